@@ -1,0 +1,49 @@
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help install demo playground test check format bench proto soak clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[36m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## Make .venv with everything in it, and .venv/bin/mgpu
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: install ## Run sample pods through the whole chain on a one-machine cluster and show the cards
+	@$(BIN)/mgpu demo
+
+playground: install ## Keep the one-machine cluster up for kubectl, until Ctrl-C
+	@$(BIN)/mgpu playground
+
+test: install ## Run the tests
+	$(BIN)/python -m pytest
+
+soak: install ## Run the property tests with many more examples
+	MGPU_TEST_EXAMPLES=soak $(BIN)/python -m pytest -m 'not slow or slow' -k 'property or machine'
+
+check: install ## Format, lint, types, layers, generated code up to date
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy mgpu webhook scheduler deviceplugin playground proto tests bench
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python proto/generate.py --check
+
+format: install ## Rewrite the sources in the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: install ## Measure, with the machine named
+	$(BIN)/python -m bench
+
+proto: install ## Regenerate the gRPC modules from proto/*.proto
+	$(BIN)/python proto/generate.py
+
+clean: ## Remove what was installed and built
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

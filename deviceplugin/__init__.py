@@ -1,0 +1,1 @@
+"""The node agent: hands exactly the decided cards to each container."""

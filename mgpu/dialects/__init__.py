@@ -1,0 +1,98 @@
+"""The API vocabularies, each one module of the same shape (`Dialect`), and their registry.
+
+To add one: write a module with the names of `Dialect`, add it to `ALL`, its resources to `vocabulary`, its settings
+to `mgpu.settings`, and a case to the contract suite (tests/mgpu/dialects/contract.py). No dialect imports another.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+from mgpu.dialects import mgpu
+from mgpu.dialects.node_resources import NodeResource
+from mgpu.model.asks import Ask, ContainerAsk, Placement
+from mgpu.model.cards import Card
+from mgpu.model.ledger import Share
+from mgpu.model.pods import Pod
+from mgpu.settings import Settings
+
+
+class Dialect(Protocol):
+    """What a dialect's module offers. All functions are pure."""
+
+    @property
+    def NAME(self) -> str: ...  # noqa: N802
+
+    @property
+    def DEFAULT_CARD_POLICY(self) -> str: ...  # noqa: N802
+
+    def enabled(self, settings: Settings) -> bool:
+        """Whether pods in this vocabulary are served."""
+
+    def card_policy(self, settings: Settings) -> str | None:
+        """The dialect's own setting of the card policy, if it has one."""
+
+    def read_ask(self, pod: Pod, settings: Settings) -> Ask | None:
+        """What the pod asks for in this vocabulary; None: nothing. Raises BadObject with every broken rule."""
+
+    def write_placement(
+        self, pod: Pod, ask: Ask, placement: Placement, cards: Sequence[Card], settings: Settings
+    ) -> dict[str, str]:
+        """The annotations that record `placement` on `cards` (all of the node's)."""
+
+    def read_placement(self, pod: Pod, ask: Ask) -> tuple[Share, ...] | None:
+        """The shares that the pod's annotations record; None: no record. Raises BadObject for an unreadable one."""
+
+    def owns_annotation(self, key: str) -> bool:
+        """Whether the key is written by `write_placement` (or the node): nobody else may set it."""
+
+    def resources(self, cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, ...]:
+        """What a node with these cards offers in this vocabulary."""
+
+    def environment(self, ask: ContainerAsk, cards: Sequence[Card]) -> dict[str, str]:
+        """The dialect's own variables for a container that got `cards`, beside the common ones."""
+
+
+ALL: tuple[Dialect, ...] = (mgpu,)
+_BY_NAME: Mapping[str, Dialect] = {dialect.NAME: dialect for dialect in ALL}
+
+
+def enabled(settings: Settings) -> Iterator[Dialect]:
+    return (dialect for dialect in ALL if dialect.enabled(settings))
+
+
+def by_name(name: str) -> Dialect:
+    return _BY_NAME[name]
+
+
+def read_ask(pod: Pod, settings: Settings) -> Ask | None:
+    """What the pod asks for, in whichever enabled vocabulary; None: it asks for no GPU of ours.
+
+    Raises BadObject. A pod that mixes vocabularies is refused at admission (`vocabulary.mixing`); here the first
+    dialect that knows the pod reads it.
+    """
+    return next((ask for dialect in enabled(settings) if (ask := dialect.read_ask(pod, settings))), None)
+
+
+def card_policy(ask: Ask, settings: Settings) -> str:
+    """The name of the card policy that holds for a pod with this ask."""
+    dialect = by_name(ask.dialect)
+    return settings.card_policy_for(dialect.card_policy(settings), dialect.DEFAULT_CARD_POLICY)
+
+
+def is_placement_annotation(key: str) -> bool:
+    """Whether only the suite itself may write this annotation."""
+    return any(dialect.owns_annotation(key) for dialect in ALL)
+
+
+def container_environment(dialect: str, ask: ContainerAsk, cards: Sequence[Card]) -> dict[str, str]:
+    """What a container with this ask sees of `cards`, its own, in the order of their indexes.
+
+    `MGPU_MEMORY_BYTES` is per card; of whole cards that differ, the smallest.
+    """
+    return {
+        "NVIDIA_VISIBLE_DEVICES": ",".join(card.uuid for card in cards),
+        "MGPU_CARDS": ",".join(str(card.index) for card in cards),
+        "MGPU_CORE_PERCENT": f"{ask.core / 10:g}",
+        "MGPU_MEMORY_BYTES": str(min((ask.takes(card).memory for card in cards), default=0)),
+        **by_name(dialect).environment(ask, cards),
+    }

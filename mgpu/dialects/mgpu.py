@@ -1,0 +1,261 @@
+"""Volcano mGPU (seeds/volcano-mgpu.md; spec page mgpu.md).
+
+Core is percent of cards and memory is MiB, both in total over a container's cards. `container-multiple-gpu` makes a
+"multiple" pod: its list gives the cards of each app container; without it, core in whole hundreds is whole cards.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from mgpu.dialects.node_resources import NodeResource
+from mgpu.model.asks import Ask, ContainerAsk, Placement, Requirement, by_index, whole_cards
+from mgpu.model.cards import Card
+from mgpu.model.errors import BadObject, Problem
+from mgpu.model.ledger import Share
+from mgpu.model.pods import Container, Pod, Stage
+from mgpu.model.quantities import MAX, QuantityError, whole_number
+from mgpu.settings import MgpuSettings, Settings
+
+NAME = "mgpu"
+DEFAULT_CARD_POLICY = "binpack"
+
+CORE = "vke.volcengine.com/mgpu-core"
+MEMORY = "vke.volcengine.com/mgpu-memory"
+MULTIPLE = "vke.volcengine.com/container-multiple-gpu"
+COMPUTE_POLICY = "vke.volcengine.com/mgpu-compute-policy"
+ASSUMED = "vke.volcengine.com/assumed"
+INDEX_PREFIX = "vke.volcengine.com/gpu-index-container-"
+NODE_LABEL = "vke.node.gpu.schedule"
+
+FIXED_SHARE = "fixed-share"
+NATIVE_BURST_SHARE = "native-burst-share"
+COMPUTE_POLICIES = (FIXED_SHARE, "guaranteed-burst-share", NATIVE_BURST_SHARE)
+MAX_CARDS = 16
+MIB = 1 << 20
+
+_MULTIPLE_PATH = f"metadata.annotations[{MULTIPLE}]"
+_CARD = re.compile(r"(?P<index>\d{1,9})|(?P<uuid>(?:GPU|MIG)-[\w.:/-]+)", re.ASCII)
+
+
+def enabled(settings: Settings) -> bool:
+    own = settings.dialects.mgpu
+    return own.enabled and own.mgpu_enable
+
+
+def card_policy(settings: Settings) -> str | None:
+    return settings.dialects.mgpu.policy
+
+
+def read_ask(pod: Pod, settings: Settings) -> Ask | None:
+    asking = [c for c in pod.containers if c.asked(CORE) or c.asked(MEMORY)]
+    entries, problems = _entries(pod)
+    if not asking and not problems and not any(entries or ()):
+        return None
+    own = settings.dialects.mgpu
+    policy = pod.annotations.get(COMPUTE_POLICY, FIXED_SHARE)
+    if policy not in COMPUTE_POLICIES:
+        allowed = ", ".join(COMPUTE_POLICIES)
+        problems.append(Problem(f"metadata.annotations[{COMPUTE_POLICY}]", f"must be one of {allowed}, not {policy!r}"))
+    asks: list[ContainerAsk] = []
+    for container in pod.containers:
+        cards = entries[container.position] if entries is not None and container.stage is Stage.APP else None
+        try:
+            asks += _container_ask(container, cards, own)
+        except BadObject as error:
+            problems += error.problems
+    if problems:
+        raise BadObject(problems)
+    return Ask(NAME, tuple(asks), own.max_containers_per_card, _requirements(pod, asks, policy))
+
+
+def write_placement(
+    pod: Pod,  # noqa: ARG001
+    ask: Ask,
+    placement: Placement,
+    cards: Sequence[Card],
+    settings: Settings,
+) -> dict[str, str]:
+    by_id = settings.dialects.mgpu.schedule_mode == "id"
+    known = by_index(cards)
+    written = {ASSUMED: "true"}
+    for container in ask.containers:
+        chosen = placement.cards(container.container)
+        names = [known[i].uuid if by_id else str(i) for i in chosen]
+        written[INDEX_PREFIX + container.container] = ",".join(names)
+    return written
+
+
+def read_placement(pod: Pod, ask: Ask) -> tuple[Share, ...] | None:
+    if ASSUMED not in pod.annotations and not any(key.startswith(INDEX_PREFIX) for key in pod.annotations):
+        return None
+    shares: list[Share] = []
+    problems: list[Problem] = []
+    for wanted in ask.containers:
+        key = _record_key(pod, wanted.container)
+        cards, problem = _cards(pod.annotations.get(key), wanted.cards)
+        if problem:
+            problems.append(Problem(f"metadata.annotations[{key}]", problem))
+        shares += (
+            Share(wanted.container, card, wanted.core, wanted.memory, wanted.whole, wanted.stage) for card in cards
+        )
+    if problems:
+        raise BadObject(problems)
+    return tuple(shares)
+
+
+def owns_annotation(key: str) -> bool:
+    return key == ASSUMED or key.startswith(INDEX_PREFIX)
+
+
+def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, ...]:
+    if not enabled(settings):
+        return ()
+    return (
+        NodeResource(CORE, tuple((card.index, 100) for card in cards), as_ids=True),
+        NodeResource(MEMORY, tuple((card.index, card.memory // MIB) for card in cards), as_ids=False),
+    )
+
+
+def environment(ask: ContainerAsk, cards: Sequence[Card]) -> dict[str, str]:  # noqa: ARG001
+    return {}
+
+
+def _entries(pod: Pod) -> tuple[list[int] | None, list[Problem]]:
+    """The entries of `container-multiple-gpu`, one per app container; None: a normal pod, or unusable."""
+    text = pod.annotations.get(MULTIPLE)
+    if text is None:
+        return None, []
+    parts, containers = [part.strip() for part in text.split(",")], pod.app_containers
+    problems = [
+        Problem(_MULTIPLE_PATH, f"entry {i} must be an integer of at least 0, not {part!r}")
+        for i, part in enumerate(parts)
+        if re.fullmatch(r"\d{1,9}", part, re.ASCII) is None
+    ]
+    if len(parts) != len(containers):
+        count = f"{len(parts)} entr{'y' if len(parts) == 1 else 'ies'} for {len(containers)} containers"
+        problems.append(Problem(_MULTIPLE_PATH, f"must have one entry per container of spec.containers: {count}"))
+    return (None, problems) if problems else ([int(part) for part in parts], [])
+
+
+def _container_ask(container: Container, cards: int | None, own: MgpuSettings) -> Iterable[ContainerAsk]:
+    """The ask of one container, if it asks; `cards` is its entry in a multiple pod. Raises BadObject."""
+    core, memory = container.asked(CORE), container.asked(MEMORY)
+    if core is None and memory is None:
+        if cards:
+            raise BadObject(
+                [
+                    Problem(
+                        _MULTIPLE_PATH,
+                        f"gives {cards} to container {container.name!r}, which asks for no GPU",
+                    )
+                ]
+            )
+        return ()
+    core_path = core[1] if core else f"{container.path}.resources.requests[{CORE}]"
+    problems: list[Problem] = []
+    percent = _amount(core, problems)
+    mib = _amount(memory, problems)
+    if core is None:
+        problems.append(Problem(core_path, f"must be set where {MEMORY} is"))
+    if cards == 0:
+        problems.append(Problem(_MULTIPLE_PATH, f"gives 0 to container {container.name!r}, which asks for GPU"))
+    if not problems:
+        memory_path = memory[1] if memory else f"{container.path}.resources.requests[{MEMORY}]"
+        check = _normal(percent, memory, mib, own) if cards is None else _multiple(percent, memory, mib, cards, own)
+        problems += (Problem(core_path if what == CORE else memory_path, text) for what, text in check)
+    if problems:
+        raise BadObject(problems)
+    if percent % 100 == 0 and cards in (None, percent // 100):
+        return (whole_cards(container.name, percent // 100, container.stage),)
+    count = cards or 1
+    return (ContainerAsk(container.name, count, percent * 10 // count, mib * MIB // count, stage=container.stage),)
+
+
+def _amount(asked: tuple[str, str] | None, problems: list[Problem]) -> int:
+    if asked is None:
+        return 0
+    text, path = asked
+    try:
+        number = whole_number(text)
+    except QuantityError as error:
+        problems.append(Problem(path, str(error)))
+        return 0
+    if number <= 0:
+        problems.append(Problem(path, f"must be greater than 0, not {text}"))
+    elif number > MAX // MIB:
+        problems.append(Problem(path, f"{text} is more than any node has"))
+    return number
+
+
+def _normal(core: int, memory: tuple[str, str] | None, mib: int, own: MgpuSettings) -> Iterable[tuple[str, str]]:
+    """The seed's rules for a container of a normal pod, as (resource, message)."""
+    if core % 100 == 0:
+        if memory:
+            yield MEMORY, f"must not be set for whole cards ({CORE} is {core}, a multiple of 100)"
+        if core > 100 * MAX_CARDS:
+            yield CORE, f"asks for {core // 100} cards; a container may hold at most {MAX_CARDS}"
+    elif core > 100:
+        yield CORE, f"above 100 must be a multiple of 100 (whole cards), not {core}"
+    if core < 100 and mib < own.min_gpu_memory:
+        yield MEMORY, f"must be at least {own.min_gpu_memory} (MiB) for a share of a card, not {mib}"
+
+
+def _multiple(
+    core: int, memory: tuple[str, str] | None, mib: int, cards: int, own: MgpuSettings
+) -> Iterable[tuple[str, str]]:
+    """The seed's rules for a container of a multiple pod that gets `cards` cards, as (resource, message)."""
+    if cards > MAX_CARDS:
+        yield CORE, f"asks for {cards} cards; a container may hold at most {MAX_CARDS}"
+    if core > 100 * cards:
+        yield CORE, f"must be at most 100 per card: {core} over {cards} cards"
+    if core % cards:
+        yield CORE, f"must be divisible by the number of cards: {core} over {cards} cards"
+    if mib % cards:
+        yield MEMORY, f"must be divisible by the number of cards: {mib} over {cards} cards"
+    if core == 100 * cards:
+        if memory:
+            yield MEMORY, f"must not be set for whole cards ({core} over {cards} cards is 100 per card)"
+    elif mib < own.min_gpu_memory * cards:
+        yield MEMORY, f"must be at least {own.min_gpu_memory} (MiB) per card: {mib} over {cards} cards"
+
+
+def _requirements(pod: Pod, asks: Sequence[ContainerAsk], policy: str) -> tuple[Requirement, ...]:
+    """mgpu.md, "Filter", rules 1 and 2. Rule 3 and the fit itself are the placement's."""
+    serves = Requirement(NODE_LABEL, (NAME,), f"node label {NODE_LABEL} is {{found}}, not {NAME}")
+    found = "node's compute policy is {found}"
+    if MULTIPLE in pod.annotations:
+        if policy != NATIVE_BURST_SHARE:
+            reason = f"container-multiple-gpu needs the compute policy {NATIVE_BURST_SHARE}, the pod has {policy}"
+            return serves, Requirement(COMPUTE_POLICY, (), reason, default=FIXED_SHARE)
+        reason = f"{found}, container-multiple-gpu needs {NATIVE_BURST_SHARE}"
+        return serves, Requirement(COMPUTE_POLICY, (NATIVE_BURST_SHARE,), reason, default=FIXED_SHARE)
+    if all(ask.whole for ask in asks):
+        return (serves,)
+    return serves, Requirement(COMPUTE_POLICY, (policy,), f"{found}, the pod's is {policy}", default=FIXED_SHARE)
+
+
+def _record_key(pod: Pod, container: str) -> str:
+    """Where a container's cards stand: by its name, else by its position unless that is another one's name."""
+    key = INDEX_PREFIX + container
+    if key in pod.annotations:
+        return key
+    position = next((str(c.position) for c in pod.app_containers if c.name == container), "")
+    named = any(c.name == position for c in pod.containers)
+    return INDEX_PREFIX + position if position and not named and INDEX_PREFIX + position in pod.annotations else key
+
+
+def _cards(text: str | None, wanted: int) -> tuple[list[int | str], str]:
+    """The cards of a record's value, and what is wrong with it ("" where nothing is)."""
+    if text is None:
+        return [], "is missing"
+    found: list[int | str] = []
+    for part in text.split(","):
+        match = _CARD.fullmatch(part.strip())
+        if match is None:
+            return [], f"{part!r} is neither a card index nor a UUID"
+        found.append(int(match["index"]) if match["index"] else match["uuid"])
+    if len(set(found)) != len(found):
+        return [], f"names a card twice: {text}"
+    if len(found) != wanted:
+        return [], f"names {len(found)} cards, the container asks for {wanted}"
+    return found, ""

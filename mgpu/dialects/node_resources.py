@@ -1,0 +1,16 @@
+"""How a dialect names what a node offers."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class NodeResource:
+    """An extended resource: (card index, amount) for every card, unhealthy ones too.
+
+    as_ids: served by the device plugin, one device id per unit; else a number in node status, summed over healthy
+    cards (kubernetes.md, "Device manager": what has too many units cannot be ids).
+    """
+
+    name: str
+    amounts: tuple[tuple[int, int], ...]
+    as_ids: bool

@@ -1,0 +1,136 @@
+"""What a pod asks for and where it is put: one form for all dialects."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from mgpu.model.cards import WHOLE_CORE, Card
+from mgpu.model.pods import Node, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerAsk:
+    """`cards` distinct cards; of each `core` milli and `memory` bytes, or all of it (`whole`: only idle cards).
+
+    A whole ask has core 1000 and memory 0; what it takes is the memory of the card it gets.
+    """
+
+    container: str
+    cards: int = 1
+    core: int = 0
+    memory: int = 0
+    whole: bool = False
+    stage: Stage = Stage.APP
+
+    def takes(self, card: Card) -> "Amount":
+        """What this container takes of `card`."""
+        return Amount(card.core, card.memory, 1) if self.whole else Amount(self.core, self.memory, 1)
+
+
+def whole_cards(container: str, cards: int, stage: Stage = Stage.APP) -> ContainerAsk:
+    return ContainerAsk(container, cards, core=WHOLE_CORE, whole=True, stage=stage)
+
+
+class Amount(NamedTuple):
+    """Of one card: core in milli, memory in bytes, number of containers."""
+
+    core: int = 0
+    memory: int = 0
+    shares: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """The node label `label` (`default` where absent) must be one of `allowed`, else `reason` says why not.
+
+    `{found}` in the reason stands for what the node has.
+    """
+
+    label: str
+    allowed: tuple[str, ...]
+    reason: str
+    default: str = ""
+
+    def unmet(self, node: Node) -> str | None:
+        found = node.labels.get(self.label, self.default)
+        return None if found in self.allowed else self.reason.replace("{found}", found or "not set")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What one pod asks for. `containers`: those that ask for GPU, in start order, none of them twice.
+
+    max_shares: at most so many containers on a card it uses (0: any number).
+    requirements: what the node must be; the first unmet one is the reason.
+    """
+
+    dialect: str
+    containers: tuple[ContainerAsk, ...]
+    max_shares: int = 0
+    requirements: tuple[Requirement, ...] = ()
+
+    def unmet(self, node: Node) -> str | None:
+        return next((reason for r in self.requirements if (reason := r.unmet(node))), None)
+
+
+def peak(uses: Iterable[tuple[Stage, Amount]]) -> Amount:
+    """What a pod needs of one card at its busiest moment; `uses` are its containers on that card in start order.
+
+    As the kubelet runs them (KEP-753): an init container runs beside the sidecars started before it, the app
+    containers beside all sidecars. Per dimension: max(init containers, sum of sidecars and app containers).
+    """
+    running, busiest = [0, 0, 0], [0, 0, 0]
+    for stage, amount in uses:
+        for i, value in enumerate(amount):
+            busiest[i] = max(busiest[i], running[i] + value)
+            if stage is not Stage.INIT:
+                running[i] += value
+    return Amount(*busiest)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The card indexes of each container of an ask, ascending, in the ask's order.
+
+    proven: no better placement exists. False only where the search gave up at its node budget.
+    """
+
+    containers: tuple[tuple[str, tuple[int, ...]], ...]
+    proven: bool = field(default=True, compare=False)
+
+    def cards(self, container: str) -> tuple[int, ...]:
+        """The container's cards; () for one that has none."""
+        return next((cards for name, cards in self.containers if name == container), ())
+
+
+@dataclass(frozen=True, slots=True)
+class CardRefusal:
+    """Why one card cannot serve: a kind to add up by (`unhealthy`, `memory 4.0 GiB short`), as people read it."""
+
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a node cannot take a pod. `hopeless`: evicting pods there cannot help (no such card, wrong label)."""
+
+    reason: str
+    cards: tuple[CardRefusal, ...] = ()
+    hopeless: bool = False
+
+    def __str__(self) -> str:
+        """One line for Events and replies: `3 cards: 2 memory 4.0 GiB short, 1 unhealthy`."""
+        if not self.cards:
+            return self.reason
+        counts: dict[str, int] = {}
+        for refusal in self.cards:
+            counts[refusal.reason] = counts.get(refusal.reason, 0) + 1
+        rows = sorted(counts.items(), key=lambda row: (-row[1], row[0]))
+        cards = f"{len(self.cards)} card{'s' if len(self.cards) != 1 else ''}"
+        listed = f"{cards}: {', '.join(f'{n} {reason}' for reason, n in rows)}"
+        return f"{self.reason} ({listed})" if self.reason else listed
+
+
+def by_index(cards: Sequence[Card]) -> Mapping[int, Card]:
+    return {card.index: card for card in cards}

@@ -1,0 +1,190 @@
+"""The cards of a node: its `Device` object, for every dialect (koordinator.md, "Device CRD").
+
+Written in `koordinator.sh/` names; the older spellings of the Koordinator seed are read too (`deviceType`,
+`resource`, `kubernetes.io/gpu-*`).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mgpu.model.cards import Card
+from mgpu.model.errors import BadObject, Problem
+from mgpu.model.pods import Node
+from mgpu.model.quantities import QuantityError, quantity_of_bytes, whole_bytes, whole_number
+
+DEVICE_API = "scheduling.koordinator.sh/v1alpha1"
+INDEX_LABEL = "mgpu.io/index"
+MODEL_LABEL = "node.koordinator.sh/gpu-model"
+_PREFIXES = ("koordinator.sh/", "kubernetes.io/")
+
+
+def read_device(raw: Mapping[str, Any]) -> tuple[Card, ...]:
+    """The GPUs of a Device object, by index. Raises BadObject: the inventory is taken whole or not at all."""
+    spec = raw.get("spec")
+    rows = spec.get("devices") if isinstance(spec, dict) else None
+    if rows is not None and not isinstance(rows, list):
+        raise BadObject([Problem("spec.devices", "must be a list")])
+    cards, problems = [], []
+    for i, row in enumerate(rows or ()):
+        path = f"spec.devices[{i}]"
+        if not isinstance(row, dict):
+            problems.append(Problem(path, "must be an object"))
+        elif row.get("type", row.get("deviceType")) == "gpu":
+            try:
+                cards.append(_read_card(row, path))
+            except BadObject as error:
+                problems += error.problems
+    problems += _repeated(cards, "spec.devices")
+    if problems:
+        raise BadObject(problems)
+    return tuple(sorted(cards, key=lambda card: card.index))
+
+
+def _read_card(row: Mapping[str, Any], path: str) -> Card:
+    resources = row.get("resources", row.get("resource")) or {}
+    labels, topology = row.get("labels") or {}, row.get("topology") or {}
+    if not all(isinstance(part, dict) for part in (resources, labels, topology)):
+        raise BadObject([Problem(path, "resources, labels and topology must be objects")])
+    minor = row.get("minor")
+    if not isinstance(minor, int) or isinstance(minor, bool) or minor < 0:
+        raise BadObject([Problem(f"{path}.minor", f"must be an integer of at least 0, not {minor!r}")])
+    uuid = row.get("id")
+    if not isinstance(uuid, str) or not uuid:
+        raise BadObject([Problem(f"{path}.id", "must be the UUID of the card")])
+    name, amount = next(
+        ((p + "gpu-memory", resources[p + "gpu-memory"]) for p in _PREFIXES if p + "gpu-memory" in resources),
+        (_PREFIXES[0] + "gpu-memory", None),
+    )
+    try:
+        memory = whole_bytes(amount)
+        index = whole_number(labels.get(INDEX_LABEL, minor))
+    except QuantityError as error:
+        raise BadObject([Problem(f"{path}.resources[{name}]", str(error))]) from error
+    if memory <= 0 or index < 0:
+        raise BadObject([Problem(f"{path}.resources[{name}]", f"must be positive, not {amount}")])
+    numa = topology.get("nodeID")
+    return Card(
+        index=index,
+        uuid=uuid,
+        model=str(labels.get(MODEL_LABEL, "")),
+        memory=memory,
+        healthy=row.get("health") is not False,
+        numa=numa if isinstance(numa, int) and numa >= 0 else None,
+        minor=minor,
+    )
+
+
+def write_device(node: Node, node_uid: str, cards: Sequence[Card]) -> dict[str, Any]:
+    """The Device object of a node: one entry per card, by index; owned by the Node so that it goes with it."""
+    meta: dict[str, Any] = {"name": node.name}
+    if node_uid:
+        owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node_uid}
+        meta["ownerReferences"] = [owner]
+    devices = [_write_card(card) for card in sorted(cards, key=lambda card: card.index)]
+    return {"apiVersion": DEVICE_API, "kind": "Device", "metadata": meta, "spec": {"devices": devices}}
+
+
+def _write_card(card: Card) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "type": "gpu",
+        "id": card.uuid,
+        "minor": card.index if card.minor is None else card.minor,
+        "health": card.healthy,
+        "resources": {
+            "koordinator.sh/gpu-core": "100",
+            "koordinator.sh/gpu-memory": quantity_of_bytes(card.memory),
+            "koordinator.sh/gpu-memory-ratio": "100",
+        },
+        "labels": {INDEX_LABEL: str(card.index), **({MODEL_LABEL: card.model} if card.model else {})},
+    }
+    if card.numa is not None:
+        entry["topology"] = {"nodeID": card.numa}
+    return entry
+
+
+def read_card_list(rows: object, node: str, path: str) -> tuple[Card, ...]:
+    """Cards as people list them: a simulated agent's file and the annotation `mgpu.io/cards` (simulate.md).
+
+    `rows`: a list of `{"index": 0, "uuid": "GPU-0", "model": "A100-SXM4-80GB", "memory": "80Gi", "healthy": true}`;
+    `"count": 8` stands for that many equal cards. Index and UUID are made up where left out (`GPU-<node>-<index>`).
+    Raises BadObject with the path (`<path>[0].memory`) of everything that is wrong.
+    """
+    if not isinstance(rows, list):
+        raise BadObject([Problem(path, "must be a list of cards")])
+    cards: list[Card] = []
+    problems: list[Problem] = []
+    for i, row in enumerate(rows):
+        try:
+            cards += _listed(row, f"{path}[{i}]", node, len(cards))
+        except BadObject as error:
+            problems += error.problems
+    problems += _repeated(cards, path)
+    if problems:
+        raise BadObject(problems)
+    return tuple(sorted(cards, key=lambda card: card.index))
+
+
+_LISTED_KEYS = {"index", "uuid", "model", "memory", "healthy", "numa", "minor", "count"}
+
+
+def _listed(row: object, path: str, node: str, following: int) -> list[Card]:
+    if not isinstance(row, dict):
+        raise BadObject([Problem(path, "must be an object")])
+    problems = [
+        Problem(f"{path}.{key}", f"unknown; a card has {', '.join(sorted(_LISTED_KEYS))}")
+        for key in sorted(map(str, row.keys() - _LISTED_KEYS))
+    ]
+    numbers = {"index": following, "count": 1, "minor": None, "numa": None}
+    for key, default in numbers.items():
+        value = row.get(key, default)
+        if value is not default and (not isinstance(value, int) or isinstance(value, bool) or value < (key == "count")):
+            problems.append(Problem(f"{path}.{key}", f"must be an integer of at least {int(key == 'count')}"))
+        numbers[key] = value
+    for key, kind in (("uuid", str), ("model", str), ("healthy", bool)):
+        if key in row and not isinstance(row[key], kind):
+            problems.append(Problem(f"{path}.{key}", f"must be a {'string' if kind is str else 'boolean'}"))
+    try:
+        memory = whole_bytes(row.get("memory"))
+        if memory <= 0:
+            problems.append(Problem(f"{path}.memory", "must be positive"))
+    except QuantityError as error:
+        problems.append(Problem(f"{path}.memory", str(error)))
+    if row.get("uuid") and numbers["count"] != 1:
+        problems.append(Problem(f"{path}.uuid", "cannot stand beside count: cards have UUIDs of their own"))
+    if problems:
+        raise BadObject(problems)
+    first = numbers["index"] or 0
+    return [
+        Card(
+            index=i,
+            uuid=row.get("uuid") or f"GPU-{node}-{i}",
+            model=row.get("model", ""),
+            memory=memory,
+            healthy=row.get("healthy", True),
+            numa=numbers["numa"],
+            minor=numbers["minor"],
+        )
+        for i in range(first, first + (numbers["count"] or 1))
+    ]
+
+
+def equal_cards(node: Node) -> tuple[Card, ...]:
+    """The cards of a node that has no Device but `aliyun.com/gpu-mem` (GiB) and `gpu-count` in its capacity."""
+    try:
+        total = whole_number(node.capacity.get("aliyun.com/gpu-mem", "0"))
+        count = whole_number(node.capacity.get("aliyun.com/gpu-count", "0"))
+    except QuantityError:
+        return ()
+    if count <= 0 or total < count:
+        return ()
+    return tuple(Card(i, f"GPU-{node.name}-{i}", "", (total // count) << 30) for i in range(count))
+
+
+def _repeated(cards: Iterable[Card], path: str) -> list[Problem]:
+    problems, seen = [], set()
+    for card in cards:
+        for what, value in (("index", str(card.index)), ("UUID", card.uuid)):
+            if (what, value) in seen:
+                problems.append(Problem(path, f"two cards have the {what} {value}"))
+            seen.add((what, value))
+    return problems

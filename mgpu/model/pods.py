@@ -1,0 +1,216 @@
+"""Pods and nodes, read once from the API's JSON into what mgpu needs of them."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from mgpu.model.errors import BadObject, Problem
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+class Stage(StrEnum):
+    """When a container runs (core/v1 Pod: init containers one by one, then the app containers)."""
+
+    INIT = "init"
+    SIDECAR = "sidecar"  # an init container with restartPolicy Always: keeps running beside the app containers
+    APP = "app"
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """`path` is where it stands in the pod, for messages: `spec.containers[0]`. `env`: the names it sets."""
+
+    name: str
+    stage: Stage = Stage.APP
+    path: str = "spec.containers[0]"
+    position: int = 0
+    requests: Mapping[str, str] = field(default=_NOTHING, hash=False)
+    limits: Mapping[str, str] = field(default=_NOTHING, hash=False)
+    env: tuple[str, ...] = ()
+
+    def asked(self, resource: str) -> tuple[str, str] | None:
+        """(quantity, path) of a resource, from requests, else from limits; None where it is in neither."""
+        for kind, amounts in (("requests", self.requests), ("limits", self.limits)):
+            if resource in amounts:
+                return amounts[resource], f"{self.path}.resources.{kind}[{resource}]"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """`containers` are in the order in which they start: init containers and sidecars, then app containers."""
+
+    namespace: str
+    name: str
+    uid: str = ""
+    annotations: Mapping[str, str] = field(default=_NOTHING, hash=False)
+    labels: Mapping[str, str] = field(default=_NOTHING, hash=False)
+    containers: tuple[Container, ...] = ()
+    node: str = ""
+    nominated_node: str = ""
+    phase: str = "Pending"
+    deleting: bool = False
+    started: bool = False
+    created: str = ""
+    scheduler: str = ""
+    priority: int = 0
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def ended(self) -> bool:
+        """Succeeded and Failed pods hold nothing; terminating ones still do (design.md, "The model")."""
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def app_containers(self) -> tuple[Container, ...]:
+        return tuple(c for c in self.containers if c.stage is Stage.APP)
+
+    def resources(self) -> Iterator[tuple[Container, str]]:
+        """Every (container, resource name) that the pod names, in requests or limits."""
+        for container in self.containers:
+            yield from ((container, name) for name in {**container.requests, **container.limits})
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    name: str
+    labels: Mapping[str, str] = field(default=_NOTHING, hash=False)
+    annotations: Mapping[str, str] = field(default=_NOTHING, hash=False)
+    capacity: Mapping[str, str] = field(default=_NOTHING, hash=False)
+
+
+def read_pod(raw: object) -> Pod:
+    """The pod in `raw` (decoded JSON). Raises BadObject with the path of every part of a wrong type."""
+    reader = _Reader()
+    top = reader.table(raw, "pod")
+    meta, spec, status = (reader.table(top.get(k), k) for k in ("metadata", "spec", "status"))
+    containers = (
+        *_containers(reader, spec.get("initContainers"), "spec.initContainers", init=True),
+        *_containers(reader, spec.get("containers"), "spec.containers", init=False),
+    )
+    pod = Pod(
+        namespace=reader.text(meta.get("namespace"), "metadata.namespace") or "default",
+        name=reader.text(meta.get("name") or meta.get("generateName"), "metadata.name"),
+        uid=reader.text(meta.get("uid"), "metadata.uid"),
+        annotations=reader.texts(meta.get("annotations"), "metadata.annotations"),
+        labels=reader.texts(meta.get("labels"), "metadata.labels"),
+        containers=containers,
+        node=reader.text(spec.get("nodeName"), "spec.nodeName"),
+        nominated_node=reader.text(status.get("nominatedNodeName"), "status.nominatedNodeName"),
+        phase=reader.text(status.get("phase"), "status.phase") or "Pending",
+        deleting=bool(meta.get("deletionTimestamp")),
+        started=_started(status),
+        created=reader.text(meta.get("creationTimestamp"), "metadata.creationTimestamp"),
+        scheduler=reader.text(spec.get("schedulerName"), "spec.schedulerName"),
+        priority=reader.integer(spec.get("priority"), "spec.priority"),
+    )
+    reader.finish()
+    return pod
+
+
+def read_node(raw: object) -> Node:
+    """The node in `raw` (decoded JSON). Raises BadObject with the path of every part of a wrong type."""
+    reader = _Reader()
+    top = reader.table(raw, "node")
+    meta, status = reader.table(top.get("metadata"), "metadata"), reader.table(top.get("status"), "status")
+    node = Node(
+        name=reader.text(meta.get("name"), "metadata.name"),
+        labels=reader.texts(meta.get("labels"), "metadata.labels"),
+        annotations=reader.texts(meta.get("annotations"), "metadata.annotations"),
+        capacity=reader.amounts(status.get("capacity"), "status.capacity"),
+    )
+    reader.finish()
+    return node
+
+
+def _containers(reader: "_Reader", raw: object, path: str, *, init: bool) -> Iterable[Container]:
+    for i, item in enumerate(reader.rows(raw, path)):
+        here = f"{path}[{i}]"
+        entry = reader.table(item, here)
+        stage = Stage.APP
+        if init:
+            stage = Stage.SIDECAR if entry.get("restartPolicy") == "Always" else Stage.INIT
+        resources = reader.table(entry.get("resources"), f"{here}.resources")
+        env = [reader.table(e, f"{here}.env[{j}]") for j, e in enumerate(reader.rows(entry.get("env"), f"{here}.env"))]
+        yield Container(
+            name=reader.text(entry.get("name"), f"{here}.name"),
+            stage=stage,
+            path=here,
+            position=i,
+            requests=reader.amounts(resources.get("requests"), f"{here}.resources.requests"),
+            limits=reader.amounts(resources.get("limits"), f"{here}.resources.limits"),
+            env=tuple(str(e.get("name", "")) for e in env),
+        )
+
+
+def _started(status: Mapping[str, Any]) -> bool:
+    """Whether a container of the pod has ever run: then its cards cannot be chosen anew."""
+    rows = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    return status.get("phase") == "Running" or any(
+        isinstance(row, dict)
+        and (row.get("containerID") or any((row.get(k) or {}).keys() - {"waiting"} for k in ("state", "lastState")))
+        for row in rows
+    )
+
+
+class _Reader:
+    """Collects every part of a wrong type instead of stopping at the first."""
+
+    def __init__(self) -> None:
+        self._problems: list[Problem] = []
+
+    def finish(self) -> None:
+        if self._problems:
+            raise BadObject(self._problems)
+
+    def _wrong(self, path: str, wanted: str, value: object) -> None:
+        self._problems.append(Problem(path, f"must be {wanted}, not {type(value).__name__}"))
+
+    def table(self, value: object, path: str) -> Mapping[str, Any]:
+        if value is None:
+            return {}
+        if isinstance(value, dict):
+            return value
+        self._wrong(path, "an object", value)
+        return {}
+
+    def rows(self, value: object, path: str) -> list[Any]:
+        if value is None:
+            return []
+        if isinstance(value, list):
+            return value
+        self._wrong(path, "a list", value)
+        return []
+
+    def text(self, value: object, path: str) -> str:
+        if value is None:
+            return ""
+        if isinstance(value, str):
+            return value
+        self._wrong(path, "a string", value)
+        return ""
+
+    def integer(self, value: object, path: str) -> int:
+        if value is None:
+            return 0
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        self._wrong(path, "an integer", value)
+        return 0
+
+    def texts(self, value: object, path: str) -> Mapping[str, str]:
+        return {k: self.text(v, f"{path}[{k}]") for k, v in self.table(value, path).items()}
+
+    def amounts(self, value: object, path: str) -> Mapping[str, str]:
+        """Quantities; the API accepts bare numbers too and stores them as text."""
+        table = self.table(value, path)
+        for name, amount in table.items():
+            if isinstance(amount, bool) or not isinstance(amount, str | int | float):
+                self._wrong(f"{path}[{name}]", "a quantity", amount)
+        return {k: str(v) for k, v in table.items()}

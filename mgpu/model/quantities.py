@@ -1,0 +1,70 @@
+"""Kubernetes quantities, read exactly (apimachinery `resource.Quantity`), and amounts written for people."""
+
+import re
+from fractions import Fraction
+
+MAX = 2**63 - 1
+
+_SUFFIX = {
+    "": Fraction(1),
+    **{s: Fraction(1, 1000**i) for i, s in enumerate(("m", "u", "n"), 1)},
+    **{s: Fraction(1000**i) for i, s in enumerate(("k", "M", "G", "T", "P", "E"), 1)},
+    **{s + "i": Fraction(1024**i) for i, s in enumerate(("K", "M", "G", "T", "P", "E"), 1)},
+}
+_FORM = re.compile(r"([+-]?)(\d+\.?\d*|\.\d+)(?:([eE][+-]?\d{1,3})|([A-Za-z]{0,2}))", re.ASCII)
+
+
+class QuantityError(ValueError):
+    """The text is no quantity, or not one that is allowed here. The message is a sentence without the field."""
+
+
+def parse_quantity(value: object) -> Fraction:
+    """The exact value of a quantity as it stands in JSON or YAML: `"500m"`, `"6k"`, `"1Gi"`, `20`.
+
+    Raises QuantityError for anything else, and beyond ±(2^63 − 1).
+    """
+    text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    match = _FORM.fullmatch(text) if isinstance(text, str) else None
+    if match is None or (match[4] or "") not in _SUFFIX:
+        raise QuantityError(f"{value!r} is not a quantity such as 50, 6k or 1Gi")
+    sign, digits, exponent, suffix = match.groups()
+    scale = Fraction(10) ** int(exponent[1:]) if exponent else _SUFFIX[suffix or ""]
+    number = Fraction(digits.rstrip(".")) * scale * (-1 if sign == "-" else 1)
+    if abs(number) > MAX:
+        raise QuantityError(f"{value!r} is larger than any quantity may be (2^63 - 1)")
+    return number
+
+
+def whole_number(value: object) -> int:
+    """A quantity that must be an integer. Raises QuantityError for fractions such as `500m`."""
+    number = parse_quantity(value)
+    if number.denominator != 1:
+        raise QuantityError(f"{value!r} is a fraction; only whole numbers are allowed")
+    return number.numerator
+
+
+def whole_bytes(value: object) -> int:
+    """A quantity of bytes, rounded up to whole ones as Kubernetes does."""
+    return -(-parse_quantity(value) // 1)
+
+
+def format_bytes(amount: int) -> str:
+    """`4.0 GiB`, `256 MiB`, `12 B`: the largest unit that leaves at least 1."""
+    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if abs(amount) >= 1 << shift:
+            value = amount / (1 << shift)
+            return f"{value:.1f} {unit}" if shift == 30 else f"{value:.0f} {unit}"
+    return f"{amount} B"
+
+
+def format_core(milli: int) -> str:
+    """Compute as percent of one card: `50%`, `12.5%`."""
+    return f"{milli / 10:g}%"
+
+
+def quantity_of_bytes(amount: int) -> str:
+    """The shortest exact Kubernetes quantity: `80Gi`, `4069Mi`, `15472384Ki`, `123`."""
+    for shift, suffix in ((30, "Gi"), (20, "Mi"), (10, "Ki")):
+        if amount and amount % (1 << shift) == 0:
+            return f"{amount >> shift}{suffix}"
+    return str(amount)

@@ -1,0 +1,215 @@
+"""The settings: one YAML file, the environment over it, flags over both; parsed once into frozen objects.
+
+Keys are spelled as in the dialects' own documents. A Volcano `volcano-scheduler.conf` is read too: its
+`predicate.MGPU…` arguments are settings here, its other keys are Volcano's own.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from mgpu.model.errors import BadObject, Problem
+
+CARD_POLICIES = ("binpack", "spread")
+NODE_POLICIES = ("binpack", "spread")
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+CardPolicy = Annotated[Literal["binpack", "spread"], BeforeValidator(_lower)]
+NodePolicy = Annotated[Literal["binpack", "spread"], BeforeValidator(_lower)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class _Block(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class MgpuSettings(_Block):
+    """The seed's `predicate.*` keys without prefix, and `minGPUMemory` (MiB)."""
+
+    enabled: bool = True
+    mgpu_enable: bool = Field(True, alias="MGPUEnable")
+    policy: CardPolicy | None = Field(None, alias="MGPUPolicy")
+    weight_of_core: Annotated[int, Field(ge=0, le=100)] = Field(20, alias="MGPUWeightOfCore")
+    schedule_mode: Annotated[Literal["index", "id"], BeforeValidator(_lower)] = Field("index", alias="MGPUScheduleMode")
+    max_containers_per_card: Annotated[int, Field(ge=1)] = Field(16, alias="MGPUMaxContainersPerCard")
+    max_containers_exact: Annotated[int, Field(ge=1)] | None = Field(None, alias="MGPUMaxContainersNumPolicyValid")
+    min_gpu_memory: Annotated[int, Field(ge=0)] = Field(256, alias="minGPUMemory")
+
+
+class DialectSettings(_Block):
+    mgpu: MgpuSettings = MgpuSettings()  # type: ignore[call-arg]
+
+
+class WebhookSettings(_Block):
+    """Where /mutate and /validate are served. `certDir` empty: certificates are made by the process itself."""
+
+    host: str = "0.0.0.0"
+    port: Port = 8443
+    workers: Annotated[int, Field(ge=1, le=64)] = 2
+    cert_dir: str = Field("", alias="certDir")
+    service: str = "mgpu-webhook"
+    configuration: str = "mgpu-webhook"
+    namespace: str = "mgpu-system"
+
+
+class SchedulerSettings(_Block):
+    """Binding admission over TLS on `port`, the extender over plain HTTP on `extenderPort` (loopback by default)."""
+
+    host: str = "0.0.0.0"
+    port: Port = 8444
+    extender_host: str = Field("127.0.0.1", alias="extenderHost")
+    extender_port: Port = Field(8888, alias="extenderPort")
+    cert_dir: str = Field("", alias="certDir")
+    service: str = "mgpu-scheduler"
+    configuration: str = "mgpu-scheduler"
+    namespace: str = "mgpu-system"
+    leader_elect: bool = Field(True, alias="leaderElect")
+    reservation_seconds: Annotated[float, Field(gt=0)] = Field(30, alias="reservationSeconds")
+
+
+class DevicePluginSettings(_Block):
+    """`cards`: a file of simulated cards; empty: NVML. `healthPort` 0: no HTTP server."""
+
+    node: str = ""
+    cards: str = ""
+    kubelet_dir: str = Field("/var/lib/kubelet", alias="kubeletDir")
+    pod_resources: str = Field("", alias="podResources")
+    cdi_dir: str = Field("/var/run/cdi", alias="cdiDir")
+    cdi: bool = True
+    health_port: Port = Field(0, alias="healthPort")
+
+
+class Settings(_Block):
+    """Everything that can be set. Which card policy holds for a pod: `card_policy_for`."""
+
+    card_policy: CardPolicy | None = Field(None, alias="cardPolicy")
+    node_policy: NodePolicy = Field("binpack", alias="nodePolicy")
+    dialects: DialectSettings = DialectSettings()
+    webhook: WebhookSettings = WebhookSettings()  # type: ignore[call-arg]
+    scheduler: SchedulerSettings = SchedulerSettings()  # type: ignore[call-arg]
+    deviceplugin: DevicePluginSettings = DevicePluginSettings()  # type: ignore[call-arg]
+    card_policy_flag: CardPolicy | None = Field(None, alias="cardPolicyFlag", exclude=True)
+
+    def card_policy_for(self, dialect_setting: str | None, dialect_default: str) -> str:
+        """The flag, else the dialect's setting, else `cardPolicy`, else the dialect's default (design.md)."""
+        return self.card_policy_flag or dialect_setting or self.card_policy or dialect_default
+
+
+def load_settings(
+    text: str = "",
+    source: str = "settings",
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Settings from YAML `text` (named `source` in errors), `MGPU_*` variables and flags.
+
+    Environment: `MGPU_CARD_POLICY`, `MGPU_NODE_POLICY`, and below the top level the path with `__` between its keys,
+    any case: `MGPU_WEBHOOK__PORT`, `MGPU_DIALECTS__MGPU__MGPUPOLICY`. (Not `MGPU_WEBHOOK_PORT`: Kubernetes itself sets
+    that in every pod beside a Service of this name.)
+    flags: dotted path (`webhook.port`) → value; None: not given.
+    Raises BadObject: every problem with the path of its key, and the allowed values.
+    """
+    tree = _parse(text, source)
+    problems = []
+    for name, value in (environ or {}).items():
+        path = _environment_path(name)
+        if path and not _put(tree, path, value):
+            problems.append(Problem(name, "names no setting"))
+    for dotted, value in (flags or {}).items():
+        if value is not None:
+            _put(tree, dotted.split("."), value)
+    try:
+        settings = Settings.model_validate(tree)
+    except ValidationError as error:
+        problems += [_problem(source, e) for e in error.errors(include_url=False)]
+    if problems:
+        raise BadObject(problems)
+    return settings
+
+
+def _parse(text: str, source: str) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise BadObject([Problem(source, f"is not YAML: {' '.join(str(error).split())}")]) from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise BadObject([Problem(source, "must be an object with the settings' keys")])
+    return _from_volcano(tree, source) if "tiers" in tree else tree
+
+
+def _from_volcano(tree: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The `predicate.MGPU…` arguments of a Volcano scheduler configuration (the seed, "Volcano Plugin Config")."""
+    found: dict[str, Any] = {}
+    for path, arguments in _arguments(tree, source):
+        for key, value in arguments.items():
+            name = str(key).removeprefix("predicate.")
+            if name == key or not name.startswith("MGPU"):
+                continue
+            if not any(field.alias == name for field in MgpuSettings.model_fields.values()):
+                raise BadObject([Problem(f"{path}.{key}", f"unknown; allowed: {_keys(MgpuSettings)}")])
+            found[name] = value
+    return {"dialects": {"mgpu": found}}
+
+
+def _arguments(tree: Mapping[str, Any], source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        for i, tier in enumerate(tree["tiers"] or ()):
+            for j, plugin in enumerate(tier.get("plugins") or ()):
+                yield f"{source}: tiers[{i}].plugins[{j}].arguments", dict(plugin.get("arguments") or {})
+    except (AttributeError, TypeError, ValueError) as error:
+        raise BadObject([Problem(f"{source}: tiers", "is not a Volcano scheduler configuration")]) from error
+
+
+def _environment_path(name: str) -> list[str]:
+    known = {"MGPU_CARD_POLICY": ["cardPolicy"], "MGPU_NODE_POLICY": ["nodePolicy"]}
+    if name in known:
+        return known[name]
+    return name.removeprefix("MGPU_").split("__") if name.startswith("MGPU_") and "__" in name else []
+
+
+def _put(tree: dict[str, Any], path: list[str], value: object) -> bool:
+    """Set the value at a path whose keys are matched in any case; False where no setting is there."""
+    block: type[BaseModel] | None = Settings
+    for i, part in enumerate(path):
+        match = next(
+            (
+                (field.alias or name, field.annotation)
+                for name, field in (block.model_fields.items() if block else ())
+                if part.lower() in ((field.alias or name).lower(), name)
+            ),
+            None,
+        )
+        if match is None:
+            return False
+        key, kind = match
+        if i == len(path) - 1:
+            tree[key] = value
+            return True
+        inner = tree.setdefault(key, {})
+        if not isinstance(inner, dict):
+            return True  # reported by the validation
+        tree = inner
+        block = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+    return False
+
+
+def _keys(block: type[BaseModel]) -> str:
+    return ", ".join(f.alias or name for name, f in block.model_fields.items() if not f.exclude)
+
+
+def _problem(source: str, error: Any) -> Problem:
+    path = ".".join(str(part) for part in error["loc"] if part != "tagged-union")
+    if error["type"] == "extra_forbidden":
+        block: Any = Settings
+        for part in error["loc"][:-1]:
+            block = next(f.annotation for n, f in block.model_fields.items() if part in (n, f.alias))
+        return Problem(f"{source}: {path}", f"unknown; allowed: {_keys(block)}")
+    return Problem(f"{source}: {path}", f"{error['msg']}, not {error['input']!r}")

@@ -1,0 +1,1 @@
+"""The admission webhook: is the ask valid? Mutates and validates pods."""
