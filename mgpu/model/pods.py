@@ -3,12 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any
 
 from mgpu.model.errors import BadObject, Problem
-
-_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Stage(StrEnum):
@@ -27,8 +24,8 @@ class Container:
     stage: Stage = Stage.APP
     path: str = "spec.containers[0]"
     position: int = 0
-    requests: Mapping[str, str] = field(default=_NOTHING, hash=False)
-    limits: Mapping[str, str] = field(default=_NOTHING, hash=False)
+    requests: Mapping[str, str] = field(default_factory=dict, hash=False)
+    limits: Mapping[str, str] = field(default_factory=dict, hash=False)
     env: tuple[str, ...] = ()
 
     def asked(self, resource: str) -> tuple[str, str] | None:
@@ -46,8 +43,8 @@ class Pod:
     namespace: str
     name: str
     uid: str = ""
-    annotations: Mapping[str, str] = field(default=_NOTHING, hash=False)
-    labels: Mapping[str, str] = field(default=_NOTHING, hash=False)
+    annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     containers: tuple[Container, ...] = ()
     node: str = ""
     nominated_node: str = ""
@@ -80,9 +77,9 @@ class Pod:
 @dataclass(frozen=True, slots=True)
 class Node:
     name: str
-    labels: Mapping[str, str] = field(default=_NOTHING, hash=False)
-    annotations: Mapping[str, str] = field(default=_NOTHING, hash=False)
-    capacity: Mapping[str, str] = field(default=_NOTHING, hash=False)
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
+    capacity: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 def read_pod(raw: object) -> Pod:
