@@ -1,0 +1,177 @@
+"""Requests to the API server."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+import orjson
+import urllib3
+from kubernetes import client, config
+
+from mgpu.model.errors import BadObject, Problem
+
+MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+PAGE = 500
+
+
+class ApiError(Exception):
+    """The API server's refusal: HTTP status, the Status object's reason (`NotFound`, `Conflict`, …) and message."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status, self.reason, self.message = status, reason, message
+
+
+class Unreachable(Exception):
+    """No answer, or half of one: whether the request took effect is not known. 5xx and 429 are ApiErrors."""
+
+
+class Api:
+    """One connection pool to one API server. Thread-safe. `path` is absolute: `/api/v1/namespaces/default/pods`.
+
+    Every call raises ApiError for a refusal and Unreachable where no answer came within `timeout` seconds.
+    """
+
+    def __init__(self, configuration: client.Configuration, *, timeout: float = 10.0, pool: int = 16) -> None:
+        configuration.connection_pool_maxsize = pool
+        configuration.retries = False
+        self._configuration = configuration
+        self._pool: urllib3.PoolManager = client.ApiClient(configuration).rest_client.pool_manager
+        self._host: str = configuration.host.rstrip("/")
+        self._timeout = timeout
+
+    @classmethod
+    def connect(cls, kubeconfig: str = "", *, timeout: float = 10.0) -> "Api":
+        """By a kubeconfig file; "": in-cluster, else the default kubeconfig. Raises BadObject where there is none."""
+        configuration = client.Configuration()
+        try:
+            if kubeconfig:
+                config.load_kube_config(kubeconfig, client_configuration=configuration)  # type: ignore[no-untyped-call]
+            else:
+                config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        except (config.ConfigException, OSError, ValueError) as error:
+            raise BadObject([Problem(kubeconfig or "kubeconfig", " ".join(str(error).split()))]) from error
+        return cls(configuration, timeout=timeout)
+
+    def get(self, path: str, **query: object) -> dict[str, Any]:
+        return self._call("GET", path, query)
+
+    def create(self, path: str, body: Mapping[str, Any], **query: object) -> dict[str, Any]:
+        return self._call("POST", path, query, body)
+
+    def replace(self, path: str, body: Mapping[str, Any], **query: object) -> dict[str, Any]:
+        return self._call("PUT", path, query, body)
+
+    def patch(self, path: str, body: object, content_type: str = MERGE_PATCH, **query: object) -> dict[str, Any]:
+        return self._call("PATCH", path, query, body, content_type)
+
+    def delete(self, path: str, body: Mapping[str, Any] | None = None, **query: object) -> dict[str, Any]:
+        return self._call("DELETE", path, query, body)
+
+    def list(self, path: str, **query: object) -> tuple[list[dict[str, Any]], str]:
+        """All items, fetched in pages, and the resourceVersion to watch from."""
+        items: list[dict[str, Any]] = []
+        token = ""
+        while True:
+            page = self.get(path, **query, limit=PAGE, **({"continue": token} if token else {}))
+            items += page.get("items") or ()
+            token = page["metadata"].get("continue", "")
+            if not token:
+                return items, page["metadata"]["resourceVersion"]
+
+    def watch(
+        self, path: str, resource_version: str, *, seconds: int = 300, **query: object
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(`ADDED`|`MODIFIED`|`DELETED`|`BOOKMARK`, object) until the server ends the watch, after `seconds` at most.
+
+        Raises ApiError 410 where the version is too old (list again), Unreachable where the stream breaks.
+        """
+        asked = {
+            **query,
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": seconds,
+        }
+        # The server ends the watch itself; silence far beyond that is a dead connection.
+        response = self._send("GET", path, asked, timeout=urllib3.Timeout(connect=self._timeout, read=seconds + 30))
+        try:
+            for line in _lines(response):
+                event = orjson.loads(line)
+                if event["type"] == "ERROR":
+                    raise _refusal(event["object"].get("code", 500), event["object"])
+                yield event["type"], event["object"]
+        except (urllib3.exceptions.HTTPError, OSError, orjson.JSONDecodeError) as error:
+            raise Unreachable(f"watch of {path}: {error}") from error
+        finally:
+            response.close()
+            response.release_conn()
+
+    def close(self) -> None:
+        self._pool.clear()
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object],
+        body: object = None,
+        content_type: str = "application/json",
+    ) -> dict[str, Any]:
+        response = self._send(method, path, query, body, content_type)
+        try:
+            answer = orjson.loads(response.read())
+        except (urllib3.exceptions.HTTPError, OSError, orjson.JSONDecodeError) as error:
+            raise Unreachable(f"{method} {path}: {error}") from error
+        finally:
+            response.release_conn()
+        return answer if isinstance(answer, dict) else {}
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object],
+        body: object = None,
+        content_type: str = "application/json",
+        timeout: urllib3.Timeout | None = None,
+    ) -> urllib3.BaseHTTPResponse:
+        headers = {"Accept": "application/json", **({"Content-Type": content_type} if body is not None else {})}
+        for credential in self._configuration.auth_settings().values():
+            if credential["in"] == "header":
+                headers[credential["key"]] = credential["value"]
+        asked = urlencode({k: v for k, v in query.items() if v not in (None, "")})
+        try:
+            response: urllib3.BaseHTTPResponse = self._pool.request(
+                method,
+                f"{self._host}{path}{'?' + asked if asked else ''}",
+                body=None if body is None else orjson.dumps(body),
+                headers=headers,
+                timeout=timeout or urllib3.Timeout(total=self._timeout),
+                preload_content=False,
+            )
+            if response.status >= 400:
+                raise _refusal(response.status, _decode(response.read()))
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise Unreachable(f"{method} {path}: {error}") from error
+        return response
+
+
+def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+    rest = b""
+    for chunk in response.stream(1 << 16):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from filter(None, lines)
+
+
+def _decode(body: bytes) -> object:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {"message": body.decode(errors="replace").strip()}
+
+
+def _refusal(status: int, answer: object) -> ApiError:
+    told = answer if isinstance(answer, dict) else {}
+    return ApiError(status, str(told.get("reason") or ""), str(told.get("message") or answer))

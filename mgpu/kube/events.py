@@ -1,0 +1,82 @@
+"""Events on objects, posted behind: whoever records one never waits for the API server."""
+
+import logging
+import queue
+import threading
+import time
+from collections import OrderedDict
+from datetime import UTC, datetime
+from typing import Any
+
+from mgpu.kube.client import Api, ApiError, Unreachable
+
+log = logging.getLogger(__name__)
+
+_QUEUE = 1000
+_REPEAT_SECONDS = 60.0
+
+
+class Recorder:
+    """Posts core/v1 Events for `component`. The same event on the same object is posted once a minute at most."""
+
+    def __init__(self, api: Api, component: str, host: str = "") -> None:
+        self._api, self._source = api, {"component": component, **({"host": host} if host else {})}
+        self._queue: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue(_QUEUE)
+        self._recent: OrderedDict[tuple[str, str, str], float] = OrderedDict()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._run, name="events", daemon=True).start()
+
+    def warn(self, regarding: dict[str, Any], reason: str, message: str) -> None:
+        self.record(regarding, reason, message, "Warning")
+
+    def record(self, regarding: dict[str, Any], reason: str, message: str, kind: str = "Normal") -> None:
+        """regarding: an object reference (`pod_reference`, `node_reference`); reason: UpperCamelCase, as kubectl shows."""
+        if not self._fresh((regarding.get("uid", ""), reason, message)):
+            return
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        namespace = regarding.get("namespace") or "default"
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{regarding['name']}.", "namespace": namespace},
+            "involvedObject": regarding,
+            "reason": reason,
+            "message": message[:1024],
+            "type": kind,
+            "source": self._source,
+            "reportingComponent": self._source["component"],
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        try:
+            self._queue.put_nowait((f"/api/v1/namespaces/{namespace}/events", event))
+        except queue.Full:
+            log.warning("event dropped, %d are waiting: %s %s", _QUEUE, reason, message)
+
+    def _fresh(self, key: tuple[str, str, str]) -> bool:
+        now = time.monotonic()
+        with self._lock:
+            while self._recent and now - next(iter(self._recent.values())) > _REPEAT_SECONDS:
+                self._recent.popitem(last=False)
+            if key in self._recent:
+                return False
+            self._recent[key] = now
+            return True
+
+    def _run(self) -> None:
+        while True:
+            path, event = self._queue.get()
+            try:
+                self._api.create(path, event)
+            except (ApiError, Unreachable) as error:
+                log.warning("event not posted: %s: %s", event["message"], error)
+
+
+def pod_reference(namespace: str, name: str, uid: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name, "uid": uid}
+
+
+def node_reference(name: str, uid: str = "") -> dict[str, Any]:
+    # The kubelet itself uses the node's name as uid, and kubectl describe node looks for that.
+    return {"apiVersion": "v1", "kind": "Node", "name": name, "uid": name if not uid else uid}
