@@ -81,7 +81,7 @@ class Api:
                 return items, page["metadata"]["resourceVersion"]
 
     def watch(
-        self, path: str, resource_version: str, *, seconds: int = 300, **query: object
+        self, path: str, resource_version: str, *, seconds: int = 300, **query: Any
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         """(`ADDED`|`MODIFIED`|`DELETED`|`BOOKMARK`, object) until the server ends the watch, after `seconds` at most.
 
@@ -138,7 +138,8 @@ class Api:
         timeout: urllib3.Timeout | None = None,
     ) -> urllib3.BaseHTTPResponse:
         headers = {"Accept": "application/json", **({"Content-Type": content_type} if body is not None else {})}
-        for credential in self._configuration.auth_settings().values():
+        credentials: dict[str, Any] = self._configuration.auth_settings()
+        for credential in credentials.values():
             if credential["in"] == "header":
                 headers[credential["key"]] = credential["value"]
         asked = urlencode({k: v for k, v in query.items() if v not in (None, "")})

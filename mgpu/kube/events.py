@@ -30,7 +30,7 @@ class Recorder:
         self.record(regarding, reason, message, "Warning")
 
     def record(self, regarding: dict[str, Any], reason: str, message: str, kind: str = "Normal") -> None:
-        """regarding: an object reference (`pod_reference`, `node_reference`); reason: UpperCamelCase, as kubectl shows."""
+        """regarding: an object reference (`pod_reference`, `node_reference`). reason: UpperCamelCase."""
         if not self._fresh((regarding.get("uid", ""), reason, message)):
             return
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -79,4 +79,4 @@ def pod_reference(namespace: str, name: str, uid: str) -> dict[str, Any]:
 
 def node_reference(name: str, uid: str = "") -> dict[str, Any]:
     # The kubelet itself uses the node's name as uid, and kubectl describe node looks for that.
-    return {"apiVersion": "v1", "kind": "Node", "name": name, "uid": name if not uid else uid}
+    return {"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid or name}
