@@ -138,7 +138,7 @@ class Api:
         timeout: urllib3.Timeout | None = None,
     ) -> urllib3.BaseHTTPResponse:
         headers = {"Accept": "application/json", **({"Content-Type": content_type} if body is not None else {})}
-        credentials: dict[str, Any] = self._configuration.auth_settings()
+        credentials: Any = self._configuration.auth_settings()
         for credential in credentials.values():
             if credential["in"] == "header":
                 headers[credential["key"]] = credential["value"]

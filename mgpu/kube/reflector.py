@@ -34,7 +34,7 @@ class Reflector:
         path: str,
         changed: Callable[[Raw], None],
         gone: Callable[[Raw], None],
-        query: Mapping[str, str] | None = None,
+        query: Mapping[str, Any] | None = None,
     ) -> None:
         self._api, self._path, self._query = api, path, dict(query or {})
         self._changed, self._gone = changed, gone
