@@ -1,0 +1,89 @@
+"""A Flask app that speaks the admission protocol: every error becomes one line of JSON, in one place."""
+
+import logging
+from collections.abc import Callable, Collection
+
+import orjson
+from flask import Flask, Response, request
+from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+
+from mgpu.model.errors import BadObject, RetryLater
+from mgpu.serving.review import MAX_BODY, BadRequest, Reply, Review, deny, parse
+
+_log = logging.getLogger(__name__)
+_CHUNK = 1 << 16
+
+
+def new_app(name: str) -> Flask:
+    """An app without routes. Errors are `{"error": "…"}` with their status; the unexpected is logged and is a 500."""
+    app = Flask(name, static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = MAX_BODY
+    app.register_error_handler(Exception, _failed)
+    return app
+
+
+def reviewing(app: Flask, path: str, handler: Callable[[Review], Reply], kinds: Collection[str]) -> None:
+    """POST `path` answers AdmissionReviews of objects of these kinds with what `handler` says.
+
+    The handler may raise BadObject (the object is denied, 422, every problem named) and RetryLater (HTTP 503, the
+    connection closes: `failurePolicy` decides, and the next call may reach another replica).
+    """
+
+    def answer() -> Response:
+        if request.mimetype != "application/json":
+            raise BadRequest(415, "the content type must be application/json")
+        review = parse(request.get_data(cache=False))
+        if review.kind not in kinds:
+            wanted = " and ".join(sorted(kinds))
+            return respond(deny(review, f"{path} reviews objects of kind {wanted}, not {review.kind[:100]!r}", 400))
+        try:
+            return respond(handler(review))
+        except BadObject as error:
+            return respond(deny(review, error.problems))
+
+    app.add_url_rule(path, f"review {path}", answer, methods=["POST"])
+
+
+def probes(app: Flask, ready: Callable[[], str], alive: Callable[[], str] = str) -> None:
+    """GET `/healthz` and `/readyz`: 200 `ok`, or 503 with the reason that the callable gives ("": none)."""
+
+    def probe(reason: Callable[[], str]) -> Callable[[], Response]:
+        def answer() -> Response:
+            why = reason()
+            return Response(f"{why or 'ok'}\n", 503 if why else 200, mimetype="text/plain")
+
+        return answer
+
+    app.add_url_rule("/healthz", "healthz", probe(alive))
+    app.add_url_rule("/readyz", "readyz", probe(ready))
+
+
+def respond(reply: Reply) -> Response:
+    response = Response(orjson.dumps(reply.body, option=orjson.OPT_APPEND_NEWLINE), reply.status)
+    response.mimetype = "application/json"
+    if reply.close:
+        response.headers["Connection"] = "close"
+    return response
+
+
+def _failed(error: Exception) -> Response:
+    """The one place where errors become HTTP."""
+    if isinstance(error, BadRequest):
+        return respond(Reply({"error": str(error)}, error.status))
+    if isinstance(error, RetryLater):
+        return respond(Reply({"error": str(error)}, 503, close=True))
+    if isinstance(error, HTTPException):
+        if isinstance(error, RequestEntityTooLarge):
+            _discard_body()
+            return respond(Reply({"error": f"the body is larger than {MAX_BODY} bytes"}, 413))
+        return respond(Reply({"error": error.description or error.name}, error.code or 500))
+    _log.error("request failed", exc_info=error, extra={"path": request.path})
+    return respond(Reply({"error": "internal error; the log has the details"}, 500))
+
+
+def _discard_body() -> None:
+    """Read on for a while: a client that is still sending when the connection closes never sees the answer."""
+    body = request.environ["wsgi.input"]
+    for _ in range(4 * MAX_BODY // _CHUNK):
+        if not body.read(_CHUNK):
+            return

@@ -1,0 +1,170 @@
+"""The `admission.k8s.io/v1` protocol: an AdmissionReview read from bytes, and the replies to it.
+
+Two kinds of "no": a `BadRequest` is for a caller that does not speak the protocol (an HTTP error; the API server then
+applies `failurePolicy`), a denial is a well-formed answer that refuses the object.
+"""
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from mgpu.model.errors import Problem
+
+API_VERSION = "admission.k8s.io/v1"
+# The API server takes objects of up to 1.5 MiB and requests of up to 3 MiB; a review holds object and oldObject.
+MAX_BODY = 8 << 20
+_OPERATIONS = ("CREATE", "UPDATE", "DELETE", "CONNECT")
+_REASONS = {400: "BadRequest", 403: "Forbidden", 409: "Conflict", 422: "Invalid"}
+
+Patch = Sequence[Mapping[str, Any]]
+
+
+class BadRequest(Exception):
+    """The HTTP request itself is wrong. `status` is its answer's."""
+
+    def __init__(self, status: int, message: str) -> None:
+        self.status = status
+        super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """One request. `resource` with its subresource: `pods`, `pods/status`, `pods/binding`, `bindings`.
+
+    `name` is "" for a CREATE with generateName. `object` is None for DELETE, `old` for CREATE.
+    """
+
+    uid: str
+    operation: str
+    kind: str
+    resource: str
+    namespace: str
+    name: str
+    user: str
+    groups: tuple[str, ...]
+    dry_run: bool
+    object: dict[str, Any] | None
+    old: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What goes back: a JSON body. close: the connection ends with it, so that the caller goes elsewhere next time."""
+
+    body: Mapping[str, Any]
+    status: int = 200
+    close: bool = False
+
+    @property
+    def allowed(self) -> bool:
+        return bool(self.body.get("response", {}).get("allowed"))
+
+
+def parse(body: bytes) -> Review:
+    """The review in `body`. Raises BadRequest (400) with one sentence that names the field."""
+    try:
+        top = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(400, f"the body is not JSON: {error}") from error
+    if not isinstance(top, dict) or top.get("kind") != "AdmissionReview":
+        raise BadRequest(400, "the body is not an AdmissionReview")
+    if top.get("apiVersion") != API_VERSION:
+        raise BadRequest(400, f"apiVersion must be {API_VERSION}, not {str(top.get('apiVersion'))[:100]!r}")
+    request = _table(top, "request")
+    if not request:
+        raise BadRequest(400, "request is missing")
+    operation = _text(request, "request.operation")
+    if operation not in _OPERATIONS:
+        raise BadRequest(400, f"request.operation must be one of {', '.join(_OPERATIONS)}, not {operation[:100]!r}")
+    user = _table(request, "request.userInfo")
+    subresource = _text(request, "request.subResource")
+    resource = _text(_table(request, "request.resource"), "request.resource.resource")
+    review = Review(
+        uid=_text(request, "request.uid"),
+        operation=operation,
+        kind=_text(_table(request, "request.kind"), "request.kind.kind"),
+        resource=f"{resource}/{subresource}" if subresource else resource,
+        namespace=_text(request, "request.namespace"),
+        name=_text(request, "request.name"),
+        user=_text(user, "request.userInfo.username"),
+        groups=_texts(user, "request.userInfo.groups"),
+        dry_run=request.get("dryRun") is True,
+        object=_table(request, "request.object") or None,
+        old=_table(request, "request.oldObject") or None,
+    )
+    if not review.uid:
+        raise BadRequest(400, "request.uid is missing")
+    if review.object is None and operation in ("CREATE", "UPDATE"):
+        raise BadRequest(400, f"request.object is missing in a review of {operation}")
+    if review.old is None and operation == "UPDATE":
+        raise BadRequest(400, "request.oldObject is missing in a review of UPDATE")
+    return review
+
+
+def allow(review: Review, patch: Patch = (), warnings: Sequence[str] = ()) -> Reply:
+    """Admitted, changed by the JSON Patch (RFC 6902) `patch` where it has operations."""
+    response: dict[str, Any] = {"uid": review.uid, "allowed": True}
+    if patch:
+        response["patchType"] = "JSONPatch"
+        response["patch"] = base64.b64encode(orjson.dumps(list(patch))).decode()
+    return _reply(response, warnings)
+
+
+def deny(
+    review: Review,
+    why: str | Iterable[Problem],
+    code: int = 422,
+    warnings: Sequence[str] = (),
+) -> Reply:
+    """Refused. Problems go into the message, and one by one into `details.causes`, which kubectl lists.
+
+    Without a code the API server would make it 400, with 429 or 5xx its clients would retry (kubernetes.md).
+    """
+    status: dict[str, Any] = {"status": "Failure", "code": code, "reason": _REASONS.get(code, "Forbidden")}
+    if isinstance(why, str):
+        status["message"] = why
+    else:
+        problems = list(why)
+        status["message"] = "; ".join(map(str, problems))
+        status["details"] = {
+            "kind": review.kind,
+            "name": review.name,
+            "causes": [{"reason": "FieldValueInvalid", "field": p.field, "message": p.message} for p in problems],
+        }
+    return _reply({"uid": review.uid, "allowed": False, "status": status}, warnings)
+
+
+def pointer(*parts: str | int) -> str:
+    """The JSON Pointer (RFC 6901) of a path: `/metadata/annotations/a~1b`."""
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
+
+
+def _reply(response: dict[str, Any], warnings: Sequence[str]) -> Reply:
+    if warnings:
+        response["warnings"] = list(warnings)
+    return Reply({"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response})
+
+
+def _get(table: Mapping[str, Any], path: str, kind: type, wanted: str) -> Any:
+    value = table.get(path.rpartition(".")[2])
+    if value is not None and not isinstance(value, kind):
+        raise BadRequest(400, f"{path} must be {wanted}, not {type(value).__name__}")
+    return value
+
+
+def _table(table: Mapping[str, Any], path: str) -> dict[str, Any]:
+    return _get(table, path, dict, "an object") or {}
+
+
+def _text(table: Mapping[str, Any], path: str) -> str:
+    return _get(table, path, str, "a string") or ""
+
+
+def _texts(table: Mapping[str, Any], path: str) -> tuple[str, ...]:
+    values = _get(table, path, list, "a list") or ()
+    if not all(isinstance(value, str) for value in values):
+        raise BadRequest(400, f"{path} must be a list of strings")
+    return tuple(values)

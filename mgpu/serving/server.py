@@ -1,0 +1,216 @@
+"""A WSGI app under gunicorn, started from code: TLS that follows rotated files, one segment per reply, quiet.
+
+gunicorn sends a reply's headers and body in two writes. Corked, they leave as one segment: two cost a client that
+waits between them, and 40 ms where its acknowledgement is delayed (kubernetes.md, "kube-scheduler's extender").
+"""
+
+import gc
+import logging
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gunicorn.app.base import BaseApplication
+from gunicorn.glogging import Logger
+from gunicorn.util import close, close_graceful
+from gunicorn.workers.gthread import ThreadWorker
+from werkzeug.wsgi import ClosingIterator
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+_log = logging.getLogger(__name__)
+# Longer than the 90 s for which the API server's client keeps an idle connection: the side that sends closes first.
+KEEPALIVE_SECONDS = 120
+_request = threading.local()
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where to listen; port 0: any free one, which the ready line names."""
+
+    host: str
+    port: int
+    tls: bool = True
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def serve(
+    app: "WSGIApplication",
+    listen: Sequence[Listen],
+    *,
+    certificate: tuple[Path, Path] | None = None,
+    workers: int = 1,
+    threads: int = 8,
+    start: Callable[[], None] | None = None,
+    stop: Callable[[], None] | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT; then requests under way are finished, and SystemExit is raised.
+
+    app: made before the workers fork, so that they share its memory.
+    certificate: (chain, key) in PEM; both are watched, and new connections get the new one.
+    start, stop: run in every worker, before its first request and after its last; threads belong there, not before.
+    Prints `serving https on 127.0.0.1:8443` on stdout, one line per address, once connections are accepted.
+    """
+    _Server(_in_one_segment(app), listen, certificate, workers, threads, start, stop).run()
+
+
+class ReloadingContext:
+    """An SSLContext (TLS 1.2 and up) that follows its files; the last good one stays where they do not fit together."""
+
+    def __init__(self, chain: Path, key: Path) -> None:
+        self._chain, self._key = chain, key
+        self._lock = threading.Lock()
+        self._seen = self._stamp()
+        self._context = self._load()
+
+    def current(self) -> ssl.SSLContext:
+        with self._lock:
+            try:
+                seen = self._stamp()
+                if seen != self._seen:
+                    self._context = self._load()
+                    self._seen = seen
+                    _log.info("serving certificate reloaded", extra={"file": str(self._chain)})
+            except (OSError, ssl.SSLError) as error:
+                _log.warning("serving certificate not reloaded: %s", error, extra={"file": str(self._chain)})
+            return self._context
+
+    def _stamp(self) -> tuple[int, ...]:
+        return tuple(v for f in (self._chain, self._key) for s in (f.stat(),) for v in (s.st_mtime_ns, s.st_ino))
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(self._chain, self._key)
+        return context
+
+
+def _in_one_segment(app: "WSGIApplication") -> "WSGIApplication":
+    """Cork the connection from the first header to the end of the body; and let an app close it with the reply.
+
+    (A WSGI server owns the Connection header; gunicorn drops the app's, so it is told by its request object.)
+    """
+
+    def served(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+        connection: socket.socket = environ["gunicorn.socket"]
+
+        def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None, /) -> Any:
+            if any(name.lower() == "connection" and value.lower() == "close" for name, value in headers):
+                _request.current.force_close()
+            _cork(connection, on=True)
+            return start_response(status, headers, exc_info)
+
+        return ClosingIterator(app(environ, start), lambda: _cork(connection, on=False))
+
+    return served
+
+
+def _cork(connection: socket.socket, *, on: bool) -> None:
+    if connection.fileno() >= 0:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, on)
+
+
+class _Logger(Logger):  # type: ignore[misc]
+    """gunicorn's messages through this process's own logging, without its chatter about workers."""
+
+    def setup(self, cfg: Any) -> None:
+        super().setup(cfg)
+        self.error_log.handlers.clear()
+        self.error_log.propagate = True
+        self.error_log.setLevel(logging.WARNING)
+
+
+class _Worker(ThreadWorker):  # type: ignore[misc]
+    """Threads; TLS per address (gunicorn has it for all or none): the plain ones get a configuration without; and
+    a client that does not hang up after its last reply is waited for in a thread, not (2 s) in the loop of them all.
+    """
+
+    def enqueue_req(self, conn: Any) -> None:
+        if not conn.initialized:
+            if conn.server in self.app.plain_addresses(self.sockets):
+                conn.cfg = self.app.plain
+            conn.close = partial(self._close, conn)
+        super().enqueue_req(conn)
+
+    def _close(self, conn: Any, *, graceful: bool = False) -> None:
+        if graceful:
+            conn.sock.setblocking(True)
+            self.tpool.submit(close_graceful, conn.sock)
+        else:
+            close(conn.sock)
+
+
+class _Server(BaseApplication):  # type: ignore[misc]
+    def __init__(
+        self,
+        app: "WSGIApplication",
+        listen: Sequence[Listen],
+        certificate: tuple[Path, Path] | None,
+        workers: int,
+        threads: int,
+        start: Callable[[], None] | None,
+        stop: Callable[[], None] | None,
+    ) -> None:
+        if not certificate and any(address.tls for address in listen):
+            raise ValueError("an address with TLS needs a certificate")
+        self._app, self._listen = app, listen
+        self._options: dict[str, Any] = {
+            "bind": [str(address) for address in listen],
+            "workers": workers,
+            "threads": threads,
+            "worker_class": _Worker,
+            "logger_class": _Logger,
+            "keepalive": KEEPALIVE_SECONDS,
+            "graceful_timeout": 20,
+            "preload_app": True,
+            "errorlog": None,
+            "control_socket_disable": True,
+            "when_ready": self._announce,
+            "pre_request": _remember,
+            "post_worker_init": lambda _: start() if start else None,
+            "worker_exit": lambda _, __: stop() if stop else None,
+        }
+        self._tls: dict[str, Any] = {}
+        if certificate:
+            context = ReloadingContext(*certificate)
+            chain, key = map(str, certificate)
+            self._tls = {"certfile": chain, "keyfile": key, "ssl_context": lambda _, __: context.current()}
+        super().__init__()
+
+    def load_config(self) -> None:
+        for name, value in (self._options | self._tls).items():
+            self.cfg.set(name, value)
+        self.plain = self._plain_config()
+
+    def load(self) -> "WSGIApplication":
+        return self._app
+
+    def plain_addresses(self, sockets: Sequence[socket.socket]) -> list[Any]:
+        return [s.getsockname() for s, address in zip(sockets, self._listen, strict=True) if not address.tls]
+
+    def _plain_config(self) -> Any:
+        config = type(self.cfg)()
+        for name, value in self._options.items():
+            config.set(name, value)
+        return config
+
+    def _announce(self, arbiter: Any) -> None:
+        gc.collect()
+        gc.freeze()  # what exists now is shared with the workers; their collectors must not touch (copy) its pages
+        for bound, address in zip(arbiter.LISTENERS, self._listen, strict=True):
+            host, port = bound.getsockname()[:2]
+            print(f"serving {'https' if address.tls else 'http'} on {Listen(host, port)}", flush=True)
+        sys.stdout.flush()
+
+
+def _remember(_worker: Any, request: Any) -> None:
+    _request.current = request
