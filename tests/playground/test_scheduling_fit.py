@@ -1,0 +1,136 @@
+"""kube-scheduler's filters (playground/fit.py), case by case."""
+
+from typing import Any
+
+import pytest
+
+from playground.fit import fits, hopeless, message, requests_of
+from tests.builders import node
+
+EXISTS = {"operator": "Exists"}
+
+
+def a_pod(*requests: dict[str, str], init: tuple[dict[str, Any], ...] = (), **spec: Any) -> dict[str, Any]:
+    rows = [{"name": f"c{i}", "resources": {"requests": r}} for i, r in enumerate(requests)]
+    return {"metadata": {"name": "p"}, "spec": {"containers": rows, "initContainers": list(init), **spec}}
+
+
+def init_container(cpu: str, *, sidecar: bool = False) -> dict[str, Any]:
+    more = {"restartPolicy": "Always"} if sidecar else {}
+    return {"name": "i", "resources": {"requests": {"cpu": cpu}}, **more}
+
+
+def tainted(**taint: str) -> dict[str, Any]:
+    raw = node()
+    raw["spec"]["taints"] = [{"key": "gpu", "value": "a", "effect": "NoSchedule", **taint}]
+    return raw
+
+
+def affinity(*expressions: dict[str, Any], fields: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    term = {"matchExpressions": list(expressions), "matchFields": list(fields)}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    return {"affinity": {"nodeAffinity": required}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "cpu"),
+    [
+        pytest.param(a_pod({"cpu": "500m"}, {"cpu": "1"}), 1500, id="app containers add up"),
+        pytest.param(a_pod({"cpu": "1"}, init=(init_container("3"),)), 3000, id="an init container runs alone"),
+        pytest.param(
+            a_pod({"cpu": "1"}, init=(init_container("1", sidecar=True), init_container("3"))),
+            4000,
+            id="an init container runs beside the sidecars before it",
+        ),
+        pytest.param(
+            a_pod({"cpu": "1"}, init=(init_container("3"), init_container("2", sidecar=True))),
+            3000,
+            id="a sidecar runs beside the app containers only",
+        ),
+        pytest.param(a_pod({"cpu": "1"}, overhead={"cpu": "250m"}), 1250, id="overhead comes on top"),
+        pytest.param(a_pod({"cpu": "1"}, resources={"requests": {"cpu": "5"}}), 5000, id="pod-level requests win"),
+        pytest.param({"spec": {"containers": [{"resources": {"limits": {"cpu": "2"}}}]}}, 2000, id="limits default"),
+    ],
+)
+def test_requests_of(pod: dict[str, Any], cpu: int) -> None:
+    assert requests_of(pod)["cpu"] == cpu
+
+
+@pytest.mark.parametrize(
+    ("pod", "raw_node", "reasons"),
+    [
+        pytest.param(a_pod({"cpu": "64"}), node(), [], id="fits to the last core"),
+        pytest.param(a_pod({"cpu": "65"}), node(), ["Insufficient cpu"], id="one core short"),
+        pytest.param(a_pod({"x/y": "1"}), node(), ["Insufficient x/y"], id="a resource the node does not have"),
+        pytest.param(
+            a_pod({"cpu": "65", "memory": "1Ti"}), node(), ["Insufficient cpu", "Insufficient memory"], id="all"
+        ),
+        pytest.param(a_pod(nodeSelector={"a": "b"}), node(labels={"a": "b"}), [], id="selector"),
+        pytest.param(
+            a_pod(nodeSelector={"a": "c"}),
+            node(labels={"a": "b"}),
+            ["node(s) didn't match Pod's node affinity/selector"],
+            id="selector of another value",
+        ),
+        pytest.param(a_pod(), tainted(), ["node(s) had untolerated taint {gpu: a}"], id="taint"),
+        pytest.param(a_pod(), tainted(effect="PreferNoSchedule"), [], id="soft taint"),
+        pytest.param(a_pod(tolerations=[EXISTS]), tainted(), [], id="tolerates everything"),
+        pytest.param(a_pod(tolerations=[{"key": "gpu", "value": "a"}]), tainted(), [], id="tolerates the value"),
+        pytest.param(
+            a_pod(tolerations=[{"key": "gpu", "value": "a", "effect": "NoExecute"}]),
+            tainted(),
+            ["node(s) had untolerated taint {gpu: a}"],
+            id="tolerates another effect",
+        ),
+        pytest.param(
+            a_pod(), {**node(), "spec": {"unschedulable": True}}, ["node(s) were unschedulable"], id="cordoned"
+        ),
+        pytest.param(a_pod(tolerations=[EXISTS]), {**node(), "spec": {"unschedulable": True}}, [], id="daemon pods"),
+    ],
+)
+def test_fits(pod: dict[str, Any], raw_node: dict[str, Any], reasons: list[str]) -> None:
+    assert fits(pod, raw_node, {}) == reasons
+
+
+@pytest.mark.parametrize(
+    ("expression", "fit"),
+    [
+        ({"key": "a", "operator": "In", "values": ["x", "5"]}, True),
+        ({"key": "a", "operator": "NotIn", "values": ["5"]}, False),
+        ({"key": "b", "operator": "NotIn", "values": ["5"]}, True),
+        ({"key": "a", "operator": "Exists"}, True),
+        ({"key": "a", "operator": "DoesNotExist"}, False),
+        ({"key": "a", "operator": "Gt", "values": ["4"]}, True),
+        ({"key": "a", "operator": "Lt", "values": ["5"]}, False),
+        ({"key": "b", "operator": "Lt", "values": ["5"]}, False),
+        ({"key": "a", "operator": "Like", "values": ["5"]}, False),
+    ],
+)
+def test_affinity_expressions(expression: dict[str, Any], *, fit: bool) -> None:
+    assert (fits(a_pod(**affinity(expression)), node(labels={"a": "5"}), {}) == []) is fit
+
+
+def test_affinity_by_node_name_and_empty_term() -> None:
+    by_name = affinity(fields=({"key": "metadata.name", "operator": "In", "values": ["n1"]},))
+    assert fits(a_pod(**by_name), node(), {}) == []
+    assert fits(a_pod(**by_name), node("n2"), {}) != []
+    assert fits(a_pod(**affinity()), node(), {}) != []
+
+
+def test_what_is_used_counts_and_pods_too() -> None:
+    assert fits(a_pod({"cpu": "2"}), node(), {"cpu": 63_000}) == ["Insufficient cpu"]
+    assert fits(a_pod(), node(), {"pods": 250}) == ["Too many pods"]
+
+
+def test_ignored_resources_are_not_compared() -> None:
+    assert fits(a_pod({"x/y": "1"}), node(), {}, counted=lambda name: name != "x/y") == []
+
+
+def test_message_counts_reasons_over_nodes() -> None:
+    reasons = {"n1": ["Insufficient cpu"], "n2": ["Insufficient cpu", "Insufficient memory"]}
+    assert message(reasons, 3) == "0/3 nodes are available: 1 Insufficient memory, 2 Insufficient cpu."
+
+
+def test_only_resources_can_be_freed_by_eviction() -> None:
+    assert hopeless(["node(s) were unschedulable"])
+    assert not hopeless(["Insufficient cpu", "Too many pods"])
