@@ -1,0 +1,45 @@
+"""What the scheduler decides about one pod and one node: pure, for the scheduler process and `mgpu simulate` alike."""
+
+from collections.abc import Sequence
+
+from mgpu import dialects
+from mgpu.model.asks import Ask, Placement, Rejection
+from mgpu.model.cards import CardState
+from mgpu.model.pods import Node, Pod
+from mgpu.settings import Settings
+from scheduler.placement import node_score, place, policy_named
+
+
+def assess(ask: Ask, node: Node, cards: Sequence[CardState], settings: Settings) -> Placement | Rejection:
+    """The cards that `node` gives to a pod with this ask, or why it has none.
+
+    cards: the node's, by index, without what the pod itself holds there. A Rejection is hopeless where no eviction
+    on the node can help: it has no cards, or it is not what the dialect requires (mgpu.md, "Filter").
+    """
+    unmet = ask.unmet(node)
+    if unmet is not None:
+        return Rejection(unmet, hopeless=True)
+    if not cards:
+        return Rejection(f"node {node.name} has no GPU cards (no Device)", hopeless=True)
+    return place(ask, cards, policy_named(dialects.card_policy(ask, settings), _weight_of_core(settings)))
+
+
+def score(ask: Ask, placement: Placement, cards: Sequence[CardState], settings: Settings) -> int:
+    """How good a node is for the pod under `nodePolicy`, 0..10; `cards` are its cards before the placement."""
+    return node_score(
+        ask,
+        placement,
+        cards,
+        policy_named(settings.node_policy, _weight_of_core(settings)),
+        _weight_of_core(settings),
+    )
+
+
+def record(pod: Pod, ask: Ask, placement: Placement, cards: Sequence[CardState], settings: Settings) -> dict[str, str]:
+    """The annotations that make `placement` known; they travel in the Binding."""
+    known = [state.card for state in cards]
+    return dialects.by_name(ask.dialect).write_placement(pod, ask, placement, known, settings)
+
+
+def _weight_of_core(settings: Settings) -> int:
+    return settings.dialects.mgpu.weight_of_core
