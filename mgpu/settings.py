@@ -112,7 +112,7 @@ def load_settings(
     Environment: `MGPU_CARD_POLICY`, `MGPU_NODE_POLICY`, and below the top level the path with `__` between its keys,
     any case: `MGPU_WEBHOOK__PORT`, `MGPU_DIALECTS__MGPU__MGPUPOLICY`. (Not `MGPU_WEBHOOK_PORT`: Kubernetes itself sets
     that in every pod beside a Service of this name.)
-    flags: dotted path (`webhook.port`) → value; None: not given.
+    flags: dotted path (`webhook.port`) → value; None: not given. `cardPolicy` holds over the dialects' settings too.
     Raises BadObject: every problem with the path of its key, and the allowed values.
     """
     tree = _parse(text, source)
@@ -123,9 +123,9 @@ def load_settings(
             problems.append(Problem(name, "names no setting"))
     for dotted, value in (flags or {}).items():
         if value is not None:
-            _put(tree, dotted.split("."), value)
+            _put(tree, ["cardPolicyFlag"] if dotted == "cardPolicy" else dotted.split("."), value)
     try:
-        settings = Settings.model_validate(tree)
+        settings = Settings.model_validate(tree, by_alias=True, by_name=False)
     except ValidationError as error:
         problems += [_problem(source, e) for e in error.errors(include_url=False)]
     if problems:
@@ -136,12 +136,14 @@ def load_settings(
 def _parse(text: str, source: str) -> dict[str, Any]:
     try:
         tree = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise BadObject([Problem(source, f"is not YAML: {' '.join(str(error).split())}")]) from error
     if tree is None:
         return {}
     if not isinstance(tree, dict):
         raise BadObject([Problem(source, "must be an object with the settings' keys")])
+    if "cardPolicyFlag" in tree:  # where the flag is kept; a file has `cardPolicy`
+        raise BadObject([Problem(f"{source}: cardPolicyFlag", f"unknown; allowed: {_keys(Settings)}")])
     return _from_volcano(tree, source) if "tiers" in tree else tree
 
 

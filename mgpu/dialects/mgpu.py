@@ -31,6 +31,10 @@ FIXED_SHARE = "fixed-share"
 NATIVE_BURST_SHARE = "native-burst-share"
 COMPUTE_POLICIES = (FIXED_SHARE, "guaranteed-burst-share", NATIVE_BURST_SHARE)
 MAX_CARDS = 16
+NORMAL = -1
+"""In place of a container's entry in `container-multiple-gpu`, where the rules of normal pods hold for it."""
+MAX_NAME = 63 - len("gpu-index-container-")
+"""Of a container: the name of an annotation that records its cards has at most 63 characters."""
 MIB = 1 << 20
 
 _MULTIPLE_PATH = f"metadata.annotations[{MULTIPLE}]"
@@ -49,7 +53,7 @@ def card_policy(settings: Settings) -> str | None:
 def read_ask(pod: Pod, settings: Settings) -> Ask | None:
     asking = [c for c in pod.containers if c.asked(CORE) or c.asked(MEMORY)]
     entries, problems = _entries(pod)
-    if not asking and not problems and not any(entries or ()):
+    if not asking and not problems and not any(entries.values()):
         return None
     own = settings.dialects.mgpu
     policy = pod.annotations.get(COMPUTE_POLICY, FIXED_SHARE)
@@ -58,9 +62,9 @@ def read_ask(pod: Pod, settings: Settings) -> Ask | None:
         problems.append(Problem(f"metadata.annotations[{COMPUTE_POLICY}]", f"must be one of {allowed}, not {policy!r}"))
     asks: list[ContainerAsk] = []
     for container in pod.containers:
-        cards = entries[container.position] if entries is not None and container.stage is Stage.APP else None
+        multiple = MULTIPLE in pod.annotations and container.stage is Stage.APP
         try:
-            asks += _container_ask(container, cards, own)
+            asks += _container_ask(container, entries.get(container.position) if multiple else NORMAL, own)
         except BadObject as error:
             problems += error.problems
     if problems:
@@ -80,7 +84,8 @@ def write_placement(
     written = {ASSUMED: "true"}
     for container in ask.containers:
         chosen = placement.cards(container.container)
-        names = [known[i].uuid if by_id else str(i) for i in chosen]
+        # A UUID that could not be read back (a hand-written card list may have any) is written as its index.
+        names = [known[i].uuid if by_id and _CARD.fullmatch(known[i].uuid) else str(i) for i in chosen]
         written[INDEX_PREFIX + container.container] = ",".join(names)
     return written
 
@@ -120,38 +125,36 @@ def environment(ask: ContainerAsk, cards: Sequence[Card]) -> dict[str, str]:  # 
     return {}
 
 
-def _entries(pod: Pod) -> tuple[list[int] | None, list[Problem]]:
-    """The entries of `container-multiple-gpu`, one per app container; None: a normal pod, or unusable."""
+def _entries(pod: Pod) -> tuple[dict[int, int], list[Problem]]:
+    """The usable entries of `container-multiple-gpu` by position of the app container, and what is wrong with it."""
     text = pod.annotations.get(MULTIPLE)
     if text is None:
-        return None, []
+        return {}, []
     parts, containers = [part.strip() for part in text.split(",")], pod.app_containers
+    entries = {i: int(part) for i, part in enumerate(parts) if re.fullmatch(r"\d{1,9}", part, re.ASCII)}
     problems = [
         Problem(_MULTIPLE_PATH, f"entry {i} must be an integer of at least 0, not {part!r}")
         for i, part in enumerate(parts)
-        if re.fullmatch(r"\d{1,9}", part, re.ASCII) is None
+        if i not in entries
     ]
     if len(parts) != len(containers):
         count = f"{len(parts)} entr{'y' if len(parts) == 1 else 'ies'} for {len(containers)} containers"
         problems.append(Problem(_MULTIPLE_PATH, f"must have one entry per container of spec.containers: {count}"))
-    return (None, problems) if problems else ([int(part) for part in parts], [])
+    return entries, problems
 
 
 def _container_ask(container: Container, cards: int | None, own: MgpuSettings) -> Iterable[ContainerAsk]:
-    """The ask of one container, if it asks; `cards` is its entry in a multiple pod. Raises BadObject."""
+    """The ask of one container, if it asks. Raises BadObject.
+
+    cards: its entry in a multiple pod, or NORMAL; None: its entry is unusable, then only the amounts are checked.
+    """
     core, memory = container.asked(CORE), container.asked(MEMORY)
     if core is None and memory is None:
-        if cards:
-            raise BadObject(
-                [
-                    Problem(
-                        _MULTIPLE_PATH,
-                        f"gives {cards} to container {container.name!r}, which asks for no GPU",
-                    )
-                ]
-            )
+        if cards is not None and cards > 0:
+            text = f"gives {cards} to container {container.name!r}, which asks for no GPU"
+            raise BadObject([Problem(_MULTIPLE_PATH, text)])
         return ()
-    core_path = core[1] if core else f"{container.path}.resources.requests[{CORE}]"
+    core_path, memory_path = _paths(container)
     problems: list[Problem] = []
     percent = _amount(core, problems)
     mib = _amount(memory, problems)
@@ -159,16 +162,27 @@ def _container_ask(container: Container, cards: int | None, own: MgpuSettings) -
         problems.append(Problem(core_path, f"must be set where {MEMORY} is"))
     if cards == 0:
         problems.append(Problem(_MULTIPLE_PATH, f"gives 0 to container {container.name!r}, which asks for GPU"))
-    if not problems:
-        memory_path = memory[1] if memory else f"{container.path}.resources.requests[{MEMORY}]"
-        check = _normal(percent, memory, mib, own) if cards is None else _multiple(percent, memory, mib, cards, own)
+    if len(container.name) > MAX_NAME:
+        text = f"must be at most {MAX_NAME} characters long where the container asks for GPU: it names an annotation"
+        problems.append(Problem(f"{container.path}.name", text))
+    if not problems and cards is not None:
+        check = _normal(percent, memory, mib, own) if cards == NORMAL else _multiple(percent, memory, mib, cards, own)
         problems += (Problem(core_path if what == CORE else memory_path, text) for what, text in check)
     if problems:
         raise BadObject(problems)
-    if percent % 100 == 0 and cards in (None, percent // 100):
+    if cards is None:
+        return ()
+    if percent % 100 == 0 and cards in (NORMAL, percent // 100):
         return (whole_cards(container.name, percent // 100, container.stage),)
-    count = cards or 1
+    count = 1 if cards == NORMAL else cards
     return (ContainerAsk(container.name, count, percent * 10 // count, mib * MIB // count, stage=container.stage),)
+
+
+def _paths(container: Container) -> tuple[str, str]:
+    """Where core and memory stand, or would stand beside the other one."""
+    core, memory = container.asked(CORE), container.asked(MEMORY)
+    core_path = core[1] if core else memory[1].replace(MEMORY, CORE) if memory else ""
+    return core_path, memory[1] if memory else core_path.replace(CORE, MEMORY)
 
 
 def _amount(asked: tuple[str, str] | None, problems: list[Problem]) -> int:

@@ -4,13 +4,13 @@ Written in `koordinator.sh/` names; the older spellings of the Koordinator seed 
 `resource`, `kubernetes.io/gpu-*`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.pods import Node
-from mgpu.model.quantities import QuantityError, quantity_of_bytes, whole_bytes, whole_number
+from mgpu.model.quantities import MAX, QuantityError, quantity_of_bytes, whole_bytes, whole_number
 
 DEVICE_API = "scheduling.koordinator.sh/v1alpha1"
 INDEX_LABEL = "mgpu.io/index"
@@ -55,13 +55,8 @@ def _read_card(row: Mapping[str, Any], path: str) -> Card:
         ((p + "gpu-memory", resources[p + "gpu-memory"]) for p in _PREFIXES if p + "gpu-memory" in resources),
         (_PREFIXES[0] + "gpu-memory", None),
     )
-    try:
-        memory = whole_bytes(amount)
-        index = whole_number(labels.get(INDEX_LABEL, minor))
-    except QuantityError as error:
-        raise BadObject([Problem(f"{path}.resources[{name}]", str(error))]) from error
-    if memory <= 0 or index < 0:
-        raise BadObject([Problem(f"{path}.resources[{name}]", f"must be positive, not {amount}")])
+    memory = _amount(whole_bytes, amount, f"{path}.resources[{name}]", least=1)
+    index = _amount(whole_number, labels.get(INDEX_LABEL, minor), f"{path}.labels[{INDEX_LABEL}]", least=0)
     numa = topology.get("nodeID")
     return Card(
         index=index,
@@ -72,6 +67,16 @@ def _read_card(row: Mapping[str, Any], path: str) -> Card:
         numa=numa if isinstance(numa, int) and numa >= 0 else None,
         minor=minor,
     )
+
+
+def _amount(read: Callable[[object], int], value: object, path: str, *, least: int) -> int:
+    try:
+        amount = read(value)
+    except QuantityError as error:
+        raise BadObject([Problem(path, str(error))]) from error
+    if amount < least:
+        raise BadObject([Problem(path, f"must be at least {least}, not {value}")])
+    return amount
 
 
 def write_device(node: Node, node_uid: str, cards: Sequence[Card]) -> dict[str, Any]:
@@ -124,6 +129,7 @@ def read_card_list(rows: object, node: str, path: str) -> tuple[Card, ...]:
     return tuple(sorted(cards, key=lambda card: card.index))
 
 
+_MOST_CARDS = 1024
 _LISTED_KEYS = {"index", "uuid", "model", "memory", "healthy", "numa", "minor", "count"}
 
 
@@ -134,12 +140,15 @@ def _listed(row: object, path: str, node: str, following: int) -> list[Card]:
         Problem(f"{path}.{key}", f"unknown; a card has {', '.join(sorted(_LISTED_KEYS))}")
         for key in sorted(map(str, row.keys() - _LISTED_KEYS))
     ]
-    numbers = {"index": following, "count": 1, "minor": None, "numa": None}
-    for key, default in numbers.items():
-        value = row.get(key, default)
-        if value is not default and (not isinstance(value, int) or isinstance(value, bool) or value < (key == "count")):
-            problems.append(Problem(f"{path}.{key}", f"must be an integer of at least {int(key == 'count')}"))
-        numbers[key] = value
+    numbers: dict[str, int | None] = {"index": following, "count": 1, "minor": None, "numa": None}
+    for key in numbers:
+        value, least, most = row.get(key), int(key == "count"), _MOST_CARDS if key == "count" else MAX
+        if value is None:
+            continue
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
+            numbers[key] = value
+        else:
+            problems.append(Problem(f"{path}.{key}", f"must be an integer from {least} to {most}"))
     for key, kind in (("uuid", str), ("model", str), ("healthy", bool)):
         if key in row and not isinstance(row[key], kind):
             problems.append(Problem(f"{path}.{key}", f"must be a {'string' if kind is str else 'boolean'}"))
@@ -149,8 +158,11 @@ def _listed(row: object, path: str, node: str, following: int) -> list[Card]:
             problems.append(Problem(f"{path}.memory", "must be positive"))
     except QuantityError as error:
         problems.append(Problem(f"{path}.memory", str(error)))
-    if row.get("uuid") and numbers["count"] != 1:
-        problems.append(Problem(f"{path}.uuid", "cannot stand beside count: cards have UUIDs of their own"))
+    problems += (
+        Problem(f"{path}.{key}", "cannot stand beside count: every card has its own")
+        for key in ("uuid", "minor")
+        if row.get(key) is not None and numbers["count"] != 1
+    )
     if problems:
         raise BadObject(problems)
     first = numbers["index"] or 0
@@ -175,7 +187,7 @@ def equal_cards(node: Node) -> tuple[Card, ...]:
         count = whole_number(node.capacity.get("aliyun.com/gpu-count", "0"))
     except QuantityError:
         return ()
-    if count <= 0 or total < count:
+    if not 0 < count <= min(total, _MOST_CARDS):
         return ()
     return tuple(Card(i, f"GPU-{node.name}-{i}", "", (total // count) << 30) for i in range(count))
 
@@ -183,8 +195,8 @@ def equal_cards(node: Node) -> tuple[Card, ...]:
 def _repeated(cards: Iterable[Card], path: str) -> list[Problem]:
     problems, seen = [], set()
     for card in cards:
-        for what, value in (("index", str(card.index)), ("UUID", card.uuid)):
-            if (what, value) in seen:
+        for what, value in (("index", str(card.index)), ("UUID", card.uuid), ("minor", str(card.minor))):
+            if (what, value) in seen and value != "None":
                 problems.append(Problem(path, f"two cards have the {what} {value}"))
             seen.add((what, value))
     return problems

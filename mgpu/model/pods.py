@@ -107,6 +107,7 @@ def read_pod(raw: object) -> Pod:
         scheduler=reader.text(spec.get("schedulerName"), "spec.schedulerName"),
         priority=reader.integer(spec.get("priority"), "spec.priority"),
     )
+    reader.unique_names(containers)
     reader.finish()
     return pod
 
@@ -148,12 +149,12 @@ def _containers(reader: "_Reader", raw: object, path: str, *, init: bool) -> Ite
 
 def _started(status: Mapping[str, Any]) -> bool:
     """Whether a container of the pod has ever run: then its cards cannot be chosen anew."""
-    rows = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    return status.get("phase") == "Running" or any(
-        isinstance(row, dict)
-        and (row.get("containerID") or any((row.get(k) or {}).keys() - {"waiting"} for k in ("state", "lastState")))
-        for row in rows
-    )
+    if status.get("phase") == "Running":
+        return True
+    lists = [status.get(key) for key in ("initContainerStatuses", "containerStatuses")]
+    rows = [row for rows in lists if isinstance(rows, list) for row in rows if isinstance(row, dict)]
+    states = [state for row in rows for key in ("state", "lastState") if isinstance(state := row.get(key), dict)]
+    return any(row.get("containerID") for row in rows) or any(state.keys() - {"waiting"} for state in states)
 
 
 class _Reader:
@@ -168,6 +169,15 @@ class _Reader:
 
     def _wrong(self, path: str, wanted: str, value: object) -> None:
         self._problems.append(Problem(path, f"must be {wanted}, not {type(value).__name__}"))
+
+    def unique_names(self, containers: Iterable[Container]) -> None:
+        """Records name containers: two of one name (which the API server refuses too) could not be told apart."""
+        seen: dict[str, str] = {}
+        for container in containers:
+            if container.name and container.name in seen:
+                text = f"{container.name!r} is the name of {seen[container.name]} already"
+                self._problems.append(Problem(f"{container.path}.name", text))
+            seen.setdefault(container.name, container.path)
 
     def table(self, value: object, path: str) -> Mapping[str, Any]:
         if value is None:

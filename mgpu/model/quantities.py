@@ -4,6 +4,7 @@ import re
 from fractions import Fraction
 
 MAX = 2**63 - 1
+_LONGEST = 64
 
 _SUFFIX = {
     "": Fraction(1),
@@ -21,18 +22,23 @@ class QuantityError(ValueError):
 def parse_quantity(value: object) -> Fraction:
     """The exact value of a quantity as it stands in JSON or YAML: `"500m"`, `"6k"`, `"1Gi"`, `20`.
 
-    Raises QuantityError for anything else, and beyond ±(2^63 − 1).
+    Raises QuantityError for anything else, beyond ±(2^63 − 1), and for more than 64 characters.
     """
     text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-    match = _FORM.fullmatch(text) if isinstance(text, str) else None
+    match = _FORM.fullmatch(text) if isinstance(text, str) and len(text) <= _LONGEST else None
     if match is None or (match[4] or "") not in _SUFFIX:
-        raise QuantityError(f"{value!r} is not a quantity such as 50, 6k or 1Gi")
+        raise QuantityError(f"{_shortened(value)} is not a quantity such as 50, 6k or 1Gi")
     sign, digits, exponent, suffix = match.groups()
     scale = Fraction(10) ** int(exponent[1:]) if exponent else _SUFFIX[suffix or ""]
     number = Fraction(digits.rstrip(".")) * scale * (-1 if sign == "-" else 1)
     if abs(number) > MAX:
         raise QuantityError(f"{value!r} is larger than any quantity may be (2^63 - 1)")
     return number
+
+
+def _shortened(value: object) -> str:
+    text = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
+    return text if len(text) <= _LONGEST + 2 else f"{text[:_LONGEST]}…"
 
 
 def whole_number(value: object) -> int:
