@@ -1,0 +1,225 @@
+"""Serving certificates that a process makes for itself: a CA, and a certificate under it, both renewed in time.
+
+At two thirds of its life a CA gets a successor. The successor signs nothing in the round that made it, and the old CA
+stays in the bundle until it ends: clients have trusted a CA for a while before they meet a certificate of its.
+"""
+
+import ipaddress
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from mgpu.model.errors import RetryLater
+
+CA_LIFE = timedelta(days=730)
+LIFE = timedelta(days=90)
+_BACKDATED = timedelta(hours=1)  # for clocks that are behind
+_ATTEMPTS = 5
+CA, CA_KEY, CHAIN, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
+
+Files = Mapping[str, bytes]
+
+
+class Store(Protocol):
+    """Where the files live: a directory, or a Secret that replicas share."""
+
+    def read(self) -> tuple[Files, str]:
+        """What is there (a missing file is missing), and its version for `write`."""
+
+    def write(self, files: Files, version: str) -> bool:
+        """Replace all of it, at once; False where `version` is no longer what is there: somebody was faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A certificate and, where it is known, its key."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey | None = None
+
+    @property
+    def due(self) -> datetime:
+        """When its successor is made: two thirds of its life."""
+        first, last = self.certificate.not_valid_before_utc, self.certificate.not_valid_after_utc
+        return first + (last - first) * 2 / 3
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """`authorities`: newest first; the first one's key is known and signs. `serving`: None: there is none yet."""
+
+    authorities: tuple[Pair, ...]
+    serving: Pair | None
+
+    def files(self) -> dict[str, bytes]:
+        authority, serving = self.authorities[0], self.serving
+        if not serving or not serving.key or not authority.key:
+            raise ValueError("certificates are incomplete")
+        return {
+            CA: b"".join(pair.certificate.public_bytes(Encoding.PEM) for pair in self.authorities),
+            CA_KEY: _key_pem(authority.key),
+            CHAIN: serving.certificate.public_bytes(Encoding.PEM),
+            KEY: _key_pem(serving.key),
+        }
+
+
+def ensure(store: Store, names: Collection[str], now: datetime) -> Files:
+    """The files in `store`, made or renewed where that is due. `names`: DNS names and IP addresses to serve.
+
+    Whoever writes first wins; everybody else uses what the winner wrote. Raises RetryLater where that never ends.
+    """
+    for _ in range(_ATTEMPTS):
+        found, version = store.read()
+        files = renewed(found, names, now)
+        if files == found or store.write(files, version):
+            return files
+    raise RetryLater("the serving certificate keeps being changed by others")
+
+
+def renewed(found: Files, names: Collection[str], now: datetime) -> Files:
+    """`found` itself where it is whole, valid, for these names and not due; else its successor."""
+    material = _read(found, now)
+    authorities, serving = material.authorities, material.serving
+    sound = serving is not None and serving.certificate.not_valid_after_utc > now and _names(serving) >= set(names)
+    fresh = not authorities or authorities[0].key is None or now >= authorities[0].due
+    if fresh:
+        authorities = (_authority(now), *authorities)
+    if not sound or (serving is not None and now >= serving.due and not fresh):
+        serving = _serving(authorities[0], names, now)
+    files = Material(authorities, serving).files()
+    return found if files == dict(found) else files
+
+
+def expires(files: Files) -> datetime:
+    """When the serving certificate ends."""
+    return x509.load_pem_x509_certificate(files[CHAIN]).not_valid_after_utc
+
+
+def _read(found: Files, now: datetime) -> Material:
+    """What of `found` is usable; anything torn or foreign is as if it were not there."""
+    authorities = [Pair(c) for c in _certificates(found.get(CA, b"")) if c.not_valid_after_utc > now]
+    ca_key = _key(found.get(CA_KEY, b""))
+    if authorities and ca_key and _fit(authorities[0].certificate, ca_key):
+        authorities[0] = Pair(authorities[0].certificate, ca_key)
+    chain, key = _certificates(found.get(CHAIN, b"")), _key(found.get(KEY, b""))
+    whole = len(chain) == 1 and key and _fit(chain[0], key) and any(_signed(chain[0], ca) for ca in authorities)
+    return Material(tuple(authorities), Pair(chain[0], key) if whole else None)
+
+
+def _certificates(pem: bytes) -> Sequence[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        return ()
+
+
+def _key(pem: bytes) -> ec.EllipticCurvePrivateKey | None:
+    try:
+        key = load_pem_private_key(pem, None)
+    except (ValueError, TypeError):
+        return None
+    return key if isinstance(key, ec.EllipticCurvePrivateKey) else None
+
+
+def _fit(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> bool:
+    return _public_pem(certificate.public_key()) == _public_pem(key.public_key())
+
+
+def _signed(certificate: x509.Certificate, authority: Pair) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority.certificate)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _names(serving: Pair) -> set[str]:
+    try:
+        found = serving.certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return set()
+    return {*found.get_values_for_type(x509.DNSName), *map(str, found.get_values_for_type(x509.IPAddress))}
+
+
+def _authority(now: datetime) -> Pair:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"mgpu CA {now.astimezone(UTC):%Y-%m-%d %H:%M:%S}")])
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    builder = (
+        _builder(name, name, key, now, now + CA_LIFE)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+    )
+    return Pair(builder.sign(key, hashes.SHA256()), key)
+
+
+def _serving(authority: Pair, names: Collection[str], now: datetime) -> Pair:
+    if authority.key is None:
+        raise ValueError("an authority without its key cannot sign")
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mgpu")])
+    until = min(now + LIFE, authority.certificate.not_valid_after_utc)
+    issuer = authority.key.public_key()
+    builder = (
+        _builder(subject, authority.certificate.subject, key, now, until)
+        .add_extension(x509.SubjectAlternativeName([_name(n) for n in sorted(names)]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False)
+    )
+    return Pair(builder.sign(authority.key, hashes.SHA256()), key)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: datetime, until: datetime
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BACKDATED)
+        .not_valid_after(until)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _public_pem(key: object) -> bytes:
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        return b""
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)

@@ -1,0 +1,75 @@
+"""A directory as the place of certificates: ours (written) or someone else's, such as cert-manager's (only read)."""
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mgpu.model.errors import BadObject, Problem
+from mgpu.serving.certificates import CA, CA_KEY, CHAIN, KEY, Files
+
+_NAMES = (CA, CA_KEY, CHAIN, KEY)
+
+
+class Folder:
+    """A `certificates.Store` in a directory that is made where missing. Safe for several processes at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.chain, self.key = path / CHAIN, path / KEY
+
+    def read(self) -> tuple[Files, str]:
+        with self._locked():
+            return self._read()
+
+    def write(self, files: Files, version: str) -> bool:
+        with self._locked():
+            if self._read()[1] != version:
+                return False
+            for name in _NAMES:
+                self._replace(name, files[name])
+            return True
+
+    def put(self, files: Files) -> None:
+        """Write what another store holds, where it is not here already."""
+        while True:
+            found, version = self.read()
+            if found == files or self.write(files, version):
+                return
+
+    def _read(self) -> tuple[Files, str]:
+        files = {name: (self.path / name).read_bytes() for name in _NAMES if (self.path / name).is_file()}
+        return files, hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
+
+    def _replace(self, name: str, content: bytes) -> None:
+        """A reader sees the old file or the new one, whole; nobody else may read it."""
+        temporary = self.path / f".{name}.new"
+        temporary.unlink(missing_ok=True)
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.path / name)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(self.path / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def given(path: Path) -> tuple[Path, Path]:
+    """(chain, key) in someone else's directory. Raises BadObject where one cannot be read."""
+    files = path / CHAIN, path / KEY
+    problems = []
+    for file in files:
+        try:
+            file.read_bytes()
+        except OSError as error:
+            problems.append(Problem(str(file), error.strerror or str(error)))
+    if problems:
+        raise BadObject(problems)
+    return files
