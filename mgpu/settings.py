@@ -25,6 +25,13 @@ NodePolicy = Annotated[Literal["binpack", "spread"], BeforeValidator(_lower)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
+def _listed(value: object) -> object:
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+
+
 class _Block(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -47,12 +54,20 @@ class DialectSettings(_Block):
 
 
 class WebhookSettings(_Block):
-    """Where /mutate and /validate are served. `certDir` empty: certificates are made by the process itself."""
+    """Where /mutate and /validate are served.
+
+    certDir: certificates to read (`tls.crt`, `tls.key`); empty: made by the process itself, for the Service's names and
+    `names`, kept in `selfSignedDir` (empty: a private temporary one) and, inside a cluster, in a Secret.
+    identities: the users that may write placement annotations; empty: the suite's service accounts in `namespace`.
+    """
 
     host: str = "0.0.0.0"
     port: Port = 8443
     workers: Annotated[int, Field(ge=1, le=64)] = 2
     cert_dir: str = Field("", alias="certDir")
+    self_signed_dir: str = Field("", alias="selfSignedDir")
+    names: Names = ()
+    identities: Names = ()
     service: str = "mgpu-webhook"
     configuration: str = "mgpu-webhook"
     namespace: str = "mgpu-system"
@@ -66,6 +81,8 @@ class SchedulerSettings(_Block):
     extender_host: str = Field("127.0.0.1", alias="extenderHost")
     extender_port: Port = Field(8888, alias="extenderPort")
     cert_dir: str = Field("", alias="certDir")
+    self_signed_dir: str = Field("", alias="selfSignedDir")
+    names: Names = ()
     service: str = "mgpu-scheduler"
     configuration: str = "mgpu-scheduler"
     namespace: str = "mgpu-system"
