@@ -1,0 +1,87 @@
+"""The placement corpus: heterogeneous, part-used cards and asks of every kind, the same on every machine.
+
+Only `Random.random()` is drawn from, the one method whose sequence Python promises to keep. DIGESTS pins the cases.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TypeVar
+
+from mgpu.model.asks import Ask, ContainerAsk, whole_cards
+from mgpu.model.cards import Card, CardState
+from mgpu.model.pods import Stage
+
+MIB = 1 << 20
+SIZES_GIB = (16, 24, 24, 40, 48, 80, 80)
+CORES = (50, 100, 100, 150, 200, 250, 300, 330, 500, 700)
+CARDS_EACH = (1, 1, 1, 1, 2, 2, 3, 4)
+MAX_SHARES = 16
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    ask: Ask
+    cards: tuple[CardState, ...]
+
+
+def cases(containers: int, cards: int, count: int, seed: int = 2026) -> Iterator[Case]:
+    """`count` cases of `containers` × `cards`, from empty to almost full nodes; a third have cards of one size."""
+    draw = _Draw(seed * 10_000 + containers * 100 + cards)
+    for _ in range(count):
+        fullness = draw.below(90)
+        sizes = SIZES_GIB if draw.below(3) else (draw.of(SIZES_GIB),)
+        states = tuple(_state(draw, index, draw.of(sizes), fullness) for index in range(cards))
+        yield Case(_ask(draw, containers, cards), states)
+
+
+def digest(some: Iterable[Case]) -> str:
+    """A short fingerprint of the cases, from their numbers only."""
+    text = hashlib.sha256()
+    for case in some:
+        for s in case.cards:
+            text.update(repr((s.card.memory, s.card.healthy, s.core_used, s.memory_used, s.shares)).encode())
+        for c in case.ask.containers:
+            text.update(repr((c.cards, c.core, c.memory, c.whole, str(c.stage))).encode())
+    return text.hexdigest()[:16]
+
+
+class _Draw:
+    def __init__(self, seed: int) -> None:
+        self._random = Random(seed)
+
+    def below(self, end: int) -> int:
+        return int(self._random.random() * end)
+
+    def of(self, choices: Sequence[_T]) -> _T:
+        return choices[self.below(len(choices))]
+
+
+def _state(draw: _Draw, index: int, gib: int, fullness: int) -> CardState:
+    """A card with up to four shares of others, each up to about a third of the fullness (percent)."""
+    card = Card(index, f"GPU-{index}", f"{gib}g", gib * 1024 * MIB, healthy=draw.below(25) > 0)
+    shares = draw.below(5) if draw.below(100) < fullness else 0
+    core = sum(10 * (1 + draw.below(1 + fullness // 3)) for _ in range(shares))
+    mib = sum(256 + draw.below(gib * 1024 * fullness // 400) for _ in range(shares))
+    return CardState(card, min(core, card.core), min(mib * MIB, card.memory), shares)
+
+
+def _ask(draw: _Draw, containers: int, cards: int) -> Ask:
+    """Shares of one and of several cards, some equal to the one before, some whole cards, some init containers."""
+    asks: list[ContainerAsk] = []
+    early = sum(draw.below(8) == 0 for _ in range(containers - 1))
+    for i in range(containers):
+        stage = Stage.APP if i >= early else draw.of((Stage.INIT, Stage.SIDECAR))
+        count = min(draw.of(CARDS_EACH), cards)
+        if asks and draw.below(4) == 0:
+            last = asks[-1]
+            asks.append(ContainerAsk(f"c{i}", last.cards, last.core, last.memory, whole=last.whole, stage=stage))
+        elif draw.below(15) == 0:
+            asks.append(whole_cards(f"c{i}", count, stage))
+        else:
+            memory = (256 + draw.below(11_000)) * MIB
+            asks.append(ContainerAsk(f"c{i}", count, draw.of(CORES), memory, stage=stage))
+    return Ask("mgpu", tuple(asks), MAX_SHARES)

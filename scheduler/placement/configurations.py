@@ -1,0 +1,126 @@
+"""Which containers of a pod can be on one card together.
+
+Equal containers are one kind: only how many of them are on a card matters. A configuration is a number of each kind,
+packed into an integer with a field per kind.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from mgpu.model.asks import Ask, ContainerAsk
+from mgpu.model.cards import Card, CardState
+from mgpu.model.pods import Stage
+
+_BESIDE = {Stage.INIT: Stage.SIDECAR, Stage.SIDECAR: Stage.INIT}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Containers of an ask that can stand for one another. `members`: their positions in the ask.
+
+    units: the cards that they need in total. shift, mask: where a number of this kind stands in a packed integer;
+    guard: the bit above it, which is 0 in configurations.
+    """
+
+    container: ContainerAsk
+    members: tuple[int, ...]
+    units: int
+    shift: int
+    mask: int
+    guard: int
+
+    def count(self, code: int) -> int:
+        """How many of this kind are in a configuration."""
+        return code >> self.shift & self.mask
+
+
+class Configuration(NamedTuple):
+    """Containers that are on one card. `code`: how many of each kind, packed. whole: the card must be idle.
+
+    core, memory, shares: what they need of the card at their busiest moment (`mgpu.model.asks.peak`).
+    running: the same of those that keep running, so far; whole_runs: one of those takes the whole card.
+    """
+
+    code: int = 0
+    core: int = 0
+    memory: int = 0
+    shares: int = 0
+    whole: bool = False
+    running: tuple[int, int, int] = (0, 0, 0)
+    whole_runs: bool = False
+
+    def fits(self, state: CardState, max_shares: int) -> bool:
+        return (
+            self.core <= state.core_free
+            and self.memory <= state.memory_free
+            and (not max_shares or state.shares + self.shares <= max_shares)
+            and (not self.whole or state.idle)
+        )
+
+
+def kinds_of(ask: Ask) -> tuple[Kind, ...]:
+    """The kinds of an ask, in start order.
+
+    Containers are of one kind when they ask for the same at the same stage, and, as an init container runs beside
+    the sidecars started before it, no sidecar starts between two init containers and the reverse.
+    """
+    members: dict[tuple[ContainerAsk, int], list[int]] = {}
+    started = dict.fromkeys(Stage, 0)
+    for i, container in enumerate(ask.containers):
+        started[container.stage] += 1
+        before = started[_BESIDE[container.stage]] if container.stage in _BESIDE else 0
+        members.setdefault((replace(container, container=""), before), []).append(i)
+    kinds, shift = [], 0
+    for (container, _), positions in members.items():
+        units = container.cards * len(positions)
+        bits = units.bit_length()
+        kinds.append(Kind(container, tuple(positions), units, shift, (1 << bits) - 1, 1 << shift + bits))
+        shift += bits + 1
+    return tuple(kinds)
+
+
+def configurations(
+    kinds: Sequence[Kind], states: Sequence[CardState], max_shares: int, most: int
+) -> list[Configuration] | None:
+    """Every configuration that may fit one of `states`, cards of one size; the empty one first. None: over `most`."""
+    card = states[0].card
+    core, memory = max(s.core_free for s in states), max(s.memory_free for s in states)
+    shares = max_shares - min(s.shares for s in states) if max_shares else sum(len(k.members) for k in kinds)
+    idle = any(s.idle for s in states)
+    found = [Configuration()]
+    for kind in kinds:
+        if kind.container.whole and not idle:
+            continue
+        more = []
+        for one in found:
+            grown: Configuration | None = one
+            for _ in kind.members:
+                grown = grown and grow(grown, kind, card)
+                if grown is None or grown.core > core or grown.memory > memory or grown.shares > shares:
+                    break
+                more.append(grown)
+            if len(found) + len(more) > most:
+                return None
+        found += more
+    return found
+
+
+def grow(before: Configuration, kind: Kind, card: Card) -> Configuration | None:
+    """One more container of this kind, started last. None: it would run beside a container with the whole card."""
+    container = kind.container
+    if before.whole_runs or (container.whole and before.running[2]):
+        return None
+    taken = container.takes(card)
+    running = before.running
+    core, memory, shares = running[0] + taken.core, running[1] + taken.memory, running[2] + 1
+    stays = container.stage is not Stage.INIT
+    return Configuration(
+        before.code + (1 << kind.shift),
+        max(before.core, core),
+        max(before.memory, memory),
+        max(before.shares, shares),
+        before.whole or container.whole,
+        (core, memory, shares) if stays else running,
+        container.whole and stays,
+    )

@@ -1,0 +1,69 @@
+"""Prices: what one card for a container of each kind is worth at the optimum (Lagrange multipliers).
+
+Let each card choose its containers by itself, paying the price of each. At the right prices the cards together
+choose almost what is needed, and a configuration that loses much against its card's choice is in no best placement:
+that is what makes the exact search short. Any prices keep it exact, so floats are good enough here.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from scheduler.placement.configurations import Kind
+
+Option = tuple[int, int]
+"""(worth of a configuration on a card against leaving the card alone, its code)."""
+
+_SMOOTHING = tuple(0.1 * 0.5**i for i in range(9))
+_STEPS = 6
+_REACH = 4.0
+_BALANCED = 0.1
+_BITS = 40
+
+
+def prices(kinds: Sequence[Kind], cards: Sequence[Sequence[Option]]) -> list[int]:
+    """The price of each kind, in the unit of the options' worth.
+
+    Minimises the dual, Σ over cards of the best (worth − prices paid) + Σ price × units, by Newton's method on its
+    softmax smoothing, ever less smooth.
+    """
+    codes = sorted({code for options in cards for _, code in options})
+    column = {code: j for j, code in enumerate(codes)}
+    counts = np.array([[kind.count(code) for kind in kinds] for code in codes], float)
+    units = np.array([kind.units for kind in kinds], float)
+    scale = max((abs(worth) for options in cards for worth, _ in options), default=0) or 1
+    worths = np.full((len(cards), len(codes)), -np.inf)
+    for i, options in enumerate(cards):
+        for worth, code in options:
+            worths[i, column[code]] = worth / scale
+    found = _minimise(worths, counts, units)
+    return [round(price * (1 << _BITS)) * scale >> _BITS for price in found.tolist()]
+
+
+def _minimise(
+    worths: np.ndarray[tuple[int, int], np.dtype[np.float64]],
+    counts: np.ndarray[tuple[int, int], np.dtype[np.float64]],
+    units: np.ndarray[tuple[int], np.dtype[np.float64]],
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """The prices with the lowest dual met on the way. worths: cards × configurations; counts: × kinds."""
+    now = best = np.zeros(len(units))
+    lowest = np.inf
+    for smoothing in _SMOOTHING:
+        for _ in range(_STEPS):
+            left = worths - counts @ now
+            top = left.max(axis=1)
+            dual = top.sum() + now @ units
+            if dual < lowest:
+                lowest, best = dual, now
+            share = np.exp((left - top[:, None]) / smoothing)
+            share /= share.sum(axis=1)[:, None]
+            chosen = share @ counts
+            missing = units - chosen.sum(axis=0)
+            if np.abs(missing).max() < _BALANCED:
+                break
+            curvature = (counts.T * share.sum(axis=0)) @ counts - chosen.T @ chosen
+            curvature[np.diag_indices(len(units))] += 1e-4
+            step = np.linalg.solve(curvature, missing) * smoothing
+            longest = np.abs(step).max()
+            now = now - step * min(1.0, _REACH * smoothing / longest)
+    return best
