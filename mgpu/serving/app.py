@@ -14,9 +14,9 @@ _log = logging.getLogger(__name__)
 _CHUNK = 1 << 16
 
 
-def new_app(name: str) -> Flask:
+def new_app() -> Flask:
     """An app without routes. Errors are `{"error": "…"}` with their status; the unexpected is logged and is a 500."""
-    app = Flask(name, static_folder=None)
+    app = Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY
     app.register_error_handler(Exception, _failed)
     return app

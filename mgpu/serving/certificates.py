@@ -5,6 +5,7 @@ stays in the bundle until it ends: clients have trusted a CA for a while before 
 """
 
 import ipaddress
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,12 +24,14 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from mgpu.model.errors import RetryLater
+from mgpu.model.errors import BadObject, Problem, RetryLater
 
 CA_LIFE = timedelta(days=730)
 LIFE = timedelta(days=90)
 _BACKDATED = timedelta(hours=1)  # for clocks that are behind
 _ATTEMPTS = 5
+_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_DNS_NAME = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*", re.ASCII | re.IGNORECASE)
 CA, CA_KEY, CHAIN, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 
 Files = Mapping[str, bytes]
@@ -80,7 +83,8 @@ class Material:
 def ensure(store: Store, names: Collection[str], now: datetime) -> Files:
     """The files in `store`, made or renewed where that is due. `names`: DNS names and IP addresses to serve.
 
-    Whoever writes first wins; everybody else uses what the winner wrote. Raises RetryLater where that never ends.
+    Whoever writes first wins; everybody else uses what the winner wrote. Raises RetryLater where that never ends, and
+    BadObject for a name that is none.
     """
     for _ in range(_ATTEMPTS):
         found, version = store.read()
@@ -212,6 +216,8 @@ def _name(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
+        if _DNS_NAME.fullmatch(name) is None:
+            raise BadObject([Problem("names", f"{name!r} is neither a DNS name nor an IP address")]) from None
         return x509.DNSName(name)
 
 

@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import os
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,14 +63,13 @@ class Folder:
 
 
 def given(path: Path) -> tuple[Path, Path]:
-    """(chain, key) in someone else's directory. Raises BadObject where one cannot be read."""
-    files = path / CHAIN, path / KEY
-    problems = []
-    for file in files:
-        try:
-            file.read_bytes()
-        except OSError as error:
-            problems.append(Problem(str(file), error.strerror or str(error)))
-    if problems:
-        raise BadObject(problems)
-    return files
+    """(chain, key) in someone else's directory. Raises BadObject where they cannot be read or do not fit together."""
+    chain, key = path / CHAIN, path / KEY
+    for file in (chain, key):
+        if not os.access(file, os.R_OK):
+            raise BadObject([Problem(str(file), "does not exist or cannot be read")])
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(chain, key)
+    except ssl.SSLError as error:
+        raise BadObject([Problem(str(path), f"{CHAIN} and {KEY} are no certificate and its key: {error}")]) from error
+    return chain, key
