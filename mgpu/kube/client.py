@@ -1,5 +1,6 @@
 """Requests to the API server."""
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlencode
@@ -69,24 +70,23 @@ class Api:
     def delete(self, path: str, body: Mapping[str, Any] | None = None, **query: object) -> dict[str, Any]:
         return self._call("DELETE", path, query, body)
 
-    def list(self, path: str, **query: object) -> tuple[list[dict[str, Any]], str]:
-        """All items, fetched in pages, and the resourceVersion to watch from."""
-        items: list[dict[str, Any]] = []
+    def pages(self, path: str, **query: object) -> Iterator[tuple[list[dict[str, Any]], str]]:
+        """The items page by page, each with the resourceVersion of the whole list. A large cluster never stands in
+        memory at once.
+        """
         token = ""
         while True:
             page = self.get(path, **query, limit=PAGE, **({"continue": token} if token else {}))
-            items += page.get("items") or ()
-            token = page["metadata"].get("continue", "")
+            meta = page.get("metadata") or {}
+            if not meta.get("resourceVersion"):
+                raise Unreachable(f"GET {path}: the answer is no list")
+            yield page.get("items") or [], meta["resourceVersion"]
+            token = meta.get("continue", "")
             if not token:
-                return items, page["metadata"]["resourceVersion"]
+                return
 
-    def watch(
-        self, path: str, resource_version: str, *, seconds: int = 300, **query: Any
-    ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(`ADDED`|`MODIFIED`|`DELETED`|`BOOKMARK`, object) until the server ends the watch, after `seconds` at most.
-
-        Raises ApiError 410 where the version is too old (list again), Unreachable where the stream breaks.
-        """
+    def watch(self, path: str, resource_version: str, *, seconds: int = 300, **query: Any) -> "Watch":
+        """Changes after `resource_version`, until the server ends the watch, after `seconds` at most."""
         asked = {
             **query,
             "watch": "1",
@@ -95,18 +95,8 @@ class Api:
             "timeoutSeconds": seconds,
         }
         # The server ends the watch itself; silence far beyond that is a dead connection.
-        response = self._send("GET", path, asked, timeout=urllib3.Timeout(connect=self._timeout, read=seconds + 30))
-        try:
-            for line in _lines(response):
-                event = orjson.loads(line)
-                if event["type"] == "ERROR":
-                    raise _refusal(event["object"].get("code", 500), event["object"])
-                yield event["type"], event["object"]
-        except (urllib3.exceptions.HTTPError, OSError, orjson.JSONDecodeError) as error:
-            raise Unreachable(f"watch of {path}: {error}") from error
-        finally:
-            response.close()
-            response.release_conn()
+        timeout = urllib3.Timeout(connect=self._timeout, read=seconds + 30)
+        return Watch(path, self._send("GET", path, asked, timeout=timeout))
 
     def close(self) -> None:
         self._pool.clear()
@@ -157,6 +147,45 @@ class Api:
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise Unreachable(f"{method} {path}: {error}") from error
         return response
+
+    # Last, since below it `list` is this method.
+    def list(self, path: str, **query: object) -> tuple[list[dict[str, Any]], str]:
+        """All items, and the resourceVersion to watch from."""
+        items: list[dict[str, Any]] = []
+        version = ""
+        for page, version in self.pages(path, **query):  # noqa: B007
+            items += page
+        return items, version
+
+
+class Watch:
+    """(`ADDED`|`MODIFIED`|`DELETED`|`BOOKMARK`, object) one after the other.
+
+    Iterating raises ApiError 410 where the version is too old (list again), Unreachable where the stream breaks.
+    """
+
+    def __init__(self, path: str, response: urllib3.BaseHTTPResponse) -> None:
+        self._path, self._response = path, response
+
+    def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        try:
+            for line in _lines(self._response):
+                event = orjson.loads(line)
+                if event["type"] == "ERROR":
+                    raise _refusal(event["object"].get("code", 500), event["object"])
+                yield event["type"], event["object"]
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            raise Unreachable(f"watch of {self._path}: {error}") from error
+
+    def close(self) -> None:
+        """Give the connection up. By the thread that iterates."""
+        self._response.close()
+        self._response.release_conn()
+
+    def end(self) -> None:
+        """Make the iteration end, from any thread."""
+        with contextlib.suppress(ValueError, RuntimeError, OSError):  # it has ended already
+            self._response.shutdown()
 
 
 def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:

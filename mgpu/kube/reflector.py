@@ -7,10 +7,11 @@ would stay) nor hands out raw objects. Hence this one.
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mgpu.kube.client import Api, ApiError, Unreachable
+from mgpu.kube.client import Api, ApiError, Unreachable, Watch
 
 log = logging.getLogger(__name__)
 
@@ -22,10 +23,11 @@ class Reflector:
     """Calls `changed(object)` for every object that is new or different and `gone(object)` for every one that vanished.
 
     Both run on the reflector's own thread, one after the other, in the order of the API's history; after a re-list
-    with `gone` for what is no longer there (the last known state of it), and with `changed` only where the
-    resourceVersion moved. An exception from a callback is logged and does not stop the watch.
+    `changed` only where the resourceVersion moved, then `gone` for what is no longer there (its last known name and
+    uid). An exception from a callback is logged and does not stop the watch.
 
     path: the collection (`/api/v1/pods`). query: labelSelector, fieldSelector.
+    optional: an API server that does not know the kind has no objects of it, and is asked again.
     """
 
     def __init__(
@@ -35,64 +37,124 @@ class Reflector:
         changed: Callable[[Raw], None],
         gone: Callable[[Raw], None],
         query: Mapping[str, Any] | None = None,
+        *,
+        optional: bool = False,
     ) -> None:
-        self._api, self._path, self._query = api, path, dict(query or {})
+        self._api, self._path, self._query, self._optional = api, path, dict(query or {}), optional
         self._changed, self._gone = changed, gone
         self._known: dict[str, tuple[str, Raw]] = {}
         self._stop = threading.Event()
-        self._synced = threading.Event()
+        self._lists = threading.Condition()
+        self._begun = self._finished = 0
+        self._wanted = 0
+        self._watch: Watch | None = None
+        self._broken_since: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"watch {path}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask the thread to end; it does with the watch's next event or end."""
+        """Ask the thread to end, which it does at once unless a callback or a list is under way."""
         self._stop.set()
+        self._interrupt()
 
     @property
     def synced(self) -> bool:
         """Whether the first list has been handed over completely."""
-        return self._synced.is_set()
+        return self._finished > 0
+
+    @property
+    def broken_for(self) -> float:
+        """Seconds since the API server was last heard on this, 0 while the watch runs."""
+        since = self._broken_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def wait_synced(self, timeout: float) -> bool:
-        return self._synced.wait(timeout)
+        with self._lists:
+            return self._lists.wait_for(lambda: self._finished > 0, timeout)
+
+    def refresh(self, timeout: float) -> bool:
+        """List again now: True once everything that was written before this call has been handed over."""
+        with self._lists:
+            wanted = self._wanted = self._begun + 1
+            self._interrupt()
+            return self._lists.wait_for(lambda: self._finished >= wanted, timeout)
+
+    def _interrupt(self) -> None:
+        watch = self._watch
+        if watch is not None:
+            watch.end()
 
     def _run(self) -> None:
         pause = 0.1
         while not self._stop.is_set():
             try:
                 version = self._relist()
-                pause = 0.1
-                self._follow(version)
+                if version:
+                    pause = 0.1
+                    self._follow(version)
             except (ApiError, Unreachable) as error:
+                if self._refresh_due():
+                    continue
+                self._broken_since = self._broken_since or time.monotonic()
                 log.warning("watch of %s broke, listing again: %s", self._path, error)
+            except Exception:
+                # The thread's outermost loop: an answer that nobody foresaw must not end it.
+                self._broken_since = self._broken_since or time.monotonic()
+                log.exception("watch of %s failed, listing again", self._path)
+            if not self._refresh_due():
                 # Jitter: after an outage of the API server not everybody comes back at once.
                 self._stop.wait(pause * (0.5 + random.random()))
                 pause = min(pause * 2, _MAX_PAUSE)
 
+    def _refresh_due(self) -> bool:
+        return self._wanted > self._begun
+
     def _relist(self) -> str:
-        items, version = self._api.list(self._path, **self._query)
-        present = {item["metadata"]["uid"] for item in items}
+        """The version to watch from; "" where the API server does not know the kind and need not."""
+        with self._lists:
+            self._begun += 1
+            begun = self._begun
+        version, present = "", set()
+        try:
+            for page, version in self._api.pages(self._path, **self._query):  # noqa: B007
+                for item in page:
+                    present.add(item["metadata"]["uid"])
+                    self._take(item)
+        except ApiError as error:
+            if not (self._optional and error.status == 404):
+                raise
         for uid in [uid for uid in self._known if uid not in present]:
             self._forget(uid)
-        for item in items:
-            self._take(item)
-        self._synced.set()
+        self._broken_since = None
+        with self._lists:
+            self._finished = begun
+            self._lists.notify_all()
         return version
 
     def _follow(self, version: str) -> None:
-        """Watch after watch, each from where the last one ended, until one is refused or breaks."""
-        while not self._stop.is_set():
-            for kind, item in self._api.watch(self._path, version, **self._query):
-                if self._stop.is_set():
+        """Watch after watch, each from where the last one ended, until one is refused or breaks, or a list is due."""
+        while not (self._stop.is_set() or self._refresh_due()):
+            started = time.monotonic()
+            self._watch = watch = self._api.watch(self._path, version, **self._query)
+            try:
+                if self._stop.is_set() or self._refresh_due():  # asked for before there was a watch to interrupt
                     return
-                version = item["metadata"]["resourceVersion"]
-                if kind == "DELETED":
-                    self._known[item["metadata"]["uid"]] = (version, item)
-                    self._forget(item["metadata"]["uid"])
-                elif kind != "BOOKMARK":
-                    self._take(item)
+                for kind, item in watch:
+                    if self._stop.is_set():
+                        return
+                    version = item["metadata"]["resourceVersion"]
+                    if kind == "DELETED":
+                        self._known[item["metadata"]["uid"]] = (version, item)
+                        self._forget(item["metadata"]["uid"])
+                    elif kind != "BOOKMARK":
+                        self._take(item)
+            finally:
+                self._watch = None
+                watch.close()
+            if time.monotonic() - started < 1 and not self._refresh_due():
+                self._stop.wait(0.1)  # a server that ends every watch at once must not be asked in a tight loop
 
     def _take(self, item: Raw) -> None:
         uid, version = item["metadata"]["uid"], item["metadata"]["resourceVersion"]
