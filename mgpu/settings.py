@@ -212,11 +212,13 @@ def _put(tree: dict[str, Any], path: list[str], value: object) -> bool:
         if i == len(path) - 1:
             tree[key] = value
             return True
+        block = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+        if block is None:
+            return False
         inner = tree.setdefault(key, {})
         if not isinstance(inner, dict):
             return True  # reported by the validation
         tree = inner
-        block = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
     return False
 
 

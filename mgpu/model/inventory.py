@@ -43,8 +43,9 @@ def read_device(raw: Mapping[str, Any]) -> tuple[Card, ...]:
 def _read_card(row: Mapping[str, Any], path: str) -> Card:
     resources = row.get("resources", row.get("resource")) or {}
     labels, topology = row.get("labels") or {}, row.get("topology") or {}
-    if not all(isinstance(part, dict) for part in (resources, labels, topology)):
-        raise BadObject([Problem(path, "resources, labels and topology must be objects")])
+    for part, name in ((resources, "resources"), (labels, "labels"), (topology, "topology")):
+        if not isinstance(part, dict):
+            raise BadObject([Problem(f"{path}.{name}", "must be an object")])
     minor = row.get("minor")
     if not isinstance(minor, int) or isinstance(minor, bool) or minor < 0:
         raise BadObject([Problem(f"{path}.minor", f"must be an integer of at least 0, not {minor!r}")])

@@ -1,0 +1,144 @@
+"""The Device object and the hand-written card list: what is written reads back, what is wrong is named."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mgpu.model.cards import Card
+from mgpu.model.errors import BadObject
+from mgpu.model.inventory import equal_cards, read_card_list, read_device, write_device
+from mgpu.model.pods import Node
+from tests.builders import GIB, cards
+
+
+def problems(read: Any, *args: object) -> list[str]:
+    with pytest.raises(BadObject) as error:
+        read(*args)
+    return [str(problem) for problem in error.value.problems]
+
+
+@st.composite
+def _cards(draw: st.DrawFn) -> tuple[Card, ...]:
+    indexes = draw(st.lists(st.integers(0, 40), unique=True, max_size=6))
+    minors = draw(st.permutations(indexes))
+    return tuple(
+        Card(
+            index=i,
+            uuid=f"GPU-{i}",
+            model=draw(st.sampled_from(["", "A100", "H200"])),
+            memory=draw(st.integers(1, 1 << 40)),
+            healthy=draw(st.booleans()),
+            numa=draw(st.none() | st.integers(0, 3)),
+            minor=minor,
+        )
+        for i, minor in zip(indexes, minors, strict=True)
+    )
+
+
+@given(_cards())
+def test_property_what_is_written_reads_back(given_cards: tuple[Card, ...]) -> None:
+    device = write_device(Node("n1"), "uid-1", given_cards)
+    assert read_device(device) == tuple(sorted(given_cards, key=lambda card: card.index))
+
+
+def test_the_device_goes_with_its_node() -> None:
+    device = write_device(Node("n1"), "uid-1", cards(1))
+    assert device["metadata"]["name"] == "n1"
+    assert device["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
+
+
+def test_the_seeds_older_spellings_are_read() -> None:
+    entry = {"deviceType": "gpu", "id": "GPU-a", "minor": 3, "resource": {"kubernetes.io/gpu-memory": "8Gi"}}
+    assert read_device({"spec": {"devices": [entry]}}) == (Card(3, "GPU-a", "", 8 * GIB, minor=3),)
+
+
+def test_other_types_are_no_cards() -> None:
+    assert read_device({"spec": {"devices": [{"type": "rdma", "minor": 0}, {"type": "fpga"}]}}) == ()
+    assert read_device({}) == ()
+
+
+def gpu(**changed: object) -> dict[str, object]:
+    return {"type": "gpu", "id": "GPU-0", "minor": 0, "resources": {"koordinator.sh/gpu-memory": "8Gi"}, **changed}
+
+
+@pytest.mark.parametrize(
+    ("device", "path"),
+    [
+        (gpu(minor="0"), "spec.devices[0].minor"),
+        (gpu(minor=-1), "spec.devices[0].minor"),
+        (gpu(minor=True), "spec.devices[0].minor"),
+        (gpu(id=""), "spec.devices[0].id"),
+        (gpu(id=7), "spec.devices[0].id"),
+        (gpu(resources={}), "spec.devices[0].resources[koordinator.sh/gpu-memory]"),
+        (gpu(resources={"koordinator.sh/gpu-memory": "0"}), "spec.devices[0].resources[koordinator.sh/gpu-memory]"),
+        (gpu(resources={"kubernetes.io/gpu-memory": "x"}), "spec.devices[0].resources[kubernetes.io/gpu-memory]"),
+        (gpu(resources=7), "spec.devices[0].resources"),
+        (gpu(labels=7), "spec.devices[0].labels"),
+        (gpu(topology="a"), "spec.devices[0].topology"),
+        (gpu(labels={"mgpu.io/index": "x"}), "spec.devices[0].labels[mgpu.io/index]"),
+        (gpu(labels={"mgpu.io/index": "-1"}), "spec.devices[0].labels[mgpu.io/index]"),
+        ("card", "spec.devices[0]"),
+    ],
+)
+def test_a_wrong_device_is_named(device: object, path: str) -> None:
+    (problem,) = problems(read_device, {"spec": {"devices": [device]}})
+    assert problem.startswith(f"{path}: ")
+
+
+def test_two_cards_are_never_the_same() -> None:
+    found = problems(read_device, {"spec": {"devices": [gpu(), gpu(labels={"mgpu.io/index": "1"})]}})
+    assert found == ["spec.devices: two cards have the UUID GPU-0", "spec.devices: two cards have the minor 0"]
+
+
+def test_equal_cards_are_listed_once() -> None:
+    read = read_card_list([{"count": 2, "memory": "80Gi", "model": "A100"}, {"memory": "40Gi"}], "n1", "cards")
+    assert [(c.index, c.uuid, c.memory >> 30, c.model) for c in read] == [
+        (0, "GPU-n1-0", 80, "A100"),
+        (1, "GPU-n1-1", 80, "A100"),
+        (2, "GPU-n1-2", 40, ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "path"),
+    [
+        ({}, "cards"),
+        ([1], "cards[0]"),
+        ([{"memory": "8Gi", "colour": "red"}], "cards[0].colour"),
+        ([{}], "cards[0].memory"),
+        ([{"memory": "-1"}], "cards[0].memory"),
+        ([{"memory": "8Gi", "index": "0"}], "cards[0].index"),
+        ([{"memory": "8Gi", "index": -1}], "cards[0].index"),
+        ([{"memory": "8Gi", "count": 0}], "cards[0].count"),
+        ([{"memory": "8Gi", "count": 10**12}], "cards[0].count"),
+        ([{"memory": "8Gi", "healthy": "yes"}], "cards[0].healthy"),
+        ([{"memory": "8Gi", "uuid": 1}], "cards[0].uuid"),
+        ([{"memory": "8Gi", "uuid": "GPU-1", "count": 2}], "cards[0].uuid"),
+        ([{"memory": "8Gi", "minor": 1, "count": 2}], "cards[0].minor"),
+        ([{"memory": "8Gi", "index": 1}, {"memory": "8Gi", "index": 1}], "cards"),
+    ],
+)
+def test_a_wrong_list_is_named(rows: object, path: str) -> None:
+    assert problems(read_card_list, rows, "n1", "cards")[0].startswith(f"{path}: ")
+
+
+def test_every_problem_of_a_list_is_named() -> None:
+    found = problems(read_card_list, [{"memory": "x", "count": 0}, 5], "n1", "cards")
+    assert [line.split(":")[0] for line in found] == ["cards[0].count", "cards[0].memory", "cards[1]"]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "gib"),
+    [
+        ({"aliyun.com/gpu-mem": "32", "aliyun.com/gpu-count": "2"}, [16, 16]),
+        ({"aliyun.com/gpu-mem": "33", "aliyun.com/gpu-count": "2"}, [16, 16]),
+        ({"aliyun.com/gpu-mem": "1", "aliyun.com/gpu-count": "2"}, []),
+        ({"aliyun.com/gpu-mem": "x", "aliyun.com/gpu-count": "2"}, []),
+        ({"aliyun.com/gpu-mem": "9E", "aliyun.com/gpu-count": "8E"}, []),
+        ({}, []),
+    ],
+)
+def test_a_node_without_device_has_equal_cards(capacity: dict[str, str], gib: list[int]) -> None:
+    assert [card.memory >> 30 for card in equal_cards(Node("n1", capacity=capacity))] == gib

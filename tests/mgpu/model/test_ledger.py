@@ -1,0 +1,164 @@
+"""The ledger: whatever happened before, what it says follows from the holdings and the cards alone."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mgpu.model.asks import Ask, ContainerAsk, Placement, whole_cards
+from mgpu.model.cards import Card, CardState
+from mgpu.model.ledger import Holding, Ledger, Share, shares_of, unknown_shares
+from mgpu.model.pods import Stage
+from tests.builders import GIB, card, cards
+
+
+def holding(uid: str = "u", *shares: Share, node: str = "n1") -> Holding:
+    return Holding(uid, "default", f"pod-{uid}", node, "mgpu", shares)
+
+
+def used(ledger: Ledger, node: str = "n1") -> list[tuple[int, int, int]]:
+    return [(s.core_used, s.memory_used // GIB, s.shares) for s in ledger.cards(node)]
+
+
+def test_a_release_gives_back_exactly_what_was_taken() -> None:
+    ledger = Ledger()
+    ledger.set_cards("n1", cards(2))
+    ledger.hold(holding("a", Share("c", 0, 300, 2 * GIB)))
+    ledger.hold(holding("b", Share("c", 0, 200, GIB), Share("d", "GPU-n1-1", 500, GIB)))
+    assert used(ledger) == [(500, 3, 2), (500, 1, 1)]
+    ledger.release("a")
+    assert used(ledger) == [(200, 1, 1), (500, 1, 1)]
+    assert ledger.release("a") is None
+
+
+def test_a_new_holding_replaces_the_uids_old_one_on_any_node() -> None:
+    ledger = Ledger()
+    for node in ("n1", "n2"):
+        ledger.set_cards(node, cards(1, node=node))
+        ledger.hold(holding("a", Share("c", 0, 300), node=node))
+    assert used(ledger, "n1") == [(0, 0, 0)]
+    assert used(ledger, "n2") == [(300, 0, 1)]
+
+
+def test_cards_that_change_meanwhile() -> None:
+    ledger = Ledger()
+    ledger.hold(holding("a", Share("c", 1, 300, GIB)))
+    assert ledger.cards("n1") == ()
+    ledger.set_cards("n1", cards(2))
+    assert used(ledger) == [(0, 0, 0), (300, 1, 1)]
+    ledger.set_cards("n1", cards(1))
+    assert used(ledger) == [(0, 0, 0)]
+    ledger.set_cards("n1", None)
+    ledger.set_cards("n1", cards(2))
+    assert used(ledger) == [(0, 0, 0), (300, 1, 1)]
+    ledger.release("a")
+    assert used(ledger) == [(0, 0, 0), (0, 0, 0)]
+
+
+def test_a_whole_share_is_the_card_at_its_size_now() -> None:
+    ledger = Ledger()
+    ledger.hold(holding("a", Share("c", 0, 1000, whole=True)))
+    for gib in (80, 40):
+        ledger.set_cards("n1", cards(1, gib=gib))
+        assert used(ledger) == [(1000, gib, 1)]
+
+
+def test_a_share_on_nobody_knows_which_card_is_held_on_all() -> None:
+    ledger = Ledger()
+    ledger.set_cards("n1", cards(3))
+    ledger.hold(holding("a", *unknown_shares(Ask("mgpu", (ContainerAsk("c", core=400, memory=GIB),)))))
+    assert used(ledger) == [(400, 1, 1)] * 3
+
+
+def test_init_containers_and_app_containers_share_a_card_in_turn() -> None:
+    ledger = Ledger()
+    ledger.set_cards("n1", cards(1))
+    ledger.hold(
+        holding(
+            "a",
+            Share("i", 0, 700, GIB, stage=Stage.INIT),
+            Share("s", 0, 100, GIB, stage=Stage.SIDECAR),
+            Share("c", 0, 300, 4 * GIB),
+        )
+    )
+    assert used(ledger) == [(700, 5, 2)]
+
+
+def test_deciding_again_leaves_the_pods_own_holding_out() -> None:
+    ledger = Ledger()
+    ledger.set_cards("n1", cards(1))
+    ledger.hold(holding("a", Share("c", 0, 300)))
+    ledger.hold(holding("b", Share("c", 0, 200)))
+    assert ledger.cards("n1", without="a")[0].core_used == 200
+    assert ledger.cards("n1")[0].core_used == 500
+
+
+def test_over_capacity_is_no_free_space_rather_than_negative() -> None:
+    state = CardState(card(0, gib=1), core_used=1500, memory_used=5 * GIB, shares=2)
+    assert (state.core_free, state.memory_free, state.idle) == (0, 0, False)
+
+
+def test_shares_follow_the_ask_and_its_placement() -> None:
+    ask = Ask("mgpu", (ContainerAsk("a", 2, 100, GIB), whole_cards("b", 1)))
+    shares = shares_of(ask, Placement((("a", (0, 2)), ("b", (1,)))))
+    assert [(s.container, s.card, s.core, s.whole) for s in shares] == [
+        ("a", 0, 100, False),
+        ("a", 2, 100, False),
+        ("b", 1, 1000, True),
+    ]
+
+
+def test_holdings_have_one_order() -> None:
+    ledger = Ledger()
+    for uid in ("b", "c", "a"):
+        ledger.hold(holding(uid))
+    assert [h.uid for h in ledger.holdings()] == [h.uid for h in ledger.holdings("n1")] == ["a", "b", "c"]
+    assert ledger.holdings("other") == ()
+
+
+_shares = st.builds(
+    Share,
+    st.sampled_from(["c", "d"]),
+    st.none() | st.integers(0, 3) | st.sampled_from([f"GPU-n1-{i}" for i in range(3)]),
+    st.integers(0, 1000),
+    st.integers(0, 1 << 34),
+    st.booleans(),
+    st.sampled_from(Stage),
+)
+_nodes = st.sampled_from(["n1", "n2"])
+_card_lists = st.none() | st.lists(st.integers(0, 3), unique=True).map(lambda found: tuple(card(i) for i in found))
+_events = st.one_of(
+    st.tuples(st.just("hold"), st.sampled_from("abc"), _nodes, st.lists(_shares, max_size=3).map(tuple)),
+    st.tuples(st.just("release"), st.sampled_from("abc")),
+    st.tuples(st.just("cards"), _nodes, _card_lists),
+    st.tuples(st.just("look"), _nodes),
+)
+
+
+@given(st.lists(_events, max_size=25))
+def test_property_any_history_equals_a_ledger_rebuilt_from_what_is(events: list[tuple[object, ...]]) -> None:
+    ledger = Ledger()
+    held: dict[str, Holding] = {}
+    there: dict[str, tuple[Card, ...]] = {}
+    for event in events:
+        match event:
+            case ("hold", str(uid), str(node), tuple(shares)):
+                held[uid] = Holding(uid, "default", uid, node, "mgpu", shares)
+                ledger.hold(held[uid])
+            case ("release", str(uid)):
+                assert ledger.release(uid) == held.pop(uid, None)
+            case ("cards", str(node), found):
+                there.pop(node, None)
+                if isinstance(found, tuple):
+                    there[node] = found
+                ledger.set_cards(node, there.get(node))
+            case ("look", str(node)):
+                ledger.cards(node)
+    rebuilt = Ledger()
+    for one in sorted(held.values(), key=lambda h: h.uid):
+        rebuilt.hold(one)
+    for node, found in sorted(there.items()):
+        rebuilt.set_cards(node, found)
+    assert ledger == rebuilt
+    assert ledger.holdings() == rebuilt.holdings()
+    assert all(
+        s.core_used >= 0 and s.memory_used >= 0 and s.idle == (s.shares == 0) for n in there for s in ledger.cards(n)
+    )

@@ -1,0 +1,165 @@
+"""Self-made certificates: made, renewed, repaired, shared."""
+
+import ssl
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from mgpu.model.errors import BadObject, RetryLater
+from mgpu.serving.certificates import CA, CA_KEY, CA_LIFE, CHAIN, KEY, LIFE, Files, ensure, expires, renewed
+from mgpu.serving.folder import Folder, given
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+NAMES = {"mgpu-webhook.mgpu-system.svc", "127.0.0.1"}
+DAY = timedelta(days=1)
+
+
+@pytest.fixture(scope="module")
+def files() -> Files:
+    return renewed({}, NAMES, NOW)
+
+
+def authorities(files: Files) -> list[x509.Certificate]:
+    return x509.load_pem_x509_certificates(files[CA])
+
+
+def trusted(files: Files) -> bool:
+    """Whether one of the bundle's authorities signed the serving certificate, as OpenSSL sees it."""
+    chain = x509.load_pem_x509_certificate(files[CHAIN])
+    return any(ca.subject == chain.issuer and not chain.verify_directly_issued_by(ca) for ca in authorities(files))
+
+
+def test_a_new_certificate_is_for_the_names_and_signed_by_its_authority(files: Files) -> None:
+    certificate = x509.load_pem_x509_certificate(files[CHAIN])
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert set(names.get_values_for_type(x509.DNSName)) == {"mgpu-webhook.mgpu-system.svc"}
+    assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
+    assert trusted(files)
+    assert expires(files) == NOW + LIFE
+
+
+@pytest.mark.parametrize("after", [timedelta(0), LIFE / 2])
+def test_what_is_good_stays(files: Files, after: timedelta) -> None:
+    assert renewed(files, NAMES, NOW + after) is files
+
+
+def test_at_two_thirds_of_its_life_it_is_renewed_under_the_same_authority(files: Files) -> None:
+    later = NOW + LIFE * 0.67
+    new = renewed(files, NAMES, later)
+    assert expires(new) == later + LIFE
+    assert new[CA] == files[CA]
+    assert trusted(new)
+
+
+def test_another_name_needs_another_certificate(files: Files) -> None:
+    new = renewed(files, {*NAMES, "host.example"}, NOW + DAY)
+    assert new[CHAIN] != files[CHAIN]
+    assert new[CA] == files[CA]
+    assert renewed(new, NAMES, NOW + DAY) is new
+
+
+def test_a_new_authority_is_trusted_before_it_signs(files: Files) -> None:
+    later = NOW + CA_LIFE * 0.67
+    running = renewed(files, NAMES, later - LIFE * 0.3)
+    first = renewed(running, NAMES, later)
+    assert len(authorities(first)) == 2
+    assert first[CHAIN] == running[CHAIN]
+    second = renewed(first, NAMES, later + LIFE)
+    assert second[CA] == first[CA]
+    assert x509.load_pem_x509_certificate(second[CHAIN]).issuer == authorities(second)[0].subject
+
+
+def test_an_ended_authority_leaves_the_bundle(files: Files) -> None:
+    later = NOW + CA_LIFE * 0.67
+    both = renewed(renewed(files, NAMES, later), NAMES, later + LIFE)
+    assert len(authorities(both)) == 2
+    ended = renewed(both, NAMES, NOW + CA_LIFE + DAY)
+    assert len(authorities(ended)) == 1
+    assert trusted(ended)
+
+
+BROKEN: Mapping[str, Mapping[str, bytes | None]] = {
+    "no serving key": {KEY: None},
+    "half a serving key": {KEY: b"-----BEGIN PRIVATE KEY-----\nMIGH"},
+    "an empty certificate": {CHAIN: b""},
+    "no authority": {CA: None},
+    "no authority's key": {CA_KEY: None},
+    "noise": {CA: b"\x00\xff", CA_KEY: b"\x00", CHAIN: b"\x00", KEY: b"\x00"},
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
+def test_what_is_torn_is_made_again(files: Files, broken: Mapping[str, bytes | None]) -> None:
+    torn = {k: v for k, v in {**files, **broken}.items() if v is not None}
+    new = renewed(torn, NAMES, NOW + DAY)
+    assert trusted(new)
+    assert renewed(new, NAMES, NOW + DAY) is new
+
+
+def test_a_foreign_certificate_is_replaced(files: Files) -> None:
+    other = renewed({}, NAMES, NOW)
+    new = renewed({**files, CHAIN: other[CHAIN], KEY: other[KEY]}, NAMES, NOW)
+    assert new[CA] == files[CA]
+    assert trusted(new)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "-a", "a..b", "ä.example", "a" * 64, "http://x"])
+def test_a_name_that_is_none_is_an_error(name: str) -> None:
+    with pytest.raises(BadObject, match="neither a DNS name nor an IP address"):
+        renewed({}, {name}, NOW)
+
+
+def test_a_folder_keeps_them_for_its_owner_only(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "new" / "certs")
+    files = ensure(folder, NAMES, NOW)
+    assert folder.read()[0] == files
+    assert {p.name: p.stat().st_mode & 0o777 for p in folder.path.glob("*.*") if p.suffix in (".key", ".crt")} == {
+        name: 0o600 for name in (CA, CA_KEY, CHAIN, KEY)
+    }
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder.chain, folder.key)
+
+
+def test_a_folder_with_half_a_write_in_it_is_repaired(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    ensure(folder, NAMES, NOW)
+    (tmp_path / ".tls.key.new").write_bytes(b"half")
+    folder.key.write_bytes(b"-----BEGIN")
+    assert given(tmp_path) if trusted(ensure(folder, NAMES, NOW)) else None
+
+
+def test_processes_that_race_end_with_one_certificate(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: ensure(Folder(tmp_path), NAMES, NOW), range(8)))
+    assert len({files[CHAIN] for files in made}) == 1
+    assert made[0] == Folder(tmp_path).read()[0]
+
+
+class Contested:
+    """A store in which somebody else always writes first."""
+
+    def read(self) -> tuple[Files, str]:
+        return {}, "1"
+
+    def write(self, files: Files, version: str) -> bool:  # noqa: ARG002
+        return False
+
+
+def test_a_race_that_never_ends_is_given_up() -> None:
+    with pytest.raises(RetryLater):
+        ensure(Contested(), NAMES, NOW)
+
+
+def test_given_certificates_must_be_there_and_fit(tmp_path: Path, files: Files) -> None:
+    with pytest.raises(BadObject, match=r"tls\.crt"):
+        given(tmp_path)
+    (tmp_path / CHAIN).write_bytes(files[CHAIN])
+    (tmp_path / KEY).write_bytes(renewed({}, NAMES, NOW)[KEY])
+    with pytest.raises(BadObject, match="no certificate and its key"):
+        given(tmp_path)
+    (tmp_path / KEY).write_bytes(files[KEY])
+    assert given(tmp_path) == (tmp_path / CHAIN, tmp_path / KEY)

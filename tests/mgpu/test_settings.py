@@ -1,0 +1,140 @@
+"""Settings: the file, a Volcano configuration, the environment and flags; every error names path and remedy."""
+
+from typing import Any
+
+import pytest
+
+from mgpu.model.errors import BadObject
+from mgpu.settings import Settings, load_settings
+
+VOLCANO = """
+actions: "reclaim, allocate, backfill, preempt"
+tiers:
+- plugins:
+  - name: priority
+- plugins:
+  - name: drf
+  - name: predicates
+    arguments:
+      predicate.MGPUEnable: true
+      predicate.MGPUPolicy: Spread
+      predicate.MGPUWeightOfCore: 30
+      predicate.MGPUScheduleMode: id
+      predicate.MGPUMaxContainersPerCard: 4
+      predicate.GPUSharingEnable: false
+"""
+
+
+def problems(text: str = "", **more: Any) -> list[str]:
+    with pytest.raises(BadObject) as error:
+        load_settings(text, "mgpu.yaml", **more)
+    return [str(problem) for problem in error.value.problems]
+
+
+def test_nothing_set_is_the_defaults() -> None:
+    assert load_settings("") == Settings() == load_settings("{}")  # type: ignore[call-arg]
+    own = load_settings("").dialects.mgpu
+    assert (own.weight_of_core, own.schedule_mode, own.max_containers_per_card, own.min_gpu_memory) == (
+        20,
+        "index",
+        16,
+        256,
+    )
+
+
+def test_the_projects_own_spelling() -> None:
+    settings = load_settings(
+        "cardPolicy: spread\nnodePolicy: spread\n"
+        "dialects: {mgpu: {MGPUPolicy: BinPack, MGPUWeightOfCore: 50, minGPUMemory: 512, enabled: false}}\n"
+        "webhook: {port: 9443}\n"
+    )
+    assert (settings.card_policy, settings.node_policy, settings.webhook.port) == ("spread", "spread", 9443)
+    own = settings.dialects.mgpu
+    assert (own.policy, own.weight_of_core, own.min_gpu_memory, own.enabled) == ("binpack", 50, 512, False)
+
+
+def test_a_volcano_configuration() -> None:
+    own = load_settings(VOLCANO).dialects.mgpu
+    assert (own.mgpu_enable, own.policy, own.weight_of_core) == (True, "spread", 30)
+    assert (own.schedule_mode, own.max_containers_per_card) == ("id", 4)
+
+
+def test_a_volcano_configuration_without_arguments_is_the_defaults() -> None:
+    assert load_settings("tiers:\n- plugins:\n  - name: gang\n") == load_settings("")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[1]", "mgpu.yaml: must be an object"),
+        ("a: [", "mgpu.yaml: is not YAML"),
+        ("a: 2024-99-99", "mgpu.yaml: is not YAML"),
+        ("colour: red", "mgpu.yaml: colour: unknown; allowed: cardPolicy, nodePolicy, dialects, webhook"),
+        ("cardPolicy: best", "mgpu.yaml: cardPolicy: Input should be 'binpack' or 'spread', not 'best'"),
+        ("card_policy: spread", "mgpu.yaml: card_policy: unknown; allowed: cardPolicy"),
+        ("cardPolicyFlag: spread", "mgpu.yaml: cardPolicyFlag: unknown; allowed: cardPolicy"),
+        ("webhook: {ports: 1}", "mgpu.yaml: webhook.ports: unknown; allowed: host, port"),
+        ("webhook: {port: 70000}", "mgpu.yaml: webhook.port: Input should be less than or equal to 65535"),
+        ("webhook: 5", "mgpu.yaml: webhook: "),
+        ("dialects: {mgpu: {MGPUPolicie: spread}}", "mgpu.yaml: dialects.mgpu.MGPUPolicie: unknown; allowed: enabled"),
+        ("dialects: {mgpu: {mgpu_enable: true}}", "mgpu.yaml: dialects.mgpu.mgpu_enable: unknown"),
+        ("dialects: {mgpu: {MGPUWeightOfCore: 101}}", "mgpu.yaml: dialects.mgpu.MGPUWeightOfCore: "),
+        ("dialects: {mgpu: {MGPUScheduleMode: name}}", "mgpu.yaml: dialects.mgpu.MGPUScheduleMode: Input should be"),
+        ("dialects: {other: {}}", "mgpu.yaml: dialects.other: unknown; allowed: mgpu"),
+        ("tiers: 5", "mgpu.yaml: tiers: is not a Volcano scheduler configuration"),
+        ("tiers: [{plugins: [5]}]", "mgpu.yaml: tiers: is not"),
+        (
+            "tiers: [{plugins: [{name: predicates, arguments: {predicate.MGPUPolicie: spread}}]}]",
+            "mgpu.yaml: tiers[0].plugins[0].arguments.predicate.MGPUPolicie: unknown; allowed: enabled, MGPUEnable",
+        ),
+    ],
+)  # fmt: skip
+def test_an_error_names_the_path_and_what_is_allowed(text: str, problem: str) -> None:
+    (found,) = problems(text)
+    assert found.startswith(problem)
+
+
+def test_a_bad_volcano_value_is_named() -> None:
+    (found,) = problems("tiers: [{plugins: [{arguments: {predicate.MGPUWeightOfCore: 200}}]}]")
+    assert "MGPUWeightOfCore: Input should be less than or equal to 100, not 200" in found
+
+
+def test_every_problem_is_named_at_once() -> None:
+    found = problems("a: 1\nnodePolicy: x\n", environ={"MGPU_WEBHOOK__NOPE": "1"})
+    assert len(found) == 3
+
+
+def test_the_environment_is_over_the_file_and_flags_over_both() -> None:
+    text = "nodePolicy: binpack\nwebhook: {port: 1000}\ndialects: {mgpu: {MGPUPolicy: binpack}}"
+    environ = {
+        "MGPU_NODE_POLICY": "spread",
+        "MGPU_WEBHOOK__PORT": "2000",
+        "MGPU_SCHEDULER__EXTENDERPORT": "2001",
+        "MGPU_DIALECTS__MGPU__MGPUPOLICY": "spread",
+        "MGPU_WEBHOOK_PORT": "tcp://10.0.0.1:443",
+        "PATH": "/bin",
+    }
+    settings = load_settings(text, environ=environ, flags={"webhook.port": 3000, "nodePolicy": None})
+    assert settings.node_policy == "spread"
+    assert settings.webhook.port == 3000
+    assert settings.scheduler.extender_port == 2001
+    assert settings.dialects.mgpu.policy == "spread"
+
+
+@pytest.mark.parametrize("name", ["MGPU_NO__SUCH", "MGPU_WEBHOOK__PORT__DEEPER", "MGPU_WEBHOOK__"])
+def test_an_environment_variable_that_names_no_setting_is_an_error(name: str) -> None:
+    assert problems(environ={name: "1"}) == [f"{name}: names no setting"]
+
+
+def test_which_card_policy_holds() -> None:
+    """design.md, "Commands": the flag, else the dialect's setting, else cardPolicy, else the dialect's default."""
+    both = "cardPolicy: spread\ndialects: {mgpu: {MGPUPolicy: binpack}}"
+
+    def chosen(text: str, **flags: str) -> str:
+        settings = load_settings(text, flags=flags)
+        return settings.card_policy_for(settings.dialects.mgpu.policy, "default")
+
+    assert chosen(both, cardPolicy="spread") == "spread"
+    assert chosen(both) == "binpack"
+    assert chosen("cardPolicy: spread") == "spread"
+    assert chosen("") == "default"
