@@ -1,0 +1,131 @@
+"""What every dialect promises, as one `Case` per dialect; test_contract.py runs all of them over the registry.
+
+A new dialect adds its module here: how its pods are built from an abstract wish, and what is malformed in its words.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import strategies as st
+
+from mgpu.dialects import mgpu as mgpu_dialect
+from mgpu.settings import Settings, load_settings
+from tests.builders import CORE, MEMORY, container, pod
+
+Raw = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """name: the dialect's. pods: random valid pods that ask in its vocabulary.
+
+    equal: groups of pods that ask for the same. malformed: pod → the paths of its problems.
+    settings: every mode in which records are written differently, by name.
+    """
+
+    name: str
+    pods: st.SearchStrategy[Raw]
+    equal: Mapping[str, tuple[Raw, ...]]
+    malformed: Mapping[str, tuple[Raw, tuple[str, ...]]]
+    settings: Mapping[str, Settings] = field(default_factory=lambda: {"default": load_settings("")})
+    unreadable: Callable[[Mapping[str, str]], Mapping[str, str]] = dict
+
+
+def resources(requests: Mapping[str, object] | None = None, limits: Mapping[str, object] | None = None) -> Raw:
+    """A container whose requests and limits are given as they are."""
+    given = {kind: dict(amounts) for kind, amounts in (("requests", requests), ("limits", limits)) if amounts}
+    return {"name": "c", "image": "cuda", "resources": given}
+
+
+@st.composite
+def _mgpu_pods(draw: st.DrawFn) -> Raw:
+    """Normal and multiple pods with init containers, sidecars and containers that ask for nothing."""
+    multiple = draw(st.booleans())
+    entries: list[int] = []
+
+    def one(name: str, *, in_list: bool, **more: Any) -> Raw:
+        kind = draw(st.sampled_from(["none", "share", "whole"]))
+        count = draw(st.integers(1, 4)) if in_list or kind == "whole" else 1
+        entries.append(0 if kind == "none" else count)
+        if kind == "none":
+            return container(name, **more)
+        if kind == "whole":
+            return container(name, 100 * count, **more)
+        core, mib = draw(st.integers(1, 99)), draw(st.integers(256, 20_000))
+        return container(name, core * count, mib * count, **more)
+
+    init = tuple(
+        one(f"i{i}", in_list=False, **({"restartPolicy": "Always"} if draw(st.booleans()) else {}))
+        for i in range(draw(st.integers(0, 2)))
+    )
+    entries.clear()
+    apps = [one(f"c{i}", in_list=multiple) for i in range(draw(st.integers(1, 3)))]
+    apps[0] |= {"resources": container("x", 50 * (entries[0] or 1), 1024 * (entries[0] or 1))["resources"]}
+    entries[0] = entries[0] or 1
+    if not multiple:
+        apps[0]["resources"] = container("x", 50, 1024)["resources"]
+        return pod("p", *apps, init=init)
+    annotations = {
+        mgpu_dialect.MULTIPLE: ",".join(map(str, entries)),
+        mgpu_dialect.COMPUTE_POLICY: "native-burst-share",
+    }
+    return pod("p", *apps, init=init, annotations=annotations)
+
+
+_PATH = "spec.containers[0].resources"
+_MULTIPLE = {mgpu_dialect.MULTIPLE: "2"}
+_MULTIPLE_PATH = f"metadata.annotations[{mgpu_dialect.MULTIPLE}]"
+
+MGPU = Case(
+    name="mgpu",
+    pods=_mgpu_pods(),
+    equal={
+        "requests, limits or both": (
+            pod("p", resources({CORE: "50", MEMORY: "6000"})),
+            pod("p", resources(None, {CORE: "50", MEMORY: "6000"})),
+            pod("p", resources({CORE: "50", MEMORY: "6000"}, {CORE: "50", MEMORY: "6000"})),
+            pod("p", resources({CORE: "50"}, {MEMORY: "6000"})),
+        ),
+        "spellings of a quantity": (
+            pod("p", resources({CORE: "50", MEMORY: "6000"})),
+            pod("p", resources({CORE: 50, MEMORY: 6000})),
+            pod("p", resources({CORE: "50000m", MEMORY: "6k"})),
+            pod("p", resources({CORE: "5e1", MEMORY: "6000.0"})),
+        ),
+        "whole cards, with and without the list": (
+            pod("p", resources({CORE: "200"})),
+            pod("p", resources({CORE: "0.2k"})),
+        ),
+        "spaces in the list": (
+            pod("p", resources({CORE: "100", MEMORY: "6k"}), annotations={mgpu_dialect.MULTIPLE: "2"}),
+            pod("p", resources({CORE: "100", MEMORY: "6k"}), annotations={mgpu_dialect.MULTIPLE: " 2 "}),
+        ),
+    },
+    malformed={
+        "no number": (pod("p", resources({CORE: "much", MEMORY: "6k"})), (f"{_PATH}.requests[{CORE}]",)),
+        "a fraction, in limits": (
+            pod("p", resources(None, {CORE: "500m", MEMORY: "6k"})),
+            (f"{_PATH}.limits[{CORE}]",),
+        ),
+        "two problems in two containers": (
+            pod("p", container("a", -1, 512), container("b", 50, 12)),
+            (f"{_PATH}.requests[{CORE}]", f"spec.containers[1].resources.requests[{MEMORY}]"),
+        ),
+        "an init container": (
+            pod("p", container("a", 50, 512), init=(container("i", 120),)),
+            (f"spec.initContainers[0].resources.requests[{CORE}]",),
+        ),
+        "an annotation": (
+            pod("p", container("a", 50, 512), annotations={mgpu_dialect.MULTIPLE: "one"}),
+            (_MULTIPLE_PATH,),
+        ),
+    },
+    settings={
+        "index": load_settings(""),
+        "id": load_settings("dialects: {mgpu: {MGPUScheduleMode: id}}"),
+    },
+    unreadable=lambda record: {key: "nonsense" if "index" in key else value for key, value in record.items()},
+)
+
+CASES = {case.name: case for case in (MGPU,)}

@@ -1,0 +1,185 @@
+"""The contract of contract.py, for every dialect of the registry."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mgpu import dialects
+from mgpu.dialects.vocabulary import vocabularies, vocabulary_of
+from mgpu.model.asks import Ask, Placement
+from mgpu.model.cards import Card
+from mgpu.model.errors import BadObject
+from mgpu.model.ledger import Share, shares_of
+from mgpu.model.pods import read_pod
+from mgpu.settings import Settings, load_settings
+from tests.builders import cards, container, pod
+from tests.mgpu.dialects.contract import CASES, Case, Raw
+
+DEFAULT = load_settings("")
+NODE_CARDS = cards(8)
+
+every_dialect = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+
+
+def of(case: Case) -> dialects.Dialect:
+    return dialects.by_name(case.name)
+
+
+def read(case: Case, raw: Raw, settings: Settings = DEFAULT) -> Ask:
+    ask = of(case).read_ask(read_pod(raw), settings)
+    assert ask is not None
+    return ask
+
+
+def with_annotations(raw: Raw, annotations: Any) -> Raw:
+    meta = raw["metadata"]
+    return {**raw, "metadata": {**meta, "annotations": {**meta["annotations"], **annotations}}}
+
+
+def test_every_dialect_of_the_registry_has_its_case() -> None:
+    assert list(CASES) == [dialect.NAME for dialect in dialects.ALL]
+
+
+@every_dialect
+def test_a_pod_that_asks_for_nothing_is_not_its_own(case: Case) -> None:
+    for raw in (pod("p", container("c")), pod("p"), pod("p", container("c", memory="1Gi"))):
+        assert of(case).read_ask(read_pod(raw), DEFAULT) is None
+
+
+@every_dialect
+def test_a_malformed_pod_names_its_fields(case: Case) -> None:
+    for title, (raw, paths) in case.malformed.items():
+        with pytest.raises(BadObject) as error:
+            of(case).read_ask(read_pod(raw), DEFAULT)
+        assert tuple(problem.field for problem in error.value.problems) == paths, title
+        assert all(exists(raw, path) for path in paths), title
+
+
+def exists(raw: Raw, path: str) -> bool:
+    """Whether the pod has the field of this path: `a.b[0].c[some/key.with.dots]`."""
+    here: Any = raw
+    while path:
+        if path.startswith("["):
+            key, path = path[1:].split("]", 1)
+            here = here[int(key)] if isinstance(here, list) else here.get(key)
+        else:
+            cut = min((at for at in (path.find("."), path.find("[")) if at >= 0), default=len(path))
+            here, path = here.get(path[:cut]), path[cut:]
+        path = path.removeprefix(".")
+        if here is None:
+            return False
+    return True
+
+
+@every_dialect
+def test_equivalent_pods_ask_for_the_same(case: Case) -> None:
+    for title, group in case.equal.items():
+        first, *others = (read(case, raw) for raw in group)
+        assert all(ask == first for ask in others), title
+
+
+@every_dialect
+@given(data=st.data())
+def test_property_an_ask_is_sound(case: Case, data: st.DataObject) -> None:
+    raw = data.draw(case.pods)
+    ask = read(case, raw)
+    names = [c.container for c in ask.containers]
+    started = [c.name for c in read_pod(raw).containers]
+    assert ask.dialect == case.name
+    assert names == [name for name in started if name in names]
+    for wanted in ask.containers:
+        assert wanted.cards >= 1
+        assert 0 <= wanted.core <= 1000
+        assert (wanted.core, wanted.memory) == (1000, 0) if wanted.whole else wanted.memory >= 0
+
+
+@every_dialect
+@given(data=st.data())
+def test_property_a_record_reads_back_as_the_placement(case: Case, data: st.DataObject) -> None:
+    """In every mode; and reading needs no settings, so that a record outlives a change of mode."""
+    raw = data.draw(case.pods)
+    for settings in case.settings.values():
+        ask = read(case, raw, settings)
+        placement = placed(data, ask)
+        record = of(case).write_placement(read_pod(raw), ask, placement, NODE_CARDS, settings)
+        shares = of(case).read_placement(read_pod(with_annotations(raw, record)), ask)
+        assert shares is not None
+        assert {on_card(share) for share in shares} == set(shares_of(ask, placement))
+        assert all(of(case).owns_annotation(key) for key in record)
+        assert all(dialects.is_placement_annotation(key) for key in record)
+        assert all(isinstance(value, str) and len(key.split("/")[-1]) <= 63 for key, value in record.items())
+
+
+def placed(data: st.DataObject, ask: Ask) -> Placement:
+    indexes = st.permutations(range(len(NODE_CARDS)))
+    return Placement(tuple((c.container, tuple(sorted(data.draw(indexes)[: c.cards]))) for c in ask.containers))
+
+
+def on_card(share: Share) -> Share:
+    """The share with its card's index, however the record names the card."""
+    card = next(card for card in NODE_CARDS if share.is_on(card))
+    return Share(share.container, card.index, share.core, share.memory, share.whole, share.stage)
+
+
+@every_dialect
+@given(data=st.data())
+def test_property_no_record_is_none_and_garbage_is_a_bad_object(case: Case, data: st.DataObject) -> None:
+    raw = data.draw(case.pods)
+    ask = read(case, raw)
+    assert of(case).read_placement(read_pod(raw), ask) is None
+    record = of(case).write_placement(read_pod(raw), ask, placed(data, ask), NODE_CARDS, DEFAULT)
+    garbage = with_annotations(raw, case.unreadable(record))
+    with pytest.raises(BadObject) as error:
+        of(case).read_placement(read_pod(garbage), ask)
+    assert all(exists(garbage, problem.field) for problem in error.value.problems)
+
+
+@every_dialect
+def test_the_users_own_annotations_are_not_placement_annotations(case: Case) -> None:
+    raw, _ = next(iter(case.malformed.values()))
+    group = next(iter(case.equal.values()))
+    for key in {**raw["metadata"]["annotations"], **group[0]["metadata"]["annotations"], "example.com/a": ""}:
+        assert not of(case).owns_annotation(key)
+
+
+@every_dialect
+def test_its_vocabulary_is_known(case: Case) -> None:
+    for group in case.equal.values():
+        for raw in group:
+            assert set(vocabularies(read_pod(raw))) == {case.name}
+    for resource in of(case).resources(NODE_CARDS, DEFAULT):
+        assert vocabulary_of(resource.name) == case.name
+
+
+@every_dialect
+def test_what_a_node_offers_is_positive_for_every_card(case: Case) -> None:
+    for resource in of(case).resources(NODE_CARDS, DEFAULT):
+        assert [index for index, _ in resource.amounts] == [card.index for card in NODE_CARDS]
+        assert all(isinstance(amount, int) and amount > 0 for _, amount in resource.amounts)
+    assert all(not resource.amounts for resource in of(case).resources((), DEFAULT))
+
+
+@every_dialect
+@given(data=st.data())
+def test_property_a_container_sees_exactly_its_cards(case: Case, data: st.DataObject) -> None:
+    ask = read(case, data.draw(case.pods))
+    placement = placed(data, ask)
+    for wanted in ask.containers:
+        own: list[Card] = [NODE_CARDS[i] for i in placement.cards(wanted.container)]
+        seen = dialects.container_environment(case.name, wanted, own)
+        assert seen["NVIDIA_VISIBLE_DEVICES"] == ",".join(card.uuid for card in own)
+        assert seen["MGPU_CARDS"] == ",".join(str(card.index) for card in own)
+        assert float(seen["MGPU_CORE_PERCENT"]) == wanted.core / 10
+        assert int(seen["MGPU_MEMORY_BYTES"]) == (own[0].memory if wanted.whole else wanted.memory)
+        assert all(isinstance(value, str) for value in seen.values())
+
+
+@every_dialect
+def test_a_dialect_that_is_switched_off_reads_nothing(case: Case) -> None:
+    off = load_settings(f"dialects: {{{case.name}: {{enabled: false}}}}")
+    raw = next(iter(case.equal.values()))[0]
+    assert dialects.read_ask(read_pod(raw), off) is None
+    assert of(case).resources(NODE_CARDS, off) == ()
+    assert dialects.read_ask(read_pod(raw), DEFAULT) is not None
