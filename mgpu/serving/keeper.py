@@ -29,6 +29,7 @@ class Keeper:
         self._folder, self._names, self._store, self._publish = folder, names, store, publish
         self._missing = "the CA bundle is not published yet" if publish else ""
         self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def renew(self) -> Files:
         """The certificate's files, now in the folder. Raises RetryLater and what the store raises."""
@@ -43,10 +44,16 @@ class Keeper:
 
     def start(self) -> None:
         """Do so in a thread of this process, from now on."""
-        threading.Thread(target=self._run, name="certificates", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="certificates", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
         self._stop.set()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the thread to end."""
+        if self._thread:
+            self._thread.join(seconds)
 
     def _run(self) -> None:
         told = ""

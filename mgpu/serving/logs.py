@@ -1,10 +1,9 @@
 """Structured logs: one JSON object per line on stderr. Fields come with `extra={"pod": uid}`."""
 
+import json
 import logging
 import sys
 from datetime import UTC, datetime
-
-import orjson
 
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 
@@ -22,7 +21,8 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(entry, default=str, option=orjson.OPT_NON_STR_KEYS).decode(errors="replace")
+        # orjson refuses large integers and lone surrogates; a log line must never fail.
+        return json.dumps(entry, default=str)
 
 
 def setup(level: str = "info") -> None:
