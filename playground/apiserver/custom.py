@@ -1,0 +1,93 @@
+"""Custom resources against their structural schema: pruning, defaults and the checks that a schema states."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from playground.apiserver.errors import Cause, required
+from playground.apiserver.storage import Object
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,), "array": (list,), "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,)
+}  # fmt: skip
+_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+_PRESERVE = "x-kubernetes-preserve-unknown-fields"
+_ROOT = ("apiVersion", "kind", "metadata")
+
+
+def normalise(obj: Object, schema: Mapping[str, Any]) -> tuple[Object, list[str]]:
+    """(a copy of `obj` pruned and with defaults, the paths of the fields that were dropped)."""
+    dropped: list[str] = []
+    fresh = orjson.loads(orjson.dumps(obj))
+    body = {k: v for k, v in fresh.items() if k not in _ROOT}
+    pruned = _prune(body, schema, "", dropped) if schema else body
+    return {k: fresh[k] for k in _ROOT if k in fresh} | pruned, dropped
+
+
+def _prune(value: Any, schema: Mapping[str, Any], path: str, dropped: list[str]) -> Any:
+    if isinstance(value, list) and isinstance(schema.get("items"), dict):
+        return [_prune(v, schema["items"], f"{path}[{i}]", dropped) for i, v in enumerate(value)]
+    if not isinstance(value, dict) or schema.get("x-kubernetes-int-or-string"):
+        return value
+    properties, extra = schema.get("properties") or {}, schema.get("additionalProperties")
+    result = {}
+    for key, inner in value.items():
+        inner_path = f"{path}.{key}" if path else key
+        if key in properties:
+            result[key] = _prune(inner, properties[key], inner_path, dropped)
+        elif isinstance(extra, dict):
+            result[key] = _prune(inner, extra, inner_path, dropped)
+        elif extra or schema.get(_PRESERVE) or schema.get("x-kubernetes-embedded-resource"):
+            result[key] = inner
+        else:
+            dropped.append(inner_path)
+    for key, inner in properties.items():
+        if key not in result and "default" in inner:
+            result[key] = _prune(orjson.loads(orjson.dumps(inner["default"])), inner, f"{path}.{key}", dropped)
+    return result
+
+
+def problems(obj: Object, schema: Mapping[str, Any]) -> list[Cause]:
+    """What the schema forbids in a custom resource."""
+    return list(_check({k: v for k, v in obj.items() if k not in _ROOT}, {**schema, "type": "object"}, ""))
+
+
+def _invalid(path: str, shown: object, detail: str, reason: str = "FieldValueTypeInvalid") -> Cause:
+    text = f'"{shown}"' if isinstance(shown, str) else shown
+    return Cause(path or "<nil>", f"Invalid value: {text}: {path or '<nil>'} in body {detail}", reason)
+
+
+def _check(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[Cause]:
+    if value is None and (schema.get("nullable") or not path):
+        return
+    kind = schema.get("type")
+    if schema.get("x-kubernetes-int-or-string"):
+        kind = None
+    if kind and not (isinstance(value, _TYPES[kind]) and (kind == "boolean") == isinstance(value, bool)):
+        got = _NAMES.get(type(value), "null")
+        yield _invalid(path, got, f'must be of type {kind}: "{got}"')
+        return
+    if (allowed := schema.get("enum")) and value not in allowed:
+        names = ", ".join(f'"{a}"' for a in allowed)
+        yield Cause(path, f'Unsupported value: "{value}": supported values: {names}', "FieldValueNotSupported")
+    for bound, word, wrong in (("minimum", "greater", -1), ("maximum", "less", 1)):
+        limit = schema.get(bound)
+        if limit is not None and isinstance(value, int | float) and (value - limit) * wrong > 0:
+            yield _invalid(path, value, f"should be {word} than or equal to {limit}", "FieldValueInvalid")
+    if isinstance(value, dict):
+        yield from _check_object(value, schema, path)
+    elif isinstance(value, list) and isinstance(schema.get("items"), dict):
+        for i, item in enumerate(value):
+            yield from _check(item, schema["items"], f"{path}[{i}]")
+
+
+def _check_object(value: Object, schema: Mapping[str, Any], path: str) -> Iterator[Cause]:
+    properties, extra = schema.get("properties") or {}, schema.get("additionalProperties")
+    for key in schema.get("required") or []:
+        if key not in value and not (not path and key in _ROOT):
+            yield required(f"{path}.{key}" if path else key)
+    for key in sorted(value):
+        inner = properties.get(key, extra if isinstance(extra, dict) else None)
+        if inner is not None:
+            yield from _check(value[key], inner, f"{path}.{key}" if path else key)

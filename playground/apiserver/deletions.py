@@ -1,0 +1,63 @@
+"""Delete one object, or those that a selector chooses."""
+
+import dataclasses
+
+from playground.apiserver.admission import Admission
+from playground.apiserver.errors import conflict, not_found, success
+from playground.apiserver.lifecycle import Lifecycle, check_preconditions
+from playground.apiserver.objects import read_body
+from playground.apiserver.reads import selected
+from playground.apiserver.routes import Call, check_dry_run
+from playground.apiserver.storage import Item, Object, Stale, Storage
+from playground.apiserver.writes import attributes
+
+_ATTEMPTS = 5
+_RETURN_OBJECT = ("pods", "persistentvolumeclaims", "serviceaccounts", "resourcequotas", "services")
+
+
+def _options(call: Call) -> Object:
+    """DeleteOptions, from the body or else from the query."""
+    options = (read_body(call) if call.body.strip() else None) or {}
+    if "gracePeriodSeconds" in call.query and "gracePeriodSeconds" not in options:
+        options = {**options, "gracePeriodSeconds": call.number("gracePeriodSeconds")}
+    return dict(options)
+
+
+class Deleter:
+    def __init__(self, storage: Storage, admission: Admission, lifecycle: Lifecycle) -> None:
+        self._storage, self._admission, self._lifecycle = storage, admission, lifecycle
+
+    async def delete(self, call: Call) -> Item | Object:
+        """The object, or a Status for kinds that are answered so when they are gone at once."""
+        item, gone = await self._delete(call, _options(call))
+        kind = call.path.kind
+        if gone and kind.resource not in _RETURN_OBJECT:
+            about = {"name": item.key[1], "kind": kind.plural, "uid": item.obj["metadata"]["uid"]}
+            return success(about | ({"group": kind.group} if kind.group else {}))
+        return item
+
+    async def delete_collection(self, call: Call) -> list[Item]:
+        options, deleted = _options(call), []
+        for item in selected(self._storage, call):
+            path = dataclasses.replace(call.path, namespace=item.key[0], name=item.key[1])
+            deleted.append((await self._delete(dataclasses.replace(call, path=path), options))[0])
+        return deleted
+
+    async def _delete(self, call: Call, options: Object) -> tuple[Item, bool]:
+        kind, path = call.path.kind, call.path
+        dry_run = call.dry_run or check_dry_run(options.get("dryRun") or [])
+        attrs = dataclasses.replace(attributes(call, "DELETE", "DeleteOptions", path.name), dry_run=dry_run)
+        for _ in range(_ATTEMPTS):
+            old = self._storage.get(kind.resource, path.namespace, path.name)
+            if old is None:
+                raise not_found(kind.group, kind.plural, path.name)
+            check_preconditions(kind, old, options.get("preconditions") or {})
+            await self._admission.mutate(attrs, None, old.obj, lambda o: o)
+            await self._admission.validate(attrs, None, old.obj)
+            if dry_run:
+                return old, True
+            try:
+                return self._lifecycle.delete(kind, old, options.get("gracePeriodSeconds"))
+            except Stale:
+                continue
+        raise conflict(kind.group, kind.plural, path.name, "the object has been modified; please try again")

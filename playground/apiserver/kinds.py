@@ -1,0 +1,168 @@
+"""The kinds that are served: one table, and the kinds that CustomResourceDefinitions add to it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from playground.apiserver.storage import Object
+
+_METADATA = ("metadata.name", "metadata.namespace")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One served resource. `model` is its class in the Kubernetes Python client, the schema of built-in kinds."""
+
+    group: str
+    version: str
+    kind: str
+    plural: str
+    namespaced: bool
+    short: tuple[str, ...] = ()
+    subresources: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    fields: Mapping[str, str] = field(default_factory=lambda: {f: f for f in _METADATA})
+    model: str = ""
+    generation: bool = False
+    schema: Mapping[str, Any] | None = None
+    columns: tuple[Mapping[str, Any], ...] = ()
+    singular: str = ""
+    list_kind: str = ""
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def resource(self) -> str:
+        """`pods`, `deployments.apps`: the key of its collection in the storage."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    @property
+    def custom(self) -> bool:
+        return not self.model
+
+
+def _kind(
+    api_version: str,
+    kind: str,
+    plural: str,
+    *,
+    cluster: bool = False,
+    short: str = "",
+    sub: str = "",
+    fields: str = "",
+    model: str = "",
+    generation: bool = False,
+    category: str = "",
+) -> Kind:
+    group, _, version = api_version.rpartition("/")
+    selectable = {f: f for f in (*_METADATA, *fields.split())}
+    return Kind(
+        group, version, kind, plural, not cluster, tuple(short.split()), tuple(sub.split()), tuple(category.split()),
+        selectable, model or f"V1{kind}", generation, singular=kind.lower(), list_kind=f"{kind}List",
+    )  # fmt: skip
+
+
+_POD_FIELDS = (
+    "spec.nodeName spec.restartPolicy spec.schedulerName spec.serviceAccountName spec.hostNetwork status.phase "
+    "status.podIP status.nominatedNodeName"
+)
+_EVENT_FIELDS = (
+    "involvedObject.kind involvedObject.namespace involvedObject.name involvedObject.uid involvedObject.apiVersion "
+    "involvedObject.resourceVersion involvedObject.fieldPath reason reportingComponent source type"
+)
+_RBAC, _ADMISSION = "rbac.authorization.k8s.io/v1", "admissionregistration.k8s.io/v1"
+
+BUILT_IN = (
+    _kind("v1", "ConfigMap", "configmaps", short="cm"),
+    _kind("v1", "Endpoints", "endpoints", short="ep"),
+    _kind("v1", "Event", "events", short="ev", fields=_EVENT_FIELDS, model="CoreV1Event"),
+    _kind("v1", "LimitRange", "limitranges", short="limits"),
+    _kind("v1", "Namespace", "namespaces", cluster=True, short="ns", sub="status", fields="status.phase"),
+    _kind("v1", "Node", "nodes", cluster=True, short="no", sub="status", fields="spec.unschedulable"),
+    _kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims", short="pvc", sub="status"),
+    _kind("v1", "PersistentVolume", "persistentvolumes", cluster=True, short="pv", sub="status"),
+    _kind("v1", "Pod", "pods", short="po", sub="status binding eviction log", fields=_POD_FIELDS, generation=True,
+          category="all"),
+    _kind("v1", "ReplicationController", "replicationcontrollers", short="rc", sub="status", generation=True),
+    _kind("v1", "ResourceQuota", "resourcequotas", short="quota", sub="status"),
+    _kind("v1", "Secret", "secrets", fields="type"),
+    _kind("v1", "ServiceAccount", "serviceaccounts", short="sa"),
+    _kind("v1", "Service", "services", short="svc", sub="status", fields="spec.clusterIP spec.type", category="all"),
+    _kind(_ADMISSION, "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", cluster=True, generation=True,
+          category="api-extensions"),
+    _kind(_ADMISSION, "ValidatingWebhookConfiguration", "validatingwebhookconfigurations", cluster=True,
+          generation=True, category="api-extensions"),
+    _kind("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", cluster=True,
+          short="crd crds", sub="status", generation=True, category="api-extensions"),
+    _kind("apps/v1", "DaemonSet", "daemonsets", short="ds", sub="status", generation=True, category="all"),
+    _kind("apps/v1", "Deployment", "deployments", short="deploy", sub="status", generation=True, category="all"),
+    _kind("apps/v1", "ReplicaSet", "replicasets", short="rs", sub="status", generation=True, category="all"),
+    _kind("apps/v1", "StatefulSet", "statefulsets", short="sts", sub="status", generation=True, category="all"),
+    _kind("batch/v1", "CronJob", "cronjobs", short="cj", sub="status", generation=True, category="all"),
+    _kind("batch/v1", "Job", "jobs", sub="status", generation=True, fields="status.successful", category="all"),
+    _kind("coordination.k8s.io/v1", "Lease", "leases"),
+    _kind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices"),
+    _kind("node.k8s.io/v1", "RuntimeClass", "runtimeclasses", cluster=True),
+    _kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", short="pdb", sub="status", generation=True),
+    _kind(_RBAC, "ClusterRoleBinding", "clusterrolebindings", cluster=True),
+    _kind(_RBAC, "ClusterRole", "clusterroles", cluster=True),
+    _kind(_RBAC, "RoleBinding", "rolebindings"),
+    _kind(_RBAC, "Role", "roles"),
+    _kind("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", cluster=True, short="pc", generation=True),
+    _kind("storage.k8s.io/v1", "CSIDriver", "csidrivers", cluster=True),
+    _kind("storage.k8s.io/v1", "CSINode", "csinodes", cluster=True),
+    _kind("storage.k8s.io/v1", "CSIStorageCapacity", "csistoragecapacities"),
+    _kind("storage.k8s.io/v1", "StorageClass", "storageclasses", cluster=True, short="sc"),
+    _kind("storage.k8s.io/v1", "VolumeAttachment", "volumeattachments", cluster=True, sub="status"),
+)  # fmt: skip
+
+
+def from_definition(crd: Object) -> list[Kind]:
+    """The kinds of a CustomResourceDefinition, one for each served version."""
+    spec, found = crd["spec"], []
+    names = spec["names"]
+    for version in spec["versions"]:
+        if not version.get("served"):
+            continue
+        subresources = version.get("subresources") or {}
+        selectable = [s["jsonPath"].lstrip(".") for s in version.get("selectableFields") or []]
+        kind = Kind(
+            spec["group"], version["name"], names["kind"], names["plural"], spec["scope"] == "Namespaced",
+            tuple(names.get("shortNames") or ()), ("status",) if "status" in subresources else (),
+            tuple(names.get("categories") or ()), {f: f for f in (*_METADATA, *selectable)},
+            generation=True, schema=(version.get("schema") or {}).get("openAPIV3Schema") or {},
+            columns=tuple(version.get("additionalPrinterColumns") or ()),
+            singular=names.get("singular") or names["kind"].lower(),
+            list_kind=names.get("listKind") or f"{names['kind']}List",
+        )  # fmt: skip
+        found.append(kind)
+    return found
+
+
+class Registry:
+    """Kinds by group, version and plural."""
+
+    def __init__(self) -> None:
+        self._kinds = {(k.group, k.version, k.plural): k for k in BUILT_IN}
+
+    def __iter__(self) -> Iterator[Kind]:
+        return iter(self._kinds[key] for key in sorted(self._kinds))
+
+    def find(self, group: str, version: str, plural: str) -> Kind | None:
+        return self._kinds.get((group, version, plural))
+
+    def of(self, resource: str) -> Kind:
+        """The kind of a resource of the storage: `pods`, `deployments.apps`."""
+        return next(k for k in self if k.resource == resource)
+
+    def define(self, crd: Object) -> None:
+        self.undefine(crd)
+        for kind in from_definition(crd):
+            self._kinds[(kind.group, kind.version, kind.plural)] = kind
+
+    def undefine(self, crd: Object) -> None:
+        group, plural = crd["spec"]["group"], crd["spec"]["names"]["plural"]
+        for key in [k for k in self._kinds if (k[0], k[2]) == (group, plural)]:
+            del self._kinds[key]

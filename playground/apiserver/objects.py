@@ -1,0 +1,130 @@
+"""Objects on their way in: read from a body, decoded, defaulted, and compared with what is stored."""
+
+import time
+import uuid
+from typing import Any
+
+import orjson
+import yaml
+
+from playground.apiserver import custom, schema
+from playground.apiserver.errors import Cause, bad_request, conflict, unsupported_media_type
+from playground.apiserver.kinds import Kind
+from playground.apiserver.names import check_metadata, generate
+from playground.apiserver.routes import Call
+from playground.apiserver.storage import Object
+from playground.apiserver.strategies import strategy
+
+_BODIES = ("application/json", "application/yaml", "application/vnd.kubernetes.protobuf", "application/cbor")
+# Server-owned: an update keeps what is stored, whatever the client sent.
+_OWNED = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation", "selfLink")
+_NO_UNCONDITIONAL = ("admissionregistration.k8s.io", "apiextensions.k8s.io", "coordination.k8s.io", "policy")
+
+
+def now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def read_body(call: Call) -> Any:
+    """The JSON or YAML of a request. Raises 400 and 415."""
+    media = call.content_type.partition(";")[0].strip() or "application/json"
+    if media not in _BODIES[:2] and media != "application/octet-stream":
+        raise unsupported_media_type(_BODIES)
+    try:
+        return yaml.safe_load(call.body) if media == "application/yaml" else orjson.loads(call.body)
+    except (orjson.JSONDecodeError, yaml.YAMLError) as problem:
+        raise bad_request(
+            f"the object provided is unrecognized: couldn't get version/kind; json parse error: {problem}"
+        ) from problem
+
+
+def normalise(kind: Kind, obj: Object) -> tuple[Object, list[str]]:
+    """(a decoded and defaulted copy that shares nothing with `obj`, the paths of unknown fields). Raises a 400."""
+    metadata: Object = obj.get("metadata") or {}
+    obj = {"apiVersion": kind.api_version, "kind": kind.kind} | obj | {"metadata": metadata}
+    if kind.custom:
+        # The metadata of a custom resource is decoded like any other's.
+        decoded = schema.decode({"metadata": metadata}, kind, "V1Pod")
+        fresh, unknown = custom.normalise(obj, kind.schema or {})
+        fresh["metadata"], unknown = decoded.obj["metadata"], [*decoded.unknown, *unknown]
+    else:
+        decoded = schema.decode(obj, kind)
+        fresh, unknown = decoded.obj, decoded.unknown
+    fresh["apiVersion"], fresh["kind"] = kind.api_version, kind.kind
+    fresh["metadata"] = {k: v for k, v in fresh["metadata"].items() if v not in (None, {}, []) and k != "managedFields"}
+    strategy(kind.resource).defaults(fresh)
+    return fresh, unknown
+
+
+def complete(kind: Kind, obj: Object) -> None:
+    """Give a new object its name, identity and initial state. `obj` is changed."""
+    metadata = obj["metadata"]
+    if not metadata.get("name") and metadata.get("generateName"):
+        metadata["name"] = generate(metadata["generateName"])
+    for field in ("deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "generation"):
+        metadata.pop(field, None)
+    metadata["uid"], metadata["creationTimestamp"] = str(uuid.uuid4()), now()
+    if kind.generation:
+        metadata["generation"] = 1
+    if "status" in kind.subresources and kind.plural != "nodes":
+        obj.pop("status", None)
+    strategy(kind.resource).prepare(obj)
+
+
+def create_problems(kind: Kind, obj: Object) -> list[Cause]:
+    found = check_metadata(obj["metadata"], kind.plural)
+    if kind.custom:
+        return [*found, *custom.problems(obj, kind.schema or {})]
+    return [*found, *strategy(kind.resource).validate(obj)]
+
+
+def carried_over(kind: Kind, subresource: str, new: Object, old: Object) -> Object:
+    """`new` with everything that this path may not change taken from `old`. Raises a 409 on preconditions."""
+    before, given = old["metadata"], new["metadata"]
+    name = before["name"]
+    if given.get("name", name) != name:
+        raise bad_request(f"the name of the object ({given['name']}) does not match the name on the URL ({name})")
+    if given.get("uid", before["uid"]) != before["uid"]:
+        why = f"Precondition failed: UID in precondition: {given['uid']}, UID in object meta: {before['uid']}"
+        raise conflict(kind.group, kind.plural, name, why)
+    if given.get("resourceVersion") not in (None, "", "0", before["resourceVersion"]):
+        why = "the object has been modified; please apply your changes to the latest version and try again"
+        raise conflict(kind.group, kind.plural, name, why)
+    metadata = {k: v for k, v in given.items() if k not in _OWNED} | {k: before[k] for k in _OWNED if k in before}
+    metadata |= {"name": name, "resourceVersion": before["resourceVersion"]}
+    if "namespace" in before:
+        metadata["namespace"] = before["namespace"]
+    result = {**new, "metadata": metadata}
+    if subresource == "status":
+        if kind.custom:
+            metadata = before
+        elif "ownerReferences" in before or "ownerReferences" in metadata:
+            metadata = {k: v for k, v in metadata.items() if k != "ownerReferences"}
+            metadata |= {k: before[k] for k in ("ownerReferences",) if k in before}
+        result = {**old, "metadata": metadata, "status": new.get("status") or {}}
+    elif "status" in kind.subresources:
+        result.pop("status", None)
+        result |= {"status": old["status"]} if "status" in old else {}
+    if kind.generation and _desired(kind, result) != _desired(kind, old):
+        result["metadata"] = {**result["metadata"], "generation": before.get("generation", 0) + 1}
+    return result
+
+
+def _desired(kind: Kind, obj: Object) -> Object:
+    """What raises the generation when it changes."""
+    left_out = ("metadata", "status") if "status" in kind.subresources or not kind.custom else ("metadata",)
+    return {k: v for k, v in obj.items() if k not in left_out}
+
+
+def update_problems(kind: Kind, subresource: str, new: Object, old: Object) -> list[Cause]:
+    found = check_metadata(new["metadata"], kind.plural)
+    if kind.custom:
+        found += custom.problems(new, kind.schema or {})
+    elif not subresource:
+        found += strategy(kind.resource).validate_update(new, old)
+    return found
+
+
+def needs_version(kind: Kind) -> bool:
+    """Whether an update must name the resourceVersion that it is based on."""
+    return kind.custom or kind.group in _NO_UNCONDITIONAL

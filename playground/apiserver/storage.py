@@ -1,0 +1,203 @@
+"""Objects in memory: one global resourceVersion, and the bounded history that watches and paged lists are served from.
+
+Everything runs on one event loop, so a call here is atomic. Objects are never changed in place once stored.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+Object = dict[str, Any]
+Key = tuple[str, str]
+
+
+class Stale(Exception):
+    """The object was changed or removed since it was read."""
+
+
+class Exists(Exception):
+    """There is an object of this name."""
+
+
+class TooOld(Exception):
+    """The history no longer reaches back to this resourceVersion; `oldest` is the first one that it can start after."""
+
+    def __init__(self, wanted: int, oldest: int) -> None:
+        super().__init__(f"too old resource version: {wanted} ({oldest})")
+
+
+class Item:
+    """A stored object; serialised at most once, however many clients read or watch it."""
+
+    __slots__ = ("_bare", "_raw", "key", "obj")
+
+    def __init__(self, obj: Object) -> None:
+        self.obj = obj
+        self.key: Key = (obj["metadata"].get("namespace", ""), obj["metadata"]["name"])
+        self._raw: bytes | None = None
+        self._bare: bytes | None = None
+
+    @property
+    def raw(self) -> bytes:
+        if self._raw is None:
+            self._raw = orjson.dumps(self.obj)
+        return self._raw
+
+    @property
+    def bare(self) -> bytes:
+        """Without `kind` and `apiVersion`, as lists of built-in kinds have their items."""
+        if self._bare is None:
+            self._bare = orjson.dumps({k: v for k, v in self.obj.items() if k not in ("kind", "apiVersion")})
+        return self._bare
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One write. `old` is None for a creation; `new` carries the write's resourceVersion, also when it is a removal."""
+
+    rv: int
+    old: Item | None
+    new: Item
+    removed: bool = False
+
+
+class Subscription:
+    """What a watcher has not read yet. It is closed, not blocked, when its reader falls too far behind."""
+
+    def __init__(self, backlog: Iterator[Change] | list[Change], limit: int) -> None:
+        self._pending = list(backlog)
+        self._limit = limit + len(self._pending)
+        self._wake = asyncio.Event()
+        self.closed = False
+        if self._pending:
+            self._wake.set()
+
+    def push(self, change: Change) -> None:
+        self._pending.append(change)
+        if len(self._pending) > self._limit:
+            self.closed = True
+        self._wake.set()
+
+    def close(self) -> None:
+        self.closed = True
+        self._wake.set()
+
+    async def take(self) -> list[Change]:
+        """Everything pending, at least one change unless closed."""
+        await self._wake.wait()
+        self._wake.clear()
+        taken, self._pending = self._pending, []
+        return taken
+
+
+class Collection:
+    """The objects of one resource, in every namespace."""
+
+    def __init__(self, history: int) -> None:
+        self.items: dict[Key, Item] = {}
+        self.history: deque[Change] = deque()
+        self.watchers: set[Subscription] = set()
+        self._length = history
+        self.floor = 0
+
+    def record(self, change: Change) -> None:
+        if change.removed:
+            del self.items[change.new.key]
+        else:
+            self.items[change.new.key] = change.new
+        self.history.append(change)
+        while len(self.history) > self._length:
+            self.floor = self.history.popleft().rv
+        for watcher in self.watchers:
+            watcher.push(change)
+
+    def since(self, rv: int) -> list[Change]:
+        """Changes after `rv`, in order. Raises TooOld."""
+        if rv < self.floor:
+            raise TooOld(rv, self.floor)
+        found = []
+        for change in reversed(self.history):
+            if change.rv <= rv:
+                break
+            found.append(change)
+        return found[::-1]
+
+    def at(self, rv: int) -> dict[Key, Item]:
+        """The objects as they stood at `rv`. Raises TooOld."""
+        items = dict(self.items)
+        for change in reversed(self.since(rv)):
+            if change.old is None:
+                items.pop(change.new.key, None)
+            else:
+                items[change.new.key] = change.old
+        return items
+
+
+class Storage:
+    """All collections. `history` is the number of changes that each remembers."""
+
+    def __init__(self, history: int = 10_000) -> None:
+        self.rv = 1
+        self._history = history
+        self._collections: dict[str, Collection] = {}
+
+    def collection(self, resource: str) -> Collection:
+        if resource not in self._collections:
+            self._collections[resource] = Collection(self._history)
+        return self._collections[resource]
+
+    def collections(self) -> dict[str, Collection]:
+        return dict(self._collections)
+
+    def drop(self, resource: str) -> None:
+        """Forget a resource altogether (its definition was deleted)."""
+        gone = self._collections.pop(resource, None)
+        for watcher in gone.watchers if gone else ():
+            watcher.close()
+
+    def get(self, resource: str, namespace: str, name: str) -> Item | None:
+        return self.collection(resource).items.get((namespace, name))
+
+    def create(self, resource: str, obj: Object) -> Item:
+        item, collection = self._stamped(obj), self.collection(resource)
+        if item.key in collection.items:
+            raise Exists
+        return self._write(collection, None, item)
+
+    def replace(self, resource: str, old: Item, obj: Object) -> Item:
+        """Write `obj` over `old`. Raises Stale when `old` is no longer what is stored."""
+        collection = self._current(resource, old)
+        return self._write(collection, old, self._stamped(obj))
+
+    def remove(self, resource: str, old: Item, obj: Object | None = None) -> Item:
+        """Remove `old`; watchers see `obj` (default `old` itself) with the removal's resourceVersion. Raises Stale."""
+        collection = self._current(resource, old)
+        return self._write(collection, old, self._stamped(obj or old.obj), removed=True)
+
+    def watch(self, resource: str, since: int) -> Subscription:
+        """Raises TooOld. The caller removes the subscription with `unwatch`."""
+        collection = self.collection(resource)
+        subscription = Subscription(collection.since(since), limit=self._history)
+        collection.watchers.add(subscription)
+        return subscription
+
+    def unwatch(self, resource: str, subscription: Subscription) -> None:
+        self.collection(resource).watchers.discard(subscription)
+
+    def _current(self, resource: str, old: Item) -> Collection:
+        collection = self.collection(resource)
+        if collection.items.get(old.key) is not old:
+            raise Stale
+        return collection
+
+    def _stamped(self, obj: Object) -> Item:
+        return Item({**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self.rv + 1)}})
+
+    def _write(self, collection: Collection, old: Item | None, new: Item, *, removed: bool = False) -> Item:
+        self.rv += 1
+        collection.record(Change(self.rv, old, new, removed))
+        return new

@@ -1,0 +1,155 @@
+"""What is particular to a kind when it is written: defaults, what may be set, what may change."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from playground.apiserver import pods
+from playground.apiserver.errors import Cause, required
+from playground.apiserver.storage import Object
+
+
+def _nothing(_: Object) -> None:
+    return None
+
+
+def _no_problems(_: Object) -> Iterable[Cause]:
+    return ()
+
+
+def _no_update_problems(_new: Object, _old: Object) -> Iterable[Cause]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """`defaults` after every decode; `prepare` once, before the first validation of a new object."""
+
+    defaults: Callable[[Object], None] = _nothing
+    prepare: Callable[[Object], None] = _nothing
+    validate: Callable[[Object], Iterable[Cause]] = _no_problems
+    validate_update: Callable[[Object, Object], Iterable[Cause]] = _no_update_problems
+
+
+def _prepare_pod(pod: Object) -> None:
+    pods.default_tolerations(pod)
+    pod["status"] = pods.initial_status(pod)
+
+
+def _namespace_defaults(namespace: Object) -> None:
+    labels = namespace["metadata"].setdefault("labels", {})
+    labels["kubernetes.io/metadata.name"] = namespace["metadata"].get("name", "")
+
+
+def _prepare_namespace(namespace: Object) -> None:
+    namespace["spec"] = {"finalizers": ["kubernetes"]}
+    namespace["status"] = {"phase": "Active"}
+
+
+def _node_defaults(node: Object) -> None:
+    node.setdefault("spec", {})
+    status = node.setdefault("status", {})
+    if "capacity" in status:
+        status["allocatable"] = {**status["capacity"], **(status.get("allocatable") or {})}
+
+
+def _webhook_defaults(config: Object) -> None:
+    for hook in config.get("webhooks") or []:
+        hook.setdefault("failurePolicy", "Fail")
+        hook.setdefault("matchPolicy", "Equivalent")
+        hook.setdefault("namespaceSelector", {})
+        hook.setdefault("objectSelector", {})
+        hook.setdefault("timeoutSeconds", 10)
+        if config["kind"].startswith("Mutating"):
+            hook.setdefault("reinvocationPolicy", "Never")
+        for rule in hook.get("rules") or []:
+            rule.setdefault("scope", "*")
+        if service := (hook.get("clientConfig") or {}).get("service"):
+            service.setdefault("port", 443)
+
+
+def _check_webhooks(config: Object) -> Iterable[Cause]:
+    for i, hook in enumerate(config.get("webhooks") or []):
+        path, name = f"webhooks[{i}]", hook.get("name") or ""
+        if len(name.split(".")) < 3:
+            yield Cause(
+                f"{path}.name",
+                f'Invalid value: "{name}": should be a domain with at least three segments separated by dots',
+            )
+        if hook.get("sideEffects") not in ("None", "NoneOnDryRun"):
+            yield required(f"{path}.sideEffects", "must specify one of None, NoneOnDryRun")
+        if not hook.get("admissionReviewVersions"):
+            yield required(f"{path}.admissionReviewVersions", "must specify one of v1, v1beta1")
+        if not 1 <= hook["timeoutSeconds"] <= 30:
+            detail = "the timeout value must be between 1 and 30 seconds"
+            yield Cause(f"{path}.timeoutSeconds", f"Invalid value: {hook['timeoutSeconds']}: {detail}")
+        client = hook.get("clientConfig") or {}
+        if bool(client.get("url")) == bool(client.get("service")):
+            yield required(f"{path}.clientConfig", "exactly one of url or service is required")
+
+
+def _service_defaults(service: Object) -> None:
+    spec = service.setdefault("spec", {})
+    spec.setdefault("type", "ClusterIP")
+    spec.setdefault("sessionAffinity", "None")
+    for port in spec.get("ports") or []:
+        port.setdefault("protocol", "TCP")
+        port.setdefault("targetPort", port.get("port"))
+
+
+def _event_defaults(event: Object) -> None:
+    event.setdefault("type", "Normal")
+
+
+def _crd_defaults(crd: Object) -> None:
+    spec = crd.setdefault("spec", {})
+    names = spec.setdefault("names", {})
+    if names.get("kind"):
+        names.setdefault("singular", names["kind"].lower())
+        names.setdefault("listKind", f"{names['kind']}List")
+    spec.setdefault("conversion", {"strategy": "None"})
+
+
+def _prepare_crd(crd: Object) -> None:
+    established = [{"type": t, "status": "True", "reason": r, "message": m} for t, r, m in _CRD_CONDITIONS]
+    stored = [v["name"] for v in crd["spec"].get("versions") or [] if v.get("storage")]
+    crd["status"] = {"conditions": established, "acceptedNames": crd["spec"]["names"], "storedVersions": stored}
+
+
+_CRD_CONDITIONS = (
+    ("NamesAccepted", "NoConflicts", "no conflicts found"),
+    ("Established", "InitialNamesAccepted", "the initial names have been accepted"),
+)
+
+
+def _check_crd(crd: Object) -> Iterable[Cause]:
+    spec = crd["spec"]
+    wanted = f"{spec.get('names', {}).get('plural')}.{spec.get('group')}"
+    if crd["metadata"].get("name") != wanted:
+        yield Cause(
+            "metadata.name", f'Invalid value: "{crd["metadata"].get("name")}": must be spec.names.plural+"."+spec.group'
+        )
+    if sum(1 for v in spec.get("versions") or [] if v.get("storage")) != 1:
+        yield Cause("spec.versions", "Invalid value: must have exactly one version marked as storage version")
+    if spec.get("scope") not in ("Cluster", "Namespaced"):
+        yield required("spec.scope")
+
+
+_STRATEGIES = {
+    "pods": Strategy(pods.defaults, _prepare_pod, pods.validate, pods.validate_update),
+    "nodes": Strategy(_node_defaults),
+    "namespaces": Strategy(_namespace_defaults, _prepare_namespace),
+    "services": Strategy(_service_defaults),
+    "events": Strategy(_event_defaults),
+    "mutatingwebhookconfigurations.admissionregistration.k8s.io": Strategy(
+        _webhook_defaults, validate=_check_webhooks, validate_update=lambda new, _: _check_webhooks(new)
+    ),
+    "validatingwebhookconfigurations.admissionregistration.k8s.io": Strategy(
+        _webhook_defaults, validate=_check_webhooks, validate_update=lambda new, _: _check_webhooks(new)
+    ),
+    "customresourcedefinitions.apiextensions.k8s.io": Strategy(_crd_defaults, _prepare_crd, _check_crd),
+}
+_PLAIN = Strategy()
+
+
+def strategy(resource: str) -> Strategy:
+    return _STRATEGIES.get(resource, _PLAIN)

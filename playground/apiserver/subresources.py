@@ -1,0 +1,70 @@
+"""What hangs on other resources or is answered without being stored: evictions, logs, reviews of oneself."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+
+import orjson
+
+from playground.apiserver.deletions import Deleter
+from playground.apiserver.errors import bad_request, success
+from playground.apiserver.objects import now, read_body
+from playground.apiserver.reads import existing
+from playground.apiserver.routes import Call
+from playground.apiserver.storage import Item, Object, Storage
+
+LogSource = Callable[[str, str, str], str]
+
+
+async def evict(deleter: Deleter, call: Call) -> Object:
+    """POST pods/<name>/eviction: a deletion with the options that the Eviction carries."""
+    body = read_body(call) or {}
+    options = {"kind": "DeleteOptions", "apiVersion": "v1"} | (body.get("deleteOptions") or {})
+    path = dataclasses.replace(call.path, subresource="")
+    await deleter.delete(
+        dataclasses.replace(call, path=path, body=orjson.dumps(options), content_type="application/json")
+    )
+    return success(code=201)
+
+
+def _container(pod: Item, wanted: str) -> str:
+    name = pod.key[1]
+    spec = pod.obj["spec"]
+    names = [c["name"] for field in ("initContainers", "containers") for c in spec.get(field) or []]
+    apps = [c["name"] for c in spec["containers"]]
+    if not wanted and len(apps) == 1:
+        return str(apps[0])
+    if not wanted:
+        raise bad_request(f"a container name must be specified for pod {name}, choose one of: [{' '.join(apps)}]")
+    if wanted not in names:
+        raise bad_request(f"container {wanted} is not valid for pod {name}")
+    return wanted
+
+
+async def log(storage: Storage, source: LogSource | None, call: Call) -> str:
+    """The text of a container's log, from the node; `tailLines` is honoured."""
+    pod = existing(storage, call)
+    container = _container(pod, call.query.get("container", ""))
+    if not pod.obj["spec"].get("nodeName"):
+        raise bad_request(f"pod {pod.key[1]} does not have a host assigned")
+    if source is None:
+        return ""
+    try:
+        text = await asyncio.to_thread(source, *pod.key, container)
+    except LookupError as problem:
+        why = f'container "{container}" in pod "{pod.key[1]}" is waiting to start: ContainerCreating'
+        raise bad_request(why) from problem
+    if "tailLines" in call.query:
+        lines = text.splitlines(keepends=True)
+        text = "".join(lines[len(lines) - min(len(lines), call.number("tailLines")) :])
+    return text
+
+
+def self_review(call: Call, plural: str) -> Object | None:
+    """Answers `kubectl auth can-i` (everything is allowed) and `kubectl auth whoami`."""
+    if plural == "selfsubjectaccessreviews":
+        return dict(read_body(call)) | {"status": {"allowed": True}}
+    if plural == "selfsubjectreviews":
+        kind: Object = {"kind": "SelfSubjectReview", "apiVersion": "authentication.k8s.io/v1"}
+        return kind | {"metadata": {"creationTimestamp": now()}, "status": {"userInfo": call.user.as_info()}}
+    return None

@@ -1,0 +1,205 @@
+"""Tables: what `kubectl get` prints, made by the server."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from playground.apiserver.kinds import Kind
+from playground.apiserver.podstatus import ready_count, restarts, summary
+from playground.apiserver.storage import Item, Object
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    cell: Callable[[Object], Any]
+    type: str = "string"
+    priority: int = 0
+
+
+def age(timestamp: str | None) -> str:
+    """`45s`, `3m10s`, `2h5m`, `4d`: time passed since an RFC 3339 timestamp."""
+    if not timestamp:
+        return "<unknown>"
+    seconds = max(0, int((datetime.now(UTC) - datetime.fromisoformat(timestamp)).total_seconds()))
+    if seconds < 120:
+        return f"{seconds}s"
+    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
+    if minutes < 10:
+        return f"{minutes}m{seconds % 60}s" if seconds % 60 else f"{minutes}m"
+    if minutes < 180:
+        return f"{minutes}m"
+    if hours < 8:
+        return f"{hours}h{minutes % 60}m" if minutes % 60 else f"{hours}h"
+    if hours < 48:
+        return f"{hours}h"
+    return f"{days}d"
+
+
+def _at(obj: Any, path: str, default: Any = None) -> Any:
+    for part in path.split("."):
+        obj = obj.get(part) if isinstance(obj, dict) else None
+    return default if obj is None else obj
+
+
+def _field(path: str, default: Any = "<none>") -> Callable[[Object], Any]:
+    return lambda obj: _at(obj, path, default)
+
+
+_NAME = Column("Name", _field("metadata.name", ""))
+_AGE = Column("Age", lambda o: age(o["metadata"].get("creationTimestamp")))
+
+
+def _size(field: str) -> Callable[[Object], Any]:
+    return lambda obj: len(obj.get(field) or ())
+
+
+def _node_status(node: Object) -> str:
+    ready = next((c["status"] for c in _at(node, "status.conditions", []) if c["type"] == "Ready"), None)
+    text = {"True": "Ready", None: "Unknown"}.get(ready, "NotReady")
+    return text + (",SchedulingDisabled" if _at(node, "spec.unschedulable") else "")
+
+
+def _node_roles(node: Object) -> str:
+    prefix = "node-role.kubernetes.io/"
+    roles = sorted(k.removeprefix(prefix) for k in _at(node, "metadata.labels", {}) if k.startswith(prefix))
+    return ",".join(roles) or "<none>"
+
+
+def _node_address(kind: str) -> Callable[[Object], Any]:
+    return lambda n: next((a["address"] for a in _at(n, "status.addresses", []) if a["type"] == kind), "<none>")
+
+
+def _last_seen(event: Object) -> str:
+    return age(event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp"))
+
+
+def _event_object(event: Object) -> str:
+    about = event["involvedObject"]
+    return f"{about.get('kind', '').lower()}/{about.get('name', '')}"
+
+
+def _ports(service: Object) -> str:
+    return ",".join(f"{p['port']}/{p.get('protocol', 'TCP')}" for p in _at(service, "spec.ports", [])) or "<none>"
+
+
+_COLUMNS: dict[str, tuple[Column, ...]] = {
+    "pods": (
+        _NAME,
+        Column("Ready", ready_count),
+        Column("Status", summary),
+        Column("Restarts", restarts),
+        _AGE,
+        Column("IP", _field("status.podIP"), priority=1),
+        Column("Node", _field("spec.nodeName"), priority=1),
+        Column("Nominated Node", _field("status.nominatedNodeName"), priority=1),
+        Column("Readiness Gates", lambda _: "<none>", priority=1),
+    ),
+    "nodes": (
+        _NAME,
+        Column("Status", _node_status),
+        Column("Roles", _node_roles),
+        _AGE,
+        Column("Version", _field("status.nodeInfo.kubeletVersion", "")),
+        Column("Internal-IP", _node_address("InternalIP"), priority=1),
+        Column("External-IP", _node_address("ExternalIP"), priority=1),
+        Column("OS-Image", _field("status.nodeInfo.osImage", "<unknown>"), priority=1),
+        Column("Kernel-Version", _field("status.nodeInfo.kernelVersion", "<unknown>"), priority=1),
+        Column("Container-Runtime", _field("status.nodeInfo.containerRuntimeVersion", "<unknown>"), priority=1),
+    ),
+    "events": (
+        Column("Last Seen", _last_seen),
+        Column("Type", _field("type", "")),
+        Column("Reason", _field("reason", "")),
+        Column("Object", _event_object),
+        Column("Subobject", _field("involvedObject.fieldPath", ""), priority=1),
+        Column("Source", _field("source.component", ""), priority=1),
+        Column("Message", lambda e: (e.get("message") or "").strip()),
+        Column("First Seen", lambda e: age(e.get("firstTimestamp") or e.get("eventTime")), priority=1),
+        Column("Count", _field("count", 1), "integer", priority=1),
+        Column("Name", _field("metadata.name", ""), priority=1),
+    ),
+    "namespaces": (_NAME, Column("Status", _field("status.phase", "")), _AGE),
+    "configmaps": (_NAME, Column("Data", _size("data"), "integer"), _AGE),
+    "secrets": (_NAME, Column("Type", _field("type", "")), Column("Data", _size("data"), "integer"), _AGE),
+    "services": (
+        _NAME,
+        Column("Type", _field("spec.type", "")),
+        Column("Cluster-IP", _field("spec.clusterIP")),
+        Column("External-IP", lambda _: "<none>"),
+        Column("Port(s)", _ports),
+        _AGE,
+    ),
+    "leases.coordination.k8s.io": (_NAME, Column("Holder", _field("spec.holderIdentity", "")), _AGE),
+    "mutatingwebhookconfigurations.admissionregistration.k8s.io": (
+        _NAME, Column("Webhooks", _size("webhooks"), "integer"), _AGE,
+    ),
+    "validatingwebhookconfigurations.admissionregistration.k8s.io": (
+        _NAME, Column("Webhooks", _size("webhooks"), "integer"), _AGE,
+    ),
+    "customresourcedefinitions.apiextensions.k8s.io": (
+        _NAME, Column("Created At", _field("metadata.creationTimestamp")),
+    ),
+}  # fmt: skip
+
+_STEP = re.compile(r"""\.?([\w-]+)|\['([^']+)'\]|\[(\d+)\]|\[\?\(@\.([\w.]+)==["']([^"']*)["']\)\]""")
+
+
+def json_path(obj: Any, path: str) -> Any:
+    """A printer column's jsonPath: fields, indexes and `[?(@.type=="Ready")]`."""
+    for name, quoted, index, key, value in _STEP.findall(path.replace("\\.", "\0")):
+        name = (name or quoted).replace("\0", ".")
+        if name:
+            obj = obj.get(name) if isinstance(obj, dict) else None
+        elif index:
+            obj = obj[int(index)] if isinstance(obj, list) and len(obj) > int(index) else None
+        else:
+            obj = next((i for i in obj or [] if str(_at(i, key)) == value), None)
+    return obj
+
+
+def _custom_column(column: Any) -> Column:
+    is_date = column["type"] == "date"
+    return Column(
+        column["name"],
+        lambda o: age(json_path(o, column["jsonPath"])) if is_date else json_path(o, column["jsonPath"]),
+        column["type"],
+        column.get("priority", 0),
+    )
+
+
+def columns(kind: Kind) -> tuple[Column, ...]:
+    if kind.columns:
+        return (_NAME, *map(_custom_column, kind.columns))
+    return _COLUMNS.get(kind.resource, (_NAME, _AGE))
+
+
+def _row(item: Item, kind: Kind, include: str) -> Object:
+    row: Object = {"cells": [c.cell(item.obj) for c in columns(kind)]}
+    if include == "Object":
+        row["object"] = item.obj
+    elif include != "None":
+        partial = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": item.obj["metadata"]}
+        row["object"] = partial
+    return row
+
+
+def table(items: list[Item], kind: Kind, metadata: Object, include: str, *, header: bool = True) -> bytes:
+    """A meta.k8s.io Table. `include` is the query parameter `includeObject`; a watch sends its header once."""
+    names = [
+        {
+            "name": c.name,
+            "type": c.type,
+            "format": "name" if c is _NAME else "",
+            "description": "",
+            "priority": c.priority,
+        }
+        for c in columns(kind)
+    ]
+    body: Object = {"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": metadata}
+    body |= {"columnDefinitions": names if header else [], "rows": [_row(i, kind, include) for i in items]}
+    return orjson.dumps(body)
