@@ -11,7 +11,7 @@ from typing import Any
 from mgpu.model.quantities import QuantityError, parse_quantity
 
 Raw = Mapping[str, Any]
-Requests = Mapping[str, int]
+Requests = dict[str, int]
 """Resource name → amount: cpu in thousandths, everything else in whole units (bytes, pods, devices)."""
 
 _UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "value": "", "effect": "NoSchedule"}

@@ -1,0 +1,305 @@
+"""The kubelet's device manager: which ids each container holds, as the real one decides it, oddities included.
+
+What it does is taken from the behaviour of pkg/kubelet/cm/devicemanager of Kubernetes 1.36; kubernetes.md ("Device
+manager") lists what follows for a plugin. Nothing here dials: plugins are `Endpoint`s, over gRPC or plain objects.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from mgpu.model.quantities import whole_number
+from playground.kubelet import checkpoint
+from playground.kubelet.checkpoint import Entry
+from playground.runtime import RunOptions
+from proto import deviceplugin_pb2 as api
+
+Raw = Mapping[str, Any]
+
+
+class PluginError(Exception):
+    """A plugin's call failed; the message is gRPC's as Go prints it."""
+
+
+class AdmissionError(Exception):
+    """The pod cannot be admitted: it fails with UnexpectedAdmissionError."""
+
+
+class Endpoint(Protocol):
+    """A registered plugin. Its calls raise PluginError."""
+
+    @property
+    def pre_start_required(self) -> bool: ...
+
+    def allocate(self, ids: Sequence[str]) -> api.ContainerAllocateResponse: ...
+
+    def pre_start(self, ids: Sequence[str]) -> None: ...
+
+
+class DeviceManager:
+    """Ids by pod, container and resource. Thread-safe; plugins are called without its lock.
+
+    file: the checkpoint, read here and written with every allocation and device list.
+    active: the UIDs of pods that have not ended; what others hold is freed with the next allocation, not before.
+    changed: called when capacity or health may differ.
+    grace: seconds after which the resource of a gone plugin is removed.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        active: Callable[[], Collection[str]],
+        *,
+        rng: random.Random,
+        grace: float = 300.0,
+        changed: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._file, self._active, self._rng = file, active, rng
+        self._grace, self._changed, self._clock = grace, changed, clock
+        self._lock = threading.RLock()
+        self._endpoints: dict[str, Endpoint | None] = {}
+        self._stopped: dict[str, float] = {}
+        self._devices: dict[str, dict[str, bool]] = {}
+        self._held: dict[tuple[str, str, str], Entry] = {}
+        self._taken: dict[str, set[str]] = {}
+        self._reusable: dict[str, set[str]] = {}
+        self._reusable_of = ""
+        restored = checkpoint.read(file)
+        self.without_checkpoint = restored is None
+        for entry in restored.entries if restored else ():
+            self._held[entry.uid, entry.container, entry.resource] = entry
+        for resource, _ in restored.registered if restored else ():
+            # Known, with no device, until the plugin is back: capacity 0, and PreStartContainer is not called.
+            self._devices[resource] = {}
+            self._endpoints[resource] = None
+            self._stopped[resource] = self._clock()
+        self._retake()
+
+    def connected(self, resource: str, endpoint: Endpoint) -> None:
+        with self._lock:
+            self._endpoints[resource] = endpoint
+            self._stopped.pop(resource, None)
+            self._devices.setdefault(resource, {})
+        self._changed()
+
+    def disconnected(self, resource: str) -> None:
+        """All its ids become unhealthy at once; the resource itself goes after the grace."""
+        with self._lock:
+            if resource in self._endpoints:
+                self._devices[resource] = dict.fromkeys(self._devices.get(resource, {}), False)
+                self._stopped[resource] = self._clock()
+        self._changed()
+
+    def update(self, resource: str, devices: Mapping[str, bool]) -> None:
+        """A device list as ListAndWatch sends it: id → healthy."""
+        with self._lock:
+            self._devices[resource] = dict(devices)
+            self._checkpoint()
+        self._changed()
+
+    def capacity(self) -> tuple[dict[str, int], dict[str, int], set[str]]:
+        """(capacity, allocatable, resources removed since their grace is over)."""
+        with self._lock:
+            now = self._clock()
+            removed = {r for r, since in self._stopped.items() if now - since >= self._grace}
+            for resource in removed:
+                del self._stopped[resource]
+                del self._endpoints[resource]
+                self._devices.pop(resource, None)
+            if removed:
+                self._checkpoint()
+            total = {resource: len(ids) for resource, ids in self._devices.items()}
+            healthy = {resource: sum(ids.values()) for resource, ids in self._devices.items()}
+            return total, healthy, removed
+
+    def allocate(self, pod: Raw, container: Raw, *, running: bool = False) -> None:
+        """Admit one container of `pod`. Raises AdmissionError.
+
+        running: it already runs and its pod is seen for the first time since the kubelet's start.
+        """
+        uid = pod["metadata"]["uid"]
+        with self._lock:
+            if self._reusable_of != uid:
+                self._reusable_of, self._reusable = uid, {}
+        self._allocate(uid, container, running=running)
+        inits = {c["name"]: c.get("restartPolicy") for c in pod["spec"].get("initContainers") or ()}
+        lends = inits.get(container["name"], "Always") != "Always"
+        with self._lock:
+            for resource, ids in self.ids(uid, container["name"]).items():
+                reusable = self._reusable.setdefault(resource, set())
+                self._reusable[resource] = reusable | set(ids) if lends else reusable - set(ids)
+
+    def run_options(self, pod: Raw, container: Raw) -> RunOptions:
+        """Before every start of a container: PreStartContainer where asked for, then what Allocate answered.
+
+        Raises PluginError and AdmissionError.
+        """
+        uid, name = pod["metadata"]["uid"], container["name"]
+        missing = False
+        for resource in self._resources(container):
+            if self._knows(resource):
+                self._pre_start(uid, name, resource)
+                missing = missing or (uid, name, resource) not in self._held
+        if missing:
+            self._allocate(uid, container)
+        with self._lock:
+            entries = [e for (pod_uid, c, _), e in self._held.items() if (pod_uid, c) == (uid, name)]
+        return self._merged(entries)
+
+    def ids(self, uid: str, container: str) -> dict[str, tuple[str, ...]]:
+        """What a container holds: resource → ids."""
+        with self._lock:
+            return {r: e.ids for (pod, c, r), e in self._held.items() if (pod, c) == (uid, container)}
+
+    def all_ids(self) -> dict[str, tuple[str, ...]]:
+        with self._lock:
+            return {resource: tuple(ids) for resource, ids in self._devices.items()}
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Everything held, by ended pods too that no allocation has cleared yet."""
+        with self._lock:
+            return tuple(self._held.values())
+
+    def held_amounts(self) -> dict[str, int]:
+        """Resource → number of ids held, whoever holds them."""
+        with self._lock:
+            return {resource: len(ids) for resource, ids in self._taken.items()}
+
+    def health(self, resource: str, device: str) -> str:
+        with self._lock:
+            healthy = self._devices.get(resource, {}).get(device)
+        return "Unknown" if healthy is None else "Healthy" if healthy else "Unhealthy"
+
+    def _knows(self, resource: str) -> bool:
+        with self._lock:
+            return resource in self._devices or resource in self._taken
+
+    def _resources(self, container: Raw) -> list[str]:
+        """The limits in an order that changes from call to call, as Go walks a map."""
+        limits = (container.get("resources") or {}).get("limits") or {}
+        names = sorted(name for name, amount in limits.items() if "/" in name and whole_number(amount))
+        with self._lock:
+            self._rng.shuffle(names)
+        return names
+
+    def _allocate(self, uid: str, container: Raw, *, running: bool = False) -> None:
+        name, limits = container["name"], (container.get("resources") or {}).get("limits") or {}
+        known = [resource for resource in self._resources(container) if self._knows(resource)]
+        if known:
+            self._release_ended(uid)
+        allocated = False
+        try:
+            for resource in known:
+                chosen = self._choose(uid, name, resource, whole_number(limits[resource]), running=running)
+                if chosen:
+                    self._ask(uid, name, resource, chosen)
+                    allocated = True
+        except AdmissionError:
+            with self._lock:
+                self._retake()
+            raise
+        if allocated:
+            with self._lock:
+                self._checkpoint()
+
+    def _ask(self, uid: str, name: str, resource: str, ids: tuple[str, ...]) -> None:
+        endpoint = self._endpoints.get(resource)
+        if endpoint is None:
+            raise AdmissionError(f"unknown Device Plugin {resource}")
+        try:
+            response = endpoint.allocate(ids)
+        except PluginError as error:
+            raise AdmissionError(str(error)) from error
+        with self._lock:
+            entry = Entry(uid, name, resource, ids, response.SerializeToString())
+            self._held[uid, name, resource] = entry
+
+    def _choose(self, uid: str, name: str, resource: str, wanted: int, *, running: bool) -> tuple[str, ...]:
+        """The ids to allocate; () where the container has them already. Raises AdmissionError."""
+        with self._lock:
+            held = self._held.get((uid, name, resource))
+            if held and len(held.ids) != wanted:
+                raise AdmissionError(
+                    f'pod "{uid}" container "{name}" changed request for resource "{resource}" '
+                    f"from {len(held.ids)} to {wanted}"
+                )
+            if running:
+                return ()
+            healthy = {device for device, well in self._devices.get(resource, {}).items() if well}
+            if resource not in self._devices:
+                raise AdmissionError(f"cannot allocate unregistered device {resource}")
+            if not healthy:
+                raise AdmissionError(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
+            if held and not healthy.issuperset(held.ids):
+                raise AdmissionError(
+                    f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}"
+                )
+            if held:
+                return ()
+            taken = self._taken.setdefault(resource, set())
+            reused = sorted(self._reusable.get(resource, ()))
+            chosen = self._rng.sample(reused, min(wanted, len(reused)))
+            free = sorted(healthy - taken)
+            needed = wanted - len(chosen)
+            if needed > len(free):
+                raise AdmissionError(
+                    f"requested number of devices unavailable for {resource}. Requested: {needed}, "
+                    f"Available: {len(free)}"
+                )
+            chosen += self._rng.sample(free, needed)
+            taken.update(chosen)
+            return tuple(chosen)
+
+    def _pre_start(self, uid: str, name: str, resource: str) -> None:
+        with self._lock:
+            endpoint, held = self._endpoints.get(resource), self._held.get((uid, name, resource))
+            if resource not in self._endpoints:
+                raise PluginError(f"endpoint not found in cache for a registered resource: {resource}")
+        if endpoint is None or not endpoint.pre_start_required:
+            return
+        if held is None:
+            raise PluginError(
+                f"no devices found allocated in local cache for pod {uid}, container {name}, resource {resource}"
+            )
+        endpoint.pre_start(held.ids)
+
+    def _merged(self, entries: Sequence[Entry]) -> RunOptions:
+        """Of conflicting settings the first one stands, and which one is first is chance (a Go map again)."""
+        with self._lock:
+            order = self._rng.sample(list(entries), len(entries))
+        env: dict[str, str] = {}
+        mounts: dict[str, str] = {}
+        annotations: dict[str, str] = {}
+        cdi: dict[str, None] = {}
+        nodes: dict[str, None] = {}
+        for entry in order:
+            response = api.ContainerAllocateResponse.FromString(entry.response)
+            for merged, own in ((env, dict(response.envs)), (annotations, dict(response.annotations))):
+                for key, value in own.items():
+                    merged.setdefault(key, value)
+            for mount in response.mounts:
+                mounts.setdefault(mount.container_path, mount.host_path)
+            nodes.update(dict.fromkeys(device.container_path for device in response.devices))
+            cdi.update(dict.fromkeys(device.name for device in response.cdi_devices))
+        return RunOptions(
+            tuple(env.items()), tuple(cdi), tuple(nodes), tuple(mounts.items()), tuple(annotations.items())
+        )
+
+    def _release_ended(self, admitting: str) -> None:
+        active = {*self._active(), admitting}
+        with self._lock:
+            self._held = {key: entry for key, entry in self._held.items() if key[0] in active}
+            self._retake()
+
+    def _retake(self) -> None:
+        self._taken = {}
+        for (_, _, resource), entry in self._held.items():
+            self._taken.setdefault(resource, set()).update(entry.ids)
+
+    def _checkpoint(self) -> None:
+        registered = {r: [d for d, healthy in ids.items() if healthy] for r, ids in self._devices.items()}
+        checkpoint.write(self._file, self._held.values(), registered)

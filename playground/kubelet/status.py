@@ -1,0 +1,159 @@
+"""A pod's status from what its containers do: pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from playground.runtime import Container
+
+Raw = Mapping[str, Any]
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerView:
+    """One container of a pod: its attempts so far, why the next one waits, and its ids' health by resource."""
+
+    name: str
+    image: str
+    attempts: tuple[Container, ...] = ()
+    waiting: tuple[str, str] | None = None
+    resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    init: bool = False
+
+    @property
+    def latest(self) -> Container | None:
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def running(self) -> bool:
+        return self.latest is not None and self.latest.running
+
+    @property
+    def done(self) -> bool:
+        return self.latest is not None and self.latest.exit_code == 0
+
+
+def sidecar(container: Raw) -> bool:
+    return container.get("restartPolicy") == "Always"
+
+
+def phase_of(pod: Raw, apps: Sequence[ContainerView]) -> str:
+    """As kubelet's getPhase; a phase that ended never changes again."""
+    before: str = (pod.get("status") or {}).get("phase") or "Pending"
+    if before in ("Succeeded", "Failed"):
+        return before
+    if any(view.latest is None for view in apps):
+        return "Pending"
+    if any(view.running for view in apps) or pod["spec"].get("restartPolicy", "Always") == "Always":
+        return "Running"
+    if all(view.done for view in apps):
+        return "Succeeded"
+    return "Failed" if pod["spec"].get("restartPolicy") == "Never" else "Running"
+
+
+def pod_status(
+    pod: Raw, inits: Sequence[ContainerView], apps: Sequence[ContainerView], host_ip: str, reported: Raw
+) -> Json:
+    """The status that the kubelet reports. `reported`: what it said last; conditions that stay keep their times."""
+    phase = phase_of(pod, apps)
+    kinds = {c["name"]: sidecar(c) for c in pod["spec"].get("initContainers") or ()}
+    initialized = all(view.running if kinds[view.name] else view.done for view in inits)
+    ready = phase == "Running" and all(view.running for view in apps)
+    done = phase == "Succeeded"
+    flags = {
+        "PodReadyToStartContainers": any(view.running for view in (*inits, *apps)),
+        "Initialized": initialized or done,
+        "ContainersReady": ready,
+        "Ready": ready,
+        "PodScheduled": True,
+    }
+    old = reported or pod.get("status") or {}
+    status: Json = {
+        "phase": phase,
+        "hostIP": host_ip,
+        "podIP": _pod_ip(pod),
+        "podIPs": [{"ip": _pod_ip(pod)}],
+        "startTime": old.get("startTime") or now(),
+        "conditions": _conditions(flags, old.get("conditions") or (), "PodCompleted" if done else "ContainersNotReady"),
+        "containerStatuses": [_container(view) for view in apps],
+    }
+    if inits:
+        status["initContainerStatuses"] = [_container(view) for view in inits]
+    return status
+
+
+def rejected(reason: str, message: str) -> Json:
+    """The status of a pod that the kubelet did not admit."""
+    return {"phase": "Failed", "reason": reason, "message": f"Pod was rejected: {message}", "startTime": now()}
+
+
+def now() -> str:
+    return timestamp(datetime.now(UTC).timestamp())
+
+
+def timestamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _conditions(flags: Mapping[str, bool], old: Sequence[Raw], reason: str) -> list[Json]:
+    before = {row["type"]: row for row in old}
+    rows = []
+    for kind, flag in flags.items():
+        value, known = str(flag), before.get(kind, {})
+        since = known.get("lastTransitionTime") if known.get("status") == value else None
+        row: Json = {"type": kind, "status": value, "lastTransitionTime": since or now()}
+        if not flag and kind in ("ContainersReady", "Ready"):
+            row["reason"] = reason
+        rows.append(row)
+    return rows
+
+
+def _container(view: ContainerView) -> Json:
+    latest, earlier = view.latest, view.attempts[:-1]
+    # Between two attempts the last one is history already: what shows is why the next one waits.
+    waits = view.waiting if view.waiting and not view.running else None
+    state: Json = {"waiting": {"reason": "ContainerCreating"}}
+    if waits:
+        state = {"waiting": {"reason": waits[0], "message": waits[1]}}
+        earlier = view.attempts
+    elif latest:
+        state = _state(latest)
+    row: Json = {
+        "name": view.name,
+        "image": view.image,
+        "imageID": "",
+        "ready": view.running or (view.init and view.done),
+        "started": view.running,
+        "restartCount": max(len(view.attempts) - 1, 0),
+        "state": state,
+        "lastState": _state(earlier[-1]) if earlier else {},
+    }
+    if latest:
+        row["containerID"] = f"playground://{latest.id}"
+    if view.resources:
+        row["allocatedResourcesStatus"] = [
+            {"name": name, "resources": [{"resourceID": i, "health": health} for i, health in sorted(ids.items())]}
+            for name, ids in sorted(view.resources.items())
+        ]
+    return row
+
+
+def _state(container: Container) -> Json:
+    if container.running:
+        return {"running": {"startedAt": timestamp(container.started)}}
+    return {
+        "terminated": {
+            "exitCode": container.exit_code,
+            "reason": "Completed" if container.exit_code == 0 else "Error",
+            "containerID": f"playground://{container.id}",
+            "startedAt": timestamp(container.started),
+            "finishedAt": timestamp(container.finished),
+        }
+    }
+
+
+def _pod_ip(pod: Raw) -> str:
+    number = int.from_bytes(pod["metadata"]["uid"].encode()[-3:], "big")
+    return f"10.{128 + (number >> 16) % 64}.{(number >> 8) % 256}.{number % 254 + 1}"

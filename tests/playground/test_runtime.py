@@ -1,0 +1,69 @@
+"""What a container sees, by where it comes from."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from playground.runtime import CreateError, RunOptions, Runtime
+
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+
+
+def pod(uid: str = "u", **container: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    own = {"name": "c", "image": "cuda", **container}
+    meta = {"namespace": "default", "name": "p", "uid": uid, "annotations": {"a": "b"}}
+    return {"metadata": meta, "spec": {"nodeName": "n1", "containers": [own]}}, own
+
+
+def spec(folder: Path, device: str, *env: str) -> None:
+    devices = [{"name": device, "containerEdits": {"env": list(env), "deviceNodes": [{"path": "/dev/nvidia0"}]}}]
+    text = json.dumps({"cdiVersion": "0.6.0", "kind": "example.com/gpu", "devices": devices})
+    (folder / f"{device}.json").write_text(text)
+
+
+def test_later_wins_image_plugins_pod_cdi(tmp_path: Path) -> None:
+    runtime = Runtime(tmp_path)
+    spec(tmp_path, "x", f"{VISIBLE}=cdi")
+    env = [{"name": VISIBLE, "value": "own"}]
+    plugins, both = RunOptions(env=((VISIBLE, "plugin"),)), RunOptions(((VISIBLE, "plugin"),), ("example.com/gpu=x",))
+    assert runtime.start(*pod(), RunOptions()).env[VISIBLE] == "all"
+    assert runtime.start(*pod(), plugins).env[VISIBLE] == "plugin"
+    assert runtime.start(*pod(env=env), plugins).env[VISIBLE] == "own"
+    assert runtime.start(*pod(env=env), both).env[VISIBLE] == "cdi"
+
+
+def test_an_image_without_cuda_sets_nothing(tmp_path: Path) -> None:
+    assert VISIBLE not in Runtime(tmp_path).start(*pod(image="busybox"), RunOptions()).env
+
+
+def test_without_its_cdi_file_a_container_is_not_created(tmp_path: Path) -> None:
+    runtime = Runtime(tmp_path)
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(CreateError, match=r"unresolvable CDI devices example\.com/gpu=x"):
+        runtime.start(*pod(), RunOptions(cdi=("example.com/gpu=x",)))
+    assert runtime.containers() == ()
+    spec(tmp_path, "x", "A=1")
+    assert runtime.start(*pod(), RunOptions(cdi=("example.com/gpu=x",))).nodes == ("/dev/nvidia0",)
+
+
+def test_logs_are_the_environment_of_the_newest_container(tmp_path: Path) -> None:
+    runtime = Runtime(tmp_path)
+    with pytest.raises(KeyError, match="waiting to start"):
+        runtime.logs("default", "p")
+    first = runtime.start(*pod(image="i"), RunOptions(env=(("B", "2"), ("A", "1"))))
+    assert runtime.logs("default", "p", "c") == "A=1\nB=2\n"
+    runtime.end(first, 1)
+    runtime.start(*pod("another uid", image="i"), RunOptions(env=(("A", "3"),)))
+    assert runtime.logs("default", "p") == "A=3\n"
+
+
+def test_attempts_count_up_and_fields_are_resolved(tmp_path: Path) -> None:
+    runtime = Runtime(tmp_path)
+    env = [{"name": "N", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['a']"}}}]
+    runtime.end(runtime.start(*pod(), RunOptions()), 1)
+    again = runtime.start(*pod(env=env), RunOptions())
+    assert (again.attempt, again.env["N"]) == (1, "b")
+    runtime.reboot()
+    assert [c.exit_code for c in runtime.containers("u")] == [1, 255]
