@@ -57,8 +57,8 @@ def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str |
     Denies GPU pods that break a rule of their vocabulary and completes the others. Prints one line,
     `serving https on HOST:PORT`, when it accepts connections; logs are JSON lines on stderr.
     """
-    logs.setup(log_level)
     settings = _settings(config, flags)
+    logs.setup(log_level)
     with ExitStack() as stack:
         run(settings, kubeconfig, stack)
 

@@ -1,0 +1,117 @@
+"""A server in a process of its own, and a client that counts segments."""
+
+import json
+import os
+import selectors
+import signal
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from http.client import HTTPResponse
+from pathlib import Path
+from typing import Any
+
+DEADLINE = 60.0  # far above what anything here takes: a bound for hung processes, no measurement
+
+
+class Server:
+    """`arguments` for Python; ready when it has said `serving … on HOST:PORT` for so many `addresses`."""
+
+    def __init__(self, *arguments: str, addresses: int = 1, cwd: Path | None = None) -> None:
+        command = [sys.executable, *arguments]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("KUBERNETES_")}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=cwd, env=environment)
+        assert self.process.stdout
+        os.set_blocking(self.process.stdout.fileno(), False)
+        self._said = b""
+        self.ports = [int(self.wait_for(b"serving ").rsplit(b":", 1)[1]) for _ in range(addresses)]
+
+    def wait_for(self, start: bytes) -> bytes:
+        """The next line on stdout that starts so."""
+        assert self.process.stdout
+        ends = time.monotonic() + DEADLINE
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while time.monotonic() < ends:
+                *lines, _ = self._said.split(b"\n")
+                for line in lines:
+                    self._said = self._said[len(line) + 1 :]
+                    if line.startswith(start):
+                        return line
+                selector.select(1.0)
+                self._said += self.process.stdout.read() or b""
+                if self.process.poll() is not None and b"\n" not in self._said:
+                    raise AssertionError(f"the server ended with {self.process.returncode}")
+        raise AssertionError(f"nothing starting with {start!r} within {DEADLINE} s")
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def join(self) -> int:
+        return self.process.wait(DEADLINE)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(DEADLINE)
+        if self.process.stdout:
+            self.process.stdout.close()
+
+
+@dataclass
+class Client:
+    """One connection. ca: the bundle to trust; None: plain HTTP."""
+
+    port: int
+    ca: Path | None = None
+    host: str = "127.0.0.1"
+    wire: socket.socket = field(init=False)
+
+    def __post_init__(self) -> None:
+        raw = socket.create_connection(("127.0.0.1", self.port), DEADLINE)
+        if self.ca:
+            raw = ssl.create_default_context(cafile=str(self.ca)).wrap_socket(raw, server_hostname=self.host)
+        self.wire = raw
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wire.close()
+
+    def send(
+        self, body: bytes, path: str, content_type: str = "application/json", method: str = "POST", part: int = 0
+    ) -> None:
+        """The request; only `part` bytes of its body where given."""
+        head = f"{method} {path} HTTP/1.1\r\nHost: {self.host}\r\nContent-Type: {content_type}\r\n"
+        sent = body[:part] if part else body
+        self.wire.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + sent)
+
+    def receive(self) -> tuple[int, dict[str, str], bytes]:
+        response = HTTPResponse(self.wire)
+        try:
+            response.begin()
+            return response.status, dict(response.headers), response.read()
+        finally:
+            response.close()
+
+    def ask(self, tree: Any, path: str, **how: Any) -> tuple[int, Any]:
+        """Status and decoded answer."""
+        self.send(tree if isinstance(tree, bytes) else json.dumps(tree).encode(), path, **how)
+        status, _, body = self.receive()
+        return status, json.loads(body)
+
+    def serial(self) -> str:
+        """The serial number of the server's certificate."""
+        assert isinstance(self.wire, ssl.SSLSocket)
+        certificate: Any = self.wire.getpeercert()
+        return str(certificate["serialNumber"])
+
+    def data_segments(self) -> int:
+        """How many segments with data have come in (Linux `struct tcp_info`, tcpi_data_segs_in)."""
+        info = self.wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        (count,) = struct.unpack_from("=I", info, 152)
+        return int(count)

@@ -1,0 +1,33 @@
+"""A server for the tests: `python -m tests.mgpu.serving.sample DIRECTORY`, TLS and plain, one worker."""
+
+import sys
+from pathlib import Path
+
+from mgpu.model.errors import RetryLater
+from mgpu.serving.app import new_app, probes, reviewing
+from mgpu.serving.review import Reply, Review, allow
+from mgpu.serving.server import Listen, serve
+
+
+def answer(review: Review) -> Reply:
+    if review.name == "later":
+        raise RetryLater("another replica leads")
+    return allow(review, [{"op": "add", "path": "/a", "value": "x"}])
+
+
+def main(directory: Path) -> None:
+    started: list[str] = []
+    app = new_app()
+    reviewing(app, "/review", answer, kinds=("Pod",))
+    probes(app, ready=lambda: "" if started else "not started")
+    serve(
+        app.wsgi_app,
+        [Listen("127.0.0.1", 0), Listen("127.0.0.1", 0, tls=False)],
+        certificate=(directory / "tls.crt", directory / "tls.key"),
+        start=lambda: started.append("started"),
+        stop=lambda: print("stopped", flush=True),
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,121 @@
+"""gunicorn as we run it: a real process, real sockets, real TLS."""
+
+import json
+import os
+import ssl
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from mgpu.serving.certificates import CA, CHAIN, KEY, ensure, renewed
+from mgpu.serving.folder import Folder
+from mgpu.serving.server import ReloadingContext
+from tests.mgpu.serving.process import Client, Server
+from tests.mgpu.serving.reviews import review
+
+NAMES = {"127.0.0.1", "localhost"}
+SAMPLE = ("-m", "tests.mgpu.serving.sample")
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    folder = Folder(tmp_path_factory.mktemp("certs"))
+    ensure(folder, NAMES, datetime.now(UTC))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Folder) -> Iterator[Server]:
+    server = Server(*SAMPLE, str(folder.path), addresses=2, cwd=ROOT)
+    yield server
+    server.close()
+
+
+def connect(server: Server, folder: Folder, *, tls: bool) -> Client:
+    return Client(server.ports[0], folder.path / CA) if tls else Client(server.ports[1])
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_a_reply_leaves_in_one_segment(server: Server, folder: Folder, tls: bool) -> None:
+    with connect(server, folder, tls=tls) as client:
+        client.ask(review({"a": 1}), "/review")  # and what a handshake sends after itself
+        before = client.data_segments()
+        for _ in range(20):
+            assert client.ask(review({"a": 1}), "/review")[1]["response"]["allowed"]
+        assert client.data_segments() - before == 20
+
+
+def test_start_runs_in_the_worker_before_its_first_request(server: Server) -> None:
+    with Client(server.ports[1]) as client:
+        client.send(b"", "/readyz", method="GET")
+        assert client.receive()[0] == 200
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_retry_later_closes_the_connection(server: Server, folder: Folder, tls: bool) -> None:
+    with connect(server, folder, tls=tls) as client:
+        client.send(json.dumps(review({"a": 1}, name="later")).encode(), "/review")
+        status, headers, _ = client.receive()
+        assert (status, headers["Connection"]) == (503, "close")
+        assert client.wire.recv(1) == b""
+
+
+def test_clients_that_do_not_hang_up_hold_nobody_up(server: Server) -> None:
+    rude = [Client(server.ports[1]) for _ in range(5)]
+    for client in rude:
+        client.wire.sendall(b"no HTTP\r\n\r\n")
+        assert client.receive()[0] == 400
+    with Client(server.ports[1]) as client:
+        client.wire.settimeout(8)  # the server lingers 2 s for each of them, one after another if it did so in line
+        assert client.ask(review({"a": 1}), "/review")[0] == 200
+    for client in rude:
+        client.wire.close()
+
+
+def test_a_request_under_way_is_answered_before_the_server_ends(folder: Folder) -> None:
+    server = Server(*SAMPLE, str(folder.path), addresses=2, cwd=ROOT)
+    try:
+        with connect(server, folder, tls=True) as client:
+            client.ask(review({"a": 1}), "/review")
+            body = b'{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{}}'
+            client.send(body, "/review", part=20)
+            server.terminate()
+            client.wire.sendall(body[20:])
+            assert client.receive()[0] == 400
+        assert server.wait_for(b"stopped")
+        assert server.join() == 0
+    finally:
+        server.close()
+
+
+def test_a_new_certificate_is_served_without_a_restart(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    first = ensure(folder, NAMES, datetime.now(UTC))
+    server = Server(*SAMPLE, str(tmp_path), addresses=2, cwd=ROOT)
+    try:
+        with Client(server.ports[0], tmp_path / CA) as old:
+            serial = old.serial()
+            other = renewed({CA: first[CA], "ca.key": first["ca.key"]}, NAMES, datetime.now(UTC))
+            replace(folder.chain, other[CHAIN])
+            with Client(server.ports[0], tmp_path / CA) as torn:
+                assert torn.serial() == serial  # half of it is there: the last good one
+            replace(folder.key, other[KEY])
+            with Client(server.ports[0], tmp_path / CA) as new:
+                assert new.serial() != serial
+                assert new.ask(review({"a": 1}), "/review")[0] == 200
+            assert old.ask(review({"a": 1}), "/review")[0] == 200
+    finally:
+        server.close()
+
+
+def replace(path: Path, content: bytes) -> None:
+    temporary = path.with_suffix(".new")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
+
+
+def test_old_versions_of_tls_are_refused(folder: Folder) -> None:
+    assert ReloadingContext(folder.chain, folder.key).current().minimum_version is ssl.TLSVersion.TLSv1_2

@@ -1,0 +1,101 @@
+"""Properties over arbitrary pods and arbitrary JSON."""
+
+from typing import Any
+
+import orjson
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mgpu.settings import load_settings
+from tests.builders import CORE, MEMORY, pod
+from tests.mgpu.serving.reviews import patched, review
+from webhook.app import make_app
+from webhook.mutate import Mutation, mutate
+from webhook.validate import validate_create, validate_update
+
+SETTINGS = load_settings()
+CLIENT = make_app(SETTINGS).test_client()
+
+AMOUNTS = st.dictionaries(
+    st.sampled_from([CORE, MEMORY, "cpu", "aliyun.com/gpu-mem", "nvidia.com/gpu", "nvidia.com/gpu-4gb"]),
+    st.sampled_from(["0", "50", "100", "120", "200", "512", "6k", "500m", "-1", "x", ""]),
+    max_size=3,
+)
+ENV = st.lists(st.sampled_from(["A", "NVIDIA_VISIBLE_DEVICES"]).map(lambda n: {"name": n, "value": "all"}), max_size=4)
+CONTAINERS = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "resources": st.none() | st.fixed_dictionaries({}, optional={"requests": AMOUNTS, "limits": AMOUNTS}),
+            "env": ENV,
+            "restartPolicy": st.just("Always"),
+        },
+    ),
+    max_size=3,
+)
+ANNOTATIONS = st.dictionaries(
+    st.sampled_from(
+        [
+            "vke.volcengine.com/container-multiple-gpu",
+            "vke.volcengine.com/mgpu-compute-policy",
+            "vke.volcengine.com/assumed",
+            "vke.volcengine.com/gpu-index-container-a/b~c",
+            "lsalab.nthu/GPUID",
+            "team",
+        ]
+    ),
+    st.sampled_from(["", "2", "1,0", "-1", "true", "native-burst-share"]),
+)
+
+
+def build(app: Any, init: Any, annotations: Any) -> dict[str, Any]:
+    named = [{**c, "name": f"c{i}"} for i, c in enumerate([*app, *init])]
+    return pod("p", *named[: len(app)], init=tuple(named[len(app) :]), annotations=annotations)
+
+
+PODS = st.builds(build, CONTAINERS, CONTAINERS, ANNOTATIONS)
+WORDS = ["metadata", "annotations", "spec", "containers", "initContainers", "resources", "requests", "limits", "env"]
+FIELDS = ["request", "uid", "object", "oldObject", "kind", "userInfo", "operation", "name", "status"]
+KEYS = st.sampled_from([*WORDS, *FIELDS, CORE, MEMORY]) | st.text(max_size=4)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=5),
+    max_leaves=25,
+)
+
+
+@given(PODS)
+@settings(max_examples=300)
+def test_property_mutating_twice_is_mutating_once(raw: dict[str, Any]) -> None:
+    once = patched(raw, mutate(raw, SETTINGS).patch)
+    assert mutate(once, SETTINGS) == Mutation()
+
+
+@given(PODS)
+@settings(max_examples=300)
+def test_property_mutating_changes_no_verdict(raw: dict[str, Any]) -> None:
+    once = patched(raw, mutate(raw, SETTINGS).patch)
+    assert len(validate_create(raw, SETTINGS)) == len(validate_create(once, SETTINGS))
+
+
+@given(PODS, PODS)
+@settings(max_examples=200)
+def test_property_an_update_that_changes_no_annotation_is_never_refused(old: Any, new: Any) -> None:
+    new = {**new, "metadata": old["metadata"]}
+    assert validate_update(new, old, "alice", SETTINGS) == []
+
+
+@given(st.sampled_from(["/mutate", "/validate"]), JSON, JSON, st.sampled_from(["CREATE", "UPDATE", "DELETE"]))
+@settings(max_examples=300)
+def test_property_any_object_gets_an_answer(path: str, obj: Any, old: Any, operation: str) -> None:
+    answer = CLIENT.post(path, data=orjson.dumps(review(obj, operation, old=old)), content_type="application/json")
+    assert answer.status_code in (200, 400)
+    assert answer.is_json
+
+
+@given(st.sampled_from(["/mutate", "/validate"]), JSON.map(orjson.dumps) | st.binary(max_size=200))
+@settings(max_examples=300)
+def test_property_any_body_gets_an_answer(path: str, body: bytes) -> None:
+    answer = CLIENT.post(path, data=body, content_type="application/json")
+    assert answer.status_code in (200, 400)
+    assert answer.is_json
