@@ -1,0 +1,208 @@
+"""The node agent: cards, pods, the kubelet and the API server, put together."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from deviceplugin.allocation import Allocations, Node
+from deviceplugin.cards import CardSource
+from deviceplugin.cards.watch import CardWatch
+from deviceplugin.cdi import CdiFiles
+from deviceplugin.ids import MAX_IDS, device_ids
+from deviceplugin.plugin import Plugin
+from deviceplugin.podresources import PodResources
+from deviceplugin.pods import GpuPod, NodePods
+from deviceplugin.registration import Registration
+from deviceplugin.reporter import Reporter
+from deviceplugin.wakeup import Wakeup
+from mgpu import dialects
+from mgpu.dialects.node_resources import NodeResource
+from mgpu.kube import Api
+from mgpu.kube.events import Recorder, node_reference, pod_reference
+from mgpu.kube.reflector import Reflector
+from mgpu.model.cards import Card
+from mgpu.model.errors import RetryLater
+from mgpu.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 2.0
+CHECKPOINT = "kubelet_internal_checkpoint"
+
+
+class Agent:
+    """`run` until `stop`. settings.deviceplugin must name the node."""
+
+    def __init__(self, settings: Settings, source: CardSource, api: Api) -> None:
+        own = settings.deviceplugin
+        self._settings, self._node_name = settings, own.node
+        self._folder = Path(own.kubelet_dir) / "device-plugins"
+        self._recorder = Recorder(api, "mgpu-deviceplugin", own.node)
+        self._cards_changed, self._pods_changed, self._stopping = Wakeup(), Wakeup(), Wakeup()
+        self._stopped = False
+        self._cdi = CdiFiles(Path(own.cdi_dir)) if own.cdi else None
+        self._cards = CardWatch(source, self._take_cards, self._warn_node)
+        self._pods = NodePods(settings, self._take_pods, self._forget)
+        self._reflector = Reflector(
+            api, "/api/v1/pods", self._pods.take, self._pods.drop, {"fieldSelector": f"spec.nodeName={own.node}"}
+        )
+        self._reporter = Reporter(api, own.node, settings, self._held)
+        socket = own.pod_resources or str(Path(own.kubelet_dir) / "pod-resources" / "kubelet.sock")
+        self._owners = PodResources(Path(socket))
+        self._node = Node(
+            pods=self._pods,
+            cards=lambda: self._cards.cards or (),
+            owners=self._owners,
+            checkpoint=self._folder / CHECKPOINT,
+            cdi=self._cdi,
+            changed=self._pods_changed,
+            refused=self._warn_pod,
+        )
+        names = [resource.name for resource in self._resources(())]
+        self._allocations = {name: Allocations(name, self._node) for name in names}
+        self._plugins = {name: Plugin(name, allocations) for name, allocations in self._allocations.items()}
+        self._registrations = [Registration(self._folder, plugin) for plugin in self._plugins.values()]
+
+    async def run(self) -> None:
+        """Serve until `stop`; then streams are ended and sockets removed before it returns."""
+        for wakeup in (self._cards_changed, self._pods_changed, self._stopping):
+            wakeup.bind()
+        for part in (self._reflector, self._reporter, self._cards):
+            part.start()
+        log.info("started", extra={"node": self._node_name})
+        tasks = [asyncio.create_task(work) for work in (self._serve(), self._clean_up())]
+        ending = asyncio.create_task(self._until_stopped())
+        try:
+            done, _ = await asyncio.wait([*tasks, ending], return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {ending}:
+                task.result()
+        finally:
+            for task in (*tasks, ending):
+                task.cancel()
+            await asyncio.gather(*tasks, ending, return_exceptions=True)
+            self._close()
+            await self._owners.close()
+            log.info("stopped", extra={"node": self._node_name})
+
+    def stop(self) -> None:
+        """From any thread, or a signal handler of the loop."""
+        self._stopped = True
+        self._stopping.wake()
+
+    def unhealthy(self) -> str:
+        """Why the process should be restarted; "" where it should not."""
+        return "reading the cards hangs" if self._cards.stalled else ""
+
+    def not_ready(self) -> str:
+        """What is missing until pods can start here; "" where nothing."""
+        if self._cards.cards is None:
+            return f"cards: {self._cards.problem}"
+        if not self._reflector.synced:
+            return "the pods of this node are not known yet"
+        waiting = [r.state or "the kubelet has not asked for the devices" for r in self._registrations]
+        states = [state for r, state in zip(self._registrations, waiting, strict=True) if not r.registered]
+        return "; ".join([*states, *filter(None, [self._reporter.problem])])
+
+    async def _until_stopped(self) -> None:
+        while not self._stopped:
+            await self._stopping.wait()
+
+    async def _serve(self) -> None:
+        """Offer ids once the cards are known: with none the kubelet would fail the pods that run here."""
+        while (cards := self._cards.cards) is None:
+            await self._cards_changed.wait()
+        complete = await self._offer(cards)
+        async with asyncio.TaskGroup() as group:
+            for registration in self._registrations:
+                group.create_task(registration.run())
+            group.create_task(self._follow_cards(cards, complete=complete))
+
+    async def _follow_cards(self, offered: tuple[Card, ...], *, complete: bool) -> None:
+        while True:
+            cards = self._cards.cards or ()
+            if cards == offered and await self._cards_changed.wait(None if complete else _RETRY_SECONDS):
+                continue
+            complete, offered = await self._offer(cards), cards
+
+    async def _offer(self, cards: Sequence[Card]) -> bool:
+        """Hand the ids of these cards to the plugins. False: of unhealthy ones it is not known which pods hold them."""
+        limit, complete = MAX_IDS, True
+        for resource in self._resources(cards):
+            try:
+                held, taken = await self._held_ids(resource.name, cards)
+            except RetryLater as error:
+                log.warning("which ids are held is not known: %s", error)
+                held, taken, complete = {}, set(), False
+            plugin = self._plugins[resource.name]
+            total = sum(amount for _, amount in resource.amounts)
+            if total > limit:
+                self._warn_node(f"{total} units of {resource.name}, but a node can offer {limit}: the rest is not used")
+            before = [i for i, healthy in plugin.devices.items() if not healthy]
+            plugin.offer(device_ids(resource, cards, limit, held, taken, before))
+            limit -= min(limit, total)
+        return complete
+
+    async def _held_ids(self, resource: str, cards: Sequence[Card]) -> tuple[dict[int, list[str]], set[str]]:
+        """The ids that the pods of each unhealthy card hold, and all that pods hold; asked for only when needed.
+
+        Raises RetryLater.
+        """
+        unhealthy = [card for card in cards if not card.healthy]
+        if not unhealthy:
+            return {}, set()
+        owners = await self._owners.owners(resource)
+        held: dict[int, list[str]] = {}
+        for owner in owners:
+            known = self._pods.get(owner.namespace, owner.name)
+            for card in unhealthy:
+                shares = (known.shares if known else None) or ()
+                if any(share.container == owner.container and share.is_on(card) for share in shares):
+                    held.setdefault(card.index, []).extend(sorted(owner.ids))
+        return held, {i for owner in owners for i in owner.ids}
+
+    async def _clean_up(self) -> None:
+        """Once the pods are known: CDI files of those that are gone since an earlier agent wrote them."""
+        while not self._reflector.synced:
+            await self._pods_changed.wait(1.0)
+        if self._cdi is not None:
+            self._cdi.keep_only({known.pod.uid for known in self._pods.all()})
+        await asyncio.Event().wait()
+
+    def _resources(self, cards: Sequence[Card]) -> list[NodeResource]:
+        """The resources that are served as device ids."""
+        enabled = dialects.enabled(self._settings)
+        return [r for dialect in enabled for r in dialect.resources(cards, self._settings) if r.as_ids]
+
+    def _held(self, resource: str) -> int:
+        return sum(known.holds(resource) for known in self._pods.all() if not known.pod.ended)
+
+    def _take_cards(self, cards: tuple[Card, ...]) -> None:
+        self._reporter.update(cards)
+        self._cards_changed.wake()
+        self._pods_changed.wake()
+
+    def _take_pods(self) -> None:
+        self._reporter.update()
+        self._pods_changed.wake()
+
+    def _forget(self, uid: str) -> None:
+        for allocations in self._allocations.values():
+            allocations.forget(uid)
+        if self._cdi is not None:
+            self._cdi.remove(uid)
+
+    def _warn_node(self, problem: str) -> None:
+        log.warning("%s", problem, extra={"node": self._node_name})
+        self._recorder.warn(node_reference(self._node_name), "MgpuCards", problem)
+
+    def _warn_pod(self, known: GpuPod, why: str) -> None:
+        reference = pod_reference(known.pod.namespace, known.pod.name, known.pod.uid)
+        self._recorder.warn(reference, "MgpuStartRefused", why)
+
+    def _close(self) -> None:
+        for wakeup in (self._cards_changed, self._pods_changed, self._stopping):
+            wakeup.unbind()
+        self._reflector.stop()
+        self._reporter.stop()
+        self._cards.stop()

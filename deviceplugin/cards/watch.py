@@ -1,0 +1,89 @@
+"""Keeps the node's cards current, on a thread of its own: a driver that hangs holds up nothing else."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from deviceplugin.cards import CardSource
+from mgpu.model.cards import Card
+from mgpu.model.errors import BadObject, RetryLater
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+_STALLED_SECONDS = 90.0
+
+
+class CardWatch:
+    """`cards`: the last good state; None: not known yet. `problem`: why it may not be current, "" where nothing is.
+
+    changed: called on this thread with every new state; failed: with every new problem.
+    """
+
+    def __init__(
+        self,
+        source: CardSource,
+        changed: Callable[[tuple[Card, ...]], None],
+        failed: Callable[[str], None],
+        first_pause: float = _FIRST_PAUSE,
+    ) -> None:
+        self._source, self._on_change, self._on_failure = source, changed, failed
+        self._first_pause = first_pause
+        self._stop = threading.Event()
+        self._beat = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="cards", daemon=True)
+        self.cards: tuple[Card, ...] | None = None
+        self.problem = "the cards have not been read yet"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends within about a second; a source that hangs is left behind (the thread is a daemon)."""
+        self._stop.set()
+        self._thread.join(timeout=2)
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the source has not returned for so long that it must be hanging."""
+        return time.monotonic() - self._beat > _STALLED_SECONDS
+
+    def _run(self) -> None:
+        pause = self._first_pause
+        while not self._stop.is_set():
+            self._beat = time.monotonic()
+            if self._read():
+                pause = self._first_pause
+                self._source.wait(self._stop)
+            else:
+                self._stop.wait(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+        self._source.close()
+
+    def _read(self) -> bool:
+        try:
+            cards = keep_vanished(self.cards or (), self._source.read())
+        except (BadObject, RetryLater) as error:
+            if str(error) != self.problem:
+                self.problem = str(error)
+                log.warning("cards not read, the last good state stays: %s", error)
+                self._on_failure(self.problem)
+            return False
+        self.problem = ""
+        if cards != self.cards:
+            self.cards = cards
+            log.info("cards changed", extra={"cards": len(cards), "healthy": sum(card.healthy for card in cards)})
+            self._on_change(cards)
+        return True
+
+
+def keep_vanished(before: tuple[Card, ...], now: tuple[Card, ...]) -> tuple[Card, ...]:
+    """The cards of `now`, and as unhealthy those of `before` that are gone, unless another has their index.
+
+    What pods hold on a card stays held while it is away.
+    """
+    uuids, indexes = {card.uuid for card in now}, {card.index for card in now}
+    gone = (replace(c, healthy=False) for c in before if c.uuid not in uuids and c.index not in indexes)
+    return tuple(sorted((*now, *gone), key=lambda card: card.index))

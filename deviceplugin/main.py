@@ -1,0 +1,123 @@
+"""`mgpu deviceplugin`: the node agent's command."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from pathlib import Path
+
+import click
+
+from deviceplugin.agent import Agent
+from deviceplugin.cards import CardSource
+from deviceplugin.cards.nvml import NvmlCards
+from deviceplugin.cards.simulated import SimulatedCards
+from deviceplugin.health import HealthServer
+from deviceplugin.registration import socket_name
+from mgpu import dialects
+from mgpu.kube import Api
+from mgpu.model.errors import BadObject, Problem
+from mgpu.serving import logs
+from mgpu.settings import DevicePluginSettings, Settings, load_settings
+
+_log = logging.getLogger(__name__)
+_MAX_PATH = 107
+"""Of a unix socket (sun_path is 108 bytes)."""
+
+EXAMPLES = """
+\b
+Examples:
+  # On a node, in the DaemonSet: NVML's cards, the kubelet in /var/lib/kubelet
+  mgpu deviceplugin --health-port 8080
+\b
+  # Simulated cards; the file is read again when it changes
+  echo '[{"count": 8, "model": "A100-SXM4-80GB", "memory": "80Gi"}]' > cards.yaml
+  mgpu deviceplugin --node n1 --cards cards.yaml --kubeconfig ~/.kube/config
+\b
+  # Beside another kubelet
+  mgpu deviceplugin --node n1 --cards cards.yaml --kubelet-dir /tmp/n1 --cdi-dir /tmp/n1/cdi
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).")
+@click.option("--node", help="This node's name.  [default: $NODE_NAME, else the host's name]")
+@click.option("--cards", help="File with simulated cards, YAML or JSON.  [default: NVML's cards]")
+@click.option("--kubelet-dir", help="The kubelet's folder.  [default: /var/lib/kubelet]")
+@click.option("--pod-resources", help="PodResources socket.  [default: pod-resources/kubelet.sock in --kubelet-dir]")
+@click.option("--cdi-dir", help="Where the runtime looks for CDI specs.  [default: /var/run/cdi]")
+@click.option("--cdi/--no-cdi", default=None, help="Whether the runtime has CDI.  [default: --cdi]")
+@click.option("--health-port", type=int, help="Serve /healthz and /readyz here; 0: not at all.  [default: 0]")
+@click.option("--kubeconfig", default="", help="The cluster.  [default: the one this runs in]")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
+def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str | int | None) -> None:
+    """Run the node agent.
+
+    Offers the node's cards to the kubelet, hands each container exactly the cards that were decided for its pod, and
+    reports the cards as the node's Device object. Stops on SIGTERM; logs are JSON lines on stderr.
+    """
+    logs.setup(log_level)
+    settings = _settings(config, flags)
+    source = _source(settings.deviceplugin)
+    agent = Agent(settings, source, Api.connect(kubeconfig))
+    health = _health(settings.deviceplugin.health_port, agent)
+    try:
+        asyncio.run(_run(agent))
+    finally:
+        if health:
+            health.stop()
+
+
+async def _run(agent: Agent) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, agent.stop)
+    await agent.run()
+
+
+def _settings(config: Path | None, flags: dict[str, str | int | None]) -> Settings:
+    """Flags over the environment over the file. Raises BadObject."""
+    text = ""
+    if config:
+        try:
+            text = config.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadObject([Problem(str(config), f"cannot be read: {error}")]) from error
+    given = {f"deviceplugin.{name}": value for name, value in flags.items()}
+    settings = load_settings(text, str(config or "settings"), os.environ, given)
+    own = settings.deviceplugin
+    node = own.node or os.environ.get("NODE_NAME", "") or socket.gethostname().lower()
+    _check_paths(own, settings)
+    return settings.model_copy(update={"deviceplugin": own.model_copy(update={"node": node})})
+
+
+def _check_paths(own: DevicePluginSettings, settings: Settings) -> None:
+    folder = Path(own.kubelet_dir) / "device-plugins"
+    served = [r for dialect in dialects.enabled(settings) for r in dialect.resources((), settings) if r.as_ids]
+    if not served:
+        raise BadObject([Problem("dialects", "none that is enabled has a resource to serve")])
+    for name in ("kubelet.sock", *(socket_name(resource.name) for resource in served)):
+        if len(os.fsencode(folder / name)) > _MAX_PATH:
+            raise BadObject([Problem("deviceplugin.kubeletDir", f"{folder / name} is too long for a unix socket")])
+
+
+def _source(own: DevicePluginSettings) -> CardSource:
+    """Simulated cards are read here once, so that a wrong file is told at once. Raises BadObject."""
+    if not own.cards:
+        return NvmlCards()
+    source = SimulatedCards(Path(own.cards), own.node)
+    source.read()
+    return source
+
+
+def _health(port: int, agent: Agent) -> HealthServer | None:
+    if not port:
+        return None
+    try:
+        server = HealthServer(port, agent.unhealthy, agent.not_ready)
+    except OSError as error:
+        problem = Problem("deviceplugin.healthPort", f"cannot listen on {port}: {error.strerror}")
+        raise BadObject([problem]) from error
+    server.start()
+    return server

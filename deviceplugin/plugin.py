@@ -1,0 +1,95 @@
+"""The DevicePlugin service (v1beta1) of one resource, on grpc.aio."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+
+from deviceplugin.allocation import Allocations
+from deviceplugin.identity import Refused
+from deviceplugin.wakeup import Wakeup
+from proto import deviceplugin_pb2 as api
+
+log = logging.getLogger(__name__)
+
+OPTIONS = api.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=False)
+
+
+class Plugin:
+    """`devices`: what is offered. `streams`: how many ListAndWatch streams are open. One loop only."""
+
+    def __init__(self, resource: str, allocations: Allocations) -> None:
+        self.resource, self._allocations = resource, allocations
+        self.devices: dict[str, bool] = {}
+        self._ended = False
+        self._changed = Wakeup()
+        self.streams = 0
+        self.stream_ended = Wakeup()
+
+    def open(self) -> None:
+        """From here on streams are served; called on the loop."""
+        self._ended = False
+        self._changed.bind()
+        self.stream_ended.bind()
+
+    def end_streams(self) -> None:
+        """Streams end by themselves, the kubelet sees them out before anything else is served."""
+        self._ended = True
+        self._changed.wake()
+
+    def offer(self, devices: Mapping[str, bool]) -> None:
+        """The device ids from now on, and whether each is healthy; sent to the kubelet where they changed."""
+        self.devices = dict(devices)
+        self._changed.wake()
+
+    async def GetDevicePluginOptions(self, request: api.Empty, context: Any) -> api.DevicePluginOptions:  # noqa: N802, ARG002
+        return OPTIONS
+
+    async def ListAndWatch(self, request: api.Empty, context: Any) -> Any:  # noqa: N802, ARG002
+        self.streams += 1
+        try:
+            sent: dict[str, bool] | None = None
+            while not self._ended:
+                if self.devices != sent:
+                    sent = self.devices
+                    yield _list(sent)
+                else:
+                    await self._changed.wait()
+        finally:
+            self.streams -= 1
+            self.stream_ended.wake()
+
+    async def GetPreferredAllocation(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not offered: ids stand for no card")
+
+    async def Allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:  # noqa: N802
+        response = api.AllocateResponse()
+        for asked in request.container_requests:
+            try:
+                answer = self._allocations.allocate(asked.devices_ids)
+            except Refused as error:
+                log.warning("allocation refused: %s", error, extra={"resource": self.resource})
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+                raise
+            names = [api.CDIDevice(name=name) for name in answer.cdi]
+            response.container_responses.append(api.ContainerAllocateResponse(envs=answer.env, cdi_devices=names))
+        return response
+
+    async def PreStartContainer(  # noqa: N802
+        self, request: api.PreStartContainerRequest, context: Any
+    ) -> api.PreStartContainerResponse:
+        try:
+            target = await self._allocations.pre_start(request.devices_ids)
+        except Refused as error:
+            log.warning("start refused: %s", error, extra={"resource": self.resource})
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            raise
+        log.info("container served", extra={"pod": target.known.pod.uid, "container": target.container})
+        return api.PreStartContainerResponse()
+
+
+def _list(devices: Mapping[str, bool]) -> api.ListAndWatchResponse:
+    """No topology: an id stands for no card."""
+    rows = [api.Device(ID=i, health="Healthy" if healthy else "Unhealthy") for i, healthy in devices.items()]
+    return api.ListAndWatchResponse(devices=rows)

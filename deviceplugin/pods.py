@@ -1,0 +1,150 @@
+"""The pods of this node, as a watch keeps them: what each asks for, what was decided, how far it has come."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mgpu import dialects
+from mgpu.model.asks import Amount, Ask, ContainerAsk, peak
+from mgpu.model.errors import BadObject, Problem
+from mgpu.model.ledger import Share
+from mgpu.model.pods import Container, Pod, Stage, read_pod
+from mgpu.model.quantities import QuantityError, whole_number
+from mgpu.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPod:
+    """A pod of this node that asks for GPU.
+
+    shares: its record; None: not decided yet. problem: what makes its ask or its record unreadable, "" where nothing.
+    exits: how each of its containers that does not run now ended, by name.
+    """
+
+    pod: Pod
+    ask: Ask | None = None
+    shares: tuple[Share, ...] | None = None
+    problem: str = ""
+    exits: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+    @property
+    def decided(self) -> bool:
+        """Whether waiting longer cannot tell more: there is a record, or the pod itself is wrong."""
+        return self.shares is not None or bool(self.problem)
+
+    def container_ask(self, container: str) -> ContainerAsk | None:
+        return next((c for c in (self.ask.containers if self.ask else ()) if c.container == container), None)
+
+    def asking(self, resource: str) -> tuple[tuple[Container, int], ...]:
+        """Its containers that ask for `resource` and how much, in the order in which the kubelet allocates."""
+        amounts = ((c, _amount(c, resource)) for c in self.pod.containers)
+        return tuple((c, amount) for c, amount in amounts if amount)
+
+    def holds(self, resource: str) -> int:
+        """How much of `resource` the pod occupies on its node: at its busiest moment, as the scheduler counts."""
+        return peak((c.stage, Amount(memory=amount)) for c, amount in self.asking(resource)).memory
+
+
+def _amount(container: Container, resource: str) -> int:
+    asked = container.asked(resource)
+    try:
+        return whole_number(asked[0]) if asked else 0
+    except QuantityError:
+        return 0  # the API server takes no fraction of an extended resource
+
+
+class NodePods:
+    """Fed by a Reflector (`take`, `drop`), read from any thread. `changed` is called after every change."""
+
+    def __init__(self, settings: Settings, changed: Callable[[], None], gone: Callable[[str], None]) -> None:
+        self._settings, self._changed, self._gone = settings, changed, gone
+        self._pods: dict[tuple[str, str], GpuPod] = {}
+        self._lock = threading.Lock()
+
+    def take(self, raw: dict[str, Any]) -> None:
+        known = read_gpu_pod(raw, self._settings)
+        if known is None:
+            return
+        key = (known.pod.namespace, known.pod.name)
+        with self._lock:
+            before = self._pods.get(key)
+            self._pods[key] = known
+        if before is not None and before.pod.uid != known.pod.uid:
+            self._gone(before.pod.uid)
+        self._changed()
+
+    def drop(self, raw: dict[str, Any]) -> None:
+        meta = raw["metadata"]
+        key = (meta.get("namespace", ""), meta["name"])
+        with self._lock:
+            if key in self._pods and self._pods[key].pod.uid == meta["uid"]:
+                del self._pods[key]
+        self._gone(meta["uid"])
+        self._changed()
+
+    def get(self, namespace: str, name: str) -> GpuPod | None:
+        with self._lock:
+            return self._pods.get((namespace, name))
+
+    def by_uid(self, uid: str) -> GpuPod | None:
+        return next((known for known in self.all() if known.pod.uid == uid), None)
+
+    def all(self) -> tuple[GpuPod, ...]:
+        """Oldest first, then by namespace and name."""
+        with self._lock:
+            pods = list(self._pods.values())
+        return tuple(sorted(pods, key=lambda known: (known.pod.created, known.pod.namespace, known.pod.name)))
+
+
+def read_gpu_pod(raw: Mapping[str, Any], settings: Settings) -> GpuPod | None:
+    """None: the pod asks for no GPU. What is unreadable in it is its `problem`, so that its containers are refused."""
+    try:
+        pod = read_pod(raw)
+    except BadObject as error:
+        meta = raw["metadata"]
+        log.warning("pod cannot be read: %s", error, extra={"pod": meta.get("uid", "")})
+        return None
+    exits = _exits(raw.get("status") or {})
+    try:
+        ask = dialects.read_ask(pod, settings)
+    except BadObject as error:
+        return GpuPod(pod, problem=_told(error.problems), exits=exits)
+    if ask is None:
+        return None
+    try:
+        shares = dialects.by_name(ask.dialect).read_placement(pod, ask)
+    except BadObject as error:
+        return GpuPod(pod, ask, problem=_told(error.problems), exits=exits)
+    return GpuPod(pod, ask, shares, exits=exits)
+
+
+def _told(problems: tuple[Problem, ...]) -> str:
+    return "; ".join(map(str, problems))
+
+
+def _exits(status: Mapping[str, Any]) -> dict[str, int]:
+    rows = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    ended = ((row["name"], (row.get("state") or {}).get("terminated")) for row in rows)
+    return {name: int(terminated.get("exitCode", 0)) for name, terminated in ended if terminated}
+
+
+def next_to_start(known: GpuPod, containers: set[str], started: set[str]) -> str | None:
+    """Which of a pod's containers that have the same device ids is the one that starts now; None: wait and see.
+
+    The kubelet gives an init container's ids to later containers again, and runs one after the other.
+    started: those that were started before.
+    """
+    for container in known.pod.containers:
+        if container.name in containers:
+            exit_code = known.exits.get(container.name)
+            if container.stage is not Stage.INIT or (container.name not in started and exit_code is None):
+                return container.name
+            if exit_code is None:
+                return None
+            if exit_code != 0:
+                return container.name
+    return None

@@ -1,0 +1,180 @@
+"""What the node says of itself: its `Device` object, and the resources that are numbers in node status.
+
+The kubelet zeroes extended resources when it registers, and anybody can delete or edit a Device: both are watched and
+asserted again, on every change and never by polling.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mgpu import dialects
+from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.kube.reflector import Reflector
+from mgpu.model.cards import Card
+from mgpu.model.inventory import DEVICE_API, write_device
+from mgpu.model.pods import read_node
+from mgpu.model.quantities import QuantityError, whole_number
+from mgpu.settings import Settings
+
+log = logging.getLogger(__name__)
+
+Raw = dict[str, Any]
+DEVICES = f"/apis/{DEVICE_API}/devices"
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 30.0
+
+
+def device_patch(seen: Mapping[str, Any], wanted: Mapping[str, Any]) -> Raw | None:
+    """A merge patch that makes `seen` say what `wanted` does; None where it does already.
+
+    Devices of other types, other owners, labels and annotations stay. With the resourceVersion it was made for: the
+    list of devices is replaced as a whole, so what another wrote meanwhile must not be lost.
+    """
+    meta, patch = seen["metadata"], Raw()
+    devices = (seen.get("spec") or {}).get("devices") or []
+    others = [d for d in devices if d.get("type", d.get("deviceType")) != "gpu"]
+    if devices != wanted["spec"]["devices"] + others:
+        patch["spec"] = {"devices": wanted["spec"]["devices"] + others}
+    owners = meta.get("ownerReferences") or []
+    ours = wanted["metadata"].get("ownerReferences", [])
+    if any(owner not in owners for owner in ours):
+        kept = [owner for owner in owners if (owner.get("kind"), owner.get("name")) != ("Node", meta["name"])]
+        patch["metadata"] = {"ownerReferences": [*kept, *ours]}
+    if not patch:
+        return None
+    patch.setdefault("metadata", {})["resourceVersion"] = meta["resourceVersion"]
+    return patch
+
+
+def capacity_patch(
+    seen: Mapping[str, Any], cards: Sequence[Card], settings: Settings, held: Callable[[str], int]
+) -> Raw | None:
+    """A merge patch of node status with the amounts that are no device ids; None where they are there already.
+
+    Summed over healthy cards, but never less than `held` of the resource: the kubelet would fail running pods.
+    """
+    capacity = (seen.get("status") or {}).get("capacity") or {}
+    healthy = {card.index for card in cards if card.healthy}
+    wanted = {}
+    for dialect in dialects.enabled(settings):
+        for resource in dialect.resources(cards, settings):
+            if not resource.as_ids:
+                free = sum(amount for index, amount in resource.amounts if index in healthy)
+                wanted[resource.name] = max(free, held(resource.name))
+    changed = {name: str(amount) for name, amount in wanted.items() if _number(capacity.get(name)) != amount}
+    return {"status": {"capacity": changed}} if changed else None
+
+
+def _number(value: object) -> int | None:
+    try:
+        return None if value is None else whole_number(value)
+    except QuantityError:
+        return None
+
+
+class Reporter:
+    """Works on a thread of its own. `update` after every change of the cards or of what pods hold.
+
+    held: how much of a resource the pods of the node hold.
+    """
+
+    def __init__(self, api: Api, node: str, settings: Settings, held: Callable[[str], int]) -> None:
+        self._api, self._node_name, self._settings, self._held = api, node, settings, held
+        self._cards: tuple[Card, ...] | None = None
+        self._node: Raw | None = None
+        self._device: Raw | None = None
+        self._lock = threading.Lock()
+        self._wake, self._stop = threading.Event(), threading.Event()
+        query = {"fieldSelector": f"metadata.name={node}"}
+        self._nodes = Reflector(api, "/api/v1/nodes", self._take_node, lambda _: self._take_node(None), query)
+        self._devices = Reflector(api, DEVICES, self._take_device, lambda _: self._take_device(None), query)
+        self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
+        self.problem = "nothing reported yet"
+
+    def start(self) -> None:
+        self._nodes.start()
+        self._devices.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._wake.set()
+        self._nodes.stop()
+        self._devices.stop()
+        self._thread.join(timeout=2)
+
+    def update(self, cards: tuple[Card, ...] | None = None) -> None:
+        if cards is not None:
+            with self._lock:
+                self._cards = cards
+        self._wake.set()
+
+    def _take_node(self, raw: Raw | None) -> None:
+        with self._lock:
+            self._node = raw
+        self._wake.set()
+
+    def _take_device(self, raw: Raw | None) -> None:
+        with self._lock:
+            self._device = raw
+        self._wake.set()
+
+    def _run(self) -> None:
+        pause = _FIRST_PAUSE
+        while not self._stop.is_set():
+            self._wake.wait(pause if self.problem else None)
+            self._wake.clear()
+            try:
+                problem = self._report()
+            except (ApiError, Unreachable) as error:
+                problem = _explain(error)
+            self._say(problem)
+            # Also where changes come in one after the other, a failing API server is not asked without pause.
+            self._stop.wait(_FIRST_PAUSE if problem else 0)
+            pause = min(pause * 2, _LONGEST_PAUSE) if problem else _FIRST_PAUSE
+
+    def _report(self) -> str:
+        """Make the API say what is so; what is still missing for that, "" where nothing."""
+        with self._lock:
+            cards, node, device = self._cards, self._node, self._device
+        if cards is None:
+            return "the cards are not known yet"
+        if node is None:
+            return f"node {self._node_name} is not known yet"
+        if not self._devices.synced:
+            return f"Devices cannot be listed yet (is the CRD, {DEVICE_API}, installed?)"
+        wanted = write_device(read_node(node), node["metadata"]["uid"], cards)
+        if device is None:
+            created = self._api.create(DEVICES, wanted)
+            log.info("Device created", extra={"node": self._node_name})
+            self._saw(device=(device, created))
+        elif patch := device_patch(device, wanted):
+            patched = self._api.patch(f"{DEVICES}/{self._node_name}", patch)
+            log.info("Device updated", extra={"node": self._node_name})
+            self._saw(device=(device, patched))
+        if status := capacity_patch(node, cards, self._settings, self._held):
+            answer = self._api.patch(f"/api/v1/nodes/{self._node_name}/status", status)
+            log.info("node status updated", extra={"capacity": status["status"]["capacity"]})
+            self._saw(node=(node, answer))
+        return ""
+
+    def _saw(self, node: tuple[Raw, Raw] | None = None, device: tuple[Raw | None, Raw] | None = None) -> None:
+        """(before, after) of an own write: known at once, unless the watch has already brought something newer."""
+        with self._lock:
+            if node and self._node is node[0]:
+                self._node = node[1]
+            if device and self._device is device[0]:
+                self._device = device[1]
+
+    def _say(self, problem: str) -> None:
+        if problem != self.problem:
+            self.problem = problem
+            if problem:
+                log.warning("not reported yet: %s", problem)
+
+
+def _explain(error: ApiError | Unreachable) -> str:
+    if isinstance(error, ApiError) and error.status == 404:
+        return f"{error} (removed meanwhile, or the CRD of {DEVICE_API} was)"
+    return str(error)
