@@ -55,8 +55,12 @@ class Server:
         return self.process.wait(DEADLINE)
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait(DEADLINE)
+        self.terminate()
+        try:
+            self.process.wait(DEADLINE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()  # its workers follow when they see that it is gone
+            self.process.wait()
         if self.process.stdout:
             self.process.stdout.close()
 
