@@ -11,6 +11,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -131,8 +132,12 @@ class _Logger(Logger):  # type: ignore[misc]
 
 class _Worker(ThreadWorker):  # type: ignore[misc]
     """Threads; TLS per address (gunicorn has it for all or none): the plain ones get a configuration without; and
-    a client that does not hang up after its last reply is waited for in a thread, not (2 s) in the loop of them all.
+    a client that does not hang up after its last reply is waited for (2 s) aside, not in the loop of them all.
     """
+
+    def init_process(self) -> None:
+        self._aside = ThreadPoolExecutor(8, "close")
+        super().init_process()
 
     def enqueue_req(self, conn: Any) -> None:
         if not conn.initialized:
@@ -144,7 +149,7 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
     def _close(self, conn: Any, *, graceful: bool = False) -> None:
         if graceful:
             conn.sock.setblocking(True)
-            self.tpool.submit(close_graceful, conn.sock)
+            self._aside.submit(close_graceful, conn.sock)
         else:
             close(conn.sock)
 
