@@ -98,7 +98,7 @@ class Registry(services.RegistrationServicer):
         self._folder, self._devices, self._max_message = folder, devices, max_message
         self._lock = threading.Lock()
         self._clients: dict[str, Plugin] = {}
-        self._followers: list[threading.Thread] = []
+        self._followers: list[tuple[Plugin, threading.Thread]] = []
         self._server: Any = None
         self._closing = False
 
@@ -115,12 +115,9 @@ class Registry(services.RegistrationServicer):
     def stop(self) -> None:
         with self._lock:
             self._closing = True
-            clients = list(self._clients.values())
-            self._clients.clear()
         self._server.stop(None).wait()
-        for client in clients:
+        for client, follower in self._followers:
             client.stop()
-        for follower in self._followers:
             follower.join(timeout=5)
 
     def Register(self, request: api.RegisterRequest, context: Any) -> api.Empty:  # noqa: N802
@@ -137,7 +134,7 @@ class Registry(services.RegistrationServicer):
             self._clients[client.resource] = client
         self._devices.connected(client.resource, client)
         follower = threading.Thread(target=self._follow, args=(client,), name=f"plugin {client.resource}", daemon=True)
-        self._followers.append(follower)
+        self._followers.append((client, follower))
         follower.start()
         return api.Empty()
 

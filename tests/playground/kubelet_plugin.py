@@ -1,0 +1,89 @@
+"""A device plugin over real gRPC, for tests of the kubelet: it says what it was asked and can be told to refuse."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from proto import deviceplugin_pb2 as api
+from proto import deviceplugin_pb2_grpc as services
+
+CORE = "example.com/core"
+
+
+class Plugin(services.DevicePluginServicer):
+    """Serves `resource` with `ids` on `<folder>/<socket>`; `register()` makes the kubelet dial it."""
+
+    def __init__(self, folder: Path, ids: int = 8, resource: str = CORE, socket: str = "p.sock") -> None:
+        self.folder, self.resource, self.socket = folder, resource, socket
+        self.devices = {f"id-{i}": True for i in range(ids)}
+        self.allocated: list[list[str]] = []
+        self.started: list[list[str]] = []
+        self.refuse_allocate = self.refuse_start = ""
+        self._changed = threading.Condition()
+        self._version = 0
+        self._ended = threading.Event()
+        self._server = grpc.server(ThreadPoolExecutor(8))
+        services.add_DevicePluginServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        (folder / socket).unlink(missing_ok=True)
+        self._server.add_insecure_port(f"unix:{folder / socket}")
+        self._server.start()
+
+    def register(self, version: str = "v1beta1") -> None:
+        with grpc.insecure_channel(
+            f"unix:{self.folder / 'kubelet.sock'}", options=[("grpc.use_local_subchannel_pool", 1)]
+        ) as channel:
+            request = api.RegisterRequest(version=version, endpoint=self.socket, resource_name=self.resource)
+            stub = services.RegistrationStub(channel)  # type: ignore[no-untyped-call]
+            stub.Register(request, timeout=10, wait_for_ready=True)
+
+    def set_health(self, device: str, *, healthy: bool) -> None:
+        with self._changed:
+            self.devices[device] = healthy
+            self._version += 1
+            self._changed.notify_all()
+
+    def end_streams(self) -> None:
+        """Every ListAndWatch returns, the server stays."""
+        with self._changed:
+            self._ended.set()
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        self.end_streams()
+        self._server.stop(None).wait()
+
+    def GetDevicePluginOptions(self, request: Any, context: Any) -> api.DevicePluginOptions:  # noqa: N802, ARG002
+        return api.DevicePluginOptions(pre_start_required=True)
+
+    def ListAndWatch(self, request: Any, context: Any) -> Iterator[api.ListAndWatchResponse]:  # noqa: N802, ARG002
+        self._ended.clear()
+        seen = -1
+        while not self._ended.is_set() and context.is_active():
+            with self._changed:
+                if self._version == seen:
+                    self._changed.wait(timeout=0.2)
+                    continue
+                seen = self._version
+                devices = [
+                    api.Device(ID=i, health="Healthy" if healthy else "Unhealthy")
+                    for i, healthy in self.devices.items()
+                ]
+            yield api.ListAndWatchResponse(devices=devices)
+
+    def Allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:  # noqa: N802
+        if self.refuse_allocate:
+            context.abort(grpc.StatusCode.INTERNAL, self.refuse_allocate)
+        ids = list(request.container_requests[0].devices_ids)
+        self.allocated.append(ids)
+        answer = api.ContainerAllocateResponse(envs={"IDS": ",".join(sorted(ids))})
+        return api.AllocateResponse(container_responses=[answer])
+
+    def PreStartContainer(self, request: Any, context: Any) -> api.PreStartContainerResponse:  # noqa: N802
+        self.started.append(list(request.devices_ids))
+        if self.refuse_start:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refuse_start)
+        return api.PreStartContainerResponse()
