@@ -26,13 +26,7 @@ def assess(ask: Ask, node: Node, cards: Sequence[CardState], settings: Settings)
 
 def score(ask: Ask, placement: Placement, cards: Sequence[CardState], settings: Settings) -> int:
     """How good a node is for the pod under `nodePolicy`, 0..10; `cards` are its cards before the placement."""
-    return node_score(
-        ask,
-        placement,
-        cards,
-        policy_named(settings.node_policy, _weight_of_core(settings)),
-        _weight_of_core(settings),
-    )
+    return node_score(ask, placement, cards, settings.node_policy, _weight_of_core(settings))
 
 
 def record(pod: Pod, ask: Ask, placement: Placement, cards: Sequence[CardState], settings: Settings) -> dict[str, str]:

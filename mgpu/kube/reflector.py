@@ -95,7 +95,7 @@ class Reflector:
                     pause = 0.1
                     self._follow(version)
             except (ApiError, Unreachable) as error:
-                if self._refresh_due():
+                if self._refresh_due() or self._stop.is_set():
                     continue
                 self._broken_since = self._broken_since or time.monotonic()
                 log.warning("watch of %s broke, listing again: %s", self._path, error)

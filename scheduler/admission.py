@@ -1,0 +1,82 @@
+"""The admission of Bindings: the cards are decided in the write that gives a pod its node (kubernetes.md, "Binding").
+
+It sees every binding of the cluster, and nothing in a Binding says whether its pod asks for GPU.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from mgpu import dialects
+from mgpu.model.asks import Rejection
+from mgpu.serving.review import BadRequest, Reply, Review, allow, deny, pointer
+from scheduler.deciding import Decider
+
+log = logging.getLogger(__name__)
+
+_REFUSED = 409
+"""client-go retries 429 and 5xx on the same node; 409 makes the scheduler think again."""
+
+
+class BindingAdmission:
+    """may_decide raises RetryLater while this process must not decide: then `failurePolicy` lets the binding pass, and
+    the pod is decided late.
+    """
+
+    def __init__(self, decider: Decider, may_decide: Callable[[], None]) -> None:
+        self._decider, self._may_decide = decider, may_decide
+
+    def __call__(self, review: Review) -> Reply:
+        binding = review.object
+        if binding is None or review.operation != "CREATE" or review.resource not in ("pods/binding", "bindings"):
+            return allow(review)
+        meta, target = _table(binding, "metadata"), _table(binding, "target")
+        name, node = review.name or _text(meta, "name"), _text(target, "name")
+        if target.get("kind") not in ("Node", "", None) or not name or not node:
+            return allow(review)
+        self._may_decide()
+        # `bindings` ignores the uid that it is given, so there a pod of the same name must not be mistaken for it.
+        live = review.resource == "bindings"
+        uid, known = self._decider.find(review.namespace, name, _text(meta, "uid"), live=live)
+        if known is None or known.pod.node:
+            return allow(review)  # no GPU pod; or no such pod, or bound already: the API server's to refuse
+        if known.ask is None:
+            return deny(review, known.problems, _REFUSED)
+        decision = self._decider.decide(known, node, reserve=not review.dry_run)
+        if isinstance(decision, Rejection):
+            log.info("binding refused: %s", decision, extra={"pod": uid, "node": node})
+            return deny(review, f"no cards for this pod on {node}: {decision}", _REFUSED)
+        return allow(review, _patch(binding, uid, dict(decision.annotations)))
+
+
+def _table(table: dict[str, Any], key: str) -> dict[str, Any]:
+    value = table.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise BadRequest(400, f"request.object.{key} must be an object")
+    return value or {}
+
+
+def _text(table: dict[str, Any], key: str) -> str:
+    value = table.get(key)
+    if value is not None and not isinstance(value, str):
+        raise BadRequest(400, f"{key} must be a string")
+    return value or ""
+
+
+def _patch(binding: dict[str, Any], uid: str, annotations: dict[str, str]) -> list[dict[str, Any]]:
+    """What turns the Binding into one of this very pod with these annotations, and with none of ours that are not."""
+    meta = binding.get("metadata")
+    if not isinstance(meta, dict):
+        return [{"op": "add", "path": "/metadata", "value": {"uid": uid, "annotations": annotations}}]
+    patch: list[dict[str, Any]] = []
+    if not meta.get("uid"):
+        patch.append({"op": "add", "path": "/metadata/uid", "value": uid})
+    present = meta.get("annotations")
+    if not isinstance(present, dict):
+        return [*patch, {"op": "add", "path": "/metadata/annotations", "value": annotations}]
+    strange = sorted(key for key in present if dialects.is_placement_annotation(key) and key not in annotations)
+    patch += [{"op": "remove", "path": pointer("metadata", "annotations", key)} for key in strange]
+    return patch + [
+        {"op": "add", "path": pointer("metadata", "annotations", key), "value": value}
+        for key, value in sorted(annotations.items())
+    ]

@@ -1,0 +1,42 @@
+"""The HTTP side: binding admission over TLS, the extender in plain HTTP, each on its own address and nowhere else.
+
+Both must be one process, since they share the reservations, and gunicorn serves both in one worker. What came over
+TLS never reaches the extender: `/bind` has no authentication but that its address is loopback.
+"""
+
+import ssl
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from flask import Flask
+
+from mgpu.kube import Api
+from mgpu.serving.app import new_app, probes, reviewing
+from mgpu.settings import Settings
+from scheduler.admission import BindingAdmission
+from scheduler.extender import Extender
+from scheduler.extender import make_app as make_extender_app
+from scheduler.process import Process
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+
+def make_apps(process: Process, api: Api, settings: Settings) -> tuple[Flask, Flask]:
+    """(admission, extender), each with `/healthz` and `/readyz`."""
+    admission = new_app()
+    reviewing(admission, "/bind-admission", BindingAdmission(process.decider, process.may_decide), kinds=("Binding",))
+    extender = make_extender_app(Extender(process.filter, process.decider, api, settings, process))
+    for app in (admission, extender):
+        probes(app, process.ready)
+    return admission, extender
+
+
+def by_listener(admission: Flask, extender: Flask) -> "WSGIApplication":
+    """One WSGI app of both: which one answers depends on the connection alone, not on what the request says."""
+
+    def app(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+        chosen = admission if isinstance(environ["gunicorn.socket"], ssl.SSLSocket) else extender
+        return chosen.wsgi_app(environ, start_response)
+
+    return app

@@ -1,0 +1,119 @@
+"""`decide(pod, node)`: the cards of a pod on a node, reserved before anybody is told, and what became of them."""
+
+import logging
+from typing import Any
+
+from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.model.asks import Ask, Rejection
+from mgpu.model.cards import CardState
+from mgpu.model.errors import RetryLater
+from mgpu.settings import Settings
+from scheduler.decide import assess, record
+from scheduler.state import Decision, GpuPod, State, View, read_gpu_pod
+
+log = logging.getLogger(__name__)
+
+# Each try is lost to another decision on this node that succeeded; more than this many at once do not come.
+_TRIES = 50
+
+
+def pod_path(namespace: str, name: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/pods/{name}"
+
+
+class Decider:
+    """Thread-safe. Idempotent per pod uid: the same node again gives the same cards, another one moves them."""
+
+    def __init__(self, state: State, api: Api, settings: Settings) -> None:
+        self._state, self._api, self._settings = state, api, settings
+
+    def find(self, namespace: str, name: str, uid: str = "", *, live: bool = False) -> tuple[str, GpuPod | None]:
+        """The uid of the pod of this name, and what it asks for (None: it is no GPU pod).
+
+        From the cache, where that knows this pod (`uid` where given), else from the API. "" for the uid: there is no
+        such pod. Raises RetryLater where the API does not answer.
+        """
+        cached = self._state.uid_of(namespace, name)
+        if cached and not live and uid in ("", cached):
+            return cached, self._state.gpu_pod(cached)
+        raw = self._read(namespace, name)
+        found = str(raw["metadata"]["uid"]) if raw else ""
+        if raw is None or (uid and uid != found and not live):
+            return "", None
+        return found, read_gpu_pod(raw, self._settings)
+
+    def decide(self, known: GpuPod, node: str, *, reserve: bool = True) -> Decision | Rejection:
+        """reserve False (dry run): nothing is held for the pod. Raises RetryLater."""
+        uid = known.pod.uid
+        for _ in range(_TRIES):
+            known = self._state.gpu_pod(uid) or known
+            ask, refusal = known.ask, self._state.refusal(uid, node)
+            if ask is None or refusal:
+                return Rejection(refusal or "; ".join(map(str, known.problems)), hopeless=True)
+            held, view = self._state.decision(uid), self._state.view(node, uid)
+            if held is not None and held.node == node and held.ask == ask and _stands(held, view.cards):
+                if not reserve or self._state.renew(held):
+                    return held
+                continue
+            if held is not None and held.node != node and reserve:
+                refusal = self._landed(held)
+                if refusal:
+                    return Rejection(refusal, hopeless=True)
+            decision = self._choose(known, ask, node, view)
+            if isinstance(decision, Rejection) or not reserve or self._state.reserve(decision, view.version):
+                return decision
+        raise RetryLater(f"node {node} changes faster than cards can be decided on it")
+
+    def _choose(self, known: GpuPod, ask: Ask, node: str, view: View) -> Decision | Rejection:
+        if view.node is None:
+            return Rejection(f"node {node} is not known to mgpu (yet)")
+        found = assess(ask, view.node, view.cards, self._settings)
+        if isinstance(found, Rejection):
+            return found
+        pod = known.pod
+        annotations = record(pod, ask, found, view.cards, self._settings)
+        return Decision(pod.uid, pod.namespace, pod.name, node, ask, found, annotations)
+
+    def check_overdue(self) -> None:
+        """Ask the API what became of reservations whose pod has not appeared on its node in time."""
+        for decision in self._state.overdue():
+            self.check(decision)
+
+    def check(self, decision: Decision) -> None:
+        """Release a reservation whose write has failed; keep it where the pod is bound or the API does not answer."""
+        try:
+            raw = self._read(decision.namespace, decision.name)
+        except RetryLater as error:
+            log.warning("reservation kept, it cannot be checked: %s", error, extra={"pod": decision.uid})
+            self._state.renew(decision)
+            return
+        if raw is not None and raw["metadata"]["uid"] == decision.uid and (raw.get("spec") or {}).get("nodeName"):
+            self._state.renew(decision)  # bound: its event is on the way, or its late decision
+        else:
+            log.info("reservation released, its write failed", extra={"pod": decision.uid, "node": decision.node})
+            self._state.cancel(decision)
+
+    def _landed(self, held: Decision) -> str:
+        """Why a reservation may not be moved: its write has landed after all, or the pod is gone; "": it may."""
+        raw = self._read(held.namespace, held.name)
+        if raw is None or raw["metadata"]["uid"] != held.uid:
+            self._state.cancel(held)
+            return "the pod is gone"
+        node = (raw.get("spec") or {}).get("nodeName")
+        return f"the pod is bound to {node} already" if node else ""
+
+    def _read(self, namespace: str, name: str) -> dict[str, Any] | None:
+        try:
+            return self._api.get(pod_path(namespace, name))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise RetryLater(str(error)) from error
+        except Unreachable as error:
+            raise RetryLater(str(error)) from error
+
+
+def _stands(held: Decision, cards: tuple[CardState, ...]) -> bool:
+    """Whether a reservation's cards are still there and healthy; they are still free, being reserved."""
+    healthy = {state.card.index for state in cards if state.card.healthy}
+    return all(healthy.issuperset(chosen) for _, chosen in held.placement.containers)

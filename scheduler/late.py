@@ -1,0 +1,177 @@
+"""Late decisions: pods that are bound without cards get them now, on the node where they are, or are failed.
+
+They were created with `nodeName`, or bound while the binding webhook could not be reached. Their containers wait
+for the record at the node agent (design.md, "Scheduler process").
+"""
+
+import heapq
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.kube.events import pod_reference
+from mgpu.model.errors import BadObject, RetryLater
+from mgpu.settings import Settings
+from scheduler.deciding import Decider, pod_path
+from scheduler.state import Decision, GpuPod, State, Warn, read_gpu_pod, recorded
+
+log = logging.getLogger(__name__)
+
+REASON = "MgpuNoCards"
+_MAX_PAUSE = 30.0
+_FIRST_PAUSE = 0.2
+_NO_CARDS_YET_SECONDS = 30.0
+_CONFLICTS = 5
+
+
+class LateDecisions:
+    """A queue of uids and one thread. A uid stays until its pod is decided, failed or gone, whatever goes wrong.
+
+    may_decide raises RetryLater while this process must not write.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        decider: Decider,
+        api: Api,
+        settings: Settings,
+        warn: Warn,
+        may_decide: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._state, self._decider, self._api, self._settings = state, decider, api, settings
+        self._warn, self._may_decide, self._clock = warn, may_decide, clock
+        self._changed = threading.Condition()
+        self._due: dict[str, float] = {}
+        self._heap: list[tuple[float, str]] = []
+        self._pauses: dict[str, float] = {}
+        self._first_seen: dict[str, float] = {}
+        self._failed: dict[str, str] = {}
+
+    def add(self, uid: str, after: float = 0.0) -> None:
+        """Look at this pod in `after` seconds, or earlier if that was the plan already."""
+        with self._changed:
+            due = self._clock() + after
+            if due < self._due.get(uid, float("inf")):
+                self._due[uid] = due
+                heapq.heappush(self._heap, (due, uid))
+                self._changed.notify()
+
+    def run(self, stop: threading.Event) -> None:
+        """Work until `stop`, which must be followed by `wake`."""
+        while not stop.is_set():
+            uid = self._next()
+            if uid is None:
+                with self._changed:
+                    pause = self._heap[0][0] - self._clock() if self._heap else None
+                    if (pause is None or pause > 0) and not stop.is_set():
+                        self._changed.wait(pause)
+                continue
+            self.look_at(uid)
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def work(self) -> None:
+        """Do all that is due now."""
+        while (uid := self._next()) is not None:
+            self.look_at(uid)
+
+    def _next(self) -> str | None:
+        with self._changed:
+            while self._heap and self._heap[0][0] <= self._clock():
+                due, uid = heapq.heappop(self._heap)
+                if self._due.get(uid) == due:
+                    del self._due[uid]
+                    return uid
+            return None
+
+    def look_at(self, uid: str) -> None:
+        """One attempt; what did not work is tried again later, with growing pauses."""
+        try:
+            self._may_decide()
+        except RetryLater:
+            return  # whoever may decide next starts with all pods that are undecided
+        try:
+            again = self._attempt(uid)
+        except (ApiError, Unreachable, RetryLater) as error:
+            log.warning("late decision put off: %s", error, extra={"pod": uid})
+            again = self._pauses[uid] = min(2 * self._pauses.get(uid, _FIRST_PAUSE / 2), _MAX_PAUSE)
+        except Exception:
+            # The thread's outermost loop: one odd pod must not keep the others waiting.
+            log.exception("late decision failed", extra={"pod": uid})
+            again = self._pauses[uid] = _MAX_PAUSE
+        if again:
+            self.add(uid, again)
+            return
+        self._pauses.pop(uid, None)
+        self._first_seen.pop(uid, None)
+
+    def _attempt(self, uid: str) -> float:
+        """Seconds until the pod must be looked at again, 0: done."""
+        known = self._state.gpu_pod(uid)
+        for _ in range(_CONFLICTS):
+            if known is None or not self._state.is_undecided(uid):
+                return 0
+            wanted = self._wanted(known)
+            if isinstance(wanted, float):
+                return wanted
+            try:
+                self._write(known, wanted)
+            except ApiError as error:
+                if error.status == 404:
+                    return 0  # its deletion is on the way here
+                if error.status != 409:
+                    raise
+                known = self._read(known)
+            else:
+                return 0
+        raise RetryLater("the pod changes faster than it can be written")
+
+    def _wanted(self, known: GpuPod) -> Decision | str | float:
+        """The cards of the pod, why it fails, or in how many seconds to look again."""
+        pod = known.pod
+        if pod.uid in self._failed:
+            return self._failed[pod.uid]  # its controller has replaced it by now: no second life
+        if known.ask is None:
+            return "; ".join(map(str, known.problems))
+        view = self._state.view(pod.node, pod.uid)
+        waited = self._clock() - self._first_seen.setdefault(pod.uid, self._clock())
+        if view.node is None or (not view.cards and waited < _NO_CARDS_YET_SECONDS):
+            return 1.0  # a node that is starting: Kubernetes itself removes pods of nodes that never come
+        decision = self._decider.decide(known, pod.node)
+        return decision if isinstance(decision, Decision) else str(decision)
+
+    def _write(self, known: GpuPod, wanted: Decision | str) -> None:
+        pod = known.pod
+        meta: dict[str, Any] = {"uid": pod.uid, "resourceVersion": known.version}
+        path = pod_path(pod.namespace, pod.name)
+        if isinstance(wanted, Decision):
+            self._api.patch(path, {"metadata": {**meta, "annotations": dict(wanted.annotations)}})
+            log.info("cards decided late", extra={"pod": pod.uid, "node": pod.node})
+            return
+        message = f"no cards on {pod.node}: {wanted}"
+        status = {"phase": "Failed", "reason": REASON, "message": message}
+        self._api.patch(f"{path}/status", {"metadata": meta, "status": status})
+        self._failed = {uid: why for uid, why in self._failed.items() if self._state.gpu_pod(uid)} | {pod.uid: wanted}
+        self._warn(pod_reference(pod.namespace, pod.name, pod.uid), REASON, message)
+
+    def _read(self, known: GpuPod) -> GpuPod | None:
+        """The pod as it is now, if it still is without cards."""
+        raw = self._api.get(pod_path(known.pod.namespace, known.pod.name))
+        fresh = read_gpu_pod(raw, self._settings) if raw["metadata"]["uid"] == known.pod.uid else None
+        if fresh is None or fresh.pod.ended or fresh.pod.started or fresh.pod.deleting:
+            return None
+        return fresh if _without_record(fresh) else None
+
+
+def _without_record(known: GpuPod) -> bool:
+    try:
+        return recorded(known) is None
+    except BadObject:
+        return True

@@ -1,0 +1,140 @@
+"""The scheduler process without its HTTP side: what runs, in which order it starts, and what it may do when."""
+
+import logging
+import threading
+from typing import Any
+
+from mgpu.kube import Api
+from mgpu.kube.events import Recorder
+from mgpu.kube.leader import Leader
+from mgpu.kube.reflector import Reflector
+from mgpu.model.errors import RetryLater
+from mgpu.model.inventory import DEVICE_API
+from mgpu.settings import Settings
+from scheduler.deciding import Decider
+from scheduler.filtering import Filter
+from scheduler.late import LateDecisions
+from scheduler.state import State
+
+log = logging.getLogger(__name__)
+
+_LEASE = "mgpu-scheduler"
+_SILENT_SECONDS = 30.0
+_ROUND_SECONDS = 0.1
+_REFRESH_SECONDS = 120.0
+
+
+class Process:
+    """Built without side effects; `start` begins the watches and threads, in the process that will serve."""
+
+    def __init__(self, settings: Settings, api: Api, identity: str) -> None:
+        self._settings, self._api, self._identity = settings, api, identity
+        self.state = State(settings, self._warn, self._add_late)
+        self.decider = Decider(self.state, api, settings)
+        self.filter = Filter(self.state, settings)
+        self.late = LateDecisions(self.state, self.decider, api, settings, self._warn, self.may_decide)
+        self._recorder: Recorder | None = None
+        own = settings.scheduler
+        self._leader = Leader(api, own.namespace, _LEASE, identity) if own.leader_elect else None
+        self._pods = Reflector(api, "/api/v1/pods", self.state.pod_changed, self.state.pod_gone)
+        self._watches = {
+            "nodes": Reflector(api, "/api/v1/nodes", self.state.node_changed, self.state.node_gone),
+            "devices": Reflector(
+                api, f"/apis/{DEVICE_API}/devices", self.state.device_changed, self.state.device_gone, optional=True
+            ),
+            "pods": self._pods,
+        }
+        self._fresh_term = -1
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        self._recorder = Recorder(self._api, "mgpu-scheduler", self._identity)
+        self._run("steward", self._steward)
+        self._run("late decisions", lambda: self.late.run(self._stop))
+
+    def stop(self) -> None:
+        """End the threads; a lease that is held is given up, so that another replica leads at once."""
+        self._stop.set()
+        self.late.wake()
+        for watch in self._watches.values():
+            watch.stop()
+        for thread in self._threads:
+            thread.join(2)
+
+    def ready(self) -> str:
+        """Why this process should not be asked yet; "": it should."""
+        for name, watch in self._watches.items():
+            if not watch.synced:
+                return f"not in sync yet: {name}"
+            if watch.broken_for > _SILENT_SECONDS:
+                return f"the API server has not answered for {watch.broken_for:.0f} s: {name}"
+        if not self._leading():
+            return "another replica leads"
+        return "" if self._fresh_term == self._term() else "catching up with what the last leader wrote"
+
+    def may_answer(self) -> None:
+        for name, watch in self._watches.items():
+            if not watch.synced:
+                raise RetryLater(f"not in sync yet: {name}")
+
+    def may_decide(self) -> None:
+        self.may_answer()
+        if not self._leading():
+            raise RetryLater("another replica leads")
+        if self._fresh_term != self._term():
+            raise RetryLater("catching up with what the last leader wrote")
+
+    def _leading(self) -> bool:
+        return self._leader is None or self._leader.leading
+
+    def _term(self) -> int:
+        return 0 if self._leader is None else self._leader.term
+
+    def _steward(self) -> None:
+        """Start the watches; then, for ever, whatever has to be done from time to time."""
+        leader = self._leader
+        if leader:
+            leader.round()
+            self._run("leader", lambda: leader.run(self._stop))
+        first_term = self._term() if self._leading() else -1
+        for watch in self._watches.values():
+            watch.start()
+        while not all(watch.wait_synced(_ROUND_SECONDS) for watch in self._watches.values()):
+            if self._stop.is_set():
+                return
+        if first_term >= 0:
+            self._begin(first_term)  # this list was begun after the lease was ours
+        while not self._stop.wait(_ROUND_SECONDS):
+            try:
+                if self._leading() and self._fresh_term != self._term():
+                    self._catch_up()
+                self.decider.check_overdue()
+            except Exception:
+                # The thread's outermost loop: reservations would never be released again.
+                log.exception("round failed")
+
+    def _catch_up(self) -> None:
+        """The last leader may have written what the watch has not brought yet: decide only on a newer list."""
+        term = self._term()
+        if self._pods.refresh(_REFRESH_SECONDS):
+            self._begin(term)
+
+    def _begin(self, term: int) -> None:
+        self._fresh_term = term
+        log.info("deciding", extra={"term": term})
+        for uid in self.state.undecided():
+            self.late.add(uid)
+
+    def _run(self, name: str, target: Any) -> None:
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _warn(self, regarding: dict[str, Any], reason: str, message: str) -> None:
+        log.warning("%s: %s", reason, message, extra={"object": regarding.get("name")})
+        if self._recorder:
+            self._recorder.warn(regarding, reason, message)
+
+    def _add_late(self, uid: str) -> None:
+        self.late.add(uid)

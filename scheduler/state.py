@@ -1,0 +1,331 @@
+"""The cluster as this process sees it: nodes, cards, GPU pods, and who holds what.
+
+Fed by the watches, read by everything else, under one lock that nobody holds across an API call. All of it is a
+cache: the same objects in any order give the same state, but for reservations, which are this process's own.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mgpu import dialects
+from mgpu.kube.events import node_reference, pod_reference
+from mgpu.model import inventory
+from mgpu.model.asks import Ask, Placement
+from mgpu.model.cards import Card, CardState
+from mgpu.model.errors import BadObject, Problem
+from mgpu.model.ledger import Holding, Ledger, Share, shares_of, unknown_shares
+from mgpu.model.pods import Node, Pod, read_node, read_pod
+from mgpu.settings import Settings
+from scheduler.matrix import Matrix
+
+Raw = Mapping[str, Any]
+Warn = Callable[[dict[str, Any], str, str], None]
+"""(object reference, reason, message): an Event; must return at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPod:
+    """A pod that asks for GPU. `ask` None: malformed, `problems` say how. version: its resourceVersion."""
+
+    pod: Pod
+    ask: Ask | None
+    problems: tuple[Problem, ...] = ()
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decision:
+    """Cards reserved for a pod on a node until it appears there. annotations: what its Binding is to carry."""
+
+    uid: str
+    namespace: str
+    name: str
+    node: str
+    ask: Ask
+    placement: Placement
+    annotations: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A node at one moment, without what one pod holds on it. `version` moves with every change of the node."""
+
+    node: Node | None
+    cards: tuple[CardState, ...]
+    version: int
+
+
+def read_gpu_pod(raw: Raw, settings: Settings) -> GpuPod | None:
+    """The pod, if it asks for GPU in a vocabulary that is served. Raises BadObject only where it is no pod at all."""
+    pod = read_pod(raw)
+    version = str((raw.get("metadata") or {}).get("resourceVersion", ""))
+    try:
+        ask = dialects.read_ask(pod, settings)
+    except BadObject as error:
+        return GpuPod(pod, None, error.problems, version)
+    return GpuPod(pod, ask, (), version) if ask else None
+
+
+def recorded(known: GpuPod) -> tuple[Share, ...] | None:
+    """The shares that a pod's annotations record; None: no record. Raises BadObject for an unreadable one."""
+    if known.ask is None:
+        raise BadObject(known.problems)
+    return dialects.by_name(known.ask.dialect).read_placement(known.pod, known.ask)
+
+
+class State:
+    """Thread-safe. `undecided` is told of the uid of each pod that is bound without cards (late decision)."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        warn: Warn = lambda *_: None,
+        undecided: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings, self._warn, self._tell_undecided, self._clock = settings, warn, undecided, clock
+        self._lock = threading.RLock()
+        self._ledger = Ledger()
+        self._nodes: dict[str, Node] = {}
+        self._devices: dict[str, tuple[Card, ...]] = {}
+        self._pods: dict[str, GpuPod] = {}
+        self._uids: dict[tuple[str, str], str] = {}
+        self._undecided: set[str] = set()
+        self._decisions: dict[str, tuple[Decision, float]] = {}
+        self._versions: dict[str, int] = {}
+        self._dirty: set[str] = set()
+        self._matrix = Matrix()
+
+    # Fed by the watches.
+
+    def node_changed(self, raw: Raw) -> None:
+        node = read_node(raw)
+        with self._lock:
+            if self._nodes.get(node.name) != node:
+                self._nodes[node.name] = node
+                self._set_cards(node.name)
+
+    def node_gone(self, raw: Raw) -> None:
+        with self._lock:
+            self._nodes.pop(raw["metadata"]["name"], None)
+            self._set_cards(raw["metadata"]["name"])
+
+    def device_changed(self, raw: Raw) -> None:
+        """A Device that cannot be read leaves the last good inventory in force."""
+        name = raw["metadata"]["name"]
+        try:
+            cards = inventory.read_device(raw)
+        except BadObject as error:
+            self._warn(node_reference(name), "BadDevice", f"Device {name} is not taken: {error}")
+            return
+        with self._lock:
+            if self._devices.get(name) != cards:
+                self._devices[name] = cards
+                self._set_cards(name)
+
+    def device_gone(self, raw: Raw) -> None:
+        """Its cards are no longer given; what is held on them stays held."""
+        with self._lock:
+            self._devices.pop(raw["metadata"]["name"], None)
+            self._set_cards(raw["metadata"]["name"])
+
+    def pod_changed(self, raw: Raw) -> None:
+        known, meta = read_gpu_pod(raw, self._settings), raw["metadata"]
+        with self._lock:
+            self._uids[meta["namespace"], meta["name"]] = meta["uid"]
+            if known is None:
+                self._forget(meta["uid"])
+            else:
+                self._pods[meta["uid"]] = known
+                self._settle(known)
+
+    def pod_gone(self, raw: Raw) -> None:
+        meta = raw["metadata"]
+        with self._lock:
+            self._forget(meta["uid"])
+            if self._uids.get((meta["namespace"], meta["name"])) == meta["uid"]:
+                del self._uids[meta["namespace"], meta["name"]]
+
+    # Read by the deciders.
+
+    def uid_of(self, namespace: str, name: str) -> str | None:
+        """The uid of the pod of this name, GPU pod or not; None: not known here (yet)."""
+        with self._lock:
+            return self._uids.get((namespace, name))
+
+    def gpu_pod(self, uid: str) -> GpuPod | None:
+        with self._lock:
+            return self._pods.get(uid)
+
+    def undecided(self) -> tuple[str, ...]:
+        """The uids of the pods that are bound without cards and have not started, in the order of their names."""
+        with self._lock:
+            return tuple(sorted(self._undecided, key=lambda uid: (self._pods[uid].pod.key, uid)))
+
+    def is_undecided(self, uid: str) -> bool:
+        with self._lock:
+            return uid in self._undecided
+
+    def view(self, node: str, without: str) -> View:
+        """The node as pod `without` would find it."""
+        with self._lock:
+            return View(self._nodes.get(node), self._ledger.cards(node, without), self._versions.get(node, 0))
+
+    def holdings(self, node: str | None = None) -> tuple[Holding, ...]:
+        with self._lock:
+            return self._ledger.holdings(node)
+
+    def matrix(self, needed: Callable[[Matrix], Any]) -> Any:
+        """What `needed` makes of the matrix of all nodes, up to date; it must copy what it keeps, and be quick."""
+        with self._lock:
+            for name in self._dirty:
+                if name in self._nodes:
+                    self._matrix.put(self._nodes[name], self._ledger.cards(name))
+                else:
+                    self._matrix.drop(name)
+            self._dirty.clear()
+            return needed(self._matrix)
+
+    # Reservations.
+
+    def decision(self, uid: str) -> Decision | None:
+        with self._lock:
+            return self._decisions[uid][0] if uid in self._decisions else None
+
+    def reserve(self, decision: Decision, version: int) -> bool:
+        """Hold the cards for the pod, in place of what was reserved for it; False: the node has changed since
+        `version`, or the pod is bound by now; decide again.
+        """
+        with self._lock:
+            if self._versions.get(decision.node, 0) != version or self.refusal(decision.uid, decision.node):
+                return False
+            shares = shares_of(decision.ask, decision.placement)
+            who = (decision.uid, decision.namespace, decision.name, decision.node)
+            self._hold(Holding(*who, decision.ask.dialect, shares, bound=False))
+            self._decisions[decision.uid] = (decision, self._deadline())
+            return True
+
+    def refusal(self, uid: str, node: str) -> str:
+        """Why no cards may be decided for this pod on this node whatever is free there; "": they may."""
+        with self._lock:
+            pod = self._pods[uid].pod if uid in self._pods else None
+            if pod is None or not (pod.node or pod.ended) or (pod.node == node and uid in self._undecided):
+                return ""
+            return f"the pod is bound to {pod.node} already" if pod.node else f"the pod has {pod.phase.lower()}"
+
+    def renew(self, decision: Decision) -> bool:
+        """Give the reservation its full time again; False: it is no longer in force."""
+        with self._lock:
+            if self.decision(decision.uid) is not decision:
+                return False
+            self._decisions[decision.uid] = (decision, self._deadline())
+            return True
+
+    def cancel(self, decision: Decision) -> None:
+        """Release the reservation, if it is still this one."""
+        with self._lock:
+            if self.decision(decision.uid) is decision:
+                self._release(decision.uid)
+                known = self._pods.get(decision.uid)
+                if known is not None:
+                    self._settle(known)
+
+    def overdue(self) -> tuple[Decision, ...]:
+        """Reservations whose pod has not appeared on its node in time, oldest first."""
+        with self._lock:
+            now = self._clock()
+            rows = sorted((until, d.uid, d) for d, until in self._decisions.values() if until <= now)
+            return tuple(decision for *_, decision in rows)
+
+    def _deadline(self) -> float:
+        return self._clock() + self._settings.scheduler.reservation_seconds
+
+    # What a pod holds.
+
+    def _settle(self, known: GpuPod) -> None:
+        """Make the ledger say of this pod what the API says of it."""
+        pod, uid = known.pod, known.pod.uid
+        self._undecided.discard(uid)
+        if pod.ended:
+            self._release(uid)
+            return
+        if not pod.node:
+            return  # what is reserved for it stays so: this may be an event from before the decision
+        try:
+            shares, unreadable = recorded(known), ""
+        except BadObject as error:
+            shares, unreadable = None, str(error)
+        if shares is None and not pod.started:
+            self._await_decision(known, unreadable)
+            return
+        if shares is None:
+            shares = self._unknown(known)
+            self._warn(
+                pod_reference(pod.namespace, pod.name, uid),
+                "UnknownCards",
+                f"runs on {pod.node} without a readable record of its cards; its share is held on every card there"
+                + (f": {unreadable}" if unreadable else ""),
+            )
+        self._release(uid)
+        self._hold(Holding(uid, pod.namespace, pod.name, pod.node, _dialect(known), shares))
+
+    def _await_decision(self, known: GpuPod, unreadable: str) -> None:
+        """A pod that is bound without a readable record and has not started: its cards are decided late."""
+        pod, uid = known.pod, known.pod.uid
+        decision = self.decision(uid)
+        if decision is None or decision.node != pod.node:
+            self._release(uid)
+            if unreadable and known.ask is not None:
+                # Until they are decided, whoever wrote the record may rely on any of them.
+                shares = unknown_shares(known.ask)
+                self._hold(Holding(uid, pod.namespace, pod.name, pod.node, known.ask.dialect, shares))
+        if unreadable:
+            message = f"the record of its cards cannot be read: {unreadable}"
+            self._warn(pod_reference(pod.namespace, pod.name, uid), "UnreadableRecord", message)
+        if not pod.deleting:
+            self._undecided.add(uid)
+            self._tell_undecided(uid)
+
+    def _unknown(self, known: GpuPod) -> tuple[Share, ...]:
+        if known.ask is not None:
+            return unknown_shares(known.ask)
+        # Not even how much it asked for is known: it may use up any card.
+        return (Share(known.pod.containers[0].name if known.pod.containers else "", None, whole=True),)
+
+    def _forget(self, uid: str) -> None:
+        self._release(uid)
+        self._undecided.discard(uid)
+        self._pods.pop(uid, None)
+
+    def _hold(self, holding: Holding) -> None:
+        before = self._ledger.holding(holding.uid)
+        if before is not None:
+            self._touch(before.node)
+        self._ledger.hold(holding)
+        self._touch(holding.node)
+
+    def _release(self, uid: str) -> None:
+        self._decisions.pop(uid, None)
+        before = self._ledger.release(uid)
+        if before is not None:
+            self._touch(before.node)
+
+    def _set_cards(self, name: str) -> None:
+        node = self._nodes.get(name)
+        cards = None if node is None else self._devices.get(name, inventory.equal_cards(node))
+        self._ledger.set_cards(name, cards)
+        self._touch(name)
+        for uid in self._undecided:
+            if self._pods[uid].pod.node == name:
+                self._tell_undecided(uid)
+
+    def _touch(self, node: str) -> None:
+        self._versions[node] = self._versions.get(node, 0) + 1
+        self._dirty.add(node)
+
+
+def _dialect(known: GpuPod) -> str:
+    return known.ask.dialect if known.ask is not None else ""
