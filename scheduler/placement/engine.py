@@ -1,0 +1,117 @@
+"""`place`: the best cards of a node for a pod, or why there are none."""
+
+from collections.abc import Sequence
+from operator import attrgetter
+
+from mgpu.model.asks import Ask, ContainerAsk, Placement, Rejection
+from mgpu.model.cards import CardState
+from scheduler.placement.configurations import Kind, configurations, kinds_of
+from scheduler.placement.first_fit import first_fit
+from scheduler.placement.policies import CardScore, Policy
+from scheduler.placement.prices import Option
+from scheduler.placement.refusals import emptied, impossible, not_together, unplaceable
+from scheduler.placement.search import lowest, search
+
+DEFAULT_BUDGET = 1_000_000
+"""Steps of the search, about half a second."""
+
+_CONFIGURATION = 8  # steps that one configuration of one card takes to make
+
+_index = attrgetter("card.index")
+
+
+def place(
+    ask: Ask, cards: Sequence[CardState], policy: Policy, *, budget: int = DEFAULT_BUDGET
+) -> Placement | Rejection:
+    """The best placement of `ask` on `cards`, all of the node's, in any order.
+
+    Exact: of all placements that fit, the one with the highest sum of the policy's scores over all cards; of equal
+    ones the one with the lowest card indexes, in the ask's order of containers. Where that takes more than `budget`
+    steps, the best found, with `proven=False`. A Rejection is always proven.
+    """
+    cards = sorted(cards, key=_index)
+    rejection = impossible(ask, cards)
+    if rejection is not None:
+        return rejection
+    if len(ask.containers) == 1:
+        chosen = _of_one(ask.containers[0], cards, ask.max_shares, policy.scores(cards))
+        if chosen is not None:
+            return _placement(ask, cards, [chosen])
+    rejection = unplaceable(ask, cards)
+    if rejection is not None:
+        return rejection
+    found, proven = _of_several(ask, cards, policy.scores(cards), budget)
+    if found is not None:
+        return _placement(ask, cards, found, proven=proven)
+    idle = all(state.idle for state in cards)
+    return not_together(ask, hopeless=idle or isinstance(place(ask, emptied(cards), policy, budget=budget), Rejection))
+
+
+def _placement(
+    ask: Ask, cards: Sequence[CardState], found: Sequence[Sequence[int]], *, proven: bool = True
+) -> Placement:
+    rows = zip(ask.containers, found, strict=True)
+    return Placement(tuple((c.container, tuple(cards[i].card.index for i in at)) for c, at in rows), proven)
+
+
+def _of_one(
+    container: ContainerAsk, cards: Sequence[CardState], max_shares: int, score: CardScore
+) -> Sequence[int] | None:
+    """A single container: every card gains or loses by itself, so the best cards are the first of a sort."""
+    losses: list[tuple[int, int]] = []
+    core, memory = container.core, container.memory
+    for i, state in enumerate(cards):
+        card = state.card
+        if not card.healthy or (max_shares and state.shares >= max_shares):
+            continue
+        if container.whole:
+            if not state.idle:
+                continue
+            core, memory = card.core, card.memory
+        if core <= state.core_free and memory <= state.memory_free:
+            losses.append((score(i, 0, 0) - score(i, core, memory), i))
+    if len(losses) < container.cards:
+        return None
+    if container.cards == 1:
+        return (min(losses)[1],)
+    return sorted(i for _, i in sorted(losses)[: container.cards])
+
+
+def _of_several(
+    ask: Ask, cards: Sequence[CardState], score: CardScore, budget: int
+) -> tuple[Sequence[Sequence[int]] | None, bool]:
+    """The positions of each container's cards, None where it does not fit; and whether there is nothing better."""
+    kinds = kinds_of(ask)
+    options = _options(ask, kinds, cards, score, budget)
+    if options is not None:
+        usable = [i for i, choice in enumerate(options) if len(choice) > 1]
+        steps, proven = search(kinds, [options[i] for i in usable], budget)
+        if steps:
+            return [[usable[i] for i in chosen] for chosen in lowest(kinds, steps)], proven
+        if proven:
+            return None, True
+    return first_fit(kinds, cards, ask.max_shares, score), False
+
+
+def _options(
+    ask: Ask, kinds: Sequence[Kind], cards: Sequence[CardState], score: CardScore, budget: int
+) -> list[list[Option]] | None:
+    """Per card what can be on it, and its worth. None: more than the budget allows."""
+    sizes: dict[tuple[int, int], list[int]] = {}
+    for i, state in enumerate(cards):
+        if state.card.healthy:
+            sizes.setdefault((state.card.core, state.card.memory), []).append(i)
+    options: list[list[Option]] = [[] for _ in cards]
+    for positions in sizes.values():
+        most = budget // (_CONFIGURATION * len(cards))
+        possible = configurations(kinds, [cards[i] for i in positions], ask.max_shares, most)
+        if possible is None:
+            return None
+        for i in positions:
+            alone = score(i, 0, 0)
+            options[i] = [
+                (score(i, one.core, one.memory) - alone, one.code)
+                for one in possible
+                if one.fits(cards[i], ask.max_shares)
+            ]
+    return options

@@ -1,0 +1,85 @@
+"""Any placement at all, for asks that are too large for the exact search."""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+from mgpu.model.cards import CardState
+from scheduler.placement.configurations import Configuration, Kind, grow
+from scheduler.placement.policies import CardScore
+
+Contents = tuple[int, ...]
+"""How many containers of each kind are on a card."""
+
+
+def first_fit(
+    kinds: Sequence[Kind], cards: Sequence[CardState], max_shares: int, score: CardScore
+) -> list[tuple[int, ...]] | None:
+    """Per container of the ask the positions of its cards; None: no placement exists.
+
+    Depth-first, the hardest containers first, each on the cards that gain most. Equal cards are one, and what has
+    failed once is not tried again. There is no limit of effort: "does not fit" is never said without proof.
+    """
+    order = sorted(
+        ((kind, k, member) for k, kind in enumerate(kinds) for member in kind.members),
+        key=lambda row: (-row[0].container.whole, -row[0].container.cards * (1 + row[0].container.memory), row[2]),
+    )
+    alike = [(s.card.healthy, s.card.core, s.card.memory, s.core_free, s.memory_free, s.shares) for s in cards]
+    contents: tuple[Contents, ...] = ((0,) * len(kinds),) * len(cards)
+    seen: set[object] = set()
+    path: list[tuple[int, ...]] = []
+    trials: list[Iterator[_Step]] = []
+    while len(path) < len(order):
+        if len(trials) == len(path):
+            _, k, _ = order[len(path)]
+            trials.append(_steps(kinds, k, cards, contents, max_shares, score))
+        step = next(trials[-1], None)
+        if step is None:
+            trials.pop()
+            if not trials:
+                return None
+            path.pop()
+            continue
+        chosen, after = step
+        state = (len(path), tuple(sorted(zip(alike, after, strict=True))))
+        if state not in seen:
+            seen.add(state)
+            path.append(chosen)
+            contents = after
+    by_member = sorted((member, chosen) for (_, _, member), chosen in zip(order, path, strict=True))
+    return [chosen for _, chosen in by_member]
+
+
+_Step = tuple[tuple[int, ...], tuple[Contents, ...]]
+"""The cards of one more container, and what is on each card then."""
+
+
+def _steps(
+    kinds: Sequence[Kind],
+    k: int,
+    cards: Sequence[CardState],
+    contents: tuple[Contents, ...],
+    max_shares: int,
+    score: CardScore,
+) -> Iterator[_Step]:
+    """All ways to place one more container of kind `k`, the cards that gain most first."""
+    gains: list[tuple[int, int]] = []
+    grown: dict[int, Contents] = {}
+    for i, (state, held) in enumerate(zip(cards, contents, strict=True)):
+        more = tuple(n + (j == k) for j, n in enumerate(held))
+        after = configuration(kinds, more, state)
+        if state.card.healthy and after is not None and after.fits(state, max_shares):
+            now = configuration(kinds, held, state) or Configuration()
+            gains.append((score(i, now.core, now.memory) - score(i, after.core, after.memory), i))
+            grown[i] = more
+    for chosen in combinations([i for _, i in sorted(gains)], kinds[k].container.cards):
+        placed = tuple(grown[i] if i in chosen else held for i, held in enumerate(contents))
+        yield tuple(sorted(chosen)), placed
+
+
+def configuration(kinds: Sequence[Kind], held: Contents, state: CardState) -> Configuration | None:
+    """What these containers need of a card together; None: two of them exclude each other."""
+    found: Configuration | None = Configuration()
+    for kind, count in zip(kinds, held, strict=True):
+        for _ in range(count):
+            found = grow(found, kind, state.card) if found else None
+    return found

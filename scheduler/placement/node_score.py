@@ -1,0 +1,41 @@
+"""Which node is best for a pod: a score per node, as kube-scheduler's extender wants it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from mgpu.model.asks import Ask, Placement, peak
+from mgpu.model.cards import CardState
+
+HIGHEST = 10
+
+
+def _binpack(used: int, of: int) -> int:
+    return HIGHEST * used // of
+
+
+def _spread(used: int, of: int) -> int:
+    return HIGHEST * (of - used) // of
+
+
+NODE_POLICIES: Mapping[str, Callable[[int, int], int]] = MappingProxyType({"binpack": _binpack, "spread": _spread})
+"""(used, of) → 0..10."""
+
+
+def node_score(
+    ask: Ask, placement: Placement, cards: Sequence[CardState], node_policy: str, weight_of_core: int
+) -> int:
+    """0..10 by how full all the node's cards are with the pod on them: core and memory, by weight of core in percent.
+
+    Raises KeyError for a policy that is not in NODE_POLICIES; settings are checked before.
+    """
+    core_used = memory_used = core = memory = 0
+    for state in cards:
+        card = state.card
+        added = peak((c.stage, c.takes(card)) for c in ask.containers if card.index in placement.cards(c.container))
+        core_used += state.core_used + added.core
+        memory_used += state.memory_used + added.memory
+        core += card.core
+        memory += card.memory
+    used = weight_of_core * core_used * memory + (100 - weight_of_core) * memory_used * core
+    of = 100 * core * memory
+    return NODE_POLICIES[node_policy](min(used, of), of)

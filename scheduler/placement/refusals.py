@@ -1,0 +1,75 @@
+"""Why a pod does not fit: a reason per card, and whether evicting pods could help."""
+
+from collections.abc import Sequence
+
+from mgpu.model.asks import Ask, CardRefusal, ContainerAsk, Rejection
+from mgpu.model.cards import CardState
+from mgpu.model.quantities import format_bytes, format_core
+
+
+def refusal(state: CardState, container: ContainerAsk, max_shares: int) -> str | None:
+    """Why a card cannot take this container alone; None: it can."""
+    if not state.card.healthy:
+        return "unhealthy"
+    if container.whole and not state.idle:
+        return "in use, a whole card is asked for"
+    if max_shares and state.shares >= max_shares:
+        return f"holds {state.shares} of {max_shares} shares"
+    taken = container.takes(state.card)
+    short = []
+    if taken.core > state.core_free:
+        short.append(f"core {format_core(taken.core - state.core_free)} short")
+    if taken.memory > state.memory_free:
+        short.append(f"memory {format_bytes(taken.memory - state.memory_free)} short")
+    return " and ".join(short) or None
+
+
+def impossible(ask: Ask, cards: Sequence[CardState]) -> Rejection | None:
+    """What no state of the cards can change: there are none, or fewer than one container asks for."""
+    if not cards:
+        return Rejection("the node has no cards", hopeless=True)
+    for container in ask.containers:
+        if container.cards > len(cards):
+            has = f"the node has {len(cards)}"
+            return Rejection(
+                f"container {container.container!r} asks for {container.cards} cards, {has}", hopeless=True
+            )
+    return None
+
+
+def unplaceable(ask: Ask, cards: Sequence[CardState]) -> Rejection | None:
+    """The refusals of the first container that cannot be placed even alone."""
+    for container in ask.containers:
+        reasons = [refusal(state, container, ask.max_shares) for state in cards]
+        if reasons.count(None) < container.cards:
+            break
+    else:
+        return None
+    refused = tuple(
+        CardRefusal(state.card.index, reason) for state, reason in zip(cards, reasons, strict=True) if reason
+    )
+    fitting = reasons.count(None)
+    reason = ""
+    if container.cards > 1:
+        reason = f"container {container.container!r} needs {container.cards} cards, {fitting or 'none'} can serve it"
+    elif len(ask.containers) > 1:
+        reason = f"no card can serve container {container.container!r}"
+    return Rejection(reason, refused, hopeless=_unplaceable_when_empty(ask, cards))
+
+
+def emptied(cards: Sequence[CardState]) -> list[CardState]:
+    """The same cards with nothing on them; what is unhealthy stays so."""
+    return [CardState(state.card) for state in cards]
+
+
+def _unplaceable_when_empty(ask: Ask, cards: Sequence[CardState]) -> bool:
+    empty = emptied(cards)
+    return any(
+        sum(refusal(state, container, ask.max_shares) is None for state in empty) < container.cards
+        for container in ask.containers
+    )
+
+
+def not_together(ask: Ask, *, hopeless: bool) -> Rejection:
+    count = len(ask.containers)
+    return Rejection(f"each of the {count} GPU containers fits alone, but not all of them together", hopeless=hopeless)

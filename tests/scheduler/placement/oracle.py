@@ -1,0 +1,70 @@
+"""Exhaustive search, written from the specification (mgpu.md, "Allocate"; design.md, "Placement") and nothing else."""
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from functools import cache
+from itertools import combinations
+
+from mgpu.model.asks import Ask, peak
+from mgpu.model.cards import CardState
+from mgpu.model.pods import Stage
+
+Chosen = tuple[tuple[int, ...], ...]
+
+
+def exhaustive(ask: Ask, cards: Sequence[CardState], policy: str, weight: int) -> Chosen | None:
+    """The card indexes per container of the best placement, the lexicographically first of equals; None: no fit."""
+    card_of = {state.card.index: state for state in cards}
+    sign = -1 if policy == "binpack" else 1
+    worth = cache(lambda index, here: free(ask, here, card_of[index], weight))
+    ranked = ((sign * sum(worth(i, on(chosen, i)) for i in card_of), chosen) for chosen in feasible(ask, cards))
+    best = min(ranked, default=None)
+    return best[1] if best else None
+
+
+def feasible(ask: Ask, cards: Sequence[CardState]) -> Iterator[Chosen]:
+    """All placements. What does not fit with the first containers cannot fit with more of them."""
+    card_of = {state.card.index: state for state in cards}
+    holds = cache(lambda index, here: fits(ask, here, card_of[index]))
+
+    def extend(chosen: Chosen) -> Iterator[Chosen]:
+        if len(chosen) == len(ask.containers):
+            yield chosen
+            return
+        for more in combinations(sorted(card_of), ask.containers[len(chosen)].cards):
+            longer = (*chosen, more)
+            if all(holds(i, on(longer, i)) for i in more):
+                yield from extend(longer)
+
+    return extend(())
+
+
+def on(chosen: Chosen, index: int) -> tuple[int, ...]:
+    """The positions in the ask of the containers on a card."""
+    return tuple(position for position, cards in enumerate(chosen) if index in cards)
+
+
+def fits(ask: Ask, here: tuple[int, ...], state: CardState) -> bool:
+    containers = [ask.containers[i] for i in here]
+    taken = peak((c.stage, c.takes(state.card)) for c in containers)
+    whole_beside_another = any(
+        first.stage is not Stage.INIT and (first.whole or then.whole)
+        for i, then in enumerate(containers)
+        for first in containers[:i]
+    )
+    return (
+        state.card.healthy
+        and taken.core <= state.core_free
+        and taken.memory <= state.memory_free
+        and (not ask.max_shares or state.shares + taken.shares <= ask.max_shares)
+        and not (state.shares and any(c.whole for c in containers))
+        and not whole_beside_another
+    )
+
+
+def free(ask: Ask, here: tuple[int, ...], state: CardState, weight: int) -> Fraction:
+    """One card's part of mgpu.md's formula, times 100·n."""
+    taken = peak((ask.containers[i].stage, ask.containers[i].takes(state.card)) for i in here)
+    c = Fraction(state.core_free - taken.core, state.card.core)
+    m = Fraction(state.memory_free - taken.memory, state.card.memory)
+    return weight * c * c + (100 - weight) * m * m

@@ -1,0 +1,64 @@
+"""Small random placement problems for hypothesis: few sizes and amounts, so that ties and near misses are common."""
+
+from dataclasses import replace
+from math import comb
+
+from hypothesis import strategies as st
+
+from mgpu.model.asks import Ask, ContainerAsk
+from mgpu.model.cards import Card, CardState
+from mgpu.model.pods import Stage
+from scheduler.placement import Policy, policy_named
+from tests.builders import GIB
+
+MOST_PLACEMENTS = 2000
+
+policies = st.tuples(st.sampled_from(["binpack", "spread"]), st.sampled_from([0, 20, 50, 100]))
+
+
+def named(policy: tuple[str, int]) -> Policy:
+    return policy_named(*policy)
+
+
+@st.composite
+def states(draw: st.DrawFn, index: int) -> CardState:
+    gib = draw(st.sampled_from([8, 8, 12, 16]))
+    card = Card(index, f"GPU-{index}", "", gib * GIB, healthy=draw(st.integers(0, 11)) < 11)
+    if draw(st.booleans()):
+        return CardState(card)
+    core = draw(st.sampled_from([0, 100, 200, 300, 500, 800, 1200]))
+    memory = draw(st.sampled_from([0, 1, 2, 3, 7, 13]))
+    return CardState(card, core, memory * GIB, draw(st.integers(1, 3)))
+
+
+@st.composite
+def containers(draw: st.DrawFn, name: str, stage: Stage, cards: int) -> ContainerAsk:
+    count = draw(st.sampled_from([1, 1, 1, 2, 2, 3, cards]))
+    if draw(st.integers(0, 11)) == 11:
+        return ContainerAsk(name, min(count, cards), 1000, 0, whole=True, stage=stage)
+    core = draw(st.sampled_from([100, 200, 300, 0, 400, 500, 700]))
+    memory = draw(st.sampled_from([1, 2, 3, 0, 5, 6])) * GIB
+    return ContainerAsk(name, min(count, cards), core, memory, stage=stage)
+
+
+@st.composite
+def problems(draw: st.DrawFn, most_containers: int = 4, most_cards: int = 6) -> tuple[Ask, list[CardState]]:
+    """An ask and the cards of a node; some MOST_PLACEMENTS ways at most to put one on the other."""
+    count = draw(st.sampled_from(range(most_cards, 0, -1)))
+    indexes = draw(st.lists(st.integers(0, 9), min_size=count, max_size=count, unique=True))
+    cards = [draw(states(index)) for index in indexes]
+    size = draw(st.sampled_from(range(most_containers, 0, -1)))
+    stages = draw(st.lists(st.sampled_from([Stage.APP, Stage.APP, *Stage]), min_size=size, max_size=size))
+    stages.sort(key=lambda stage: stage is Stage.APP)
+    asks: list[ContainerAsk] = []
+    ways = 1
+    for i, stage in enumerate(stages):
+        one = draw(containers(f"c{i}", stage, len(cards)))
+        if asks and draw(st.integers(0, 2)) == 0:
+            last = asks[-1]
+            one = ContainerAsk(f"c{i}", last.cards, last.core, last.memory, last.whole, stage)
+        if ways * comb(len(cards), one.cards) > MOST_PLACEMENTS:
+            one = replace(one, cards=1)
+        ways *= comb(len(cards), one.cards)
+        asks.append(one)
+    return Ask("mgpu", tuple(asks), draw(st.sampled_from([0, 0, 2, 3, 16]))), cards

@@ -1,0 +1,59 @@
+"""`place` against exhaustive search."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mgpu.model.asks import Ask, Placement, Rejection
+from mgpu.model.cards import CardState
+from scheduler.placement import place, search
+from tests.scheduler.placement.oracle import Chosen, exhaustive, feasible
+from tests.scheduler.placement.strategies import named, policies, problems
+
+Problem = tuple[Ask, list[CardState]]
+
+
+def chosen(found: Placement | Rejection, ask: Ask) -> Chosen | None:
+    """The cards per container of the ask; None for a rejection."""
+    if isinstance(found, Rejection):
+        return None
+    assert [name for name, _ in found.containers] == [c.container for c in ask.containers]
+    return tuple(cards for _, cards in found.containers)
+
+
+# Small problems need no prices and no table of all states; these thresholds bring both into play.
+WAYS = {"as it is": {}, "with prices": {"_PLAIN": 0, "_ROW": 10**6}, "with a table": {"_PLAIN": 0, "_ROW": 0, "_CELL": 0}}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(problem=problems(), policy=policies)
+def test_property_equals_exhaustive_search(way: str, problem: Problem, policy: tuple[str, int]) -> None:
+    ask, cards = problem
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in WAYS[way].items():
+            patch.setattr(search, name, value)
+        found = place(ask, cards, named(policy))
+    assert chosen(found, ask) == exhaustive(ask, cards, *policy)
+    assert isinstance(found, Rejection) or found.proven
+
+
+@given(problems(), policies, st.randoms(use_true_random=False))
+def test_property_shuffled_cards_change_nothing(problem: Problem, policy: tuple[str, int], random: Random) -> None:
+    ask, cards = problem
+    shuffled = list(cards)
+    random.shuffle(shuffled)
+    assert place(ask, shuffled, named(policy)) == place(ask, cards, named(policy))
+
+
+@given(problems(), policies, st.sampled_from([0, 1, 50, 500]))
+def test_property_without_budget_it_still_fits_exactly_when_something_does(
+    problem: Problem, policy: tuple[str, int], budget: int
+) -> None:
+    ask, cards = problem
+    result = place(ask, cards, named(policy), budget=budget)
+    every = set(feasible(ask, cards))
+    assert chosen(result, ask) in every if every else isinstance(result, Rejection)
+    if isinstance(result, Placement) and result.proven:
+        assert chosen(result, ask) == exhaustive(ask, cards, *policy)
