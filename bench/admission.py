@@ -26,9 +26,8 @@ def main() -> None:
         server = Server("-c", run, "webhook", *options)
         try:
             for connections in CONNECTIONS:
-                print(
-                    f"  {connections} connection{'s' if connections > 1 else ' '}  {_measure(server, folder, connections)}"
-                )
+                figures = _measure(server, folder, connections)
+                print(f"  {connections} connection{'s' if connections > 1 else ' '}  {figures}")
         finally:
             server.close()
 
