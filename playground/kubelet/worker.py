@@ -118,6 +118,8 @@ class PodWorker:
                 started = self._machine.runtime.latest(pod["metadata"]["uid"], container["name"])
                 if started:
                     self._machine.runtime.end(started)
+                    # As the real one, whose status goes out before the next container is started.
+                    self._report(pod)
         return True
 
     def _ensure(self, pod: Json, container: Json) -> bool:

@@ -1,0 +1,154 @@
+"""A node for tests: the playground's API server, kubelet and runtime, and the real agent between them."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+from kubernetes import client
+
+from deviceplugin.agent import Agent
+from deviceplugin.cards.simulated import SimulatedCards
+from mgpu.kube import Api, ApiError
+from mgpu.settings import DevicePluginSettings, Settings
+from playground.kubelet import Kubelet, KubeletConfig
+from playground.runtime import Runtime
+
+Json = dict[str, Any]
+T = TypeVar("T")
+PODS, NODE = "/api/v1/namespaces/default/pods", "/api/v1/nodes/n1"
+DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
+CRD = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "devices.scheduling.koordinator.sh"},
+    "spec": {
+        "group": "scheduling.koordinator.sh",
+        "scope": "Cluster",
+        "names": {"kind": "Device", "plural": "devices", "singular": "device"},
+        "versions": [
+            {
+                "name": "v1alpha1",
+                "served": True,
+                "storage": True,
+                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+            }
+        ],
+    },
+}
+
+
+def until(found: Callable[[], T], seconds: float = 20.0) -> T:
+    """What `found` returns as soon as it is true; fails after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not (value := found()):
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.01)
+    return value
+
+
+def api_of(url: str) -> Api:
+    return Api(client.Configuration(host=url, api_key={"authorization": "Bearer admin"}))
+
+
+@contextmanager
+def served(agent: Agent) -> Iterator[None]:
+    """The agent on a loop and a thread of its own; ended as SIGTERM does."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            asyncio.run(agent.run())
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    thread = threading.Thread(target=run, name="agent")
+    thread.start()
+    try:
+        yield
+    finally:
+        agent.stop()
+        thread.join(10)
+    assert not thread.is_alive()
+    assert not failed
+
+
+class Node:
+    """Node `n1` with simulated cards. `with node.agent(): …` runs the agent, as often as wanted."""
+
+    def __init__(self, url: str, folder: Path, cards: object) -> None:
+        self.url, self.folder, self.api = url, folder, api_of(url)
+        self.file = folder / "cards.yaml"
+        self.set_cards(cards)
+        self.runtime = Runtime(folder / "cdi")
+        config = KubeletConfig("n1", folder, retry_seconds=0.2, status_seconds=0.2)
+        self.kubelet = Kubelet(config, self.api, self.runtime)
+        self.kubelet.start()
+
+    def set_cards(self, cards: object) -> None:
+        new = self.file.with_suffix(".new")
+        new.write_bytes(orjson.dumps(cards))
+        new.replace(self.file)
+
+    @contextmanager
+    def agent(self, **settings: Any) -> Iterator[Agent]:
+        own = DevicePluginSettings(
+            node="n1", cards=str(self.file), kubelet_dir=str(self.folder), cdi_dir=str(self.folder / "cdi"), **settings
+        )
+        api = api_of(self.url)
+        agent = Agent(Settings(deviceplugin=own), SimulatedCards(self.file, "n1"), api)
+        with served(agent):
+            until(lambda: not agent.not_ready() and "vke.volcengine.com/mgpu-core" in self.allocatable())
+            yield agent
+        api.close()
+
+    def allocatable(self) -> Mapping[str, str]:
+        return dict(self.api.get(NODE)["status"]["allocatable"])
+
+    def create(self, pod: Mapping[str, Any]) -> Json:
+        """The pod as `tests.builders.pod` makes it; its UID is the API server's."""
+        meta = {k: v for k, v in pod["metadata"].items() if k != "uid"}
+        return self.api.create(PODS, {**pod, "metadata": meta})
+
+    def pod(self, name: str) -> Json:
+        return self.api.get(f"{PODS}/{name}")
+
+    def runs(self, name: str) -> Json:
+        return until(lambda: (pod := self.pod(name))["status"]["phase"] == "Running" and pod) or {}
+
+    def waits(self, name: str) -> str:
+        """Why the pod's container does not start."""
+        rows = self.pod(name)["status"].get("containerStatuses") or [{}]
+        return str((rows[0].get("state", {}).get("waiting") or {}).get("message", ""))
+
+    def decide(self, name: str, **cards: str) -> None:
+        """Write a record: container → card indexes."""
+        record = {f"vke.volcengine.com/gpu-index-container-{c}": value for c, value in cards.items()}
+        patch = {"metadata": {"annotations": {"vke.volcengine.com/assumed": "true", **record}}}
+        self.api.patch(f"{PODS}/{name}", patch)
+
+    def env(self, name: str, container: str = "c") -> Mapping[str, str]:
+        found = [c for c in self.runtime.containers() if (c.pod, c.name) == (name, container)]
+        return found[-1].env
+
+    def visible(self, name: str, container: str = "c") -> str:
+        return self.env(name, container)["NVIDIA_VISIBLE_DEVICES"]
+
+    def device(self) -> Json | None:
+        try:
+            return self.api.get(f"{DEVICES}/n1")
+        except ApiError as error:
+            assert error.status == 404
+            return None
+
+    def cdi_files(self) -> list[Path]:
+        return sorted((self.folder / "cdi").glob("*"))
+
+    def close(self) -> None:
+        self.kubelet.stop()
+        self.api.close()
