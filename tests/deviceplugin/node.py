@@ -14,7 +14,7 @@ from kubernetes import client
 from deviceplugin.agent import Agent
 from deviceplugin.cards.simulated import SimulatedCards
 from mgpu.kube import Api, ApiError
-from mgpu.settings import DevicePluginSettings, Settings
+from mgpu.settings import load_settings
 from playground.kubelet import Kubelet, KubeletConfig
 from playground.runtime import Runtime
 
@@ -42,7 +42,7 @@ CRD = {
 }
 
 
-def until(found: Callable[[], T], seconds: float = 20.0) -> T:
+def until(found: Callable[[], T | None], seconds: float = 20.0) -> T:
     """What `found` returns as soon as it is true; fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not (value := found()):
@@ -97,11 +97,10 @@ class Node:
 
     @contextmanager
     def agent(self, **settings: Any) -> Iterator[Agent]:
-        own = DevicePluginSettings(
-            node="n1", cards=str(self.file), kubelet_dir=str(self.folder), cdi_dir=str(self.folder / "cdi"), **settings
-        )
+        own = {"node": "n1", "kubeletDir": str(self.folder), "cdiDir": str(self.folder / "cdi"), **settings}
         api = api_of(self.url)
-        agent = Agent(Settings(deviceplugin=own), SimulatedCards(self.file, "n1"), api)
+        parsed = load_settings(flags={f"deviceplugin.{key}": value for key, value in own.items()})
+        agent = Agent(parsed, SimulatedCards(self.file, "n1"), api)
         with served(agent):
             until(lambda: not agent.not_ready() and "vke.volcengine.com/mgpu-core" in self.allocatable())
             yield agent
@@ -119,7 +118,7 @@ class Node:
         return self.api.get(f"{PODS}/{name}")
 
     def runs(self, name: str) -> Json:
-        return until(lambda: (pod := self.pod(name))["status"]["phase"] == "Running" and pod) or {}
+        return until(lambda: pod if (pod := self.pod(name))["status"]["phase"] == "Running" else None)
 
     def waits(self, name: str) -> str:
         """Why the pod's container does not start."""
@@ -143,8 +142,9 @@ class Node:
         try:
             return self.api.get(f"{DEVICES}/n1")
         except ApiError as error:
-            assert error.status == 404
-            return None
+            if error.status == 404:
+                return None
+            raise
 
     def cdi_files(self) -> list[Path]:
         return sorted((self.folder / "cdi").glob("*"))

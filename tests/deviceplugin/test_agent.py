@@ -27,12 +27,15 @@ def test_a_container_gets_the_cards_of_its_record(node: Node) -> None:
     with node.agent():
         node.create(decided("p", "1"))
         node.runs("p")
-        assert node.env("p").items() >= {
-            "NVIDIA_VISIBLE_DEVICES": "GPU-n1-1",
-            "MGPU_CARDS": "1",
-            "MGPU_CORE_PERCENT": "50",
-            "MGPU_MEMORY_BYTES": str(1024 << 20),
-        }.items()
+        assert (
+            node.env("p").items()
+            >= {
+                "NVIDIA_VISIBLE_DEVICES": "GPU-n1-1",
+                "MGPU_CARDS": "1",
+                "MGPU_CORE_PERCENT": "50",
+                "MGPU_MEMORY_BYTES": str(1024 << 20),
+            }.items()
+        )
 
 
 def test_equal_pods_get_their_own_records(node: Node) -> None:

@@ -1,0 +1,109 @@
+"""The wire format is the kubelet's: one wrong number, and it silently reads nothing."""
+
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from proto import deviceplugin_pb2, podresources_pb2
+from proto.generate import stale
+
+DEVICE_PLUGIN = {
+    "DevicePluginOptions": "1 pre_start_required, 2 get_preferred_allocation_available",
+    "RegisterRequest": "1 version, 2 endpoint, 3 resource_name, 4 options",
+    "Empty": "",
+    "ListAndWatchResponse": "1 devices*",
+    "TopologyInfo": "1 nodes*",
+    "NUMANode": "1 ID",
+    "Device": "1 ID, 2 health, 3 topology",
+    "PreStartContainerRequest": "1 devices_ids*",
+    "PreStartContainerResponse": "",
+    "PreferredAllocationRequest": "1 container_requests*",
+    "ContainerPreferredAllocationRequest": "1 available_deviceIDs*, 2 must_include_deviceIDs*, 3 allocation_size",
+    "PreferredAllocationResponse": "1 container_responses*",
+    "ContainerPreferredAllocationResponse": "1 deviceIDs*",
+    "AllocateRequest": "1 container_requests*",
+    "ContainerAllocateRequest": "1 devices_ids*",
+    "CDIDevice": "1 name",
+    "AllocateResponse": "1 container_responses*",
+    "ContainerAllocateResponse": "1 envs*, 2 mounts*, 3 devices*, 4 annotations*, 5 cdi_devices*",
+    "Mount": "1 container_path, 2 host_path, 3 read_only",
+    "DeviceSpec": "1 container_path, 2 host_path, 3 permissions",
+}
+POD_RESOURCES = {
+    "AllocatableResourcesRequest": "",
+    "AllocatableResourcesResponse": "1 devices*, 2 cpu_ids*, 3 memory*",
+    "ListPodResourcesRequest": "",
+    "ListPodResourcesResponse": "1 pod_resources*",
+    "PodResources": "1 name, 2 namespace, 3 containers*",
+    "ContainerResources": "1 name, 2 devices*, 3 cpu_ids*, 4 memory*, 5 dynamic_resources*",
+    "ContainerMemory": "1 memory_type, 2 size, 3 topology",
+    "ContainerDevices": "1 resource_name, 2 device_ids*, 3 topology",
+    "TopologyInfo": "1 nodes*",
+    "NUMANode": "1 ID",
+    "DynamicResource": "2 claim_name, 3 claim_namespace, 4 claim_resources*",
+    "ClaimResource": "1 cdi_devices*, 2 driver_name, 3 pool_name, 4 device_name, 5 share_id",
+    "CDIDevice": "1 name",
+    "GetPodResourcesRequest": "1 pod_name, 2 pod_namespace",
+    "GetPodResourcesResponse": "1 pod_resources",
+}
+INTEGERS = {
+    "NUMANode.ID": FieldDescriptor.TYPE_INT64,
+    "ContainerPreferredAllocationRequest.allocation_size": FieldDescriptor.TYPE_INT32,
+    "ContainerMemory.size": FieldDescriptor.TYPE_UINT64,
+    "ContainerResources.cpu_ids": FieldDescriptor.TYPE_INT64,
+    "AllocatableResourcesResponse.cpu_ids": FieldDescriptor.TYPE_INT64,
+}
+CALLS = {
+    "v1beta1.Registration": {"Register": ("RegisterRequest", "Empty")},
+    "v1beta1.DevicePlugin": {
+        "GetDevicePluginOptions": ("Empty", "DevicePluginOptions"),
+        "ListAndWatch": ("Empty", "ListAndWatchResponse"),
+        "GetPreferredAllocation": ("PreferredAllocationRequest", "PreferredAllocationResponse"),
+        "Allocate": ("AllocateRequest", "AllocateResponse"),
+        "PreStartContainer": ("PreStartContainerRequest", "PreStartContainerResponse"),
+    },
+    "v1.PodResourcesLister": {
+        "List": ("ListPodResourcesRequest", "ListPodResourcesResponse"),
+        "GetAllocatableResources": ("AllocatableResourcesRequest", "AllocatableResourcesResponse"),
+        "Get": ("GetPodResourcesRequest", "GetPodResourcesResponse"),
+    },
+}
+MODULES = pytest.mark.parametrize(
+    ("module", "messages"),
+    [(deviceplugin_pb2, DEVICE_PLUGIN), (podresources_pb2, POD_RESOURCES)],
+    ids=["deviceplugin", "podresources"],
+)
+
+
+def written(message: Descriptor) -> str:
+    fields = sorted(message.fields, key=lambda field: field.number)
+    return ", ".join(f"{field.number} {field.name}{'*' if field.is_repeated else ''}" for field in fields)
+
+
+@MODULES
+def test_messages_have_the_kubelets_fields(module: object, messages: dict[str, str]) -> None:
+    found = module.DESCRIPTOR.message_types_by_name  # type: ignore[attr-defined]
+    assert {name: written(message) for name, message in found.items()} == messages
+
+
+@MODULES
+def test_numbers_have_the_kubelets_width(module: object, messages: dict[str, str]) -> None:  # noqa: ARG001
+    for message in module.DESCRIPTOR.message_types_by_name.values():  # type: ignore[attr-defined]
+        for field in message.fields:
+            if field.cpp_type not in (field.CPPTYPE_STRING, field.CPPTYPE_MESSAGE, field.CPPTYPE_BOOL):
+                assert field.type == INTEGERS[f"{message.name}.{field.name}"]
+
+
+def test_services_have_the_kubelets_calls() -> None:
+    services = [
+        service
+        for module in (deviceplugin_pb2, podresources_pb2)
+        for service in module.DESCRIPTOR.services_by_name.values()
+    ]
+    found = {s.full_name: {m.name: (m.input_type.name, m.output_type.name) for m in s.methods} for s in services}
+    assert found == CALLS
+    streams = [m.name for s in services for m in s.methods if m.server_streaming]
+    assert streams == ["ListAndWatch"]
+
+
+def test_the_committed_modules_are_what_the_sources_give() -> None:
+    assert stale() == []
