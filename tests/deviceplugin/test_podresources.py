@@ -1,0 +1,112 @@
+"""Who owns ids: asked and read."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from deviceplugin.podresources import Owner, PodResources, read_checkpoint
+from mgpu.model.errors import RetryLater
+from playground.kubelet import checkpoint
+from proto import deviceplugin_pb2, podresources_pb2_grpc
+from proto import podresources_pb2 as api
+
+
+class Kubelet:
+    """Answers List when told to go on, and counts."""
+
+    def __init__(self) -> None:
+        self.queries = 0
+        self.go_on = threading.Event()
+        self.error: grpc.StatusCode | None = None
+
+    def List(self, request: Any, context: Any) -> api.ListPodResourcesResponse:  # noqa: N802, ARG002
+        self.queries += 1
+        self.go_on.wait(5)
+        if self.error:
+            context.abort(self.error, "rejected by rate limit")
+        numa = [api.ContainerDevices(resource_name="r", device_ids=[i]) for i in ("1", "2")]
+        other = api.ContainerDevices(resource_name="other", device_ids=["3"])
+        container = api.ContainerResources(name="c", devices=[*numa, other])
+        plain = api.ContainerResources(name="plain")
+        return api.ListPodResourcesResponse(
+            pod_resources=[api.PodResources(name="p", namespace="ns", containers=[container, plain])]
+        )
+
+    Get = GetAllocatableResources = List
+
+
+@pytest.fixture
+def kubelet(folder: Path) -> Iterator[Kubelet]:
+    service = Kubelet()
+    server = grpc.server(ThreadPoolExecutor(4))
+    podresources_pb2_grpc.add_PodResourcesListerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    server.add_insecure_port(f"unix:{folder / 'k.sock'}")
+    server.start()
+    yield service
+    server.stop(None).wait()
+
+
+def ask(folder: Path, times: int = 1) -> list[list[Owner]]:
+    async def run() -> list[list[Owner]]:
+        client = PodResources(folder / "k.sock")
+        try:
+            return await asyncio.gather(*(client.owners("r") for _ in range(times)))
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
+
+
+def test_owners_of_a_resource_with_the_ids_of_all_numa_nodes(folder: Path, kubelet: Kubelet) -> None:
+    kubelet.go_on.set()
+    assert ask(folder) == [[Owner("c", frozenset({"1", "2"}), "ns", "p")]]
+
+
+def test_those_who_wait_together_share_one_query(folder: Path, kubelet: Kubelet) -> None:
+    threading.Timer(0.05, kubelet.go_on.set).start()
+    assert len(ask(folder, 50)) == 50
+    assert kubelet.queries <= 2
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL])
+def test_a_refusal_is_to_be_tried_again(folder: Path, kubelet: Kubelet, code: grpc.StatusCode) -> None:
+    kubelet.error = code
+    kubelet.go_on.set()
+    with pytest.raises(RetryLater, match=code.name):
+        ask(folder)
+
+
+def test_a_kubelet_that_is_not_there_is_to_be_tried_again(folder: Path) -> None:
+    with pytest.raises(RetryLater, match="UNAVAILABLE"):
+        ask(folder)
+
+
+def test_the_checkpoint_has_init_containers_and_answers(tmp_path: Path) -> None:
+    response = deviceplugin_pb2.ContainerAllocateResponse(
+        cdi_devices=[deviceplugin_pb2.CDIDevice(name="mgpu.io/card=n")]
+    ).SerializeToString()
+    file = tmp_path / "checkpoint"
+    entries = [
+        checkpoint.Entry("u", "i", "r", ("1", "2"), response),
+        checkpoint.Entry("u", "i", "other", ("3",), b""),
+    ]
+    checkpoint.write(file, entries, {})
+    assert read_checkpoint(file, "r") == [Owner("i", frozenset({"1", "2"}), uid="u", cdi=("mgpu.io/card=n",))]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"Data": {}}', '{"Data": {"PodDeviceEntries": [{"ResourceName": "r"}]}}']
+)
+def test_a_damaged_checkpoint_tells_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "checkpoint").write_text(text)
+    assert read_checkpoint(tmp_path / "checkpoint", "r") == []
+
+
+def test_no_checkpoint_tells_nothing(tmp_path: Path) -> None:
+    assert read_checkpoint(tmp_path / "none", "r") == []
