@@ -104,8 +104,8 @@ def _conditions(flags: Mapping[str, bool], old: Sequence[Raw], reason: str) -> l
         value, known = str(flag), before.get(kind, {})
         since = known.get("lastTransitionTime") if known.get("status") == value else None
         row: Json = {"type": kind, "status": value, "lastTransitionTime": since or now()}
-        if not flag and kind in ("ContainersReady", "Ready"):
-            row["reason"] = reason
+        if kind in ("ContainersReady", "Ready"):
+            row["reason"] = None if flag else reason  # null: a merge would keep the reason of before
         rows.append(row)
     return rows
 

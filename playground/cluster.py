@@ -1,0 +1,247 @@
+"""The one-machine cluster: API server, scheduling loop and kubelets in this process, the three real processes beside.
+
+Everything lives in one temporary folder and on loopback, and is gone when the context ends.
+"""
+
+import json
+import logging
+import os
+import secrets
+import ssl
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from mgpu.kube import Api, ApiError
+from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
+from playground.installation import install
+from playground.kubelet import Kubelet, KubeletConfig
+from playground.nodes import NodeSpec, make_nodes
+from playground.processes import Process, StartError, until
+from playground.realapi import free_port, real_api_server
+from playground.runtime import Runtime
+from playground.scheduling import Extender, Scheduling
+
+ASSETS = "KUBEBUILDER_ASSETS"
+CORE, MEMORY = "vke.volcengine.com/mgpu-core", "vke.volcengine.com/mgpu-memory"
+MANAGED = {CORE: False, MEMORY: True}
+"""What the extender is asked about; of memory it alone knows whether it fits."""
+_NAMESPACE = "mgpu-system"
+_WEIGHT = 5
+_START_SECONDS = 60.0
+
+
+class Cluster:
+    """`with Cluster([...]) as cluster:` is a cluster that is ready; leaving it stops and removes everything.
+
+    config: a settings file for the three processes. extender: whether the scheduling loop asks mgpu's extender.
+    assets: a directory with etcd and kube-apiserver to use in place of our API server; "": as the environment says.
+    kubelet: more options of every node's KubeletConfig.
+    Entering raises StartError with the log of what did not come up.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[NodeSpec] = (),
+        *,
+        config: Path | None = None,
+        extender: bool = True,
+        assets: str | None = None,
+        kubelet: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.nodes = tuple(nodes or make_nodes(2, 4))
+        self.assets = os.environ.get(ASSETS, "") if assets is None else assets
+        self._config, self._with_extender, self._kubelet_options = config, extender, dict(kubelet or {})
+        self._stack = ExitStack()
+        self._ports: dict[str, int] = {}
+        self.processes: dict[str, Process] = {}
+        self.kubelets: dict[str, Kubelet] = {}
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._start(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def connect(self, user: str = "admin") -> Api:
+        """A connection as one of: admin, webhook, scheduler, deviceplugin, kube-scheduler, kubelet."""
+        return Api.connect(str(self.kubeconfig_of(user)), timeout=30.0)
+
+    def kubeconfig_of(self, user: str) -> Path:
+        return self.folder / f"{user}.kubeconfig"
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's: what kubectl needs."""
+        return self.kubeconfig_of("admin")
+
+    def restart(self, name: str) -> None:
+        """Start a process again that was stopped or killed, and wait until it is ready."""
+        self.processes[name].start()
+        self.wait_ready(name)
+
+    def wait_ready(self, name: str) -> None:
+        self.processes[name].wait("ready", lambda: self._ready(name), _START_SECONDS)
+
+    def log_of(self, namespace: str, pod: str, container: str) -> str:
+        """A container's log, which is its environment. Raises KeyError where there is none."""
+        for kubelet in self.kubelets.values():
+            try:
+                return kubelet.runtime.logs(namespace, pod, container)
+            except KeyError:
+                continue
+        raise KeyError(f"container {container!r} of {namespace}/{pod} has not started")
+
+    def _start(self, stack: ExitStack) -> None:
+        self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mgpu-")))
+        self.logs = self.folder / "logs"
+        self.logs.mkdir()
+        stack.enter_context(_logging_to(self.logs / "playground.log"))
+        users = _users()
+        tokens = {secrets.token_hex(16): user for user in users.values()}
+        self.url, ca = self._api_server(stack, tokens)
+        for (name, _), token in zip(users.items(), tokens, strict=True):
+            write_kubeconfig(self.kubeconfig_of(name), self.url, ca.read_bytes(), token)
+        self.api = self.connect()
+        stack.callback(self.api.close)
+        _create_namespace(self.api)
+        self._ports |= {name: free_port() for name in ("webhook", "scheduler", "extender")}
+        services = {"mgpu-webhook": self._ports["webhook"], "mgpu-scheduler": self._ports["scheduler"]}
+        install(self.api, services)
+        for node in self.nodes:
+            self._start_kubelet(node, stack)
+        self._start_processes(stack)
+        extenders = [Extender(f"http://127.0.0.1:{self._ports['extender']}", weight=_WEIGHT, managed=MANAGED)]
+        self.scheduling = Scheduling(
+            self.connect("kube-scheduler"), extenders if self._with_extender else (), backoff=(0.2, 2.0)
+        )
+        self.scheduling.start()
+        stack.callback(self.scheduling.stop)
+
+    def _api_server(self, stack: ExitStack, tokens: Mapping[str, User]) -> tuple[str, Path]:
+        folder = self.folder / "api"
+        folder.mkdir()
+        if self.assets:
+            return stack.enter_context(real_api_server(Path(self.assets), folder, tokens))
+        certificate, key = self_signed(folder)
+        server = ApiServer(tokens=tokens, log_source=self.log_of)
+        return stack.enter_context(running(server, tls=(certificate, key))), Path(certificate)
+
+    def _start_kubelet(self, node: NodeSpec, stack: ExitStack) -> None:
+        root = self.folder / node.name
+        (root / "cdi").mkdir(parents=True)
+        config = KubeletConfig(node.name, root, labels=node.labels, **self._kubelet_options)
+        api = self.connect("kubelet")
+        kubelet = Kubelet(config, api, Runtime(root / "cdi"))
+        stack.callback(api.close)
+        stack.callback(kubelet.stop)
+        kubelet.start()
+        self.kubelets[node.name] = kubelet
+
+    def _start_processes(self, stack: ExitStack) -> None:
+        """All at once, then wait for all: most of a start is Python's imports."""
+        local = ["--host", "127.0.0.1"]
+        commands = {
+            "webhook": ["webhook", *local, "--port", str(self._ports["webhook"])],
+            "scheduler": [
+                *("scheduler", *local, "--port", str(self._ports["scheduler"]), "--no-leader-elect"),
+                *("--extender-port", str(self._ports["extender"])),
+            ],
+        }
+        for node in self.nodes:
+            if node.cards:
+                commands[f"deviceplugin-{node.name}"] = self._agent(node)
+        for name, command in commands.items():
+            user = name.partition("-")[0]
+            shared = ["--kubeconfig", str(self.kubeconfig_of(user))]
+            shared += ["--config", str(self._config.resolve())] if self._config else []
+            whole = [sys.executable, "-m", "mgpu.cli.main", *command, *shared]
+            self.processes[name] = Process(name, whole, self.logs / f"{name}.log", _environment())
+        stack.callback(self._stop_processes)
+        for process in self.processes.values():
+            process.start()
+        for name in self.processes:
+            self.wait_ready(name)
+        for node in self.nodes:
+            if node.cards:
+                until(f"{node.name} offers its cards", lambda name=node.name: self._offers(name), _START_SECONDS)  # type: ignore[misc]
+
+    def _agent(self, node: NodeSpec) -> list[str]:
+        root = self.folder / node.name
+        cards = root / "cards.json"
+        cards.write_text(json.dumps(list(node.cards)))
+        self._ports[f"deviceplugin-{node.name}"] = port = free_port()
+        files = ["--cards", str(cards), "--kubelet-dir", str(root), "--cdi-dir", str(root / "cdi")]
+        return ["deviceplugin", "--node", node.name, *files, "--health-port", str(port)]
+
+    def _stop_processes(self) -> None:
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            process.stop()
+
+    def _ready(self, name: str) -> bool:
+        port = self._ports["extender" if name == "scheduler" else name]
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # readiness is not what trust hangs on
+        scheme = "https" if name == "webhook" else "http"
+        try:
+            with urllib.request.urlopen(f"{scheme}://127.0.0.1:{port}/readyz", context=context, timeout=5):
+                return True
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _offers(self, node: str) -> bool:
+        status = self.api.get(f"/api/v1/nodes/{node}").get("status") or {}
+        there = status.get("allocatable") or {}
+        return all(there.get(name, "0") != "0" for name in (CORE, MEMORY))
+
+
+def _users() -> dict[str, User]:
+    accounts = {
+        name: User(f"system:serviceaccount:{_NAMESPACE}:mgpu-{name}", ("system:serviceaccounts",))
+        for name in ("webhook", "scheduler", "deviceplugin")
+    }
+    return {
+        "admin": User("kubernetes-admin", ("system:masters",)),
+        "kube-scheduler": User("system:kube-scheduler"),
+        "kubelet": User("system:node:playground", ("system:nodes",)),
+        **accounts,
+    }
+
+
+def _create_namespace(api: Api) -> None:
+    """Ours has it from the start, a real API server does not."""
+    try:
+        api.create("/api/v1/namespaces", {"metadata": {"name": _NAMESPACE}})
+    except ApiError as error:
+        if error.reason != "AlreadyExists":
+            raise StartError(f"namespace {_NAMESPACE}: {error}") from error
+
+
+def _environment() -> dict[str, str]:
+    """This process's, without what would make a child believe that it runs in a cluster or set its settings."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("KUBERNETES_", "MGPU_", "KUBECONFIG"))}
+
+
+@contextmanager
+def _logging_to(path: Path) -> Iterator[None]:
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        handler.close()

@@ -1,0 +1,61 @@
+"""The suite's manifests on the playground's API server: CRDs, and webhooks that lead to this machine."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mgpu.kube import Api, ApiError
+from playground.processes import until
+
+Json = dict[str, Any]
+MANIFESTS = Path(__file__).parents[1] / "manifests"
+_COLLECTIONS = {
+    "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+    "MutatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
+    "ValidatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
+}
+_SERVED_SECONDS = 20.0
+
+
+def install(api: Api, ports: Mapping[str, int]) -> None:
+    """Create the CRDs and the webhook configurations, whose services become `127.0.0.1:<ports[service]>`.
+
+    The CA bundles are put in by the processes themselves, as in a cluster. Raises ApiError and StartError.
+    """
+    for manifest in manifests():
+        api.create(_COLLECTIONS[manifest["kind"]], located(manifest, ports))
+    for manifest in manifests():
+        if manifest["kind"] == "CustomResourceDefinition":
+            spec = manifest["spec"]
+            path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
+            until(f"{path} is served", lambda path=path: _served(api, path), _SERVED_SECONDS)  # type: ignore[misc]
+
+
+def manifests(folder: Path = MANIFESTS) -> Iterator[Json]:
+    """The CRDs and webhook configurations, in a fixed order; everything else needs a cluster with nodes."""
+    for path in sorted([*folder.glob("crds/*.yaml"), *folder.glob("base/*.yaml")]):
+        for document in yaml.safe_load_all(path.read_text()):
+            if document and document.get("kind") in _COLLECTIONS:
+                yield document
+
+
+def located(manifest: Json, ports: Mapping[str, int]) -> Json:
+    """The manifest with URLs of this machine in place of services."""
+    found = copy.deepcopy(manifest)
+    for webhook in found.get("webhooks") or ():
+        service = webhook["clientConfig"]["service"]
+        webhook["clientConfig"] = {"url": f"https://127.0.0.1:{ports[service['name']]}{service['path']}"}
+    return found
+
+
+def _served(api: Api, path: str) -> bool:
+    try:
+        api.get(path)
+    except ApiError as error:
+        if error.status == 404:
+            return False
+        raise
+    return True

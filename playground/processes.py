@@ -1,0 +1,94 @@
+"""Child processes that are stopped again, and whose log is shown where they fail."""
+
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+_STOP_SECONDS = 10.0
+_POLL_SECONDS = 0.05
+
+
+class StartError(Exception):
+    """A part of the cluster did not come up; the message has the end of its log."""
+
+
+class Process:
+    """One command, its output in `log`. In a session of its own, so that Ctrl-C reaches only who stops it in order."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, environ: Mapping[str, str]) -> None:
+        self.name, self.log = name, log
+        self._command, self._environ = list(command), dict(environ)
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._child is not None and self._child.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid if self._child else 0
+
+    def start(self) -> None:
+        with self.log.open("ab") as out:
+            self._child = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=self._environ,
+                start_new_session=True,
+            )
+
+    def terminate(self) -> None:
+        if self._child and self.running:
+            self._child.terminate()
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL where that does not help."""
+        self.terminate()
+        if self._child:
+            try:
+                self._child.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL: what a crash of this process looks like to everybody else."""
+        if self._child:
+            self._child.kill()
+            self._child.wait()
+
+    def wait(self, what: str, reached: Callable[[], bool], seconds: float) -> None:
+        """Until `reached`. Raises StartError when the process ends before, or after `seconds`."""
+        until(
+            f"{self.name}: {what}",
+            reached,
+            seconds,
+            failed=lambda: "" if self.running else "the process ended",
+            log=self.log,
+        )
+
+    def tail(self, lines: int = 15) -> str:
+        return tail(self.log, lines)
+
+
+def until(
+    what: str,
+    reached: Callable[[], bool],
+    seconds: float,
+    *,
+    failed: Callable[[], str] = str,
+    log: Path | None = None,
+) -> None:
+    """Poll until `reached`. Raises StartError where `failed` says why it never will be, or after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not reached():
+        problem = failed() or ("" if time.monotonic() < deadline else f"not within {seconds:.0f} s")
+        if problem:
+            raise StartError("\n".join(filter(None, (f"{what}: {problem}", tail(log, 15) if log else ""))))
+        time.sleep(_POLL_SECONDS)
+
+
+def tail(path: Path, lines: int) -> str:
+    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""

@@ -1,0 +1,96 @@
+"""A real etcd and kube-apiserver on loopback, from a directory as KUBEBUILDER_ASSETS names it (envtest)."""
+
+import os
+import socket
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from playground.apiserver import User, self_signed
+from playground.processes import Process
+
+_START_SECONDS = 90.0
+# Nobody makes service accounts or lifts a fresh node's taints here.
+_DISABLED = "ServiceAccount,TaintNodesByCondition,OwnerReferencesPermissionEnforcement"
+
+
+@contextmanager
+def real_api_server(assets: Path, folder: Path, tokens: Mapping[str, User]) -> Iterator[tuple[str, Path]]:
+    """(URL, CA file) of a real API server where everybody with one of `tokens` may do everything.
+
+    Raises StartError where it does not come up.
+    """
+    certificate, key = self_signed(folder)
+    account_key = folder / "service-accounts.key"
+    _write_key(account_key)
+    _write_tokens(folder / "tokens.csv", tokens)
+    etcd_url, peer_url, url = (f"{s}://127.0.0.1:{free_port()}" for s in ("http", "http", "https"))
+    etcd = {
+        "data-dir": folder / "etcd",
+        "listen-client-urls": etcd_url,
+        "advertise-client-urls": etcd_url,
+        "listen-peer-urls": peer_url,
+        "initial-advertise-peer-urls": peer_url,
+        "initial-cluster": f"default={peer_url}",
+        "unsafe-no-fsync": "true",
+    }
+    api = {
+        "bind-address": "127.0.0.1",
+        "secure-port": url.rpartition(":")[2],
+        "etcd-servers": etcd_url,
+        "tls-cert-file": certificate,
+        "tls-private-key-file": key,
+        "cert-dir": folder,
+        "token-auth-file": folder / "tokens.csv",
+        "authorization-mode": "AlwaysAllow",
+        "service-cluster-ip-range": "10.0.0.0/24",
+        "service-account-issuer": "https://kubernetes.default.svc",
+        "service-account-key-file": account_key,
+        "service-account-signing-key-file": account_key,
+        "disable-admission-plugins": _DISABLED,
+        "allow-privileged": "true",
+        "endpoint-reconciler-type": "none",
+    }
+    with ExitStack() as stack:
+        for name, flags in (("etcd", etcd), ("kube-apiserver", api)):
+            command = [str(assets / name), *(f"--{flag}={value}" for flag, value in flags.items())]
+            process = Process(name, command, folder / f"{name}.log", os.environ)
+            process.start()
+            stack.callback(process.stop)
+        process.wait("ready", lambda: _ready(url, certificate, min(tokens)), _START_SECONDS)
+        yield url, Path(certificate)
+
+
+def free_port() -> int:
+    """A port of loopback that is free now; for those who must know it before they listen."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _ready(url: str, ca: str, token: str) -> bool:
+    request = urllib.request.Request(f"{url}/readyz", headers={"Authorization": f"Bearer {token}"})
+    try:
+        with urllib.request.urlopen(request, context=ssl.create_default_context(cafile=ca), timeout=5):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _write_tokens(path: Path, tokens: Mapping[str, User]) -> None:
+    rows = [f'{token},{user.name},{i},"{",".join(user.groups)}"' for i, (token, user) in enumerate(tokens.items())]
+    path.touch(mode=0o600)
+    path.write_text("\n".join(rows) + "\n")
+
+
+def _write_key(path: Path) -> None:
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    form, plain = serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+    path.touch(mode=0o600)
+    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))
