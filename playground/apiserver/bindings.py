@@ -3,8 +3,7 @@
 from playground.apiserver import schema
 from playground.apiserver.admission import Admission
 from playground.apiserver.attributes import Attributes
-from playground.apiserver.errors import Cause, bad_request, conflict, invalid, not_found, required, success
-from playground.apiserver.lifecycle import check_preconditions
+from playground.apiserver.errors import Cause, bad_request, conflict, not_found, plain, required, success
 from playground.apiserver.objects import now, read_body
 from playground.apiserver.routes import Call
 from playground.apiserver.storage import Object, Storage
@@ -65,14 +64,22 @@ def _bound(old: Object, binding: Object) -> Object:
     for field in ("annotations", "labels"):
         if added := binding["metadata"].get(field):
             metadata = {**metadata, field: {**(metadata.get(field) or {}), **added}}
-    if "generation" in metadata:
-        metadata = {**metadata, "generation": metadata["generation"] + 1}
     status = old.get("status") or {}
     scheduled = {"type": "PodScheduled", "status": "True", "lastProbeTime": None, "lastTransitionTime": now()}
     conditions = [c for c in status.get("conditions") or [] if c["type"] != "PodScheduled"]
     status = {**status, "conditions": [*conditions, scheduled]}
     node = binding["target"]["name"]
     return {**old, "metadata": metadata, "spec": {**spec, "nodeName": node}, "status": status}
+
+
+def _check_preconditions(metadata: Object, given: Object) -> None:
+    """Raises a 409 where the Binding names another uid or resourceVersion than the pod has."""
+    for field, word in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
+        if given.get(field) and given[field] != metadata[field]:
+            why = (
+                f"Precondition failed: {word} in precondition: {given[field]}, {word} in object meta: {metadata[field]}"
+            )
+            raise conflict("", "pods", metadata["name"], why)
 
 
 class Binder:
@@ -89,13 +96,17 @@ class Binder:
         if given.setdefault("namespace", call.path.namespace) != call.path.namespace:
             raise bad_request("the namespace of the provided object does not match the namespace sent on the request")
         name = given.get("name", "") if legacy else call.path.name
-        if not legacy and given.setdefault("name", name) != name:
-            raise bad_request(f"name in URL does not match name in Binding object: {name} != {given['name']}")
+        if not name:
+            raise bad_request("Name parameter required.")
+        if not legacy and given.get("name") != name:
+            raise bad_request("name in URL does not match name in Binding object")
+        if legacy:
+            given.pop("uid", None)
         attrs = _attributes(call, name, legacy=legacy)
         binding = await self._admission.mutate(attrs, binding, None, lambda o: _decode(call, o))
         await self._admission.validate(attrs, binding, None)
         if problems := _problems(binding):
-            raise invalid("", "Binding", name, problems)
+            raise plain(500, ", ".join(map(str, problems)))
         self._write(call, name, binding, legacy=legacy)
         return success(code=201)
 
@@ -104,7 +115,7 @@ class Binder:
         if item is None:
             raise not_found("", "pods", name)
         if not legacy:
-            check_preconditions(call.path.kind, item, binding["metadata"])
+            _check_preconditions(item.obj["metadata"], binding["metadata"])
         bound = _bound(item.obj, binding)
         if not call.dry_run:
             self._storage.replace("pods", item, bound)

@@ -4,7 +4,8 @@ import dataclasses
 
 from playground.apiserver.admission import Admission
 from playground.apiserver.errors import conflict, not_found, success
-from playground.apiserver.lifecycle import Lifecycle, check_preconditions
+from playground.apiserver.kinds import Kind
+from playground.apiserver.lifecycle import Lifecycle, terminating
 from playground.apiserver.objects import read_body
 from playground.apiserver.reads import selected
 from playground.apiserver.routes import Call, check_dry_run
@@ -51,13 +52,27 @@ class Deleter:
             old = self._storage.get(kind.resource, path.namespace, path.name)
             if old is None:
                 raise not_found(kind.group, kind.plural, path.name)
-            check_preconditions(kind, old, options.get("preconditions") or {})
+            _check_preconditions(kind, old.obj["metadata"], options.get("preconditions") or {})
             await self._admission.mutate(attrs, None, old.obj, lambda o: o)
             await self._admission.validate(attrs, None, old.obj)
             if dry_run:
-                return old, True
+                return (Item(terminating(old.obj, 0)) if kind.resource == "pods" else old), True
             try:
                 return self._lifecycle.delete(kind, old, options.get("gracePeriodSeconds"))
             except Stale:
                 continue
         raise conflict(kind.group, kind.plural, path.name, "the object has been modified; please try again")
+
+
+def _check_preconditions(kind: Kind, metadata: Object, given: Object) -> None:
+    checks = (
+        ("uid", "UID", "The object might have been deleted and then recreated"),
+        ("resourceVersion", "ResourceVersion", "The object might have been modified"),
+    )
+    for field, word, hint in checks:
+        if given.get(field) and given[field] != metadata[field]:
+            why = (
+                f"the {word} in the precondition ({given[field]}) does not match "
+                f"the {word} in record ({metadata[field]}). {hint}"
+            )
+            raise conflict(kind.group, kind.kind, metadata["name"], why)

@@ -108,5 +108,9 @@ def openapi(registry: Registry, root: str) -> Object | None:
         answers = {"200": {"description": "OK"}}
         patch = {"parameters": parameters, "responses": answers, "x-kubernetes-group-version-kind": gvk}
         paths[f"/{root}{place}/{kind.plural}/{{name}}"] = {"patch": patch}
+    if root == "api/v1":
+        # kubectl asks for the kind that it sends, and a Binding is no resource that could be patched.
+        binding = {**patch, "x-kubernetes-group-version-kind": {"group": "", "version": "v1", "kind": "Binding"}}
+        paths["/api/v1/namespaces/{namespace}/bindings"] = {"patch": binding}
     info = {"title": "mgpu playground", "version": VERSION["gitVersion"]}
     return {"openapi": "3.0.0", "info": info, "paths": paths} if paths else None

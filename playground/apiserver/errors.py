@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 
 @dataclass(frozen=True, slots=True)
 class Cause:
@@ -22,12 +24,12 @@ def required(field: str, detail: str = "") -> Cause:
 
 
 def invalid_value(field: str, value: object, detail: str) -> Cause:
-    shown = f'"{value}"' if isinstance(value, str) else value
+    shown = orjson.dumps(value).decode() if isinstance(value, str) else value
     return Cause(field, f"Invalid value: {shown}: {detail}")
 
 
 def unsupported(field: str, value: str, allowed: Iterable[str]) -> Cause:
-    names = ", ".join(f'"{a}"' for a in sorted(allowed))
+    names = ", ".join(f'"{a}"' for a in allowed)
     return Cause(field, f'Unsupported value: "{value}": supported values: {names}', "FieldValueNotSupported")
 
 
@@ -47,7 +49,7 @@ class ApiError(Exception):
         status["message"] = self.message
         if self.reason:
             status["reason"] = self.reason
-        if self.details:
+        if self.details is not None:
             status["details"] = self.details
         return status | {"code": self.code}
 
@@ -58,7 +60,7 @@ def success(details: dict[str, Any] | None = None, code: int | None = None) -> d
 
 
 def _about(group: str, plural: str, name: str) -> dict[str, Any]:
-    return {"name": name} | ({"group": group} if group else {}) | {"kind": plural}
+    return ({"name": name} if name else {}) | ({"group": group} if group else {}) | ({"kind": plural} if plural else {})
 
 
 def _qualified(group: str, plural: str) -> str:
@@ -122,6 +124,15 @@ def method_not_allowed() -> ApiError:
 
 def unauthorized() -> ApiError:
     return ApiError(401, "Unauthorized", "Unauthorized")
+
+
+def field_immutable(field: str, value: object) -> Cause:
+    return invalid_value(field, value, "field is immutable")
+
+
+def plain(code: int, message: str) -> ApiError:
+    """What the real server answers where an error of its own has no Status: no reason, no details."""
+    return ApiError(code, "", message)
 
 
 def unsupported_media_type(accepted: Iterable[str]) -> ApiError:

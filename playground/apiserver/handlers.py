@@ -10,7 +10,7 @@ from playground.apiserver.replies import reply
 from playground.apiserver.routes import Call
 from playground.apiserver.storage import Item, Object, Storage
 from playground.apiserver.tables import table
-from playground.apiserver.watches import Render, stream
+from playground.apiserver.watches import Render, Watch
 from playground.apiserver.writes import Writer
 
 
@@ -77,7 +77,7 @@ class Handlers:
             show = _TableLines(call)
         elif "as=PartialObjectMetadata" in call.accept:
             show = _partial
-        lines = stream(self._storage, call, show, self._bookmark_every)
+        lines = Watch(self._storage, call, show, self._bookmark_every).lines()
         response = web.StreamResponse(
             headers={"Content-Type": "application/json", "Cache-Control": "no-cache, private"}
         )

@@ -3,7 +3,7 @@
 import time
 from datetime import UTC, datetime
 
-from playground.apiserver.errors import conflict, forbidden
+from playground.apiserver.errors import forbidden
 from playground.apiserver.kinds import Kind, Registry
 from playground.apiserver.pods import grace_period
 from playground.apiserver.storage import Item, Object, Storage
@@ -42,7 +42,7 @@ class Lifecycle:
             if grace is None or seconds >= pending:
                 return old, False
         if kind.resource == "pods" or metadata.get("finalizers"):
-            old = self._storage.replace(kind.resource, old, _terminating(kind, old.obj, seconds))
+            old = self._storage.replace(kind.resource, old, terminating(old.obj, seconds))
         if seconds or metadata.get("finalizers"):
             return old, False
         return self._remove(kind, old, old.obj), True
@@ -67,8 +67,8 @@ class Lifecycle:
         if name in _KEPT:
             raise forbidden("", "namespaces", name, "this namespace may not be deleted")
         if "deletionTimestamp" not in old.obj["metadata"]:
-            terminating = _terminating(kind, old.obj, None) | {"status": {"phase": "Terminating"}}
-            old = self._storage.replace(kind.resource, old, terminating)
+            ending = terminating(old.obj, None) | {"status": {"phase": "Terminating"}}
+            old = self._storage.replace(kind.resource, old, ending)
         for resource, collection in self._storage.collections().items():
             for item in [i for i in collection.items.values() if i.key[0] == name]:
                 self.delete(self._registry.of(resource), item, None)
@@ -85,21 +85,11 @@ class Lifecycle:
         return True
 
 
-def _terminating(kind: Kind, obj: Object, seconds: int | None) -> Object:
+def terminating(obj: Object, seconds: int | None) -> Object:
     at = datetime.fromtimestamp(int(time.time()) + (seconds or 0), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     metadata = {**obj["metadata"], "deletionTimestamp": at}
-    if kind.generation and "generation" in metadata:
+    if "deletionTimestamp" not in obj["metadata"] and "generation" in metadata:
         metadata["generation"] += 1
     if seconds is not None:
         metadata["deletionGracePeriodSeconds"] = seconds
     return {**obj, "metadata": metadata}
-
-
-def check_preconditions(kind: Kind, item: Item, preconditions: Object) -> None:
-    """uid and resourceVersion that a deletion or a binding insists on. Raises a 409."""
-    metadata = item.obj["metadata"]
-    for field, word in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
-        wanted = preconditions.get(field)
-        if wanted and wanted != metadata[field]:
-            why = f"Precondition failed: {word} in precondition: {wanted}, {word} in object meta: {metadata[field]}"
-            raise conflict(kind.group, kind.plural, metadata["name"], why)

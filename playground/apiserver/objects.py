@@ -8,7 +8,7 @@ import orjson
 import yaml
 
 from playground.apiserver import custom, schema
-from playground.apiserver.errors import Cause, bad_request, conflict, unsupported_media_type
+from playground.apiserver.errors import Cause, bad_request, conflict, forbidden_field, unsupported_media_type
 from playground.apiserver.kinds import Kind
 from playground.apiserver.names import check_metadata, generate
 from playground.apiserver.routes import Call
@@ -34,7 +34,8 @@ def read_body(call: Call) -> Any:
         return yaml.safe_load(call.body) if media == "application/yaml" else orjson.loads(call.body)
     except (orjson.JSONDecodeError, yaml.YAMLError) as problem:
         raise bad_request(
-            f"the object provided is unrecognized: couldn't get version/kind; json parse error: {problem}"
+            f"the object provided is unrecognized (must be of type {call.path.kind.kind}): couldn't get version/kind; "
+            f"json parse error: {problem}"
         ) from problem
 
 
@@ -61,8 +62,7 @@ def complete(kind: Kind, obj: Object) -> None:
     metadata = obj["metadata"]
     if not metadata.get("name") and metadata.get("generateName"):
         metadata["name"] = generate(metadata["generateName"])
-    for field in ("deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "generation"):
-        metadata.pop(field, None)
+    metadata.pop("generation", None)
     metadata["uid"], metadata["creationTimestamp"] = str(uuid.uuid4()), now()
     if kind.generation:
         metadata["generation"] = 1
@@ -118,10 +118,15 @@ def _desired(kind: Kind, obj: Object) -> Object:
 
 def update_problems(kind: Kind, subresource: str, new: Object, old: Object) -> list[Cause]:
     found = check_metadata(new["metadata"], kind.plural)
+    was, now = old["metadata"].get("finalizers") or [], new["metadata"].get("finalizers") or []
+    if "deletionTimestamp" in old["metadata"] and (added := sorted(set(now) - set(was))):
+        names = ", ".join(f'"{f}"' for f in added)
+        why = "no new finalizers can be added if the object is being deleted, found new finalizers"
+        found.append(forbidden_field("metadata.finalizers", f"{why} []string{{{names}}}"))
     if kind.custom:
         found += custom.problems(new, kind.schema or {})
     elif not subresource:
-        found += strategy(kind.resource).validate_update(new, old)
+        found += [*strategy(kind.resource).validate(new), *strategy(kind.resource).validate_update(new, old)]
     return found
 
 

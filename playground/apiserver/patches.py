@@ -8,7 +8,7 @@ import jsonpointer
 import orjson
 import yaml
 
-from playground.apiserver.errors import ApiError, bad_request, unsupported_media_type
+from playground.apiserver.errors import ApiError, bad_request
 from playground.apiserver.storage import Object
 from playground.apiserver.strategic import strategic_merge
 
@@ -42,7 +42,7 @@ def parse(content_type: str, body: bytes, *, custom: bool) -> tuple[str, Any]:
     media = content_type.partition(";")[0].strip()
     accepted = [JSON, MERGE, APPLY] if custom else [JSON, MERGE, STRATEGIC, APPLY]
     if media not in accepted and media != "application/apply-patch+cbor":
-        raise unsupported_media_type(accepted)
+        raise ApiError(415, "UnsupportedMediaType", "415: Unsupported Media Type", {})
     try:
         patch = yaml.safe_load(body) if media == APPLY else orjson.loads(body)
     except (orjson.JSONDecodeError, yaml.YAMLError) as problem:

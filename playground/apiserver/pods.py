@@ -65,11 +65,21 @@ def defaults(pod: Object) -> None:
     spec.setdefault("securityContext", {})
     spec.setdefault("schedulerName", "default-scheduler")
     spec.setdefault("enableServiceLinks", True)
+    default_tolerations(spec)
+    _default_status(pod.get("status") or {})
 
 
-def default_tolerations(pod: Object) -> None:
+def _default_status(status: Object) -> None:
+    if status.get("podIP"):
+        status.setdefault("podIPs", [{"ip": status["podIP"]}])
+    for condition in status.get("conditions") or []:
+        condition.setdefault("lastProbeTime", None)
+        condition.setdefault("lastTransitionTime", None)
+
+
+def default_tolerations(spec: Object) -> None:
     """The DefaultTolerationSeconds admission plugin: five minutes on a node that is gone."""
-    tolerations = pod["spec"].setdefault("tolerations", [])
+    tolerations = spec["tolerations"] = list(spec.get("tolerations") or [])
     for key in _NODE_LIFE:
         if any(t.get("key") in (key, None, "") and t.get("effect") in ("NoExecute", None, "") for t in tolerations):
             continue
@@ -121,8 +131,8 @@ def _check_amount(path: str, name: str, amount: Any) -> list[Cause]:
         return bad
     problems: list[Cause] = []
     if "/" not in name and name not in _STANDARD and not name.startswith("hugepages-"):
-        problems.append(invalid_value(path, name, "must be a standard resource type or fully qualified"))
-        problems.append(invalid_value(path, name, "must be a standard resource for containers"))
+        problems.append(invalid_value(field, name, "must be a standard resource type or fully qualified"))
+        problems.append(invalid_value(field, name, "must be a standard resource for containers"))
     value = parse_quantity(amount)
     if value < 0:
         problems.append(invalid_value(field, amount, "must be greater than or equal to 0"))

@@ -48,7 +48,8 @@ def list_items(storage: Storage, call: Call) -> tuple[list[Item], Object]:
         rv, after = _read_token(token)
     elif asked:
         if not asked.isdecimal():
-            raise bad_request(f'resourceVersion: Invalid value: "{asked}"')
+            why = f'strconv.ParseUint: parsing "{asked}": invalid syntax'
+            raise bad_request(f'invalid resource version: resourceVersion: Invalid value: "{asked}": {why}')
         if int(asked) > storage.rv:
             raise too_large_version(int(asked), storage.rv)
         if call.query.get("resourceVersionMatch") == "Exact":
@@ -89,7 +90,7 @@ def _read_token(token: str) -> tuple[int, Key]:
         rv, namespace, name = orjson.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
         return int(rv), (str(namespace), str(name))
     except (binascii.Error, ValueError) as problem:
-        raise bad_request(f"continue key is not valid: {problem}") from problem
+        raise bad_request(f"invalid continue token: continue key is not valid: {problem}") from problem
 
 
 def render_list(items: list[Item], metadata: Object, kind: Kind) -> bytes:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from playground.apiserver.attributes import User
-from playground.apiserver.errors import ApiError, Cause, bad_request, invalid
+from playground.apiserver.errors import ApiError, Cause, bad_request, invalid, unsupported
 from playground.apiserver.kinds import Kind, Registry
 
 _TRUE = ("true", "1", "t", "T", "TRUE", "True")
@@ -50,9 +50,7 @@ class Call:
     def field_validation(self) -> str:
         mode = self.query.get("fieldValidation") or "Warn"
         if mode not in ("Strict", "Warn", "Ignore"):
-            cause = Cause(
-                "fieldValidation", f'Unsupported value: "{mode}": supported values: "Ignore", "Strict", "Warn"'
-            )
+            cause = unsupported("fieldValidation", mode, ("", "Ignore", "Strict", "Warn"))
             raise invalid("meta.k8s.io", "CreateOptions", "", [cause])
         return mode
 
@@ -60,7 +58,8 @@ class Call:
 def check_dry_run(values: list[str]) -> bool:
     """Whether this is a dry run. Raises a 422 for anything but `All`."""
     if values not in ([], ["All"]):
-        cause = Cause("dryRun", f'Unsupported value: {values}: supported values: "All"', "FieldValueNotSupported")
+        shown = " ".join(f'"{v}"' for v in values)
+        cause = Cause("dryRun", f'Unsupported value: [{shown}]: supported values: "All"', "FieldValueNotSupported")
         raise invalid("meta.k8s.io", "CreateOptions", "", [cause])
     return bool(values)
 
@@ -94,13 +93,10 @@ def parse_path(path: str, registry: Registry) -> Path | None:
 def wrong_kind(path: Path, body_version: str, body_kind: str) -> ApiError | None:
     """The 400 for a body of another kind or version than its path."""
     kind = path.kind
-    if body_version and body_version != kind.api_version:
-        return bad_request(
-            f"the API version in the data ({body_version}) does not match the expected API version ({kind.api_version})"
-        )
-    if body_kind and body_kind != kind.kind:
-        return bad_request(
-            f'{body_kind} in version "{kind.version}" cannot be handled as a {kind.kind}: '
-            f"no kind {body_kind!r} is registered for this path"
-        )
-    return None
+    version, name = body_version or kind.api_version, body_kind or kind.kind
+    if (version, name) == (kind.api_version, kind.kind):
+        return None
+    short = version.rpartition("/")[2]
+    return bad_request(
+        f'{name} in version "{short}" cannot be handled as a {kind.kind}: this path serves {kind.api_version}'
+    )

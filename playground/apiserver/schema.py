@@ -25,6 +25,7 @@ _QUANTITIES = frozenset(
     )
 )  # fmt: skip
 _NESTED = re.compile(r"(List|Dict)\[(?:str, )?(.+)\]")
+_INDEX = re.compile(r"\[[^]]*\]")
 _GO = {"str": "string", "int": "int", "bool": "bool", "float": "float64", "datetime": "string", "bytes": "string"}
 _JSON = {str: "string", bool: "bool", int: "number", float: "number", list: "array", dict: "object"}
 _PYTHON: dict[str, tuple[type, ...]] = {
@@ -60,6 +61,11 @@ def _nested(type_name: str) -> tuple[str, str]:
     return (found[1], found[2]) if found else ("", type_name)
 
 
+def _go(type_name: str) -> str:
+    """A type of the client by its name in Go."""
+    return _GO.get(type_name) or f"v1.{type_name.removeprefix('V1')}"
+
+
 def _refuse(value: object, go_type: str, where: str) -> _WrongType:
     return _WrongType(f"json: cannot unmarshal {_JSON[type(value)]} into Go struct field {where} of type {go_type}")
 
@@ -70,16 +76,16 @@ def _decode(value: Any, type_name: str, path: str, where: str, unknown: list[str
     outer, inner = _nested(type_name)
     if outer == "List":
         if not isinstance(value, list):
-            raise _refuse(value, f"[]{_GO.get(inner, inner)}", where)
+            raise _refuse(value, f"[]{_go(inner)}", where)
         return [_decode(v, inner, f"{path}[{i}]", where, unknown, quantity=False) for i, v in enumerate(value)]
     if outer == "Dict":
         if not isinstance(value, dict):
-            raise _refuse(value, f"map[string]{_GO.get(inner, inner)}", where)
+            raise _refuse(value, f"map[string]{_go(inner)}", where)
         return {k: _decode(v, inner, f"{path}[{k}]", where, unknown, quantity=quantity) for k, v in value.items()}
     if type_name in _PYTHON:
         return _scalar(value, type_name, where, quantity=quantity)
     if not isinstance(value, dict):
-        raise _refuse(value, type_name, where)
+        raise _refuse(value, _go(type_name), where)
     return _struct(value, type_name, path, unknown)
 
 
@@ -101,7 +107,7 @@ def _struct(value: Object, model: str, path: str, unknown: list[str]) -> Object:
             unknown.append(inner_path)
             continue
         # Go names the innermost struct and the JSON path below the top object.
-        inner_where = f"{model.removeprefix('V1')}.{inner_path}"
+        inner_where = f"{model.removeprefix('V1')}.{_INDEX.sub('', inner_path)}"
         result[name] = _decode(inner, known[0], inner_path, inner_where, unknown, quantity=known[1])
     return result
 

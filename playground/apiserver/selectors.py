@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from playground.apiserver.errors import ApiError, bad_request
+from playground.apiserver.errors import bad_request
 from playground.apiserver.kinds import Kind
 from playground.apiserver.storage import Object
 
@@ -82,17 +82,9 @@ def field_match(text: str, kind: Kind) -> Match:
         if not found:
             raise bad_request(f"invalid selector: '{text}'; can't understand '{part}'")
         if found[1] not in kind.fields:
-            raise _unknown(kind, text, found[1])
+            raise bad_request(f"field label not supported: {found[1]}")
         terms.append((kind.fields[found[1]], found[2] != "!=", found[3]))
     return lambda obj: all((field_value(obj, path) == value) is equal for path, equal, value in terms)
-
-
-def _unknown(kind: Kind, text: str, label: str) -> ApiError:
-    group_version = f"{kind.group}/{kind.version}"
-    return bad_request(
-        f'Unable to find "{group_version}, Resource={kind.plural}" that match label selector "", '
-        f'field selector "{text}": field label not supported: {label}'
-    )
 
 
 def both(labels: str, fields: str, kind: Kind) -> Match | None:

@@ -119,11 +119,19 @@ class ApiServer:
         if where is None:
             review = subresources.self_review(call, plural) if request.method == "POST" else None
             if review is None:
-                raise no_such_path()
+                return self._unknown(path)
             return reply(201, review, [])
         if where.subresource not in ("", "status"):
             return await self._subresource(request.method, call)
         return await self._handlers.handle(request, call)
+
+    def _unknown(self, path: str) -> web.Response:
+        """Text where no such group is served, a Status where only the resource is not."""
+        parts = path.strip("/").split("/")
+        known = discovery.resources(self.registry, "/".join(parts[1 : 2 if parts[0] == "api" else 3]))
+        return (
+            reply(404, no_such_path().status(), []) if known else web.Response(status=404, text="404 page not found\n")
+        )
 
     def _where(self, path: str) -> Path | None:
         parts = path.split("/")
@@ -134,13 +142,14 @@ class ApiServer:
     async def _subresource(self, method: str, call: Call) -> web.StreamResponse:
         sub = call.path.subresource
         if sub == "log" and method == "GET":
-            return web.Response(text=await subresources.log(self.storage, self._log_source, call))
+            text = await subresources.log(self.storage, self._log_source, call)
+            return web.Response(status=204) if text is None else web.Response(text=text)
         if sub != "bindings" and sub not in call.path.kind.subresources:
             raise no_such_path()
         if method != "POST" or sub == "log":
             raise method_not_allowed()
         if sub == "eviction":
-            return reply(201, await subresources.evict(self._deleter, call), call.warnings)
+            return reply(201, await subresources.evict(self.storage, self._deleter, call), call.warnings)
         return reply(201, await self._binder.bind(call, legacy=sub == "bindings"), call.warnings)
 
     def _user(self, request: web.Request) -> User:

@@ -11,6 +11,9 @@ from typing import Any
 
 import orjson
 
+# Not 1, so that a watch from an earlier life of the server is told that it is too old.
+_FIRST = 100
+
 Object = dict[str, Any]
 Key = tuple[str, str]
 
@@ -97,12 +100,12 @@ class Subscription:
 class Collection:
     """The objects of one resource, in every namespace."""
 
-    def __init__(self, history: int) -> None:
+    def __init__(self, history: int, floor: int) -> None:
         self.items: dict[Key, Item] = {}
         self.history: deque[Change] = deque()
         self.watchers: set[Subscription] = set()
         self._length = history
-        self.floor = 0
+        self.floor = floor
 
     def record(self, change: Change) -> None:
         if change.removed:
@@ -141,13 +144,13 @@ class Storage:
     """All collections. `history` is the number of changes that each remembers."""
 
     def __init__(self, history: int = 10_000) -> None:
-        self.rv = 1
+        self.rv = _FIRST
         self._history = history
         self._collections: dict[str, Collection] = {}
 
     def collection(self, resource: str) -> Collection:
         if resource not in self._collections:
-            self._collections[resource] = Collection(self._history)
+            self._collections[resource] = Collection(self._history, _FIRST)
         return self._collections[resource]
 
     def collections(self) -> dict[str, Collection]:

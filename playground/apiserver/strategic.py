@@ -3,7 +3,7 @@
 import copy
 from typing import Any
 
-from playground.apiserver.errors import bad_request
+from playground.apiserver.errors import bad_request, plain
 from playground.apiserver.storage import Object
 
 _KEYS = {
@@ -25,7 +25,7 @@ def _merge_key(field: str, items: list[Any]) -> str | None:
 
 
 def strategic_merge(target: Object, patch: Object) -> Object:
-    """The patched copy of `target`. Raises a 400 for a list item without its merge key."""
+    """The patched copy of `target`. Raises a 500, as the real server does, for a list item without its merge key."""
     directive = patch.get("$patch")
     if directive == "replace":
         return {k: copy.deepcopy(v) for k, v in patch.items() if k != "$patch"}
@@ -70,7 +70,8 @@ def _merge_list(current: list[Any], patch: list[Any], key: str, order: list[Any]
     items = list(current)
     for change in patch:
         if key not in change:
-            raise bad_request(f"map: {change} does not contain declared merge key: {key}")
+            shown = " ".join(f"{k}:{v}" for k, v in sorted(change.items()))
+            raise plain(500, f"map: map[{shown}] does not contain declared merge key: {key}")
         at = next((i for i, item in enumerate(items) if item.get(key) == change[key]), None)
         if change.get("$patch") == "delete":
             items = [item for item in items if item.get(key) != change[key]]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from playground.apiserver import pods
-from playground.apiserver.errors import Cause, required
+from playground.apiserver.errors import Cause, invalid_value, required
 from playground.apiserver.storage import Object
 
 
@@ -31,7 +31,6 @@ class Strategy:
 
 
 def _prepare_pod(pod: Object) -> None:
-    pods.default_tolerations(pod)
     pod["status"] = pods.initial_status(pod)
 
 
@@ -48,8 +47,11 @@ def _prepare_namespace(namespace: Object) -> None:
 def _node_defaults(node: Object) -> None:
     node.setdefault("spec", {})
     status = node.setdefault("status", {})
-    if "capacity" in status:
-        status["allocatable"] = {**status["capacity"], **(status.get("allocatable") or {})}
+    if status.get("capacity") and not status.get("allocatable"):
+        status["allocatable"] = dict(status["capacity"])
+    for condition in status.get("conditions") or []:
+        condition.setdefault("lastHeartbeatTime", None)
+        condition.setdefault("lastTransitionTime", None)
 
 
 def _webhook_defaults(config: Object) -> None:
@@ -77,14 +79,14 @@ def _check_webhooks(config: Object) -> Iterable[Cause]:
             )
         if hook.get("sideEffects") not in ("None", "NoneOnDryRun"):
             yield required(f"{path}.sideEffects", "must specify one of None, NoneOnDryRun")
+        client = hook.get("clientConfig") or {}
+        if bool(client.get("url")) == bool(client.get("service")):
+            yield required(f"{path}.clientConfig", "exactly one of url or service is required")
         if not hook.get("admissionReviewVersions"):
             yield required(f"{path}.admissionReviewVersions", "must specify one of v1, v1beta1")
         if not 1 <= hook["timeoutSeconds"] <= 30:
             detail = "the timeout value must be between 1 and 30 seconds"
-            yield Cause(f"{path}.timeoutSeconds", f"Invalid value: {hook['timeoutSeconds']}: {detail}")
-        client = hook.get("clientConfig") or {}
-        if bool(client.get("url")) == bool(client.get("service")):
-            yield required(f"{path}.clientConfig", "exactly one of url or service is required")
+            yield invalid_value(f"{path}.timeoutSeconds", hook["timeoutSeconds"], detail)
 
 
 def _service_defaults(service: Object) -> None:
@@ -97,7 +99,14 @@ def _service_defaults(service: Object) -> None:
 
 
 def _event_defaults(event: Object) -> None:
-    event.setdefault("type", "Normal")
+    for field, value in (("eventTime", None), ("reportingComponent", ""), ("reportingInstance", "")):
+        event.setdefault(field, value)
+
+
+def _check_event(event: Object) -> Iterable[Cause]:
+    about = (event.get("involvedObject") or {}).get("namespace") or "default"
+    if about != event["metadata"].get("namespace"):
+        yield invalid_value("involvedObject.namespace", about, "does not match event.namespace")
 
 
 def _crd_defaults(crd: Object) -> None:
@@ -139,12 +148,10 @@ _STRATEGIES = {
     "nodes": Strategy(_node_defaults),
     "namespaces": Strategy(_namespace_defaults, _prepare_namespace),
     "services": Strategy(_service_defaults),
-    "events": Strategy(_event_defaults),
-    "mutatingwebhookconfigurations.admissionregistration.k8s.io": Strategy(
-        _webhook_defaults, validate=_check_webhooks, validate_update=lambda new, _: _check_webhooks(new)
-    ),
+    "events": Strategy(_event_defaults, validate=_check_event),
+    "mutatingwebhookconfigurations.admissionregistration.k8s.io": Strategy(_webhook_defaults, validate=_check_webhooks),
     "validatingwebhookconfigurations.admissionregistration.k8s.io": Strategy(
-        _webhook_defaults, validate=_check_webhooks, validate_update=lambda new, _: _check_webhooks(new)
+        _webhook_defaults, validate=_check_webhooks
     ),
     "customresourcedefinitions.apiextensions.k8s.io": Strategy(_crd_defaults, _prepare_crd, _check_crd),
 }

@@ -16,10 +16,21 @@ from playground.apiserver.storage import Item, Object, Storage
 LogSource = Callable[[str, str, str], str]
 
 
-async def evict(deleter: Deleter, call: Call) -> Object:
-    """POST pods/<name>/eviction: a deletion with the options that the Eviction carries."""
+def _marked(pod: Object) -> Object:
+    status = pod.get("status") or {}
+    conditions = [c for c in status.get("conditions") or [] if c["type"] != "DisruptionTarget"]
+    mark = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "lastProbeTime": None}
+    mark |= {"message": "Eviction API: evicting", "lastTransitionTime": now()}
+    return {**pod, "status": {**status, "conditions": [*conditions, mark]}}
+
+
+async def evict(storage: Storage, deleter: Deleter, call: Call) -> Object:
+    """POST pods/<name>/eviction: a condition that says so, and a deletion with the Eviction's options."""
     body = read_body(call) or {}
     options = {"kind": "DeleteOptions", "apiVersion": "v1"} | (body.get("deleteOptions") or {})
+    pod = existing(storage, call)
+    if not call.dry_run and "deletionTimestamp" not in pod.obj["metadata"]:
+        storage.replace("pods", pod, _marked(pod.obj))
     path = dataclasses.replace(call.path, subresource="")
     await deleter.delete(
         dataclasses.replace(call, path=path, body=orjson.dumps(options), content_type="application/json")
@@ -41,12 +52,12 @@ def _container(pod: Item, wanted: str) -> str:
     return wanted
 
 
-async def log(storage: Storage, source: LogSource | None, call: Call) -> str:
-    """The text of a container's log, from the node; `tailLines` is honoured."""
+async def log(storage: Storage, source: LogSource | None, call: Call) -> str | None:
+    """The text of a container's log, from the node; `tailLines` is honoured. None before there is a node."""
     pod = existing(storage, call)
     container = _container(pod, call.query.get("container", ""))
     if not pod.obj["spec"].get("nodeName"):
-        raise bad_request(f"pod {pod.key[1]} does not have a host assigned")
+        return None
     if source is None:
         return ""
     try:

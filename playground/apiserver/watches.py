@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import orjson
 
-from playground.apiserver.errors import ApiError, Cause, bad_request, expired, invalid
+from playground.apiserver.errors import Cause, bad_request, expired, invalid
 from playground.apiserver.kinds import Kind
 from playground.apiserver.reads import render, selected
 from playground.apiserver.routes import Call
@@ -44,58 +44,57 @@ def event(change: Change, call: Call, matches: Match | None, show: Render) -> by
     return _line("DELETED", show(Item({**change.old.obj, "metadata": metadata})))
 
 
-def start(storage: Storage, call: Call) -> tuple[Subscription, list[Item], int]:
-    """(subscription, objects to begin with, resourceVersion reached). Raises 410, 400, 422."""
+class Watch:
+    """One watch. Making it raises 400 and 422; that a version is too old is told in the stream, as in reality."""
+
+    def __init__(self, storage: Storage, call: Call, show: Render | None, bookmark_every: float) -> None:
+        _check(call)
+        self._storage, self._call, self._kind = storage, call, call.path.kind
+        self._matches = both(call.query.get("labelSelector", ""), call.query.get("fieldSelector", ""), self._kind)
+        self._show: Render = show or (lambda item: render(item, self._kind))
+        self._bookmark_every = bookmark_every
+        self._bookmarks = call.flag("allowWatchBookmarks")
+        self._seconds = call.number("timeoutSeconds") or _LONGEST
+        self._reached = int(call.query.get("resourceVersion") or 0)
+
+    async def lines(self) -> AsyncGenerator[bytes]:
+        """Until the watch's timeout, its overflow or the server's end."""
+        storage, resource = self._storage, self._kind.resource
+        first = [] if self._reached else selected(storage, self._call)
+        self._reached = self._reached or storage.rv
+        try:
+            subscription = storage.watch(resource, self._reached)
+        except TooOld as problem:
+            yield _line("ERROR", orjson.dumps(expired(str(problem)).status()))
+            return
+        try:
+            if first:
+                yield b"".join(_line("ADDED", self._show(item)) for item in first)
+            async for line in self._follow(subscription):
+                yield line
+        finally:
+            storage.unwatch(resource, subscription)
+
+    async def _follow(self, subscription: Subscription) -> AsyncGenerator[bytes]:
+        end = time.monotonic() + self._seconds
+        while not subscription.closed and (left := end - time.monotonic()) > 0:
+            try:
+                async with asyncio.timeout(min(left, self._bookmark_every)):
+                    changes = await subscription.take()
+            except TimeoutError:
+                if self._bookmarks:
+                    self._reached = max(self._reached, self._storage.rv)
+                    yield _bookmark(self._kind, self._reached)
+                continue
+            self._reached = changes[-1].rv if changes else self._reached
+            if lines := [line for c in changes if (line := event(c, self._call, self._matches, self._show))]:
+                yield b"".join(lines)
+
+
+def _check(call: Call) -> None:
     if "sendInitialEvents" in call.query:
         detail = "Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"
         raise invalid("meta.k8s.io", "ListOptions", "", [Cause("sendInitialEvents", detail, "FieldValueForbidden")])
     asked = call.query.get("resourceVersion") or "0"
     if not asked.isdecimal():
         raise bad_request(f'Invalid value: "{asked}": strconv.ParseUint: parsing "{asked}": invalid syntax')
-    resource, since = call.path.kind.resource, int(asked)
-    if since == 0:
-        first = selected(storage, call)
-        return storage.watch(resource, storage.rv), first, storage.rv
-    try:
-        return storage.watch(resource, since), [], since
-    except TooOld as problem:
-        raise expired(str(problem)) from problem
-
-
-def error_line(problem: ApiError) -> bytes:
-    """How a watch that was accepted says that it cannot go on."""
-    return _line("ERROR", orjson.dumps(problem.status()))
-
-
-async def stream(storage: Storage, call: Call, show: Render | None, bookmark_every: float) -> AsyncGenerator[bytes]:
-    """Lines of one watch, until its timeout, its overflow or the server's end."""
-    kind = call.path.kind
-    matches = both(call.query.get("labelSelector", ""), call.query.get("fieldSelector", ""), kind)
-    draw: Render = show or (lambda item: render(item, kind))
-    bookmarks = call.flag("allowWatchBookmarks")
-    end = time.monotonic() + (call.number("timeoutSeconds") or _LONGEST)
-    try:
-        subscription, first, reached = start(storage, call)
-    except ApiError as problem:
-        if problem.code != 410:
-            raise
-        yield error_line(problem)
-        return
-    try:
-        if first:
-            yield b"".join(_line("ADDED", draw(item)) for item in first)
-        while not subscription.closed and (left := end - time.monotonic()) > 0:
-            try:
-                async with asyncio.timeout(min(left, bookmark_every)):
-                    changes = await subscription.take()
-            except TimeoutError:
-                if bookmarks:
-                    reached = max(reached, storage.rv)
-                    yield _bookmark(kind, reached)
-                continue
-            lines = [line for c in changes if (line := event(c, call, matches, draw))]
-            reached = changes[-1].rv if changes else reached
-            if lines:
-                yield b"".join(lines)
-    finally:
-        storage.unwatch(kind.resource, subscription)

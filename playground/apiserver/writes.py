@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
-from playground.apiserver import patches
+import orjson
+
+from playground.apiserver import patches, priorities
 from playground.apiserver.admission import Admission
 from playground.apiserver.attributes import Attributes
 from playground.apiserver.errors import (
@@ -11,9 +13,12 @@ from playground.apiserver.errors import (
     already_exists,
     bad_request,
     conflict,
+    field_immutable,
     forbidden,
     invalid,
+    invalid_value,
     not_found,
+    plain,
 )
 from playground.apiserver.kinds import Kind
 from playground.apiserver.lifecycle import Lifecycle
@@ -31,6 +36,8 @@ from playground.apiserver.schema import field_validation
 from playground.apiserver.storage import Exists, Item, Object, Stale, Storage
 
 _ATTEMPTS = 5
+# Taken from a new object before any webhook sees it.
+_WIPED = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "selfLink")
 _MODIFIED = "the object has been modified; please apply your changes to the latest version and try again"
 
 
@@ -75,8 +82,12 @@ class Writer:
             self._check_namespace(call, metadata)
         else:
             metadata.pop("namespace", None)
+        for field in _WIPED:
+            metadata.pop(field, None)
         if metadata.get("resourceVersion"):
-            raise ApiError(500, "", "resourceVersion should not be set on objects to be created", {})
+            raise plain(500, "resourceVersion should not be set on objects to be created")
+        if kind.resource == "pods":
+            priorities.resolve(self._storage, obj)
         attrs = attributes(call, "CREATE", "CreateOptions", metadata.get("name") or "")
         obj = await self._admission.mutate(attrs, obj, None, lambda o: normalise(kind, o)[0])
         complete(kind, obj)
@@ -104,8 +115,8 @@ class Writer:
         obj = self._decoded(call, kind, body)
         if not obj["metadata"].get("resourceVersion") and needs_version(kind):
             cause = Cause("metadata.resourceVersion", "Invalid value: 0: must be specified for an update")
-            raise invalid(kind.group, kind.kind, call.path.name, [cause])
-        return await self.change(call, lambda _: obj, "UpdateOptions")
+            raise invalid(kind.group, kind.plural, call.path.name, [cause])
+        return await self.change(call, lambda _: obj)
 
     async def patch(self, call: Call) -> tuple[Item, bool]:
         """(the object, whether it is new): only an apply creates one."""
@@ -118,14 +129,24 @@ class Writer:
             return await self.create_object(call, patch), True
 
         def patched(old: Object) -> Object:
-            return self._decoded(call, kind, patches.apply(media, patch, old, custom=kind.custom))
+            result = patches.apply(media, patch, old, custom=kind.custom)
+            try:
+                obj = self._decoded(call, kind, result)
+            except ApiError as problem:
+                shown = orjson.dumps(result).decode()
+                raise invalid("", "", "", [invalid_value("patch", shown, problem.message)]) from problem
+            if obj["metadata"].get("uid") != old["metadata"]["uid"]:
+                raise invalid(
+                    kind.group, kind.kind, path.name, [field_immutable("metadata.uid", obj["metadata"].get("uid"))]
+                )
+            return obj
 
-        return await self.change(call, patched, "PatchOptions"), False
+        return await self.change(call, patched), False
 
-    async def change(self, call: Call, make: Callable[[Object], Object], options: str) -> Item:
+    async def change(self, call: Call, make: Callable[[Object], Object]) -> Item:
         """Write what `make` makes of the stored object; it is made again when another write came between."""
         kind, path = call.path.kind, call.path
-        attrs = attributes(call, "UPDATE", options, path.name, subresource=path.subresource)
+        attrs = attributes(call, "UPDATE", "UpdateOptions", path.name, subresource=path.subresource)
         for _ in range(_ATTEMPTS):
             old = self._existing(call)
             new = carried_over(kind, path.subresource, make(old.obj), old.obj)

@@ -1,0 +1,181 @@
+"""Admission webhooks: who is asked, in which order, and what their answers do."""
+
+import threading
+
+import pytest
+
+from tests.playground.apiserver.api import Api, pod
+from tests.playground.apiserver.hooks import Hooks, allow, annotated, deny, patched
+
+
+def test_a_webhook_changes_a_pod_before_it_is_stored(api: Api, ns: str, pods: str, hooks: Hooks) -> None:
+    hooks.add("m", annotated("seen", "yes"))
+    made = api.ok("POST", pods, pod())
+    assert made["metadata"]["annotations"] == {"seen": "yes"}
+    asked = hooks.requests("m")[0]
+    assert asked["userInfo"]["username"] == "kubernetes-admin"
+    assert "system:masters" in asked["userInfo"]["groups"]
+    assert (asked["operation"], asked["namespace"], asked["name"]) == ("CREATE", ns, "p")
+    assert asked["object"]["spec"]["containers"][0]["imagePullPolicy"] == "Always", "defaults are set before"
+    assert (asked["object"]["kind"], asked["object"]["apiVersion"]) == ("Pod", "v1")
+    assert asked["options"]["kind"] == "CreateOptions"
+
+
+def test_what_a_webhook_adds_is_defaulted_and_validated(api: Api, pods: str, hooks: Hooks) -> None:
+    sidecar = {"name": "side", "image": "x:1", "resources": {"limits": {"a.com/x": "2000"}}}
+    hooks.add("m", patched({"op": "add", "path": "/spec/containers/-", "value": sidecar}))
+    made = api.ok("POST", pods, pod())["spec"]["containers"][1]
+    assert made["resources"]["requests"] == {"a.com/x": "2k"}
+    assert made["imagePullPolicy"] == "IfNotPresent"
+
+
+def test_a_denial_carries_code_and_words(api: Api, pods: str, hooks: Hooks) -> None:
+    hooks.add("v", deny("core must be positive", 403), mutating=False)
+    reply = api.call("POST", pods, pod())
+    assert reply.code == 403
+    assert reply.message == 'admission webhook "v.test.mgpu.io" denied the request: core must be positive'
+    assert reply.body["status"] == "Failure"
+    assert api.call("GET", f"{pods}/p").code == 404
+
+
+@pytest.mark.parametrize("mutating", [True, False])
+def test_a_denial_without_words_or_code_is_a_bad_request(api: Api, pods: str, hooks: Hooks, *, mutating: bool) -> None:
+    hooks.add("v", deny(), mutating=mutating)
+    reply = api.call("POST", pods, pod())
+    assert reply.code == 400
+    assert reply.message == 'admission webhook "v.test.mgpu.io" denied the request without explanation'
+
+
+def test_warnings_reach_the_client(api: Api, pods: str, hooks: Hooks) -> None:
+    hooks.add("m", allow(warnings=["NVIDIA_VISIBLE_DEVICES is ours"]))
+    assert api.call("POST", pods, pod()).warnings == ['299 - "NVIDIA_VISIBLE_DEVICES is ours"']
+
+
+@pytest.mark.parametrize(("policy", "code"), [("Ignore", 201), ("Fail", 500)])
+def test_failure_policy_decides_what_a_failed_call_does(
+    api: Api, pods: str, hooks: Hooks, policy: str, code: int
+) -> None:
+    nowhere = {"url": "https://127.0.0.1:1/x", "caBundle": ""}
+    hooks.add("m", allow(), failurePolicy=policy, clientConfig=nowhere)
+    reply = api.call("POST", pods, pod())
+    assert reply.code == code
+    if code == 500:
+        assert reply.reason == "InternalError"
+        assert (
+            'Internal error occurred: failed calling webhook "m.test.mgpu.io": failed to call webhook' in reply.message
+        )
+
+
+def test_a_certificate_of_another_authority_is_a_failed_call(api: Api, pods: str, hooks: Hooks) -> None:
+    hooks.add("m", allow(), clientConfig={"url": f"{hooks.url}/m"}, failurePolicy="Fail")
+    reply = api.call("POST", pods, pod())
+    assert reply.code == 500
+    assert "failed to verify certificate" in reply.message
+
+
+def test_a_webhook_that_takes_too_long_is_a_failed_call(api: Api, pods: str, hooks: Hooks) -> None:
+    answered = threading.Event()
+
+    def slow(_: object) -> dict[str, object]:
+        answered.wait(timeout=20)
+        return {"allowed": True}
+
+    hooks.add("m", slow, timeoutSeconds=1)
+    reply = api.call("POST", pods, pod())
+    answered.set()
+    assert reply.code == 500
+    assert "context deadline exceeded" in reply.message or "Client.Timeout exceeded" in reply.message
+
+
+@pytest.mark.parametrize("policy", ["Ignore", "Fail"])
+def test_a_patch_that_does_not_apply_is_the_callers_500_whatever_the_policy(
+    api: Api, pods: str, hooks: Hooks, policy: str
+) -> None:
+    hooks.add("m", patched({"op": "remove", "path": "/metadata/no-such"}), failurePolicy=policy)
+    reply = api.call("POST", pods, pod())
+    assert (reply.code, reply.reason) == (500, "InternalError")
+
+
+def test_an_answer_for_another_review_is_a_failed_call(api: Api, pods: str, hooks: Hooks) -> None:
+    hooks.add("m", allow(uid="another"))
+    reply = api.call("POST", pods, pod())
+    assert reply.code == 500
+    assert "expected response.uid=" in reply.message
+
+
+def test_dry_runs_reach_only_webhooks_without_side_effects(api: Api, pods: str, hooks: Hooks) -> None:
+    hooks.add("m", annotated("seen", "yes"), sideEffects="NoneOnDryRun")
+    dry = api.ok("POST", f"{pods}?dryRun=All", pod())
+    assert dry["metadata"]["annotations"] == {"seen": "yes"}
+    assert hooks.requests("m")[0]["dryRun"] is True
+    assert api.call("GET", f"{pods}/p").code == 404
+
+
+def test_webhooks_run_in_the_order_of_their_configurations(api: Api, pods: str, hooks: Hooks) -> None:
+    hooks.add("first", annotated("a", "1"))
+    hooks.add("second", annotated("b", "2"))
+    assert api.ok("POST", pods, pod())["metadata"]["annotations"] == {"a": "1", "b": "2"}
+    assert [path for path, _ in hooks.asked if not path.startswith("canary")] == ["first", "second"]
+    assert hooks.requests("second")[0]["object"]["metadata"]["annotations"] == {"a": "1"}
+
+
+def test_a_webhook_is_asked_again_when_a_later_one_changed_the_object(api: Api, pods: str, hooks: Hooks) -> None:
+    hooks.add("again", allow(), reinvocationPolicy="IfNeeded")
+    hooks.add("once", allow())
+    hooks.add("change", annotated("b", "2"))
+    api.ok("POST", pods, pod())
+    counts = {path: len(hooks.requests(path)) for path in ("again", "once", "change")}
+    assert counts == {"again": 2, "once": 1, "change": 1}
+
+
+def test_rules_and_object_selector_choose_the_requests(api: Api, pods: str, hooks: Hooks) -> None:
+    rule = {"operations": ["UPDATE"], "apiGroups": [""], "apiVersions": ["*"], "resources": ["pods/*"]}
+    hooks.add("status", allow(), rules=[rule])
+    hooks.add("labelled", allow(), objectSelector={"matchExpressions": [{"key": "gpu", "operator": "Exists"}]})
+    api.ok("POST", pods, pod())
+    api.ok("POST", pods, pod("g", labels={"gpu": "1"}))
+    api.patch(f"{pods}/p/status", {"status": {"phase": "Running"}})
+    assert [(r["name"], r["subResource"]) for r in hooks.requests("status")] == [("p", "status")]
+    assert [r["name"] for r in hooks.requests("labelled")] == ["g"]
+
+
+def test_updates_and_deletions_show_the_old_object(api: Api, pods: str, hooks: Hooks) -> None:
+    hooks.add("v", allow(), mutating=False)
+    api.ok("POST", pods, pod())
+    api.patch(f"{pods}/p", {"metadata": {"labels": {"a": "1"}}})
+    api.ok("DELETE", f"{pods}/p")
+    create, update, delete, *_ = hooks.requests("v")  # the real server asks several times about one deletion
+    assert create["oldObject"] is None
+    assert "labels" not in update["oldObject"]["metadata"]
+    assert update["object"]["metadata"]["labels"] == {"a": "1"}
+    assert delete["object"] is None
+    assert delete["oldObject"]["metadata"]["labels"] == {"a": "1"}
+
+
+def test_status_writes_are_seen_with_the_writers_name(api: Api, pods: str, hooks: Hooks) -> None:
+    hooks.add("v", deny("placement annotations belong to the suite"), mutating=False, resources=["pods/status"])
+    api.ok("POST", pods, pod())
+    patch = {"metadata": {"annotations": {"cards": "7"}}}
+    reply = api.call(
+        "PATCH", f"{pods}/p/status", patch, media="application/merge-patch+json", Authorization="Bearer other-token"
+    )
+    assert reply.code == 400
+    assert hooks.requests("v")[0]["userInfo"]["username"] == "system:serviceaccount:ns:other"
+    assert "annotations" not in api.get(f"{pods}/p")["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("hook", "field"),
+    [
+        ({"name": "a"}, "webhooks[0].name"),
+        ({"sideEffects": "Some"}, "webhooks[0].sideEffects"),
+        ({"admissionReviewVersions": []}, "webhooks[0].admissionReviewVersions"),
+        ({"timeoutSeconds": 31}, "webhooks[0].timeoutSeconds"),
+    ],
+)
+def test_a_webhook_that_could_never_work_is_refused(api: Api, name: str, hook: dict[str, object], field: str) -> None:
+    good = {"name": "a.b.c", "clientConfig": {"url": "https://x/y"}, "sideEffects": "None"}
+    config = {"metadata": {"name": name}, "webhooks": [{**good, "admissionReviewVersions": ["v1"], **hook}]}
+    reply = api.call("POST", "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations", config)
+    assert reply.code == 422
+    assert reply.body["details"]["causes"][0]["field"] == field
