@@ -23,12 +23,16 @@ from mgpu.kube.events import Recorder, node_reference, pod_reference
 from mgpu.kube.reflector import Reflector
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
-from mgpu.settings import Settings
+from mgpu.settings import DevicePluginSettings, Settings
 
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 2.0
 CHECKPOINT = "kubelet_internal_checkpoint"
+
+
+def pod_resources_socket(own: DevicePluginSettings) -> Path:
+    return Path(own.pod_resources or Path(own.kubelet_dir) / "pod-resources" / "kubelet.sock")
 
 
 class Agent:
@@ -48,8 +52,7 @@ class Agent:
             api, "/api/v1/pods", self._pods.take, self._pods.drop, {"fieldSelector": f"spec.nodeName={own.node}"}
         )
         self._reporter = Reporter(api, own.node, settings, self._held)
-        socket = own.pod_resources or str(Path(own.kubelet_dir) / "pod-resources" / "kubelet.sock")
-        self._owners = PodResources(Path(socket))
+        self._owners = PodResources(pod_resources_socket(own))
         self._node = Node(
             pods=self._pods,
             cards=lambda: self._cards.cards or (),

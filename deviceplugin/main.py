@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from deviceplugin.agent import Agent
+from deviceplugin.agent import Agent, pod_resources_socket
 from deviceplugin.cards import CardSource
 from deviceplugin.cards.nvml import NvmlCards
 from deviceplugin.cards.simulated import SimulatedCards
@@ -93,13 +93,19 @@ def _settings(config: Path | None, flags: dict[str, str | int | None]) -> Settin
 
 
 def _check_paths(own: DevicePluginSettings, settings: Settings) -> None:
-    folder = Path(own.kubelet_dir) / "device-plugins"
     served = [r for dialect in dialects.enabled(settings) for r in dialect.resources((), settings) if r.as_ids]
     if not served:
         raise BadObject([Problem("dialects", "none that is enabled has a resource to serve")])
-    for name in ("kubelet.sock", *(socket_name(resource.name) for resource in served)):
-        if len(os.fsencode(folder / name)) > _MAX_PATH:
-            raise BadObject([Problem("deviceplugin.kubeletDir", f"{folder / name} is too long for a unix socket")])
+    folder = Path(own.kubelet_dir) / "device-plugins"
+    sockets = [("kubeletDir", folder / name) for name in ("kubelet.sock", *(socket_name(r.name) for r in served))]
+    sockets.append(("podResources", pod_resources_socket(own)))
+    problems = [
+        Problem(f"deviceplugin.{key}", f"{path} is too long for a unix socket ({_MAX_PATH} bytes at most)")
+        for key, path in sockets
+        if len(os.fsencode(path)) > _MAX_PATH
+    ]
+    if problems:
+        raise BadObject(problems)
 
 
 def _source(own: DevicePluginSettings) -> CardSource:

@@ -97,7 +97,7 @@ class Registration:
             try:
                 await stub.Register(request, timeout=_REGISTER_SECONDS)
             except grpc.aio.AioRpcError as error:
-                self._say(f"the kubelet refused to register {self._plugin.resource}: {error.details()}")
+                self._say(f"not registered with the kubelet: {error.code().name}: {error.details()}")
                 return False
         self.state = ""
         log.info("registered with the kubelet", extra={"resource": self._plugin.resource})

@@ -1,0 +1,179 @@
+"""Registered with the kubelet, whatever happens to either."""
+
+import queue
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from deviceplugin.plugin import Plugin
+from deviceplugin.registration import Registration, socket_name
+from proto import deviceplugin_pb2 as api
+from proto import deviceplugin_pb2_grpc as services
+from tests.builders import CORE
+from tests.deviceplugin.loops import running
+from tests.deviceplugin.node import until
+
+
+class Kubelet:
+    """The registration side; it follows the list of whoever registers. `refuse`: so many registrations first."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.registered: queue.Queue[api.RegisterRequest] = queue.Queue()
+        self.lists: queue.Queue[dict[str, str]] = queue.Queue()
+        self.ended: queue.Queue[grpc.StatusCode] = queue.Queue()
+        self.refuse = 0
+        self._channel: Any = None
+        self.start()
+
+    def start(self) -> None:
+        (self._folder / "kubelet.sock").unlink(missing_ok=True)
+        self._pool = ThreadPoolExecutor(4)
+        self._server = grpc.server(self._pool)
+        services.add_RegistrationServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        self._server.add_insecure_port(f"unix:{self._folder / 'kubelet.sock'}")
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop(None).wait()
+        self.hang_up()
+        self._pool.shutdown()
+
+    def hang_up(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+
+    def Register(self, request: api.RegisterRequest, context: Any) -> api.Empty:  # noqa: N802
+        if self.refuse:
+            self.refuse -= 1
+            context.abort(grpc.StatusCode.UNKNOWN, "not now")
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        self._channel = grpc.insecure_channel(f"unix:{self._folder / request.endpoint}", options=options)
+        grpc.channel_ready_future(self._channel).result(5)
+        stream = services.DevicePluginStub(self._channel).ListAndWatch(api.Empty())  # type: ignore[no-untyped-call]
+        self._pool.submit(self._follow, stream)
+        self.registered.put(request)
+        return api.Empty()
+
+    def _follow(self, stream: Any) -> None:
+        try:
+            for answer in stream:
+                self.lists.put({device.ID: device.health for device in answer.devices})
+        except grpc.RpcError as error:
+            self.ended.put(error.code())
+        else:
+            self.ended.put(grpc.StatusCode.OK)
+
+
+class NoAllocations:
+    """Nothing is allocated here."""
+
+
+@pytest.fixture
+def kubelet(folder: Path) -> Iterator[Kubelet]:
+    kubelet = Kubelet(folder)
+    yield kubelet
+    kubelet.stop()
+
+
+@pytest.fixture
+def plugin() -> Plugin:
+    plugin = Plugin(CORE, NoAllocations())  # type: ignore[arg-type]
+    plugin.offer({"0": True, "1": False})
+    return plugin
+
+
+@pytest.fixture
+def registration(folder: Path, plugin: Plugin) -> Registration:
+    return Registration(folder, plugin, check_seconds=0.02)
+
+
+def test_it_registers_and_sends_the_list_and_every_change(
+    kubelet: Kubelet, plugin: Plugin, registration: Registration
+) -> None:
+    with running(registration.run):
+        request = kubelet.registered.get(timeout=10)
+        assert (request.version, request.endpoint, request.resource_name) == ("v1beta1", "mgpu-core.sock", CORE)
+        assert request.options.pre_start_required
+        assert not request.options.get_preferred_allocation_available
+        assert kubelet.lists.get(timeout=10) == {"0": "Healthy", "1": "Unhealthy"}
+        until(lambda: registration.registered)
+        plugin.offer({"0": False, "1": False})
+        assert kubelet.lists.get(timeout=10) == {"0": "Unhealthy", "1": "Unhealthy"}
+
+
+def test_it_ends_its_stream_well_and_leaves_no_socket(
+    folder: Path, kubelet: Kubelet, registration: Registration
+) -> None:
+    (folder / "mgpu-core.sock").write_text("left by an agent that was killed")
+    with running(registration.run):
+        kubelet.lists.get(timeout=10)
+    assert kubelet.ended.get(timeout=10) is grpc.StatusCode.OK
+    assert not (folder / "mgpu-core.sock").exists()
+
+
+def test_it_waits_for_a_kubelet_that_is_not_there_yet(folder: Path, registration: Registration) -> None:
+    with running(registration.run):
+        until(lambda: "waiting for the kubelet" in registration.state)
+        kubelet = Kubelet(folder)
+        kubelet.registered.get(timeout=10)
+        until(lambda: registration.registered)
+    kubelet.stop()
+
+
+def test_a_kubelet_that_comes_back_is_registered_with_again(
+    kubelet: Kubelet, registration: Registration, folder: Path
+) -> None:
+    with running(registration.run):
+        kubelet.lists.get(timeout=10)
+        kubelet.stop()
+        (folder / "mgpu-core.sock").unlink(missing_ok=True)
+        kubelet.start()
+        kubelet.registered.get(timeout=10)
+        kubelet.registered.get(timeout=10)
+        assert kubelet.lists.get(timeout=10)
+
+
+def test_a_socket_file_that_is_made_anew_is_another_kubelet(
+    kubelet: Kubelet, registration: Registration, folder: Path
+) -> None:
+    with running(registration.run):
+        kubelet.registered.get(timeout=10)
+        until(lambda: registration.registered)
+        (folder / "kubelet.sock").unlink()
+        kubelet.start()
+        kubelet.registered.get(timeout=10)
+
+
+@pytest.mark.parametrize("lost", ["stream", "socket"])
+def test_a_lost_stream_or_socket_is_made_good(
+    kubelet: Kubelet, registration: Registration, folder: Path, lost: str
+) -> None:
+    with running(registration.run):
+        kubelet.registered.get(timeout=10)
+        until(lambda: registration.registered)
+        kubelet.hang_up() if lost == "stream" else (folder / "mgpu-core.sock").unlink()
+        kubelet.registered.get(timeout=10)
+        until(lambda: registration.registered)
+        assert (folder / "mgpu-core.sock").is_socket()
+
+
+def test_a_refusal_is_told_and_tried_again(kubelet: Kubelet, registration: Registration) -> None:
+    kubelet.refuse = 2
+    with running(registration.run):
+        until(lambda: "not now" in registration.state)
+        assert not registration.registered
+        kubelet.registered.get(timeout=10)
+        until(lambda: registration.registered)
+
+
+@pytest.mark.parametrize(
+    ("resource", "name"),
+    [(CORE, "mgpu-core.sock"), ("koordinator.sh/gpu-core", "mgpu-gpu-core.sock"), ("nvidia.com/gpu", "mgpu-gpu.sock")],
+)
+def test_every_resource_has_a_socket_of_its_own(resource: str, name: str) -> None:
+    assert socket_name(resource) == name
