@@ -6,18 +6,17 @@ packed into an integer with a field per kind.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import NamedTuple
 
 from mgpu.model.asks import Ask, ContainerAsk
 from mgpu.model.cards import Card, CardState
 from mgpu.model.pods import Stage
 
-_BESIDE = {Stage.INIT: Stage.SIDECAR, Stage.SIDECAR: Stage.INIT}
-
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Containers of an ask that can stand for one another. `members`: their positions in the ask.
+    """Equal containers, which can stand for one another. `members`: their positions in the ask.
 
     units: the cards that they need in total. shift, mask: where a number of this kind stands in a packed integer;
     guard: the bit above it, which is 0 in configurations.
@@ -60,24 +59,21 @@ class Configuration(NamedTuple):
 
 
 def kinds_of(ask: Ask) -> tuple[Kind, ...]:
-    """The kinds of an ask, in start order.
+    """The kinds of an ask, in start order: equal containers that start one after the other.
 
-    Containers are of one kind when they ask for the same at the same stage, and, as an init container runs beside
-    the sidecars started before it, no sidecar starts between two init containers and the reverse.
+    The first kind has the highest field, so that packed integers compare as the numbers of the kinds do, in order.
     """
-    members: dict[tuple[ContainerAsk, int], list[int]] = {}
-    started = dict.fromkeys(Stage, 0)
-    for i, container in enumerate(ask.containers):
-        started[container.stage] += 1
-        before = started[_BESIDE[container.stage]] if container.stage in _BESIDE else 0
-        members.setdefault((replace(container, container=""), before), []).append(i)
-    kinds, shift = [], 0
-    for (container, _), positions in members.items():
-        units = container.cards * len(positions)
+    runs = [list(run) for _, run in groupby(enumerate(ask.containers), lambda row: replace(row[1], container=""))]
+    kinds: list[Kind] = []
+    shift = 0
+    for run in reversed(runs):
+        container = run[0][1]
+        units = container.cards * len(run)
         bits = units.bit_length()
-        kinds.append(Kind(container, tuple(positions), units, shift, (1 << bits) - 1, 1 << shift + bits))
+        members = tuple(position for position, _ in run)
+        kinds.append(Kind(container, members, units, shift, (1 << bits) - 1, 1 << shift + bits))
         shift += bits + 1
-    return tuple(kinds)
+    return tuple(reversed(kinds))
 
 
 def configurations(

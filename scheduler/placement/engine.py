@@ -84,10 +84,10 @@ def _of_several(
     kinds = kinds_of(ask)
     options = _options(ask, kinds, cards, score, budget)
     if options is not None:
-        usable = [i for i, choice in enumerate(options) if len(choice) > 1]
-        steps, proven = search(kinds, [options[i] for i in usable], budget)
+        order = _equal_together(options)
+        steps, proven = search(kinds, [options[i] for i in order], budget)
         if steps:
-            return [[usable[i] for i in chosen] for chosen in lowest(kinds, steps)], proven
+            return lowest(kinds, order, steps), proven
         if proven:
             return None, True
     return first_fit(kinds, cards, ask.max_shares, score), False
@@ -115,3 +115,10 @@ def _options(
                 if one.fits(cards[i], ask.max_shares)
             ]
     return options
+
+
+def _equal_together(options: Sequence[Sequence[Option]]) -> list[int]:
+    """The positions of the cards that can take anything, equal ones one after the other."""
+    first: dict[tuple[Option, ...], int] = {}
+    of = {i: first.setdefault(tuple(choice), i) for i, choice in enumerate(options) if len(choice) > 1}
+    return sorted(of, key=lambda i: (of[i], i))
