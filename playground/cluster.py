@@ -86,6 +86,10 @@ class Cluster:
         """The administrator's: what kubectl needs."""
         return self.kubeconfig_of("admin")
 
+    @property
+    def extender_url(self) -> str:
+        return f"http://127.0.0.1:{self._ports['extender']}"
+
     def restart(self, name: str) -> None:
         """Start a process again that was stopped or killed, and wait until it is ready."""
         self.processes[name].start()
@@ -122,7 +126,7 @@ class Cluster:
         for node in self.nodes:
             self._start_kubelet(node, stack)
         self._start_processes(stack)
-        extenders = [Extender(f"http://127.0.0.1:{self._ports['extender']}", weight=_WEIGHT, managed=MANAGED)]
+        extenders = [Extender(self.extender_url, weight=_WEIGHT, managed=MANAGED)]
         self.scheduling = Scheduling(
             self.connect("kube-scheduler"), extenders if self._with_extender else (), backoff=(0.2, 2.0)
         )

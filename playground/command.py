@@ -1,0 +1,71 @@
+"""What `mgpu playground` and `mgpu demo` have in common: options, start-up, and a clean stop."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+from rich.console import Console
+
+from mgpu.model.errors import BadObject, Problem
+from mgpu.settings import Settings, load_settings
+from playground.cluster import Cluster
+from playground.nodes import make_nodes
+from playground.processes import StartError
+
+
+def options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--nodes, --cards, --config."""
+    for option in (
+        click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML) of the real processes."),
+        click.option("--cards", default=4, show_default=True, help="Cards per node."),
+        click.option("--nodes", default=3, show_default=True, help="Nodes; the last of several takes multi-GPU pods."),
+    ):
+        function = option(function)
+    return function
+
+
+def settings_of(config: Path | None) -> Settings:
+    """The settings that the processes will read. Raises BadObject."""
+    if config is None:
+        return load_settings()
+    try:
+        return load_settings(config.read_text(), str(config))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadObject([Problem(str(config), f"cannot be read: {error}")]) from error
+
+
+@contextmanager
+def stopping() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the program as Ctrl-C does: everything is stopped, exit code 128 + signal."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(each, signal.SIG_IGN)  # once is enough: the stop itself is not interrupted
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def up(console: Console, nodes: int, cards: int, config: Path | None) -> Iterator[Cluster]:
+    """A cluster that is ready; one line says of what. A start that fails is a ClickException with the log's end."""
+    cluster = Cluster(make_nodes(nodes, cards), config=config)
+    what = "A real API server" if cluster.assets else "An API server"
+    console.print(f"{what}, {nodes} × {cards} cards, webhook, scheduler and node agents are starting …")
+    try:
+        cluster.__enter__()
+    except (StartError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    try:
+        yield cluster
+    finally:
+        cluster.__exit__(None, None, None)

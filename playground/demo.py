@@ -1,0 +1,176 @@
+"""`mgpu demo`: sample pods through the whole chain, each outcome explained and checked, then the cards as a picture."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mgpu.cli.picture import card_map
+from mgpu.kube import ApiError
+from mgpu.model.cards import CardState
+from mgpu.model.ledger import Share
+from mgpu.settings import Settings
+from playground import explain
+from playground.cluster import Cluster
+from playground.command import options, settings_of, stopping, up
+from playground.samples import Json, Outcome, Samples, example
+from playground.scheduling.extender import Extender, ExtenderError
+
+SHOWN = ("share", "several-containers", "multi-gpu", "whole-cards")
+CROWD = 12
+
+EXAMPLES = """
+\b
+Examples:
+  mgpu demo
+  mgpu demo --nodes 3 --cards 8
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@options
+def command(nodes: int, cards: int, config: Path | None) -> None:
+    """Run sample pods through the whole chain and show the cards.
+
+    API server, scheduling loop, kubelets and GPUs are simulated on this machine; the webhook, the scheduler and the
+    node agents are the real processes. Exit code 1 when a container did not get exactly its cards.
+    """
+    console = Console(highlight=False)
+    settings = settings_of(config)
+    with stopping(), up(console, nodes, cards, config) as cluster:
+        problems = Demo(cluster, console, settings).run()
+    if problems:
+        raise click.ClickException("; ".join(problems))
+
+
+class Demo:
+    """Runs once; collects in `problems` what did not go as it must."""
+
+    def __init__(self, cluster: Cluster, console: Console, settings: Settings) -> None:
+        self._cluster, self._console, self._settings = cluster, console, settings
+        self._samples = Samples(cluster.api, settings)
+        self.problems: list[str] = []
+
+    def run(self) -> list[str]:
+        for name in SHOWN:
+            self._show_placed(example(name))
+        self._show_denied(example("denied"))
+        self._show_waiting(example("fits-nowhere"))
+        self._show_crowd(example("share"))
+        self._console.print()
+        self._console.print(card_map(self._samples.overview().nodes))
+        return self.problems
+
+    def _show_placed(self, pod: Json) -> None:
+        before, started = self._samples.states(), time.monotonic()
+        try:
+            created = self._samples.create(pod)
+        except ApiError as error:
+            self._tell(pod, {"webhook": f"denied: {error.message}"}, good=False)
+            self.problems.append(f"{pod['metadata']['name']} was denied")
+            return
+        outcome = self._samples.settled(pod["metadata"]["name"])
+        took = time.monotonic() - started
+        told = {"asks": f"{self._asks(created)} → admitted"}
+        if not outcome.running:
+            self._tell(pod, told | {"waits": outcome.why or "nothing happened"}, good=False)
+            self.problems.append(f"{pod['metadata']['name']} does not run: {outcome.why or 'nothing happened'}")
+            return
+        told |= self._placement(created, outcome, before, took)
+        wrong = self._check(outcome)
+        self._tell(pod, told | self._sees(outcome, wrong), good=not wrong)
+
+    def _show_denied(self, pod: Json) -> None:
+        try:
+            self._samples.create(pod)
+        except ApiError as error:
+            rules = error.message.partition("denied the request: ")[2] or error.message
+            self._tell(pod, {"webhook": f"denied: {rules}"}, good=error.status == 422)
+        else:
+            self._tell(pod, {"webhook": "admitted, which is wrong"}, good=False)
+            self.problems.append("the denied example was admitted")
+
+    def _show_waiting(self, pod: Json) -> None:
+        created = self._samples.create(pod)
+        outcome = self._samples.settled(pod["metadata"]["name"])
+        told = {"asks": f"{self._asks(created)} → admitted", "waits": explain.refusals(self._refusals(created))}
+        if outcome.node or not outcome.why:
+            self.problems.append(f"{pod['metadata']['name']} is on {outcome.node or 'no node, without a reason'}")
+            told["waits"] = outcome.node or "nothing was said"
+        self._tell(pod, told, good=bool(outcome.why and not outcome.node))
+
+    def _show_crowd(self, pod: Json) -> None:
+        """Equal pods at once: the kubelet does not say whose an Allocate is, and still everyone gets its own cards."""
+        names = [f"crowd-{i + 1}" for i in range(CROWD)]
+        started = time.monotonic()
+        for name in names:
+            self._samples.create({**pod, "metadata": {"name": name}})
+        outcomes = {name: self._samples.running(name) for name in names}
+        took = time.monotonic() - started
+        wrong = [name for name, outcome in outcomes.items() if not outcome.running or self._check(outcome)]
+        self.problems += [f"{name} does not run" for name, outcome in outcomes.items() if not outcome.running]
+        nodes = sorted({outcome.node for outcome in outcomes.values() if outcome.node})
+        text = f"{CROWD - len(wrong)} of {CROWD} run with exactly the cards of their own record"
+        told = {"asks": f"share.yaml, {CROWD} times at once", "placed": f"on {', '.join(nodes)} in {took:.1f} s"}
+        self._tell({"metadata": {"name": "crowd"}}, told | {"see": text}, good=not wrong)
+
+    def _asks(self, pod: Json) -> str:
+        ask = self._samples.ask(pod)
+        return explain.asked(ask) if ask else "no GPU"
+
+    def _placement(
+        self, created: Json, outcome: Outcome, before: Mapping[str, tuple[CardState, ...]], took: float
+    ) -> dict[str, str]:
+        ask, shares = self._samples.ask(outcome.pod), self._samples.record(outcome.pod)
+        if ask is None or shares is None:
+            return {"placed": f"{outcome.node}, without a record"}
+        where = explain.given(shares, before[outcome.node])
+        told = {"placed": f"{outcome.node}, {took:.1f} s: {where}", "why": explain.choice(ask, self._settings)}
+        elsewhere = {node: why for node, why in self._refusals(created).items() if node != outcome.node}
+        return told | ({"not on": explain.refusals(elsewhere)} if elsewhere else {})
+
+    def _refusals(self, pod: Json) -> Mapping[str, str]:
+        """Node → why not, as the scheduler process says; the pod's own cards count as taken."""
+        nodes = self._cluster.api.list("/api/v1/nodes")[0]
+        try:
+            found = Extender(self._cluster.extender_url).filter(pod, nodes)
+        except ExtenderError as error:
+            return {"scheduler": str(error)}
+        return {**found.failed, **found.hopeless}
+
+    def _check(self, outcome: Outcome) -> list[str]:
+        """What the containers of a running pod see that is not in its record, or the reverse."""
+        shares: tuple[Share, ...] = self._samples.record(outcome.pod) or ()
+        wanted = explain.visible(shares, self._samples.cards(outcome.node))
+        wrong = explain.differences(wanted, self._seen(outcome))
+        name = outcome.pod["metadata"]["name"]
+        self.problems += [f"{name}: {problem}" for problem in wrong]
+        if not wanted:
+            self.problems.append(f"{name} runs without a record")
+        return wrong
+
+    def _seen(self, outcome: Outcome) -> dict[str, Mapping[str, str]]:
+        runtime = self._cluster.kubelets[outcome.node].runtime
+        return {c.name: c.env for c in runtime.containers(outcome.pod["metadata"]["uid"])}
+
+    def _sees(self, outcome: Outcome, wrong: list[str]) -> dict[str, str]:
+        if wrong:
+            return {"sees": "; ".join(wrong)}
+        seen = self._seen(outcome)
+        return {"sees": "; ".join(f"{name}: {explain.VISIBLE}={env[explain.VISIBLE]}" for name, env in seen.items())}
+
+    def _tell(self, pod: Mapping[str, Any], told: Mapping[str, str], *, good: bool) -> None:
+        self._console.print()
+        mark = Text("✓ " if good else "✗ ", style="bold green" if good else "bold red")
+        self._console.print(Text.assemble(mark, (pod["metadata"]["name"], "bold")))
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(style="grey50", no_wrap=True)
+        table.add_column(overflow="fold")
+        for what, text in told.items():
+            table.add_row(f"  {what}", Text(text))
+        self._console.print(table)

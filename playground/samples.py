@@ -1,0 +1,98 @@
+"""What is asked of a running cluster about its pods: create, wait, and read how it stands."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mgpu import dialects
+from mgpu.cli.overview import Overview, overview
+from mgpu.kube import Api
+from mgpu.model.asks import Ask
+from mgpu.model.cards import Card, CardState
+from mgpu.model.inventory import DEVICE_API, read_device
+from mgpu.model.ledger import Share
+from mgpu.model.pods import read_pod
+from mgpu.settings import Settings
+
+Json = dict[str, Any]
+EXAMPLES = Path(__file__).parents[1] / "examples"
+_DEVICES = f"/apis/{DEVICE_API}/devices"
+_PODS = "/api/v1/namespaces/default/pods"
+_POLL_SECONDS = 0.02
+
+
+def example(name: str) -> Json:
+    """The pod of `examples/<name>.yaml`."""
+    pod: Json = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
+    return pod
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a pod stands: `node` empty while it waits, then `why` says for what."""
+
+    pod: Json
+    node: str = ""
+    why: str = ""
+
+    @property
+    def running(self) -> bool:
+        return bool((self.pod.get("status") or {}).get("phase") == "Running")
+
+
+class Samples:
+    """Pods of the namespace `default`."""
+
+    def __init__(self, api: Api, settings: Settings) -> None:
+        self._api, self._settings = api, settings
+
+    def create(self, pod: Mapping[str, Any]) -> Json:
+        """Raises ApiError where it is denied."""
+        return self._api.create(_PODS, pod)
+
+    def settled(self, name: str, seconds: float = 30.0) -> Outcome:
+        """How the pod stands as soon as it runs, has failed, or was refused by the scheduler; or after `seconds`."""
+        return self._wait(name, lambda o: bool(o.running or o.why), seconds)
+
+    def running(self, name: str, seconds: float = 30.0) -> Outcome:
+        """How the pod stands as soon as it runs, or after `seconds`."""
+        return self._wait(name, lambda o: o.running, seconds)
+
+    def ask(self, pod: Json) -> Ask | None:
+        """Raises BadObject."""
+        return dialects.read_ask(read_pod(pod), self._settings)
+
+    def record(self, pod: Json) -> tuple[Share, ...] | None:
+        """The shares that the pod's annotations record; None: none. Raises BadObject."""
+        ask = self.ask(pod)
+        return dialects.by_name(ask.dialect).read_placement(read_pod(pod), ask) if ask else None
+
+    def cards(self, node: str) -> tuple[Card, ...]:
+        """Raises ApiError where the node has no Device."""
+        return read_device(self._api.get(f"{_DEVICES}/{node}"))
+
+    def overview(self) -> Overview:
+        nodes, devices, pods = (self._api.list(path)[0] for path in ("/api/v1/nodes", _DEVICES, "/api/v1/pods"))
+        return overview(nodes, devices, pods, self._settings)
+
+    def states(self) -> dict[str, tuple[CardState, ...]]:
+        """Node → its cards and what is held of each."""
+        return {node.name: tuple(view.state for view in node.cards) for node in self.overview().nodes}
+
+    def _wait(self, name: str, reached: Callable[[Outcome], bool], seconds: float) -> Outcome:
+        deadline = time.monotonic() + seconds
+        while not reached(outcome := self._outcome(name)) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        return outcome
+
+    def _outcome(self, name: str) -> Outcome:
+        pod = self._api.get(f"{_PODS}/{name}")
+        node, status = pod["spec"].get("nodeName", ""), pod.get("status") or {}
+        if status.get("phase") == "Failed":
+            return Outcome(pod, node, str(status.get("message") or status.get("reason")))
+        refused = (c for c in status.get("conditions") or () if (c["type"], c["status"]) == ("PodScheduled", "False"))
+        return Outcome(pod, node, "" if node else next((str(c.get("message", "")) for c in refused), ""))
