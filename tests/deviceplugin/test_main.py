@@ -1,0 +1,101 @@
+"""The command: help, wrong input, and a run from start to SIGTERM."""
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from deviceplugin.health import HealthServer
+from mgpu.cli.main import main
+from tests.deviceplugin.node import until
+
+MGPU = [sys.executable, "-m", "mgpu.cli.main", "deviceplugin"]
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: c
+contexts: [{name: c, context: {cluster: c, user: u}}]
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]
+users: [{name: u, user: {token: t}}]
+"""
+
+
+def test_help_has_examples() -> None:
+    result = CliRunner().invoke(main, ["deviceplugin", "--help"])
+    assert result.exit_code == 0
+    assert "mgpu deviceplugin --node n1 --cards cards.yaml" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--cards", "none.yaml"], "none.yaml: cannot be read: No such file or directory"),
+        (["--cards", "twice.yaml"], "twice.yaml: two cards have the UUID a"),
+        (["--config", "none.yaml"], "none.yaml: cannot be read"),
+        (["--config", "unknown.yaml"], "unknown.yaml: deviceplugin.colour: unknown; allowed: node, cards, kubeletDir"),
+        (["--health-port", "70000"], "deviceplugin.healthPort: Input should be less than or equal to 65535"),
+        (["--cards", "cards.yaml", "--kubeconfig", "none.yaml"], "none.yaml: Invalid kube-config file"),
+        (["--kubelet-dir", "/" + "x" * 100], "is too long for a unix socket"),
+        (["--config", "off.yaml"], "dialects: none that is enabled has a resource to serve"),
+    ],
+)
+def test_wrong_input_is_one_clear_line_and_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cards.yaml").write_text("[{memory: 80Gi}]")
+    (tmp_path / "twice.yaml").write_text("[{memory: 80Gi, uuid: a}, {memory: 80Gi, uuid: a}]")
+    (tmp_path / "unknown.yaml").write_text("deviceplugin: {colour: red}")
+    (tmp_path / "off.yaml").write_text("dialects: {mgpu: {enabled: false}}")
+    result = CliRunner().invoke(main, ["deviceplugin", *arguments])
+    assert result.exit_code == 2, result.output
+    assert said in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_it_runs_without_kubelet_driver_and_api_server_says_so_and_stops_when_told(folder: Path) -> None:
+    (folder / "kubeconfig").write_text(KUBECONFIG)
+    (folder / "cards.yaml").write_text("[{memory: 80Gi}]")
+    environment = {**os.environ, "MGPU_DEVICEPLUGIN__KUBELETDIR": str(folder), "NODE_NAME": "n7"}
+    process = subprocess.Popen(
+        [*MGPU, "--cards", str(folder / "cards.yaml"), "--kubeconfig", str(folder / "kubeconfig")],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    lines: list[str] = []
+    until(lambda: lines.append(process.stderr.readline()) or "waiting for the kubelet" in lines[-1])  # type: ignore[func-returns-value,union-attr]
+    assert any('"started"' in line and '"n7"' in line for line in lines)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, rest = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert '"stopped"' in rest
+
+
+def fetch(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_probes_tell_the_truth() -> None:
+    problems = ["no cards"]
+    server = HealthServer(0, lambda: "", lambda: "".join(problems), host="127.0.0.1")
+    server.start()
+    assert fetch(server.port, "/healthz") == (200, "ok\n")
+    assert fetch(server.port, "/readyz") == (503, "no cards\n")
+    problems.clear()
+    assert fetch(server.port, "/readyz?verbose") == (200, "ok\n")
+    assert fetch(server.port, "/") == (404, "not found\n")
+    server.stop()

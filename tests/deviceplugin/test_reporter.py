@@ -1,0 +1,85 @@
+"""What the node says of itself; against an API server in test_agent.py."""
+
+from typing import Any
+
+import pytest
+
+from deviceplugin.reporter import capacity_patch, device_patch
+from mgpu.model.inventory import write_device
+from mgpu.model.pods import read_node
+from mgpu.settings import load_settings
+from tests.builders import MEMORY, card, cards, node
+
+OWNER = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "u1"}
+RDMA = {"type": "rdma", "id": "mlx5_0", "minor": 0, "health": True}
+
+
+def wanted(*own: Any) -> dict[str, Any]:
+    return write_device(read_node(node()), "u1", own or cards(2))
+
+
+def seen(**changes: Any) -> dict[str, Any]:
+    device = wanted()
+    device["metadata"] = {**device["metadata"], "resourceVersion": "7", "labels": {"theirs": "x"}, **changes}
+    return device
+
+
+def test_nothing_to_do_where_all_is_said() -> None:
+    assert device_patch(seen(), wanted()) is None
+
+
+def test_a_change_is_made_for_the_version_that_was_seen() -> None:
+    new = wanted(card(0), card(1, healthy=False))
+    assert device_patch(seen(), new) == {"metadata": {"resourceVersion": "7"}, "spec": new["spec"]}
+
+
+def test_devices_of_other_types_stay() -> None:
+    device = seen()
+    device["spec"]["devices"].append(RDMA)
+    assert device_patch(device, wanted()) is None
+    patch = device_patch(device, wanted(card(0)))
+    assert patch is not None
+    assert [d["id"] for d in patch["spec"]["devices"]] == ["GPU-n1-0", "mlx5_0"]
+
+
+@pytest.mark.parametrize("found", [[], [{**OWNER, "uid": "of the node before"}]], ids=["none", "another node's"])
+def test_the_node_owns_it_and_other_owners_stay(found: list[dict[str, str]]) -> None:
+    other = {"apiVersion": "v1", "kind": "ConfigMap", "name": "c", "uid": "u2"}
+    patch = device_patch(seen(ownerReferences=[*found, other]), wanted())
+    assert patch == {"metadata": {"ownerReferences": [other, OWNER], "resourceVersion": "7"}}
+
+
+def test_an_empty_object_is_filled() -> None:
+    patch = device_patch({"metadata": {"name": "n1", "resourceVersion": "1"}}, wanted())
+    assert patch is not None
+    assert len(patch["spec"]["devices"]) == 2
+
+
+def memory(capacity: dict[str, str], *, held: int = 0, own: Any = None) -> Any:
+    raw = {"status": {"capacity": capacity}}
+    patch = capacity_patch(raw, own or cards(2), load_settings(), lambda name: held if name == MEMORY else 0)
+    return None if patch is None else patch["status"]["capacity"]
+
+
+def test_memory_is_summed_over_healthy_cards() -> None:
+    assert memory({}) == {MEMORY: "163840"}
+    assert memory({}, own=(card(0), card(1, healthy=False))) == {MEMORY: "81920"}
+
+
+def test_it_is_never_less_than_pods_hold() -> None:
+    assert memory({}, held=100_000, own=(card(0), card(1, healthy=False))) == {MEMORY: "100000"}
+
+
+@pytest.mark.parametrize("value", ["163840", "160Ki"])
+def test_what_is_there_is_not_written_again_however_it_is_spelled(value: str) -> None:
+    assert memory({MEMORY: value}) is None
+
+
+@pytest.mark.parametrize("value", ["0", "163839", "many"])
+def test_what_the_kubelet_zeroed_or_another_wrote_is_asserted_again(value: str) -> None:
+    assert memory({MEMORY: value}) == {MEMORY: "163840"}
+
+
+def test_a_dialect_that_is_not_enabled_publishes_nothing() -> None:
+    settings = load_settings("dialects: {mgpu: {enabled: false}}")
+    assert capacity_patch({}, cards(2), settings, lambda _: 0) is None
