@@ -10,6 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from mgpu.kube import ApiError, Unreachable
 from mgpu.model.errors import BadObject, Problem
 from mgpu.settings import Settings, load_settings
 from playground.cluster import Cluster
@@ -63,7 +64,7 @@ def up(console: Console, nodes: int, cards: int, config: Path | None) -> Iterato
     console.print(f"{what}, {nodes} × {cards} cards, webhook, scheduler and node agents are starting …")
     try:
         cluster.__enter__()
-    except (StartError, OSError) as error:
+    except (StartError, ApiError, Unreachable, OSError) as error:
         raise click.ClickException(str(error)) from error
     try:
         yield cluster

@@ -55,7 +55,7 @@ def _served(api: Api, path: str) -> bool:
     try:
         api.get(path)
     except ApiError as error:
-        if error.status == 404:
+        if error.status in (404, 429, 503):  # a real API server says that the storage is being initialised
             return False
         raise
     return True
