@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import yaml
 
-from playground.apiserver import custom, schema
+from playground.apiserver import custom, protobuf, schema
 from playground.apiserver.errors import Cause, bad_request, conflict, forbidden_field, unsupported_media_type
 from playground.apiserver.kinds import Kind
 from playground.apiserver.names import check_metadata, generate
@@ -15,7 +15,8 @@ from playground.apiserver.routes import Call
 from playground.apiserver.storage import Object
 from playground.apiserver.strategies import strategy
 
-_BODIES = ("application/json", "application/yaml", "application/vnd.kubernetes.protobuf", "application/cbor")
+_PROTOBUF = "application/vnd.kubernetes.protobuf"
+_BODIES = ("application/json", "application/yaml", _PROTOBUF)
 # Server-owned: an update keeps what is stored, whatever the client sent.
 _OWNED = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation", "selfLink")
 _NO_UNCONDITIONAL = ("admissionregistration.k8s.io", "apiextensions.k8s.io", "coordination.k8s.io", "policy")
@@ -28,6 +29,11 @@ def now() -> str:
 def read_body(call: Call) -> Any:
     """The JSON or YAML of a request. Raises 400 and 415."""
     media = call.content_type.partition(";")[0].strip() or "application/json"
+    if media == _PROTOBUF:
+        try:
+            return protobuf.read(call.body)
+        except protobuf.NotReadable as problem:
+            raise unsupported_media_type(_BODIES) from problem
     if media not in _BODIES[:2] and media != "application/octet-stream":
         raise unsupported_media_type(_BODIES)
     try:

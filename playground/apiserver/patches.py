@@ -58,7 +58,7 @@ def parse(content_type: str, body: bytes, *, custom: bool) -> tuple[str, Any]:
 
 def apply(media: str, patch: Any, target: Object, *, custom: bool) -> Object:
     """The patched copy of `target`. Raises 422 when the patch does not fit the object."""
-    if media == MERGE or (media == APPLY and custom):
+    if media == MERGE or (media in (STRATEGIC, APPLY) and custom):
         return dict(merge(target, patch))
     if media in (STRATEGIC, APPLY):
         return strategic_merge(target, patch)

@@ -17,7 +17,8 @@ _PRIMITIVES = frozenset(("finalizers", "podCIDRs"))
 _DELETE, _ORDER, _RETAIN = "$deleteFromPrimitiveList/", "$setElementOrder/", "$retainKeys"
 
 
-def _merge_key(field: str, items: list[Any]) -> str | None:
+def merge_key(field: str, items: list[Any]) -> str | None:
+    """What identifies the items of a list; None for a list that is replaced as a whole."""
     if field == "ports":
         # A container's ports and a Service's have different keys; only the latter's items never have containerPort.
         return "containerPort" if any("containerPort" in i for i in items if isinstance(i, dict)) else "port"
@@ -45,7 +46,7 @@ def strategic_merge(target: Object, patch: Object) -> Object:
     for key in [k for k in patch if k.startswith(_ORDER) and k.removeprefix(_ORDER) not in patch]:
         field = key.removeprefix(_ORDER)
         if isinstance(result.get(field), list):
-            result[field] = _ordered(result[field], patch[key], result[field], _merge_key(field, result[field]))
+            result[field] = _ordered(result[field], patch[key], result[field], merge_key(field, result[field]))
     return result
 
 
@@ -58,8 +59,8 @@ def _merge_field(result: Object, key: str, value: Any, order: list[Any] | None) 
     elif isinstance(value, list) and key in _PRIMITIVES:
         merged = [*(current or []), *(v for v in value if v not in (current or []))]
         result[key] = _ordered(merged, order or value, current or [], None)
-    elif isinstance(value, list) and (merge_key := _merge_key(key, [*(current or []), *value])):
-        result[key] = _merge_list(current or [], value, merge_key, order)
+    elif isinstance(value, list) and (ident := merge_key(key, [*(current or []), *value])):
+        result[key] = _merge_list(current or [], value, ident, order)
     else:
         result[key] = copy.deepcopy(value)
 

@@ -1,5 +1,6 @@
 """What is particular to a kind when it is written: defaults, what may be set, what may change."""
 
+import base64
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -98,6 +99,12 @@ def _service_defaults(service: Object) -> None:
         port.setdefault("targetPort", port.get("port"))
 
 
+def _secret_defaults(secret: Object) -> None:
+    secret.setdefault("type", "Opaque")
+    for key, text in (secret.pop("stringData", None) or {}).items():
+        secret.setdefault("data", {})[key] = base64.b64encode(text.encode()).decode()
+
+
 def _event_defaults(event: Object) -> None:
     for field, value in (("eventTime", None), ("reportingComponent", ""), ("reportingInstance", "")):
         event.setdefault(field, value)
@@ -148,6 +155,7 @@ _STRATEGIES = {
     "nodes": Strategy(_node_defaults),
     "namespaces": Strategy(_namespace_defaults, _prepare_namespace),
     "services": Strategy(_service_defaults),
+    "secrets": Strategy(_secret_defaults),
     "events": Strategy(_event_defaults, validate=_check_event),
     "mutatingwebhookconfigurations.admissionregistration.k8s.io": Strategy(_webhook_defaults, validate=_check_webhooks),
     "validatingwebhookconfigurations.admissionregistration.k8s.io": Strategy(

@@ -1,11 +1,13 @@
 """Create, update, patch: admission between reading and writing, and the write refused when the object changed since."""
 
 from collections.abc import Callable
+from typing import Any
 
 import orjson
 
 from playground.apiserver import patches, priorities
 from playground.apiserver.admission import Admission
+from playground.apiserver.applied import Applied, removal
 from playground.apiserver.attributes import Attributes
 from playground.apiserver.errors import (
     ApiError,
@@ -19,6 +21,7 @@ from playground.apiserver.errors import (
     invalid_value,
     not_found,
     plain,
+    required,
 )
 from playground.apiserver.kinds import Kind
 from playground.apiserver.lifecycle import Lifecycle
@@ -64,6 +67,7 @@ def attributes(call: Call, operation: str, options: str, name: str, *, subresour
 class Writer:
     def __init__(self, storage: Storage, admission: Admission, lifecycle: Lifecycle) -> None:
         self._storage, self._admission, self._lifecycle = storage, admission, lifecycle
+        self._applied = Applied()
 
     async def create(self, call: Call) -> Item:
         kind, body = call.path.kind, read_body(call)
@@ -120,28 +124,49 @@ class Writer:
 
     async def patch(self, call: Call) -> tuple[Item, bool]:
         """(the object, whether it is new): only an apply creates one."""
-        kind, path = call.path.kind, call.path
+        kind = call.path.kind
         media, patch = patches.parse(call.content_type, call.body, custom=kind.custom)
-        if media == patches.APPLY and self._storage.get(kind.resource, path.namespace, path.name) is None:
-            if path.subresource:
-                raise not_found(kind.group, kind.plural, path.name)
+        if media == patches.APPLY:
+            return await self._apply(call, patch)
+        return await self.change(call, lambda old: self._patched(call, media, patch, old)), False
+
+    async def _apply(self, call: Call, patch: Object) -> tuple[Item, bool]:
+        kind, path, manager = call.path.kind, call.path, call.query.get("fieldManager", "")
+        if not manager:
+            cause = required("fieldManager", "is required for apply patch")
+            raise invalid("meta.k8s.io", "PatchOptions", "", [cause])
+        found = self._storage.get(kind.resource, path.namespace, path.name)
+        if found is None and path.subresource:
+            raise not_found(kind.group, kind.plural, path.name)
+        if found is None:
             patch.setdefault("metadata", {})["name"] = path.name
-            return await self.create_object(call, patch), True
+            item = await self.create_object(call, patch)
+        else:
 
-        def patched(old: Object) -> Object:
-            result = patches.apply(media, patch, old, custom=kind.custom)
-            try:
-                obj = self._decoded(call, kind, result)
-            except ApiError as problem:
-                shown = orjson.dumps(result).decode()
-                raise invalid("", "", "", [invalid_value("patch", shown, problem.message)]) from problem
-            if obj["metadata"].get("uid") != old["metadata"]["uid"]:
-                raise invalid(
-                    kind.group, kind.kind, path.name, [field_immutable("metadata.uid", obj["metadata"].get("uid"))]
-                )
-            return obj
+            def applied(old: Object) -> Object:
+                before = self._applied.before(old["metadata"]["uid"], manager)
+                gone = removal(before, patch, lists=not kind.custom)
+                without = patches.apply(patches.STRATEGIC, gone, old, custom=kind.custom)
+                return self._patched(call, patches.APPLY, patch, without)
 
-        return await self.change(call, patched), False
+            item = await self.change(call, applied)
+        if not call.dry_run:
+            self._applied.keep(item.obj["metadata"]["uid"], manager, patch)
+        return item, found is None
+
+    def _patched(self, call: Call, media: str, patch: Any, old: Object) -> Object:
+        """Raises a 422 for a patch that makes something else of the object than its kind allows."""
+        kind = call.path.kind
+        result = patches.apply(media, patch, old, custom=kind.custom)
+        try:
+            obj = self._decoded(call, kind, result)
+        except ApiError as problem:
+            shown = orjson.dumps(result).decode()
+            raise invalid("", "", "", [invalid_value("patch", shown, problem.message)]) from problem
+        uid = obj["metadata"].get("uid")
+        if uid != old["metadata"]["uid"]:
+            raise invalid(kind.group, kind.kind, call.path.name, [field_immutable("metadata.uid", uid)])
+        return obj
 
     async def change(self, call: Call, make: Callable[[Object], Object]) -> Item:
         """Write what `make` makes of the stored object; it is made again when another write came between."""
