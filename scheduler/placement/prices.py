@@ -10,14 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from scheduler.placement.configurations import Kind
+from scheduler.placement.problem import Option
 
-Option = tuple[int, int]
-"""(worth of a configuration on a card against leaving the card alone, its code)."""
-
-_SMOOTHING = tuple(0.1 * 0.5**i for i in range(9))
-_STEPS = 6
-_REACH = 4.0
-_BALANCED = 0.1
+_SMOOTHING = tuple(0.1 * 0.5**i for i in range(9))  # temperatures, in parts of the largest worth
+_STEPS = 6  # at most, per temperature
+_REACH = 4.0  # the longest step, in temperatures
+_BALANCED = 0.1  # cards that may be missing or too many before the next temperature
+_SURE = 1e-6  # far above the rounding of floats
 _BITS = 40
 
 
@@ -45,9 +44,13 @@ def _minimise(
     counts: np.ndarray[tuple[int, int], np.dtype[np.float64]],
     units: np.ndarray[tuple[int], np.dtype[np.float64]],
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """The prices with the lowest dual met on the way. worths: cards × configurations; counts: × kinds."""
+    """The prices with the lowest dual met on the way. worths: cards × configurations; counts: × kinds.
+
+    A dual below the worth of any placement shows that there is none, and is good enough.
+    """
     now = best = np.zeros(len(units))
     lowest = np.inf
+    least = np.where(np.isfinite(worths), worths, np.inf).min(axis=1).sum()
     for smoothing in _SMOOTHING:
         for _ in range(_STEPS):
             left = worths - counts @ now
@@ -55,6 +58,8 @@ def _minimise(
             dual = top.sum() + now @ units
             if dual < lowest:
                 lowest, best = dual, now
+            if dual < least - _SURE:
+                return now
             share = np.exp((left - top[:, None]) / smoothing)
             share /= share.sum(axis=1)[:, None]
             chosen = share @ counts

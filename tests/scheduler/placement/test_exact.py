@@ -24,7 +24,11 @@ def chosen(found: Placement | Rejection, ask: Ask) -> Chosen | None:
 
 
 # Small problems need no prices and no table of all states; these thresholds bring both into play.
-WAYS = {"as it is": {}, "with prices": {"_PLAIN": 0, "_ROW": 10**6}, "with a table": {"_PLAIN": 0, "_ROW": 0, "_CELLS": 10**9}}
+WAYS = {
+    "as it is": {},
+    "with prices": {"_PLAIN": 0, "_ROW": 10**6},
+    "with a table": {"_PLAIN": 0, "_ROW": 0, "_CELLS": 10**9},
+}
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -1,0 +1,117 @@
+"""`place()` on the corpus: median, 99th percentile and worst, and the proof against exhaustive search.
+
+`python -m bench.placement`; containers × cards. Every case runs three times and counts with its best, since what is
+measured is the engine and not what else the machine does.
+"""
+
+import platform
+from collections.abc import Iterator
+from math import comb, prod
+from time import perf_counter
+from typing import NamedTuple
+
+from bench.corpus import Case, cases
+from mgpu.model.asks import Placement
+from scheduler.placement import Policy, place, policy_named
+from tests.scheduler.placement.oracle import exhaustive
+
+SHAPES = ((1, 8, 2000), (4, 8, 400), (8, 16, 200))
+"""(containers, cards, cases)."""
+
+POLICIES = ("binpack", "spread")
+WEIGHT_OF_CORE = 20
+MOST_WAYS = 10_000
+
+
+class Row(NamedTuple):
+    """Milliseconds per `place()`. unproven: placements that ran out of the search's budget."""
+
+    containers: int
+    cards: int
+    policy: str
+    cases: int
+    median: float
+    p99: float
+    worst: float
+    rejected: int
+    unproven: int
+
+
+def run() -> list[Row]:
+    return [_row(shape, policy) for shape in SHAPES for policy in POLICIES]
+
+
+def prove(count: int = 60) -> tuple[int, list[str]]:
+    """Compare with exhaustive search on the small cases; how many were compared, and what differed."""
+    compared, differing = 0, []
+    for case in _small(count):
+        for name in POLICIES:
+            found = place(case.ask, case.cards, policy_named(name, WEIGHT_OF_CORE))
+            ours = tuple(at for _, at in found.containers) if isinstance(found, Placement) else None
+            best = exhaustive(case.ask, case.cards, name, WEIGHT_OF_CORE)
+            compared += 1
+            if ours != best:
+                differing.append(f"{name}: {ours} instead of {best} for {case}")
+    return compared, differing
+
+
+def main() -> None:
+    print(f"place() on {machine()}; milliseconds, containers × cards")
+    print(f"{'':>6} {'policy':8} {'cases':>6} {'median':>8} {'p99':>8} {'worst':>8}")
+    for row in run():
+        shape = f"{row.containers}×{row.cards}"
+        times = f"{row.median:8.3f} {row.p99:8.3f} {row.worst:8.3f}"
+        print(f"{shape:>6} {row.policy:8} {row.cases:6} {times}  {row.rejected} rejected, {row.unproven} unproven")
+    compared, differing = prove()
+    print(f"{compared - len(differing)} of {compared} equal to exhaustive search (1×8 and 4×8, up to {MOST_WAYS} ways)")
+    print("\n".join(differing), end="")
+
+
+def machine() -> str:
+    """Processor, system and Python, for the head of a table."""
+    return f"{_processor()}, {platform.system()} {platform.release()}, Python {platform.python_version()}"
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return f"{len(names)} × {names[0]}" if names else platform.processor() or platform.machine()
+
+
+def _row(shape: tuple[int, int, int], name: str) -> Row:
+    containers, cards, count = shape
+    policy = policy_named(name, WEIGHT_OF_CORE)
+    timed = [_timed(case, policy) for case in cases(containers, cards, count)]
+    times = sorted(seconds * 1000 for seconds, _ in timed)
+    placements = [found for _, found in timed if isinstance(found, Placement)]
+    unproven = sum(not found.proven for found in placements)
+    rejected = count - len(placements)
+    return Row(
+        containers, cards, name, count, times[count // 2], times[count * 99 // 100], times[-1], rejected, unproven
+    )
+
+
+def _timed(case: Case, policy: Policy) -> tuple[float, object]:
+    best, found = float("inf"), None
+    for _ in range(3):
+        began = perf_counter()
+        found = place(case.ask, case.cards, policy)
+        best = min(best, perf_counter() - began)
+    return best, found
+
+
+def _small(count: int) -> Iterator[Case]:
+    """The first cases that exhaustive search can do in a second."""
+    for containers, cards, _ in SHAPES[:2]:
+        kept = 0
+        for case in cases(containers, cards, 10 * count):
+            if kept < count and prod(comb(cards, c.cards) for c in case.ask.containers) <= MOST_WAYS:
+                kept += 1
+                yield case
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""What a rejection says, and whether it says that evicting pods cannot help."""
+
+from dataclasses import replace
+
+import pytest
+
+from mgpu.model.asks import Ask, ContainerAsk, Rejection, whole_cards
+from mgpu.model.cards import CardState
+from scheduler.placement import place, policy_named
+from tests.builders import GIB, card, state
+
+
+def ask(*containers: ContainerAsk, max_shares: int = 16) -> Ask:
+    return Ask("mgpu", containers, max_shares)
+
+
+def share(name: str = "c", cards: int = 1, core: int = 300, gib: int = 10) -> ContainerAsk:
+    return ContainerAsk(name, cards, core, gib * GIB)
+
+
+BIG = share(gib=90)
+
+CASES = {
+    "a reason per card, added up": (
+        ask(share(gib=10)),
+        [state(0, 500, 74), state(1, 500, 74), CardState(card(2, healthy=False))],
+        "3 cards: 2 memory 4.0 GiB short, 1 unhealthy",
+        False,
+    ),
+    "both amounts of a card": (
+        ask(share()),
+        [state(0, 900, 78)],
+        "1 card: 1 core 20% short and memory 8.0 GiB short",
+        False,
+    ),
+    "no card": (ask(share()), [], "the node has no cards", True),
+    "more cards than there are": (
+        ask(share("a"), share("b", 3)),
+        [state(0), state(1)],
+        "container 'b' asks for 3 cards, the node has 2",
+        True,
+    ),
+    "too few cards can serve": (
+        ask(share(cards=2)),
+        [state(0), state(1, 900), state(2, 900)],
+        "container 'c' needs 2 cards, 1 can serve it (2 cards: 2 core 20% short)",
+        False,
+    ),
+    "whole cards in use": (
+        ask(whole_cards("c", 2)),
+        [state(0, 10), state(1, 10)],
+        "container 'c' needs 2 cards, none can serve it (2 cards: 2 in use, a whole card is asked for)",
+        False,
+    ),
+    "as many shares as allowed": (
+        ask(share(), max_shares=2),
+        [state(0, 10, shares=2)],
+        "1 card: 1 holds 2 of 2 shares",
+        False,
+    ),
+    "the first container that fits nowhere": (
+        ask(share("a"), BIG),
+        [state(0, 0, 0), state(1, 100, 20)],
+        "no card can serve container 'c' (2 cards: 1 memory 10.0 GiB short, 1 memory 30.0 GiB short)",
+        True,
+    ),
+    "alone, but not together": (
+        ask(share("a", core=600), share("b", core=600)),
+        [state(0), state(1, 800)],
+        "each of the 2 GPU containers fits alone, but not all of them together",
+        False,
+    ),
+    "not together even on empty cards": (
+        ask(share("a", core=600), share("b", core=600)),
+        [state(0, 100)],
+        "each of the 2 GPU containers fits alone, but not all of them together",
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_says_why(name: str) -> None:
+    wanted, cards, reason, hopeless = CASES[name]
+    found = place(wanted, cards, policy_named("binpack", 20))
+    assert isinstance(found, Rejection)
+    assert (str(found), found.hopeless) == (reason, hopeless)
+
+
+def test_unhealthy_cards_do_not_become_healthy_by_eviction() -> None:
+    sick = replace(state(0, 900), card=card(0, healthy=False))
+    found = place(ask(share()), [sick], policy_named("spread", 20))
+    assert isinstance(found, Rejection)
+    assert found.hopeless
