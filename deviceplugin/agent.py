@@ -178,7 +178,7 @@ class Agent:
         return [r for dialect in enabled for r in dialect.resources(cards, self._settings) if r.as_ids]
 
     def _held(self, resource: str) -> int:
-        return sum(known.holds(resource) for known in self._pods.all() if not known.pod.ended)
+        return sum(known.held.get(resource, 0) for known in self._pods.all() if not known.pod.ended)
 
     def _take_cards(self, cards: tuple[Card, ...]) -> None:
         self._reporter.update(cards)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -92,18 +92,19 @@ class Allocations:
         self._served.pop(uid, None)
         self._started.pop(uid, None)
 
-    def _certain(self, found: Sequence[Target]) -> dict[str, str]:
+    def _certain(self, found: Iterator[Target]) -> dict[str, str]:
         """The environment of the only container that can be meant, as far as the watch knows; else `void`."""
-        if len(found) == 1 and found[0].known.decided:
-            try:
-                env = environment(found[0], self._node.cards())
-            except Refused:
-                return VOID  # PreStartContainer says why
-            self._serve(found[0])
-            return env
-        return VOID
+        target, other = next(found, None), next(found, None)
+        if target is None or other is not None:
+            return VOID
+        try:
+            env = environment(target, self._node.cards())
+        except Refused:
+            return VOID  # PreStartContainer waits for the decision, or says what is wrong
+        self._serve(target)
+        return env
 
-    def _guess(self, found: Sequence[Target]) -> Answer:
+    def _guess(self, found: Iterator[Target]) -> Answer:
         """Without CDI what is said now stands: the oldest decision of this amount. Raises Refused."""
         why = f"no pod on this node waits for this amount of {self._resource}"
         for target in found:

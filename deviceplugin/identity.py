@@ -5,7 +5,7 @@ before the container is created, `PreStartContainer` asks the kubelet who owns t
 (design.md, "Node agent").
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from deviceplugin.pods import GpuPod
@@ -33,21 +33,19 @@ class Target:
 
 def candidates(
     pods: Iterable[GpuPod], resource: str, amount: int, served: Mapping[str, Collection[str]]
-) -> list[Target]:
+) -> Iterator[Target]:
     """The containers that an Allocate of `amount` ids can be for, in the pods' order.
 
     Of each pod that has not started, the first container (in start order, as the kubelet allocates) that asks for
     this resource and was not served yet; `served`: pod UID → containers.
     """
-    found = []
     for known in pods:
         if known.pod.ended or known.pod.started:
             continue
         done = served.get(known.pod.uid, ())
         following = next(((c.name, asked) for c, asked in known.asking(resource) if c.name not in done), None)
         if following is not None and following[1] == amount:
-            found.append(Target(known, following[0]))
-    return found
+            yield Target(known, following[0])
 
 
 def environment(target: Target, cards: Sequence[Card]) -> dict[str, str]:

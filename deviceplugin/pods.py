@@ -3,12 +3,13 @@
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from mgpu import dialects
 from mgpu.model.asks import Amount, Ask, ContainerAsk, peak
-from mgpu.model.errors import BadObject, Problem
+from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Container, Pod, Stage, read_pod
 from mgpu.model.quantities import QuantityError, whole_number
@@ -23,6 +24,8 @@ class GpuPod:
 
     shares: its record; None: not decided yet. problem: what makes its ask or its record unreadable, "" where nothing.
     exits: how each of its containers that does not run now ended, by name.
+    amounts: resource → its containers that ask for it and how much, in the order in which the kubelet allocates.
+    held: resource → how much the pod occupies on its node, at its busiest moment, as the scheduler counts.
     """
 
     pod: Pod
@@ -30,6 +33,8 @@ class GpuPod:
     shares: tuple[Share, ...] | None = None
     problem: str = ""
     exits: Mapping[str, int] = field(default_factory=dict, hash=False)
+    amounts: Mapping[str, tuple[tuple[Container, int], ...]] = field(default_factory=dict, hash=False)
+    held: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     @property
     def decided(self) -> bool:
@@ -40,21 +45,7 @@ class GpuPod:
         return next((c for c in (self.ask.containers if self.ask else ()) if c.container == container), None)
 
     def asking(self, resource: str) -> tuple[tuple[Container, int], ...]:
-        """Its containers that ask for `resource` and how much, in the order in which the kubelet allocates."""
-        amounts = ((c, _amount(c, resource)) for c in self.pod.containers)
-        return tuple((c, amount) for c, amount in amounts if amount)
-
-    def holds(self, resource: str) -> int:
-        """How much of `resource` the pod occupies on its node: at its busiest moment, as the scheduler counts."""
-        return peak((c.stage, Amount(memory=amount)) for c, amount in self.asking(resource)).memory
-
-
-def _amount(container: Container, resource: str) -> int:
-    asked = container.asked(resource)
-    try:
-        return whole_number(asked[0]) if asked else 0
-    except QuantityError:
-        return 0  # the API server takes no fraction of an extended resource
+        return self.amounts.get(resource, ())
 
 
 class NodePods:
@@ -63,6 +54,7 @@ class NodePods:
     def __init__(self, settings: Settings, changed: Callable[[], None], gone: Callable[[str], None]) -> None:
         self._settings, self._changed, self._gone = settings, changed, gone
         self._pods: dict[tuple[str, str], GpuPod] = {}
+        self._ordered: tuple[GpuPod, ...] | None = None
         self._lock = threading.Lock()
 
     def take(self, raw: dict[str, Any]) -> None:
@@ -72,7 +64,7 @@ class NodePods:
         key = (known.pod.namespace, known.pod.name)
         with self._lock:
             before = self._pods.get(key)
-            self._pods[key] = known
+            self._pods[key], self._ordered = known, None
         if before is not None and before.pod.uid != known.pod.uid:
             self._gone(before.pod.uid)
         self._changed()
@@ -83,6 +75,7 @@ class NodePods:
         with self._lock:
             if key in self._pods and self._pods[key].pod.uid == meta["uid"]:
                 del self._pods[key]
+                self._ordered = None
         self._gone(meta["uid"])
         self._changed()
 
@@ -96,8 +89,10 @@ class NodePods:
     def all(self) -> tuple[GpuPod, ...]:
         """Oldest first, then by namespace and name."""
         with self._lock:
-            pods = list(self._pods.values())
-        return tuple(sorted(pods, key=lambda known: (known.pod.created, known.pod.namespace, known.pod.name)))
+            if self._ordered is None:
+                key = attrgetter("pod.created", "pod.namespace", "pod.name")
+                self._ordered = tuple(sorted(self._pods.values(), key=key))
+            return self._ordered
 
 
 def read_gpu_pod(raw: Mapping[str, Any], settings: Settings) -> GpuPod | None:
@@ -108,22 +103,33 @@ def read_gpu_pod(raw: Mapping[str, Any], settings: Settings) -> GpuPod | None:
         meta = raw["metadata"]
         log.warning("pod cannot be read: %s", error, extra={"pod": meta.get("uid", "")})
         return None
-    exits = _exits(raw.get("status") or {})
+    amounts = _amounts(pod)
+    held = {r: peak((c.stage, Amount(memory=n)) for c, n in rows).memory for r, rows in amounts.items()}
+    known = GpuPod(pod, exits=_exits(raw.get("status") or {}), amounts=amounts, held=held)
     try:
         ask = dialects.read_ask(pod, settings)
+        if ask is None:
+            return None
+        known = replace(known, ask=ask)
+        return replace(known, shares=dialects.by_name(ask.dialect).read_placement(pod, ask))
     except BadObject as error:
-        return GpuPod(pod, problem=_told(error.problems), exits=exits)
-    if ask is None:
-        return None
+        return replace(known, problem="; ".join(map(str, error.problems)))
+
+
+def _amounts(pod: Pod) -> dict[str, tuple[tuple[Container, int], ...]]:
+    found: dict[str, tuple[tuple[Container, int], ...]] = {}
+    for container, resource in pod.resources():
+        if amount := _amount(container, resource):
+            found[resource] = (*found.get(resource, ()), (container, amount))
+    return found
+
+
+def _amount(container: Container, resource: str) -> int:
+    asked = container.asked(resource)
     try:
-        shares = dialects.by_name(ask.dialect).read_placement(pod, ask)
-    except BadObject as error:
-        return GpuPod(pod, ask, problem=_told(error.problems), exits=exits)
-    return GpuPod(pod, ask, shares, exits=exits)
-
-
-def _told(problems: tuple[Problem, ...]) -> str:
-    return "; ".join(map(str, problems))
+        return whole_number(asked[0]) if asked else 0
+    except QuantityError:
+        return 0  # half a CPU; the API server takes no fraction of an extended resource
 
 
 def _exits(status: Mapping[str, Any]) -> dict[str, int]:

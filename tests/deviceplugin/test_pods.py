@@ -43,7 +43,7 @@ def test_asking_is_in_the_kubelets_order() -> None:
 def test_a_pod_holds_what_it_needs_at_its_busiest() -> None:
     sidecar = container("s", 10, 500, restartPolicy="Always")
     known = read(pod("p", container("a", 10, 300), container("b", 10, 400), init=(sidecar, container("i", 10, 900))))
-    assert known.holds(MEMORY) == 1400
+    assert known.held[MEMORY] == 1400
 
 
 def raw_status(name: str, exit_code: int) -> dict[str, Any]:
