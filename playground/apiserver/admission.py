@@ -11,6 +11,7 @@ import jsonpointer
 import orjson
 
 from playground.apiserver.attributes import Attributes
+from playground.apiserver.conditions import conditions_hold
 from playground.apiserver.errors import bad_request, internal
 from playground.apiserver.matching import hook_fits
 from playground.apiserver.patches import json_patch
@@ -43,7 +44,8 @@ class Admission:
 
     async def validate(self, attrs: Attributes, obj: Object | None, old: Object | None) -> None:
         """Raises the first refusal, in the order of the configurations."""
-        hooks = [h for h in self._hooks(VALIDATING, attrs) if self._fits(h, attrs, obj, old)]
+        fitting = [h for h in self._hooks(VALIDATING, attrs) if self._fits(h, attrs, obj, old)]
+        hooks = [h for h in fitting if conditions_hold(h, attrs, obj, old)]
         results = await asyncio.gather(*(self._ask(h, attrs, obj, old) for h in hooks), return_exceptions=True)
         for hook, result in zip(hooks, results, strict=True):
             if isinstance(result, BaseException):
@@ -57,7 +59,7 @@ class Admission:
     async def _mutate_once(
         self, hook: Object, attrs: Attributes, obj: Object | None, old: Object | None, normalise: Normalise
     ) -> Object | None:
-        if not self._fits(hook, attrs, obj, old):
+        if not self._fits(hook, attrs, obj, old) or not conditions_hold(hook, attrs, obj, old):
             return obj
         response = await self._ask(hook, attrs, obj, old)
         if response is None:

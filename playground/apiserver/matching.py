@@ -1,4 +1,4 @@
-"""Which webhooks a request concerns: rules, selectors and match conditions."""
+"""Which webhooks a request concerns: rules and selectors."""
 
 from collections.abc import Callable
 from typing import Any

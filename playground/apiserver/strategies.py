@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from playground.apiserver import pods
+from playground.apiserver.conditions import condition_problems
 from playground.apiserver.errors import Cause, invalid_value, required
 from playground.apiserver.storage import Object
 
@@ -80,6 +81,7 @@ def _check_webhooks(config: Object) -> Iterable[Cause]:
             )
         if hook.get("sideEffects") not in ("None", "NoneOnDryRun"):
             yield required(f"{path}.sideEffects", "must specify one of None, NoneOnDryRun")
+        yield from condition_problems(hook, path)
         client = hook.get("clientConfig") or {}
         if bool(client.get("url")) == bool(client.get("service")):
             yield required(f"{path}.clientConfig", "exactly one of url or service is required")

@@ -56,18 +56,29 @@ class Hooks:
         response = self._answers[path](review["request"])
         return {**review, "request": None, "response": {"uid": review["request"]["uid"], **response}}
 
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
     def requests(self, path: str) -> list[Any]:
         return [request for asked, request in self.asked if asked == path]
 
     def add(
-        self, path: str, answer: Answer, *, mutating: bool = True, resources: list[str] | None = None, **more: Any
+        self,
+        path: str,
+        answer: Answer,
+        *,
+        mutating: bool = True,
+        resources: list[str] | None = None,
+        client: dict[str, Any] | None = None,
+        **more: Any,
     ) -> None:
-        """Register a webhook `<path>.test.mgpu.io`; `more` overrides its fields."""
+        """Register a webhook `<path>.test.mgpu.io`; `client` is merged into its clientConfig, `more` are its fields."""
         self._answers[path] = answer
         rule = {"operations": ["*"], "apiGroups": [""], "apiVersions": ["v1"], "resources": resources or ["pods"]}
         hook = {
             "name": f"{path}.test.mgpu.io",
-            "clientConfig": {"url": f"{self.url}/{path}", "caBundle": self._ca},
+            "clientConfig": {"caBundle": self._ca} | (client or {"url": f"{self.url}/{path}"}),
             "rules": [rule],
             "sideEffects": "None",
             "admissionReviewVersions": ["v1"],
@@ -102,8 +113,10 @@ class Hooks:
 
     @classmethod
     @contextmanager
-    def served(cls, api: Api, namespace: str, folder: Path) -> Iterator["Hooks"]:
-        certificate, key = self_signed(folder)
+    def served(
+        cls, api: Api, namespace: str, folder: Path, names: tuple[str, ...] = ("localhost",)
+    ) -> Iterator["Hooks"]:
+        certificate, key = self_signed(folder, names)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key)
 

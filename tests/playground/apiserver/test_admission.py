@@ -1,10 +1,13 @@
 """Admission webhooks: who is asked, in which order, and what their answers do."""
 
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.playground.apiserver.api import Api, pod
+from playground.apiserver import ApiServer, User, running
+from tests.playground.apiserver.api import MERGE, Api, binding, pod
 from tests.playground.apiserver.hooks import Hooks, allow, annotated, deny, patched
 
 
@@ -56,7 +59,7 @@ def test_failure_policy_decides_what_a_failed_call_does(
     api: Api, pods: str, hooks: Hooks, policy: str, code: int
 ) -> None:
     nowhere = {"url": "https://127.0.0.1:1/x", "caBundle": ""}
-    hooks.add("m", allow(), failurePolicy=policy, clientConfig=nowhere)
+    hooks.add("m", allow(), failurePolicy=policy, client=nowhere)
     reply = api.call("POST", pods, pod())
     assert reply.code == code
     if code == 500:
@@ -67,7 +70,7 @@ def test_failure_policy_decides_what_a_failed_call_does(
 
 
 def test_a_certificate_of_another_authority_is_a_failed_call(api: Api, pods: str, hooks: Hooks) -> None:
-    hooks.add("m", allow(), clientConfig={"url": f"{hooks.url}/m"}, failurePolicy="Fail")
+    hooks.add("m", allow(), client={"url": f"{hooks.url}/m", "caBundle": ""}, failurePolicy="Fail")
     reply = api.call("POST", pods, pod())
     assert reply.code == 500
     assert "failed to verify certificate" in reply.message
@@ -139,6 +142,38 @@ def test_rules_and_object_selector_choose_the_requests(api: Api, pods: str, hook
     assert [r["name"] for r in hooks.requests("labelled")] == ["g"]
 
 
+_ANY_LIMIT = (
+    "object.spec.containers.exists(c, has(c.resources.limits) && c.resources.limits.exists(k, k.startsWith('a.com/')))"
+)
+
+
+@pytest.mark.parametrize(
+    ("expression", "asked"),
+    [
+        (_ANY_LIMIT, "g"),
+        ("has(object.metadata.labels) && 'gpu' in object.metadata.labels", "g"),
+        ("object.metadata.?labels[?'gpu'].orValue('') == '1' || oldObject != null", "g"),
+        ("request.userInfo.username == 'kubernetes-admin' && request.operation == 'CREATE'", "gp"),
+        ("!request.userInfo.groups.exists(g, g == 'system:masters')", ""),
+    ],
+)  # fmt: skip
+def test_match_conditions_choose_the_requests(api: Api, pods: str, hooks: Hooks, expression: str, asked: str) -> None:
+    hooks.add("m", allow(), matchConditions=[{"name": "c", "expression": expression}])
+    api.ok("POST", pods, pod("g", labels={"gpu": "1"}, resources={"limits": {"a.com/x": "1"}}))
+    api.ok("POST", pods, pod("p"))
+    assert "".join(r["name"] for r in hooks.requests("m")) == asked
+
+
+@pytest.mark.parametrize(("policy", "code"), [("Ignore", 201), ("Fail", 403)])
+def test_a_condition_that_fails_skips_the_webhook_or_refuses(
+    api: Api, pods: str, hooks: Hooks, policy: str, code: int
+) -> None:
+    condition = {"name": "c", "expression": "object.metadata.labels['gpu'] == '1'"}
+    hooks.add("m", allow(), matchConditions=[condition], failurePolicy=policy)
+    assert api.call("POST", pods, pod()).code == code
+    assert hooks.requests("m") == []
+
+
 def test_updates_and_deletions_show_the_old_object(api: Api, pods: str, hooks: Hooks) -> None:
     hooks.add("v", allow(), mutating=False)
     api.ok("POST", pods, pod())
@@ -171,6 +206,7 @@ def test_status_writes_are_seen_with_the_writers_name(api: Api, pods: str, hooks
         ({"sideEffects": "Some"}, "webhooks[0].sideEffects"),
         ({"admissionReviewVersions": []}, "webhooks[0].admissionReviewVersions"),
         ({"timeoutSeconds": 31}, "webhooks[0].timeoutSeconds"),
+        ({"matchConditions": [{"name": "c", "expression": "object."}]}, "webhooks[0].matchConditions[0].expression"),
     ],
 )
 def test_a_webhook_that_could_never_work_is_refused(api: Api, name: str, hook: dict[str, object], field: str) -> None:
@@ -179,3 +215,55 @@ def test_a_webhook_that_could_never_work_is_refused(api: Api, name: str, hook: d
     reply = api.call("POST", "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations", config)
     assert reply.code == 422
     assert reply.body["details"]["causes"][0]["field"] == field
+
+
+def test_a_write_during_admission_is_not_lost(api: Api, pods: str, hooks: Hooks) -> None:
+    """The patch is made again on what the other write left; a PUT that names its version is refused."""
+
+    def meanwhile(request: Any) -> dict[str, object]:
+        if "fast" not in request["object"]["metadata"].get("labels", {}):
+            api.ok("PATCH", f"{pods}/p/status", {"metadata": {"labels": {"fast": "1"}}}, media=MERGE)
+        return {"allowed": True}
+
+    made = api.ok("POST", pods, pod())
+    hooks.add("v", meanwhile, mutating=False, rules=[_update("pods")])
+    assert api.patch(f"{pods}/p", {"metadata": {"labels": {"slow": "1"}}}).code == 200
+    assert api.get(f"{pods}/p")["metadata"]["labels"] == {"fast": "1", "slow": "1"}
+    made["metadata"]["labels"] = {"put": "1"}
+    assert api.call("PUT", f"{pods}/p", made).code == 409
+
+
+def test_a_pod_that_goes_while_its_binding_is_admitted_is_not_bound(api: Api, pods: str, hooks: Hooks) -> None:
+    def meanwhile(_: Any) -> dict[str, object]:
+        api.ok("DELETE", f"{pods}/p")
+        api.ok("POST", pods, pod())
+        return {"allowed": True}
+
+    made = api.ok("POST", pods, pod())
+    hooks.add("bind", meanwhile, resources=["pods/binding"])
+    assert api.call("POST", f"{pods}/p/binding", binding(uid=made["metadata"]["uid"])).code == 409
+    assert "nodeName" not in api.get(f"{pods}/p")["spec"], "the new pod of this name has its own binding"
+
+
+def test_a_service_is_called_by_its_name(tmp_path: Path) -> None:
+    """`service_resolver` says where a Service is; the certificate must still be for the Service's name."""
+    users = {"admin-token": User("kubernetes-admin", ("system:masters",))}
+    ports: dict[tuple[str, str], int] = {}
+
+    def resolve(namespace: str, name: str, port: int) -> tuple[str, int]:
+        assert port == 443
+        return "127.0.0.1", ports[namespace, name]
+
+    with running(ApiServer(tokens=users, service_resolver=resolve)) as url:
+        api = Api(url, "", "admin-token", tmp_path, real=False)
+        with Hooks.served(api, "default", tmp_path, names=("localhost", "good.default.svc")) as hooks:
+            ports.update({("default", "good"): hooks.port, ("default", "wrong"): hooks.port})
+            for name, code in (("good", 201), ("wrong", 500), ("unknown", 500)):
+                service = {"namespace": "default", "name": name, "path": f"/{name}"}
+                hooks.add(name, allow(), client={"service": service}, objectSelector={"matchLabels": {"s": name}})
+                assert api.call("POST", "/api/v1/namespaces/default/pods", pod(name, labels={"s": name})).code == code
+        api.close()
+
+
+def _update(plural: str) -> dict[str, list[str]]:
+    return {"operations": ["UPDATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": [plural]}
