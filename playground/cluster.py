@@ -98,6 +98,10 @@ class Cluster:
     def wait_ready(self, name: str) -> None:
         self.processes[name].wait("ready", lambda: self._ready(name), _START_SECONDS)
 
+    def wait_offers(self, node: str) -> None:
+        """Until the node's cards can be asked for (again)."""
+        until(f"{node} offers its cards", lambda: self._offers(node), _START_SECONDS)
+
     def log_of(self, namespace: str, pod: str, container: str) -> str:
         """A container's log, which is its environment. Raises KeyError where there is none."""
         for kubelet in self.kubelets.values():
@@ -127,9 +131,9 @@ class Cluster:
             self._start_kubelet(node, stack)
         self._start_processes(stack)
         extenders = [Extender(self.extender_url, weight=_WEIGHT, managed=MANAGED)]
-        self.scheduling = Scheduling(
-            self.connect("kube-scheduler"), extenders if self._with_extender else (), backoff=(0.2, 2.0)
-        )
+        api = self.connect("kube-scheduler")
+        stack.callback(api.close)
+        self.scheduling = Scheduling(api, extenders if self._with_extender else (), backoff=(0.2, 2.0))
         self.scheduling.start()
         stack.callback(self.scheduling.stop)
 
@@ -179,7 +183,7 @@ class Cluster:
             self.wait_ready(name)
         for node in self.nodes:
             if node.cards:
-                until(f"{node.name} offers its cards", lambda name=node.name: self._offers(name), _START_SECONDS)  # type: ignore[misc]
+                self.wait_offers(node.name)
 
     def _agent(self, node: NodeSpec) -> list[str]:
         root = self.folder / node.name

@@ -40,13 +40,13 @@ def settings_of(config: Path | None) -> Settings:
 
 
 @contextmanager
-def stopping() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the program as Ctrl-C does: everything is stopped, exit code 128 + signal."""
+def stopping(interrupted: int = 128 + signal.SIGINT) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP end the program in order; the exit code is `interrupted`, else 128 + signal."""
 
     def stop(number: int, _: FrameType | None) -> None:
         for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(each, signal.SIG_IGN)  # once is enough: the stop itself is not interrupted
-        raise SystemExit(128 + number)
+        raise SystemExit(interrupted if number == signal.SIGINT else 128 + number)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:

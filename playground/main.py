@@ -30,7 +30,7 @@ def command(nodes: int, cards: int, config: Path | None) -> None:
     """
     console = Console(highlight=False, soft_wrap=True)
     settings_of(config)
-    with stopping(), up(console, nodes, cards, config) as cluster:
+    with stopping(interrupted=0), up(console, nodes, cards, config) as cluster:
         _tell(console, cluster)
         while True:
             signal.pause()

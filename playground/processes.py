@@ -1,5 +1,8 @@
 """Child processes that are stopped again, and whose log is shown where they fail."""
 
+import contextlib
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -45,19 +48,20 @@ class Process:
             self._child.terminate()
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL where that does not help."""
+        """SIGTERM, and SIGKILL for whatever that does not end."""
         self.terminate()
         if self._child:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.kill()
+            self.kill()
 
     def kill(self) -> None:
-        """SIGKILL: what a crash of this process looks like to everybody else."""
+        """SIGKILL for the process and its children, as where a container dies."""
         if self._child:
-            self._child.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)
             self._child.wait()
+            self._child = None  # its number may be somebody else's from here on
 
     def wait(self, what: str, reached: Callable[[], bool], seconds: float) -> None:
         """Until `reached`. Raises StartError when the process ends before, or after `seconds`."""

@@ -1,7 +1,6 @@
 """The kubelet against a real API server of ours and a real gRPC plugin: nodes, pods, plugins, restarts."""
 
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,10 @@ from playground.runtime import Runtime
 from proto import podresources_pb2 as resources
 from proto import podresources_pb2_grpc as services
 from tests.playground.kubelet_plugin import CORE, Plugin
+from tests.waiting import until
 
 Json = dict[str, Any]
 NODE, PODS = "/api/v1/nodes/n1", "/api/v1/namespaces/default/pods"
-
-
-def until(found: Callable[[], Any], seconds: float = 20.0) -> Any:
-    """What `found` returns as soon as it is true; fails after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not (value := found()):
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.01)
-    return value
 
 
 class Bench:

@@ -14,7 +14,7 @@ from playground.apiserver import ApiServer, User, running
 from playground.scheduling import Extender, Scheduling
 from playground.scheduling.queue import Queue
 from tests.builders import node
-from tests.playground.test_kubelet import until
+from tests.waiting import until
 
 Json = dict[str, Any]
 PODS = "/api/v1/namespaces/default/pods"

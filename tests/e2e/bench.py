@@ -1,0 +1,105 @@
+"""What the end-to-end tests do and look at, through the Kubernetes Python client."""
+
+from typing import Any
+
+from kubernetes import client, config
+
+from mgpu.settings import load_settings
+from playground.cluster import Cluster
+from playground.samples import Samples
+from tests.waiting import until
+
+Json = dict[str, Any]
+CORE, MEMORY = "vke.volcengine.com/mgpu-core", "vke.volcengine.com/mgpu-memory"
+INDEX, ASSUMED = "vke.volcengine.com/gpu-index-container-", "vke.volcengine.com/assumed"
+
+
+def share(name: str, core: int = 30, mib: int | None = 4096, **spec: Any) -> Json:
+    """A pod with one container, `c`."""
+    limits = {CORE: str(core)} | ({} if mib is None else {MEMORY: str(mib)})
+    own = {"name": "c", "image": "cuda", "resources": {"limits": limits}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"containers": [own], **spec}}
+
+
+class Bench:
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        configuration = client.Configuration()
+        config.load_kube_config(str(cluster.kubeconfig), client_configuration=configuration)  # type: ignore[no-untyped-call]
+        self._client = client.ApiClient(configuration)
+        self.core = client.CoreV1Api(self._client)
+        self.samples = Samples(cluster.api, load_settings())
+
+    def create(self, pod: Json) -> Any:
+        return self.core.create_namespaced_pod("default", pod)  # type: ignore[arg-type]
+
+    def pod(self, name: str) -> Any:
+        return self.core.read_namespaced_pod(name, "default")
+
+    def runs(self, name: str, seconds: float = 30.0) -> Any:
+        """The pod, as soon as it runs."""
+        return until(lambda: (pod := self.pod(name)).status.phase == "Running" and pod, seconds)
+
+    def delete(self, name: str) -> None:
+        """And wait until it is gone."""
+        self.core.delete_namespaced_pod(name, "default")
+        until(lambda: name not in self.names())
+
+    def names(self) -> set[str]:
+        pods: list[Any] = self.core.list_namespaced_pod("default").items
+        return {pod.metadata.name for pod in pods}
+
+    def cards(self, name: str) -> dict[str, list[int]]:
+        """Container → card indexes, as the pod's annotations say."""
+        annotations = self.pod(name).metadata.annotations or {}
+        found = {key.removeprefix(INDEX): value for key, value in annotations.items() if key.startswith(INDEX)}
+        return {container: sorted(map(int, value.split(","))) for container, value in found.items()}
+
+    def sees(self, name: str) -> dict[str, list[int]]:
+        """Container → card indexes, as the logs of its GPU containers say; each must name cards of its own node."""
+        pod = self.pod(name)
+        prefix = f"GPU-{pod.spec.node_name}-"
+        seen = {}
+        for container in [*(pod.spec.init_containers or ()), *pod.spec.containers]:
+            if CORE in (container.resources.limits or {}):
+                text = self.core.read_namespaced_pod_log(name, "default", container=container.name)
+                uuids = dict(line.split("=", 1) for line in text.splitlines())["NVIDIA_VISIBLE_DEVICES"].split(",")
+                assert all(uuid.startswith(prefix) for uuid in uuids), uuids
+                seen[container.name] = sorted(int(uuid.removeprefix(prefix)) for uuid in uuids)
+        return seen
+
+    def exact(self, name: str) -> None:
+        """The pod runs, and every container has exactly the cards of its record."""
+        self.runs(name)
+        assert self.cards(name)
+        assert self.sees(name) == self.cards(name)
+
+    def waits(self, name: str) -> str:
+        """Why the pod has no node."""
+
+        def found() -> str:
+            rows = self.pod(name).status.conditions or ()
+            return next((r.message or "" for r in rows if (r.type, r.status) == ("PodScheduled", "False")), "")
+
+        return until(found)
+
+    def events(self, name: str, reason: str) -> list[str]:
+        selector = f"involvedObject.name={name},reason={reason}"
+        events: list[Any] = self.core.list_namespaced_event("default", field_selector=selector).items
+        return [event.message for event in events]
+
+    def within_capacity(self) -> bool:
+        """Whether no card is over what it has."""
+        return all(
+            state.core_used <= state.card.core and state.memory_used <= state.card.memory
+            for states in self.samples.states().values()
+            for state in states
+        )
+
+    def clear(self) -> None:
+        for name in self.names():
+            self.core.delete_namespaced_pod(name, "default")
+        until(lambda: not self.names())
+
+    def close(self) -> None:
+        self._client.rest_client.pool_manager.clear()

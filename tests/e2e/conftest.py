@@ -1,0 +1,45 @@
+"""One cluster of two nodes per module: the three real processes, and everything else of the playground."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from playground.cluster import Cluster
+from playground.nodes import make_nodes
+from tests.e2e.bench import Bench
+
+Kubectl = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(make_nodes(2, 4), kubelet={"retry_seconds": 0.2}) as made:
+        yield made
+
+
+@pytest.fixture
+def bench(cluster: Cluster) -> Iterator[Bench]:
+    """Starts and ends with no pods and idle cards."""
+    made = Bench(cluster)
+    yield made
+    made.clear()
+    made.close()
+
+
+@pytest.fixture
+def kubectl(cluster: Cluster, tmp_path: Path) -> Kubectl:
+    """Runs real kubectl as the administrator."""
+    found = shutil.which("kubectl")
+    if not found:
+        pytest.skip("kubectl is not installed")
+    environ = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "HOME": str(tmp_path)}
+
+    def run(*arguments: object) -> "subprocess.CompletedProcess[str]":
+        command = [found, *map(str, arguments)]
+        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+    return run
