@@ -182,15 +182,15 @@ class Allocations:
         return Target(known, name)
 
     def _deliver(self, target: Target, ids: Ids, env: dict[str, str]) -> None:
+        # After a restart of the agent only the kubelet knows what was answered.
+        answers = self._answers.get(ids) or [Answer(dict(o.env), o.cdi) for o in self._by_checkpoint(ids)]
+        if not answers:
+            raise Refused(f"{target}: neither this agent nor the kubelet's checkpoint knows what Allocate answered")
         if self._node.cdi is None:
-            given = [answer.env for answer in self._answers.get(ids, ())]
-            if env not in given:
+            if all(answer.env != env for answer in answers):
                 raise Refused(f"{target}: the runtime has no CDI, and at admission other cards were given to it")
             return
-        names = [name for answer in self._answers.get(ids, ()) for name in answer.cdi]
-        names = names or [name for owner in self._by_checkpoint(ids) for name in owner.cdi]
-        if not names:
-            raise Refused(f"{target}: neither this agent nor the kubelet's checkpoint knows its CDI device")
+        names = [name for answer in answers for name in answer.cdi]
         try:
             for name in names:
                 self._node.cdi.write(name, target.known.pod.uid, env)

@@ -8,8 +8,8 @@ import asyncio
 import base64
 import binascii
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ _OPTIONS = [
 class Owner:
     """A container that holds `ids` of a resource. By PodResources: namespace and name; by the checkpoint: the UID.
 
-    cdi: the CDI devices that Allocate named for it (the checkpoint alone knows).
+    cdi, env: the CDI devices and the environment that Allocate answered for it (the checkpoint alone knows).
     """
 
     container: str
@@ -44,6 +44,7 @@ class Owner:
     name: str = ""
     uid: str = ""
     cdi: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 class PodResources:
@@ -115,4 +116,5 @@ def _entry(row: dict[str, Any]) -> Owner:
         ids=frozenset(i for part in ids for i in part),
         uid=row["PodUID"],
         cdi=tuple(device.name for device in response.cdi_devices),
+        env=dict(response.envs),
     )

@@ -68,7 +68,6 @@ class CardWatch:
         except (BadObject, RetryLater) as error:
             if str(error) != self.problem:
                 self.problem = str(error)
-                log.warning("cards not read, the last good state stays: %s", error)
                 self._on_failure(self.problem)
             return False
         self.problem = ""

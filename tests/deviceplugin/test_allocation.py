@@ -223,6 +223,19 @@ def test_after_a_restart_the_checkpoint_knows_the_device(tmp_path: Path) -> None
     assert desk.visible(answer) == "GPU-n1-1"
 
 
+def test_after_a_restart_without_cdi_the_checkpoint_knows_the_cards(tmp_path: Path) -> None:
+    before = Desk(tmp_path, cdi=False)
+    before.pods.take(decided("p", "1"))
+    response = api.ContainerAllocateResponse(envs=before.of.allocate(A).env).SerializeToString()
+    checkpoint.write(tmp_path / "checkpoint", [checkpoint.Entry("uid-p", "c", CORE, tuple(A), response)], {})
+    desk = Desk(tmp_path, cdi=False)
+    desk.pods.take(decided("p", "1"))
+    desk.start(A)
+    desk.pods.take(decided("p", "0"))
+    with pytest.raises(Refused, match="other cards were given"):
+        desk.start(A)
+
+
 def test_ids_that_went_to_another_pod_serve_only_that_one(desk: Desk) -> None:
     desk.pods.take(decided("p", "1"))
     old = desk.of.allocate(A)

@@ -89,7 +89,7 @@ def test_a_kubelet_that_is_not_there_is_to_be_tried_again(folder: Path) -> None:
 
 def test_the_checkpoint_has_init_containers_and_answers(tmp_path: Path) -> None:
     response = deviceplugin_pb2.ContainerAllocateResponse(
-        cdi_devices=[deviceplugin_pb2.CDIDevice(name="mgpu.io/card=n")]
+        envs={"A": "1"}, cdi_devices=[deviceplugin_pb2.CDIDevice(name="mgpu.io/card=n")]
     ).SerializeToString()
     file = tmp_path / "checkpoint"
     entries = [
@@ -97,7 +97,8 @@ def test_the_checkpoint_has_init_containers_and_answers(tmp_path: Path) -> None:
         checkpoint.Entry("u", "i", "other", ("3",), b""),
     ]
     checkpoint.write(file, entries, {})
-    assert read_checkpoint(file, "r") == [Owner("i", frozenset({"1", "2"}), uid="u", cdi=("mgpu.io/card=n",))]
+    (owner,) = read_checkpoint(file, "r")
+    assert owner == Owner("i", frozenset({"1", "2"}), uid="u", cdi=("mgpu.io/card=n",), env={"A": "1"})
 
 
 @pytest.mark.parametrize(

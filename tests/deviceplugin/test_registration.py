@@ -1,6 +1,7 @@
 """Registered with the kubelet, whatever happens to either."""
 
 import queue
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,20 +29,23 @@ class Kubelet:
         self.ended: queue.Queue[grpc.StatusCode] = queue.Queue()
         self.refuse = 0
         self._channel: Any = None
+        self._servers: list[Any] = []
         self.start()
 
     def start(self) -> None:
+        """Also beside the one before, whose end would remove the socket of both."""
         (self._folder / "kubelet.sock").unlink(missing_ok=True)
-        self._pool = ThreadPoolExecutor(4)
-        self._server = grpc.server(self._pool)
-        services.add_RegistrationServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
-        self._server.add_insecure_port(f"unix:{self._folder / 'kubelet.sock'}")
-        self._server.start()
+        server = grpc.server(ThreadPoolExecutor(4))
+        services.add_RegistrationServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+        server.add_insecure_port(f"unix:{self._folder / 'kubelet.sock'}")
+        server.start()
+        self._servers.append(server)
 
     def stop(self) -> None:
-        self._server.stop(None).wait()
+        for server in self._servers:
+            server.stop(None).wait()
+        self._servers.clear()
         self.hang_up()
-        self._pool.shutdown()
 
     def hang_up(self) -> None:
         if self._channel is not None:
@@ -55,7 +59,7 @@ class Kubelet:
         self._channel = grpc.insecure_channel(f"unix:{self._folder / request.endpoint}", options=options)
         grpc.channel_ready_future(self._channel).result(5)
         stream = services.DevicePluginStub(self._channel).ListAndWatch(api.Empty())  # type: ignore[no-untyped-call]
-        self._pool.submit(self._follow, stream)
+        threading.Thread(target=self._follow, args=(stream,), daemon=True).start()
         self.registered.put(request)
         return api.Empty()
 
