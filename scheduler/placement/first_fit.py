@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from mgpu.model.cards import CardState
+from mgpu.model.pods import Stage
 from scheduler.placement.configurations import Configuration, Kind, grow
 from scheduler.placement.policies import CardScore
 
@@ -19,6 +20,8 @@ def first_fit(
     Depth-first, the hardest containers first, each on the cards that gain most. Equal cards are one, and what has
     failed once is not tried again. There is no limit of effort: "does not fit" is never said without proof.
     """
+    if _more_than_is_free(kinds, cards):
+        return None
     order = sorted(
         ((kind, k, member) for k, kind in enumerate(kinds) for member in kind.members),
         key=lambda row: (-row[0].container.whole, -row[0].container.cards * (1 + row[0].container.memory), row[2]),
@@ -74,6 +77,15 @@ def _steps(
     for chosen in combinations([i for _, i in sorted(gains)], kinds[k].container.cards):
         placed = tuple(grown[i] if i in chosen else held for i, held in enumerate(contents))
         yield tuple(sorted(chosen)), placed
+
+
+def _more_than_is_free(kinds: Sequence[Kind], cards: Sequence[CardState]) -> bool:
+    """Whether the containers that run at the same time need more than all cards together have."""
+    running = [kind for kind in kinds if kind.container.stage is not Stage.INIT]
+    healthy = [state for state in cards if state.card.healthy]
+    core = sum(kind.units * kind.container.core for kind in running)
+    memory = sum(kind.units * kind.container.memory for kind in running)
+    return core > sum(s.core_free for s in healthy) or memory > sum(s.memory_free for s in healthy)
 
 
 def configuration(kinds: Sequence[Kind], held: Contents, state: CardState) -> Configuration | None:

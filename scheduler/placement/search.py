@@ -107,7 +107,7 @@ def search(kinds: tuple[Kind, ...], cards: Sequence[Sequence[Option]], budget: i
     limit = everything if plain else min(everything, max(options[-1][0] for options in p.options) // _FIRST)
     budget -= 0 if plain else reserve
     while True:
-        most = budget if plain else min(tabular(limit), budget)
+        most = budget if plain else min(tabular(limit) // 2, budget)
         layers, took = sweep(p, limit, most=most)
         budget -= took
         if layers is None:

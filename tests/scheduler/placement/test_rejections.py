@@ -92,3 +92,10 @@ def test_unhealthy_cards_do_not_become_healthy_by_eviction() -> None:
     found = place(ask(share()), [sick], policy_named("spread", 20))
     assert isinstance(found, Rejection)
     assert found.hopeless
+
+
+def test_many_small_containers_that_need_more_than_is_free_are_refused_at_once() -> None:
+    wanted = ask(*(share(f"c{i}", core=30 + i, gib=6) for i in range(20)))
+    found = place(wanted, [state(0), *(state(i, 900, 75) for i in range(1, 8))], policy_named("binpack", 20))
+    assert isinstance(found, Rejection)
+    assert not found.hopeless

@@ -1,0 +1,10 @@
+"""All benchmarks, one section after the other: `make bench`."""
+
+from importlib import import_module
+
+SECTIONS = ["bench.placement", "bench.admission", "bench.allocate"]
+
+if __name__ == "__main__":
+    for section in SECTIONS:
+        print(f"\n== {section} ==", flush=True)
+        import_module(section).main()
