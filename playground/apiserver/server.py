@@ -73,7 +73,7 @@ class ApiServer:
         if self._runner is None:
             app = web.Application(client_max_size=_MAX_BODY)
             app.router.add_route("*", "/{path:.*}", self._answer)
-            self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+            self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
             await self._runner.setup()
         await web.TCPSite(self._runner, host, port, ssl_context=context).start()
         bound = self._runner.addresses[-1][1]

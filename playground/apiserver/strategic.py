@@ -85,7 +85,7 @@ def _merge_list(current: list[Any], patch: list[Any], key: str, order: list[Any]
 
 
 def _ordered(items: list[Any], order: list[Any], server: list[Any], key: str | None) -> list[Any]:
-    """Items named in `order` come in that order; the others keep their place relative to them as the server had it."""
+    """Items in `order` come in that order; the others stay before those that they preceded on the server."""
 
     def ident(item: Any) -> Any:
         return item.get(key) if key and isinstance(item, dict) else item
@@ -96,6 +96,7 @@ def _ordered(items: list[Any], order: list[Any], server: list[Any], key: str | N
     others = [i for i in items if ident(i) not in wanted]
     result: list[Any] = []
     while named and others:
-        left, right = was.get(ident(others[0]), len(was)), was.get(ident(named[0]), len(was))
-        result.append(others.pop(0) if left < right else named.pop(0))
+        left, right = was.get(ident(others[0])), was.get(ident(named[0]))
+        first = others if left is not None and right is not None and left < right else named
+        result.append(first.pop(0))
     return result + named + others
