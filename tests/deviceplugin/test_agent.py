@@ -118,6 +118,20 @@ def test_what_was_deleted_or_zeroed_is_asserted_again(node: Node) -> None:
         until(lambda: node.allocatable().get(MEMORY) in ("163840", "160Ki"))
 
 
+def test_what_others_wrote_on_the_device_stays(node: Node) -> None:
+    rdma = {"type": "rdma", "id": "mlx5_0", "minor": 0, "health": True}
+    with node.agent():
+        own = until(node.device)["spec"]["devices"]
+        theirs = {"metadata": {"annotations": {"a": "1"}, "labels": {"l": "2"}}, "spec": {"devices": [rdma, *own]}}
+        node.api.patch(f"{DEVICES}/n1", theirs)
+        node.set_cards([{"memory": "80Gi"}, {"memory": "80Gi", "healthy": False}])
+        device = until(lambda: next((d for d in [until(node.device)] if not healthy(d)), None))
+        assert device["metadata"]["annotations"] == {"a": "1"}
+        assert device["metadata"]["labels"] == {"l": "2"}
+        assert rdma in device["spec"]["devices"]
+        assert len(device["spec"]["devices"]) == 3
+
+
 def test_a_kubelet_restart_is_survived(node: Node) -> None:
     with node.agent() as agent:
         node.create(decided("p", "1"))
@@ -160,6 +174,10 @@ def test_without_cdi_the_oldest_decision_of_the_amount_is_given(node: Node) -> N
         until(lambda: node.pod("q")["status"]["phase"] == "Failed")
         assert "no cards have been decided" in node.pod("q")["status"]["message"]
         assert not node.cdi_files()
+
+
+def healthy(device: dict[str, Any]) -> bool:
+    return all(entry["health"] for entry in device["spec"]["devices"])
 
 
 def missing(node: Node, name: str) -> bool:

@@ -1,6 +1,8 @@
 """Device ids: how many, and which of them are unhealthy."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deviceplugin.ids import MAX_IDS, device_ids
 from mgpu.dialects.node_resources import NodeResource
@@ -49,3 +51,25 @@ def test_two_lost_cards_never_share_an_id() -> None:
 
 def test_an_id_that_the_kubelet_still_knows_but_is_not_offered_any_more_is_left_out() -> None:
     assert unhealthy(device_ids(core(1, 2), (card(0, healthy=False),), held={0: ["99"]}, before={"98"})) == {"0", "1"}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.booleans(), st.integers(0, 6)), max_size=5), st.integers(0, 20), st.data()
+)
+def test_as_many_ids_are_unhealthy_as_lost_cards_have_units(
+    rows: list[tuple[int, bool, int]], limit: int, data: st.DataObject
+) -> None:
+    """Each card: units, healthy, units that a pod of it holds. A well card's pods suffer only where no id is free."""
+    own = [card(i, healthy=healthy) for i, (_, healthy, _) in enumerate(rows)]
+    resource = NodeResource("r", tuple((i, units) for i, (units, _, _) in enumerate(rows)), as_ids=True)
+    total = min(limit, sum(units for units, _, _ in rows))
+    shuffled = data.draw(st.permutations([str(i) for i in range(total)]))
+    held: dict[int, list[str]] = {}
+    for i, (units, _, used) in enumerate(rows):
+        held[i], shuffled = shuffled[: min(units, used)], shuffled[min(units, used) :]
+    ids = device_ids(resource, own, limit, held, {i for some in held.values() for i in some})
+    lost = unhealthy(ids)
+    assert len(ids) == total
+    assert len(lost) == min(total, sum(units for units, healthy, _ in rows if not healthy))
+    well = {i for index, some in held.items() if rows[index][1] for i in some}
+    assert not (lost & well) or lost >= set(shuffled)
