@@ -56,6 +56,7 @@ def real_api_server(assets: Path, folder: Path, tokens: Mapping[str, User]) -> I
         "disable-admission-plugins": _DISABLED,
         "allow-privileged": "true",
         "endpoint-reconciler-type": "none",
+        "kubelet-preferred-address-types": "InternalIP",
     }
     with ExitStack() as stack:
         for name, flags in (("etcd", etcd), ("kube-apiserver", api)):

@@ -4,7 +4,6 @@ import contextlib
 import logging
 import random
 import threading
-import zlib
 from collections.abc import Iterator
 
 from mgpu.kube import Api, ApiError, Unreachable
@@ -14,7 +13,8 @@ from playground.kubelet.admission import unfit
 from playground.kubelet.checkpoint import FILE
 from playground.kubelet.config import KubeletConfig
 from playground.kubelet.devices import AdmissionError, DeviceManager
-from playground.kubelet.node import NodeReporter
+from playground.kubelet.logs import LogServer
+from playground.kubelet.node import HOST, NodeReporter
 from playground.kubelet.plugins import Registry
 from playground.kubelet.podresources import PodResources, TokenBucket
 from playground.kubelet.status import Json, rejected
@@ -35,7 +35,6 @@ class Kubelet:
         self._api = api
         self._rng = random.Random(config.seed)
         self._events = Recorder(api, "kubelet", config.node)
-        self._host_ip = f"10.0.{zlib.crc32(config.node.encode()) >> 8 & 0xFF}.{zlib.crc32(config.node.encode()) & 0xFF}"
         self._wake = threading.Condition(threading.RLock())
         self._held = False
         self._loop: threading.Thread | None = None
@@ -56,9 +55,10 @@ class Kubelet:
             grace=config.removal_grace,
             changed=self._devices_changed,
         )
-        self.node = NodeReporter(self._api, config, self.devices, self._host_ip)
+        self._logs = LogServer(self.runtime, config.root)
+        self.node = NodeReporter(self._api, config, self.devices, self._logs.port)
         self._machine = Machine(
-            config.node, self._host_ip, self._api, self.runtime, self.devices, self._events, config.retry_seconds
+            config.node, HOST, self._api, self.runtime, self.devices, self._events, config.retry_seconds
         )
         self._registry = Registry(config.plugins, self.devices, config.max_message)
         limit = TokenBucket(config.queries_per_second, config.query_burst)
@@ -66,6 +66,7 @@ class Kubelet:
         self._pod_resources = PodResources(socket, self.devices, self._listed, limit)
         query = {"fieldSelector": f"spec.nodeName={config.node}"}
         self._watch = Reflector(self._api, "/api/v1/pods", self._seen, self._vanished, query)
+        self._logs.start()
         self.node.start()
         self._pod_resources.start()
         self._registry.start()
@@ -82,6 +83,7 @@ class Kubelet:
         self.node.stop()
         self._registry.stop()
         self._pod_resources.stop()
+        self._logs.stop()
         with self._wake:
             workers = list(self._workers.values())
             self._wake.notify()

@@ -13,13 +13,17 @@ from playground.kubelet.status import Json, now
 log = logging.getLogger(__name__)
 
 VERSION = "v1.36.0-playground"
+HOST = "127.0.0.1"
 
 
 class NodeReporter:
-    """Keeps the node's status; on changes of devices and of the Node, and every `status_seconds`."""
+    """Keeps the node's status; on changes of devices and of the Node, and every `status_seconds`.
 
-    def __init__(self, api: Api, config: KubeletConfig, devices: DeviceManager, host_ip: str) -> None:
-        self._api, self._config, self._devices, self._host_ip = api, config, devices, host_ip
+    port: where the kubelet's own server listens.
+    """
+
+    def __init__(self, api: Api, config: KubeletConfig, devices: DeviceManager, port: int) -> None:
+        self._api, self._config, self._devices, self._port = api, config, devices, port
         self._path = f"/api/v1/nodes/{config.node}"
         self._wake = threading.Event()
         self._stopped = False
@@ -120,9 +124,10 @@ class NodeReporter:
             "allocatable": allocatable,
             "conditions": [conditions[kind] for kind in sorted(conditions)],
             "addresses": [
-                {"type": "InternalIP", "address": self._host_ip},
+                {"type": "InternalIP", "address": HOST},
                 {"type": "Hostname", "address": self._config.node},
             ],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": self._port}},
             "nodeInfo": {**_NODE_INFO, "machineID": self._config.node, "systemUUID": self._config.node},
         }
 

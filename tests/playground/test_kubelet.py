@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+import urllib3
 from kubernetes import client
 
 from mgpu.kube import Api, ApiError
@@ -115,6 +116,17 @@ def test_a_node_is_registered_ready_and_allocatable_follows_capacity(bench: Benc
     bench.plugin()
     until(lambda: bench.capacity() == ("8", "8"))
     assert bench.capacity("example.com/memory") == ("5", "5")
+
+
+def test_logs_are_served_over_https_where_the_node_says(bench: Bench) -> None:
+    bench.create("a")
+    bench.runs("a")
+    port = bench.api.get(NODE)["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"]
+    with urllib3.PoolManager(ca_certs=str(bench.folder / "apiserver.crt")) as pool:
+        logs = pool.request("GET", f"https://127.0.0.1:{port}/containerLogs/default/a/c")
+        absent = pool.request("GET", f"https://127.0.0.1:{port}/containerLogs/default/b/c")
+    assert (logs.status, logs.data) == (200, b"NVIDIA_VISIBLE_DEVICES=all\n")
+    assert absent.status == 400
 
 
 def test_without_a_checkpoint_extended_resources_are_zeroed(make: Callable[..., Bench]) -> None:
