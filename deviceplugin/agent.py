@@ -154,6 +154,8 @@ class Agent:
         unhealthy = [card for card in cards if not card.healthy]
         if not unhealthy:
             return {}, set()
+        if not self._reflector.synced:
+            raise RetryLater("the pods of this node are not known yet")
         owners = await self._owners.owners(resource)
         held: dict[int, list[str]] = {}
         for owner in owners:

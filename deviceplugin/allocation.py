@@ -184,15 +184,17 @@ class Allocations:
     def _deliver(self, target: Target, ids: Ids, env: dict[str, str]) -> None:
         # After a restart of the agent only the kubelet knows what was answered.
         answers = self._answers.get(ids) or [Answer(dict(o.env), o.cdi) for o in self._by_checkpoint(ids)]
+        uid = target.known.pod.uid
         if not answers:
-            raise Refused(f"{target}: neither this agent nor the kubelet's checkpoint knows what Allocate answered")
+            why = f"{target}: neither this agent nor the kubelet's checkpoint knows what Allocate answered"
+            raise Refused(why, uid)
         if self._node.cdi is None:
             if all(answer.env != env for answer in answers):
-                raise Refused(f"{target}: the runtime has no CDI, and at admission other cards were given to it")
+                raise Refused(f"{target}: the runtime has no CDI, and at admission other cards were given to it", uid)
             return
         names = [name for answer in answers for name in answer.cdi]
         try:
             for name in names:
-                self._node.cdi.write(name, target.known.pod.uid, env)
+                self._node.cdi.write(name, uid, env)
         except OSError as error:
-            raise Refused(f"{target}: CDI file not written: {error}") from error
+            raise Refused(f"{target}: CDI file not written: {error}", uid) from error

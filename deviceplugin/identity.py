@@ -17,7 +17,11 @@ VOID = {"NVIDIA_VISIBLE_DEVICES": "void"}
 
 
 class Refused(Exception):
-    """The container must not start. The message says why, for `kubectl describe pod`."""
+    """The container must not start. The message says why, for `kubectl describe pod`. uid: the pod's, where known."""
+
+    def __init__(self, why: str, uid: str = "") -> None:
+        super().__init__(why)
+        self.uid = uid
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +54,26 @@ def candidates(
 
 def environment(target: Target, cards: Sequence[Card]) -> dict[str, str]:
     """What the container sees of its cards, as its pod's record says. Raises Refused."""
-    known = target.known
+    known, uid = target.known, target.known.pod.uid
     if known.problem:
-        raise Refused(f"{known.pod.key}: {known.problem}")
+        raise Refused(f"{known.pod.key}: {known.problem}", uid)
     ask = known.container_ask(target.container)
     if known.ask is None or ask is None:
-        raise Refused(f"{target} asks for no GPU")
+        raise Refused(f"{target} asks for no GPU", uid)
     if known.shares is None:
-        raise Refused(f"{known.pod.key}: no cards have been decided for the pod yet")
+        raise Refused(f"{known.pod.key}: no cards have been decided for the pod yet", uid)
     chosen = []
     for share in known.shares:
         if share.container == target.container:
             card = next((card for card in cards if share.is_on(card)), None)
             if card is None:
                 names = ", ".join(f"{c.index} ({c.uuid})" for c in cards) or "none"
-                raise Refused(f"{target}: its record names card {share.card}, which this node has not; it has {names}")
+                why = f"{target}: its record names card {share.card}, which this node has not; it has {names}"
+                raise Refused(why, uid)
             if not card.healthy:
-                raise Refused(f"{target}: card {card.index} ({card.uuid}) is unhealthy")
+                raise Refused(f"{target}: card {card.index} ({card.uuid}) is unhealthy", uid)
             chosen.append(card)
     if len(set(chosen)) != ask.cards:
-        raise Refused(f"{target}: its record names {len(set(chosen))} cards, it asks for {ask.cards}")
+        raise Refused(f"{target}: its record names {len(set(chosen))} cards, it asks for {ask.cards}", uid)
     chosen.sort(key=lambda card: card.index)
     return dialects.container_environment(known.ask.dialect, ask, chosen)

@@ -69,7 +69,7 @@ class Plugin:
             try:
                 answer = self._allocations.allocate(asked.devices_ids)
             except Refused as error:
-                log.warning("allocation refused: %s", error, extra={"resource": self.resource})
+                log.warning("allocation refused: %s", error, extra={"resource": self.resource, "pod": error.uid})
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
                 raise
             names = [api.CDIDevice(name=name) for name in answer.cdi]
@@ -82,7 +82,7 @@ class Plugin:
         try:
             target = await self._allocations.pre_start(request.devices_ids)
         except Refused as error:
-            log.warning("start refused: %s", error, extra={"resource": self.resource})
+            log.warning("start refused: %s", error, extra={"resource": self.resource, "pod": error.uid})
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             raise
         log.info("container served", extra={"pod": target.known.pod.uid, "container": target.container})

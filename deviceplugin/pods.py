@@ -18,12 +18,16 @@ from mgpu.settings import Settings
 log = logging.getLogger(__name__)
 
 
+_NOT_YET = ("", "PodInitializing", "ContainerCreating")
+_TRIED = -1
+
+
 @dataclass(frozen=True, slots=True)
 class GpuPod:
     """A pod of this node that asks for GPU.
 
     shares: its record; None: not decided yet. problem: what makes its ask or its record unreadable, "" where nothing.
-    exits: how each of its containers that does not run now ended, by name.
+    exits: name → exit code of each of its containers that ended; -1: it failed, and is to be started again.
     amounts: resource → its containers that ask for it and how much, in the order in which the kubelet allocates.
     held: resource → how much the pod occupies on its node, at its busiest moment, as the scheduler counts.
     """
@@ -133,9 +137,14 @@ def _amount(container: Container, resource: str) -> int:
 
 
 def _exits(status: Mapping[str, Any]) -> dict[str, int]:
-    rows = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    ended = ((row["name"], (row.get("state") or {}).get("terminated")) for row in rows)
-    return {name: int(terminated.get("exitCode", 0)) for name, terminated in ended if terminated}
+    found: dict[str, int] = {}
+    for row in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
+        state = row.get("state") or {}
+        if state.get("terminated"):
+            found[row["name"]] = int(state["terminated"].get("exitCode", 0))
+        elif state.get("waiting") and state["waiting"].get("reason", "") not in _NOT_YET:
+            found[row["name"]] = _TRIED
+    return found
 
 
 def next_to_start(known: GpuPod, containers: set[str], started: set[str]) -> str | None:

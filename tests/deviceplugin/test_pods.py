@@ -50,6 +50,10 @@ def raw_status(name: str, exit_code: int) -> dict[str, Any]:
     return {"initContainerStatuses": [{"name": name, "state": {"terminated": {"exitCode": exit_code}}}]}
 
 
+def raw_waiting(name: str, reason: str) -> dict[str, Any]:
+    return {"initContainerStatuses": [{"name": name, "state": {"waiting": {"reason": reason}}}]}
+
+
 @pytest.mark.parametrize(
     ("started", "status", "expected"),
     [
@@ -58,8 +62,11 @@ def raw_status(name: str, exit_code: int) -> dict[str, Any]:
         ({"i"}, raw_status("i", 1), "i"),
         ({"i"}, raw_status("i", 0), "c"),
         (set(), raw_status("i", 0), "c"),
+        ({"i"}, raw_waiting("i", "CrashLoopBackOff"), "i"),
+        ({"i"}, raw_waiting("i", "CreateContainerError"), "i"),
+        ({"i"}, raw_waiting("i", "PodInitializing"), None),
     ],
-    ids=["first", "runs", "failed", "ended", "after an agent restart"],
+    ids=["first", "runs", "failed", "ended", "after an agent restart", "crashes", "not created", "not seen yet"],
 )
 def test_of_containers_with_the_same_ids_the_next_one_starts(
     started: set[str], status: dict[str, Any], expected: str | None
