@@ -1,13 +1,13 @@
 """`place()` on the corpus: median, 99th percentile and worst, and the proof against exhaustive search.
 
-`python -m bench.placement`; containers × cards. Every case runs three times and counts with its best, since what is
+`python -m bench.placement`; containers × cards. CPU time, and the best of three runs of every case, since what is
 measured is the engine and not what else the machine does.
 """
 
 import platform
 from collections.abc import Iterator
 from math import comb, prod
-from time import perf_counter
+from time import process_time
 from typing import NamedTuple
 
 from bench.corpus import Case, cases
@@ -24,7 +24,7 @@ MOST_WAYS = 10_000
 
 
 class Row(NamedTuple):
-    """Milliseconds per `place()`. unproven: placements that ran out of the search's budget."""
+    """CPU milliseconds per `place()`. unproven: placements that ran out of the search's budget."""
 
     containers: int
     cards: int
@@ -56,7 +56,7 @@ def prove(count: int = 60) -> tuple[int, list[str]]:
 
 
 def main() -> None:
-    print(f"place() on {machine()}; milliseconds, containers × cards")
+    print(f"place() on {machine()}; CPU milliseconds, best of 3, containers × cards")
     print(f"{'':>6} {'policy':8} {'cases':>6} {'median':>8} {'p99':>8} {'worst':>8}")
     for row in run():
         shape = f"{row.containers}×{row.cards}"
@@ -97,9 +97,9 @@ def _row(shape: tuple[int, int, int], name: str) -> Row:
 def _timed(case: Case, policy: Policy) -> tuple[float, object]:
     best, found = float("inf"), None
     for _ in range(3):
-        began = perf_counter()
+        began = process_time()
         found = place(case.ask, case.cards, policy)
-        best = min(best, perf_counter() - began)
+        best = min(best, process_time() - began)
     return best, found
 
 

@@ -61,15 +61,11 @@ def _of_one(
 ) -> Sequence[int] | None:
     """A single container: every card gains or loses by itself, so the best cards are the first of a sort."""
     losses: list[tuple[int, int]] = []
-    core, memory = container.core, container.memory
     for i, state in enumerate(cards):
-        card = state.card
-        if not card.healthy or (max_shares and state.shares >= max_shares):
+        usable = state.card.healthy and not (container.whole and state.shares)
+        if not usable or (max_shares and state.shares >= max_shares):
             continue
-        if container.whole:
-            if not state.idle:
-                continue
-            core, memory = card.core, card.memory
+        core, memory, _ = container.takes(state.card)
         if core <= state.core_free and memory <= state.memory_free:
             losses.append((score(i, 0, 0) - score(i, core, memory), i))
     if len(losses) < container.cards:

@@ -1,7 +1,8 @@
 """Any placement at all, for asks that are too large for the exact search."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import accumulate, combinations
 
 from mgpu.model.cards import CardState
 from mgpu.model.pods import Stage
@@ -80,12 +81,20 @@ def _steps(
 
 
 def _more_than_is_free(kinds: Sequence[Kind], cards: Sequence[CardState]) -> bool:
-    """Whether the containers that run at the same time need more than all cards together have."""
+    """Whether what runs at the same time is too much for all cards together, by amount or by number.
+
+    By number: no card holds more containers than it holds of the smallest.
+    """
     running = [kind for kind in kinds if kind.container.stage is not Stage.INIT]
     healthy = [state for state in cards if state.card.healthy]
-    core = sum(kind.units * kind.container.core for kind in running)
-    memory = sum(kind.units * kind.container.memory for kind in running)
-    return core > sum(s.core_free for s in healthy) or memory > sum(s.memory_free for s in healthy)
+    for sizes, free in (
+        ([k.container.core for k in running for _ in range(k.units)], [s.core_free for s in healthy]),
+        ([k.container.memory for k in running for _ in range(k.units)], [s.memory_free for s in healthy]),
+    ):
+        smallest = list(accumulate(sorted(sizes)))
+        if sum(sizes) > sum(free) or sum(bisect_right(smallest, room) for room in free) < len(sizes):
+            return True
+    return False
 
 
 def configuration(kinds: Sequence[Kind], held: Contents, state: CardState) -> Configuration | None:

@@ -94,8 +94,10 @@ def test_unhealthy_cards_do_not_become_healthy_by_eviction() -> None:
     assert found.hopeless
 
 
-def test_many_small_containers_that_need_more_than_is_free_are_refused_at_once() -> None:
-    wanted = ask(*(share(f"c{i}", core=30 + i, gib=6) for i in range(20)))
-    found = place(wanted, [state(0), *(state(i, 900, 75) for i in range(1, 8))], policy_named("binpack", 20))
-    assert isinstance(found, Rejection)
+@pytest.mark.parametrize(("count", "why"), [(40, "in amount"), (33, "in number: 4 to a card, 32 in all")])
+def test_many_small_containers_that_are_too_many_are_refused_at_once(count: int, why: str) -> None:
+    """By trying it would take for ever; they would fit the cards if those were empty."""
+    wanted = ask(*(ContainerAsk(f"c{i}", 1, 10, 9 * GIB + i * GIB // 50) for i in range(count)), max_shares=0)
+    found = place(wanted, [state(i, 0, 40) for i in range(8)], policy_named("binpack", 20))
+    assert isinstance(found, Rejection), why
     assert not found.hopeless
