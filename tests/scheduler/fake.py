@@ -1,0 +1,248 @@
+"""An API server for one test: pods, nodes, Devices, Bindings with their admission, and watches that lag as told."""
+
+import base64
+import copy
+import json
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import jsonpatch
+from flask.testing import FlaskClient
+
+from mgpu.kube import ApiError, Unreachable
+from mgpu.model.inventory import write_device
+from mgpu.model.pods import Node
+from mgpu.serving.review import parse
+from mgpu.settings import load_settings
+from scheduler.admission import BindingAdmission
+from scheduler.app import make_apps
+from scheduler.deciding import Decider
+from scheduler.filtering import Filter
+from scheduler.late import LateDecisions
+from scheduler.state import State
+from tests import builders
+
+Raw = dict[str, Any]
+SETTINGS = load_settings()
+
+
+class FakeApi:
+    """What `mgpu.kube.Api` offers, of what the scheduler uses. `admit`: the binding webhook; None: it is down."""
+
+    def __init__(self) -> None:
+        self.pods: dict[tuple[str, str], Raw] = {}
+        self.nodes: dict[str, Raw] = {}
+        self.devices: dict[str, Raw] = {}
+        self.admit: Callable[[Raw], Raw] | None = None
+        self.reachable = True
+        self.refuse_bindings = False
+        self.watchers: list[Callable[[str, str, Raw], None]] = []
+        self._version = 0
+
+    def put(self, kind: str, item: Raw) -> Raw:
+        """Create or replace an object, whoever does it."""
+        self._version += 1
+        item["metadata"]["resourceVersion"] = str(self._version)
+        meta = item["metadata"]
+        if kind == "pods":
+            self.pods[meta["namespace"], meta["name"]] = item
+        else:
+            (self.nodes if kind == "nodes" else self.devices)[meta["name"]] = item
+        self._tell(kind, "changed", item)
+        return item
+
+    def remove(self, kind: str, name: str) -> None:
+        if kind == "pods":
+            item = self.pods.pop(("default", name))
+        else:
+            item = (self.nodes if kind == "nodes" else self.devices).pop(name)
+        self._tell(kind, "gone", item)
+
+    def edit_pod(self, name: str, change: Callable[[Raw], None]) -> None:
+        item = copy.deepcopy(self.pods["default", name])
+        change(item)
+        self.put("pods", item)
+
+    def pod(self, name: str) -> Raw:
+        return self.pods["default", name]
+
+    def annotations(self, name: str) -> dict[str, str]:
+        return dict(self.pod(name)["metadata"].get("annotations") or {})
+
+    def _tell(self, kind: str, what: str, item: Raw) -> None:
+        for watcher in self.watchers:
+            watcher(kind, what, copy.deepcopy(item))
+
+    # What the scheduler calls.
+
+    def get(self, path: str) -> Raw:
+        self._reach()
+        return copy.deepcopy(self._at(path))
+
+    def patch(self, path: str, body: Raw) -> Raw:
+        self._reach()
+        path, *_ = path.partition("/status")
+        pod = copy.deepcopy(self._at(path))
+        for key in ("uid", "resourceVersion"):
+            if body.get("metadata", {}).get(key, pod["metadata"][key]) != pod["metadata"][key]:
+                raise ApiError(409, "Conflict", key)
+        if "annotations" in body.get("metadata", {}):
+            pod["metadata"]["annotations"] = (pod["metadata"].get("annotations") or {}) | body["metadata"][
+                "annotations"
+            ]
+        if "status" in body:
+            pod["status"] |= body["status"]
+        return self.put("pods", pod)
+
+    def create(self, path: str, body: Raw) -> Raw:
+        self._reach()
+        assert path.endswith("/binding"), path
+        return self.bind(path.split("/")[-2], body["target"]["name"], body)
+
+    def bind(self, name: str, node: str, binding: Raw | None = None, *, dry_run: bool = False) -> Raw:
+        """POST pods/<name>/binding as any scheduler does it."""
+        body: Raw = binding or {"metadata": {"name": name}, "target": {"kind": "Node", "name": node}}
+        pod = copy.deepcopy(self._at(f"/api/v1/namespaces/default/pods/{name}"))
+        if self.admit:
+            answer = self.admit(review(body, name=name, dry_run=dry_run))["response"]
+            if not answer["allowed"]:
+                raise ApiError(answer["status"]["code"], "Denied", answer["status"]["message"])
+            if "patch" in answer:
+                body = jsonpatch.apply_patch(body, base64.b64decode(answer["patch"]))
+        if body["metadata"].get("uid", pod["metadata"]["uid"]) != pod["metadata"]["uid"]:
+            raise ApiError(409, "Conflict", "uid")
+        if pod["spec"].get("nodeName") or self.refuse_bindings:
+            raise ApiError(409, "Conflict", "refused")
+        if not dry_run:
+            pod["spec"]["nodeName"] = node
+            pod["metadata"]["annotations"] = {
+                **(pod["metadata"].get("annotations") or {}),
+                **(body["metadata"].get("annotations") or {}),
+            }
+            self.put("pods", pod)
+        return {"kind": "Status"}
+
+    def _at(self, path: str) -> Raw:
+        _, _, _, _, namespace, _, name, *_ = path.split("/")
+        if (namespace, name) not in self.pods:
+            raise ApiError(404, "NotFound", path)
+        return self.pods[namespace, name]
+
+    def _reach(self) -> None:
+        if not self.reachable:
+            raise Unreachable("no answer")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Replica:
+    """A scheduler process without its threads: events wait until they are delivered, work until it is done."""
+
+    def __init__(self, api: FakeApi, clock: Clock | None = None, settings: Any = SETTINGS) -> None:
+        self.api, self.clock = api, clock or Clock()
+        self.events: list[tuple[str, str, str]] = []
+        self.leading: Callable[[], None] = lambda: None
+        self.state = State(settings, self._warn, lambda uid: self.late.add(uid), self.clock)
+        client: Any = api
+        self.decider = Decider(self.state, client, settings)
+        self.filter = Filter(self.state, settings)
+        self.late = LateDecisions(
+            self.state, self.decider, client, settings, self._warn, lambda: self.leading(), self.clock
+        )
+        self.admission = BindingAdmission(self.decider, lambda: self.leading())
+        self.waiting: dict[str, deque[tuple[str, Raw]]] = {kind: deque() for kind in ("nodes", "devices", "pods")}
+        everything: Any = (("nodes", api.nodes), ("devices", api.devices), ("pods", api.pods))
+        for kind, items in everything:
+            for item in items.values():
+                self._take(kind, "changed", copy.deepcopy(item))
+        self.watch()
+
+    def watch(self) -> None:
+        self.api.watchers.append(lambda kind, what, item: self.waiting[kind].append((what, item)))
+
+    def deliver(self, kind: str = "", count: int = 1_000_000) -> None:
+        """Let events arrive, of one kind or of all, at most `count` of each."""
+        for name, waiting in self.waiting.items():
+            if kind in ("", name):
+                for _ in range(min(count, len(waiting))):
+                    what, item = waiting.popleft()
+                    self._take(name, what, item)
+
+    def settle(self) -> None:
+        """Let everything that is under way come to its end."""
+        for _ in range(10):
+            self.deliver()
+            self.late.work()
+        self.clock.now += 100
+        for _ in range(10):
+            self.decider.check_overdue()
+            self.late.work()
+            self.deliver()
+
+    def ready(self) -> str:
+        return ""
+
+    def may_answer(self) -> None:
+        """Always."""
+
+    def may_decide(self) -> None:
+        self.leading()
+
+    def cards_held(self) -> dict[str, list[tuple[int | str | None, int]]]:
+        """pod name → (card, core in milli) of each share."""
+        return {h.name: [(s.card, s.core) for s in h.shares] for h in self.state.holdings()}
+
+    def _take(self, kind: str, what: str, item: Raw) -> None:
+        getattr(self.state, f"{kind[:-1]}_{what}")(item)
+
+    def _warn(self, regarding: Raw, reason: str, message: str) -> None:
+        self.events.append((regarding["name"], reason, message))
+
+
+def review(binding: Raw, *, name: str = "", resource: str = "pods/binding", dry_run: bool = False) -> Raw:
+    """An AdmissionReview of a Binding, as JSON."""
+    top, _, sub = resource.partition("/")
+    return {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {
+            "uid": "review-1",
+            "kind": {"group": "", "version": "v1", "kind": "Binding"},
+            "resource": {"group": "", "version": "v1", "resource": top},
+            "subResource": sub,
+            "namespace": "default",
+            "name": name,
+            "operation": "CREATE",
+            "userInfo": {"username": "someone"},
+            "object": copy.deepcopy(binding),
+            "dryRun": dry_run,
+        },
+    }
+
+
+def clients(replica: Replica) -> tuple[FlaskClient, FlaskClient]:
+    """(admission, extender) over HTTP."""
+    api: Any = replica.api
+    made = make_apps(replica.decider, replica.filter, api, SETTINGS, replica)
+    return made[0].test_client(), made[1].test_client()
+
+
+def cluster(*cards: tuple[str, int]) -> FakeApi:
+    """`cluster(("n1", 2), ("n2", 1))`: nodes with so many cards of 80 GiB."""
+    api = FakeApi()
+    for name, count in cards:
+        api.put("nodes", builders.node(name))
+        api.put("devices", write_device(Node(name), "", builders.cards(count, node=name)))
+    return api
+
+
+def admitted(replica: Replica) -> Callable[[Raw], Raw]:
+    """The binding webhook as the API server calls it."""
+    return lambda raw: dict(replica.admission(parse(json.dumps(raw).encode())).body)

@@ -1,0 +1,192 @@
+import base64
+from typing import Any
+
+import jsonpatch
+import orjson
+import pytest
+from flask.testing import FlaskClient
+
+from mgpu.model.errors import RetryLater
+from tests import builders as b
+from tests.scheduler.fake import Replica, admitted, clients, cluster, review
+
+INDEX = "vke.volcengine.com/gpu-index-container-c"
+ASSUMED = "vke.volcengine.com/assumed"
+
+
+@pytest.fixture
+def replica() -> Replica:
+    return Replica(cluster(("n1", 2)))
+
+
+@pytest.fixture
+def client(replica: Replica) -> FlaskClient:
+    return clients(replica)[0]
+
+
+def submit(replica: Replica, *pods: dict[str, Any]) -> None:
+    for raw in pods:
+        replica.api.put("pods", raw)
+    replica.deliver()
+
+
+def binding(name: str = "p", node: str = "n1", kind: str = "Node", **meta: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name, **meta}, "target": {"kind": kind, "name": node}}
+
+
+def answer(client: FlaskClient, body: dict[str, Any], **more: Any) -> dict[str, Any]:
+    reply = client.post("/bind-admission", json=review(body, **more))
+    assert reply.status_code == 200
+    response = orjson.loads(reply.data)["response"]
+    assert isinstance(response, dict)
+    return response
+
+
+def patched(client: FlaskClient, body: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The Binding as the API server has it after the admission."""
+    response = answer(client, body, **more)
+    assert response["allowed"], response
+    result = jsonpatch.apply_patch(body, base64.b64decode(response["patch"])) if "patch" in response else body
+    assert isinstance(result, dict)
+    return result
+
+
+@pytest.mark.parametrize("meta", [{}, {"annotations": {}}, {"annotations": {"mine": "kept"}}])
+def test_the_binding_carries_the_cards_and_the_uid(replica: Replica, client: FlaskClient, meta: dict[str, Any]) -> None:
+    submit(replica, b.share())
+    result = patched(client, binding(**meta), name="p")["metadata"]
+    assert result["annotations"] == {ASSUMED: "true", INDEX: "0", **meta.get("annotations", {})}
+    assert result["uid"] == "uid-p"
+
+
+def test_asked_again_it_says_the_same(replica: Replica, client: FlaskClient) -> None:
+    submit(replica, b.share("p", 60), b.share("q", 60))
+    first = patched(client, binding(), name="p")
+    patched(client, binding("q"), name="q")
+    assert patched(client, binding(), name="p") == first
+    assert patched(client, first, name="p") == first  # reinvocation
+
+
+def test_keys_of_the_suite_in_the_binding_are_overwritten(replica: Replica, client: FlaskClient) -> None:
+    """Volcano copies all of a pod's annotations into its Binding."""
+    submit(replica, b.share())
+    stale = {INDEX: "7", INDEX + "-gone": "3", "other/annotation": "x"}
+    result = patched(client, binding(annotations=stale), name="p")["metadata"]["annotations"]
+    assert result == {ASSUMED: "true", INDEX: "0", "other/annotation": "x"}
+
+
+def test_a_binding_without_metadata_gets_one(replica: Replica, client: FlaskClient) -> None:
+    submit(replica, b.share())
+    result = patched(client, {"target": {"name": "n1"}}, name="p")
+    assert result["metadata"] == {"uid": "uid-p", "annotations": {ASSUMED: "true", INDEX: "0"}}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b.pod("p", b.container("c")), b.share("p", node="n1", annotations={ASSUMED: "true", INDEX: "1"})],
+    ids=["no GPU pod", "bound already: the API server refuses it"],
+)
+def test_what_is_none_of_ours_passes_as_it_is(replica: Replica, client: FlaskClient, raw: dict[str, Any]) -> None:
+    submit(replica, raw)
+    before = replica.state.holdings()
+    assert "patch" not in answer(client, binding(), name="p")
+    assert replica.state.holdings() == before
+
+
+@pytest.mark.parametrize("body", [binding(kind="Machine"), binding("gone"), binding(uid="other")])
+def test_bindings_that_are_the_api_servers_to_refuse_pass(
+    replica: Replica, client: FlaskClient, body: dict[str, Any]
+) -> None:
+    submit(replica, b.share())
+    assert "patch" not in answer(client, body, name=body["metadata"]["name"])
+    assert replica.state.holdings() == ()
+
+
+def test_a_pod_that_the_watch_has_not_brought_is_read_live(replica: Replica, client: FlaskClient) -> None:
+    replica.api.put("pods", b.share())
+    assert patched(client, binding(), name="p")["metadata"]["uid"] == "uid-p"
+
+
+def test_a_recreated_pod_gets_its_own_decision(replica: Replica, client: FlaskClient) -> None:
+    submit(replica, b.share("p", 30))
+    patched(client, binding(uid="uid-p"), name="p")
+    replica.api.put("pods", b.share("p", 60, uid="second"))
+    patched(client, binding(uid="second"), name="p")
+    assert {h.uid: h.shares[0].core for h in replica.state.holdings()} == {"uid-p": 300, "second": 600}
+
+
+def test_the_bindings_path_has_its_name_in_the_object_and_trusts_no_cache(
+    replica: Replica, client: FlaskClient
+) -> None:
+    """`POST bindings` ignores the uid it is given, so a stale one would put this record on another pod."""
+    submit(replica, b.share("p", 30))
+    replica.api.put("pods", b.share("p", 60, uid="second"))
+    assert patched(client, binding(), resource="bindings")["metadata"]["uid"] == "second"
+
+
+def test_no_card_fits(replica: Replica, client: FlaskClient) -> None:
+    submit(replica, *(b.share(name, 60) for name in "pqr"))
+    for name in "pq":
+        patched(client, binding(name), name=name)
+    status = answer(client, binding("r"), name="r")["status"]
+    assert status["code"] == 409
+    assert "2 cards: 2 core 20% short" in status["message"]
+    assert "retryAfterSeconds" not in orjson.dumps(status).decode()
+
+
+def test_a_malformed_ask_is_refused_with_every_problem(replica: Replica, client: FlaskClient) -> None:
+    submit(replica, b.pod("p", b.container("a", 150, 1024), b.container("b", 50, 1)))
+    status = answer(client, binding(), name="p")["status"]
+    assert status["code"] == 409
+    assert len(status["details"]["causes"]) == 2
+
+
+def test_a_dry_run_reserves_nothing(replica: Replica, client: FlaskClient) -> None:
+    submit(replica, b.share())
+    assert INDEX in patched(client, binding(), name="p", dry_run=True)["metadata"]["annotations"]
+    assert replica.state.holdings() == ()
+
+
+@pytest.mark.parametrize("why", ["not leading", "API unreachable"])
+def test_who_cannot_decide_closes_the_connection(replica: Replica, client: FlaskClient, why: str) -> None:
+    def refuse() -> None:
+        raise RetryLater(why)
+
+    if why == "not leading":
+        replica.leading = refuse
+    else:
+        replica.api.reachable = False  # and the pod is not in the cache
+    reply = client.post("/bind-admission", json=review(binding(), name="p"))
+    assert (reply.status_code, reply.headers["Connection"]) == (503, "close")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"[]",
+        b"null",
+        orjson.dumps({"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1"}),
+        orjson.dumps(review({"metadata": "x", "target": {"name": "n1"}}, name="p")),
+        orjson.dumps(review({"metadata": {"name": ["p"]}, "target": {"name": "n1"}})),
+        orjson.dumps(review({"metadata": {}, "target": [1]}, name="p")),
+    ],
+)
+def test_hostile_input_is_a_bad_request(client: FlaskClient, body: bytes) -> None:
+    reply = client.post("/bind-admission", data=body, content_type="application/json")
+    assert reply.status_code == 400
+    assert "Traceback" not in reply.text
+
+
+def test_the_extender_is_not_served_here(client: FlaskClient) -> None:
+    assert client.post("/bind", json={}).status_code == 404
+
+
+def test_node_and_record_arrive_in_one_write(replica: Replica) -> None:
+    replica.api.admit = admitted(replica)
+    submit(replica, b.share())
+    replica.api.bind("p", "n1")
+    assert replica.api.pod("p")["spec"]["nodeName"] == "n1"
+    assert replica.api.annotations("p")[INDEX] == "0"
+    replica.deliver()
+    assert [h.bound for h in replica.state.holdings()] == [True]

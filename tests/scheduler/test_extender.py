@@ -1,0 +1,190 @@
+from typing import Any
+
+import orjson
+import pytest
+from flask.testing import FlaskClient
+
+from mgpu.model.errors import RetryLater
+from tests import builders as b
+from tests.scheduler.fake import Replica, admitted, clients, cluster
+
+INDEX = "vke.volcengine.com/gpu-index-container-c"
+
+
+@pytest.fixture
+def replica() -> Replica:
+    return Replica(cluster(("n1", 2), ("n2", 1), ("n3", 0)))
+
+
+@pytest.fixture
+def client(replica: Replica) -> FlaskClient:
+    return clients(replica)[1]
+
+
+def post(client: FlaskClient, path: str, **body: Any) -> Any:
+    reply = client.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    return orjson.loads(reply.data)
+
+
+def place(replica: Replica, name: str, core: int, node: str, index: int = 0) -> None:
+    record = {"vke.volcengine.com/assumed": "true", INDEX: str(index)}
+    replica.api.put("pods", b.share(name, core, annotations=record, node=node))
+    replica.deliver()
+
+
+def test_filter_says_where_it_fits_and_why_not_elsewhere(replica: Replica, client: FlaskClient) -> None:
+    place(replica, "x", 60, "n2")
+    found = post(client, "/filter", Pod=b.share("p", 60), NodeNames=["n3", "n2", "n1", "n9"])
+    assert found["NodeNames"] == ["n1"]
+    assert found["FailedNodes"] == {"n2": "1 card: 1 core 20% short"}
+    assert set(found["FailedAndUnresolvableNodes"]) == {"n3", "n9"}
+    assert found["Error"] == ""
+
+
+def test_keys_in_any_case(client: FlaskClient) -> None:
+    assert post(client, "/filter", pod=b.share("p"), nodenames=["n1"])["NodeNames"] == ["n1"]
+
+
+def test_no_names_is_a_list_and_not_null(client: FlaskClient) -> None:
+    assert post(client, "/filter", Pod=b.share("p"), NodeNames=["n9"])["NodeNames"] == []
+
+
+def test_whole_nodes_are_answered_with_nodes(client: FlaskClient) -> None:
+    nodes = {"items": [b.node("n1"), b.node("n9")]}
+    found = post(client, "/filter", Pod=b.share("p"), Nodes=nodes, NodeNames=None)
+    assert found["Nodes"] == {"items": [b.node("n1")]}
+    assert set(found["FailedAndUnresolvableNodes"]) == {"n9"}
+
+
+def test_a_pod_without_gpu_fits_everywhere(client: FlaskClient) -> None:
+    pod = b.pod("p", b.container("c"))
+    assert post(client, "/filter", Pod=pod, NodeNames=["n1", "n9"])["NodeNames"] == ["n1", "n9"]
+    assert {row["Score"] for row in post(client, "/prioritize", Pod=pod, NodeNames=["n1", "n9"])} == {0}
+
+
+def test_a_malformed_ask_fits_nowhere(client: FlaskClient) -> None:
+    found = post(client, "/filter", Pod=b.share("p", 150), NodeNames=["n1"])
+    assert "multiple of 100" in found["FailedAndUnresolvableNodes"]["n1"]
+
+
+def test_several_containers_must_fit_together(replica: Replica, client: FlaskClient) -> None:
+    pod = b.pod("p", *(b.container(name, 60, 1024) for name in "abc"))
+    found = post(client, "/filter", Pod=pod, NodeNames=["n1"])
+    assert "not all of them together" in {**found["FailedNodes"], **found["FailedAndUnresolvableNodes"]}["n1"]
+    replica.api.put("devices", cluster(("n1", 3)).devices["n1"])
+    replica.deliver()
+    assert post(client, "/filter", Pod=pod, NodeNames=["n1"])["NodeNames"] == ["n1"]
+
+
+def test_what_is_decided_is_visible_to_the_next_filter(replica: Replica, client: FlaskClient) -> None:
+    for name in "pq":
+        replica.api.put("pods", b.share(name, 60, uid=name))
+    replica.deliver()
+    assert post(client, "/filter", Pod=b.share("q", 60, uid="q"), NodeNames=["n2"])["NodeNames"] == ["n2"]
+    assert post(client, "/bind", PodName="p", PodNamespace="default", PodUID="p", Node="n2") == {"Error": ""}
+    assert post(client, "/filter", Pod=b.share("q", 60, uid="q"), NodeNames=["n2"])["NodeNames"] == []
+
+
+def test_a_pod_is_not_in_its_own_way(replica: Replica, client: FlaskClient) -> None:
+    """Its binding was refused after the decision; it comes again."""
+    replica.api.put("pods", b.share("p", 60))
+    replica.deliver()
+    known = replica.state.gpu_pod("uid-p")
+    assert known is not None
+    replica.decider.decide(known, "n2")
+    assert post(client, "/filter", Pod=b.share("p", 60), NodeNames=["n2"])["NodeNames"] == ["n2"]
+    other = post(client, "/filter", Pod=b.share("q", 60), NodeNames=["n2"])
+    assert other["NodeNames"] == []
+
+
+def test_scores_are_integers_and_prefer_the_fuller_node(replica: Replica, client: FlaskClient) -> None:
+    place(replica, "x", 40, "n2")
+    rows = post(client, "/prioritize", Pod=b.share("p", 50, 40 * 1024), NodeNames=["n1", "n2", "n9"])
+    assert [row["Host"] for row in rows] == ["n1", "n2", "n9"]
+    assert all(type(row["Score"]) is int for row in rows)
+    low, high, unknown = (row["Score"] for row in rows)
+    assert unknown == 0 <= low < high <= 10
+
+
+def test_bind_posts_the_decision(replica: Replica, client: FlaskClient) -> None:
+    replica.api.admit = admitted(replica)
+    replica.api.put("pods", b.share("p"))
+    replica.deliver()
+    assert post(client, "/bind", PodName="p", PodNamespace="default", PodUID="uid-p", Node="n1") == {"Error": ""}
+    assert replica.api.annotations("p")[INDEX] == "0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [({"PodUID": "other"}, "no pod"), ({"PodName": "gone"}, "no pod"), ({"Node": "n3"}, "no GPU cards")],
+)
+def test_a_bind_that_cannot_be(replica: Replica, client: FlaskClient, changes: dict[str, str], error: str) -> None:
+    replica.api.put("pods", b.share("p"))
+    replica.deliver()
+    body = {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": "n1", **changes}
+    assert error in post(client, "/bind", **body)["Error"]
+    assert replica.state.holdings() == ()
+
+
+def test_a_refused_write_releases_at_once(replica: Replica, client: FlaskClient) -> None:
+    replica.api.put("pods", b.share("p"))
+    replica.deliver()
+    replica.api.refuse_bindings = True
+    answer = post(client, "/bind", PodName="p", PodNamespace="default", PodUID="uid-p", Node="n1")
+    assert "refused" in answer["Error"]
+    assert replica.state.holdings() == ()
+
+
+def test_a_bind_repeated_after_a_lost_answer_keeps_the_cards(replica: Replica, client: FlaskClient) -> None:
+    replica.api.put("pods", b.share("p"))
+    replica.deliver()
+    body = {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": "n1"}
+    assert post(client, "/bind", **body) == {"Error": ""}
+    assert "refused" in post(client, "/bind", **body)["Error"]  # its event has not come yet
+    assert replica.cards_held() == {"p": [(0, 500)]}
+
+
+def test_a_replica_that_does_not_lead_leaves_the_decision_to_the_admission(
+    replica: Replica, client: FlaskClient
+) -> None:
+    leader = Replica(replica.api)
+    replica.api.admit = admitted(leader)
+
+    def not_leading() -> None:
+        raise RetryLater("another replica leads")
+
+    replica.leading = not_leading
+    replica.api.put("pods", b.share("p"))
+    replica.deliver()
+    assert post(client, "/bind", PodName="p", PodNamespace="default", PodUID="uid-p", Node="n1") == {"Error": ""}
+    assert replica.api.annotations("p")[INDEX] == "0"
+    assert replica.state.decision("uid-p") is None
+
+
+@pytest.mark.parametrize("path", ["/filter", "/prioritize", "/bind"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b'{"Pod": 3, "NodeNames": []}',
+        b'{"Pod": {}, "NodeNames": "n1"}',
+        b'{"Pod": {}, "NodeNames": [1]}',
+        b'{"Pod": {}, "Nodes": {"items": [3]}}',
+        b'{"Pod": {"spec": {"containers": "x"}}, "NodeNames": []}',
+        b'{"PodName": 3, "PodNamespace": "default", "PodUID": "x", "Node": "n1"}',
+        b"\xff\xfe",
+    ],
+)
+def test_hostile_input_is_a_bad_request(client: FlaskClient, path: str, body: bytes) -> None:
+    reply = client.post(path, data=body, content_type="application/json")
+    assert reply.status_code == 400
+    assert "Traceback" not in reply.text
+
+
+def test_probes(client: FlaskClient) -> None:
+    assert client.get("/healthz").status_code == 200
+    assert client.get("/readyz").status_code == 200

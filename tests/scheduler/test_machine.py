@@ -1,0 +1,184 @@
+"""Whatever happens in whatever order: no card over its size by mgpu's decisions, nothing reserved for ever."""
+
+import contextlib
+from collections import defaultdict
+from typing import Any
+
+import orjson
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from mgpu.kube import ApiError
+from mgpu.model.asks import peak
+from mgpu.model.errors import RetryLater
+from mgpu.model.inventory import read_device, write_device
+from mgpu.model.pods import Node
+from scheduler.extender import Extender
+from scheduler.state import read_gpu_pod, recorded
+from tests import builders as b
+from tests.scheduler.fake import SETTINGS, Clock, Replica, admitted, cluster
+
+INDEX = "vke.volcengine.com/gpu-index-container-"
+NODES = {"n1": 2, "n2": 1}
+names = st.sampled_from(["p", "q", "r", "s"])
+nodes = st.sampled_from(sorted(NODES))
+shapes = st.sampled_from([[20], [60], [60], [100], [30, 50], [60, 60], [200]])
+fates = st.sampled_from(["lands", "lands", "refused", "dry run", "outage"])
+kinds = st.sampled_from(["nodes", "devices", "pods", "pods", "pods"])
+
+
+def _not_leading() -> None:
+    raise RetryLater("another replica leads")
+
+
+def shape(cores: list[int]) -> list[dict[str, Any]]:
+    return [b.container(f"c{i}", core, None if core >= 100 else 1024) for i, core in enumerate(cores)]
+
+
+class Cluster(RuleBasedStateMachine):
+    """The API server is the truth; two replicas see it late, one of them decides."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.clock = Clock()
+        self.api = cluster(*NODES.items())
+        self.client: Any = self.api
+        self.cards = {name: read_device(raw) for name, raw in self.api.devices.items()}
+        self.created = 0
+        self.replicas = [Replica(self.api, self.clock), Replica(self.api, self.clock)]
+        self.lead(0)
+
+    def lead(self, which: int) -> None:
+        """As `Process._catch_up` has it: the new leader decides only after a fresh list."""
+        for replica in self.replicas:
+            replica.leading = _not_leading
+        self.leader = self.replicas[which]
+        self.leader.deliver()
+        self.leader.leading = lambda: None
+        for uid in self.leader.state.undecided():
+            self.leader.late.add(uid)
+        self.api.admit = admitted(self.leader)
+
+    def pod(self, name: str, cores: list[int], node: str = "", *, again: bool = False) -> dict[str, Any]:
+        """The pod of this name; a new one where there is none or that one is bound, unless it is wanted `again`."""
+        found = self.api.pods.get(("default", name))
+        if found and found["spec"].get("nodeName") and not again:
+            self.api.remove("pods", name)
+            found = None
+        if not found:
+            self.created += 1
+            self.api.put("pods", b.pod(name, *shape(cores), uid=f"{name}-{self.created}", node=node))
+        return self.api.pod(name)
+
+    @rule(name=names, cores=shapes, node=nodes)
+    def somebody_creates_a_pod_with_a_node(self, name: str, cores: list[int], node: str) -> None:
+        self.pod(name, cores, node)
+
+    @rule(name=names, cores=shapes, node=nodes, fate=fates, again=st.booleans())
+    def bind(self, name: str, cores: list[int], node: str, fate: str, again: bool) -> None:
+        """By any scheduler. One that binds again, there or elsewhere, has not seen the answer."""
+        self.pod(name, cores, again=again)
+        admit = self.api.admit
+        self.api.refuse_bindings = fate == "refused"
+        if fate == "outage":
+            self.api.admit = None
+        with contextlib.suppress(ApiError, RetryLater):
+            self.api.bind(name, node, dry_run=fate == "dry run")
+        self.api.refuse_bindings, self.api.admit = False, admit
+
+    @rule(name=names, cores=shapes, node=nodes, again=st.booleans())
+    def the_extender_binds(self, name: str, cores: list[int], node: str, again: bool) -> None:
+        uid = self.pod(name, cores, again=again)["metadata"]["uid"]
+        body = {"PodName": name, "PodNamespace": "default", "PodUID": uid, "Node": node}
+        extender = Extender(self.leader.filter, self.leader.decider, self.client, SETTINGS, self.leader)
+        with contextlib.suppress(RetryLater):
+            extender.bind(orjson.dumps(body))
+
+    @rule(name=names, what=st.sampled_from(["deleted", "ended", "Pending", "garbled"]))
+    def a_pod_changes(self, name: str, what: str) -> None:
+        if ("default", name) not in self.api.pods:
+            return
+        raw = self.api.pod(name)
+        if what == "deleted":
+            self.api.remove("pods", name)
+        elif what == "ended":
+            self.api.edit_pod(name, lambda raw: raw["status"].update(phase="Succeeded"))
+        elif what == "Pending" and raw["status"]["phase"] != "Succeeded":  # the kubelet's, over whatever stood there
+            self.api.edit_pod(name, lambda raw: raw["status"].update(phase="Pending"))
+        elif what == "garbled" and raw["spec"].get("nodeName"):
+            self.api.edit_pod(name, lambda raw: raw["metadata"].update(annotations={INDEX + "c0": "banana"}))
+
+    @rule(what=st.sampled_from(["unhealthy", "no device", "no node", "back", "back", "back"]))
+    def a_node_changes(self, what: str) -> None:
+        node = "n1"
+        device = write_device(Node(node), "", self.cards[node])
+        if what == "no device" and node in self.api.devices:
+            self.api.remove("devices", node)
+        elif what == "no node" and node in self.api.nodes:
+            self.api.remove("nodes", node)
+        elif what == "back":
+            self.api.put("nodes", b.node(node))
+            self.api.put("devices", device)
+        elif what == "unhealthy":
+            device["spec"]["devices"][0]["health"] = False
+            self.api.put("devices", device)
+
+    @rule(kind=kinds, count=st.integers(1, 2), both=st.booleans())
+    def events_arrive(self, kind: str, count: int, both: bool) -> None:
+        for replica in self.replicas if both else [self.leader]:
+            replica.deliver(kind, count)
+
+    @rule(what=st.sampled_from(["work", "work", "wait", "wait in an outage", "another leads", "a fresh one leads"]))
+    def time_passes(self, what: str) -> None:
+        if what == "work":
+            self.leader.late.work()
+        elif what in ("wait", "wait in an outage"):
+            self.api.reachable = what == "wait"
+            self.clock.now += 31
+            for replica in self.replicas:
+                replica.decider.check_overdue()
+                replica.late.work()
+            self.api.reachable = True
+        else:
+            which = 1 - self.replicas.index(self.leader)
+            if what == "a fresh one leads":
+                self.api.watchers.clear()
+                self.replicas[which] = Replica(self.api, self.clock)
+                self.replicas[1 - which].watch()
+            self.lead(which)
+
+    @invariant()
+    def no_card_is_over_its_size(self) -> None:
+        for node, cards in self.cards.items():
+            used: dict[int, int] = defaultdict(int)
+            for raw in self.api.pods.values():
+                known = read_gpu_pod(raw, SETTINGS)
+                if known is None or known.pod.node != node or known.pod.ended:
+                    continue
+                with contextlib.suppress(Exception):
+                    for card in cards:
+                        on = [s for s in recorded(known) or () if s.is_on(card)]
+                        used[card.index] += peak((s.stage, s.amount(card)) for s in on).core
+            assert all(core <= 1000 for core in used.values()), (node, dict(used))
+
+    def teardown(self) -> None:
+        for node in NODES:
+            self.api.put("nodes", b.node(node))
+            self.api.put("devices", write_device(Node(node), "", self.cards[node]))
+        for replica in self.replicas:
+            replica.settle()
+        self.check_rest()
+
+    def check_rest(self) -> None:
+        """Nothing is reserved; the ledger is what a process that starts now would have."""
+        rebuilt = Replica(self.api, self.clock)
+        self.api.watchers.pop()
+        for replica in self.replicas:
+            replica.deliver()
+            assert all(holding.bound for holding in replica.state.holdings())
+            assert replica.state.holdings() == rebuilt.state.holdings()
+            for node in NODES:
+                assert replica.state.view(node, "").cards == rebuilt.state.view(node, "").cards
+
+
+TestCluster = Cluster.TestCase
