@@ -6,6 +6,8 @@ from kubernetes.client import ApiException
 from tests.e2e.bench import Bench, share
 from tests.waiting import until
 
+PLAIN = {"metadata": {"name": "plain"}, "spec": {"containers": [{"name": "c", "image": "busybox"}]}}
+
 
 def idle(bench: Bench) -> bool:
     return all(state.idle for states in bench.samples.states().values() for state in states)
@@ -43,12 +45,14 @@ def test_pods_bound_during_an_outage_of_the_scheduler_are_decided_afterwards(ben
     bench.exact("p")
 
 
-def test_without_the_webhook_gpu_pods_wait_outside(bench: Bench) -> None:
+def test_without_the_webhook_gpu_pods_wait_outside_and_others_do_not_notice(bench: Bench) -> None:
     bench.create(share("before"))
     bench.runs("before")
     bench.cluster.processes["webhook"].kill()
     with pytest.raises(ApiException, match="failed calling webhook"):
         bench.create(share("p"))
+    bench.create(PLAIN)
+    bench.runs("plain")
     bench.cluster.restart("webhook")
     bench.create(share("p"))
     bench.exact("p")

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
+from playground.realapi import real_api_server
 from tests.playground.apiserver.api import Api
 from tests.playground.apiserver.hooks import Hooks
-from tests.playground.apiserver.real import real_api_server
 
-ADMIN, OTHER = ("kubernetes-admin", "system:masters"), ("system:serviceaccount:ns:other", "system:serviceaccounts")
-TOKENS = {"admin-token": ADMIN, "other-token": OTHER}
+TOKENS = {
+    "admin-token": User("kubernetes-admin", ("system:masters",)),
+    "other-token": User("system:serviceaccount:ns:other", ("system:serviceaccounts",)),
+}
 _numbers = itertools.count(1)
 
 
@@ -45,8 +47,7 @@ def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             url, ca = stack.enter_context(real_api_server(assets, folder, TOKENS))
         else:
             tls = self_signed(folder)
-            users = {token: User(name, (group,)) for token, (name, group) in TOKENS.items()}
-            url, ca = stack.enter_context(running(ApiServer(tokens=users, log_source=_log), tls=tls)), Path(tls[0])
+            url, ca = stack.enter_context(running(ApiServer(tokens=TOKENS, log_source=_log), tls=tls)), Path(tls[0])
         kubeconfig = folder / "kubeconfig"
         write_kubeconfig(kubeconfig, url, ca.read_bytes(), "admin-token")
         found = Api(url, str(ca), "admin-token", kubeconfig, real=real)

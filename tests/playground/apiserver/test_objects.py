@@ -171,6 +171,8 @@ def test_json_patch_is_all_or_nothing(api: Api, pods: str) -> None:
     good = [{"op": "test", "path": "/metadata/annotations/a", "value": "1"}]
     good += [{"op": "add", "path": "/metadata/annotations/b~1c", "value": "2"}]
     assert api.patch(f"{pods}/p", good, JSON).body["metadata"]["annotations"] == {"a": "1", "b/c": "2"}
+    missing = [{"op": "replace", "path": "/metadata/annotations/e", "value": "4"}]
+    assert api.patch(f"{pods}/p", missing, JSON).body["metadata"]["annotations"]["e"] == "4", "replace may add"
     bad = [{"op": "add", "path": "/metadata/annotations/d", "value": "3"}, {"op": "remove", "path": "/metadata/x"}]
     assert (api.patch(f"{pods}/p", bad, JSON).code, api.patch(f"{pods}/p", {}, JSON).code) == (422, 400)
     assert "d" not in api.get(f"{pods}/p")["metadata"]["annotations"]
@@ -250,6 +252,28 @@ def test_a_lease_is_written_only_by_who_has_read_it(api: Api, ns: str) -> None:
     assert "metadata.resourceVersion: Invalid value: 0: must be specified for an update" in blind.message
     made["spec"]["holderIdentity"] = "b"
     assert api.ok("PUT", f"{leases}/l", made)["spec"]["holderIdentity"] == "b"
+
+
+@pytest.mark.parametrize("time", ["2026-01-01T00:00:00Z", "2026-01-01T00:00:00.123Z", "garbage"])
+def test_the_times_of_a_lease_have_six_decimals(api: Api, ns: str, time: str) -> None:
+    leases = f"/apis/coordination.k8s.io/v1/namespaces/{ns}/leases"
+    reply = api.call("POST", leases, {"metadata": {"name": "l"}, "spec": {"renewTime": time}})
+    assert reply.code == 400
+    assert f'parsing time "{time}"' in reply.message
+    good = {"metadata": {"name": "l"}, "spec": {"renewTime": "2026-01-01T02:00:00.123000+02:00"}}
+    assert api.ok("POST", leases, good)["spec"]["renewTime"] == "2026-01-01T00:00:00.123000Z"
+
+
+def test_an_object_has_a_largest_size(api: Api, pods: str) -> None:
+    api.ok("POST", pods, pod())
+    for length, code in ((1_000_000, 200), (1_600_000, 500), (3_200_000, 413)):
+        assert api.patch(f"{pods}/p/status", {"status": {"message": "x" * length}}).code == code
+
+
+def test_a_status_without_qos_class_keeps_it(api: Api, pods: str) -> None:
+    api.ok("POST", pods, pod())
+    api.ok("PUT", f"{pods}/p/status", {"metadata": {"name": "p"}, "status": {"phase": "Running"}})
+    assert api.get(f"{pods}/p")["status"]["qosClass"] == "BestEffort"
 
 
 def test_node_status_keeps_allocatable_to_its_writer(api: Api, name: str) -> None:
