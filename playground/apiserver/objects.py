@@ -107,7 +107,9 @@ def carried_over(kind: Kind, subresource: str, new: Object, old: Object) -> Obje
         elif "ownerReferences" in before or "ownerReferences" in metadata:
             metadata = {k: v for k, v in metadata.items() if k != "ownerReferences"}
             metadata |= {k: before[k] for k in ("ownerReferences",) if k in before}
-        result = {**old, "metadata": metadata, "status": new.get("status") or {}}
+        was = old.get("status") or {}
+        kept = {k: was[k] for k in strategy(kind.resource).kept_status if k in was}
+        result = {**old, "metadata": metadata, "status": kept | (new.get("status") or {})}
     elif "status" in kind.subresources:
         result.pop("status", None)
         result |= {"status": old["status"]} if "status" in old else {}

@@ -32,9 +32,20 @@ def merge(target: Any, patch: Any) -> Any:
 
 
 def json_patch(target: Object, operations: list[Object]) -> Object:
-    """RFC 6902. Raises jsonpatch.JsonPatchException or JsonPointerException when it does not apply."""
-    result: Object = jsonpatch.JsonPatch(operations).apply(copy.deepcopy(target))
+    """RFC 6902, but as the real server has it: `replace` of a member that is not there adds it.
+
+    Raises jsonpatch.JsonPatchException or JsonPointerException when it does not apply.
+    """
+    result: Object = copy.deepcopy(target)
+    for operation in jsonpatch.JsonPatch(operations).patch:
+        if operation["op"] == "replace" and isinstance(_parent(result, operation["path"]), dict):
+            operation = {**operation, "op": "add"}
+        result = jsonpatch.JsonPatch([operation]).apply(result, in_place=True)
     return result
+
+
+def _parent(target: Object, path: str) -> Any:
+    return jsonpointer.resolve_pointer(target, path.rpartition("/")[0], None)
 
 
 def parse(content_type: str, body: bytes, *, custom: bool) -> tuple[str, Any]:

@@ -36,6 +36,9 @@ def _default_container(container: Object) -> None:
             for key, value in (("timeoutSeconds", 1), ("periodSeconds", 10), ("successThreshold", 1)):
                 found.setdefault(key, value)
             found.setdefault("failureThreshold", 3)
+            if http := found.get("httpGet"):
+                http.setdefault("path", "/")
+                http.setdefault("scheme", "HTTP")
 
 
 def containers(spec: Object) -> list[tuple[str, Object]]:

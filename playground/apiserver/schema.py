@@ -16,6 +16,7 @@ from playground.apiserver.errors import bad_request
 from playground.apiserver.kinds import Kind
 from playground.apiserver.quantities import canonical
 from playground.apiserver.storage import Object
+from playground.apiserver.times import read_time
 
 _QUANTITIES = frozenset(
     (
@@ -92,6 +93,8 @@ def _decode(value: Any, type_name: str, path: str, where: str, unknown: list[str
 def _scalar(value: Any, type_name: str, where: str, *, quantity: bool) -> Any:
     if quantity:
         return canonical(value)
+    if type_name == "datetime" and isinstance(value, str):
+        return read_time(value, where.rpartition(".")[2])
     fits = isinstance(value, _PYTHON[type_name]) and (type_name == "bool") == isinstance(value, bool)
     if not fits:
         raise _refuse(value, _GO[type_name], where)

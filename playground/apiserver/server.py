@@ -11,14 +11,14 @@ from playground.apiserver.admission import Admission
 from playground.apiserver.attributes import User
 from playground.apiserver.bindings import Binder
 from playground.apiserver.deletions import Deleter
-from playground.apiserver.errors import ApiError, method_not_allowed, no_such_path, unauthorized
+from playground.apiserver.errors import ApiError, method_not_allowed, no_such_path, plain, unauthorized
 from playground.apiserver.handlers import Handlers
 from playground.apiserver.kinds import Registry
 from playground.apiserver.lifecycle import Lifecycle
 from playground.apiserver.objects import complete, normalise
 from playground.apiserver.replies import reply
 from playground.apiserver.routes import Call, Path, parse_path
-from playground.apiserver.storage import Storage
+from playground.apiserver.storage import Storage, TooLarge
 from playground.apiserver.subresources import LogSource
 from playground.apiserver.webhooks import ServiceResolver, WebhookClient
 from playground.apiserver.writes import Writer
@@ -94,6 +94,8 @@ class ApiServer:
             return await self._route(request, warnings)
         except ApiError as problem:
             return reply(problem.code, problem.status(), warnings)
+        except TooLarge:
+            return reply(500, plain(500, "etcdserver: request is too large").status(), warnings)
         except web.HTTPRequestEntityTooLarge:
             too_large = ApiError(413, "RequestEntityTooLarge", f"Request entity too large: limit is {_MAX_BODY}")
             return reply(413, too_large.status(), warnings)

@@ -14,6 +14,9 @@ import orjson
 # Not 1, so that a watch from an earlier life of the server is told that it is too old.
 _FIRST = 100
 
+# etcd's limit for a request, 1.5 MiB.
+_LARGEST = 1_572_864
+
 Object = dict[str, Any]
 Key = tuple[str, str]
 
@@ -24,6 +27,10 @@ class Stale(Exception):
 
 class Exists(Exception):
     """There is an object of this name."""
+
+
+class TooLarge(Exception):
+    """The object is larger than etcd would take."""
 
 
 class TooOld(Exception):
@@ -198,7 +205,10 @@ class Storage:
         return collection
 
     def _stamped(self, obj: Object) -> Item:
-        return Item({**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self.rv + 1)}})
+        item = Item({**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self.rv + 1)}})
+        if len(item.raw) > _LARGEST:
+            raise TooLarge
+        return item
 
     def _write(self, collection: Collection, old: Item | None, new: Item, *, removed: bool = False) -> Item:
         self.rv += 1

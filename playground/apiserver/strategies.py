@@ -24,12 +24,13 @@ def _no_update_problems(_new: Object, _old: Object) -> Iterable[Cause]:
 
 @dataclass(frozen=True)
 class Strategy:
-    """`defaults` after every decode; `prepare` once, before the first validation of a new object."""
+    """`defaults` after every decode; `prepare` once, for a new object; `kept_status` survives a status without it."""
 
     defaults: Callable[[Object], None] = _nothing
     prepare: Callable[[Object], None] = _nothing
     validate: Callable[[Object], Iterable[Cause]] = _no_problems
     validate_update: Callable[[Object, Object], Iterable[Cause]] = _no_update_problems
+    kept_status: tuple[str, ...] = ()
 
 
 def _prepare_pod(pod: Object) -> None:
@@ -153,7 +154,7 @@ def _check_crd(crd: Object) -> Iterable[Cause]:
 
 
 _STRATEGIES = {
-    "pods": Strategy(pods.defaults, _prepare_pod, pods.validate, pods.validate_update),
+    "pods": Strategy(pods.defaults, _prepare_pod, pods.validate, pods.validate_update, ("qosClass",)),
     "nodes": Strategy(_node_defaults),
     "namespaces": Strategy(_namespace_defaults, _prepare_namespace),
     "services": Strategy(_service_defaults),

@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from playground.apiserver import patches, priorities
+from playground.apiserver import patches, priorities, quotas
 from playground.apiserver.admission import Admission
 from playground.apiserver.applied import Applied, removal
 from playground.apiserver.attributes import Attributes
@@ -98,6 +98,8 @@ class Writer:
         name = obj["metadata"].get("name") or ""
         self._refuse(kind, name, create_problems(kind, obj))
         await self._admission.validate(attributes(call, "CREATE", "CreateOptions", name), obj, None)
+        if kind.resource == "pods":
+            quotas.check(self._storage, obj)
         if call.dry_run:
             if self._storage.get(kind.resource, call.path.namespace, name):
                 raise already_exists(kind.group, kind.plural, name)

@@ -267,3 +267,29 @@ def test_a_service_is_called_by_its_name(tmp_path: Path) -> None:
 
 def _update(plural: str) -> dict[str, list[str]]:
     return {"operations": ["UPDATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": [plural]}
+
+
+def test_a_quota_is_charged_after_mutation(api: Api, ns: str, pods: str, hooks: Hooks) -> None:
+    more = {"limits": {"a.com/x": "2"}, "requests": {"a.com/x": "2"}}
+    hooks.add("m", patched({"op": "add", "path": "/spec/containers/0/resources", "value": more}))
+    quotas, hard = f"/api/v1/namespaces/{ns}/resourcequotas", {"requests.a.com/x": "3"}
+    quota = api.ok("POST", quotas, {"metadata": {"name": "q"}, "spec": {"hard": hard}})
+    # What a controller would have written.
+    api.ok("PUT", f"{quotas}/q/status", {**quota, "status": {"hard": hard, "used": {"requests.a.com/x": "0"}}})
+    _until_quota_is_known(api, pods)
+    refused = api.call("POST", pods, pod("second"))
+    assert (refused.code, refused.reason) == (403, "Forbidden")
+    assert refused.message == (
+        'pods "second" is forbidden: exceeded quota: q, '
+        "requested: requests.a.com/x=2, used: requests.a.com/x=2, limited: requests.a.com/x=3"
+    )
+
+
+def _until_quota_is_known(api: Api, pods: str) -> None:
+    """The real server reads quotas from a cache: pods are made and removed until one is charged."""
+    path = pods.replace("/pods", "/resourcequotas/q")
+    for _ in range(200):
+        api.ok("POST", pods, pod("first"))
+        if not api.real or api.get(path)["status"]["used"]["requests.a.com/x"] == "2":
+            return
+        api.ok("DELETE", f"{pods}/first")
