@@ -17,19 +17,22 @@ OPTIONS = api.DevicePluginOptions(pre_start_required=True, get_preferred_allocat
 
 
 class Plugin:
-    """`devices`: what is offered. `streams`: how many ListAndWatch streams are open. One loop only."""
+    """`devices`: what is offered. `streams`: how many ListAndWatch streams are open now.
+
+    `opened`: how many were since `open`. One loop only.
+    """
 
     def __init__(self, resource: str, allocations: Allocations) -> None:
         self.resource, self._allocations = resource, allocations
         self.devices: dict[str, bool] = {}
         self._ended = False
         self._changed = Wakeup()
-        self.streams = 0
+        self.streams = self.opened = 0
         self.stream_ended = Wakeup()
 
     def open(self) -> None:
         """From here on streams are served; called on the loop."""
-        self._ended = False
+        self._ended, self.opened = False, 0
         self._changed.bind()
         self.stream_ended.bind()
 
@@ -48,6 +51,7 @@ class Plugin:
 
     async def ListAndWatch(self, request: api.Empty, context: Any) -> Any:  # noqa: N802, ARG002
         self.streams += 1
+        self.opened += 1
         try:
             sent: dict[str, bool] | None = None
             while not self._ended:

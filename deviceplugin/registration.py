@@ -106,16 +106,15 @@ class Registration:
     async def _until_lost(self, kubelet: Stamp) -> str:
         """Why it has to register again. The stream opens only after the registration is answered."""
         loop = asyncio.get_running_loop()
-        own, opened, deadline = _stamp(self._socket), False, loop.time() + _REGISTER_SECONDS
+        own, deadline = _stamp(self._socket), loop.time() + _REGISTER_SECONDS
         while True:
             if _stamp(self._kubelet) != kubelet:
                 return "the kubelet's socket is another one"
             if own is None or _stamp(self._socket) != own:
                 return f"our socket {self._socket} was removed"
-            opened = opened or self._plugin.streams > 0
-            if opened and not self._plugin.streams:
+            if self._plugin.opened and not self._plugin.streams:
                 return "the kubelet ended the stream"
-            if not opened and loop.time() > deadline:
+            if not self._plugin.opened and loop.time() > deadline:
                 return "the kubelet did not ask for the devices"
             await self._plugin.stream_ended.wait(self._check)
 
