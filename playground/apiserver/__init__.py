@@ -1,7 +1,10 @@
 """The playground's API server: in memory, in one process, and close enough to the real one that clients cannot tell.
 
-Known limits: JSON and YAML only (no protobuf), no RBAC (every known user may do everything), no controllers, no OpenAPI
-beyond what clients ask before they write.
+Where it differs, known and meant: every known user may do everything (no RBAC); no controllers, but a deleted namespace
+empties itself and quotas are charged from what is there; server-side apply knows no conflicts and no `managedFields`;
+protobuf only in the few kinds that kubectl writes so; streamed lists (`sendInitialEvents`) are declined; `resize` and
+`ephemeralcontainers` are not served; services get no address, workloads' templates no defaults; OpenAPI only as far as
+clients ask for it before they write.
 """
 
 from playground.apiserver.attributes import User

@@ -32,14 +32,15 @@ class Admission:
     async def mutate(self, attrs: Attributes, obj: Object | None, old: Object | None, normalise: Normalise) -> Any:
         """The object after all mutating webhooks (None stays None). Raises ApiError."""
         hooks = self._hooks(MUTATING, attrs)
-        again: list[Object] = []
-        for hook in hooks:
+        changed_by = -1
+        for i, hook in enumerate(hooks):
             before = obj
             obj = await self._mutate_once(hook, attrs, obj, old, normalise)
             if obj != before:
-                again += [h for h in hooks[: hooks.index(hook)] if self._wants_again(h, attrs, obj, old)]
-        for hook in [h for i, h in enumerate(again) if h not in again[:i]]:
-            obj = await self._mutate_once(hook, attrs, obj, old, normalise)
+                changed_by = i
+        for hook in hooks[: max(changed_by, 0)]:
+            if hook.get("reinvocationPolicy") == "IfNeeded":
+                obj = await self._mutate_once(hook, attrs, obj, old, normalise)
         return obj
 
     async def validate(self, attrs: Attributes, obj: Object | None, old: Object | None) -> None:
@@ -52,9 +53,6 @@ class Admission:
                 raise result
             if result is not None and not result.get("allowed"):
                 raise denial(hook["name"], result.get("status"))
-
-    def _wants_again(self, hook: Object, attrs: Attributes, obj: Object | None, old: Object | None) -> bool:
-        return hook.get("reinvocationPolicy") == "IfNeeded" and self._fits(hook, attrs, obj, old)
 
     async def _mutate_once(
         self, hook: Object, attrs: Attributes, obj: Object | None, old: Object | None, normalise: Normalise
@@ -85,10 +83,6 @@ class Admission:
         encoded = response.get("patch")
         if not encoded:
             return []
-        if response.get("patchType") != "JSONPatch":
-            raise internal(
-                f'failed calling webhook "{hook["name"]}": received invalid webhook response: wrong patchType'
-            )
         try:
             patch: list[Object] = orjson.loads(base64.b64decode(encoded, validate=True))
         except (binascii.Error, ValueError) as problem:

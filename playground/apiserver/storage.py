@@ -196,7 +196,8 @@ class Storage:
         return subscription
 
     def unwatch(self, resource: str, subscription: Subscription) -> None:
-        self.collection(resource).watchers.discard(subscription)
+        if collection := self._collections.get(resource):
+            collection.watchers.discard(subscription)
 
     def _current(self, resource: str, old: Item) -> Collection:
         collection = self.collection(resource)

@@ -67,6 +67,8 @@ class WebhookClient:
         if response.get("uid") != uid:
             got = response.get("uid") or ""
             raise CallFailed(f'received invalid webhook response: expected response.uid="{uid}", got "{got}"')
+        if response.get("patch") and response.get("patchType") != "JSONPatch":
+            raise CallFailed("received invalid webhook response: webhook returned response.patch but no JSONPatch")
         return response
 
     async def _post(self, hook: Object, body: bytes, seconds: int) -> Any:

@@ -106,6 +106,12 @@ def test_an_answer_for_another_review_is_a_failed_call(api: Api, pods: str, hook
     assert "expected response.uid=" in reply.message
 
 
+@pytest.mark.parametrize(("policy", "code"), [("Ignore", 201), ("Fail", 500)])
+def test_a_patch_of_no_type_is_a_failed_call(api: Api, pods: str, hooks: Hooks, policy: str, code: int) -> None:
+    hooks.add("m", patched({"op": "add", "path": "/metadata/labels", "value": {}}, patchType=""), failurePolicy=policy)
+    assert api.call("POST", pods, pod()).code == code
+
+
 def test_dry_runs_reach_only_webhooks_without_side_effects(api: Api, pods: str, hooks: Hooks) -> None:
     hooks.add("m", annotated("seen", "yes"), sideEffects="NoneOnDryRun")
     dry = api.ok("POST", f"{pods}?dryRun=All", pod())
