@@ -23,7 +23,7 @@ from mgpu.kube import Api
 from playground.apiserver import ApiServer, User, running, write_kubeconfig
 from proto import deviceplugin_pb2 as rpc
 from proto import deviceplugin_pb2_grpc as services
-from tests.builders import CORE, container, pod
+from tests.builders import container, pod
 from tests.deviceplugin.node import CRD, PODS, Node, api_of, until
 
 CARDS, PODS_RUNNING, PODS_WAITING, ALLOCATES, STARTS = 16, 250, 250, 5000, 250
@@ -45,7 +45,7 @@ def main() -> None:
         port = _free_port()
         agent = subprocess.Popen(_command(folder, port), stderr=subprocess.DEVNULL)
         try:
-            until(lambda: _ready(port) and CORE in node.allocatable(), 60)
+            until(lambda: _ready(port) and node.healthy_ids(), 60)
             _measure(node, api, folder, agent.pid)
         finally:
             agent.terminate()

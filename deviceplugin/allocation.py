@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 5.0
 """The kubelet gives 30 s, and tries again after about 10 when told why not (kubernetes.md, "Device manager")."""
+GUESS_SECONDS = 1.0
+"""Without CDI. The kubelet admits no other pod meanwhile."""
 _RETRY_SECONDS = 0.1
 _REMEMBERED = 4096
 
@@ -54,17 +56,29 @@ class Node:
 class Allocations:
     """Used on one event loop only."""
 
-    def __init__(self, resource: str, node: Node, wait_seconds: float = WAIT_SECONDS) -> None:
-        self._resource, self._node, self._wait_seconds = resource, node, wait_seconds
+    def __init__(
+        self,
+        resource: str,
+        node: Node,
+        wait_seconds: float = WAIT_SECONDS,
+        guess_seconds: float = GUESS_SECONDS,
+    ) -> None:
+        self._resource, self._node = resource, node
+        self._wait_seconds, self._guess_seconds = wait_seconds, guess_seconds
         self._served: dict[str, set[str]] = {}
         self._started: dict[str, set[str]] = {}
         self._answers: OrderedDict[Ids, list[Answer]] = OrderedDict()
         self._delivered: set[Ids] = set()
 
-    def allocate(self, ids: Sequence[str]) -> Answer:
-        """Answers at once, from memory. Raises Refused only where there is no CDI to set things right later."""
-        found = candidates(self._node.pods.all(), self._resource, len(ids), self._served)
-        answer = self._guess(found) if self._node.cdi is None else Answer(self._certain(found), (new_name(),))
+    async def allocate(self, ids: Sequence[str]) -> Answer:
+        """Answers at once, from memory. Only where there is no CDI to set things right later it may wait and refuse.
+
+        Raises Refused.
+        """
+        if self._node.cdi is None:
+            answer = await self._guess(len(ids))
+        else:
+            answer = Answer(self._certain(self._waiting(len(ids))), (new_name(),))
         self._remember(frozenset(ids), answer)
         return answer
 
@@ -104,18 +118,28 @@ class Allocations:
         self._serve(target)
         return env
 
-    def _guess(self, found: Iterator[Target]) -> Answer:
-        """Without CDI what is said now stands: the oldest decision of this amount. Raises Refused."""
-        why = f"no pod on this node waits for this amount of {self._resource}"
-        for target in found:
-            try:
-                answer = Answer(environment(target, self._node.cards()))
-            except Refused as error:
-                why = str(error)
-            else:
-                self._serve(target)
-                return answer
-        raise Refused(why)
+    async def _guess(self, amount: int) -> Answer:
+        """Without CDI what is said now stands: the oldest decision of this amount. Raises Refused.
+
+        The kubelet may have seen the pod before this agent has, and waits: so a little, and only for the first one.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._guess_seconds
+        while True:
+            why = f"no pod on this node waits for this amount of {self._resource}"
+            for target in self._waiting(amount):
+                try:
+                    answer = Answer(environment(target, self._node.cards()))
+                except Refused as error:
+                    why = str(error)
+                else:
+                    self._serve(target)
+                    return answer
+            if not await self._node.changed.wait(max(0.0, deadline - loop.time())):
+                raise Refused(why)
+
+    def _waiting(self, amount: int) -> Iterator[Target]:
+        return candidates(self._node.pods.all(), self._resource, amount, self._served)
 
     def _serve(self, target: Target) -> None:
         self._served.setdefault(target.known.pod.uid, set()).add(target.container)

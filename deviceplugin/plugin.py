@@ -71,7 +71,7 @@ class Plugin:
         response = api.AllocateResponse()
         for asked in request.container_requests:
             try:
-                answer = self._allocations.allocate(asked.devices_ids)
+                answer = await self._allocations.allocate(asked.devices_ids)
             except Refused as error:
                 log.warning("allocation refused: %s", error, extra={"resource": self.resource, "pod": error.uid})
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))

@@ -17,6 +17,7 @@ from mgpu.kube import Api, ApiError
 from mgpu.settings import load_settings
 from playground.kubelet import Kubelet, KubeletConfig
 from playground.runtime import Runtime
+from tests.builders import CORE
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -102,9 +103,13 @@ class Node:
         parsed = load_settings(flags={f"deviceplugin.{key}": value for key, value in own.items()})
         agent = Agent(parsed, SimulatedCards(self.file, "n1"), api)
         with served(agent):
-            until(lambda: not agent.not_ready() and "vke.volcengine.com/mgpu-core" in self.allocatable())
+            until(lambda: not agent.not_ready() and self.healthy_ids())
             yield agent
         api.close()
+
+    def healthy_ids(self) -> int:
+        """How many the kubelet can give out; its node status follows later."""
+        return self.kubelet.devices.capacity()[1].get(CORE, 0)
 
     def allocatable(self) -> Mapping[str, str]:
         return dict(self.api.get(NODE)["status"]["allocatable"])

@@ -97,7 +97,7 @@ def test_a_lost_card_is_told_at_once_and_comes_back(node: Node) -> None:
         node.create(decided("q", "1"))
         assert "card 1 (GPU-n1-1) is unhealthy" in until(lambda: node.waits("q"))
         node.set_cards([{"count": 2, "memory": "80Gi"}])
-        until(lambda: node.allocatable().get(CORE) == "200")
+        until(lambda: node.healthy_ids() == 200)
         node.runs("q")
 
 
@@ -105,7 +105,7 @@ def test_an_unreadable_cards_file_changes_nothing_but_is_told(node: Node) -> Non
     with node.agent() as agent:
         node.file.write_text("[")
         until(lambda: any(e["reason"] == "MgpuCards" for e in node.api.list("/api/v1/events")[0]))
-        assert node.allocatable()[CORE] == "200"
+        assert node.healthy_ids() == 200
         assert not agent.not_ready()
 
 
@@ -139,8 +139,7 @@ def test_a_kubelet_restart_is_survived(node: Node) -> None:
         node.kubelet.stop()
         until(agent.not_ready)
         node.kubelet.start()
-        until(lambda: not agent.not_ready())
-        until(lambda: node.allocatable().get(CORE) == "200")
+        until(lambda: not agent.not_ready() and node.healthy_ids() == 200)
         node.create(decided("q", "0"))
         node.runs("q")
         assert node.visible("q") == "GPU-n1-0"

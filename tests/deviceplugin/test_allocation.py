@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -24,6 +24,7 @@ from tests.builders import CORE, card, cards, container, pod, share
 
 ASSUMED = "vke.volcengine.com/assumed"
 RECORD = "vke.volcengine.com/gpu-index-container-"
+T = TypeVar("T")
 A, B = ["1", "2"], ["3", "4"]
 
 
@@ -51,7 +52,7 @@ class Desk:
             changed=self.changed,
             refused=self._refused,
         )
-        self.of = Allocations(CORE, node, wait_seconds)
+        self.of = Allocations(CORE, node, wait_seconds, guess_seconds=wait_seconds)
 
     def _refused(self, known: GpuPod, why: str) -> None:
         self.refusals.append((known.pod.name, why))
@@ -69,18 +70,23 @@ class Desk:
     def visible(self, answer: Answer) -> str:
         return resolve(answer.cdi, self.folder / "cdi").env["NVIDIA_VISIBLE_DEVICES"]
 
+    def allocate(self, ids: list[str], meanwhile: Callable[[], None] = lambda: None) -> Answer:
+        return self._run(lambda: self.of.allocate(ids), meanwhile)
+
     def start(self, ids: list[str], meanwhile: Callable[[], None] = lambda: None) -> None:
         """PreStartContainer; `meanwhile` happens while it waits."""
+        self._run(lambda: self.of.pre_start(ids), meanwhile)
 
-        async def run() -> None:
+    def _run(self, call: Callable[[], Coroutine[Any, Any, T]], meanwhile: Callable[[], None]) -> T:
+        async def run() -> T:
             self.changed.bind()
             asyncio.get_running_loop().call_soon(meanwhile)
             try:
-                await self.of.pre_start(ids)
+                return await call()
             finally:
                 self.changed.unbind()
 
-        asyncio.run(run())
+        return asyncio.run(run())
 
 
 @pytest.fixture
@@ -90,21 +96,21 @@ def desk(tmp_path: Path) -> Desk:
 
 def test_the_only_pod_that_can_be_meant_is_answered_at_once(desk: Desk) -> None:
     desk.pods.take(decided("p", "1"))
-    answer = desk.of.allocate(A)
+    answer = desk.allocate(A)
     assert answer.env["NVIDIA_VISIBLE_DEVICES"] == "GPU-n1-1"
-    assert desk.of.allocate(A).env == VOID, "it is served: another call is for a pod that is not known yet"
+    assert desk.allocate(A).env == VOID, "it is served: another call is for a pod that is not known yet"
 
 
 def test_where_several_can_be_meant_or_none_is_decided_it_is_void(desk: Desk) -> None:
-    assert desk.of.allocate(A).env == VOID
+    assert desk.allocate(A).env == VOID
     desk.pods.take(share("late", core=2))
-    assert desk.of.allocate(A).env == VOID
+    assert desk.allocate(A).env == VOID
     desk.pods.take(decided("p", "1"))
-    assert desk.of.allocate(A).env == VOID
+    assert desk.allocate(A).env == VOID
 
 
 def test_every_answer_names_a_fresh_device_that_does_not_exist_yet(desk: Desk) -> None:
-    first, second = desk.of.allocate(A), desk.of.allocate(A)
+    first, second = desk.allocate(A), desk.allocate(A)
     assert first.cdi != second.cdi
     with pytest.raises(Unresolvable):
         desk.visible(first)
@@ -113,7 +119,7 @@ def test_every_answer_names_a_fresh_device_that_does_not_exist_yet(desk: Desk) -
 def test_before_the_start_the_owner_of_the_ids_is_certain(desk: Desk) -> None:
     desk.pods.take(decided("p", "0"))
     desk.pods.take(decided("q", "1"))
-    first, second = desk.of.allocate(A), desk.of.allocate(B)
+    first, second = desk.allocate(A), desk.allocate(B)
     desk.owns("q", A)
     desk.owns("p", B)
     desk.start(list(reversed(A)))
@@ -123,7 +129,7 @@ def test_before_the_start_the_owner_of_the_ids_is_certain(desk: Desk) -> None:
 
 def test_a_kubelet_that_is_busy_is_asked_again(desk: Desk) -> None:
     desk.pods.take(decided("p", "1"))
-    answer = desk.of.allocate(A)
+    answer = desk.allocate(A)
     desk.owns("p", A)
     desk.silent = 2
     desk.start(A)
@@ -131,7 +137,7 @@ def test_a_kubelet_that_is_busy_is_asked_again(desk: Desk) -> None:
 
 
 def test_the_pod_and_its_decision_are_waited_for(desk: Desk) -> None:
-    answer = desk.of.allocate(A)
+    answer = desk.allocate(A)
     desk.owns("p", A)
 
     def arrives() -> None:
@@ -153,7 +159,7 @@ def test_waiting_is_bounded_and_says_for_what(tmp_path: Path, pods: list[dict[st
     desk = Desk(tmp_path, wait_seconds=0.05)
     for raw in pods:
         desk.pods.take(raw)
-    desk.of.allocate(A)
+    desk.allocate(A)
     desk.owns("p", A)
     began = time.monotonic()
     with pytest.raises(Refused, match=why):
@@ -171,7 +177,7 @@ def test_ids_that_nobody_owns_are_refused(tmp_path: Path) -> None:
 def test_a_wrong_record_is_refused_at_once_with_an_event(desk: Desk) -> None:
     desk.pods.take(decided("p", "7"))
     desk.owns("p", A)
-    assert desk.of.allocate(A).env == VOID
+    assert desk.allocate(A).env == VOID
     with pytest.raises(Refused, match="card 7, which this node has not"):
         desk.start(A)
     assert [name for name, _ in desk.refusals] == ["p"]
@@ -180,7 +186,7 @@ def test_a_wrong_record_is_refused_at_once_with_an_event(desk: Desk) -> None:
 
 def test_a_container_that_starts_again_gets_what_its_record_says_now(desk: Desk) -> None:
     desk.pods.take(decided("p", "1"))
-    answer = desk.of.allocate(A)
+    answer = desk.allocate(A)
     desk.owns("p", A)
     desk.start(A)
     desk.cards = (card(0), card(1, healthy=False))
@@ -199,7 +205,7 @@ def test_an_init_containers_ids_that_are_given_again_serve_both_in_turn(desk: De
         annotations={ASSUMED: "true", RECORD + "c": "0", RECORD + "i": "1"},
     )
     desk.pods.take(two)
-    init, app = desk.of.allocate(A), desk.of.allocate(A)
+    init, app = desk.allocate(A), desk.allocate(A)
     desk.owns("p", A)
     checkpoint.write(
         desk.folder / "checkpoint",
@@ -214,7 +220,7 @@ def test_an_init_containers_ids_that_are_given_again_serve_both_in_turn(desk: De
 
 
 def test_after_a_restart_the_checkpoint_knows_the_device(tmp_path: Path) -> None:
-    answer = Desk(tmp_path).of.allocate(A)
+    answer = Desk(tmp_path).allocate(A)
     response = api.ContainerAllocateResponse(cdi_devices=[api.CDIDevice(name=answer.cdi[0])]).SerializeToString()
     checkpoint.write(tmp_path / "checkpoint", [checkpoint.Entry("uid-p", "c", CORE, tuple(A), response)], {})
     desk = Desk(tmp_path)
@@ -226,7 +232,7 @@ def test_after_a_restart_the_checkpoint_knows_the_device(tmp_path: Path) -> None
 def test_after_a_restart_without_cdi_the_checkpoint_knows_the_cards(tmp_path: Path) -> None:
     before = Desk(tmp_path, cdi=False)
     before.pods.take(decided("p", "1"))
-    response = api.ContainerAllocateResponse(envs=before.of.allocate(A).env).SerializeToString()
+    response = api.ContainerAllocateResponse(envs=before.allocate(A).env).SerializeToString()
     checkpoint.write(tmp_path / "checkpoint", [checkpoint.Entry("uid-p", "c", CORE, tuple(A), response)], {})
     desk = Desk(tmp_path, cdi=False)
     desk.pods.take(decided("p", "1"))
@@ -238,11 +244,11 @@ def test_after_a_restart_without_cdi_the_checkpoint_knows_the_cards(tmp_path: Pa
 
 def test_ids_that_went_to_another_pod_serve_only_that_one(desk: Desk) -> None:
     desk.pods.take(decided("p", "1"))
-    old = desk.of.allocate(A)
+    old = desk.allocate(A)
     desk.owns("p", A)
     desk.start(A)
     desk.pods.take(decided("q", "0"))
-    new = desk.of.allocate(A)
+    new = desk.allocate(A)
     desk.owned.clear()
     desk.owns("q", A)
     desk.start(A)
@@ -250,14 +256,14 @@ def test_ids_that_went_to_another_pod_serve_only_that_one(desk: Desk) -> None:
 
 
 def test_without_cdi_the_oldest_decision_stands_and_a_wrong_guess_does_not_start(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, cdi=False)
+    desk = Desk(tmp_path, cdi=False, wait_seconds=0.01)
     with pytest.raises(Refused, match="no pod on this node waits"):
-        desk.of.allocate(A)
+        desk.allocate(A)
     for name, on, created in (("young", "1", "2026-01-02T00:00:00Z"), ("old", "0", "2026-01-01T00:00:00Z")):
         raw = decided(name, on)
         raw["metadata"]["creationTimestamp"] = created
         desk.pods.take(raw)
-    first, second = desk.of.allocate(A), desk.of.allocate(B)
+    first, second = desk.allocate(A), desk.allocate(B)
     assert [a.env["NVIDIA_VISIBLE_DEVICES"] for a in (first, second)] == ["GPU-n1-0", "GPU-n1-1"]
     assert not first.cdi
     desk.owns("young", A)
@@ -269,11 +275,17 @@ def test_without_cdi_the_oldest_decision_stands_and_a_wrong_guess_does_not_start
     desk.start(A)
 
 
+def test_without_cdi_a_pod_that_the_kubelet_saw_first_is_waited_for(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, cdi=False)
+    answer = desk.allocate(A, lambda: desk.pods.take(decided("p", "1")))
+    assert answer.env["NVIDIA_VISIBLE_DEVICES"] == "GPU-n1-1"
+
+
 def test_many_waits_do_not_hold_each_other_up(desk: Desk) -> None:
     """As when many pods were bound before their decisions."""
     names = [f"p{i}" for i in range(50)]
     ids = {name: [f"{name}-1", f"{name}-2"] for name in names}
-    answers = {name: desk.of.allocate(ids[name]) for name in names}
+    answers = {name: desk.allocate(ids[name]) for name in names}
     for name in names:
         desk.owns(name, ids[name])
 
