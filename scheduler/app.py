@@ -14,21 +14,22 @@ from mgpu.kube import Api
 from mgpu.serving.app import new_app, probes, reviewing
 from mgpu.settings import Settings
 from scheduler.admission import BindingAdmission
-from scheduler.extender import Extender
+from scheduler.deciding import Decider
+from scheduler.extender import Extender, Gate
 from scheduler.extender import make_app as make_extender_app
-from scheduler.process import Process
+from scheduler.filtering import Filter
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 
-def make_apps(process: Process, api: Api, settings: Settings) -> tuple[Flask, Flask]:
+def make_apps(decider: Decider, filter_: Filter, api: Api, settings: Settings, gate: Gate) -> tuple[Flask, Flask]:
     """(admission, extender), each with `/healthz` and `/readyz`."""
     admission = new_app()
-    reviewing(admission, "/bind-admission", BindingAdmission(process.decider, process.may_decide), kinds=("Binding",))
-    extender = make_extender_app(Extender(process.filter, process.decider, api, settings, process))
+    reviewing(admission, "/bind-admission", BindingAdmission(decider, gate.may_decide), kinds=("Binding",))
+    extender = make_extender_app(Extender(filter_, decider, api, settings, gate))
     for app in (admission, extender):
-        probes(app, process.ready)
+        probes(app, gate.ready)
     return admission, extender
 
 

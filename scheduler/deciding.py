@@ -2,6 +2,7 @@
 
 import logging
 from typing import Any
+from urllib.parse import quote
 
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.asks import Ask, Rejection
@@ -18,7 +19,7 @@ _TRIES = 50
 
 
 def pod_path(namespace: str, name: str) -> str:
-    return f"/api/v1/namespaces/{namespace}/pods/{name}"
+    return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
 
 
 class Decider:

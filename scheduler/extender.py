@@ -24,13 +24,16 @@ _MAX_BODY = 256 << 20
 
 
 class Gate(Protocol):
-    """Whether this process may answer: each raises RetryLater with the reason why not."""
+    """What this process may do now."""
+
+    def ready(self) -> str:
+        """Why it should not be asked yet; "": it should."""
 
     def may_answer(self) -> None:
-        """From the cache."""
+        """From the cache. Raises RetryLater with the reason why not."""
 
     def may_decide(self) -> None:
-        """And write."""
+        """And write. Raises RetryLater with the reason why not."""
 
 
 class Extender:

@@ -29,19 +29,19 @@ class Filtered:
     failed: dict[str, str] = field(default_factory=dict)
     hopeless: dict[str, str] = field(default_factory=dict)
 
-    def refuse(self, name: str, rejection: "_Refused") -> None:
-        (self.hopeless if rejection.hopeless else self.failed)[name] = rejection.reason
-
 
 class _Refused(NamedTuple):
     reason: str
     hopeless: bool
 
 
-class _Row(NamedTuple):
-    """A node that is looked at closely. `key`: equal for nodes whose answer is the same."""
+_Answer = tuple[_Refused | None, int]
+"""Why a pod does not fit on a node (None: it fits), and the node's score, 0..10."""
 
-    name: str
+
+class _Row(NamedTuple):
+    """A node that is looked at closely. `key`: equal for nodes whose answer is the same; b"": this one's alone."""
+
     node: Node
     cards: tuple[CardState, ...]
     key: bytes
@@ -52,16 +52,16 @@ class _Memo:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[Ask, dict[bytes, tuple[_Refused | None, int]]] = OrderedDict()
+        self._known: OrderedDict[Ask, dict[bytes, _Answer]] = OrderedDict()
 
-    def of(self, ask: Ask) -> dict[bytes, tuple[_Refused | None, int]]:
+    def of(self, ask: Ask) -> dict[bytes, _Answer]:
         with self._lock:
             known = self._known.setdefault(ask, {})
             self._known.move_to_end(ask)
             if len(self._known) > _ASKS_KEPT:
                 self._known.popitem(last=False)
             if len(known) > _STATES_KEPT:
-                known.clear()
+                known = self._known[ask] = {}
             return known
 
 
@@ -76,44 +76,46 @@ class Filter:
         """A malformed ask fits nowhere, and its problems are the reason."""
         if known.ask is None:
             return Filtered(hopeless=dict.fromkeys(names, "; ".join(map(str, known.problems))))
-        ask, answer = known.ask, Filtered()
-        own = self._own(known)
-        sure, refused, close = self._state.matrix(lambda matrix: _sift(matrix, ask, names, own))
-        for i, reason in refused:
-            answer.hopeless[names[i]] = reason
-        for i, row in close.items():
-            verdict, _ = self._assessed(known, ask, row)
-            if verdict is None:
-                sure.append(i)
+        sifted, answers = self._look(known, known.ask, names, closely=False)
+        found = Filtered(hopeless={names[i]: reason for i, reason in sifted.unmet})
+        fitting = sifted.sure
+        for i, (refused, _) in answers:
+            if refused is None:
+                fitting.append(i)
             else:
-                answer.refuse(row.name, verdict)
-        answer.passed = [names[i] for i in (sorted(sure) if close else sure)]
-        return answer
+                (found.hopeless if refused.hopeless else found.failed)[names[i]] = refused.reason
+        found.passed = [names[i] for i in (sorted(fitting) if answers else fitting)]
+        return found
 
     def scores(self, known: GpuPod, names: Sequence[str]) -> list[int]:
         """0..10 for each node; 0 where the pod does not fit (any more)."""
-        if known.ask is None:
-            return [0] * len(names)
-        ask, own = known.ask, self._own(known)
-        _, _, close = self._state.matrix(lambda matrix: _sift(matrix, ask, names, own, closely=True))
-        return [self._assessed(known, ask, close[i])[1] if i in close else 0 for i in range(len(names))]
+        scores = [0] * len(names)
+        if known.ask is not None:
+            for i, (_, points) in self._look(known, known.ask, names, closely=True)[1]:
+                scores[i] = points
+        return scores
 
-    def _own(self, known: GpuPod) -> str:
-        """The node where the pod already holds cards: it can have those again."""
+    def _look(
+        self, known: GpuPod, ask: Ask, names: Sequence[str], *, closely: bool
+    ) -> tuple["_Sifted", list[tuple[int, _Answer]]]:
+        """closely: an answer, with its score, also for nodes where the pod fits for sure."""
         decision = self._state.decision(known.pod.uid)
-        return decision.node if decision else ""
-
-    def _assessed(self, known: GpuPod, ask: Ask, row: _Row) -> tuple[_Refused | None, int]:
-        """Why not (None: it fits), and the score."""
-        if not row.key:  # cards of its own are among these, or none at all
-            return self._assess(ask, row.node, self._state.view(row.name, known.pod.uid).cards)
+        own = decision.node if decision else ""  # what it holds there already is not in its way
         memo = self._memo.of(ask)
-        found = memo.get(row.key)
-        if found is None:
-            found = memo[row.key] = self._assess(ask, row.node, row.cards)
-        return found
+        sifted = self._state.matrix(lambda matrix: _sift(matrix, ask, names, own, memo, closely=closely))
+        answers = sifted.answers
+        for i, row in sifted.open:
+            if not row.key:
+                cards = self._state.view(row.node.name, known.pod.uid).cards
+                answers.append((i, self._assess(ask, row.node, cards)))
+                continue
+            answer = memo.get(row.key)
+            if answer is None:
+                answer = memo[row.key] = self._assess(ask, row.node, row.cards)
+            answers.append((i, answer))
+        return sifted, answers
 
-    def _assess(self, ask: Ask, node: Node, cards: tuple[CardState, ...]) -> tuple[_Refused | None, int]:
+    def _assess(self, ask: Ask, node: Node, cards: tuple[CardState, ...]) -> _Answer:
         found = assess(ask, node, cards, self._settings)
         if isinstance(found, Placement):
             return None, score(ask, found, cards, self._settings)
@@ -121,29 +123,39 @@ class Filter:
 
 
 class _Sifted(NamedTuple):
-    """Positions in the names asked about: those that fit for sure, those that cannot with the reason, and the rest."""
+    """Positions in the names asked about: those that fit for sure, those that cannot whatever their cards hold with
+    the reason, those whose answer is known, those that must be looked at.
+    """
 
     sure: list[int]
-    refused: list[tuple[int, str]]
-    close: dict[int, _Row]
+    unmet: list[tuple[int, str]]
+    answers: list[tuple[int, _Answer]]
+    open: list[tuple[int, _Row]]
 
 
-def _sift(matrix: Matrix, ask: Ask, names: Sequence[str], own: str, *, closely: bool = False) -> _Sifted:
-    """own: a node that is looked at closely in any case; closely: so are all that meet the ask's requirements."""
+def _sift(
+    matrix: Matrix, ask: Ask, names: Sequence[str], own: str, memo: dict[bytes, _Answer], *, closely: bool
+) -> _Sifted:
     rows = matrix.rows(names)
     met, reasons = matrix.unmet(ask)
+    if not len(met):
+        return _Sifted([], [(i, _UNKNOWN) for i in range(len(names))], [], [])
     known = rows >= 0
-    suits = known & met[rows] if len(met) else known
-    refused = [(i, _UNKNOWN) for i in np.flatnonzero(~known).tolist()]
-    refused += [(i, reasons[rows[i]]) for i in np.flatnonzero(known & ~suits).tolist()]
+    suits = known & met[rows]
+    unmet = [(i, _UNKNOWN) for i in np.flatnonzero(~known).tolist()]
+    unmet += [(i, reasons[rows[i]]) for i in np.flatnonzero(known & ~suits).tolist()]
     sure = np.zeros_like(suits)
-    if len(ask.containers) == 1 and not closely and len(met):
+    if len(ask.containers) == 1 and not closely:
         sure = suits & matrix.serving(ask.containers[0], ask.max_shares)[rows] & (rows != matrix.rows([own])[0])
-    close = {}
-    for i in np.flatnonzero(suits & ~sure).tolist():
-        row = int(rows[i])
-        node = matrix.nodes[row]
-        if node is not None:
-            key = b"" if node.name == own else matrix.keys[row]
-            close[i] = _Row(node.name, node, matrix.cards[row], key)
-    return _Sifted(np.flatnonzero(sure).tolist(), refused, close)
+    sifted = _Sifted(np.flatnonzero(sure).tolist(), unmet, [], [])
+    rest = np.flatnonzero(suits & ~sure)
+    for i, row in zip(rest.tolist(), rows[rest].tolist(), strict=True):
+        node, key = matrix.nodes[row], matrix.keys[row]
+        if node is None or node.name == own:
+            key = b""
+        answer = memo.get(key)
+        if answer is not None:
+            sifted.answers.append((i, answer))
+        elif node is not None:
+            sifted.open.append((i, _Row(node, matrix.cards[row], key)))
+    return sifted

@@ -81,7 +81,7 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
         process.stop()
 
     serve(
-        by_listener(*make_apps(process, api, settings)),
+        by_listener(*make_apps(process.decider, process.filter, api, settings, process)),
         [Listen(own.host, own.port), Listen(own.extender_host, own.extender_port, tls=False)],
         certificate=certificate,
         workers=1,

@@ -5,6 +5,7 @@ from collections import defaultdict
 from typing import Any
 
 import orjson
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -182,3 +183,4 @@ class Cluster(RuleBasedStateMachine):
 
 
 TestCluster = Cluster.TestCase
+TestCluster.settings = settings(max_examples=max(200, settings().max_examples))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mgpu.model.asks import Ask, ContainerAsk, Placement, whole_cards
-from mgpu.model.cards import CardState
+from mgpu.model.asks import Ask, ContainerAsk, Placement, Rejection, whole_cards
+from mgpu.model.cards import Card, CardState
 from mgpu.model.pods import Stage
 from scheduler.placement import place, policy_named
 from tests.builders import GIB, card, state
@@ -109,3 +109,15 @@ def test_more_different_containers_than_the_budget_allows_are_placed_without_pro
     assert isinstance(found, Placement)
     assert not found.proven
     assert [name for name, _ in found.containers] == [f"c{i}" for i in range(20)]
+
+
+def test_a_pod_made_to_keep_the_search_busy_ends_it_undecided_not_rejected_as_too_large() -> None:
+    # Multiples of 3 GiB that add up to both cards exactly, while half of their sum is no multiple of 3 GiB.
+    sizes = [3 * k for k in range(1, 31)]
+    half = sum(sizes) * GIB // 2
+    cards = [CardState(Card(i, f"GPU-{i}", "", half)) for i in range(2)]
+    wanted = Ask("mgpu", tuple(ContainerAsk(f"c{k}", core=1, memory=k * GIB) for k in sizes))
+    found = place(wanted, cards, BINPACK)
+    assert isinstance(found, Rejection)
+    assert "not proven" in str(found)
+    assert not found.hopeless
