@@ -6,10 +6,10 @@ from operator import attrgetter
 from mgpu.model.asks import Ask, ContainerAsk, Placement, Rejection
 from mgpu.model.cards import CardState
 from scheduler.placement.configurations import Kind, configurations, kinds_of
-from scheduler.placement.first_fit import first_fit
+from scheduler.placement.first_fit import Undecided, first_fit
 from scheduler.placement.policies import CardScore, Policy
 from scheduler.placement.problem import Option
-from scheduler.placement.refusals import emptied, impossible, not_together, unplaceable
+from scheduler.placement.refusals import emptied, impossible, not_together, unplaceable, without_proof
 from scheduler.placement.search import search
 from scheduler.placement.ties import lowest
 
@@ -29,7 +29,8 @@ def place(
 
     Exact: of all placements that fit, the one with the highest sum of the policy's scores over all cards; of equal
     ones the one with the lowest card indexes, in the ask's order of containers. Where that takes more than `budget`
-    steps, the best found, with `proven=False`. A Rejection is always proven.
+    steps, the best found, with `proven=False`. A Rejection that says "does not fit" is always proven; a search that
+    had to end without an answer says just that.
     """
     cards = sorted(cards, key=_index)
     rejection = impossible(ask, cards)
@@ -42,11 +43,16 @@ def place(
     rejection = unplaceable(ask, cards)
     if rejection is not None:
         return rejection
-    found, proven = _of_several(ask, cards, policy.scores(cards), budget)
+    try:
+        found, proven = _of_several(ask, cards, policy.scores(cards), budget)
+    except Undecided:
+        return without_proof(ask)
     if found is not None:
         return _placement(ask, cards, found, proven=proven)
-    idle = all(state.idle for state in cards)
-    return not_together(ask, hopeless=idle or isinstance(place(ask, emptied(cards), policy, budget=budget), Rejection))
+    if all(state.idle for state in cards):
+        return not_together(ask, hopeless=True)
+    when_empty = place(ask, emptied(cards), policy, budget=budget)
+    return not_together(ask, hopeless=isinstance(when_empty, Rejection) and when_empty.hopeless)
 
 
 def _placement(

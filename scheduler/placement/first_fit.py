@@ -12,14 +12,22 @@ from scheduler.placement.policies import CardScore
 Contents = tuple[int, ...]
 """How many containers of each kind are on a card."""
 
+EFFORT = 10_000
+"""States after which the search ends undecided, about a second. Only a pod made for it gets so far: dozens of containers
+of different sizes that fit by every total and yet not together."""
+
+
+class Undecided(Exception):
+    """Nothing was found with all the effort there is, and that there is nothing is not proven."""
+
 
 def first_fit(
     kinds: Sequence[Kind], cards: Sequence[CardState], max_shares: int, score: CardScore
 ) -> list[tuple[int, ...]] | None:
-    """Per container of the ask the positions of its cards; None: no placement exists.
+    """Per container of the ask the positions of its cards; None: no placement exists. Raises Undecided.
 
     Depth-first, the hardest containers first, each on the cards that gain most. Equal cards are one, and what has
-    failed once is not tried again. There is no limit of effort: "does not fit" is never said without proof.
+    failed once is not tried again.
     """
     if _more_than_is_free(kinds, cards):
         return None
@@ -46,6 +54,8 @@ def first_fit(
         chosen, after = step
         state = (len(path), tuple(sorted(zip(alike, after, strict=True))))
         if state not in seen:
+            if len(seen) == EFFORT:
+                raise Undecided
             seen.add(state)
             path.append(chosen)
             contents = after

@@ -73,3 +73,9 @@ def _unplaceable_when_empty(ask: Ask, cards: Sequence[CardState]) -> bool:
 def not_together(ask: Ask, *, hopeless: bool) -> Rejection:
     count = len(ask.containers)
     return Rejection(f"each of the {count} GPU containers fits alone, but not all of them together", hopeless=hopeless)
+
+
+def without_proof(ask: Ask) -> Rejection:
+    """The search ended undecided: said as it is, and never taken for "does not fit" (`hopeless`)."""
+    count = len(ask.containers)
+    return Rejection(f"no cards were found for the {count} GPU containers in time; whether there are any is not proven")
