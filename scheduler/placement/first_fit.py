@@ -13,8 +13,8 @@ Contents = tuple[int, ...]
 """How many containers of each kind are on a card."""
 
 EFFORT = 10_000
-"""States after which the search ends undecided, about a second. Only a pod made for it gets so far: dozens of containers
-of different sizes that fit by every total and yet not together."""
+"""States after which the search ends undecided, about a second. Only a pod made for it gets so far: dozens of
+containers of different sizes that fit by every total and yet not together."""
 
 
 class Undecided(Exception):
