@@ -1,1 +1,1 @@
-"""A one-machine cluster to see mgpu work: API server, scheduling loop, kubelets, runtime and GPUs; no cluster needed."""
+"""A one-machine cluster to see mgpu work: API server, scheduling loop, kubelets, runtime and GPUs."""

@@ -175,7 +175,7 @@ class Cluster:
             shared = ["--kubeconfig", str(self.kubeconfig_of(user))]
             shared += ["--config", str(self._config.resolve())] if self._config else []
             whole = [sys.executable, "-m", "mgpu.cli.main", *command, *shared]
-            self.processes[name] = Process(name, whole, self.logs / f"{name}.log", _environment())
+            self.processes[name] = Process(name, whole, self.logs / f"{name}.log", _environment(self.folder))
         stack.callback(self._stop_processes)
         for process in self.processes.values():
             process.start()
@@ -238,9 +238,13 @@ def _create_namespace(api: Api) -> None:
             raise StartError(f"namespace {_NAMESPACE}: {error}") from error
 
 
-def _environment() -> dict[str, str]:
-    """This process's, without what would make a child believe that it runs in a cluster or set its settings."""
-    return {k: v for k, v in os.environ.items() if not k.startswith(("KUBERNETES_", "MGPU_", "KUBECONFIG"))}
+def _environment(folder: Path) -> dict[str, str]:
+    """This process's, without what would make a child believe that it runs in a cluster or set its settings.
+
+    Temporary files go into `folder`: a process that is killed cannot remove its own.
+    """
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("KUBERNETES_", "MGPU_", "KUBECONFIG"))}
+    return kept | {"TMPDIR": str(folder)}
 
 
 @contextmanager

@@ -18,15 +18,25 @@ from playground.nodes import make_nodes
 from playground.processes import StartError
 
 
-def options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--nodes, --cards, --config."""
-    for option in (
-        click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML) of the real processes."),
-        click.option("--cards", default=4, show_default=True, help="Cards per node."),
-        click.option("--nodes", default=3, show_default=True, help="Nodes; the last of several takes multi-GPU pods."),
-    ):
-        function = option(function)
-    return function
+def options(nodes: int = 1, cards: int = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """--nodes and --cards, at least so many, and --config."""
+
+    def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in (
+            click.option("--config", type=click.Path(path_type=Path), help="Settings of the real processes (YAML)."),
+            click.option("--cards", type=click.IntRange(cards), default=4, show_default=True, help="Cards per node."),
+            click.option(
+                "--nodes",
+                type=click.IntRange(nodes),
+                default=3,
+                show_default=True,
+                help="Nodes; the last of several takes multi-GPU pods.",
+            ),
+        ):
+            function = option(function)
+        return function
+
+    return decorated
 
 
 def settings_of(config: Path | None) -> Settings:

@@ -18,11 +18,13 @@ from mgpu.settings import Settings
 from playground import explain
 from playground.cluster import Cluster
 from playground.command import options, settings_of, stopping, up
+from playground.nodes import MGPU
 from playground.samples import Json, Outcome, Samples, example
 from playground.scheduling.extender import Extender, ExtenderError
 
 SHOWN = ("share", "several-containers", "multi-gpu", "whole-cards")
 CROWD = 12
+_SECONDS = 30.0
 
 EXAMPLES = """
 \b
@@ -33,7 +35,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@options
+@options(nodes=2, cards=4)  # what the examples need
 def command(nodes: int, cards: int, config: Path | None) -> None:
     """Run sample pods through the whole chain and show the cards.
 
@@ -106,18 +108,27 @@ class Demo:
 
     def _show_crowd(self, pod: Json) -> None:
         """Equal pods at once: the kubelet does not say whose an Allocate is, and still everyone gets its own cards."""
-        names = [f"crowd-{i + 1}" for i in range(CROWD)]
+        room = self._room(pod)
+        names = [f"crowd-{i + 1}" for i in range(room)]
         started = time.monotonic()
         for name in names:
             self._samples.create({**pod, "metadata": {"name": name}})
-        outcomes = {name: self._samples.running(name) for name in names}
+        outcomes = {name: self._samples.running(name, _SECONDS - (time.monotonic() - started)) for name in names}
         took = time.monotonic() - started
         wrong = [name for name, outcome in outcomes.items() if not outcome.running or self._check(outcome)]
         self.problems += [f"{name} does not run" for name, outcome in outcomes.items() if not outcome.running]
         nodes = sorted({outcome.node for outcome in outcomes.values() if outcome.node})
-        text = f"{CROWD - len(wrong)} of {CROWD} run with exactly the cards of their own record"
-        told = {"asks": f"share.yaml, {CROWD} times at once", "placed": f"on {', '.join(nodes)} in {took:.1f} s"}
+        text = f"{room - len(wrong)} of {room} run with exactly the cards of their own record"
+        told = {"asks": f"share.yaml, {room} times at once", "placed": f"on {', '.join(nodes)} in {took:.1f} s"}
         self._tell({"metadata": {"name": "crowd"}}, told | {"see": text}, good=not wrong)
+
+    def _room(self, pod: Json) -> int:
+        """How many more of this pod fit on the nodes that have its policy, a dozen at most."""
+        ask = self._samples.ask(pod)
+        shares = ask.containers if ask else ()
+        nodes = {node.name for node in self._cluster.nodes if node.labels == MGPU}
+        states = [s for name, found in self._samples.states().items() if name in nodes for s in found]
+        return min(CROWD, sum(min(s.core_free // c.core, s.memory_free // c.memory) for s in states for c in shares))
 
     def _asks(self, pod: Json) -> str:
         ask = self._samples.ask(pod)

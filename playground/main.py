@@ -21,7 +21,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@options
+@options()
 def command(nodes: int, cards: int, config: Path | None) -> None:
     """Keep a one-machine cluster up for kubectl, until Ctrl-C.
 

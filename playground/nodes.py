@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mgpu.model.errors import BadObject, Problem
-
 MGPU = {"vke.node.gpu.schedule": "mgpu"}
 BURST = {**MGPU, "vke.volcengine.com/mgpu-compute-policy": "native-burst-share"}
 _KINDS = (("A100-SXM4-80GB", "80Gi"), ("L40S", "46068Mi"), ("H100-80GB-HBM3", "80Gi"))
@@ -25,8 +23,6 @@ def make_nodes(count: int, cards: int) -> list[NodeSpec]:
 
     The last of several has the compute policy that pods with several cards per container need.
     """
-    if count < 1 or cards < 1:
-        raise BadObject([Problem("--nodes" if count < 1 else "--cards", "must be at least 1")])
     return [
         NodeSpec(
             f"node-{i + 1}",

@@ -4,9 +4,12 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+from playground import child
 
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.05
@@ -17,7 +20,10 @@ class StartError(Exception):
 
 
 class Process:
-    """One command, its output in `log`. In a session of its own, so that Ctrl-C reaches only who stops it in order."""
+    """One command (its first word a path), its output in `log`; it ends with this process at the latest.
+
+    In a session of its own, so that Ctrl-C reaches only who stops it in order.
+    """
 
     def __init__(self, name: str, command: Sequence[str], log: Path, environ: Mapping[str, str]) -> None:
         self.name, self.log = name, log
@@ -34,8 +40,10 @@ class Process:
 
     def start(self) -> None:
         with self.log.open("ab") as out:
+            # -S and -E: nothing but the standard library is needed before the command takes over.
+            tied = [sys.executable, "-S", "-E", child.__file__, str(os.getpid()), *self._command]
             self._child = subprocess.Popen(
-                self._command,
+                tied,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -1,0 +1,109 @@
+"""`mgpu demo` and `mgpu playground` as a user starts them."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import until
+
+MGPU = [sys.executable, "-m", "mgpu.cli.main"]
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """Where the commands put their folder (short: it holds sockets); whatever is left there was left behind."""
+    with tempfile.TemporaryDirectory(prefix="m") as folder:
+        yield Path(folder)
+
+
+def environ(temporary: Path, columns: int = 80) -> dict[str, str]:
+    return {**os.environ, "TMPDIR": str(temporary), "COLUMNS": str(columns), "NO_COLOR": "1"}
+
+
+def left(temporary: Path) -> tuple[list[Path], list[str]]:
+    """Files and processes that still know the folder."""
+    processes = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        processes += [line] if str(temporary) in line else []
+    return list(temporary.iterdir()), processes
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+def test_the_demo_runs_to_its_end_in_a_pipe_and_in_a_narrow_terminal(temporary: Path, columns: int) -> None:
+    command = [*MGPU, "demo", "--nodes", "2"]
+    done = subprocess.run(
+        command, env=environ(temporary, columns), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "✗" not in done.stdout
+    assert re.search(r"2 of 2 run with exactly the cards of\s+their own\s+record", done.stdout)
+    assert "must be a multiple of 100" in " ".join(done.stdout.split())
+    assert "2 nodes · 8 cards" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= columns
+    assert left(temporary) == ([], [])
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_the_playground_serves_kubectl_and_leaves_nothing_behind(
+    temporary: Path, number: signal.Signals, code: int
+) -> None:
+    with subprocess.Popen(
+        [*MGPU, "playground", "--nodes", "1", "--cards", "2"],
+        env=environ(temporary, 200),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as child:
+        assert child.stdout
+        lines = []
+        for line in child.stdout:
+            lines.append(line)
+            if "Ctrl-C stops" in line:
+                break
+        told = re.search(r"export KUBECONFIG=(\S+)", "".join(lines))
+        assert told, lines
+        if found := shutil.which("kubectl"):
+            asked = [found, "--kubeconfig", told[1], "get", "nodes", "-o", "name"]
+            answer = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True)
+            assert answer.stdout == "node/node-1\n"
+        child.send_signal(number)
+        assert child.wait(60) == code
+    until(lambda: left(temporary) == ([], []))
+
+
+def test_killed_it_leaves_no_process_behind(temporary: Path) -> None:
+    with subprocess.Popen(
+        [*MGPU, "playground", "--nodes", "1"], env=environ(temporary), stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout
+        assert next(line for line in child.stdout if line.startswith("Ready"))
+        child.kill()
+    until(lambda: left(temporary)[1] == [])
+
+
+def test_a_start_that_fails_shows_why(temporary: Path, tmp_path: Path) -> None:
+    config = tmp_path / "mgpu.yaml"
+    config.write_text("deviceplugin: {podResources: /nowhere, kubeletDir: 5}\n")
+    done = subprocess.run(
+        [*MGPU, "playground", "--config", str(config)],
+        env=environ(temporary),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "deviceplugin.kubeletDir" in done.stderr
+    assert left(temporary) == ([], [])

@@ -1,0 +1,111 @@
+"""The pure parts of the one-machine cluster, and its child processes."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from mgpu.model.asks import Ask, ContainerAsk, whole_cards
+from mgpu.model.errors import BadObject
+from mgpu.model.ledger import Share
+from mgpu.model.pods import Stage
+from mgpu.settings import load_settings
+from playground import explain
+from playground.installation import located, manifests
+from playground.nodes import make_nodes
+from playground.processes import Process, StartError
+from tests.builders import GIB, cards, state
+from tests.waiting import until
+
+SHARE = ContainerAsk("c", core=300, memory=4 * GIB)
+
+
+def test_the_last_of_several_nodes_takes_multi_gpu_pods() -> None:
+    policies = [node.labels.get("vke.volcengine.com/mgpu-compute-policy") for node in make_nodes(3, 2)]
+    assert policies == [None, None, "native-burst-share"]
+    assert "vke.volcengine.com/mgpu-compute-policy" not in make_nodes(1, 2)[0].labels
+
+
+def test_webhooks_lead_to_this_machine_and_nothing_else_of_them_changes() -> None:
+    ports = {"mgpu-webhook": 1, "mgpu-scheduler": 2}
+    urls = [
+        webhook["clientConfig"]["url"]
+        for manifest in manifests()
+        for webhook in located(manifest, ports).get("webhooks") or ()
+    ]
+    assert urls == ["https://127.0.0.1:2/bind-admission", "https://127.0.0.1:1/mutate", "https://127.0.0.1:1/validate"]
+    original = next(m for m in manifests() if m.get("webhooks"))
+    moved = located(original, ports)
+    assert original["webhooks"][0]["rules"] == moved["webhooks"][0]["rules"]
+    assert "service" in original["webhooks"][0]["clientConfig"]
+
+
+def test_what_is_asked_in_words() -> None:
+    init = ContainerAsk("i", core=100, memory=GIB, stage=Stage.INIT)
+    wide = ContainerAsk("w", cards=2, core=500, memory=GIB)
+    ask = Ask("mgpu", (init, SHARE, wide, whole_cards("all", 2)))
+    assert explain.asked(ask) == (
+        "init i: 10% and 1.0 GiB of one card; c: 30% and 4.0 GiB of one card; "
+        "w: 50% and 1.0 GiB of each of 2 cards; all: 2 cards, whole"
+    )
+
+
+def test_what_was_given_in_words() -> None:
+    before = (state(0, core=400, gib_used=60), state(1))
+    shares = (Share("c", 0), Share("w", 1), Share("w", "GPU-n1-0"))
+    assert explain.given(shares, before) == (
+        "c on card 0 (60% and 20.0 GiB free before); w on cards 0 (60% and 20.0 GiB free before), 1 (idle before)"
+    )
+
+
+def test_a_whole_card_is_chosen_by_no_policy() -> None:
+    settings = load_settings("cardPolicy: spread")
+    assert "idle" in explain.choice(Ask("mgpu", (whole_cards("c", 1),)), settings)
+    assert "spread" in explain.choice(Ask("mgpu", (SHARE,)), settings)
+
+
+def test_the_visible_cards_are_those_of_the_record() -> None:
+    wanted = explain.visible((Share("c", 1), Share("c", 0), Share("d", "GPU-n1-1")), cards(2))
+    assert wanted == {"c": "GPU-n1-0,GPU-n1-1", "d": "GPU-n1-1"}
+    with pytest.raises(BadObject, match="card 7"):
+        explain.visible((Share("c", 7),), cards(2))
+
+
+def test_any_difference_is_told() -> None:
+    wanted = {"c": "GPU-0", "d": "GPU-1"}
+    assert explain.differences(wanted, {n: {explain.VISIBLE: uuid} for n, uuid in wanted.items()}) == []
+    told = explain.differences(wanted, {"c": {explain.VISIBLE: "all"}})
+    assert len(told) == 2
+    assert "GPU-0, and sees all" in told[0]
+    assert "sees None" in told[1]
+
+
+def test_a_process_that_ends_shows_its_log(tmp_path: Path) -> None:
+    code = "import sys; print('no card'); sys.exit(3)"
+    process = Process("p", [sys.executable, "-c", code], tmp_path / "log", {})
+    process.start()
+    with pytest.raises(StartError, match="p: ready: the process ended\nno card"):
+        process.wait("ready", lambda: False, 20)
+
+
+def test_a_process_that_ignores_sigterm_is_killed_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("playground.processes._STOP_SECONDS", 0.1)
+    code = (
+        "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork();"
+        "open(f'{os.getpid()}.pid', 'w').close(); time.sleep(60)"
+    )
+    process = Process(
+        "p", [sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}); {code}"], tmp_path / "l", {}
+    )
+    process.start()
+    process.wait("forked", lambda: len(list(tmp_path.glob("*.pid"))) == 2, 20)
+    process.stop()
+    assert not process.running
+    until(lambda: not any(map(_alive, tmp_path.glob("*.pid"))))
+
+
+def _alive(path: Path) -> bool:
+    stat = Path(f"/proc/{path.stem}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
