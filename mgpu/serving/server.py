@@ -23,6 +23,8 @@ from gunicorn.util import close, close_graceful
 from gunicorn.workers.gthread import ThreadWorker
 from werkzeug.wsgi import ClosingIterator
 
+from mgpu.model.errors import BadObject, Problem
+
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
@@ -60,8 +62,21 @@ def serve(
     certificate: (chain, key) in PEM; both are watched, and new connections get the new one.
     start, stop: run in every worker, before its first request and after its last; threads belong there, not before.
     Prints `serving https on 127.0.0.1:8443` on stdout, one line per address, once connections are accepted.
+    Raises BadObject for an address that cannot be had.
     """
+    for address in listen:
+        _check(address)
     _Server(_in_one_segment(app), listen, certificate, workers, threads, start, stop).run()
+
+
+def _check(address: Listen) -> None:
+    """gunicorn would try for five seconds, and then say so in several lines."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        with socket.create_server((address.host, address.port), family=family):
+            pass
+    except OSError as error:
+        raise BadObject([Problem(str(address), f"cannot be listened on: {error.strerror or error}")]) from error
 
 
 class ReloadingContext:

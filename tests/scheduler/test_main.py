@@ -1,0 +1,79 @@
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = "from mgpu.cli.main import main; main()"
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:9"}}]
+users: [{name: u, user: {token: t}}]
+contexts: [{name: x, context: {cluster: c, user: u}}]
+current-context: x
+"""
+
+
+def run(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", RUN, "scheduler", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path) -> str:
+    path = tmp_path / "kubeconfig"
+    path.write_text(KUBECONFIG)
+    return str(path)
+
+
+def test_help_has_examples() -> None:
+    said = run("--help")
+    assert said.returncode == 0
+    assert "mgpu scheduler --kubeconfig" in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("scheduler: {ports: 1}", "scheduler.ports: unknown; allowed: "),
+        ("scheduler: {port: 99999}", "scheduler.port: "),
+        ("nodePolicy: best", "nodePolicy: "),
+        ("{", "is not YAML"),
+    ],
+)
+def test_bad_settings_are_one_line_and_exit_code_2(tmp_path: Path, settings: str, message: str) -> None:
+    path = tmp_path / "mgpu.yaml"
+    path.write_text(settings)
+    said = run("--config", str(path))
+    assert said.returncode == 2
+    assert message in said.stderr
+    assert said.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("options", [("--config", "/does/not/exist"), ("--kubeconfig", "/does/not/exist")])
+def test_files_that_cannot_be_read(options: tuple[str, str]) -> None:
+    said = run(*options)
+    assert said.returncode == 2
+    assert "/does/not/exist" in said.stderr
+    assert said.stderr.count("\n") == 1
+
+
+def test_a_certificate_directory_without_certificates(kubeconfig: str, tmp_path: Path) -> None:
+    said = run("--kubeconfig", kubeconfig, "--cert-dir", str(tmp_path))
+    assert said.returncode == 2
+    assert "tls.crt" in said.stderr
+
+
+@pytest.mark.parametrize("option", ["--port", "--extender-port"])
+def test_a_port_that_is_taken(kubeconfig: str, option: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        others = {"--port": "0", "--extender-port": "0", option: port}
+        said = run(
+            "--kubeconfig", kubeconfig, "--host", "127.0.0.1", *(part for pair in others.items() for part in pair)
+        )
+    assert said.returncode == 2
+    assert port in said.stderr
+    assert said.stderr.count("\n") == 1

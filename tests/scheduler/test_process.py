@@ -1,0 +1,187 @@
+"""`mgpu scheduler` itself, against the playground's API server: real watches, HTTPS, a lease."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urllib3
+import yaml
+
+from mgpu.kube import Api, ApiError
+from mgpu.model.inventory import write_device
+from mgpu.model.pods import Node
+from playground.apiserver import ApiServer, User, running
+from tests import builders as b
+from tests.mgpu.serving.process import DEADLINE, Client, Server
+from tests.scheduler.test_main import KUBECONFIG
+
+RUN = "from mgpu.cli.main import main; main()"
+ROOT = Path(__file__).parents[2]
+PODS = "/api/v1/namespaces/default/pods"
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+CLOSE = {"Connection": "close"}
+INDEX = "vke.volcengine.com/gpu-index-container-c"
+LEADER = "/apis/coordination.k8s.io/v1/namespaces/mgpu-system/leases/mgpu-scheduler"
+
+
+def until(met: Callable[[], Any]) -> Any:
+    """What `met` returns once that is true."""
+    ends = time.monotonic() + DEADLINE
+    while time.monotonic() < ends:
+        found = met()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"not met within {DEADLINE} s")
+
+
+class Cluster:
+    def __init__(self, folder: Path, api: Api) -> None:
+        self.folder, self.api = folder, api
+        self.schedulers: list[Server] = []
+
+    def start(self, *options: str) -> Server:
+        fixed = ("--kubeconfig", str(self.folder / "kubeconfig"), "--host", "127.0.0.1", "--port", "0")
+        server = Server("-c", RUN, "scheduler", *fixed, "--extender-port", "0", *options, addresses=2)
+        self.schedulers.append(server)
+        return server
+
+    def ask(self, server: Server, path: str, body: Any = None) -> tuple[int, bytes]:
+        """The extender's side of a scheduler."""
+        method = "POST" if body is not None else "GET"
+        reply = urllib3.request(method, f"http://127.0.0.1:{server.ports[1]}{path}", json=body, headers=CLOSE)
+        return reply.status, reply.data
+
+    def ready(self, server: Server) -> None:
+        until(lambda: self.ask(server, "/readyz")[0] == 200)
+
+    def register(self, server: Server) -> None:
+        """The webhook configuration as it is installed, for this process."""
+        raw = yaml.safe_load((ROOT / "manifests/base/binding-webhook.yaml").read_text())
+        url = f"https://127.0.0.1:{server.ports[0]}/bind-admission"
+        raw["webhooks"][0] |= {"clientConfig": {"url": url}, "timeoutSeconds": 30}
+        self.api.create(WEBHOOKS, raw)
+        name = f"{WEBHOOKS}/mgpu-scheduler"
+        until(lambda: self.api.get(name)["webhooks"][0]["clientConfig"].get("caBundle"))
+
+    def submit(self, name: str, core: int = 60, node: str = "") -> dict[str, Any]:
+        raw = b.share(name, core, node=node)
+        del raw["metadata"]["uid"]
+        return self.api.create(PODS, raw)
+
+    def bind(self, name: str, path: str = "") -> None:
+        body = {"metadata": {"name": name}, "target": {"kind": "Node", "name": "n1"}}
+        self.api.create(path or f"{PODS}/{name}/binding", {"apiVersion": "v1", "kind": "Binding", **body})
+
+    def card(self, name: str) -> str | None:
+        return (self.api.get(f"{PODS}/{name}")["metadata"].get("annotations") or {}).get(INDEX)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """An API server with a node of two cards, and nothing that runs."""
+    with running(ApiServer(tokens={"admin": User("kubernetes-admin", ("system:masters",))})) as url:
+        (tmp_path / "kubeconfig").write_text(
+            KUBECONFIG.replace("http://127.0.0.1:9", url).replace("token: t", "token: admin")
+        )
+        api = Api.connect(str(tmp_path / "kubeconfig"))
+        made = Cluster(tmp_path, api)
+        crd = yaml.safe_load((ROOT / "manifests/crds/device.yaml").read_text())
+        api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
+        api.create("/api/v1/nodes", b.node("n1"))
+        device = write_device(Node("n1"), "", b.cards(2))
+        until(lambda: _created(api, "/apis/scheduling.koordinator.sh/v1alpha1/devices", device))
+        try:
+            yield made
+        finally:
+            for server in made.schedulers:
+                server.close()
+            api.close()
+
+
+def _created(api: Api, path: str, body: dict[str, Any]) -> bool:
+    try:
+        api.create(path, body)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return False
+    return True
+
+
+def test_bindings_late_decisions_and_a_restart(cluster: Cluster) -> None:
+    server = cluster.start()
+    cluster.register(server)
+    cluster.ready(server)
+
+    cluster.submit("plain")
+    cluster.bind("plain")
+    assert cluster.card("plain") == "0"
+
+    cluster.submit("other", core=20)
+    cluster.bind("other", path="/api/v1/namespaces/default/bindings")
+    assert cluster.card("other") == "0"
+
+    cluster.submit("forced", node="n1")
+    assert until(lambda: cluster.card("forced")) == "1"
+
+    cluster.submit("too-much")
+    with pytest.raises(ApiError, match="2 cards: 1 core 20% short, 1 core 40% short") as refused:
+        cluster.bind("too-much")
+    assert refused.value.status == 409
+
+    cluster.submit("nowhere", node="n1")
+    status = until(lambda: _failed(cluster.api, "nowhere"))
+    assert status["reason"] == "MgpuNoCards"
+    until(lambda: any(e["reason"] == "MgpuNoCards" for e in cluster.api.list("/api/v1/events")[0]))
+
+    server.terminate()
+    assert server.join() == 0
+    assert cluster.api.get(LEADER)["spec"]["holderIdentity"] == ""
+    cluster.submit("meanwhile", core=20, node="n1")
+    again = cluster.start()
+    cluster.ready(again)
+    assert until(lambda: cluster.card("meanwhile")) in ("0", "1")
+    pod = cluster.submit("last", core=60)
+    found = cluster.ask(again, "/filter", {"Pod": pod, "NodeNames": ["n1"]})
+    assert b'"NodeNames":[]' in found[1]
+
+
+def _failed(api: Api, name: str) -> dict[str, Any] | None:
+    status: dict[str, Any] = api.get(f"{PODS}/{name}")["status"]
+    return status if status["phase"] == "Failed" else None
+
+
+def test_one_of_two_replicas_decides_and_the_other_takes_over(cluster: Cluster) -> None:
+    first = cluster.start()
+    cluster.ready(first)
+    second = cluster.start()
+    until(lambda: b"another replica leads" in cluster.ask(second, "/readyz")[1])
+    assert cluster.ask(second, "/healthz")[0] == 200
+    pod = cluster.submit("p")
+    assert b'"NodeNames":["n1"]' in cluster.ask(second, "/filter", {"Pod": pod, "NodeNames": ["n1"]})[1]
+    first.terminate()
+    cluster.ready(second)
+    cluster.submit("forced", node="n1")
+    assert until(lambda: cluster.card("forced")) == "0"
+
+
+def test_each_side_is_served_on_its_own_address_only(cluster: Cluster, tmp_path: Path) -> None:
+    server = cluster.start("--no-leader-elect", "--self-signed-dir", str(tmp_path / "tls"))
+    cluster.ready(server)
+    assert cluster.ask(server, "/bind-admission", {})[0] == 404
+    with Client(server.ports[0], tmp_path / "tls" / "ca.crt") as https:
+        https.send(b"{}", "/bind")
+        assert https.receive()[0] == 404
+
+
+def test_without_an_api_server_it_says_so_and_keeps_trying(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG)
+    server = cluster.start()
+    status, text = cluster.ask(server, "/readyz")
+    assert status == 503
+    assert b"not in sync yet" in text
+    assert cluster.ask(server, "/healthz")[0] == 200
+    assert cluster.ask(server, "/filter", {"Pod": b.share("p"), "NodeNames": []})[0] == 503
