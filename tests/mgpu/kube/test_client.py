@@ -1,0 +1,159 @@
+"""`Api` over real HTTP: pages, watches that break or are ended, refusals."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import orjson
+import pytest
+from kubernetes import client
+
+from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.model.errors import BadObject
+
+
+ITEMS: list[dict[str, Any]] = [{"n": 1}, {"n": 2}, {"n": 3}]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """/pages: three items on two pages · /watch/…: streams · /refused, /text, /half: bad answers."""
+
+    protocol_version = "HTTP/1.1"
+    release = threading.Event()
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        query = parse_qs(url.query)
+        match url.path:
+            case "/pages":
+                more = "continue" not in query
+                meta = {"resourceVersion": "7", **({"continue": "more"} if more else {})}
+                self._say(200, {"metadata": meta, "items": ITEMS[:2] if more else ITEMS[2:]})
+            case "/refused":
+                self._say(409, {"kind": "Status", "reason": "Conflict", "message": "no"})
+            case "/text":
+                self._send(502, b"bad gateway")
+            case "/half":
+                self._send(200, b'{"a": ')
+            case "/who":
+                self._say(200, {"authorization": self.headers["Authorization"]})
+            case _:
+                self._stream(url.path)
+
+    def _stream(self, path: str) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        gone = {"type": "ERROR", "object": {"code": 410, "reason": "Expired", "message": "too old"}}
+        event = orjson.dumps({"type": "ADDED", "object": {"metadata": {"name": "ü" * 3}}}) + b"\n"
+        self._chunk(event[:20])
+        self._chunk(event[20:])
+        if path == "/watch/gone":
+            self._chunk(orjson.dumps(gone) + b"\n")
+        elif path == "/watch/open":
+            self.release.wait(30)
+        if path == "/watch/broken":
+            self.close_connection = True
+        else:
+            self._chunk(b"")
+
+    def _chunk(self, data: bytes) -> None:
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.wfile.flush()
+
+    def _say(self, status: int, body: object) -> None:
+        self._send(status, orjson.dumps(body))
+
+    def _send(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def api() -> Iterator[Api]:
+    Handler.release.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        configuration = client.Configuration(
+            host=f"http://127.0.0.1:{server.server_port}", api_key={"authorization": "Bearer secret"}
+        )
+        made = Api(configuration, timeout=30)
+        yield made
+        Handler.release.set()
+        made.close()
+        server.shutdown()
+
+
+def test_a_list_is_all_its_pages(api: Api) -> None:
+    assert api.list("/pages") == (ITEMS, "7")
+    assert list(api.pages("/pages")) == [(ITEMS[:2], "7"), (ITEMS[2:], "7")]
+
+
+def test_the_token_goes_with_every_request(api: Api) -> None:
+    assert api.get("/who") == {"authorization": "Bearer secret"}
+
+
+def test_a_refusal_has_status_reason_and_message(api: Api) -> None:
+    with pytest.raises(ApiError) as refused:
+        api.get("/refused")
+    assert (refused.value.status, refused.value.reason, refused.value.message) == (409, "Conflict", "no")
+
+
+def test_a_refusal_that_is_no_status(api: Api) -> None:
+    with pytest.raises(ApiError, match="502 : bad gateway"):
+        api.get("/text")
+
+
+def test_half_an_answer_is_none(api: Api) -> None:
+    with pytest.raises(Unreachable):
+        api.get("/half")
+
+
+def test_what_is_no_list(api: Api) -> None:
+    with pytest.raises(Unreachable, match="no list"):
+        api.list("/who")
+
+
+def test_events_in_pieces_are_put_together(api: Api) -> None:
+    watch = api.watch("/watch/whole", "1")
+    assert [(kind, item["metadata"]["name"]) for kind, item in watch] == [("ADDED", "üüü")]
+    watch.close()
+
+
+@pytest.mark.parametrize(("path", "error"), [("/watch/gone", ApiError), ("/watch/broken", Unreachable)])
+def test_a_watch_that_ends_badly(api: Api, path: str, error: type[Exception]) -> None:
+    watch = api.watch(path, "1")
+    events = iter(watch)
+    assert next(events)[0] == "ADDED"
+    with pytest.raises(error):
+        next(events)
+    watch.close()
+
+
+def test_a_watch_is_ended_by_another_thread(api: Api) -> None:
+    watch = api.watch("/watch/open", "1")
+    events = iter(watch)
+    next(events)
+    threading.Timer(0.05, watch.end).start()
+    with pytest.raises((Unreachable, StopIteration)):
+        next(events)
+    watch.close()
+    watch.end()  # again, after it is over
+
+
+def test_nobody_there() -> None:
+    api = Api(client.Configuration(host="http://127.0.0.1:9"), timeout=1)
+    with pytest.raises(Unreachable):
+        api.get("/x")
+
+
+def test_no_kubeconfig() -> None:
+    with pytest.raises(BadObject, match="/does/not/exist"):
+        Api.connect("/does/not/exist")

@@ -1,0 +1,132 @@
+import copy
+from typing import Any
+
+import pytest
+
+from mgpu.kube import ApiError, Unreachable
+from mgpu.kube.leader import LEASE_SECONDS, Leader
+
+PATH = "/apis/coordination.k8s.io/v1/namespaces/mgpu-system/leases"
+
+
+class Leases:
+    """An API server with one Lease."""
+
+    def __init__(self) -> None:
+        self.lease: dict[str, Any] | None = None
+        self.reachable = True
+        self.version = 0
+
+    def get(self, path: str) -> dict[str, Any]:
+        self._reach()
+        assert path == f"{PATH}/l"
+        if self.lease is None:
+            raise ApiError(404, "NotFound", path)
+        return copy.deepcopy(self.lease)
+
+    def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self._reach()
+        assert path == PATH
+        if self.lease is not None:
+            raise ApiError(409, "AlreadyExists", path)
+        return self._put(body)
+
+    def replace(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self._reach()
+        assert self.lease is not None
+        if body["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
+            raise ApiError(409, "Conflict", path)
+        return self._put(body)
+
+    def _put(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.version += 1
+        self.lease = copy.deepcopy(body)
+        self.lease["metadata"]["resourceVersion"] = str(self.version)
+        return self.lease
+
+    def _reach(self) -> None:
+        if not self.reachable:
+            raise Unreachable("no answer")
+
+
+class World:
+    def __init__(self) -> None:
+        self.api, self.now = Leases(), 100.0
+        client: Any = self.api
+        self.a, self.b = (Leader(client, "mgpu-system", "l", name, lambda: self.now) for name in "ab")
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_the_first_one_leads(world: World) -> None:
+    world.a.round()
+    world.b.round()
+    assert (world.a.leading, world.b.leading) == (True, False)
+    assert world.a.term == 1
+
+
+def test_never_two_at_once_while_the_leader_cannot_renew(world: World) -> None:
+    world.a.round()
+    world.b.round()
+    for _ in range(LEASE_SECONDS + 5):
+        world.now += 1
+        world.b.round()
+        assert not (world.a.leading and world.b.leading)
+    assert world.b.leading
+
+
+def test_a_leader_without_the_api_stops_before_its_lease_ends(world: World) -> None:
+    world.a.round()
+    world.api.reachable = False
+    world.now += 10
+    world.a.round()
+    assert not world.a.leading
+
+
+def test_a_leader_that_renews_stays(world: World) -> None:
+    world.a.round()
+    for _ in range(60):
+        world.now += 2
+        world.a.round()
+        world.b.round()
+    assert (world.a.leading, world.b.leading, world.a.term) == (True, False, 1)
+
+
+def test_leading_again_after_a_pause_is_a_new_term(world: World) -> None:
+    world.a.round()
+    world.now += 12
+    world.a.round()
+    assert (world.a.leading, world.a.term) == (True, 2)
+
+
+def test_given_up_it_is_free_at_once(world: World) -> None:
+    world.a.round()
+    world.b.round()
+    world.a.release()
+    assert not world.a.leading
+    world.b.round()
+    assert world.b.leading
+    assert world.api.lease is not None
+    assert world.api.lease["spec"]["leaseTransitions"] == 2
+
+
+def test_the_slower_of_two_writers_does_not_lead(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.a.round()
+    world.a.release()
+    stale = world.api.get(f"{PATH}/l")
+    world.b.round()
+    with monkeypatch.context() as patched:
+        patched.setattr(world.api, "get", lambda _: stale)
+        world.a.round()
+    assert (world.a.leading, world.b.leading) == (False, True)
+
+
+def test_a_clock_in_the_record_is_not_believed(world: World) -> None:
+    world.a.round()
+    assert world.api.lease is not None
+    world.api.lease["spec"]["renewTime"] = "1999-01-01T00:00:00Z"
+    world.b.round()
+    assert not world.b.leading
