@@ -48,14 +48,14 @@ class Cluster:
 
     def __init__(
         self,
-        nodes: Sequence[NodeSpec] = (),
+        nodes: Sequence[NodeSpec] | None = None,
         *,
         config: Path | None = None,
         extender: bool = True,
         assets: str | None = None,
         kubelet: Mapping[str, Any] | None = None,
     ) -> None:
-        self.nodes = tuple(nodes or make_nodes(2, 4))
+        self.nodes = tuple(make_nodes(2, 4) if nodes is None else nodes)
         self.assets = os.environ.get(ASSETS, "") if assets is None else assets
         self._config, self._with_extender, self._kubelet_options = config, extender, dict(kubelet or {})
         self._stack = ExitStack()
@@ -159,23 +159,8 @@ class Cluster:
 
     def _start_processes(self, stack: ExitStack) -> None:
         """All at once, then wait for all: most of a start is Python's imports."""
-        local = ["--host", "127.0.0.1"]
-        commands = {
-            "webhook": ["webhook", *local, "--port", str(self._ports["webhook"])],
-            "scheduler": [
-                *("scheduler", *local, "--port", str(self._ports["scheduler"]), "--no-leader-elect"),
-                *("--extender-port", str(self._ports["extender"])),
-            ],
-        }
-        for node in self.nodes:
-            if node.cards:
-                commands[f"deviceplugin-{node.name}"] = self._agent(node)
-        for name, command in commands.items():
-            user = name.partition("-")[0]
-            shared = ["--kubeconfig", str(self.kubeconfig_of(user))]
-            shared += ["--config", str(self._config.resolve())] if self._config else []
-            whole = [sys.executable, "-m", "mgpu.cli.main", *command, *shared]
-            self.processes[name] = Process(name, whole, self.logs / f"{name}.log", _environment(self.folder))
+        for name, command in self.commands(self._ports).items():
+            self.processes[name] = Process(name, command, self.logs / f"{name}.log", _environment(self.folder))
         stack.callback(self._stop_processes)
         for process in self.processes.values():
             process.start()
@@ -184,6 +169,24 @@ class Cluster:
         for node in self.nodes:
             if node.cards:
                 self.wait_offers(node.name)
+
+    def commands(self, ports: Mapping[str, int]) -> dict[str, list[str]]:
+        """The real processes' command lines, by name; what they must serve on `ports`: webhook, scheduler, extender."""
+        local = ["--host", "127.0.0.1", "--port"]
+        commands = {
+            "webhook": ["webhook", *local, str(ports["webhook"])],
+            "scheduler": [
+                *("scheduler", *local, str(ports["scheduler"]), "--no-leader-elect"),
+                *("--extender-port", str(ports["extender"])),
+            ],
+            **{f"deviceplugin-{node.name}": self._agent(node) for node in self.nodes if node.cards},
+        }
+        whole = {}
+        for name, command in commands.items():
+            shared = ["--kubeconfig", str(self.kubeconfig_of(name.partition("-")[0]))]
+            shared += ["--config", str(self._config.resolve())] if self._config else []
+            whole[name] = [sys.executable, "-m", "mgpu.cli.main", *command, *shared]
+        return whole
 
     def _agent(self, node: NodeSpec) -> list[str]:
         root = self.folder / node.name

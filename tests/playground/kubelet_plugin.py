@@ -23,6 +23,8 @@ class Plugin(services.DevicePluginServicer):
         self.allocated: list[list[str]] = []
         self.started: list[list[str]] = []
         self.refuse_allocate = self.refuse_start = ""
+        self.hold_start = threading.Event()
+        self.hold_start.set()
         self._changed = threading.Condition()
         self._version = 0
         self._ended = threading.Event()
@@ -53,6 +55,7 @@ class Plugin(services.DevicePluginServicer):
             self._changed.notify_all()
 
     def stop(self) -> None:
+        self.hold_start.set()
         self.end_streams()
         self._server.stop(None).wait()
 
@@ -84,6 +87,7 @@ class Plugin(services.DevicePluginServicer):
 
     def PreStartContainer(self, request: Any, context: Any) -> api.PreStartContainerResponse:  # noqa: N802
         self.started.append(list(request.devices_ids))
+        self.hold_start.wait(20)
         if self.refuse_start:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refuse_start)
         return api.PreStartContainerResponse()

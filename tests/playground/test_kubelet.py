@@ -255,6 +255,26 @@ def test_a_refused_start_waits_and_is_tried_again(bench: Bench) -> None:
     assert len(plugin.allocated) == 1
 
 
+def test_a_start_that_takes_too_long_is_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("playground.kubelet.plugins.PRE_START_SECONDS", 0.1)
+    plugin = bench.plugin()
+    plugin.hold_start.clear()
+    bench.create("a")
+    until(lambda: "DeadlineExceeded" in bench.waits("a").get("message", ""))
+    plugin.hold_start.set()
+    bench.runs("a")
+
+
+def test_a_pod_is_listed_by_pod_resources_while_its_container_starts(bench: Bench) -> None:
+    plugin = bench.plugin()
+    plugin.hold_start.clear()
+    bench.create("a")
+    ids = until(lambda: plugin.started and plugin.started[0])
+    assert bench.listed() == {"a": {"c": ids}}
+    assert bench.phase("a") == "Pending"
+    plugin.hold_start.set()
+
+
 def test_every_start_of_a_container_calls_pre_start_again(bench: Bench) -> None:
     plugin = bench.plugin()
     bench.create("a")
@@ -279,6 +299,22 @@ def test_a_kubelet_restart_leaves_containers_alone_and_skips_pre_start_until_the
     assert row["containerID"] != before
     assert row["lastState"]["terminated"]["containerID"] == before
     assert len(plugin.started) == len(plugin.allocated) == 1
+
+
+def test_a_resource_published_below_what_pods_hold_fails_them_at_the_next_restart(bench: Bench) -> None:
+    bench.plugin()
+    bench.api.patch(f"{NODE}/status", {"status": {"capacity": {"example.com/memory": "8"}}})
+    until(lambda: bench.capacity("example.com/memory") == ("8", "8"))
+    limits = {CORE: "1", "example.com/memory": "4"}
+    bench.create("a", containers=[{"name": "c", "image": "i", "resources": {"limits": limits}}])
+    bench.runs("a")
+    bench.api.patch(f"{NODE}/status", {"status": {"capacity": {"example.com/memory": "3"}}})
+    until(lambda: bench.capacity("example.com/memory") == ("3", "3"))
+    assert bench.phase("a") == "Running"
+    bench.kubelet.stop()
+    bench.kubelet.start()
+    until(lambda: bench.phase("a") == "Failed")
+    assert bench.pod("a")["status"]["reason"] == "OutOfexample.com/memory"
 
 
 def test_after_a_reboot_pods_are_admitted_before_the_plugin_is_back_and_fail(bench: Bench) -> None:
@@ -324,6 +360,20 @@ def test_the_calls_of_a_pod_are_contiguous_in_any_order_of_pods(make: Callable[.
     calls = [owner[ids[0]] for ids in plugin.allocated]
     assert calls == [(pod, c) for pod, _ in calls[::2] for c in ("c1", "c2")]
     assert ([pod for pod, _ in calls[::2]] == names) is (order != "random")
+
+
+def test_pod_resources_of_one_pod_and_of_the_node(bench: Bench) -> None:
+    plugin = bench.plugin()
+    bench.create("a")
+    bench.runs("a")
+    with grpc.insecure_channel(f"unix:{bench.config.pod_resources / 'kubelet.sock'}") as channel:
+        stub = services.PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]
+        one = stub.Get(resources.GetPodResourcesRequest(pod_name="a", pod_namespace="default"), timeout=5)
+        node = stub.GetAllocatableResources(resources.AllocatableResourcesRequest(), timeout=5)
+        with pytest.raises(grpc.RpcError, match="not found"):
+            stub.Get(resources.GetPodResourcesRequest(pod_name="b", pod_namespace="default"), timeout=5)
+    assert [list(d.device_ids) for d in one.pod_resources.containers[0].devices] == plugin.allocated
+    assert {d.resource_name: set(d.device_ids) for d in node.devices} == {CORE: set(plugin.devices)}
 
 
 def test_pod_resources_beyond_its_rate_are_refused(make: Callable[..., Bench]) -> None:

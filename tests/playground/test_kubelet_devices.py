@@ -232,6 +232,14 @@ def test_the_checkpoint_is_written_before_a_container_starts_and_has_init_contai
     assert sorted(whole["Data"]["RegisteredDevices"][CORE]) == ["ore-0", "ore-1", "ore-2", "ore-3"]
 
 
+def test_a_device_list_makes_the_kubelet_write_its_checkpoint_again(bench: Bench) -> None:
+    bench.admit(pod("a"))
+    (bench.folder / FILE).unlink()
+    bench.register(CORE, 4)
+    rows = json.loads((bench.folder / FILE).read_text())["Data"]["PodDeviceEntries"]
+    assert [row["PodUID"] for row in rows] == ["a"]
+
+
 def test_a_damaged_checkpoint_is_refused(bench: Bench) -> None:
     bench.admit(pod("a"))
     file = bench.folder / FILE

@@ -26,6 +26,7 @@ class FakeExtender:
     def __init__(self) -> None:
         self.refuse: dict[str, str] = {}
         self.scores: dict[str, Any] = {}
+        self.null = False
         self.status = 200
         self.asked: list[tuple[str, Json]] = []
         outer = self
@@ -54,6 +55,8 @@ class FakeExtender:
         names = body["NodeNames"] or [item["metadata"]["name"] for item in body["Nodes"]["items"]]
         if path == "/prioritize":
             return [{"Host": name, "Score": self.scores.get(name, 0)} for name in names]
+        if self.null:
+            return {"NodeNames": None, "Nodes": None}
         left = [name for name in names if name not in self.refuse]
         nodes = {"items": [{"metadata": {"name": name}} for name in left]}
         failed = {name: self.refuse[name] for name in names if name in self.refuse}
@@ -227,6 +230,14 @@ def test_an_outage_of_the_extender_holds_its_pods_unless_ignorable(
         assert "failed filter with extender" in bench.refused("gpu")
         extender.status = 200
         assert bench.lands("gpu") == "n1"
+
+
+def test_null_for_the_remaining_nodes_means_none(bench: Bench, extender: FakeExtender) -> None:
+    bench.node("n1")
+    extender.null = True
+    bench.start(Extender(extender.url))
+    bench.pod("p")
+    assert bench.refused("p") == "0/1 nodes are available."
 
 
 def test_a_score_that_is_no_integer_counts_nothing(bench: Bench, extender: FakeExtender) -> None:
