@@ -1,5 +1,6 @@
 """The scheduler process without its HTTP side: what runs, in which order it starts, and what it may do when."""
 
+import gc
 import logging
 import threading
 from typing import Any
@@ -103,6 +104,9 @@ class Process:
         while not all(watch.wait_synced(_ROUND_SECONDS) for watch in self._watches.values()):
             if self._stop.is_set():
                 return
+        self.state.matrix(lambda _: None)  # all nodes are new to it: not in the first filter's time
+        gc.collect()
+        gc.freeze()  # a full collection would walk every pod of the cluster, while everybody waits
         if first_term >= 0:
             self._begin(first_term)  # this list was begun after the lease was ours
         while not self._stop.wait(_ROUND_SECONDS):

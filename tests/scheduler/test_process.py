@@ -1,7 +1,6 @@
 """`mgpu scheduler` itself, against the playground's API server: real watches, HTTPS, a lease."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ from mgpu.model.inventory import write_device
 from mgpu.model.pods import Node
 from playground.apiserver import ApiServer, User, running
 from tests import builders as b
-from tests.mgpu.serving.process import DEADLINE, Client, Server
+from tests.mgpu.serving.process import Client, Server
 from tests.scheduler.test_main import KUBECONFIG
+from tests.waiting import until
 
 RUN = "from mgpu.cli.main import main; main()"
 ROOT = Path(__file__).parents[2]
@@ -24,17 +24,6 @@ WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 CLOSE = {"Connection": "close"}
 INDEX = "vke.volcengine.com/gpu-index-container-c"
 LEADER = "/apis/coordination.k8s.io/v1/namespaces/mgpu-system/leases/mgpu-scheduler"
-
-
-def until(met: Callable[[], Any]) -> Any:
-    """What `met` returns once that is true."""
-    ends = time.monotonic() + DEADLINE
-    while time.monotonic() < ends:
-        found = met()
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"not met within {DEADLINE} s")
 
 
 class Cluster:

@@ -13,7 +13,6 @@ from kubernetes import client
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.errors import BadObject
 
-
 ITEMS: list[dict[str, Any]] = [{"n": 1}, {"n": 2}, {"n": 3}]
 
 

@@ -1,6 +1,5 @@
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,6 +7,7 @@ import pytest
 
 from mgpu.kube import ApiError, Unreachable
 from mgpu.kube.reflector import Reflector
+from tests.waiting import until
 
 DEADLINE = 30.0
 
@@ -87,13 +87,6 @@ class Seen:
 
     def stream(self) -> Stream:
         return self.api.streams.get(timeout=DEADLINE)
-
-
-def until(met: Callable[[], bool]) -> None:
-    ends = time.monotonic() + DEADLINE
-    while not met():
-        assert time.monotonic() < ends
-        time.sleep(0.005)
 
 
 @pytest.fixture
