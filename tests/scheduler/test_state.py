@@ -4,6 +4,7 @@ import pytest
 
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import Node
+from mgpu.settings import load_settings
 from scheduler.state import State
 from tests import builders as b
 from tests.scheduler.fake import SETTINGS, FakeApi, Replica, cluster
@@ -158,6 +159,14 @@ def test_init_containers_and_sidecars_count_as_they_run(one: Replica) -> None:
     )
     given(one, raw)
     assert free(one) == [200, 1000]  # sidecar and app container together; the init container ran before both
+
+
+@pytest.mark.parametrize("now", ["minGPUMemory: 4096", "enabled: false", "MGPUEnable: false"])
+def test_settings_that_change_take_no_cards_away(now: str) -> None:
+    settings = load_settings(f"dialects: {{mgpu: {{{now}}}}}")
+    replica = Replica(cluster(("n1", 2)), settings=settings)
+    given(replica, running(bound(cards="1")))
+    assert free(replica) == [1000, 500]
 
 
 def test_pods_without_gpu_are_known_by_name_only(one: Replica) -> None:
