@@ -1,0 +1,173 @@
+"""Nodes, cards and who holds what, as `mgpu simulate`, `mgpu inspect` and the demo show it. Pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mgpu import dialects
+from mgpu.model import inventory
+from mgpu.model.asks import Ask
+from mgpu.model.cards import Card, CardState
+from mgpu.model.errors import BadObject
+from mgpu.model.ledger import Holding, Ledger, Share, unknown_shares
+from mgpu.model.pods import Pod, read_node, read_pod
+from mgpu.settings import Settings
+
+Raw = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What one pod holds of one card at its peak: core in milli, memory in bytes.
+
+    certain: False where nobody can tell which cards the pod is on (an unreadable record).
+    """
+
+    pod: str
+    containers: tuple[str, ...]
+    core: int
+    memory: int
+    certain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CardView:
+    state: CardState
+    uses: tuple[Use, ...] = ()
+
+    @property
+    def holders(self) -> list[str]:
+        """`namespace/pod/container`, sorted."""
+        return sorted(f"{use.pod}/{container}" for use in self.uses for container in use.containers)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """annotations: those that the suite writes on the node."""
+
+    name: str
+    cards: tuple[CardView, ...]
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """nodes: by name. pending: GPU pods without a node. unclear: pod → why its cards are not known."""
+
+    nodes: tuple[NodeView, ...]
+    pending: tuple[str, ...] = ()
+    unclear: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a bound pod holds. holding None: nothing. problem: why it cannot be told which cards."""
+
+    holding: Holding | None = None
+    problem: str = ""
+
+
+NO_RECORD = "its cards are not decided yet"
+
+
+def claim(pod: Pod, ask: Ask | BadObject | None) -> Claim:
+    """What `pod`, whose ask was read as `ask`, holds by its own record.
+
+    An unreadable record is held on every card of the node; so is all of every card where not even the ask can be read.
+    """
+    if ask is None or not pod.node or pod.ended:
+        return Claim()
+    if isinstance(ask, BadObject):
+        if not any(map(dialects.is_placement_annotation, pod.annotations)):
+            return Claim(problem=str(ask))
+        return Claim(_holding(pod, "", (Share(pod.containers[0].name, None, whole=True),)), str(ask))
+    try:
+        shares = dialects.by_name(ask.dialect).read_placement(pod, ask)
+    except BadObject as error:
+        return Claim(_holding(pod, ask.dialect, unknown_shares(ask)), str(error))
+    return Claim(problem=NO_RECORD) if shares is None else Claim(_holding(pod, ask.dialect, shares))
+
+
+def ask_of(pod: Pod, settings: Settings) -> Ask | BadObject | None:
+    """What the pod asks for, or why that cannot be read."""
+    try:
+        return dialects.read_ask(pod, settings)
+    except BadObject as error:
+        return error
+
+
+def _holding(pod: Pod, dialect: str, shares: tuple[Share, ...]) -> Holding:
+    return Holding(pod.uid, pod.namespace, pod.name, pod.node, dialect, shares)
+
+
+def overview(nodes: Iterable[Raw], devices: Iterable[Raw], pods: Iterable[Raw], settings: Settings) -> Overview:
+    """From the API's objects as they are. What cannot be read is told in `unclear`, by `kind name`; never raises."""
+    ledger, pending, unclear = Ledger(), [], {}
+    inventories: dict[str, tuple[Card, ...]] = {}
+    for raw in devices:
+        name = str(raw["metadata"]["name"])
+        try:
+            inventories[name] = inventory.read_device(raw)
+        except BadObject as error:
+            unclear[f"Device {name}"] = str(error)
+    for raw in nodes:
+        node = read_node(raw)
+        ledger.set_cards(node.name, inventories.get(node.name, inventory.equal_cards(node)))
+    for raw in pods:
+        pod = read_pod(raw)
+        ask = ask_of(pod, settings)
+        if ask is not None and not pod.node and not pod.ended:
+            pending.append(pod.key)
+        found = claim(pod, ask)
+        if found.holding:
+            ledger.hold(found.holding)
+        if found.problem:
+            unclear[f"Pod {pod.key}"] = found.problem
+    return Overview(views(ledger), tuple(sorted(pending)), dict(sorted(unclear.items())))
+
+
+def views(ledger: Ledger) -> tuple[NodeView, ...]:
+    """Every node of the ledger, by name."""
+    return tuple(
+        NodeView(name, tuple(CardView(state, _uses(ledger, name, state.card)) for state in ledger.cards(name)))
+        for name in sorted(ledger.nodes())
+    )
+
+
+def _uses(ledger: Ledger, node: str, card: Card) -> tuple[Use, ...]:
+    uses = []
+    for holding in ledger.holdings(node):
+        shares = [share for share in holding.shares if share.is_on(card)]
+        if shares:
+            amount = holding.uses(card)
+            containers = tuple(sorted({share.container for share in shares}))
+            certain = all(share.card is not None for share in shares)
+            uses.append(Use(holding.key, containers, amount.core, amount.memory, certain))
+    return tuple(uses)
+
+
+def nodes_json(nodes: Iterable[NodeView]) -> dict[str, Any]:
+    """The `nodes` of simulate.md's JSON output."""
+    return {
+        node.name: {"cards": [_card_json(card) for card in node.cards], "annotations": dict(node.annotations)}
+        for node in nodes
+    }
+
+
+def _card_json(view: CardView) -> dict[str, Any]:
+    state = view.state
+    return {
+        "index": state.card.index,
+        "uuid": state.card.uuid,
+        "healthy": state.card.healthy,
+        "core": {"used": percent(state.core_used), "total": percent(state.card.core)},
+        "memory": {"used": state.memory_used, "total": state.card.memory},
+        "holders": view.holders,
+        "slices": [],
+        "gpuid": None,
+    }
+
+
+def percent(milli: int) -> int | float:
+    """Thousandths as percent: whole ones as integers."""
+    return milli // 10 if milli % 10 == 0 else milli / 10

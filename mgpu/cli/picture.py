@@ -1,0 +1,249 @@
+"""The card map: nodes × cards as a picture for the terminal.
+
+Per card two bars, core above memory, cut into the pods that hold them. A letter names a pod in its node's legend, so
+the picture says the same without colour; with colour a pod is a block with its letter in the middle.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from mgpu.cli.overview import CardView, NodeView, Use
+from mgpu.model.quantities import format_bytes, format_core
+
+_COLOURS = (
+    "#7aa6da",
+    "#e7c547",
+    "#70c0b1",
+    "#d98cb3",
+    "#b9ca4a",
+    "#e78c45",
+    "#a08cd0",
+    "#7fc97f",
+    "#c9a27a",
+    "#8fb8c9",
+)
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_UNKNOWN, _MORE = "?", "+"
+_GUTTER, _GAP, _NARROWEST, _WIDEST = 6, 3, 15, 34
+_IDLE, _WARNING = "grey50", "bold red"
+
+
+@dataclass(frozen=True, slots=True)
+class _Signs:
+    free: str = "·"
+    broken: str = "╱"
+    cross: str = "✗"
+    dot: str = "·"
+
+
+_ASCII = _Signs(".", "/", "x", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class card_map:  # noqa: N801 (used like a function, as rich's own renderables of one call are)
+    """Renders `nodes` in any width from 60 columns on. Nodes without cards are listed in one line at the end."""
+
+    nodes: Sequence[NodeView]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        coloured = console.color_system is not None and not console.no_color
+        pen = _Pen(_ASCII if options.ascii_only else _Signs(), coloured=coloured)
+        served = [node for node in self.nodes if node.cards]
+        for node in served:
+            yield _panel(node, pen, options.max_width)
+        bare = [node.name for node in self.nodes if not node.cards]
+        if bare:
+            yield Text(f"Without cards: {', '.join(bare)}", style=_IDLE)
+        if served:
+            yield _total(served, pen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pen:
+    signs: _Signs
+    coloured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Label:
+    letter: str
+    style: str
+
+
+def _panel(node: NodeView, pen: _Pen, width: int) -> Panel:
+    labels = _labels(node)
+    body = Table.grid(padding=0)
+    body.add_column()
+    body.add_row(_cards(node, labels, pen, width - 4))
+    if labels:
+        body.add_row("")
+        body.add_row(_legend(node, labels, pen, width - 4))
+    title = Text.assemble((node.name, "bold"), f" {pen.signs.dot} ", f" {pen.signs.dot} ".join(_models(node)))
+    subtitle = Text(f"core {_share(node, 'core')} {pen.signs.dot} memory {_share(node, 'memory')}")
+    return Panel(body, title=title, title_align="left", subtitle=subtitle, subtitle_align="right", border_style=_IDLE)
+
+
+def _labels(node: NodeView) -> dict[str, _Label]:
+    """A letter and a colour for each pod on the node, in the order of the cards; `?` where the cards are not known."""
+    labels: dict[str, _Label] = {}
+    letters = iter(_LETTERS)
+    for use in (use for card in node.cards for use in card.uses):
+        if use.pod not in labels:
+            letter = next(letters, _MORE) if use.certain else _UNKNOWN
+            style = f"black on {_COLOURS[len(labels) % len(_COLOURS)]}" if use.certain else "white on red3"
+            labels[use.pod] = _Label(letter, style)
+    return labels
+
+
+def _cards(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> Table:
+    """The cards in rows of equal length, as many in a row as the width takes."""
+    fit = max(1, (width - _GUTTER + _GAP) // (_NARROWEST + _GAP))
+    rows = -(-len(node.cards) // fit)
+    per_row = -(-len(node.cards) // rows)
+    bar = min(_WIDEST, (width - _GUTTER + _GAP) // per_row - _GAP)
+    table = Table.grid(padding=(0, _GAP, 0, 0), pad_edge=False)
+    table.add_column(width=_GUTTER - _GAP + 1)
+    for _ in range(per_row):
+        table.add_column(width=bar, no_wrap=True)
+    for start in range(0, len(node.cards), per_row):
+        shown = node.cards[start : start + per_row]
+        if start:
+            table.add_row("")
+        table.add_row("", *(_head(card, pen, bar) for card in shown))
+        table.add_row(Text("core", style=_IDLE), *(_bar(card, "core", labels, pen, bar) for card in shown))
+        table.add_row(Text("mem", style=_IDLE), *(_bar(card, "memory", labels, pen, bar) for card in shown))
+    return table
+
+
+def _head(card: CardView, pen: _Pen, width: int) -> Text:
+    state = card.state
+    over = state.core_used > state.card.core or state.memory_used > state.card.memory
+    text = Text.assemble((str(state.card.index), "bold"))
+    if not state.card.healthy:
+        text.append(f" {pen.signs.cross} unhealthy", style=_WARNING)
+    elif state.idle:
+        text.append(" idle", style=_IDLE)
+    if not state.idle:
+        used = f"{format_core(state.core_used)} {_short(state.memory_used)}"
+        # Beside "unhealthy" the amounts only stand where there is room for them.
+        if state.card.healthy or len(text) + len(used) < width:
+            text.append(f" {used}", style=_WARNING if over else "")
+    return text
+
+
+def _bar(card: CardView, what: str, labels: dict[str, _Label], pen: _Pen, width: int) -> Text:
+    total = card.state.card.core if what == "core" else card.state.card.memory
+    amounts = [use.core if what == "core" else use.memory for use in card.uses]
+    text = Text()
+    for use, cells in zip(card.uses, _cells(amounts, total, width), strict=True):
+        text.append_text(_block(labels[use.pod], cells, pen))
+    sign, style = (pen.signs.free, _IDLE) if card.state.card.healthy else (pen.signs.broken, "red")
+    text.append(sign * (width - len(text)), style=style)
+    return text
+
+
+def _block(label: _Label, cells: int, pen: _Pen) -> Text:
+    return Text(label.letter.center(cells) if pen.coloured else label.letter * cells, style=label.style)
+
+
+def _cells(amounts: Sequence[int], total: int, width: int) -> list[int]:
+    """How many of `width` cells each amount gets: what is held is seen, and so is what is free where there is room.
+
+    Largest remainders, then at least one cell for every amount above 0, taken from the widest.
+    """
+    held = sum(amounts)
+    scale = Fraction(width, max(total, held, 1))
+    exact = [amount * scale for amount in amounts]
+    cells = [int(value) for value in exact]
+    room = width - sum(cells) if held >= total else round(held * scale) - sum(cells)
+    for i in sorted(range(len(cells)), key=lambda i: (cells[i] - exact[i], i))[:room]:
+        cells[i] += 1
+    for i in (i for i, amount in enumerate(amounts) if amount and not cells[i]):
+        widest = max(range(len(cells)), key=lambda j: (cells[j], -j))
+        if sum(cells) >= width - (held < total):
+            if cells[widest] < 2:
+                break
+            cells[widest] -= 1
+        cells[i] = 1
+    return cells
+
+
+def _legend(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> Table:
+    entries = [_entry(pod, label, _on(node, pod), pen) for pod, label in labels.items()]
+    longest = max(len(entry) for entry in entries)
+    columns = max(1, min(len(entries), (width + _GAP) // (longest + _GAP)))
+    rows = -(-len(entries) // columns)
+    table = Table.grid(padding=(0, _GAP, 0, 0), pad_edge=False)
+    for _ in range(columns):
+        table.add_column(overflow="ellipsis", no_wrap=True, max_width=width)
+    for row in range(rows):
+        table.add_row(*(entries[i] for i in range(row, len(entries), rows)))
+    return table
+
+
+def _entry(pod: str, label: _Label, on: Sequence[tuple[int, Use]], pen: _Pen) -> Text:
+    """`A default/train (a, b) · 100% 8.0 GiB on 0,1`: what the pod holds in total."""
+    uses = [use for _, use in on]
+    containers = sorted({container for use in uses for container in use.containers})
+    text = Text.assemble((f" {label.letter} " if pen.coloured else label.letter, label.style), f" {pod}")
+    if len(containers) > 1:
+        text.append(f" ({', '.join(containers)})")
+    if not uses[0].certain:
+        text.append(f" {pen.signs.dot} on which cards is not known", style=_WARNING)
+        return text
+    core, memory = sum(use.core for use in uses), sum(use.memory for use in uses)
+    cards = ",".join(str(index) for index, _ in on)
+    text.append(f" {pen.signs.dot} {format_core(core)} {_short(memory)} on {cards}", style=_IDLE)
+    return text
+
+
+def _on(node: NodeView, pod: str) -> list[tuple[int, Use]]:
+    return [(card.state.card.index, use) for card in node.cards for use in card.uses if use.pod == pod]
+
+
+def _models(node: NodeView) -> Iterator[str]:
+    """`7 × A100-SXM4-80GB 80 GiB`, equal cards together, in the order of their first index."""
+    kinds: dict[str, int] = {}
+    for card in node.cards:
+        kind = " ".join(filter(None, (card.state.card.model, _short(card.state.card.memory))))
+        kinds[kind] = kinds.get(kind, 0) + 1
+    return (f"{count} × {kind}" for kind, count in kinds.items())
+
+
+def _share(node: NodeView, what: str) -> str:
+    """What is held of the node's healthy and unhealthy cards together, in percent."""
+    states = [card.state for card in node.cards]
+    if what == "core":
+        used, total = sum(s.core_used for s in states), sum(s.card.core for s in states)
+    else:
+        used, total = sum(s.memory_used for s in states), sum(s.card.memory for s in states)
+    return f"{100 * used / total:.0f}%" if total else "0%"
+
+
+def _total(nodes: Sequence[NodeView], pen: _Pen) -> Text:
+    cards = [card for node in nodes for card in node.cards]
+    pods = {use.pod for card in cards for use in card.uses}
+    broken = sum(not card.state.card.healthy for card in cards)
+    parts = [
+        _count(len(nodes), "node"),
+        _count(len(cards), "card"),
+        f"{sum(card.state.idle for card in cards)} idle",
+        *([f"{broken} unhealthy"] if broken else []),
+        _count(len(pods), "pod"),
+    ]
+    return Text(f" {pen.signs.dot} ".join(parts), style="bold")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _short(amount: int) -> str:
+    """`80 GiB` rather than `80.0 GiB`: there is little room."""
+    return format_bytes(amount).replace(".0 ", " ")
