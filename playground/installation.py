@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from mgpu.kube import Api, ApiError
-from playground.processes import until
+from playground.processes import StartError, until
 
 Json = dict[str, Any]
 MANIFESTS = Path(__file__).parents[1] / "manifests"
@@ -25,9 +25,12 @@ def install(api: Api, ports: Mapping[str, int]) -> None:
 
     The CA bundles are put in by the processes themselves, as in a cluster. Raises ApiError and StartError.
     """
-    for manifest in manifests():
+    found = list(manifests())
+    if not found:
+        raise StartError(f"no manifests in {MANIFESTS}: the playground runs from a checkout of the project")
+    for manifest in found:
         api.create(_COLLECTIONS[manifest["kind"]], located(manifest, ports))
-    for manifest in manifests():
+    for manifest in found:
         if manifest["kind"] == "CustomResourceDefinition":
             spec = manifest["spec"]
             path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"

@@ -1,6 +1,8 @@
 """A real etcd and kube-apiserver on loopback, from a directory as KUBEBUILDER_ASSETS names it (envtest)."""
 
+import contextlib
 import os
+import random
 import socket
 import ssl
 import urllib.error
@@ -69,10 +71,15 @@ def real_api_server(assets: Path, folder: Path, tokens: Mapping[str, User]) -> I
 
 
 def free_port() -> int:
-    """A port of loopback that is free now; for those who must know it before they listen."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of loopback that is free now; for those who must know it before they listen.
+
+    Below the range from which systems give ports to outgoing connections: none of those takes it meanwhile.
+    """
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _ready(url: str, ca: str, token: str) -> bool:

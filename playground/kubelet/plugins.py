@@ -74,7 +74,11 @@ class Plugin:
         return answer
 
     def pre_start(self, ids: Sequence[str]) -> None:
-        self._call(self._stub.PreStartContainer, api.PreStartContainerRequest(devices_ids=ids), PRE_START_SECONDS)
+        request = api.PreStartContainerRequest(devices_ids=ids)
+        try:
+            self._call(self._stub.PreStartContainer, request, PRE_START_SECONDS)
+        except PluginError as error:
+            raise PluginError(f"device plugin PreStartContainer rpc failed with err: {error}") from error
 
     def stop(self) -> None:
         self._stopped = True

@@ -72,7 +72,7 @@ class PodResources(services.PodResourcesListerServicer):
     def GetAllocatableResources(self, request: Any, context: Any) -> api.AllocatableResourcesResponse:  # noqa: N802, ARG002
         self._admit(context)
         rows = sorted(self._devices.all_ids().items())
-        devices = [api.ContainerDevices(resource_name=resource, device_ids=ids) for resource, ids in rows]
+        devices = [device for resource, ids in rows for device in _one_by_one(resource, ids)]
         return api.AllocatableResourcesResponse(devices=devices)
 
     def _admit(self, context: Any) -> None:
@@ -82,9 +82,13 @@ class PodResources(services.PodResourcesListerServicer):
     def _held(self) -> dict[tuple[str, str], list[api.ContainerDevices]]:
         held: dict[tuple[str, str], list[api.ContainerDevices]] = {}
         for e in self._devices.entries():
-            devices = api.ContainerDevices(resource_name=e.resource, device_ids=e.ids)
-            held.setdefault((e.uid, e.container), []).append(devices)
+            held.setdefault((e.uid, e.container), []).extend(_one_by_one(e.resource, e.ids))
         return held
+
+
+def _one_by_one(resource: str, ids: Iterable[str]) -> list[api.ContainerDevices]:
+    """An entry for each id, as the kubelet lists ids that have no topology."""
+    return [api.ContainerDevices(resource_name=resource, device_ids=[device]) for device in ids]
 
 
 def _pod(pod: Raw, held: Mapping[tuple[str, str], list[api.ContainerDevices]]) -> api.PodResources:

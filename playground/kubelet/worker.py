@@ -211,7 +211,8 @@ class PodWorker:
     def _view(self, pod: Json, container: Json, *, init: bool = False) -> ContainerView:
         uid, name = pod["metadata"]["uid"], container["name"]
         devices = self._machine.devices
-        held = {r: {i: devices.health(r, i) for i in ids} for r, ids in devices.ids(uid, name).items()}
+        ids_of = {} if init else devices.ids(uid, name)  # the kubelet shows the health of app containers' ids only
+        held = {r: {i: devices.health(r, i) for i in ids} for r, ids in ids_of.items()}
         attempts = tuple(c for c in self._machine.runtime.containers(uid) if c.name == name)
         return ContainerView(name, container.get("image", ""), attempts, self._waiting.get(name), held, init)
 

@@ -126,7 +126,7 @@ def test_init_containers_run_in_order_and_are_not_listed_by_pod_resources(bench:
 
 def test_pod_resources_of_one_pod_and_of_the_node(bench: Bench) -> None:
     plugin = bench.plugin()
-    bench.create("a")
+    bench.create("a", core=2)
     bench.runs("a")
     with grpc.insecure_channel(f"unix:{bench.config.pod_resources / 'kubelet.sock'}") as channel:
         stub = services.PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]
@@ -134,8 +134,11 @@ def test_pod_resources_of_one_pod_and_of_the_node(bench: Bench) -> None:
         node = stub.GetAllocatableResources(resources.AllocatableResourcesRequest(), timeout=5)
         with pytest.raises(grpc.RpcError, match="not found"):
             stub.Get(resources.GetPodResourcesRequest(pod_name="b", pod_namespace="default"), timeout=5)
-    assert [list(d.device_ids) for d in one.pod_resources.containers[0].devices] == plugin.allocated
-    assert {d.resource_name: set(d.device_ids) for d in node.devices} == {CORE: set(plugin.devices)}
+    # An entry for each id, as the real kubelet answers.
+    assert [(d.resource_name, list(d.device_ids)) for d in one.pod_resources.containers[0].devices] == [
+        (CORE, [device]) for device in plugin.allocated[0]
+    ]
+    assert [(d.resource_name, list(d.device_ids)) for d in node.devices] == [(CORE, [d]) for d in plugin.devices]
 
 
 def test_pod_resources_beyond_its_rate_are_refused(make: Callable[..., Bench]) -> None:

@@ -63,7 +63,8 @@ def test_a_refused_start_waits_and_is_tried_again(bench: Bench) -> None:
     plugin.refuse_start = "no decision yet"
     bench.create("a")
     until(lambda: bench.waits("a").get("reason") == "CreateContainerConfigError")
-    assert bench.waits("a")["message"] == "rpc error: code = FailedPrecondition desc = no decision yet"
+    failed = "device plugin PreStartContainer rpc failed with err: "
+    assert bench.waits("a")["message"] == f"{failed}rpc error: code = FailedPrecondition desc = no decision yet"
     assert bench.phase("a") == "Pending"
     plugin.refuse_start = ""
     bench.runs("a")
