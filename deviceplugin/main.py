@@ -16,10 +16,11 @@ from deviceplugin.cards.simulated import SimulatedCards
 from deviceplugin.health import HealthServer
 from deviceplugin.registration import socket_name
 from mgpu import dialects
+from mgpu.cli.setup import read_settings
 from mgpu.kube import Api
 from mgpu.model.errors import BadObject, Problem
 from mgpu.serving import logs
-from mgpu.settings import DevicePluginSettings, Settings, load_settings
+from mgpu.settings import DevicePluginSettings, Settings
 
 _log = logging.getLogger(__name__)
 _MAX_PATH = 107
@@ -77,15 +78,7 @@ async def _run(agent: Agent) -> None:
 
 
 def _settings(config: Path | None, flags: dict[str, str | int | None]) -> Settings:
-    """Flags over the environment over the file. Raises BadObject."""
-    text = ""
-    if config:
-        try:
-            text = config.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadObject([Problem(str(config), f"cannot be read: {error}")]) from error
-    given = {f"deviceplugin.{name}": value for name, value in flags.items()}
-    settings = load_settings(text, str(config or "settings"), os.environ, given)
+    settings = read_settings(config, os.environ, flags, "deviceplugin")
     own = settings.deviceplugin
     node = own.node or os.environ.get("NODE_NAME", "") or socket.gethostname().lower()
     _check_paths(own, settings)

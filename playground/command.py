@@ -11,8 +11,6 @@ import click
 from rich.console import Console
 
 from mgpu.kube import ApiError, Unreachable
-from mgpu.model.errors import BadObject, Problem
-from mgpu.settings import Settings, load_settings
 from playground.cluster import Cluster
 from playground.nodes import make_nodes
 from playground.processes import StartError
@@ -37,16 +35,6 @@ def options(nodes: int = 1, cards: int = 1) -> Callable[[Callable[..., Any]], Ca
         return function
 
     return decorated
-
-
-def settings_of(config: Path | None) -> Settings:
-    """The settings that the processes will read. Raises BadObject."""
-    if config is None:
-        return load_settings()
-    try:
-        return load_settings(config.read_text(), str(config))
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadObject([Problem(str(config), f"cannot be read: {error}")]) from error
 
 
 @contextmanager

@@ -11,13 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from mgpu.cli.picture import card_map
+from mgpu.cli.setup import read_settings
 from mgpu.kube import ApiError
 from mgpu.model.cards import CardState
 from mgpu.model.ledger import Share
 from mgpu.settings import Settings
 from playground import explain
 from playground.cluster import Cluster
-from playground.command import options, settings_of, stopping, up
+from playground.command import options, stopping, up
 from playground.nodes import MGPU
 from playground.samples import Json, Outcome, Samples, example
 from playground.scheduling.extender import Extender, ExtenderError
@@ -43,7 +44,7 @@ def command(nodes: int, cards: int, config: Path | None) -> None:
     node agents are the real processes. Exit code 1 when a container did not get exactly its cards.
     """
     console = Console(highlight=False)
-    settings = settings_of(config)
+    settings = read_settings(config, {}, {})
     with stopping(), up(console, nodes, cards, config) as cluster:
         problems = Demo(cluster, console, settings).run()
     if problems:

@@ -7,8 +7,9 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from mgpu.cli.setup import read_settings
 from playground.cluster import Cluster
-from playground.command import options, settings_of, stopping, up
+from playground.command import options, stopping, up
 from playground.samples import EXAMPLES as FOLDER
 
 EXAMPLES = """
@@ -29,7 +30,7 @@ def command(nodes: int, cards: int, config: Path | None) -> None:
     node agents are the real processes. A container's log is its environment.
     """
     console = Console(highlight=False, soft_wrap=True)
-    settings_of(config)
+    read_settings(config, {}, {})
     with stopping(interrupted=0), up(console, nodes, cards, config) as cluster:
         _tell(console, cluster)
         while True:

@@ -2,22 +2,17 @@
 
 import os
 import socket
-import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import click
 
-from mgpu.kube import Api, ApiError, Unreachable
-from mgpu.kube.secrets import SecretStore
-from mgpu.model.errors import BadObject, Problem, RetryLater
+from mgpu.cli.certificate import prepare
+from mgpu.cli.setup import read_settings
+from mgpu.kube import Api
 from mgpu.serving import logs
-from mgpu.serving.folder import Folder, given
-from mgpu.serving.keeper import Keeper
 from mgpu.serving.server import Listen, serve
-from mgpu.serving.trust import publish
-from mgpu.settings import SchedulerSettings, Settings, load_settings
+from mgpu.settings import Settings
 from scheduler.app import by_listener, make_apps
 from scheduler.process import Process
 
@@ -57,7 +52,7 @@ def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str |
     `serving https on HOST:PORT`, when it accepts connections; logs are JSON lines on stderr.
     """
     logs.setup(log_level)
-    settings = _settings(config, flags)
+    settings = read_settings(config, os.environ, flags, "scheduler")
     with ExitStack() as stack:
         run(settings, kubeconfig, stack)
 
@@ -68,7 +63,7 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
     # Not shared with the certificates' thread below: its pool is used only in the worker, after the fork.
     api = Api.connect(kubeconfig)
     process = Process(settings, api, f"{socket.gethostname()}-{os.getpid()}")
-    certificate, keeper = _certificate(own, kubeconfig, stack)
+    certificate, keeper = prepare(own, kubeconfig, ["mutatingwebhookconfigurations"], stack)
 
     def start() -> None:
         process.start()
@@ -89,51 +84,3 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
         start=start,
         stop=stop,
     )
-
-
-def _certificate(own: SchedulerSettings, kubeconfig: str, stack: ExitStack) -> tuple[tuple[Path, Path], Keeper | None]:
-    if own.cert_dir:
-        return given(Path(own.cert_dir)), None
-    folder = Folder(Path(own.self_signed_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="mgpu-"))))
-    api = Api.connect(kubeconfig)
-    in_cluster = not kubeconfig and "KUBERNETES_SERVICE_HOST" in os.environ
-    store = SecretStore(api, own.namespace, f"{own.service}-tls") if in_cluster else None
-    keeper = Keeper(folder, _names(own), store, _publisher(api, own.configuration))
-    try:
-        keeper.renew()
-    except OSError as error:
-        raise BadObject([Problem(str(folder.path), f"cannot keep certificates: {error.strerror}")]) from error
-    except (ApiError, Unreachable, RetryLater) as error:
-        raise click.ClickException(f"no serving certificate: {error}") from error
-    api.close()  # the worker opens connections of its own
-    return (folder.chain, folder.key), keeper
-
-
-def _settings(config: Path | None, flags: dict[str, str | int | bool | None]) -> Settings:
-    text = ""
-    if config:
-        try:
-            text = config.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadObject([Problem(str(config), f"cannot be read: {error}")]) from error
-    keys = {name: "scheduler." + _camel(name) for name in flags}
-    return load_settings(text, str(config or "settings"), os.environ, {keys[n]: v for n, v in flags.items()})
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(part.capitalize() for part in rest)
-
-
-def _names(own: SchedulerSettings) -> set[str]:
-    """What the API server may call this process by."""
-    service = f"{own.service}.{own.namespace}.svc"
-    listening = {own.host} - {"", "0.0.0.0", "::"}
-    return {service, f"{service}.cluster.local", "localhost", "127.0.0.1", "::1", *listening, *own.names}
-
-
-def _publisher(api: Api, configuration: str) -> Callable[[bytes], None]:
-    def told(ca: bytes) -> None:
-        publish(api, "mutatingwebhookconfigurations", configuration, ca)
-
-    return told

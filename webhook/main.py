@@ -1,26 +1,18 @@
 """`mgpu webhook`: settings, certificates, the app, gunicorn."""
 
-import logging
 import os
-import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import click
 
-from mgpu.kube import Api, ApiError, Unreachable
-from mgpu.kube.secrets import SecretStore
-from mgpu.model.errors import BadObject, Problem, RetryLater
+from mgpu.cli.certificate import in_cluster, prepare
+from mgpu.cli.setup import read_settings
 from mgpu.serving import logs
-from mgpu.serving.folder import Folder, given
-from mgpu.serving.keeper import Keeper
 from mgpu.serving.server import Listen, serve
-from mgpu.serving.trust import publish
-from mgpu.settings import Settings, WebhookSettings, load_settings
+from mgpu.settings import Settings
 from webhook.app import make_app
 
-_log = logging.getLogger(__name__)
 _CONFIGURATIONS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
 
 EXAMPLES = """
@@ -57,7 +49,7 @@ def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str |
     Denies GPU pods that break a rule of their vocabulary and completes the others. Prints one line,
     `serving https on HOST:PORT`, when it accepts connections; logs are JSON lines on stderr.
     """
-    settings = _settings(config, flags)
+    settings = read_settings(config, os.environ, flags, "webhook")
     logs.setup(log_level)
     with ExitStack() as stack:
         run(settings, kubeconfig, stack)
@@ -66,62 +58,13 @@ def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str |
 def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
     """Serve until told to stop. `stack`: what is to be undone afterwards."""
     own = settings.webhook
-    listen = [Listen(own.host, own.port)]
-    if own.cert_dir:
-        app = make_app(settings)
-        serve(app.wsgi_app, listen, certificate=given(Path(own.cert_dir)), workers=own.workers)
-        return
-    folder = Folder(Path(own.self_signed_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="mgpu-"))))
-    in_cluster = not kubeconfig and "KUBERNETES_SERVICE_HOST" in os.environ
-    api = Api.connect(kubeconfig) if kubeconfig or in_cluster else None
-    store = SecretStore(api, own.namespace, f"{own.service}-tls") if api and in_cluster else None
-    keeper = Keeper(folder, _names(own), store, _publisher(api, own.configuration) if api else None)
-    try:
-        keeper.renew()
-    except OSError as error:
-        raise BadObject([Problem(str(folder.path), f"cannot keep certificates: {error.strerror}")]) from error
-    except (ApiError, Unreachable, RetryLater) as error:
-        raise click.ClickException(f"no serving certificate: {error}") from error
-    if api:
-        api.close()  # the workers open connections of their own
-    app = make_app(settings, keeper.ready)
+    cluster = kubeconfig if kubeconfig or in_cluster(kubeconfig) else None
+    certificate, keeper = prepare(own, cluster, _CONFIGURATIONS, stack)
     serve(
-        app.wsgi_app,
-        listen,
-        certificate=(folder.chain, folder.key),
+        make_app(settings, keeper.ready if keeper else str).wsgi_app,
+        [Listen(own.host, own.port)],
+        certificate=certificate,
         workers=own.workers,
-        start=keeper.start,
-        stop=keeper.stop,
+        start=keeper.start if keeper else None,
+        stop=keeper.stop if keeper else None,
     )
-
-
-def _settings(config: Path | None, flags: dict[str, str | int | None]) -> Settings:
-    text = ""
-    if config:
-        try:
-            text = config.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadObject([Problem(str(config), f"cannot be read: {error}")]) from error
-    keys = {name: "webhook." + _camel(name) for name in flags}
-    return load_settings(text, str(config or "settings"), os.environ, {keys[n]: v for n, v in flags.items()})
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(part.capitalize() for part in rest)
-
-
-def _names(own: WebhookSettings) -> set[str]:
-    """What clients may call this process by."""
-    service = f"{own.service}.{own.namespace}.svc"
-    listening = {own.host} - {"", "0.0.0.0", "::"}
-    return {service, f"{service}.cluster.local", "localhost", "127.0.0.1", "::1", *listening, *own.names}
-
-
-def _publisher(api: Api, configuration: str) -> Callable[[bytes], None]:
-    def told(ca: bytes) -> None:
-        for kind in _CONFIGURATIONS:
-            if publish(api, kind, configuration, ca):
-                _log.info("CA bundle published", extra={"kind": kind, "configuration": configuration})
-
-    return told

@@ -1,0 +1,190 @@
+"""mutate → validate → filter → score → bind → allocate, pod after pod, by the functions of the three processes."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jsonpatch
+
+from mgpu import dialects
+from mgpu.cli.overview import NO_RECORD, NodeView, ask_of, claim, nodes_json, percent, views
+from mgpu.dialects.vocabulary import vocabularies, vocabulary_of
+from mgpu.model.asks import Ask, ContainerAsk, Placement, Rejection
+from mgpu.model.cards import Card
+from mgpu.model.errors import Problem
+from mgpu.model.ledger import Holding, Ledger, shares_of
+from mgpu.model.pods import Pod, read_node, read_pod
+from mgpu.settings import Settings
+from playground import fit
+from playground.simulate.documents import Raw
+from playground.simulate.world import World
+from scheduler.decide import assess, record, score
+from webhook.mutate import mutate
+from webhook.validate import validate_create
+
+_OF_THE_NODE = ("cpu", "memory", "ephemeral-storage", "pods")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one submitted pod. node "": denied, or it waits."""
+
+    pod: Pod
+    dialect: str | None = None
+    denied: list[Problem] = field(default_factory=list)
+    patch: list[Raw] = field(default_factory=list)
+    node: str = ""
+    rejections: dict[str, str] = field(default_factory=dict)
+    scores: dict[str, int] = field(default_factory=dict)
+    annotations: dict[str, str] = field(default_factory=dict)
+    containers: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def pending(self) -> bool:
+        return not self.denied and not self.node
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """outcomes: of the submitted pods, in file order."""
+
+    outcomes: Sequence[Outcome]
+    nodes: Sequence[NodeView]
+
+
+def simulate(world: World, settings: Settings, note: Callable[[str], None]) -> Result:
+    """note: told, in a line each, what is odd about pods that run already."""
+    cluster = _Cluster(world, settings, note)
+    cluster.take_in(world.running)
+    outcomes = [cluster.submit(raw) for raw in world.submitted]
+    return Result(outcomes, views(cluster.ledger))
+
+
+class _Cluster:
+    def __init__(self, world: World, settings: Settings, note: Callable[[str], None]) -> None:
+        self._settings, self._note = settings, note
+        self._raw = {name: world.nodes[name] for name in sorted(world.nodes)}
+        self._nodes = {name: read_node(raw) for name, raw in self._raw.items()}
+        self._used: dict[str, dict[str, int]] = {name: {} for name in self._raw}
+        self.ledger = Ledger()
+        for name in self._raw:
+            self.ledger.set_cards(name, world.cards[name])
+
+    def take_in(self, running: Iterable[Raw]) -> None:
+        """Records first: cards that somebody holds must be known before any are decided late."""
+        undecided: list[tuple[Pod, Ask]] = []
+        for raw in running:
+            pod = read_pod(raw)
+            if pod.ended:
+                continue
+            self._used[pod.node] = fit.add(self._used[pod.node], fit.requests_of(raw))
+            ask = ask_of(pod, self._settings)
+            found = claim(pod, ask)
+            if found.holding:
+                self.ledger.hold(found.holding)
+            if found.problem == NO_RECORD and isinstance(ask, Ask):
+                undecided.append((pod, ask))
+            elif found.problem:
+                self._note(f"pod {pod.key}: {found.problem}")
+        for pod, ask in undecided:
+            placement = assess(ask, self._nodes[pod.node], self.ledger.cards(pod.node), self._settings)
+            if isinstance(placement, Placement):
+                self._hold(pod, ask, placement, pod.node)
+            else:
+                self._note(f"pod {pod.key}: no cards on {pod.node}: {placement}")
+
+    def submit(self, raw: Raw) -> Outcome:
+        outcome = Outcome(read_pod(raw))
+        raw = self._admit(outcome, raw)
+        if outcome.denied:
+            return outcome
+        ask = dialects.read_ask(outcome.pod, self._settings)
+        placements = self._filter(outcome, raw, ask)
+        if placements:
+            node = min(placements, key=lambda name: (-outcome.scores.get(name, 0), name))
+            self._bind(outcome, raw, ask, placements[node], node)
+        return outcome
+
+    def _admit(self, outcome: Outcome, raw: Raw) -> Raw:
+        outcome.dialect = next(iter(vocabularies(outcome.pod)), None)
+        outcome.patch = [dict(operation) for operation in mutate(raw, self._settings).patch]
+        raw = jsonpatch.apply_patch(raw, outcome.patch)
+        outcome.denied = validate_create(raw, self._settings)
+        outcome.pod = read_pod(raw)
+        return raw
+
+    def _filter(self, outcome: Outcome, raw: Raw, ask: Ask | None) -> dict[str, Placement | None]:
+        """The nodes that can take the pod, each with its cards (None: it asks for none); the others are told why."""
+        placements: dict[str, Placement | None] = {}
+        for name, node in self._nodes.items():
+            reasons = fit.fits(raw, self._raw[name], self._used[name], self._counted(name))
+            if reasons:
+                outcome.rejections[name] = ", ".join(reasons)
+            elif ask is None and outcome.dialect:
+                outcome.rejections[name] = f"no node serves {outcome.dialect} pods"
+            elif ask is None:
+                placements[name] = None
+            else:
+                cards = self.ledger.cards(name)
+                found = assess(ask, node, cards, self._settings)
+                if isinstance(found, Rejection):
+                    outcome.rejections[name] = str(found)
+                else:
+                    placements[name] = found
+                    outcome.scores[name] = score(ask, found, cards, self._settings)
+        return placements
+
+    def _counted(self, node: str) -> Callable[[str], bool]:
+        """GPU resources follow from cards and labels; cpu, memory and pods count where the Node says how many."""
+        there = fit.allocatable(self._raw[node])
+        return lambda name: vocabulary_of(name) is None and (name in there or name not in _OF_THE_NODE)
+
+    def _bind(self, outcome: Outcome, raw: Raw, ask: Ask | None, placement: Placement | None, node: str) -> None:
+        outcome.node = node
+        self._used[node] = fit.add(self._used[node], fit.requests_of(raw))
+        if ask is None or placement is None:
+            return
+        cards = self.ledger.cards(node)
+        outcome.annotations = record(outcome.pod, ask, placement, cards, self._settings)
+        self._hold(outcome.pod, ask, placement, node)
+        by_index = {state.card.index: state.card for state in cards}
+        for container in ask.containers:
+            given = [by_index[index] for index in placement.cards(container.container)]
+            outcome.containers[container.container] = _delivered(ask.dialect, container, given)
+
+    def _hold(self, pod: Pod, ask: Ask, placement: Placement, node: str) -> None:
+        shares = shares_of(ask, placement)
+        self.ledger.hold(Holding(pod.uid, pod.namespace, pod.name, node, ask.dialect, shares))
+
+
+def _delivered(dialect: str, container: ContainerAsk, cards: Sequence[Card]) -> dict[str, Any]:
+    amounts = [container.takes(card) for card in cards]
+    return {
+        "cards": [card.index for card in cards],
+        "core": [percent(amount.core) for amount in amounts],
+        "memory": [amount.memory for amount in amounts],
+        "env": dialects.container_environment(dialect, container, cards),
+    }
+
+
+def result_json(result: Result) -> dict[str, Any]:
+    """simulate.md's JSON output, every key present."""
+    return {
+        "pods": [
+            {
+                "namespace": outcome.pod.namespace,
+                "name": outcome.pod.name,
+                "admitted": not outcome.denied,
+                "denied": [{"field": p.field, "message": p.message} for p in outcome.denied],
+                "patch": outcome.patch,
+                "dialect": outcome.dialect,
+                "node": outcome.node or None,
+                "rejections": outcome.rejections,
+                "scores": outcome.scores if outcome.node else {},
+                "annotations": outcome.annotations,
+                "containers": outcome.containers,
+            }
+            for outcome in result.outcomes
+        ],
+        "nodes": nodes_json(result.nodes),
+    }

@@ -1,0 +1,149 @@
+"""What the files describe: nodes with their cards, pods that run already, and pods to be placed."""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from mgpu.model import inventory
+from mgpu.model.cards import Card
+from mgpu.model.errors import BadObject
+from mgpu.model.pods import read_node, read_pod
+from mgpu.model.quantities import QuantityError
+from playground import fit
+from playground.simulate.documents import Document, Raw
+
+CARDS_ANNOTATION = "mgpu.io/cards"
+_CARDS_PATH = f"metadata.annotations[{CARDS_ANNOTATION}]"
+_SILENT = ("ConfigMap",)
+
+
+@dataclass(slots=True)
+class World:
+    """nodes, cards: by node name. running: pods with a node, in file order; submitted: the others."""
+
+    nodes: dict[str, Raw] = field(default_factory=dict)
+    cards: dict[str, tuple[Card, ...]] = field(default_factory=dict)
+    running: list[Raw] = field(default_factory=list)
+    submitted: list[Raw] = field(default_factory=list)
+
+
+def read_world(documents: Iterable[Document], skipped: Callable[[str], None]) -> World:
+    """Raises BadObject: one problem, with the document it is in. skipped: told of objects that play no part."""
+    found = list(documents)
+    world = World()
+    for document in _of(found, "Node"):
+        _add_node(world, document)
+    for document in _of(found, "Device"):
+        _add_device(world, document)
+    for name in world.nodes:
+        world.cards.setdefault(name, inventory.equal_cards(read_node(world.nodes[name])))
+    seen: dict[tuple[str, str], str] = {}
+    for document in found:
+        pods = _pods(document)
+        if pods is None and document.kind not in ("Node", "Device", *_SILENT):
+            skipped(f"{document.where}: {document.kind} {document.name} is skipped; it plays no part in a simulation")
+        for raw in pods or ():
+            _add_pod(world, document, raw, seen)
+    return world
+
+
+def _of(documents: Iterable[Document], kind: str) -> list[Document]:
+    return [document for document in documents if document.kind == kind]
+
+
+def _add_node(world: World, document: Document) -> None:
+    try:
+        node = read_node(document.raw)
+        fit.allocatable(document.raw)
+    except BadObject as error:
+        raise document.blame(error) from error
+    except QuantityError as error:
+        raise document.wrong("status.allocatable", str(error)) from error
+    if not node.name:
+        raise document.wrong("metadata.name", "is missing")
+    if node.name in world.nodes:
+        raise document.wrong("metadata.name", f"a node named {node.name} is there already")
+    world.nodes[node.name] = document.raw
+    listed = node.annotations.get(CARDS_ANNOTATION)
+    if listed is not None:
+        try:
+            world.cards[node.name] = inventory.read_card_list(json.loads(listed), node.name, _CARDS_PATH)
+        except ValueError as error:
+            raise document.wrong(_CARDS_PATH, f"is not JSON: {error}") from error
+        except BadObject as error:
+            raise document.blame(error) from error
+
+
+def _add_device(world: World, document: Document) -> None:
+    name = document.name
+    if name not in world.nodes:
+        raise document.wrong("metadata.name", f"a Device needs a Node of its name; there is none named {name!r}")
+    if name in world.cards:
+        other = f"the Node's annotation {CARDS_ANNOTATION}"
+        if CARDS_ANNOTATION not in (world.nodes[name]["metadata"].get("annotations") or {}):
+            other = "another Device of its name"
+        raise document.wrong("metadata.name", f"the cards of {name} stand in {other} already")
+    try:
+        world.cards[name] = inventory.read_device(document.raw)
+    except BadObject as error:
+        raise document.blame(error) from error
+
+
+def _add_pod(world: World, document: Document, raw: Raw, seen: dict[tuple[str, str], str]) -> None:
+    try:
+        pod = read_pod(raw)
+        fit.requests_of(raw)
+    except BadObject as error:
+        raise document.blame(error) from error
+    except QuantityError as error:
+        raise document.wrong("spec.containers", str(error)) from error
+    if not pod.name:
+        raise document.wrong("metadata.name", "is missing")
+    if not pod.containers:
+        raise document.wrong("spec.containers", "a pod needs at least one container")
+    key = (pod.namespace, pod.name)
+    if key in seen:
+        raise document.wrong("metadata.name", f"a pod named {pod.key} is there already, in {seen[key]}")
+    seen[key] = document.where
+    if pod.node and pod.node not in world.nodes:
+        raise document.wrong("spec.nodeName", f"no node is named {pod.node!r}")
+    (world.running if pod.node else world.submitted).append(raw)
+
+
+def _pods(document: Document) -> list[Raw] | None:
+    """The pods that an object stands for, each with a namespace, a name and a uid; None: it stands for none."""
+    raw, kind = document.raw, document.kind
+    if kind == "Pod":
+        meta = raw["metadata"]
+        name = meta.get("name") or (f"{meta['generateName']}0" if meta.get("generateName") else None)
+        return [_complete(raw, meta, name)]
+    if kind not in ("Deployment", "ReplicaSet", "StatefulSet", "Job"):
+        return None
+    spec = raw.get("spec")
+    template = spec.get("template") if isinstance(spec, dict) else None
+    if not isinstance(spec, dict) or not isinstance(template, dict):
+        raise document.wrong("spec.template", "is missing")
+    namespace = raw["metadata"].get("namespace")
+    meta = {**(template.get("metadata") or {}), **({"namespace": namespace} if namespace else {})}
+    return [
+        _complete({"apiVersion": "v1", "kind": "Pod", "spec": template.get("spec")}, meta, f"{document.name}-{i}")
+        for i in range(_replicas(document, spec))
+    ]
+
+
+def _replicas(document: Document, spec: Raw) -> int:
+    """How many pods run at a time; 1 where nothing is said (apps/v1, batch/v1)."""
+    limits = ("parallelism", "completions") if document.kind == "Job" else ("replicas",)
+    counts = [spec[key] for key in limits if spec.get(key) is not None]
+    for key in limits:
+        value = spec.get(key)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 100_000):
+            raise document.wrong(f"spec.{key}", f"must be an integer of at least 0, not {value!r}")
+    return 1 if spec.get(limits[0]) is None else min(counts)
+
+
+def _complete(raw: Raw, meta: Raw, name: Any) -> Raw:
+    namespace = meta.get("namespace") or "default"
+    uid = meta.get("uid") or f"{namespace}/{name}"
+    return {**raw, "metadata": {**meta, "namespace": namespace, "name": name, "uid": uid}}
