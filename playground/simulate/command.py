@@ -2,12 +2,13 @@
 
 import os
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
 import orjson
-from rich.console import Console, Group
-from rich.table import Table
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from mgpu.cli.picture import card_map
@@ -64,20 +65,30 @@ def _note(line: str) -> None:
 
 
 def _shown(result: Result) -> Group:
-    pods = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
-    for heading in ("POD", "NODE", "CARDS", "WHY"):
-        pods.add_column(heading, overflow="fold", no_wrap=heading != "WHY")
-    for outcome in result.outcomes:
-        pods.add_row(Text(outcome.pod.key), *_row(outcome))
-    return Group(pods, Text(), card_map(result.nodes))
+    widest = max((len(outcome.pod.key) for outcome in result.outcomes), default=0)
+    lines = [line for outcome in result.outcomes for line in _lines(outcome, widest)]
+    return Group(*lines, Text(), card_map(result.nodes))
 
 
-def _row(outcome: Outcome) -> tuple[Text, Text, Text]:
+def _lines(outcome: Outcome, width: int) -> Iterator[RenderableType]:
+    """The pod and where it is; what speaks against it below, each reason with the whole width to itself."""
+    pod = outcome.pod.key.ljust(width)
     if outcome.denied:
-        return Text("denied", style="red"), Text(), Text("\n".join(map(str, outcome.denied)))
-    if outcome.pending:
-        reasons = "\n".join(f"{node}: {reason}" for node, reason in outcome.rejections.items())
-        return Text("pending", style="yellow"), Text(), Text(reasons or "there are no nodes")
-    cards = [f"{name} {','.join(map(str, given['cards']))}" for name, given in outcome.containers.items()]
-    why = "" if outcome.dialect else "asks for no GPU"
-    return Text(outcome.node, style="green"), Text("\n".join(cards)), Text(why)
+        yield Text.assemble(f"{pod}   ", ("denied", "red"))
+        yield from _reasons(map(str, outcome.denied))
+    elif outcome.pending:
+        yield Text.assemble(f"{pod}   ", ("pending", "yellow"))
+        reasons = [f"{node}: {reason}" for node, reason in outcome.rejections.items()]
+        yield from _reasons(reasons or ["there are no nodes"])
+    else:
+        given = (f"{name} on {_cards(given['cards'])}" for name, given in outcome.containers.items())
+        where = "; ".join(given) if outcome.dialect else "asks for no GPU"
+        yield Text.assemble(f"{pod}   ", (outcome.node, "green"), f"   {where}")
+
+
+def _reasons(reasons: Iterable[str]) -> Iterator[Padding]:
+    return (Padding(Text(reason), (0, 0, 0, 4)) for reason in reasons)
+
+
+def _cards(indexes: Sequence[int]) -> str:
+    return f"card{'' if len(indexes) == 1 else 's'} {','.join(map(str, indexes))}"

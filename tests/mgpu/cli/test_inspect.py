@@ -1,0 +1,97 @@
+"""`mgpu inspect` against an API server."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from mgpu.cli.main import main
+from mgpu.kube import Api
+from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
+from tests.builders import node, pod, share
+
+CRD = Path(__file__).parents[3] / "manifests" / "crds" / "device.yaml"
+GPUSHARE = {"aliyun.com/gpu-mem": "32", "aliyun.com/gpu-count": "2"}
+
+
+@pytest.fixture(scope="module")
+def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("api")
+    tls = self_signed(folder)
+    with running(ApiServer(tokens={"admin": User("admin", ("system:masters",))}), tls=tls) as url:
+        write_kubeconfig(folder / "kubeconfig", url, Path(tls[0]).read_bytes(), "admin")
+        fill(Api.connect(str(folder / "kubeconfig")))
+        yield str(folder / "kubeconfig")
+
+
+def fill(api: Api) -> None:
+    there = node()
+    there["status"]["capacity"] |= GPUSHARE
+    api.create("/api/v1/nodes", there)
+    api.create("/api/v1/nodes", node("n2"))
+    record = {"vke.volcengine.com/gpu-index-container-c": "1", "vke.volcengine.com/assumed": "true"}
+    for raw in (
+        share("runs", node="n1", annotations=record),
+        share("waits"),
+        pod("plain", {"name": "c", "image": "x"}),
+    ):
+        api.create("/api/v1/namespaces/default/pods", raw)
+    api.close()
+
+
+def inspect(kubeconfig: str, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["inspect", "--kubeconfig", kubeconfig, *arguments])
+
+
+def found(result: Result) -> dict[str, Any]:
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.stdout))
+
+
+def test_nodes_cards_and_holders(kubeconfig: str) -> None:
+    answer = found(inspect(kubeconfig, "-o", "json"))
+    assert [card["holders"] for card in answer["nodes"]["n1"]["cards"]] == [[], ["default/runs/c"]]
+    assert answer["nodes"]["n2"]["cards"] == []
+    assert answer["pending"] == ["default/waits"]
+    assert answer["unclear"] == {}
+
+
+def test_the_picture_and_who_waits(kubeconfig: str) -> None:
+    text = inspect(kubeconfig).stdout
+    assert "A default/runs · 50% 1 GiB on 1" in text
+    assert "Waiting for cards: default/waits" in text
+
+
+def test_some_nodes_only(kubeconfig: str) -> None:
+    assert list(found(inspect(kubeconfig, "n2", "-o", "json"))["nodes"]) == ["n2"]
+
+
+def test_a_node_that_is_not_there(kubeconfig: str) -> None:
+    result = inspect(kubeconfig, "n1", "n9")
+    assert (result.exit_code, result.stderr) == (1, "Error: no node is named n9\n")
+
+
+def test_a_device_holds_over_what_the_node_says(kubeconfig: str) -> None:
+    api = Api.connect(kubeconfig)
+    api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", yaml.safe_load(CRD.read_text()))
+    resources = {"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory": "80Gi"}
+    device = {
+        "apiVersion": "scheduling.koordinator.sh/v1alpha1",
+        "kind": "Device",
+        "metadata": {"name": "n1"},
+        "spec": {"devices": [{"type": "gpu", "id": "GPU-x", "minor": 1, "health": False, "resources": resources}]},
+    }
+    api.create("/apis/scheduling.koordinator.sh/v1alpha1/devices", device)
+    (card,) = found(inspect(kubeconfig, "-o", "json"))["nodes"]["n1"]["cards"]
+    assert (card["uuid"], card["healthy"], card["holders"]) == ("GPU-x", False, ["default/runs/c"])
+    api.close()
+
+
+def test_no_cluster_there() -> None:
+    result = inspect("/nowhere/kubeconfig")
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1

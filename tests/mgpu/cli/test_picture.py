@@ -1,0 +1,45 @@
+"""The card map as text: what a terminal without colour shows."""
+
+import pytest
+from rich.console import Console
+
+from mgpu.cli.overview import overview
+from mgpu.cli.picture import card_map
+from mgpu.model.inventory import write_device
+from mgpu.model.pods import read_node
+from mgpu.settings import load_settings
+from tests.builders import card, node, share
+
+CARDS = (card(0), card(1), card(2, healthy=False))
+
+
+def drawn(width: int) -> str:
+    def on(name: str, index: str) -> dict[str, object]:
+        return share(name, node="n1", annotations={"vke.volcengine.com/gpu-index-container-c": index}, mib=40960)
+
+    device = write_device(read_node(node()), "", CARDS)
+    found = overview([node(), node("bare")], [device], [on("one", "0"), on("two", "0")], load_settings())
+    console = Console(width=width, no_color=True, force_terminal=False)
+    with console.capture() as captured:
+        console.print(card_map(found.nodes))
+    return captured.get()
+
+
+def test_bars_legend_and_totals() -> None:
+    text = drawn(80)
+    for part in ("n1 · 3 × A100-SXM4-80GB 80 GiB", "100% 80 GiB", "1 idle", "2 ✗ unhealthy", "Without cards: bare"):
+        assert part in text
+    assert "A default/one · 50% 40 GiB on 0" in text
+    assert text.splitlines()[-1] == "2 nodes · 3 cards · 1 idle · 1 unhealthy · 2 pods" or "1 node · 3 cards" in text
+
+
+def test_a_full_card_is_full_and_half_of_it_is_each_pods() -> None:
+    core = next(line for line in drawn(80).splitlines() if line.startswith("│ core"))
+    bar = core.split()[2]
+    assert set(bar) == {"A", "B"}
+    assert abs(bar.count("A") - bar.count("B")) <= 1
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    assert max(map(len, drawn(width).splitlines())) <= width

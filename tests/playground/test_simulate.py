@@ -1,0 +1,222 @@
+"""`mgpu simulate` as its page (simulate.md) says, from the command line in."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from mgpu.cli.main import main
+from tests.builders import container, node, pod, share
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "simulate"
+CARDS = json.dumps([{"model": "A100", "memory": "80Gi", "count": 2}])
+
+
+def run(*arguments: str, objects: list[Any] | None = None, text: str | None = None) -> Result:
+    given = text if text is not None else yaml.safe_dump_all(objects or [])
+    return CliRunner().invoke(main, ["simulate", *arguments], input=given)
+
+
+def simulated(*objects: Any, options: tuple[str, ...] = ()) -> Any:
+    result = run("-", "-o", "json", *options, objects=list(objects))
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def served(name: str = "n1", listed: str = CARDS) -> dict[str, Any]:
+    raw = node(name)
+    raw["metadata"]["annotations"]["mgpu.io/cards"] = listed
+    return raw
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.json")), ids=lambda path: path.stem)
+def test_examples_give_their_committed_outputs(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    source = example.with_suffix(".yaml")
+    marked = [line for line in source.read_text().splitlines() if line.startswith("# options: ")]
+    options = marked[0].removeprefix("# options: ").split() if marked else []
+    result = run(source.name, *options, "-o", "json")
+    assert json.loads(result.stdout) == json.loads(example.read_text())
+    assert CliRunner().invoke(main, ["simulate", source.name, *options]).exit_code == 0
+
+
+def test_every_key_of_the_output_is_there() -> None:
+    found = simulated(served(), share("half", uid=""), share("huge", mib=10**6))
+    half, huge = found["pods"]
+    keys = [
+        "namespace",
+        "name",
+        "admitted",
+        "denied",
+        "patch",
+        "dialect",
+        "node",
+        "rejections",
+        "scores",
+        "annotations",
+        "containers",
+    ]
+    assert list(half) == list(huge) == keys
+    assert half["containers"]["c"]["cards"] == [0]
+    assert half["containers"]["c"]["core"] == [50]
+    assert half["containers"]["c"]["memory"] == [1 << 30]
+    assert half["containers"]["c"]["env"]["NVIDIA_VISIBLE_DEVICES"] == "GPU-n1-0"
+    assert (huge["node"], huge["scores"], huge["annotations"], huge["containers"]) == (None, {}, {}, {})
+    assert "2 cards: " in huge["rejections"]["n1"]
+    assert found["nodes"]["n1"]["cards"][0] == {
+        "index": 0,
+        "uuid": "GPU-n1-0",
+        "healthy": True,
+        "core": {"used": 50, "total": 100},
+        "memory": {"used": 1 << 30, "total": 80 << 30},
+        "holders": ["default/half/c"],
+        "slices": [],
+        "gpuid": None,
+    }
+    assert found["nodes"]["n1"]["annotations"] == {}
+
+
+def test_a_pod_without_gpu_goes_through_untouched() -> None:
+    found = simulated(node(), pod("plain", {"name": "c", "image": "x"}))["pods"][0]
+    assert (found["dialect"], found["patch"], found["node"], found["containers"]) == (None, [], "n1", {})
+
+
+def test_a_denied_pod_names_field_and_rule() -> None:
+    found = simulated(served(), share("odd", core=120))["pods"][0]
+    assert not found["admitted"]
+    assert found["node"] is None
+    assert found["denied"][0]["field"].startswith("spec.containers[0].resources.requests[")
+    assert "multiple of 100" in found["denied"][0]["message"]
+
+
+def test_the_mutating_patch_is_shown_and_applied() -> None:
+    asks = share("half")
+    del asks["spec"]["containers"][0]["resources"]["limits"]
+    found = simulated(served(), asks)["pods"][0]
+    assert [operation["path"] for operation in found["patch"]] == ["/spec/containers/0/resources/limits"]
+    assert found["node"] == "n1"
+
+
+def test_running_pods_hold_what_their_records_say_and_are_not_listed() -> None:
+    keys = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "1"}
+    found = simulated(served(), share("there", node="n1", annotations=keys), share("late", node="n1"))
+    assert found["pods"] == []
+    assert [card["holders"] for card in found["nodes"]["n1"]["cards"]] == [[], ["default/late/c", "default/there/c"]]
+
+
+def test_an_unreadable_record_is_held_on_every_card_and_told() -> None:
+    keys = {"vke.volcengine.com/gpu-index-container-c": "what"}
+    result = run("-", "-o", "json", objects=[served(), share("odd", node="n1", annotations=keys)])
+    cards = json.loads(result.stdout)["nodes"]["n1"]["cards"]
+    assert [card["core"]["used"] for card in cards] == [50, 50]
+    assert "pod default/odd: " in result.stderr
+
+
+def test_ended_pods_hold_nothing() -> None:
+    keys = {"vke.volcengine.com/gpu-index-container-c": "0"}
+    found = simulated(served(), share("done", node="n1", annotations=keys, phase="Failed"))
+    assert found["nodes"]["n1"]["cards"][0]["holders"] == []
+
+
+def test_what_decides_a_fit_besides_cards_counts_too() -> None:
+    small = served("small")
+    small["status"]["allocatable"]["cpu"] = "1"
+    wants = share("busy")
+    wants["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "2"
+    found = simulated(small, served("large"), wants)["pods"][0]
+    assert found["node"] == "large"
+    assert found["rejections"] == {"small": "Insufficient cpu"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "names"),
+    [
+        ("Deployment", {"replicas": 2}, ["w-0", "w-1"]),
+        ("StatefulSet", {}, ["w-0"]),
+        ("Job", {"parallelism": 3, "completions": 2}, ["w-0", "w-1"]),
+        ("ReplicaSet", {"replicas": 0}, []),
+    ],
+)
+def test_workloads_are_their_pods(kind: str, spec: dict[str, Any], names: list[str]) -> None:
+    template = {"spec": share()["spec"]}
+    workload = {"kind": kind, "metadata": {"name": "w", "namespace": "team"}, "spec": {**spec, "template": template}}
+    found = simulated(served(), workload)["pods"]
+    assert [row["name"] for row in found] == names
+    assert all(row["namespace"] == "team" and row["node"] == "n1" for row in found)
+
+
+def test_lists_and_several_documents_are_read() -> None:
+    listed = {"kind": "List", "metadata": {}, "items": [share("a"), share("b")]}
+    assert [row["name"] for row in simulated(served(), listed)["pods"]] == ["a", "b"]
+
+
+def test_policies_by_flag() -> None:
+    def cards(policy: str) -> list[int]:
+        found = simulated(served(), share("a"), share("b"), options=("--card-policy", policy))
+        return [row["containers"]["c"]["cards"][0] for row in found["pods"]]
+
+    assert (cards("binpack"), cards("spread")) == ([0, 0], [0, 1])
+
+
+def test_a_pod_of_a_vocabulary_that_is_not_served_waits() -> None:
+    asks = pod("other", {"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": "2"}}})
+    found = simulated(served(), asks)["pods"][0]
+    assert (found["dialect"], found["node"]) == ("gpushare", None)
+    assert found["rejections"] == {"n1": "no node serves gpushare pods"}
+
+
+def test_fail_on_pending() -> None:
+    assert run("-", "--fail-on-pending", objects=[served(), share()]).exit_code == 0
+    assert run("-", "--fail-on-pending", objects=[node(), share()]).exit_code == 1
+
+
+DEVICE = {"kind": "Device", "metadata": {"name": "n1"}, "spec": {"devices": []}}
+
+
+@pytest.mark.parametrize(
+    ("objects", "line"),
+    [
+        ([share("p"), share("p")], "<stdin>: document 2: metadata.name: a pod named default/p is there already"),
+        ([DEVICE], "<stdin>: document 1: metadata.name: a Device needs a Node"),
+        ([served(), DEVICE], "<stdin>: document 2: metadata.name: the cards of n1 stand in the Node's annotation"),
+        ([share("p", node="gone")], "<stdin>: document 1: spec.nodeName: no node is named 'gone'"),
+        (
+            [served(listed="{")],
+            "<stdin>: document 1: metadata.annotations[mgpu.io/cards]: is not JSON",
+        ),
+        ([node(), node()], "<stdin>: document 2: metadata.name: a node named n1 is there already"),
+        ([{"kind": "Pod"}], "<stdin>: document 1: metadata: is missing"),
+        (["text"], "<stdin>: document 1: must be a Kubernetes object, not str"),
+        ([pod("p", container("c", core="x", env=3))], "<stdin>: document 1: spec.containers[0].env: must be a list"),
+        ([pod("p")], "<stdin>: document 1: spec.containers: a pod needs at least one container"),
+        ([{"kind": "Job", "metadata": {"name": "j"}, "spec": 1}], "<stdin>: document 1: spec.template: is missing"),
+        ([{"kind": "List", "metadata": {}, "items": [1]}], "<stdin>: document 1: items[0]: must be a Kubernetes"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(objects: list[Any], line: str) -> None:
+    result = run("-", objects=objects)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(line), result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_broken_yaml_names_its_document() -> None:
+    result = run("-", text="kind: ConfigMap\nmetadata: {name: a}\n---\na: : b\n")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("<stdin>: document 2: is not YAML or JSON: ")
+
+
+def test_a_file_that_is_not_there() -> None:
+    result = run("nowhere.yaml")
+    assert (result.exit_code, result.stderr) == (2, "nowhere.yaml: cannot be read: No such file or directory\n")
+
+
+def test_other_kinds_are_skipped_in_a_line_each() -> None:
+    service = {"kind": "Service", "metadata": {"name": "s"}}
+    config = {"kind": "ConfigMap", "metadata": {"name": "c"}}
+    result = run("-", objects=[service, config])
+    assert result.exit_code == 0
+    assert result.stderr == "<stdin>: document 1: Service s is skipped; it plays no part in a simulation\n"
