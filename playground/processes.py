@@ -23,10 +23,18 @@ class Process:
     """One command (its first word a path), its output in `log`; it ends with this process at the latest.
 
     In a session of its own, so that Ctrl-C reaches only who stops it in order.
+    orphaned: what it gets where this process dies first; SIGTERM lets it end children of its own.
     """
 
-    def __init__(self, name: str, command: Sequence[str], log: Path, environ: Mapping[str, str]) -> None:
-        self.name, self.log = name, log
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        environ: Mapping[str, str],
+        orphaned: signal.Signals = signal.SIGTERM,
+    ) -> None:
+        self.name, self.log, self._orphaned = name, log, orphaned
         self._command, self._environ = list(command), dict(environ)
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -41,9 +49,9 @@ class Process:
     def start(self) -> None:
         with self.log.open("ab") as out:
             # -S and -E: nothing but the standard library is needed before the command takes over.
-            tied = [sys.executable, "-S", "-E", child.__file__, str(os.getpid()), *self._command]
+            tied = [sys.executable, "-S", "-E", child.__file__, str(os.getpid()), str(int(self._orphaned))]
             self._child = subprocess.Popen(
-                tied,
+                [*tied, *self._command],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import signal
 import socket
 import ssl
 import urllib.error
@@ -63,7 +64,8 @@ def real_api_server(assets: Path, folder: Path, tokens: Mapping[str, User]) -> I
     with ExitStack() as stack:
         for name, flags in (("etcd", etcd), ("kube-apiserver", api)):
             command = [str(assets / name), *(f"--{flag}={value}" for flag, value in flags.items())]
-            process = Process(name, command, folder / f"{name}.log", os.environ)
+            # SIGKILL: without its etcd a kube-apiserver takes a minute to end, and neither has children.
+            process = Process(name, command, folder / f"{name}.log", os.environ, signal.SIGKILL)
             process.start()
             stack.callback(process.stop)
         process.wait("ready", lambda: _ready(url, certificate, min(tokens)), _START_SECONDS)
