@@ -233,7 +233,7 @@ def _total(nodes: Sequence[NodeView], pen: _Pen) -> Text:
     parts = [
         _count(len(nodes), "node"),
         _count(len(cards), "card"),
-        f"{sum(card.state.idle for card in cards)} idle",
+        f"{sum(card.state.idle and card.state.card.healthy for card in cards)} idle",
         *([f"{broken} unhealthy"] if broken else []),
         _count(len(pods), "pod"),
     ]

@@ -138,7 +138,8 @@ def _entries(pod: Pod) -> tuple[dict[int, int], list[Problem]]:
         if i not in entries
     ]
     if len(parts) != len(containers):
-        count = f"{len(parts)} entr{'y' if len(parts) == 1 else 'ies'} for {len(containers)} containers"
+        count = f"{len(parts)} entr{'y' if len(parts) == 1 else 'ies'}, {len(containers)} container"
+        count += "" if len(containers) == 1 else "s"
         problems.append(Problem(_MULTIPLE_PATH, f"must have one entry per container of spec.containers: {count}"))
     return entries, problems
 

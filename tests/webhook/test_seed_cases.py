@@ -45,11 +45,11 @@ SEED = {
     ),
     "multiple 1: two entries, one container (and 200 is not divisible by 3)": (
         multiple("3,2", "200"),
-        [(LIST_PATH, "2 entries for 1 containers"), (CORE_PATH, "must be divisible by the number of cards")],
+        [(LIST_PATH, "2 entries, 1 container"), (CORE_PATH, "must be divisible by the number of cards")],
     ),
     "multiple 2: a negative entry (and one too many)": (
         multiple("-1,2", "200"),
-        [(LIST_PATH, "entry 0 must be an integer of at least 0, not '-1'"), (LIST_PATH, "2 entries for 1 containers")],
+        [(LIST_PATH, "entry 0 must be an integer of at least 0, not '-1'"), (LIST_PATH, "2 entries, 1 container")],
     ),
     "multiple 3: whole cards with memory": (
         multiple("2", "200"),

@@ -106,16 +106,14 @@ class TestTheSeedsEightInvalidPods:
 
     def test_multiple_1_list_and_containers_differ_in_number(self) -> None:
         problems = refused(multiple("3,2", container("c", 200, "6k")))
-        assert problems[0] == (
-            f"{LIST}: must have one entry per container of spec.containers: 2 entries for 1 containers"
-        )
+        assert problems[0] == (f"{LIST}: must have one entry per container of spec.containers: 2 entries, 1 container")
         assert problems[1:] == [f"{REQUESTS}[{CORE}]: must be divisible by the number of cards: 200 over 3 cards"]
 
     def test_multiple_2_a_negative_number_of_cards(self) -> None:
         problems = refused(multiple("-1,2", container("c", 200, "6k")))
         assert problems[0] == f"{LIST}: entry 0 must be an integer of at least 0, not '-1'"
         assert len(problems) == 2
-        assert "2 entries for 1 containers" in problems[1]
+        assert "2 entries, 1 container" in problems[1]
 
     def test_multiple_3_full_cards_with_memory(self) -> None:
         (problem,) = refused(multiple("2", container("c", 200, "6k")))
