@@ -1,6 +1,8 @@
 """Why a pod does not fit: a reason per card, and whether evicting pods could help."""
 
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import islice
 
 from mgpu.model.asks import Ask, CardRefusal, ContainerAsk, Rejection
 from mgpu.model.cards import CardState
@@ -15,13 +17,19 @@ def refusal(state: CardState, container: ContainerAsk, max_shares: int) -> str |
         return "in use, a whole card is asked for"
     if max_shares and state.shares >= max_shares:
         return f"holds {state.shares} of {max_shares} shares"
-    taken = container.takes(state.card)
-    short = []
-    if taken.core > state.core_free:
-        short.append(f"core {format_core(taken.core - state.core_free)} short")
-    if taken.memory > state.memory_free:
-        short.append(f"memory {format_bytes(taken.memory - state.memory_free)} short")
-    return " and ".join(short) or None
+    core, memory, _ = container.takes(state.card)
+    core -= state.core_free
+    memory -= state.memory_free
+    if core <= 0 and memory <= 0:
+        return None
+    return _short(max(core, 0), max(memory, 0))
+
+
+@lru_cache(maxsize=10_000)
+def _short(core: int, memory: int) -> str:
+    """Cached: a filter over thousands of nodes says much the same of tens of thousands of cards."""
+    parts = [f"core {format_core(core)} short"] if core else []
+    return " and ".join(parts + ([f"memory {format_bytes(memory)} short"] if memory else []))
 
 
 def impossible(ask: Ask, cards: Sequence[CardState]) -> Rejection | None:
@@ -63,11 +71,13 @@ def emptied(cards: Sequence[CardState]) -> list[CardState]:
 
 
 def _unplaceable_when_empty(ask: Ask, cards: Sequence[CardState]) -> bool:
-    empty = emptied(cards)
-    return any(
-        sum(refusal(state, container, ask.max_shares) is None for state in empty) < container.cards
-        for container in ask.containers
-    )
+    return any(_fewer_can(container, emptied(cards), ask.max_shares) for container in ask.containers)
+
+
+def _fewer_can(container: ContainerAsk, cards: Sequence[CardState], max_shares: int) -> bool:
+    """Whether fewer cards than it asks for can take the container alone."""
+    able = (state for state in cards if refusal(state, container, max_shares) is None)
+    return sum(1 for _ in islice(able, container.cards)) < container.cards
 
 
 def not_together(ask: Ask, *, hopeless: bool) -> Rejection:
