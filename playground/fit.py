@@ -4,6 +4,7 @@ Covered: unschedulable nodes, taints, nodeSelector and required node affinity, r
 Left out: ports, volumes, pod affinity, topology spread.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ Raw = Mapping[str, Any]
 Requests = dict[str, int]
 """Resource name → amount: cpu in thousandths, everything else in whole units (bytes, pods, devices)."""
 
+_VERB = re.compile(r"%[-+# 0]*\d*(?:\.\d*)?(.?)", re.DOTALL)
 _UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "value": "", "effect": "NoSchedule"}
 
 
@@ -80,6 +82,13 @@ def message(reasons: Mapping[str, Sequence[str]], nodes: int) -> str:
     counts = Counter(reason for found in reasons.values() for reason in dict.fromkeys(found))
     listed = ", ".join(sorted(f"{count} {reason}" for reason, count in counts.items()))
     return f"0/{nodes} nodes are available: {listed}." if listed else f"0/{nodes} nodes are available."
+
+
+def as_event(text: str) -> str:
+    """What kube-scheduler's Event says for a message: it is formatted once more, without operands (Go's Sprintf)."""
+    return _VERB.sub(
+        lambda verb: f"%!{verb[1]}(MISSING)" if verb[1] not in ("%", "") else verb[1] or "%!(NOVERB)", text
+    )
 
 
 def _short_of(wanted: Requests, node: Raw, used: Requests, counted: Callable[[str], bool]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mgpu.model.asks import Ask, Placement
+from mgpu.model.asks import Ask, Placement, Rejection
 from mgpu.model.cards import CardState
 from mgpu.model.pods import Node
 from mgpu.settings import Settings
@@ -119,7 +119,12 @@ class Filter:
         found = assess(ask, node, cards, self._settings)
         if isinstance(found, Placement):
             return None, score(ask, found, cards, self._settings)
-        return _Refused(str(found), found.hopeless), 0
+        return _Refused(_told(found), found.hopeless), 0
+
+
+def _told(found: Rejection) -> str:
+    """Readable behind the number of nodes: `0/3 nodes are available: 2 insufficient GPU (8 cards: 8 unhealthy)`."""
+    return str(found) if found.reason else f"insufficient GPU ({found})"
 
 
 class _Sifted(NamedTuple):

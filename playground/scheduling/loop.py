@@ -154,7 +154,7 @@ class Scheduling:
     def _refuse(self, pod: Raw, why: Unschedulable) -> None:
         """Say so in an Event and in the pod's condition, then let it wait."""
         meta = pod["metadata"]
-        self._events.warn(_reference(pod), "FailedScheduling", why.message)
+        self._events.warn(_reference(pod), "FailedScheduling", fit.as_event(why.message))
         condition = {
             "type": "PodScheduled",
             "status": "False",

@@ -6,7 +6,7 @@ from itertools import islice
 
 from mgpu.model.asks import Ask, CardRefusal, ContainerAsk, Rejection
 from mgpu.model.cards import CardState
-from mgpu.model.quantities import format_bytes, format_core
+from mgpu.model.quantities import format_bytes
 
 
 def refusal(state: CardState, container: ContainerAsk, max_shares: int) -> str | None:
@@ -27,8 +27,11 @@ def refusal(state: CardState, container: ContainerAsk, max_shares: int) -> str |
 
 @lru_cache(maxsize=10_000)
 def _short(core: int, memory: int) -> str:
-    """Cached: a filter over thousands of nodes says much the same of tens of thousands of cards."""
-    parts = [f"core {format_core(core)} short"] if core else []
+    """Cached: a filter over thousands of nodes says much the same of tens of thousands of cards.
+
+    No percent sign: kube-scheduler gives what it is told to Sprintf, and its Event says `50%!s(MISSING)hort`.
+    """
+    parts = [f"core {core / 10:g} percent short"] if core else []
     return " and ".join(parts + ([f"memory {format_bytes(memory)} short"] if memory else []))
 
 

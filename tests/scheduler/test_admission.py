@@ -130,7 +130,7 @@ def test_no_card_fits(replica: Replica, client: FlaskClient) -> None:
         patched(client, binding(name), name=name)
     status = answer(client, binding("r"), name="r")["status"]
     assert status["code"] == 409
-    assert "2 cards: 2 core 20% short" in status["message"]
+    assert "2 cards: 2 core 20 percent short" in status["message"]
     assert "retryAfterSeconds" not in orjson.dumps(status).decode()
 
 

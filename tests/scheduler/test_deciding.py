@@ -106,7 +106,7 @@ def test_a_card_that_fails_under_a_reservation_is_not_given_again(replica: Repli
 def test_nothing_fits(replica: Replica) -> None:
     for name in "pqr":
         decided(replica, submitted(replica, name), "n2" if name == "r" else "n1")
-    assert str(replica.decider.decide(submitted(replica, "s"), "n1")) == "2 cards: 2 core 20% short"
+    assert str(replica.decider.decide(submitted(replica, "s"), "n1")) == "2 cards: 2 core 20 percent short"
 
 
 @pytest.mark.parametrize("node", ["n3", "n1"])

@@ -37,7 +37,7 @@ def test_filter_says_where_it_fits_and_why_not_elsewhere(replica: Replica, clien
     place(replica, "x", 60, "n2")
     found = post(client, "/filter", Pod=b.share("p", 60), NodeNames=["n3", "n2", "n1", "n9"])
     assert found["NodeNames"] == ["n1"]
-    assert found["FailedNodes"] == {"n2": "1 card: 1 core 20% short"}
+    assert found["FailedNodes"] == {"n2": "insufficient GPU (1 card: 1 core 20 percent short)"}
     assert set(found["FailedAndUnresolvableNodes"]) == {"n3", "n9"}
     assert found["Error"] == ""
 

@@ -38,7 +38,7 @@ def test_a_pod_that_fits_nowhere_is_failed_with_the_reason(replica: Replica) -> 
     arrive(replica, *(b.share(name, 60, node="n1") for name in "pqr"))
     status = replica.api.pod("r")["status"]
     assert (status["phase"], status["reason"]) == ("Failed", REASON)
-    assert "2 cards: 2 core 20% short" in status["message"]
+    assert "2 cards: 2 core 20 percent short" in status["message"]
     assert ("r", REASON, status["message"]) in replica.events
 
 

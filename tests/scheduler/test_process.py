@@ -117,7 +117,7 @@ def test_bindings_late_decisions_and_a_restart(cluster: Cluster) -> None:
     assert until(lambda: cluster.card("forced")) == "1"
 
     cluster.submit("too-much")
-    with pytest.raises(ApiError, match="2 cards: 1 core 20% short, 1 core 40% short") as refused:
+    with pytest.raises(ApiError, match="2 cards: 1 core 20 percent short, 1 core 40 percent short") as refused:
         cluster.bind("too-much")
     assert refused.value.status == 409
 

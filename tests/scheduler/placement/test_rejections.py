@@ -30,7 +30,7 @@ CASES = {
     "both amounts of a card": (
         ask(share()),
         [state(0, 900, 78)],
-        "1 card: 1 core 20% short and memory 8.0 GiB short",
+        "1 card: 1 core 20 percent short and memory 8.0 GiB short",
         False,
     ),
     "no card": (ask(share()), [], "the node has no cards", True),
@@ -43,7 +43,7 @@ CASES = {
     "too few cards can serve": (
         ask(share(cards=2)),
         [state(0), state(1, 900), state(2, 900)],
-        "container 'c' needs 2 cards, 1 can serve it (2 cards: 2 core 20% short)",
+        "container 'c' needs 2 cards, 1 can serve it (2 cards: 2 core 20 percent short)",
         False,
     ),
     "whole cards in use": (
