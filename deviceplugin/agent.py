@@ -5,14 +5,19 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from deviceplugin.accounts import Grants
 from deviceplugin.allocation import Allocations, Node
+from deviceplugin.alone import alone
 from deviceplugin.cards import CardSource
 from deviceplugin.cards.watch import CardWatch
 from deviceplugin.cdi import CdiFiles
+from deviceplugin.checkpoint import FILE, read_checkpoint
+from deviceplugin.exchange import Exchange
 from deviceplugin.ids import MAX_IDS, device_ids
 from deviceplugin.plugin import Plugin
 from deviceplugin.podresources import PodResources
 from deviceplugin.pods import GpuPod, NodePods
+from deviceplugin.records import RecordWriter
 from deviceplugin.registration import Registration
 from deviceplugin.reporter import Reporter
 from deviceplugin.wakeup import Wakeup
@@ -28,7 +33,6 @@ from mgpu.settings import DevicePluginSettings, Settings
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 2.0
-CHECKPOINT = "kubelet_internal_checkpoint"
 
 
 def pod_resources_socket(own: DevicePluginSettings) -> Path:
@@ -45,36 +49,46 @@ class Agent:
         self._recorder = Recorder(api, "mgpu-deviceplugin", own.node)
         self._cards_changed, self._pods_changed, self._stopping = Wakeup(), Wakeup(), Wakeup()
         self._stopped = False
-        self._cdi = CdiFiles(Path(own.cdi_dir)) if own.cdi else None
         self._cards = CardWatch(source, self._take_cards, self._warn_node)
-        self._pods = NodePods(settings, self._take_pods, self._forget)
+        self._pods = NodePods(settings, self._take_pods)
         self._reflector = Reflector(
             api, "/api/v1/pods", self._pods.take, self._pods.drop, {"fieldSelector": f"spec.nodeName={own.node}"}
         )
         self._reporter = Reporter(api, own.node, settings, self._held)
+        self._records = RecordWriter(api)
         self._owners = PodResources(pod_resources_socket(own))
+        files = CdiFiles(Path(own.cdi_dir))
+        names = [resource.name for resource in self._resources(())]
         self._node = Node(
             pods=self._pods,
-            cards=lambda: self._cards.cards or (),
+            cards=self._known_cards,
             owners=self._owners,
-            checkpoint=self._folder / CHECKPOINT,
-            cdi=self._cdi,
+            checkpoint=self._folder / FILE,
+            delivery=files if own.cdi else Exchange(self._pods, self._known_cards, settings, self._records.write),
+            grants=Grants(files.handed_out() if own.cdi else {}),
             changed=self._pods_changed,
             refused=self._warn_pod,
+            resend=lambda resource: self._plugins[resource].resend(),
         )
-        names = [resource.name for resource in self._resources(())]
         self._allocations = {name: Allocations(name, self._node) for name in names}
         self._plugins = {name: Plugin(name, allocations) for name, allocations in self._allocations.items()}
         self._registrations = [Registration(self._folder, plugin) for plugin in self._plugins.values()]
 
     async def run(self) -> None:
-        """Serve until `stop`; then streams are ended and sockets removed before it returns."""
+        """Serve until `stop`; then streams are ended and sockets removed before it returns.
+
+        Raises BadObject where another agent serves this node.
+        """
+        with alone(self._folder):
+            await self._run()
+
+    async def _run(self) -> None:
         for wakeup in (self._cards_changed, self._pods_changed, self._stopping):
             wakeup.bind()
-        for part in (self._reflector, self._reporter, self._cards):
+        for part in (self._reflector, self._reporter, self._cards, self._records):
             part.start()
         log.info("started", extra={"node": self._node_name})
-        tasks = [asyncio.create_task(work) for work in (self._serve(), self._clean_up())]
+        tasks = [asyncio.create_task(work) for work in (self._serve(), self._follow_pods())]
         ending = asyncio.create_task(self._until_stopped())
         try:
             done, _ = await asyncio.wait([*tasks, ending], return_when=asyncio.FIRST_COMPLETED)
@@ -115,7 +129,7 @@ class Agent:
         """Offer ids once the cards are known: with none the kubelet would fail the pods that run here."""
         while (cards := self._cards.cards) is None:
             await self._cards_changed.wait()
-        complete = await self._offer(cards)
+        complete = self._offer(cards)
         async with asyncio.TaskGroup() as group:
             for registration in self._registrations:
                 group.create_task(registration.run())
@@ -126,14 +140,14 @@ class Agent:
             cards = self._cards.cards or ()
             if cards == offered and await self._cards_changed.wait(None if complete else _RETRY_SECONDS):
                 continue
-            complete, offered = await self._offer(cards), cards
+            complete, offered = self._offer(cards), cards
 
-    async def _offer(self, cards: Sequence[Card]) -> bool:
+    def _offer(self, cards: Sequence[Card]) -> bool:
         """Hand the ids of these cards to the plugins. False: of unhealthy ones it is not known which pods hold them."""
         limit, complete = MAX_IDS, True
         for resource in self._resources(cards):
             try:
-                held, taken = await self._held_ids(resource.name, cards)
+                held, taken = self._held_ids(resource.name, cards)
             except RetryLater as error:
                 log.warning("which ids are held is not known: %s", error)
                 held, taken, complete = {}, set(), False
@@ -146,7 +160,7 @@ class Agent:
             limit -= min(limit, total)
         return complete
 
-    async def _held_ids(self, resource: str, cards: Sequence[Card]) -> tuple[dict[int, list[str]], set[str]]:
+    def _held_ids(self, resource: str, cards: Sequence[Card]) -> tuple[dict[int, list[str]], set[str]]:
         """The ids that the pods of each unhealthy card hold, and all that pods hold; asked for only when needed.
 
         Raises RetryLater.
@@ -156,23 +170,40 @@ class Agent:
             return {}, set()
         if not self._reflector.synced:
             raise RetryLater("the pods of this node are not known yet")
-        owners = await self._owners.owners(resource)
+        rows = read_checkpoint(self._node.checkpoint, resource)
         held: dict[int, list[str]] = {}
-        for owner in owners:
-            known = self._pods.get(owner.namespace, owner.name)
+        for given in rows:
+            known = self._pods.by_uid(given.uid)
             for card in unhealthy:
                 shares = (known.shares if known else None) or ()
-                if any(share.container == owner.container and share.is_on(card) for share in shares):
-                    held.setdefault(card.index, []).extend(sorted(owner.ids))
-        return held, {i for owner in owners for i in owner.ids}
+                if any(share.container == given.container and share.is_on(card) for share in shares):
+                    held.setdefault(card.index, []).extend(sorted(given.ids))
+        return held, {i for given in rows for i in given.ids}
+
+    async def _follow_pods(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._clean_up())
+            group.create_task(self._resume())
 
     async def _clean_up(self) -> None:
-        """Once the pods are known: CDI files of those that are gone since an earlier agent wrote them."""
+        """What was of pods that are gone goes, whether or not anybody saw them go; first what earlier agents left."""
         while not self._reflector.synced:
             await self._pods_changed.wait(1.0)
-        if self._cdi is not None:
-            self._cdi.keep_only({known.pod.uid for known in self._pods.all()})
-        await asyncio.Event().wait()
+        dropped = -1
+        while True:
+            if dropped != self._pods.dropped:
+                dropped = self._pods.dropped
+                there = {known.pod.uid for known in self._pods.all()}
+                for keeper in (self._node.delivery, self._node.grants, *self._allocations.values()):
+                    keeper.keep_only(there)
+            await self._pods_changed.wait()
+
+    async def _resume(self) -> None:
+        while not self._reflector.synced or self._cards.cards is None:
+            await self._pods_changed.wait(1.0)
+        for allocations in self._allocations.values():
+            allocations.resume()
+        self._pods_changed.wake()
 
     def _resources(self, cards: Sequence[Card]) -> list[NodeResource]:
         """The resources that are served as device ids."""
@@ -191,11 +222,8 @@ class Agent:
         self._reporter.update()
         self._pods_changed.wake()
 
-    def _forget(self, uid: str) -> None:
-        for allocations in self._allocations.values():
-            allocations.forget(uid)
-        if self._cdi is not None:
-            self._cdi.remove(uid)
+    def _known_cards(self) -> tuple[Card, ...]:
+        return self._cards.cards or ()
 
     def _warn_node(self, problem: str) -> None:
         log.warning("%s", problem, extra={"node": self._node_name})
@@ -211,3 +239,4 @@ class Agent:
         self._reflector.stop()
         self._reporter.stop()
         self._cards.stop()
+        self._records.stop()

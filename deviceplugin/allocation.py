@@ -1,21 +1,20 @@
-"""What Allocate and PreStartContainer answer for one resource; no gRPC in here."""
+"""What Allocate and PreStartContainer answer for one resource; no gRPC in here, and no call to the API server."""
 
 import asyncio
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
-from deviceplugin.cdi import CdiFiles, new_name
+from deviceplugin.accounts import Grants
+from deviceplugin.cdi import ANSWER_ANNOTATION, CdiFiles, new_name
+from deviceplugin.checkpoint import Given, read_checkpoint
+from deviceplugin.exchange import Exchange
 from deviceplugin.identity import VOID, Refused, Target, candidates, environment
-from deviceplugin.podresources import Owner, read_checkpoint
-from deviceplugin.pods import GpuPod, NodePods, next_to_start
+from deviceplugin.pods import GpuPod, NodePods
 from deviceplugin.wakeup import Wakeup
+from deviceplugin.whose import Owners, Whose
 from mgpu.model.cards import Card
-from mgpu.model.errors import RetryLater
-from mgpu.model.pods import Stage
 
 log = logging.getLogger(__name__)
 
@@ -23,34 +22,34 @@ WAIT_SECONDS = 5.0
 """The kubelet gives 30 s, and tries again after about 10 when told why not (kubernetes.md, "Device manager")."""
 GUESS_SECONDS = 1.0
 """Without CDI. The kubelet admits no other pod meanwhile."""
-_RETRY_SECONDS = 0.1
-_REMEMBERED = 4096
-
-Ids = frozenset[str]
-
-
-class Owners(Protocol):
-    async def owners(self, resource: str) -> list[Owner]:
-        """All containers that hold ids of `resource`. Raises RetryLater."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    env: dict[str, str]
+    """To Allocate. name: fresh with every answer; it tells answers apart, and where there is CDI it is the device's."""
+
+    name: str
+    env: Mapping[str, str]
     cdi: tuple[str, ...] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What the answers are made from. cdi None: the runtime has no CDI. changed: wakes when pods or cards change."""
+    """What the answers are made from. delivery: CDI files, or where the runtime has none the exchange of records.
+
+    changed: wakes when pods or cards change. resend: sends the device list of a resource to the kubelet once more.
+    """
 
     pods: NodePods
     cards: Callable[[], Sequence[Card]]
     owners: Owners
     checkpoint: Path
-    cdi: CdiFiles | None
+    delivery: CdiFiles | Exchange
+    grants: Grants
     changed: Wakeup
     refused: Callable[[GpuPod, str], None]
+    resend: Callable[[str], None]
 
 
 class Allocations:
@@ -65,48 +64,64 @@ class Allocations:
     ) -> None:
         self._resource, self._node = resource, node
         self._wait_seconds, self._guess_seconds = wait_seconds, guess_seconds
-        self._served: dict[str, set[str]] = {}
-        self._started: dict[str, set[str]] = {}
-        self._answers: OrderedDict[Ids, list[Answer]] = OrderedDict()
-        self._delivered: set[Ids] = set()
+        self._whose = Whose(resource, node.checkpoint, node.pods, node.owners, lambda: node.resend(resource))
+        self._served: set[tuple[str, str]] = set()
+        self._resumed = False
+
+    def resume(self) -> None:
+        """From here on all pods of the node, and its cards, are known: only then can anything start.
+
+        Without CDI what an agent before this one answered counts, and is settled.
+        """
+        self._resumed = True
+        delivery, mismatched = self._node.delivery, []
+        if not isinstance(delivery, Exchange):
+            return
+        for given in read_checkpoint(self._node.checkpoint, self._resource):
+            known = self._node.pods.by_uid(given.uid)
+            if known is not None and not known.pod.ended:
+                target = Target(known, given.container)
+                self._served.add(target.key)
+                if known.shares is not None and not delivery.agrees(target, given.env):
+                    mismatched.append(given)
+        for given in mismatched:
+            known = self._node.pods.by_uid(given.uid)
+            if known is not None:
+                try:
+                    delivery.settle(Target(known, given.container), given.env)
+                except Refused as error:
+                    log.warning("not settled: %s", error, extra={"pod": given.uid})
+
+    def keep_only(self, uids: Collection[str]) -> None:
+        """All other pods are gone."""
+        self._served = {key for key in self._served if key[0] in uids}
 
     async def allocate(self, ids: Sequence[str]) -> Answer:
         """Answers at once, from memory. Only where there is no CDI to set things right later it may wait and refuse.
 
         Raises Refused.
         """
-        if self._node.cdi is None:
-            answer = await self._guess(len(ids))
+        name = new_name()
+        if isinstance(self._node.delivery, CdiFiles):
+            answer = Answer(name, self._certain(self._waiting(len(ids))), cdi=(name,))
         else:
-            answer = Answer(self._certain(self._waiting(len(ids))), (new_name(),))
-        self._remember(frozenset(ids), answer)
+            answer = Answer(name, await self._guess(len(ids)), annotations={ANSWER_ANNOTATION: name})
+        self._whose.answered(frozenset(ids), name)
         return answer
 
-    async def pre_start(self, ids: Sequence[str]) -> Target:
-        """Give the container that owns `ids` what its pod's record says; it is certain now. Raises Refused."""
-        wanted = frozenset(ids)
+    async def pre_start(self, ids: Sequence[str]) -> GpuPod:
+        """Let the containers that hold `ids` have what their pod's record says. Raises Refused."""
         deadline = asyncio.get_running_loop().time() + self._wait_seconds
-        owners = await self._owners(wanted, deadline)
-        target = await self._starting(owners, wanted, deadline)
+        given = await self._whose.holders(frozenset(ids), deadline)
+        known = await self._decided(given[0].uid, deadline)
         try:
-            env = environment(target, self._node.cards())
-            self._deliver(target, wanted, env)
+            self._start(known, given)
         except Refused as error:
-            self._node.refused(target.known, str(error))
+            self._node.refused(known, str(error))
             raise
-        if wanted in self._answers:
-            self._delivered.add(wanted)
-        uid = target.known.pod.uid
-        self._served.setdefault(uid, set()).add(target.container)
-        self._started.setdefault(uid, set()).add(target.container)
-        return target
+        return known
 
-    def forget(self, uid: str) -> None:
-        """The pod is gone."""
-        self._served.pop(uid, None)
-        self._started.pop(uid, None)
-
-    def _certain(self, found: Iterator[Target]) -> dict[str, str]:
+    def _certain(self, found: Iterator[Target]) -> Mapping[str, str]:
         """The environment of the only container that can be meant, as far as the watch knows; else `void`."""
         target, other = next(found, None), next(found, None)
         if target is None or other is not None:
@@ -115,10 +130,10 @@ class Allocations:
             env = environment(target, self._node.cards())
         except Refused:
             return VOID  # PreStartContainer waits for the decision, or says what is wrong
-        self._serve(target)
+        self._served.add(target.key)
         return env
 
-    async def _guess(self, amount: int) -> Answer:
+    async def _guess(self, amount: int) -> Mapping[str, str]:
         """Without CDI what is said now stands: the oldest decision of this amount. Raises Refused.
 
         The kubelet may have seen the pod before this agent has, and waits: so a little, and only for the first one.
@@ -127,98 +142,92 @@ class Allocations:
         deadline = loop.time() + self._guess_seconds
         while True:
             why = f"no pod on this node waits for this amount of {self._resource}"
-            for target in self._waiting(amount):
+            for target in self._waiting(amount) if self._resumed else ():
                 try:
-                    answer = Answer(environment(target, self._node.cards()))
+                    env = environment(target, self._node.cards())
                 except Refused as error:
                     why = str(error)
                 else:
-                    self._serve(target)
-                    return answer
+                    self._served.add(target.key)
+                    return env
             if not await self._node.changed.wait(max(0.0, deadline - loop.time())):
                 raise Refused(why)
 
     def _waiting(self, amount: int) -> Iterator[Target]:
         return candidates(self._node.pods.all(), self._resource, amount, self._served)
 
-    def _serve(self, target: Target) -> None:
-        self._served.setdefault(target.known.pod.uid, set()).add(target.container)
-
-    def _remember(self, ids: Ids, answer: Answer) -> None:
-        """An init container's ids are given to later containers of its pod again, before any of them starts.
-
-        So all answers for the same ids stay until one was delivered; what comes then is for another pod.
-        """
-        if ids in self._delivered:
-            self._delivered.remove(ids)
-            del self._answers[ids]
-        self._answers.setdefault(ids, []).append(answer)
-        self._answers.move_to_end(ids)
-        if len(self._answers) > _REMEMBERED:
-            oldest, _ = self._answers.popitem(last=False)
-            self._delivered.discard(oldest)
-
-    async def _owners(self, ids: Ids, deadline: float) -> list[Owner]:
-        """Who holds exactly these ids: by PodResources, else by the checkpoint. Raises Refused at the deadline."""
+    async def _decided(self, uid: str, deadline: float) -> GpuPod:
+        """The pod, once its cards have been decided. Raises Refused at the deadline."""
         loop = asyncio.get_running_loop()
         while True:
-            why = f"the kubelet names no owner of {len(ids)} ids of {self._resource}"
-            try:
-                owners = [o for o in await self._node.owners.owners(self._resource) if o.ids == ids]
-            except RetryLater as error:
-                owners, why = [], str(error)
-            owners = owners or self._by_checkpoint(ids)
-            if owners:
-                return owners
-            if loop.time() >= deadline:
-                raise Refused(why)
-            await asyncio.sleep(_RETRY_SECONDS)
-
-    def _by_checkpoint(self, ids: Ids) -> list[Owner]:
-        """Of pods that are known to be here: the file may still list those of pods that are gone."""
-        found = read_checkpoint(self._node.checkpoint, self._resource)
-        return [o for o in found if o.ids == ids and self._node.pods.by_uid(o.uid) is not None]
-
-    async def _starting(self, owners: Sequence[Owner], ids: Ids, deadline: float) -> Target:
-        """The container that starts now, once its pod's cards have been decided. Raises Refused at the deadline."""
-        loop = asyncio.get_running_loop()
-        while True:
-            found = self._find(owners, ids)
-            if isinstance(found, Target):
-                return found
+            known = self._node.pods.by_uid(uid)
+            if self._resumed and known is not None and known.decided:
+                return known
             if not await self._node.changed.wait(max(0.0, deadline - loop.time())):
-                raise Refused(found)
+                if not self._resumed:
+                    raise Refused("the pods and cards of this node are not known yet", uid)
+                if known is None:
+                    raise Refused(f"pod {uid} is not known from the API server yet")
+                limit = f"within {self._wait_seconds:g} s"
+                raise Refused(f"{known.pod.key}: no cards have been decided for the pod {limit}", uid)
 
-    def _find(self, owners: Sequence[Owner], ids: Ids) -> Target | str:
-        """The container, or what is being waited for."""
-        owner = owners[0]
-        known = self._node.pods.by_uid(owner.uid) if owner.uid else self._node.pods.get(owner.namespace, owner.name)
-        if known is None:
-            return f"pod {owner.uid or f'{owner.namespace}/{owner.name}'} is not known from the API server yet"
-        containers = {o.container for o in owners}
-        if any(c.stage is Stage.INIT for c, _ in known.asking(self._resource)):
-            containers |= {o.container for o in self._by_checkpoint(ids) if o.uid == known.pod.uid}
-        name = next_to_start(known, containers, self._started.get(known.pod.uid, set()))
-        if name is None:
-            return f"{known.pod.key}: which of {', '.join(sorted(containers))} starts is not known yet"
-        if not known.decided:
-            return f"{known.pod.key}: no cards have been decided for the pod within {self._wait_seconds:g} s"
-        return Target(known, name)
+    def _start(self, known: GpuPod, given: Sequence[Given]) -> None:
+        """All that share the ids are served, since any of them may be the one that starts; each by its own answer.
 
-    def _deliver(self, target: Target, ids: Ids, env: dict[str, str]) -> None:
-        # After a restart of the agent only the kubelet knows what was answered.
-        answers = self._answers.get(ids) or [Answer(dict(o.env), o.cdi) for o in self._by_checkpoint(ids)]
-        uid = target.known.pod.uid
-        if not answers:
-            why = f"{target}: neither this agent nor the kubelet's checkpoint knows what Allocate answered"
-            raise Refused(why, uid)
-        if self._node.cdi is None:
-            if all(answer.env != env for answer in answers):
-                raise Refused(f"{target}: the runtime has no CDI, and at admission other cards were given to it", uid)
+        Raises Refused where none of them may start.
+        """
+        ready: list[tuple[Given, Mapping[str, str]]] = []
+        refused: list[tuple[Given, Refused]] = []
+        for row in given:
+            try:
+                ready.append((row, self._environment(Target(known, row.container), row)))
+            except Refused as error:
+                refused.append((row, error))
+        if not ready:
+            raise refused[0][1]
+        cards = self._node.cards()
+        known = self._node.pods.by_uid(known.pod.uid) or known
+        if short := self._node.grants.refusal(known, self._node.pods.all(), cards):
+            raise Refused(f"{known.pod.key}: {short}", known.pod.uid)
+        self._deliver(known, ready, refused)
+        self._node.grants.grant(known, cards)
+
+    def _environment(self, target: Target, given: Given) -> Mapping[str, str]:
+        delivery = self._node.delivery
+        if isinstance(delivery, Exchange):
+            other = delivery.settle(target, given.env)
+            # Allocate takes the other one's decision as given away; it is this one's now, and that one has this one's.
+            if other is not None and target.key not in self._served:
+                self._served.discard(other)
+            self._served.add(target.key)
+            known = self._node.pods.by_uid(target.known.pod.uid) or target.known
+            target = Target(known, target.container)
+        env = environment(target, self._node.cards())
+        if isinstance(delivery, CdiFiles) and not given.device and dict(given.env) != env:
+            raise Refused(f"{target} was admitted without CDI and given other cards", target.known.pod.uid)
+        return env
+
+    def _deliver(
+        self,
+        known: GpuPod,
+        ready: Sequence[tuple[Given, Mapping[str, str]]],
+        refused: Sequence[tuple[Given, Refused]],
+    ) -> None:
+        delivery, uid = self._node.delivery, known.pod.uid
+        pending = [error for row, error in refused if row.container not in known.done]
+        if isinstance(delivery, Exchange):
+            # Nothing can keep one of several back: what is refused for one holds for all.
+            if pending:
+                raise pending[0]
             return
-        names = [name for answer in answers for name in answer.cdi]
         try:
-            for name in names:
-                self._node.cdi.write(name, uid, env)
+            for row, env in ready:
+                if row.device:
+                    delivery.write(row.name, uid, row.container, env)
         except OSError as error:
-            raise Refused(f"{target}: CDI file not written: {error}", uid) from error
+            raise Refused(f"{known.pod.key}: CDI file not written: {error}", uid) from error
+        for row, _ in refused:
+            if row.device:
+                delivery.remove(row.name, uid, row.container)
+        for why in pending:
+            self._node.refused(known, str(why))

@@ -1,8 +1,8 @@
 """CDI spec files (Container Device Interface): what a container gets, applied by the runtime when it creates it.
 
 One file per allocated container. The name of its device is a nonce that Allocate gave out: a name made from device ids
-could name the file of their previous owner where the kubelet skips PreStartContainer (kubernetes.md). The file's name
-says whose it is, so that it can be removed when the pod is gone, by a later agent too.
+could name the file of their previous owner where the kubelet skips PreStartContainer (kubernetes.md). The file's own
+name says whose it is: so it can be removed when the pod is gone, and an agent that starts knows what was handed out.
 """
 
 import logging
@@ -16,6 +16,8 @@ import orjson
 log = logging.getLogger(__name__)
 
 KIND = "mgpu.io/card"
+ANSWER_ANNOTATION = "mgpu.io/answer"
+"""Where an answer's name stands when the runtime has no CDI; the runtime itself makes nothing of it."""
 _VERSION = "0.5.0"
 _PREFIX = "mgpu"
 
@@ -26,34 +28,52 @@ def new_name() -> str:
 
 
 class CdiFiles:
-    """The spec files in `folder`, which the runtime watches."""
+    """The spec files in `folder`, which the runtime watches: `mgpu_<pod UID>_<container>_<nonce>.json`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def write(self, name: str, uid: str, env: Mapping[str, str]) -> None:
-        """Make device `name` (as `new_name` gave it) stand for `env`, for a container of the pod `uid`.
+    def write(self, name: str, uid: str, container: str, env: Mapping[str, str]) -> None:
+        """Make device `name` (as `new_name` gave it) stand for `env`, for this container of the pod `uid`.
 
         Atomic: the runtime sees the old file, the new one or none. Raises OSError.
         """
-        device = name.removeprefix(f"{KIND}=")
         edits = {"env": [f"{key}={value}" for key, value in sorted(env.items())]}
-        spec = {"cdiVersion": _VERSION, "kind": KIND, "devices": [{"name": device, "containerEdits": edits}]}
+        device = {"name": name.removeprefix(f"{KIND}="), "containerEdits": edits}
+        spec = {"cdiVersion": _VERSION, "kind": KIND, "devices": [device]}
         self._folder.mkdir(parents=True, exist_ok=True)
-        file = self._folder / f"{_PREFIX}_{uid}_{device}.json"
+        file = self._file(name, uid, container)
         # The runtime reads only what ends in .json or .yaml.
         new = file.with_suffix(".new")
         new.write_bytes(orjson.dumps(spec))
         os.replace(new, file)
 
-    def remove(self, uid: str) -> None:
-        """Remove the files of a pod that is gone."""
-        self._remove(self._folder.glob(f"{_PREFIX}_{uid}_*"))
+    def remove(self, name: str, uid: str, container: str) -> None:
+        """The container must not be created any more."""
+        self._remove([self._file(name, uid, container)])
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """Remove the files of all other pods: what an agent that was killed could not."""
+        """Remove the files of all other pods."""
         ours = self._folder.glob(f"{_PREFIX}_*_*")
         self._remove(file for file in ours if file.name.split("_")[1] not in uids)
+
+    def handed_out(self) -> dict[tuple[str, str], tuple[str, ...]]:
+        """(pod UID, container) → the UUIDs of the cards that it may run on. A file that is damaged tells nothing."""
+        found = {}
+        for file in sorted(self._folder.glob(f"{_PREFIX}_*_*_*.json")):
+            _, uid, container, _ = file.stem.split("_")
+            try:
+                (device,) = orjson.loads(file.read_bytes())["devices"]
+                lines: list[str] = device["containerEdits"]["env"]
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                log.warning("CDI file %s is not readable: %r", file, error)
+                continue
+            env = dict(line.split("=", 1) for line in lines)
+            found[uid, container] = tuple(env.get("NVIDIA_VISIBLE_DEVICES", "").split(","))
+        return found
+
+    def _file(self, name: str, uid: str, container: str) -> Path:
+        return self._folder / f"{_PREFIX}_{uid}_{container}_{name.removeprefix(f'{KIND}=')}.json"
 
     def _remove(self, files: Iterable[Path]) -> None:
         for file in list(files):

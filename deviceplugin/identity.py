@@ -1,18 +1,21 @@
-"""For which pod and container a kubelet's call is, and what that container gets.
+"""For which pod and container a kubelet's call can be, and what a container gets. Pure.
 
 The kubelet does not say. `Allocate` has to answer at once, so it says `void` unless only one container can be meant;
-before the container is created, `PreStartContainer` asks the kubelet who owns the device ids, and then it is certain
+before the container is created, the kubelet has written down whose the answer was, and then it is certain
 (design.md, "Node agent").
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from deviceplugin.pods import GpuPod
 from mgpu import dialects
+from mgpu.model.asks import ContainerAsk
 from mgpu.model.cards import Card
+from mgpu.model.ledger import Share
 
-VOID = {"NVIDIA_VISIBLE_DEVICES": "void"}
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+VOID = {VISIBLE: "void"}
 """The runtime then gives no card at all."""
 
 
@@ -34,46 +37,69 @@ class Target:
     def __str__(self) -> str:
         return f"{self.known.pod.key} container {self.container}"
 
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.known.pod.uid, self.container
+
+    @property
+    def ask(self) -> ContainerAsk:
+        """What the container asks for. Raises Refused."""
+        if self.known.problem:
+            raise Refused(f"{self.known.pod.key}: {self.known.problem}", self.known.pod.uid)
+        ask = self.known.container_ask(self.container)
+        if ask is None:
+            raise Refused(f"{self} asks for no GPU", self.known.pod.uid)
+        return ask
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """What the pod's record gives to the container."""
+        return tuple(share for share in self.known.shares or () if share.container == self.container)
+
 
 def candidates(
-    pods: Iterable[GpuPod], resource: str, amount: int, served: Mapping[str, Collection[str]]
+    pods: Iterable[GpuPod], resource: str, amount: int, served: Collection[tuple[str, str]]
 ) -> Iterator[Target]:
     """The containers that an Allocate of `amount` ids can be for, in the pods' order.
 
     Of each pod that has not started, the first container (in start order, as the kubelet allocates) that asks for
-    this resource and was not served yet; `served`: pod UID → containers.
+    this resource and was not served yet; `served`: (pod UID, container).
     """
     for known in pods:
         if known.pod.ended or known.pod.started:
             continue
-        done = served.get(known.pod.uid, ())
-        following = next(((c.name, asked) for c, asked in known.asking(resource) if c.name not in done), None)
+        asking = known.asking(resource)
+        following = next(((c.name, asked) for c, asked in asking if (known.pod.uid, c.name) not in served), None)
         if following is not None and following[1] == amount:
             yield Target(known, following[0])
 
 
+def recorded_cards(target: Target, cards: Sequence[Card]) -> tuple[Card, ...]:
+    """The cards that the pod's record names for the container, by index. Raises Refused."""
+    uid, ask = target.known.pod.uid, target.ask
+    if target.known.shares is None:
+        raise Refused(f"{target.known.pod.key}: no cards have been decided for the pod yet", uid)
+    chosen = set()
+    for share in target.shares:
+        card = next((card for card in cards if share.is_on(card)), None)
+        if card is None:
+            names = ", ".join(f"{c.index} ({c.uuid})" for c in cards) or "none"
+            why = f"{target}: its record names card {share.card}, which this node has not; it has {names}"
+            raise Refused(why, uid)
+        if not card.healthy:
+            raise Refused(f"{target}: card {card.index} ({card.uuid}) is unhealthy", uid)
+        chosen.add(card)
+    if len(chosen) != ask.cards:
+        raise Refused(f"{target}: its record names {len(chosen)} cards, it asks for {ask.cards}", uid)
+    return tuple(sorted(chosen, key=lambda card: card.index))
+
+
+def environment_on(target: Target, cards: Sequence[Card]) -> dict[str, str]:
+    """What the container sees where these are its cards. Raises Refused where it asks for none."""
+    ask = target.ask
+    return dialects.container_environment(target.known.ask.dialect if target.known.ask else "", ask, cards)
+
+
 def environment(target: Target, cards: Sequence[Card]) -> dict[str, str]:
-    """What the container sees of its cards, as its pod's record says. Raises Refused."""
-    known, uid = target.known, target.known.pod.uid
-    if known.problem:
-        raise Refused(f"{known.pod.key}: {known.problem}", uid)
-    ask = known.container_ask(target.container)
-    if known.ask is None or ask is None:
-        raise Refused(f"{target} asks for no GPU", uid)
-    if known.shares is None:
-        raise Refused(f"{known.pod.key}: no cards have been decided for the pod yet", uid)
-    chosen = []
-    for share in known.shares:
-        if share.container == target.container:
-            card = next((card for card in cards if share.is_on(card)), None)
-            if card is None:
-                names = ", ".join(f"{c.index} ({c.uuid})" for c in cards) or "none"
-                why = f"{target}: its record names card {share.card}, which this node has not; it has {names}"
-                raise Refused(why, uid)
-            if not card.healthy:
-                raise Refused(f"{target}: card {card.index} ({card.uuid}) is unhealthy", uid)
-            chosen.append(card)
-    if len(set(chosen)) != ask.cards:
-        raise Refused(f"{target}: its record names {len(set(chosen))} cards, it asks for {ask.cards}", uid)
-    chosen.sort(key=lambda card: card.index)
-    return dialects.container_environment(known.ask.dialect, ask, chosen)
+    """What the container sees of the node's cards, as its pod's record says. Raises Refused."""
+    return environment_on(target, recorded_cards(target, cards))

@@ -26,6 +26,7 @@ class Plugin:
         self.resource, self._allocations = resource, allocations
         self.devices: dict[str, bool] = {}
         self._ended = False
+        self._turn = 0
         self._changed = Wakeup()
         self.streams = self.opened = 0
         self.stream_ended = Wakeup()
@@ -46,6 +47,11 @@ class Plugin:
         self.devices = dict(devices)
         self._changed.wake()
 
+    def resend(self) -> None:
+        """Send the list once more: with every list the kubelet writes its checkpoint."""
+        self._turn += 1
+        self._changed.wake()
+
     async def GetDevicePluginOptions(self, request: api.Empty, context: Any) -> api.DevicePluginOptions:  # noqa: N802, ARG002
         return OPTIONS
 
@@ -53,11 +59,11 @@ class Plugin:
         self.streams += 1
         self.opened += 1
         try:
-            sent: dict[str, bool] | None = None
+            sent: tuple[int, dict[str, bool]] | None = None
             while not self._ended:
-                if self.devices != sent:
-                    sent = self.devices
-                    yield _list(sent)
+                if (self._turn, self.devices) != sent:
+                    sent = self._turn, self.devices
+                    yield _list(self.devices)
                 else:
                     await self._changed.wait()
         finally:
@@ -77,19 +83,21 @@ class Plugin:
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
                 raise
             names = [api.CDIDevice(name=name) for name in answer.cdi]
-            response.container_responses.append(api.ContainerAllocateResponse(envs=answer.env, cdi_devices=names))
+            response.container_responses.append(
+                api.ContainerAllocateResponse(envs=answer.env, cdi_devices=names, annotations=answer.annotations)
+            )
         return response
 
     async def PreStartContainer(  # noqa: N802
         self, request: api.PreStartContainerRequest, context: Any
     ) -> api.PreStartContainerResponse:
         try:
-            target = await self._allocations.pre_start(request.devices_ids)
+            known = await self._allocations.pre_start(request.devices_ids)
         except Refused as error:
             log.warning("start refused: %s", error, extra={"resource": self.resource, "pod": error.uid})
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             raise
-        log.info("container served", extra={"pod": target.known.pod.uid, "container": target.container})
+        log.info("start granted", extra={"pod": known.pod.uid, "resource": self.resource})
         return api.PreStartContainerResponse()
 
 

@@ -1,27 +1,16 @@
-"""Who owns device ids: asked of the kubelet's PodResources API, and read from its checkpoint.
-
-PodResources leaves regular init containers out and the answers that Allocate gave; the checkpoint has both, but it is
-the kubelet's private file. So it is read only for what PodResources does not say.
-"""
+"""Who holds device ids now: asked of the kubelet's PodResources API. It names pods, not their UIDs, and leaves regular
+init containers out."""
 
 import asyncio
-import base64
-import binascii
-import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
-import orjson
-from google.protobuf.message import DecodeError
 
 from mgpu.model.errors import RetryLater
-from proto import deviceplugin_pb2, podresources_pb2_grpc
 from proto import podresources_pb2 as api
-
-log = logging.getLogger(__name__)
+from proto import podresources_pb2_grpc
 
 _QUERY_SECONDS = 2.0
 _OPTIONS = [
@@ -33,18 +22,12 @@ _OPTIONS = [
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A container that holds `ids` of a resource. By PodResources: namespace and name; by the checkpoint: the UID.
+    """A container that holds `ids` of a resource."""
 
-    cdi, env: the CDI devices and the environment that Allocate answered for it (the checkpoint alone knows).
-    """
-
+    namespace: str
+    name: str
     container: str
     ids: frozenset[str]
-    namespace: str = ""
-    name: str = ""
-    uid: str = ""
-    cdi: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 class PodResources:
@@ -60,7 +43,7 @@ class PodResources:
     async def owners(self, resource: str) -> list[Owner]:
         """All containers that hold ids of `resource`. Raises RetryLater where the kubelet does not answer."""
         return [
-            Owner(container.name, frozenset(ids), pod.namespace, pod.name)
+            Owner(pod.namespace, pod.name, container.name, frozenset(ids))
             for pod in (await self._list()).pod_resources
             for container in pod.containers
             if (ids := [i for d in container.devices if d.resource_name == resource for i in d.device_ids])
@@ -90,31 +73,3 @@ class PodResources:
         except grpc.aio.AioRpcError as error:
             raise RetryLater(f"PodResources: {error.code().name}: {error.details()}") from error
         return answer
-
-
-def read_checkpoint(file: Path, resource: str) -> list[Owner]:
-    """The owners of a resource's ids by the device manager's checkpoint; none where it cannot be read."""
-    try:
-        data = orjson.loads(file.read_bytes())["Data"]
-        return [_entry(row) for row in data["PodDeviceEntries"] or () if row["ResourceName"] == resource]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, DecodeError) as error:
-        log.warning("the kubelet's checkpoint %s is not readable: %r", file, error)
-        return []
-
-
-def _entry(row: dict[str, Any]) -> Owner:
-    """`DeviceIDs` are by NUMA node, `AllocResp` is the answer to Allocate: protobuf, as base64."""
-    ids: Sequence[Sequence[str]] = list(row["DeviceIDs"].values())
-    try:
-        response = deviceplugin_pb2.ContainerAllocateResponse.FromString(base64.b64decode(row["AllocResp"] or ""))
-    except binascii.Error as error:
-        raise ValueError(str(error)) from error
-    return Owner(
-        container=row["ContainerName"],
-        ids=frozenset(i for part in ids for i in part),
-        uid=row["PodUID"],
-        cdi=tuple(device.name for device in response.cdi_devices),
-        env=dict(response.envs),
-    )

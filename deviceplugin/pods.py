@@ -11,15 +11,11 @@ from mgpu import dialects
 from mgpu.model.asks import Amount, Ask, ContainerAsk, peak
 from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Share
-from mgpu.model.pods import Container, Pod, Stage, read_pod
+from mgpu.model.pods import Container, Pod, read_pod
 from mgpu.model.quantities import QuantityError, whole_number
 from mgpu.settings import Settings
 
 log = logging.getLogger(__name__)
-
-
-_NOT_YET = ("", "PodInitializing", "ContainerCreating")
-_TRIED = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +23,7 @@ class GpuPod:
     """A pod of this node that asks for GPU.
 
     shares: its record; None: not decided yet. problem: what makes its ask or its record unreadable, "" where nothing.
-    exits: name → exit code of each of its containers that ended; -1: it failed, and is to be started again.
+    ran: its containers that ask for GPU and have run. done: its init containers that ended well.
     amounts: resource → its containers that ask for it and how much, in the order in which the kubelet allocates.
     held: resource → how much the pod occupies on its node, at its busiest moment, as the scheduler counts.
     """
@@ -36,7 +32,8 @@ class GpuPod:
     ask: Ask | None = None
     shares: tuple[Share, ...] | None = None
     problem: str = ""
-    exits: Mapping[str, int] = field(default_factory=dict, hash=False)
+    ran: frozenset[str] = frozenset()
+    done: frozenset[str] = frozenset()
     amounts: Mapping[str, tuple[tuple[Container, int], ...]] = field(default_factory=dict, hash=False)
     held: Mapping[str, int] = field(default_factory=dict, hash=False)
 
@@ -53,71 +50,106 @@ class GpuPod:
 
 
 class NodePods:
-    """Fed by a Reflector (`take`, `drop`), read from any thread. `changed` is called after every change."""
+    """Fed by a Reflector (`take`, `drop`), read from any thread. `changed` is called after every change.
 
-    def __init__(self, settings: Settings, changed: Callable[[], None], gone: Callable[[str], None]) -> None:
-        self._settings, self._changed, self._gone = settings, changed, gone
-        self._pods: dict[tuple[str, str], GpuPod] = {}
+    dropped: how many pods have gone so far.
+    """
+
+    def __init__(self, settings: Settings, changed: Callable[[], None]) -> None:
+        self._settings, self._changed = settings, changed
+        self._pods: dict[str, GpuPod] = {}
+        # UID → annotations of ours that are still on their way to the API server.
+        self._amended: dict[str, Mapping[str, str]] = {}
+        self.dropped = 0
         self._ordered: tuple[GpuPod, ...] | None = None
         self._lock = threading.Lock()
 
     def take(self, raw: dict[str, Any]) -> None:
-        known = read_gpu_pod(raw, self._settings)
-        if known is None:
-            return
-        key = (known.pod.namespace, known.pod.name)
+        uid = raw["metadata"]["uid"]
         with self._lock:
-            before = self._pods.get(key)
-            self._pods[key], self._ordered = known, None
-        if before is not None and before.pod.uid != known.pod.uid:
-            self._gone(before.pod.uid)
+            annotations = raw["metadata"].get("annotations") or {}
+            amended = self._amended.get(uid, {})
+            if amended.items() <= annotations.items():
+                self._amended.pop(uid, None)
+            known = read_gpu_pod(raw, self._settings, amended)
+            if known is None:
+                return
+            self._pods[uid], self._ordered = known, None
         self._changed()
 
     def drop(self, raw: dict[str, Any]) -> None:
-        meta = raw["metadata"]
-        key = (meta.get("namespace", ""), meta["name"])
+        uid = raw["metadata"]["uid"]
         with self._lock:
-            if key in self._pods and self._pods[key].pod.uid == meta["uid"]:
-                del self._pods[key]
-                self._ordered = None
-        self._gone(meta["uid"])
+            self._amended.pop(uid, None)
+            self._pods.pop(uid, None)
+            self._ordered = None
+            self.dropped += 1
         self._changed()
 
-    def get(self, namespace: str, name: str) -> GpuPod | None:
+    def amend(self, known: GpuPod, annotations: Mapping[str, str]) -> None:
+        """The pod's record says this from now on; until the API server says so too, it stands over what it says."""
+        uid = known.pod.uid
         with self._lock:
-            return self._pods.get((namespace, name))
+            now = self._pods.get(uid, known)
+            self._amended[uid] = {**self._amended.get(uid, {}), **annotations}
+            self._pods[uid] = _with_record(replace(now, pod=_annotated(now.pod, annotations)))
+            self._ordered = None
+        self._changed()
 
     def by_uid(self, uid: str) -> GpuPod | None:
-        return next((known for known in self.all() if known.pod.uid == uid), None)
+        with self._lock:
+            return self._pods.get(uid)
 
     def all(self) -> tuple[GpuPod, ...]:
-        """Oldest first, then by namespace and name."""
+        """Oldest first, then by namespace, name and UID."""
         with self._lock:
             if self._ordered is None:
-                key = attrgetter("pod.created", "pod.namespace", "pod.name")
+                key = attrgetter("pod.created", "pod.namespace", "pod.name", "pod.uid")
                 self._ordered = tuple(sorted(self._pods.values(), key=key))
             return self._ordered
 
 
-def read_gpu_pod(raw: Mapping[str, Any], settings: Settings) -> GpuPod | None:
-    """None: the pod asks for no GPU. What is unreadable in it is its `problem`, so that its containers are refused."""
+def read_gpu_pod(raw: Mapping[str, Any], settings: Settings, amended: Mapping[str, str] | None = None) -> GpuPod | None:
+    """None: the pod asks for no GPU. What is unreadable in it is its `problem`, so that its containers are refused.
+
+    amended: annotations that stand over its own.
+    """
     try:
         pod = read_pod(raw)
     except BadObject as error:
         meta = raw["metadata"]
         log.warning("pod cannot be read: %s", error, extra={"pod": meta.get("uid", "")})
         return None
+    pod = _annotated(pod, amended or {})
     amounts = _amounts(pod)
     held = {r: peak((c.stage, Amount(memory=n)) for c, n in rows).memory for r, rows in amounts.items()}
-    known = GpuPod(pod, exits=_exits(raw.get("status") or {}), amounts=amounts, held=held)
+    ran, done = _history(raw.get("status") or {})
+    known = GpuPod(pod, done=done, amounts=amounts, held=held)
     try:
         ask = dialects.read_ask(pod, settings)
-        if ask is None:
-            return None
-        known = replace(known, ask=ask)
-        return replace(known, shares=dialects.by_name(ask.dialect).read_placement(pod, ask))
     except BadObject as error:
-        return replace(known, problem="; ".join(map(str, error.problems)))
+        return replace(known, problem=_sentence(error))
+    if ask is None:
+        return None
+    return _with_record(replace(known, ask=ask, ran=ran & {container.container for container in ask.containers}))
+
+
+def _annotated(pod: Pod, annotations: Mapping[str, str]) -> Pod:
+    return replace(pod, annotations={**pod.annotations, **annotations}) if annotations else pod
+
+
+def _with_record(known: GpuPod) -> GpuPod:
+    if known.ask is None:
+        return known
+    try:
+        shares = dialects.by_name(known.ask.dialect).read_placement(known.pod, known.ask)
+    except BadObject as error:
+        return replace(known, shares=None, problem=_sentence(error))
+    return replace(known, shares=shares, problem="")
+
+
+def _sentence(error: BadObject) -> str:
+    return "; ".join(map(str, error.problems))
 
 
 def _amounts(pod: Pod) -> dict[str, tuple[tuple[Container, int], ...]]:
@@ -136,30 +168,15 @@ def _amount(container: Container, resource: str) -> int:
         return 0  # half a CPU; the API server takes no fraction of an extended resource
 
 
-def _exits(status: Mapping[str, Any]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for row in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
-        state = row.get("state") or {}
-        if state.get("terminated"):
-            found[row["name"]] = int(state["terminated"].get("exitCode", 0))
-        elif state.get("waiting") and state["waiting"].get("reason", "") not in _NOT_YET:
-            found[row["name"]] = _TRIED
-    return found
-
-
-def next_to_start(known: GpuPod, containers: set[str], started: set[str]) -> str | None:
-    """Which of a pod's containers that have the same device ids is the one that starts now; None: wait and see.
-
-    The kubelet gives an init container's ids to later containers again, and runs one after the other.
-    started: those that were started before.
-    """
-    for container in known.pod.containers:
-        if container.name in containers:
-            exit_code = known.exits.get(container.name)
-            if container.stage is not Stage.INIT or (container.name not in started and exit_code is None):
-                return container.name
-            if exit_code is None:
-                return None
-            if exit_code != 0:
-                return container.name
-    return None
+def _history(status: Mapping[str, Any]) -> tuple[frozenset[str], frozenset[str]]:
+    """(containers that have run, init containers that ended well)."""
+    ran, done = set(), set()
+    for kind in ("initContainerStatuses", "containerStatuses"):
+        for row in status.get(kind) or ():
+            states = {**(row.get("lastState") or {}), **(row.get("state") or {})}
+            if row.get("containerID") or states.keys() - {"waiting"}:
+                ran.add(row["name"])
+            ended = (row.get("state") or {}).get("terminated") or {}
+            if kind == "initContainerStatuses" and ended and ended.get("exitCode", 0) == 0:
+                done.add(row["name"])
+    return frozenset(ran), frozenset(done)

@@ -3,13 +3,15 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from deviceplugin.cdi import CdiFiles, new_name
-from playground.cdi import resolve
+from playground.cdi import Unresolvable, resolve
 
 
 def test_the_runtime_finds_the_environment_under_the_name(tmp_path: Path) -> None:
     name = new_name()
-    CdiFiles(tmp_path / "cdi").write(name, "uid-1", {"B": "2", "A": "x=y"})
+    CdiFiles(tmp_path / "cdi").write(name, "uid-1", "c", {"B": "2", "A": "x=y"})
     assert resolve([name], tmp_path / "cdi").env == {"A": "x=y", "B": "2"}
     (file,) = (tmp_path / "cdi").iterdir()
     spec = json.loads(file.read_text())
@@ -20,16 +22,36 @@ def test_the_runtime_finds_the_environment_under_the_name(tmp_path: Path) -> Non
 def test_files_go_with_their_pods_and_only_theirs(tmp_path: Path) -> None:
     files = CdiFiles(tmp_path)
     for uid in ("a", "b", "b", "c"):
-        files.write(new_name(), uid, {"A": "1"})
+        files.write(new_name(), uid, "main", {"A": "1"})
     (tmp_path / "nvidia.json").write_text("{}")
-    files.remove("a")
+    (tmp_path / "mgpu_a_main_0.new").write_text("an agent was killed here")
     files.keep_only({"c"})
     names = sorted(file.name for file in tmp_path.iterdir())
     assert len(names) == 2
-    assert names[0].startswith("mgpu_c_")
+    assert names[0].startswith("mgpu_c_main_")
     assert names[1] == "nvidia.json"
 
 
+def test_one_container_can_be_kept_back(tmp_path: Path) -> None:
+    name, other = new_name(), new_name()
+    files = CdiFiles(tmp_path)
+    for device in (name, other):
+        files.write(device, "a", "main", {"A": "1"})
+    files.remove(name, "a", "main")
+    assert resolve([other], tmp_path).env == {"A": "1"}
+    with pytest.raises(Unresolvable):
+        resolve([name], tmp_path)
+
+
+def test_what_was_handed_out_is_known_again(tmp_path: Path) -> None:
+    files = CdiFiles(tmp_path)
+    files.write(new_name(), "a", "main", {"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1", "X": "a=b"})
+    (tmp_path / "mgpu_b_main_0.json").write_text("{")
+    assert files.handed_out() == {("a", "main"): ("GPU-0", "GPU-1")}
+
+
 def test_a_folder_that_is_not_there_has_nothing_to_remove(tmp_path: Path) -> None:
-    CdiFiles(tmp_path / "none").keep_only(set())
-    CdiFiles(tmp_path / "none").remove("a")
+    files = CdiFiles(tmp_path / "none")
+    files.keep_only(set())
+    files.remove(new_name(), "a", "main")
+    assert not files.handed_out()

@@ -23,8 +23,8 @@ def decided(card_list: str = "1", **more: Any) -> GpuPod:
     return read(share("p", annotations={ASSUMED: "true", RECORD + "c": card_list}, **more))
 
 
-def found(*pods: GpuPod, amount: int = 50, served: dict[str, set[str]] | None = None) -> list[str]:
-    return [str(target) for target in candidates(pods, CORE, amount, served or {})]
+def found(*pods: GpuPod, amount: int = 50, served: set[tuple[str, str]] | None = None) -> list[str]:
+    return [str(target) for target in candidates(pods, CORE, amount, served or set())]
 
 
 def test_every_pod_that_waits_for_the_amount_can_be_meant() -> None:
@@ -36,13 +36,13 @@ def test_every_pod_that_waits_for_the_amount_can_be_meant() -> None:
 
 def test_started_ended_and_served_ones_cannot() -> None:
     started = {**share("a"), "status": {"phase": "Running"}}
-    assert found(read(started), read(share("b", phase="Failed")), read(share("c")), served={"uid-c": {"c"}}) == []
+    assert found(read(started), read(share("b", phase="Failed")), read(share("c")), served={("uid-c", "c")}) == []
 
 
 def test_of_one_pod_the_containers_come_in_order() -> None:
     two = read(pod("p", container("a", 20, 512), container("b", 30, 512)))
     assert found(two, amount=30) == []
-    assert found(two, amount=30, served={"uid-p": {"a"}}) == ["default/p container b"]
+    assert found(two, amount=30, served={("uid-p", "a")}) == ["default/p container b"]
 
 
 def test_the_record_says_the_cards() -> None:

@@ -1,4 +1,4 @@
-"""Who owns ids: asked and read."""
+"""Who owns ids: asked of the kubelet."""
 
 import asyncio
 import threading
@@ -10,11 +10,10 @@ from typing import Any
 import grpc
 import pytest
 
-from deviceplugin.podresources import Owner, PodResources, read_checkpoint
+from deviceplugin.podresources import Owner, PodResources
 from mgpu.model.errors import RetryLater
-from playground.kubelet import checkpoint
-from proto import deviceplugin_pb2, podresources_pb2_grpc
 from proto import podresources_pb2 as api
+from proto import podresources_pb2_grpc
 
 
 class Kubelet:
@@ -65,7 +64,7 @@ def ask(folder: Path, times: int = 1) -> list[list[Owner]]:
 
 def test_owners_of_a_resource_with_the_ids_of_all_numa_nodes(folder: Path, kubelet: Kubelet) -> None:
     kubelet.go_on.set()
-    assert ask(folder) == [[Owner("c", frozenset({"1", "2"}), "ns", "p")]]
+    assert ask(folder) == [[Owner("ns", "p", "c", frozenset({"1", "2"}))]]
 
 
 def test_those_who_wait_together_share_one_query(folder: Path, kubelet: Kubelet) -> None:
@@ -85,29 +84,3 @@ def test_a_refusal_is_to_be_tried_again(folder: Path, kubelet: Kubelet, code: gr
 def test_a_kubelet_that_is_not_there_is_to_be_tried_again(folder: Path) -> None:
     with pytest.raises(RetryLater, match="UNAVAILABLE"):
         ask(folder)
-
-
-def test_the_checkpoint_has_init_containers_and_answers(tmp_path: Path) -> None:
-    response = deviceplugin_pb2.ContainerAllocateResponse(
-        envs={"A": "1"}, cdi_devices=[deviceplugin_pb2.CDIDevice(name="mgpu.io/card=n")]
-    ).SerializeToString()
-    file = tmp_path / "checkpoint"
-    entries = [
-        checkpoint.Entry("u", "i", "r", ("1", "2"), response),
-        checkpoint.Entry("u", "i", "other", ("3",), b""),
-    ]
-    checkpoint.write(file, entries, {})
-    (owner,) = read_checkpoint(file, "r")
-    assert owner == Owner("i", frozenset({"1", "2"}), uid="u", cdi=("mgpu.io/card=n",), env={"A": "1"})
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"Data": {}}', '{"Data": {"PodDeviceEntries": [{"ResourceName": "r"}]}}']
-)
-def test_a_damaged_checkpoint_tells_nothing(tmp_path: Path, text: str) -> None:
-    (tmp_path / "checkpoint").write_text(text)
-    assert read_checkpoint(tmp_path / "checkpoint", "r") == []
-
-
-def test_no_checkpoint_tells_nothing(tmp_path: Path) -> None:
-    assert read_checkpoint(tmp_path / "none", "r") == []

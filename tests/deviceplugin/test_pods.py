@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import pytest
-
-from deviceplugin.pods import GpuPod, NodePods, next_to_start, read_gpu_pod
+from deviceplugin.pods import GpuPod, NodePods, read_gpu_pod
 from mgpu.settings import load_settings
 from tests.builders import CORE, MEMORY, container, pod, share
 
@@ -46,40 +44,22 @@ def test_a_pod_holds_what_it_needs_at_its_busiest() -> None:
     assert known.held[MEMORY] == 1400
 
 
-def raw_status(name: str, exit_code: int) -> dict[str, Any]:
-    return {"initContainerStatuses": [{"name": name, "state": {"terminated": {"exitCode": exit_code}}}]}
-
-
-def raw_waiting(name: str, reason: str) -> dict[str, Any]:
-    return {"initContainerStatuses": [{"name": name, "state": {"waiting": {"reason": reason}}}]}
-
-
-@pytest.mark.parametrize(
-    ("started", "status", "expected"),
-    [
-        (set(), {}, "i"),
-        ({"i"}, {}, None),
-        ({"i"}, raw_status("i", 1), "i"),
-        ({"i"}, raw_status("i", 0), "c"),
-        (set(), raw_status("i", 0), "c"),
-        ({"i"}, raw_waiting("i", "CrashLoopBackOff"), "i"),
-        ({"i"}, raw_waiting("i", "CreateContainerError"), "i"),
-        ({"i"}, raw_waiting("i", "PodInitializing"), None),
-    ],
-    ids=["first", "runs", "failed", "ended", "after an agent restart", "crashes", "not created", "not seen yet"],
-)
-def test_of_containers_with_the_same_ids_the_next_one_starts(
-    started: set[str], status: dict[str, Any], expected: str | None
-) -> None:
-    raw = pod("p", container("c", 10, 512), init=(container("i", 10, 512),))
-    known = read({**raw, "status": {"phase": "Pending", **status}})
-    assert next_to_start(known, {"i", "c"}, started) == expected
+def test_what_has_run_and_what_has_ended_well() -> None:
+    raw = pod("p", container("c", 10, 512), container("plain"), init=(container("i", 10, 512), container("j", 10, 512)))
+    ended = [{"name": n, "state": {"terminated": {"exitCode": code}}} for n, code in (("i", 0), ("j", 1))]
+    waiting = [
+        {"name": "c", "state": {"waiting": {"reason": "PodInitializing"}}},
+        {"name": "plain", "containerID": "x"},
+    ]
+    known = read({**raw, "status": {"initContainerStatuses": ended, "containerStatuses": waiting}})
+    assert known.ran == {"i", "j"}
+    assert known.done == {"i"}
+    assert read(raw).ran == set()
 
 
 def test_the_store_follows_the_watch() -> None:
     changes: list[int] = []
-    gone: list[str] = []
-    pods = NodePods(SETTINGS, lambda: changes.append(1), gone.append)
+    pods = NodePods(SETTINGS, lambda: changes.append(1))
     pods.take(share("b"))
     pods.take(share("a"))
     pods.take(pod("none", container("c")))
@@ -87,7 +67,25 @@ def test_the_store_follows_the_watch() -> None:
     assert len(changes) == 2
     pods.take(share("a", uid="again"))
     pods.drop(share("a"))
-    assert pods.by_uid("again") is pods.get("default", "a")
-    pods.drop(share("a", uid="again"))
-    assert pods.get("default", "a") is None
-    assert gone == ["uid-a", "uid-a", "again"]
+    assert pods.by_uid("uid-a") is None
+    assert [known.pod.uid for known in pods.all()] == ["again", "uid-b"]
+    assert pods.dropped == 1
+
+
+def test_what_was_amended_stands_until_the_api_server_says_so_too() -> None:
+    pods = NodePods(SETTINGS, lambda: None)
+    pods.take(share(annotations=RECORD))
+
+    def recorded() -> object:
+        (known,) = pods.all()
+        return (known.shares or ())[0].card
+
+    (known,) = pods.all()
+    amended = {"vke.volcengine.com/gpu-index-container-c": "0"}
+    pods.amend(known, amended)
+    assert recorded() == 0
+    pods.take(share(annotations=RECORD, phase="Running"))
+    assert recorded() == 0
+    pods.take(share(annotations={**RECORD, **amended}))
+    pods.take(share(annotations=RECORD))
+    assert recorded() == 1

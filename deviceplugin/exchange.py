@@ -1,0 +1,63 @@
+"""Without CDI: what Allocate said stands, so the records are made to say the same (`deviceplugin.swap`)."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from deviceplugin.identity import Refused, Target, environment, recorded_cards
+from deviceplugin.pods import GpuPod, NodePods
+from deviceplugin.swap import cards_in, partner, record, with_cards
+from mgpu.model.cards import Card
+from mgpu.settings import Settings
+
+Key = tuple[str, str]
+
+
+class Exchange:
+    """On one event loop. `write`: sends a pod's new annotations to the API server, later."""
+
+    def __init__(
+        self,
+        pods: NodePods,
+        cards: Callable[[], Sequence[Card]],
+        settings: Settings,
+        write: Callable[[GpuPod, Mapping[str, str]], None],
+    ) -> None:
+        self._pods, self._cards, self._settings, self._write = pods, cards, settings, write
+        self._settled: set[Key] = set()
+
+    def settle(self, target: Target, env: Mapping[str, str]) -> Key | None:
+        """The container runs on what `env` says; whose decision that was, where it was another's.
+
+        Raises Refused where it must not run on that.
+        """
+        cards, swapped = self._cards(), None
+        own = recorded_cards(target, cards)
+        if dict(env) != environment(target, cards):
+            given = cards_in(env, cards)
+            other = partner(target, env, cards, self._pods.all(), self._settled)
+            # The other one's first: an agent that dies between the two finds these cards free, and this pod on them.
+            if other is not None:
+                self._amend(other, own)
+                swapped = other.key
+            self._amend(target, given)
+        self._settled.add(target.key)
+        return swapped
+
+    def agrees(self, target: Target, env: Mapping[str, str]) -> bool:
+        """Whether the record says what `env` does; then the container is settled."""
+        try:
+            agrees = dict(env) == environment(target, self._cards())
+        except Refused:
+            return False
+        if agrees:
+            self._settled.add(target.key)
+        return agrees
+
+    def _amend(self, target: Target, cards: Sequence[Card]) -> None:
+        # Both containers may be of one pod: what was amended before counts.
+        now = self._pods.by_uid(target.known.pod.uid) or target.known
+        annotations = record(with_cards(Target(now, target.container), cards), self._cards(), self._settings)
+        self._pods.amend(now, annotations)
+        self._write(now, annotations)
+
+    def keep_only(self, uids: set[str]) -> None:
+        self._settled = {key for key in self._settled if key[0] in uids}

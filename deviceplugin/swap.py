@@ -1,0 +1,73 @@
+"""Without CDI: a container that got the cards of an equal decision keeps them, and the two records change places.
+
+`Allocate` had to guess, and what it said stands. Between equal asks that is no harm, as long as the records say what is
+so. Every step is a transposition, so that at any time each decision belongs to one container. Pure.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from deviceplugin.accounts import excess, holding
+from deviceplugin.identity import VISIBLE, Refused, Target, environment_on
+from deviceplugin.pods import GpuPod
+from mgpu import dialects
+from mgpu.model.asks import Placement
+from mgpu.model.cards import Card
+from mgpu.model.ledger import Share
+from mgpu.settings import Settings
+
+
+def cards_in(env: Mapping[str, str], cards: Sequence[Card]) -> tuple[Card, ...]:
+    """The cards that an environment names."""
+    uuids = env.get(VISIBLE, "").split(",")
+    return tuple(card for card in cards if card.uuid in uuids)
+
+
+def partner(
+    target: Target,
+    env: Mapping[str, str],
+    cards: Sequence[Card],
+    pods: Iterable[GpuPod],
+    settled: Collection[tuple[str, str]],
+) -> Target | None:
+    """Whose decision the container was given: the oldest one's. None: nobody's any more, and there is room for it.
+
+    env: what Allocate answered. settled: containers that are known to run on their own record. Raises Refused where the
+    answer is for another amount, or its cards are held by somebody.
+    """
+    given = cards_in(env, cards)
+    why = f"{target}: the runtime has no CDI, and at admission the cards of another pod were given to it"
+    if not given or dict(env) != environment_on(target, given):
+        raise Refused(why, target.known.pod.uid)
+    others = [known for known in pods if not known.pod.ended]
+    for other in (Target(known, ask.container) for known in others if known.ask for ask in known.ask.containers):
+        equal = replace(other.ask, container=target.container, stage=target.ask.stage) == target.ask
+        named = {card for card in cards if any(share.is_on(card) for share in other.shares)}
+        if equal and named == set(given) and other.key != target.key and other.key not in settled:
+            return other
+    held = [holding(known, cards) for known in others if known.pod.uid != target.known.pod.uid]
+    if short := excess(holding(with_cards(target, given), cards), held, cards):
+        raise Refused(f"{why}; {short}", target.known.pod.uid)
+    return None
+
+
+def with_cards(target: Target, cards: Sequence[Card]) -> GpuPod:
+    """The pod as if its record gave `cards` to the container. Raises Refused where it asks for none."""
+    known, ask = target.known, target.ask
+    new = tuple(Share(ask.container, card.index, ask.core, ask.memory, ask.whole, ask.stage) for card in cards)
+    others = tuple(share for share in known.shares or () if share.container != ask.container)
+    order = [c.container for c in known.ask.containers] if known.ask else []
+    return replace(known, shares=tuple(sorted((*others, *new), key=lambda share: order.index(share.container))))
+
+
+def record(known: GpuPod, cards: Sequence[Card], settings: Settings) -> dict[str, str]:
+    """The annotations that say what the pod's shares say; none where it asks for nothing."""
+    if known.ask is None:
+        return {}
+    placed = []
+    for ask in known.ask.containers:
+        own = [share for share in known.shares or () if share.container == ask.container]
+        indexes = (card.index for card in cards if any(share.is_on(card) for share in own))
+        placed.append((ask.container, tuple(sorted(indexes))))
+    dialect = dialects.by_name(known.ask.dialect)
+    return dialect.write_placement(known.pod, known.ask, Placement(tuple(placed)), cards, settings)

@@ -1,0 +1,116 @@
+"""What the allocations of a node see, without gRPC: pods and cards, the kubelet's checkpoint and PodResources."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from deviceplugin.accounts import Grants
+from deviceplugin.allocation import Allocations, Answer, Node
+from deviceplugin.cdi import CdiFiles
+from deviceplugin.exchange import Exchange
+from deviceplugin.podresources import Owner
+from deviceplugin.pods import GpuPod, NodePods
+from deviceplugin.wakeup import Wakeup
+from mgpu.model.cards import Card
+from mgpu.model.errors import RetryLater
+from mgpu.settings import load_settings
+from playground.cdi import resolve
+from playground.kubelet import checkpoint
+from proto import deviceplugin_pb2 as api
+from tests.builders import CORE, cards, share
+
+ASSUMED = "vke.volcengine.com/assumed"
+RECORD = "vke.volcengine.com/gpu-index-container-"
+T = TypeVar("T")
+
+
+def decided(name: str, on: str, core: int = 2, **more: Any) -> dict[str, Any]:
+    return share(name, core=core, annotations={ASSUMED: "true", RECORD + "c": on}, **more)
+
+
+class Desk:
+    """`restart` is the agent's; the kubelet's files, and what is in the CDI folder, stay."""
+
+    def __init__(self, folder: Path, *, cdi: bool = True, wait_seconds: float = 5.0) -> None:
+        self.folder, self._cdi, self._wait = folder, cdi, wait_seconds
+        self.cards: tuple[Card, ...] = cards(2)
+        self.entries: list[checkpoint.Entry] = []
+        self.owned: list[Owner] = []
+        self.silent = self.resent = 0
+        self.on_resend: Callable[[], None] = lambda: None
+        self.refusals: list[tuple[str, str]] = []
+        self.written: list[tuple[str, dict[str, str]]] = []
+        self.restart()
+
+    def restart(self, *pods: dict[str, Any], cdi: bool | None = None, synced: bool = True) -> None:
+        self._cdi = self._cdi if cdi is None else cdi
+        self.changed = Wakeup()
+        self.pods = NodePods(load_settings(), self.changed.wake)
+        for raw in pods:
+            self.pods.take(raw)
+        files = CdiFiles(self.folder / "cdi")
+        node = Node(
+            pods=self.pods,
+            cards=lambda: self.cards,
+            owners=self,
+            checkpoint=self.folder / "checkpoint",
+            delivery=files if self._cdi else Exchange(self.pods, lambda: self.cards, load_settings(), self._write),
+            grants=Grants(files.handed_out() if self._cdi else {}),
+            changed=self.changed,
+            refused=lambda known, why: self.refusals.append((known.pod.name, why)),
+            resend=self._resend,
+        )
+        self.of = Allocations(CORE, node, self._wait, guess_seconds=self._wait)
+        if synced:
+            self.of.resume()
+
+    def _write(self, known: GpuPod, annotations: Any) -> None:
+        self.written.append((known.pod.name, dict(annotations)))
+
+    def _resend(self, resource: str) -> None:
+        assert resource == CORE
+        self.resent += 1
+        self.on_resend()
+
+    async def owners(self, resource: str) -> list[Owner]:
+        assert resource == CORE
+        if self.silent:
+            self.silent -= 1
+            raise RetryLater("PodResources: RESOURCE_EXHAUSTED")
+        return self.owned
+
+    def admit(self, ids: list[str], uid: str, container: str = "c") -> Answer:
+        """The kubelet allocates for a container and writes it down."""
+        answer = self.allocate(ids)
+        self.note(answer, ids, uid, container)
+        return answer
+
+    def note(self, answer: Answer, ids: list[str], uid: str, container: str = "c") -> None:
+        names = [api.CDIDevice(name=name) for name in answer.cdi]
+        response = api.ContainerAllocateResponse(
+            envs=answer.env, cdi_devices=names, annotations=answer.annotations
+        ).SerializeToString()
+        self.entries.append(checkpoint.Entry(uid, container, CORE, tuple(ids), response))
+        checkpoint.write(self.folder / "checkpoint", self.entries, {})
+
+    def visible(self, answer: Answer) -> str:
+        return resolve(answer.cdi, self.folder / "cdi").env["NVIDIA_VISIBLE_DEVICES"]
+
+    def allocate(self, ids: list[str], meanwhile: Callable[[], None] = lambda: None) -> Answer:
+        return self._run(lambda: self.of.allocate(ids), meanwhile)
+
+    def start(self, ids: list[str], meanwhile: Callable[[], None] = lambda: None) -> None:
+        """PreStartContainer; `meanwhile` happens while it waits."""
+        self._run(lambda: self.of.pre_start(ids), meanwhile)
+
+    def _run(self, call: Callable[[], Coroutine[Any, Any, T]], meanwhile: Callable[[], None]) -> T:
+        async def run() -> T:
+            self.changed.bind()
+            asyncio.get_running_loop().call_soon(meanwhile)
+            try:
+                return await call()
+            finally:
+                self.changed.unbind()
+
+        return asyncio.run(run())
