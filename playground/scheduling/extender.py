@@ -101,5 +101,7 @@ class Extender:
             if answer.status != 200:
                 raise ExtenderError(f"failed {verb} with extender at URL {self._url}/{verb}, code {answer.status}")
             return orjson.loads(answer.data)
-        except (urllib3.exceptions.HTTPError, orjson.JSONDecodeError) as error:
+        except urllib3.exceptions.HTTPError as error:
+            raise ExtenderError(f'Post "{self._url}/{verb}": {error}') from error
+        except orjson.JSONDecodeError as error:
             raise ExtenderError(f"{verb}: {error}") from error

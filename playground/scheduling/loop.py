@@ -183,7 +183,8 @@ class Scheduling:
             self._api.create(f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/binding", binding)
         except (ApiError, Unreachable) as error:
             self._cache.forget(meta["uid"])
-            self._refuse(pod, Unschedulable(f"binding rejected: {getattr(error, 'message', error)}", error=True))
+            why = getattr(error, "message", error)
+            self._refuse(pod, Unschedulable(f'running Bind plugin "DefaultBinder": {why}', error=True))
             return
         key = f"{meta['namespace']}/{meta['name']}"
         self._events.record(_reference(pod), "Scheduled", f"Successfully assigned {key} to {node}")

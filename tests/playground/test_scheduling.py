@@ -235,6 +235,14 @@ def test_an_outage_of_the_extender_holds_its_pods_unless_ignorable(
         assert bench.lands("gpu") == "n1"
 
 
+def test_an_extender_that_is_not_there_is_named_by_its_url(bench: Bench, extender: FakeExtender) -> None:
+    bench.node("n1")
+    extender.close()
+    bench.start(Extender(extender.url))
+    bench.pod("p")
+    assert bench.refused("p").startswith(f'Post "{extender.url}/filter": ')
+
+
 def test_null_for_the_remaining_nodes_means_none(bench: Bench, extender: FakeExtender) -> None:
     bench.node("n1")
     extender.null = True
@@ -269,7 +277,7 @@ def test_a_refused_binding_is_tried_again(bench: Bench) -> None:
     bench.loops.append(loop)
     loop.start()
     bench.pod("p")
-    assert "no card is left" in bench.refused("p")
+    assert bench.refused("p") == 'running Bind plugin "DefaultBinder": no card is left'
     assert bench.lands("p") == "n1"
 
 
