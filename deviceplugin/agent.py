@@ -20,6 +20,7 @@ from deviceplugin.pods import GpuPod, NodePods
 from deviceplugin.records import RecordWriter
 from deviceplugin.registration import Registration
 from deviceplugin.reporter import Reporter
+from deviceplugin.upkeep import Keeper, keep_clean
 from deviceplugin.wakeup import Wakeup
 from mgpu import dialects
 from mgpu.dialects.node_resources import NodeResource
@@ -181,29 +182,17 @@ class Agent:
         return held, {i for given in rows for i in given.ids}
 
     async def _follow_pods(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._clean_up())
-            group.create_task(self._resume())
-
-    async def _clean_up(self) -> None:
-        """What was of pods that are gone goes, whether or not anybody saw them go; first what earlier agents left."""
+        """Nothing starts before all pods and cards are known, and what was of gone pods goes."""
         while not self._reflector.synced:
             await self._pods_changed.wait(1.0)
-        dropped = -1
-        while True:
-            if dropped != self._pods.dropped:
-                dropped = self._pods.dropped
-                there = {known.pod.uid for known in self._pods.all()}
-                for keeper in (self._node.delivery, self._node.grants, *self._allocations.values()):
-                    keeper.keep_only(there)
-            await self._pods_changed.wait()
-
-    async def _resume(self) -> None:
-        while not self._reflector.synced or self._cards.cards is None:
-            await self._pods_changed.wait(1.0)
-        for allocations in self._allocations.values():
-            allocations.resume()
-        self._pods_changed.wake()
+        keepers: list[Keeper] = [self._node.delivery, self._node.grants, *self._allocations.values()]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(keep_clean(self._pods, keepers, self._pods_changed))
+            while self._cards.cards is None:
+                await self._pods_changed.wait()
+            for allocations in self._allocations.values():
+                allocations.resume()
+            self._pods_changed.wake()
 
     def _resources(self, cards: Sequence[Card]) -> list[NodeResource]:
         """The resources that are served as device ids."""

@@ -1,6 +1,6 @@
 """Without CDI: what Allocate said stands, so the records are made to say the same (`deviceplugin.swap`)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from deviceplugin.identity import Refused, Target, environment, recorded_cards
 from deviceplugin.pods import GpuPod, NodePods
@@ -59,5 +59,5 @@ class Exchange:
         self._pods.amend(now, annotations)
         self._write(now, annotations)
 
-    def keep_only(self, uids: set[str]) -> None:
+    def keep_only(self, uids: Collection[str]) -> None:
         self._settled = {key for key in self._settled if key[0] in uids}
