@@ -25,8 +25,8 @@ playground: install ## Keep the one-machine cluster up for kubectl, until Ctrl-C
 test: install ## Run the tests
 	$(BIN)/python -m pytest
 
-soak: install ## Run the property tests with many more examples
-	MGPU_TEST_EXAMPLES=soak $(BIN)/python -m pytest -m 'not slow or slow' -k 'property or machine'
+soak: install ## Run every property test and state machine with 20,000 examples (hours)
+	MGPU_TEST_EXAMPLES=soak $(BIN)/python -m pytest -m hypothesis
 
 check: install ## Format, lint, types, layers, generated code up to date
 	$(BIN)/ruff format --check .

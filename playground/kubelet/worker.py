@@ -82,12 +82,12 @@ class PodWorker:
             if self._stop.is_set():
                 return
             try:
-                pause = self._sync()
+                pause = self.sync()
             except Unreachable as error:
                 log.warning("pod %s: %s", self._pod["metadata"]["name"], error)
                 pause = self._machine.retry_seconds
 
-    def _sync(self) -> float | None:
+    def sync(self) -> float | None:
         """Bring the pod one step further; seconds until it should be looked at again, None: when something changes."""
         pod = self._pod
         phase = (pod.get("status") or {}).get("phase")

@@ -5,7 +5,6 @@ from collections import defaultdict
 from typing import Any
 
 import orjson
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -17,6 +16,7 @@ from mgpu.model.pods import Node
 from scheduler.extender import Extender
 from scheduler.state import read_gpu_pod, recorded
 from tests import builders as b
+from tests.examples import examples
 from tests.scheduler.fake import SETTINGS, Clock, Replica, admitted, cluster
 
 INDEX = "vke.volcengine.com/gpu-index-container-"
@@ -183,4 +183,4 @@ class Cluster(RuleBasedStateMachine):
 
 
 TestCluster = Cluster.TestCase
-TestCluster.settings = settings(max_examples=max(200, settings().max_examples))
+TestCluster.settings = examples(200)

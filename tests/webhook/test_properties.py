@@ -3,11 +3,12 @@
 from typing import Any
 
 import orjson
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.settings import load_settings
 from tests.builders import CORE, MEMORY, pod
+from tests.examples import examples
 from tests.mgpu.serving.reviews import patched, review
 from webhook.app import make_app
 from webhook.mutate import Mutation, mutate
@@ -65,28 +66,28 @@ JSON = st.recursive(
 
 
 @given(PODS)
-@settings(max_examples=300)
+@examples(300)
 def test_property_mutating_twice_is_mutating_once(raw: dict[str, Any]) -> None:
     once = patched(raw, mutate(raw, SETTINGS).patch)
     assert mutate(once, SETTINGS) == Mutation()
 
 
 @given(PODS)
-@settings(max_examples=300)
+@examples(300)
 def test_property_mutating_changes_no_verdict(raw: dict[str, Any]) -> None:
     once = patched(raw, mutate(raw, SETTINGS).patch)
     assert len(validate_create(raw, SETTINGS)) == len(validate_create(once, SETTINGS))
 
 
 @given(PODS, PODS)
-@settings(max_examples=200)
+@examples(200)
 def test_property_an_update_that_changes_no_annotation_is_never_refused(old: Any, new: Any) -> None:
     new = {**new, "metadata": old["metadata"]}
     assert validate_update(new, old, "alice", SETTINGS) == []
 
 
 @given(st.sampled_from(["/mutate", "/validate"]), JSON, JSON, st.sampled_from(["CREATE", "UPDATE", "DELETE"]))
-@settings(max_examples=300)
+@examples(300)
 def test_property_any_object_gets_an_answer(path: str, obj: Any, old: Any, operation: str) -> None:
     answer = CLIENT.post(path, data=orjson.dumps(review(obj, operation, old=old)), content_type="application/json")
     assert answer.status_code in (200, 400)
@@ -94,7 +95,7 @@ def test_property_any_object_gets_an_answer(path: str, obj: Any, old: Any, opera
 
 
 @given(st.sampled_from(["/mutate", "/validate"]), JSON.map(orjson.dumps) | st.binary(max_size=200))
-@settings(max_examples=300)
+@examples(300)
 def test_property_any_body_gets_an_answer(path: str, body: bytes) -> None:
     answer = CLIENT.post(path, data=body, content_type="application/json")
     assert answer.status_code in (200, 400)

@@ -1,0 +1,133 @@
+"""The node agent without gRPC, threads or time: its own allocations, pod cache, CDI files and service."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from deviceplugin.accounts import Grants
+from deviceplugin.allocation import Allocations, Node
+from deviceplugin.cdi import CdiFiles
+from deviceplugin.ids import device_ids
+from deviceplugin.plugin import Plugin
+from deviceplugin.podresources import PodResources
+from deviceplugin.pods import NodePods
+from deviceplugin.upkeep import keep_clean
+from deviceplugin.wakeup import Wakeup
+from mgpu.dialects import mgpu
+from mgpu.model.cards import Card
+from mgpu.model.errors import RetryLater
+from mgpu.settings import load_settings
+from playground.kubelet.devices import PluginError
+from proto import deviceplugin_pb2 as api
+from proto import podresources_pb2
+from tests.builders import CORE
+from tests.deviceplugin.machine.cluster import Raw
+from tests.deviceplugin.machine.loop import VirtualLoop
+
+WAIT_SECONDS = 1.0
+SETTINGS = load_settings()
+
+
+class Listing(PodResources):
+    """PodResources of a kubelet in the same process; `busy`: so many queries are refused."""
+
+    def __init__(self, query: Callable[[], podresources_pb2.ListPodResourcesResponse]) -> None:
+        super().__init__(Path())
+        self._ask, self.busy = query, 0
+
+    async def _query(self) -> podresources_pb2.ListPodResourcesResponse:
+        if self.busy:
+            self.busy -= 1
+            raise RetryLater("PodResources: RESOURCE_EXHAUSTED: rejected by rate limit")
+        return self._ask()
+
+
+class Context:
+    async def abort(self, code: Any, details: str) -> None:
+        raise PluginError(f"rpc error: code = {code.name} desc = {details}")
+
+
+class Agent:
+    """One life of the agent. It sees the pods late: `sync` is its list, `see` one event of its watch."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        cards: Callable[[], Sequence[Card]],
+        listing: Listing,
+        cdi: CdiFiles,
+        checkpoint: Path,
+    ) -> None:
+        self.alive, self.synced, self.queue = True, False, list[tuple[str, Raw]]()
+        self.listing, self._cdi, self._cards = listing, cdi, cards
+        self._known: dict[str, Raw] = {}
+        self._changed = Wakeup()
+        self._pods = NodePods(SETTINGS, self._changed.wake)
+        self._grants = Grants(cdi.handed_out())
+        node = Node(
+            pods=self._pods,
+            cards=cards,
+            owners=listing,
+            checkpoint=checkpoint,
+            delivery=cdi,
+            grants=self._grants,
+            changed=self._changed,
+            refused=lambda *_: None,
+            resend=lambda _: self.plugin.resend(),
+        )
+        self._allocations = Allocations(CORE, node, WAIT_SECONDS)
+        self.plugin = Plugin(CORE, self._allocations)
+        self._loop, self._tasks = loop, [loop.create_task(self._clean_up())]
+        loop.let_pass(0)
+
+    def kill(self) -> None:
+        self.alive = False
+        for task in self._tasks:
+            task.cancel()
+
+    def serve(self, update: Callable[[dict[str, bool]], None]) -> None:
+        """A stream of device lists."""
+        self._tasks.append(self._loop.create_task(self._stream(update)))
+        self._loop.let_pass(0)
+
+    async def _stream(self, update: Callable[[dict[str, bool]], None]) -> None:
+        self.plugin.open()
+        async for response in self.plugin.ListAndWatch(api.Empty(), None):
+            update({device.ID: device.health == "Healthy" for device in response.devices})
+
+    def offer(self, held: dict[int, list[str]], taken: set[str]) -> None:
+        (core, _) = mgpu.resources(self._cards(), SETTINGS)
+        before = [i for i, healthy in self.plugin.devices.items() if not healthy]
+        self.plugin.offer(device_ids(core, self._cards(), held=held, taken=taken, before=before))
+        self._loop.let_pass(0)
+
+    def sync(self, pods: Sequence[Raw]) -> None:
+        """A list, as the Reflector hands it over."""
+        self.queue.clear()
+        present = {raw["metadata"]["uid"] for raw in pods}
+        for raw in pods:
+            self._take("put", raw)
+        for uid in [uid for uid in self._known if uid not in present]:
+            self._take("gone", self._known[uid])
+        self.synced = True
+        self._changed.wake()
+
+    def see(self, count: int = 1 << 30) -> None:
+        for _ in range(min(count, len(self.queue))):
+            self._take(*self.queue.pop(0))
+
+    def _take(self, what: str, raw: Raw) -> None:
+        if what == "put":
+            self._known[raw["metadata"]["uid"]] = raw
+            self._pods.take(raw)
+        else:
+            self._known.pop(raw["metadata"]["uid"], None)
+            self._pods.drop(raw)
+
+    async def _clean_up(self) -> None:
+        """As `Agent` has it."""
+        self._changed.bind()
+        while not self.synced:
+            await self._changed.wait()
+        self._allocations.resume()
+        await keep_clean(self._pods, (self._cdi, self._grants, self._allocations), self._changed)

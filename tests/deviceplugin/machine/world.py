@@ -1,0 +1,357 @@
+"""One node with everything on it, in one thread: what can happen to it, and what must hold whatever happens."""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from deviceplugin.cdi import CdiFiles
+from deviceplugin.pods import read_gpu_pod
+from mgpu.model.cards import Card
+from mgpu.model.ledger import Holding, Share
+from playground.kubelet.checkpoint import FILE
+from playground.kubelet.devices import DeviceManager, PluginError
+from playground.runtime import Runtime
+from proto import deviceplugin_pb2 as api
+from tests.builders import CORE, cards
+from tests.deviceplugin.machine.agent import SETTINGS, Agent, Context, Listing
+from tests.deviceplugin.machine.cluster import Cluster, Raw
+from tests.deviceplugin.machine.kubelet import Killed, Kubelet
+from tests.deviceplugin.machine.loop import VirtualLoop
+
+ASSUMED, INDEX = "vke.volcengine.com/assumed", "vke.volcengine.com/gpu-index-container-"
+CARDS = cards(2)
+_STEP = 0.3
+_ENDED = ("Succeeded", "Failed")
+_MEANWHILE = ("die", "sync", "event", "decide", "delete")
+
+
+class World:
+    """`fates`: what happens inside the next calls of the kubelet to the agent, one after the other."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.loop, self.rng = folder, VirtualLoop(), Lowest(seed)
+        self.cdi_folder = folder / "cdi"
+        self.cdi_folder.mkdir()
+        self.cluster, self.runtime = Cluster(), Runtime(self.cdi_folder)
+        self.cards: tuple[Card, ...] = CARDS
+        self.shares: dict[str, tuple[Share, ...]] = {}
+        self.planned: dict[str, dict[str, str]] = {}
+        self.forged: set[str] = set()
+        self.fates: list[str] = []
+        self.handled: list[str] = []
+        self.kubelet = Kubelet(folder, self.cluster, self.runtime, self.rng)
+        self.cluster.watchers.append(self._queue)
+        self.agent = self._new_agent()
+        self._checked = 0
+        self.registered = self.late = self.stale = False
+        self.before_answer = b""
+
+    def close(self) -> None:
+        self.loop.close()
+
+    # Pods
+
+    def create(self, raw: Raw, record: Mapping[str, str], *, late: bool = False, forged: bool = False) -> None:
+        """Bind a pod here, unless it does not fit. `late`: its record comes later; `forged`: fits or not, by hand."""
+        uid, annotations = raw["metadata"]["uid"], {ASSUMED: "true", **record}
+        decided = {**raw, "metadata": {**raw["metadata"], "annotations": annotations}}
+        known = read_gpu_pod(decided, SETTINGS)
+        assert known is not None
+        assert known.shares
+        if not forged and self.over([*self._held(), known.shares]):
+            return
+        self.shares[uid] = known.shares
+        if forged:
+            self.forged.add(uid)
+        if late:
+            self.planned[uid] = annotations
+        self.cluster.put(raw if late else decided)
+
+    def decide(self, count: int = 1) -> None:
+        for uid in list(self.planned)[:count]:
+            annotations, raw = self.planned.pop(uid), self.cluster.last[uid]
+            name = raw["metadata"]["name"]
+            if self.cluster.pods.get(name, {}).get("metadata", {}).get("uid") == uid:
+                self.cluster.edit(name, annotations=annotations)
+
+    def delete(self, name: str, *, force: bool) -> None:
+        if force:
+            self.cluster.remove(name)
+        else:
+            self.cluster.edit(name, deletionTimestamp="now")
+
+    def over(self, held: Sequence[Sequence[Share]]) -> list[int]:
+        """The cards that these pods put over their size."""
+        found = []
+        for card in CARDS:
+            uses = [Holding("", "", "", "", "", tuple(shares)).uses(card) for shares in held]
+            if sum(u.core for u in uses) > card.core or sum(u.memory for u in uses) > card.memory:
+                found.append(card.index)
+        return found
+
+    def live(self) -> list[Raw]:
+        return [raw for raw in self.cluster.pods.values() if raw["status"]["phase"] not in _ENDED]
+
+    def _held(self) -> Iterator[Sequence[Share]]:
+        return (self.shares[raw["metadata"]["uid"]] for raw in self.live())
+
+    # What happens
+
+    @contextmanager
+    def fated(self, fates: Sequence[str]) -> Iterator[None]:
+        self.fates, self.late = list(fates), False
+        try:
+            yield
+        except Killed:
+            self.restart_kubelet()
+        self.fates = []
+
+    def admit(self, position: int) -> None:
+        calm = self.registered and not self.fates and not self.forged and all(card.healthy for card in self.cards)
+        failed = len(self.kubelet.failed)
+        self.kubelet.admit(position)
+        assert not calm or len(self.kubelet.failed) == failed, self.kubelet.failed
+
+    def kill_agent(self) -> None:
+        if self.agent.alive:
+            self.agent.kill()
+            self.registered = False
+            self.kubelet.devices.disconnected(CORE)
+
+    def start_agent(self) -> None:
+        self.kill_agent()
+        self.agent = self._new_agent()
+
+    def sync_agent(self) -> None:
+        if self.agent.alive:
+            self.agent.sync(list(self.cluster.pods.values()))
+
+    def register(self) -> None:
+        if self.agent.alive:
+            self.registered = True
+            self.kubelet.devices.connected(CORE, Endpoint(self, self.agent))
+            self._offer()
+            self.agent.serve(self._hears(self.agent, self.kubelet.devices))
+
+    def restart_kubelet(self) -> None:
+        if self.stale:
+            devices = self.kubelet.devices  # writes it once more: a kubelet that forgets is another story
+            devices.update(CORE, {i: devices.health(CORE, i) == "Healthy" for i in devices.all_ids()[CORE]})
+        self.stale = False
+        self.kubelet.start()
+        self.registered = False
+
+    def reboot(self, *, keep_checkpoint: bool) -> None:
+        """What lies in memory is gone, /var/run too, and on some nodes the kubelet's folder."""
+        self.kill_agent()
+        self.runtime.reboot()
+        for file in [*([] if keep_checkpoint else [self.folder / FILE]), *self.cdi_folder.iterdir()]:
+            file.unlink(missing_ok=True)
+        self.restart_kubelet()
+
+    def set_health(self, index: int, *, healthy: bool) -> None:
+        self.cards = tuple(replace(c, healthy=healthy) if c.index == index else c for c in self.cards)
+        if self.registered:
+            self._offer()
+
+    def fate(self, *, writing: bool = False) -> None:
+        """The next of the fates, in the middle of a call; `writing`: while the agent writes a CDI file."""
+        if writing and self.fates and self.fates[0] not in _MEANWHILE:
+            return
+        what = self.fates.pop(0) if self.fates else ""
+        acts: dict[str, Callable[[], None]] = {
+            "die": self.kill_agent,
+            "restart": self.start_agent,
+            "sync": self.sync_agent,
+            "event": lambda: self.agent.see(1),
+            "decide": self.decide,
+            "another": self._another,
+            "admit": lambda: self.kubelet.admit(0),
+            "delete": self._delete_handled,
+            "busy": self._busy,
+            "late": self._be_late,
+            "stale": self._be_stale,
+        }
+        if what == "killed":
+            raise Killed
+        if what in acts:
+            acts[what]()
+
+    def _another(self) -> None:
+        if working := self.kubelet.working():
+            self.work(self.rng.choice(working))
+
+    def _be_late(self) -> None:
+        self.late = True
+
+    def _be_stale(self) -> None:
+        """Of two writers of the kubelet the later one was overtaken: its checkpoint is as before the last answer."""
+        if self.before_answer and self.registered:
+            (self.folder / FILE).write_bytes(self.before_answer)
+            self.stale = True
+
+    def _busy(self) -> None:
+        self.agent.listing.busy = 2
+
+    def _delete_handled(self) -> None:
+        name = self.cluster.last[self.handled[-1]]["metadata"]["name"] if self.handled else ""
+        if name in self.cluster.pods:
+            self.delete(name, force=True)
+
+    def work(self, uid: str) -> None:
+        self.handled.append(uid)
+        try:
+            self.kubelet.work(uid)
+        finally:
+            self.handled.pop()
+
+    def _new_agent(self) -> Agent:
+        listing = Listing(lambda: self.kubelet.listing())
+        cdi = Cdi(self.cdi_folder, self._while_writing)
+        return Agent(self.loop, lambda: self.cards, listing, cdi, self.folder / FILE)
+
+    def _while_writing(self) -> None:
+        self.fate(writing=True)
+        if not self.agent.alive:
+            raise asyncio.CancelledError
+
+    def _hears(self, agent: Agent, devices: DeviceManager) -> Callable[[dict[str, bool]], None]:
+        def update(ids: dict[str, bool]) -> None:
+            if agent.alive and devices is self.kubelet.devices:
+                devices.update(CORE, ids)
+
+        return update
+
+    def _queue(self, what: str, raw: Raw) -> None:
+        if self.agent.alive and self.agent.synced:
+            self.agent.queue.append((what, raw))
+
+    def _offer(self) -> None:
+        held: dict[int, list[str]] = {}
+        taken: set[str] = set()
+        for entry in self.kubelet.devices.entries():
+            taken.update(entry.ids)
+            for share in self.shares.get(entry.uid, ()):
+                if share.container == entry.container and isinstance(share.card, int):
+                    held.setdefault(share.card, []).extend(entry.ids)
+        self.agent.offer(held, taken)
+
+    # What must hold
+
+    def check(self) -> None:
+        self._check_exact()
+        running = {c.uid for c in self.runtime.containers() if c.running and "NVIDIA_VISIBLE_DEVICES" in c.env}
+        started = [self.shares[uid] for raw in self.live() if (uid := raw["metadata"]["uid"]) in running]
+        assert not self.over(started), "a card is over its size"
+
+    def _check_exact(self) -> None:
+        """Every container that was started since the last look got the cards of its own record, all of them."""
+        containers = self.runtime.containers()
+        for container in containers[self._checked :]:
+            own = [s.card for s in self.shares[container.uid] if s.container == container.name]
+            expected = ",".join(c.uuid for c in CARDS if c.index in own)
+            seen = container.env.get("NVIDIA_VISIBLE_DEVICES", "")
+            sick = [c.index for c in self.cards if not c.healthy and c.index in own]
+            assert not (sick and self.registered), f"{container.pod}/{container.name} started on sick cards {sick}"
+            assert seen == expected, f"{container.pod}/{container.name} sees {seen or 'none'}, its record: {expected}"
+        self._checked = len(containers)
+
+    def recover(self) -> None:
+        """What happens by itself soon after every fault."""
+        if not self.agent.alive:
+            self.start_agent()
+        if not self.agent.synced:
+            self.sync_agent()
+        self.agent.see()
+        if not self.registered:
+            self.register()
+
+    def settle(self) -> None:
+        """No faults any more, and time enough."""
+        self.set_health(0, healthy=True)
+        self.set_health(1, healthy=True)
+        self.recover()
+        self.decide(len(self.planned))
+        for _ in range(4):
+            while self.kubelet.waiting:
+                self.admit(0)
+            for uid in self.kubelet.working():
+                self.work(uid)
+            self.agent.see()
+            self.loop.let_pass(_STEP)
+        self.check()
+
+    def check_settled(self) -> None:
+        """Whoever can run runs, and the CDI files are those of pods that are there."""
+        crowded = self.over(list(self._held()))
+        for raw in self.live():
+            uid = raw["metadata"]["uid"]
+            if not any(share.card in crowded for share in self.shares[uid]):
+                why = [row.get("state") for row in raw["status"].get("containerStatuses", ())]
+                assert raw["status"]["phase"] == "Running", (raw["metadata"]["name"], why)
+        there = {raw["metadata"]["uid"] for raw in self.cluster.pods.values()}
+        left = {file.name.split("_")[1] for file in self.cdi_folder.iterdir()} - there
+        assert not left, f"CDI files of {left} are left"
+
+
+class Lowest(random.Random):
+    """Mostly the first ones, so that ids of pods that have gone come back at once."""
+
+    def sample(self, population: Sequence[Any], k: int, **_: Any) -> list[Any]:
+        return super().sample(population, k) if self.random() < 0.2 else list(population[:k])
+
+
+class Cdi(CdiFiles):
+    """Other threads (the watch) go on while a file is written."""
+
+    def __init__(self, folder: Path, meanwhile: Callable[[], None]) -> None:
+        super().__init__(folder)
+        self._meanwhile = meanwhile
+
+    def write(self, *arguments: Any, **more: Any) -> None:
+        self._meanwhile()
+        super().write(*arguments, **more)
+
+
+class Endpoint:
+    """The kubelet's client of one life of the agent; each call meets its fate."""
+
+    pre_start_required = True
+
+    def __init__(self, world: World, agent: Agent) -> None:
+        self._world, self._agent = world, agent
+
+    def allocate(self, ids: Sequence[str]) -> api.ContainerAllocateResponse:
+        file = self._world.folder / FILE
+        self._world.before_answer = file.read_bytes() if file.exists() else b""
+        asked = api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=ids)])
+        response = self._call(self._agent.plugin.Allocate(asked, Context()))
+        answer: api.ContainerAllocateResponse = response.container_responses[0]
+        return answer
+
+    def pre_start(self, ids: Sequence[str]) -> None:
+        self._call(self._agent.plugin.PreStartContainer(api.PreStartContainerRequest(devices_ids=ids), Context()))
+
+    def _call(self, work: Any) -> Any:
+        loop = self._world.loop
+        task = loop.create_task(work)
+        try:
+            self._world.fate()
+            while self._agent.alive and not task.done():
+                loop.let_pass(0)
+                self._world.fate()
+                if not task.done():
+                    if not self._world.late:
+                        self._agent.see()
+                    loop.let_pass(_STEP)
+            self._world.fate()
+        finally:
+            task.cancel()
+            loop.let_pass(0)
+        if not self._agent.alive:
+            raise PluginError("rpc error: code = Unavailable desc = error reading from server: EOF")
+        return task.result()

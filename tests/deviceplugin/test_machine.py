@@ -1,0 +1,182 @@
+"""Whatever happens on a node, in whatever order: every container runs on exactly the cards of its own record."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.builders import container, pod
+from tests.deviceplugin.machine.world import INDEX, World
+from tests.examples import examples
+
+GIB = 1 << 10
+_MEMORY = Path("/dev/shm")
+
+
+def small(name: str, **more: Any) -> dict[str, Any]:
+    return container(name, 2, 30 * GIB, **more)
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "one": {"app": [small("c")]},
+    "big": {"app": [container("c", 2, 50 * GIB)]},
+    "once": {"app": [small("c")], "restartPolicy": "Never"},
+    "two": {"app": [small("c"), small("d")]},
+    "plain beside": {"app": [{"name": "plain", "image": "busybox"}, container("d", 3, 20 * GIB)]},
+    "init": {"init": [small("i")], "app": [small("c")]},
+    "inits": {"init": [small("i"), container("j", 3, 20 * GIB)], "app": [small("c"), container("d", 1, 10 * GIB)]},
+    "sidecar": {"init": [small("s", restartPolicy="Always"), container("i", 3, 10 * GIB)], "app": [small("c")]},
+    "whole": {"app": [container("c", 100)]},
+}
+shapes, places = st.sampled_from(sorted(SHAPES)), st.integers(0, 15)
+names = st.sampled_from(["p", "q", "r", "s"])
+happens = ["go", "go", "go", "late", "event", "sync", "decide", "another", "admit", "delete", "busy", "stale"]
+fates = st.lists(st.sampled_from([*happens, "die", "restart", "killed"]), max_size=6)
+soon = st.sampled_from([True, True, False])
+numbers = st.integers(0, 7)
+
+
+class NodeMachine(RuleBasedStateMachine):
+    @initialize(
+        seed=st.integers(0, 1 << 16), pods=st.lists(st.tuples(shapes, places), max_size=3), started=st.booleans()
+    )
+    def begin(self, seed: int, pods: list[tuple[str, int]], started: bool) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="m", dir=_MEMORY if _MEMORY.is_dir() else None))
+        self.world = World(self.folder, seed)
+        self.created = 0
+        self.world.recover()
+        for name, (shape, where) in zip("pqr", pods, strict=False):
+            self.create(name, shape, where, "bound")
+        if started:
+            self.all_pods_go_on([], soon=True)
+
+    def create(self, name: str, shape: str, where: int, kind: str) -> None:
+        raw, record = self.make(name, shape, where)
+        self.world.create(raw, record, late=kind == "late", forged=kind == "forged")
+
+    def make(self, name: str, shape: str, where: int) -> tuple[dict[str, Any], dict[str, str]]:
+        self.created += 1
+        spec = SHAPES[shape]
+        raw = pod(name, *spec["app"], init=tuple(spec.get("init", ())), uid=f"{name}-{self.created}", node="n1")
+        raw["spec"]["restartPolicy"] = spec.get("restartPolicy", "Always")
+        raw["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{self.created // 2:02}Z"
+        asking = [c["name"] for c in (*spec.get("init", ()), *spec["app"]) if c.get("resources")]
+        return raw, {INDEX + c: str(where >> i & 1) for i, c in enumerate(asking)}
+
+    @rule(
+        name=names,
+        shape=shapes,
+        where=places,
+        kind=st.sampled_from(["bound", "bound", "bound", "late", "forged"]),
+    )
+    def a_pod_is_bound(self, name: str, shape: str, where: int, kind: str) -> None:
+        """Or created anew under its name, where there is one."""
+        if name in self.world.cluster.pods:
+            self.world.delete(name, force=True)
+        self.create(name, shape, where, kind)
+
+    @rule()
+    def a_late_record_is_written(self) -> None:
+        self.world.decide()
+
+    @precondition(lambda self: self.world.kubelet.waiting)
+    @rule(position=numbers, fates=fates)
+    def a_pod_is_admitted(self, position: int, fates: list[str]) -> None:
+        with self.world.fated(fates):
+            self.world.admit(position)
+
+    @precondition(lambda self: self.world.kubelet.working())
+    @rule(which=numbers, fates=fates)
+    def a_pod_goes_on(self, which: int, fates: list[str]) -> None:
+        """Its containers start, or end where it is deleted."""
+        working = self.world.kubelet.working()
+        with self.world.fated(fates):
+            self.world.work(working[which % len(working)])
+
+    @rule(fates=fates, soon=soon)
+    def all_pods_go_on(self, fates: list[str], soon: bool) -> None:
+        """`soon`: after whatever had failed is back."""
+        if soon:
+            self.world.recover()
+        with self.world.fated(fates):
+            while self.world.kubelet.waiting:
+                self.world.admit(0)
+            for uid in self.world.kubelet.working():
+                self.world.work(uid)
+
+    @rule(which=numbers, exit_code=st.sampled_from([0, 1]))
+    def a_container_ends(self, which: int, exit_code: int) -> None:
+        running = [c for c in self.world.runtime.containers() if c.running]
+        if running:
+            self.world.runtime.end(running[which % len(running)], exit_code)
+
+    @rule(name=names, force=st.booleans())
+    def a_pod_is_deleted(self, name: str, force: bool) -> None:
+        if name in self.world.cluster.pods:
+            self.world.delete(name, force=force)
+
+    @rule(count=st.integers(1, 3))
+    def the_agent_sees_pods(self, count: int) -> None:
+        self.world.agent.see(count)
+
+    @rule(what=st.sampled_from(["killed", "back", "lists", "registers"]))
+    def the_agent_is(self, what: str) -> None:
+        if what == "killed":
+            self.world.kill_agent()
+        elif what == "back":
+            self.world.start_agent()
+        elif what == "lists":
+            self.world.sync_agent()
+        else:
+            self.world.register()
+
+    @rule(
+        what=st.sampled_from(["kubelet", "kubelet", "sick", "well", "reboot", "without checkpoint"]),
+        index=st.integers(0, 1),
+        soon=soon,
+    )
+    def a_fault(self, what: str, index: int, soon: bool) -> None:
+        if what == "kubelet":
+            self.world.restart_kubelet()
+        elif what in ("sick", "well"):
+            self.world.set_health(index, healthy=what == "well")
+        else:
+            self.world.reboot(keep_checkpoint=what == "reboot")
+        if soon:
+            self.world.recover()
+
+    @invariant()
+    def holds(self) -> None:
+        self.world.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        try:
+            self.finish()
+        finally:
+            self.world.close()
+            shutil.rmtree(self.folder)
+
+    def finish(self) -> None:
+        """All faults end: what can run runs. All pods end: nothing is left of them, and all ids can be had again."""
+        world = self.world
+        world.settle()
+        world.check_settled()
+        for name in list(world.cluster.pods):
+            world.delete(name, force=False)
+        world.settle()
+        assert not world.cluster.pods
+        world.check_settled()
+        raw, record = self.make("last", "whole", 0)
+        raw["spec"]["containers"].append(container("d", 100))
+        world.create(raw, {**record, INDEX + "d": "1"})
+        world.settle()
+        assert world.cluster.pods["last"]["status"]["phase"] == "Running", world.kubelet.failed
+
+
+TestNode = NodeMachine.TestCase
+TestNode.settings = examples(500, steps=30)
