@@ -49,6 +49,10 @@ class Bench:
         pods: list[Any] = self.core.list_namespaced_pod("default").items
         return {pod.metadata.name for pod in pods}
 
+    def bound(self) -> list[Any]:
+        pods: list[Any] = self.core.list_namespaced_pod("default").items
+        return [pod for pod in pods if pod.spec.node_name]
+
     def cards(self, name: str) -> dict[str, list[int]]:
         """Container → card indexes, as the pod's annotations say."""
         annotations = self.pod(name).metadata.annotations or {}
