@@ -88,7 +88,7 @@ class Allocations:
             known = self._node.pods.by_uid(given.uid)
             if known is not None:
                 try:
-                    delivery.settle(Target(known, given.container), given.env)
+                    delivery.settle(Target(known, given.container), given.env, self._served)
                 except Refused as error:
                     log.warning("not settled: %s", error, extra={"pod": given.uid})
 
@@ -195,11 +195,7 @@ class Allocations:
     def _environment(self, target: Target, given: Given) -> Mapping[str, str]:
         delivery = self._node.delivery
         if isinstance(delivery, Exchange):
-            other = delivery.settle(target, given.env)
-            # Allocate takes the other one's decision as given away; it is this one's now, and that one has this one's.
-            if other is not None and target.key not in self._served:
-                self._served.discard(other)
-            self._served.add(target.key)
+            delivery.settle(target, given.env, self._served)
             known = self._node.pods.by_uid(target.known.pod.uid) or target.known
             target = Target(known, target.container)
         env = environment(target, self._node.cards())

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from deviceplugin.identity import Refused, Target, environment, recorded_cards
+from deviceplugin.identity import Refused, Target, environment, environment_on, recorded_cards
 from deviceplugin.pods import GpuPod, NodePods
-from deviceplugin.swap import cards_in, partner, record, with_cards
+from deviceplugin.swap import Key, cards_in, partner, record, room, with_cards
 from mgpu.model.cards import Card
 from mgpu.settings import Settings
-
-Key = tuple[str, str]
 
 
 class Exchange:
@@ -24,23 +22,31 @@ class Exchange:
         self._pods, self._cards, self._settings, self._write = pods, cards, settings, write
         self._settled: set[Key] = set()
 
-    def settle(self, target: Target, env: Mapping[str, str]) -> Key | None:
-        """The container runs on what `env` says; whose decision that was, where it was another's.
+    def settle(self, target: Target, env: Mapping[str, str], served: set[Key]) -> None:
+        """The container runs on what `env` says. `served`: whose decision was given away, kept true.
 
         Raises Refused where it must not run on that.
         """
-        cards, swapped = self._cards(), None
-        own = recorded_cards(target, cards)
-        if dict(env) != environment(target, cards):
-            given = cards_in(env, cards)
-            other = partner(target, env, cards, self._pods.all(), self._settled)
+        cards = self._cards()
+        own, given = recorded_cards(target, cards), cards_in(env, cards)
+        why = f"{target}: the runtime has no CDI, and at admission the cards of another pod were given to it"
+        if not given or dict(env) != environment_on(target, given):
+            raise Refused(why, target.known.pod.uid)
+        other = None
+        if own != given or target.key not in served:
+            other = partner(target, given, cards, self._pods.all(), self._settled, served)
+        if own != given:
             # The other one's first: an agent that dies between the two finds these cards free, and this pod on them.
             if other is not None:
                 self._amend(other, own)
-                swapped = other.key
+            elif short := room(target, given, cards, self._pods.all()):
+                raise Refused(f"{why}; {short}", target.known.pod.uid)
             self._amend(target, given)
+        if other is not None and target.key not in served:
+            # What this one had is still to be given, and it is the other one's now.
+            served.discard(other.key)
+        served.add(target.key)
         self._settled.add(target.key)
-        return swapped
 
     def agrees(self, target: Target, env: Mapping[str, str]) -> bool:
         """Whether the record says what `env` does; then the container is settled."""

@@ -8,13 +8,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from deviceplugin.accounts import excess, holding
-from deviceplugin.identity import VISIBLE, Refused, Target, environment_on
+from deviceplugin.identity import VISIBLE, Target
 from deviceplugin.pods import GpuPod
 from mgpu import dialects
 from mgpu.model.asks import Placement
 from mgpu.model.cards import Card
 from mgpu.model.ledger import Share
 from mgpu.settings import Settings
+
+Key = tuple[str, str]
+"""Pod UID and container."""
 
 
 def cards_in(env: Mapping[str, str], cards: Sequence[Card]) -> tuple[Card, ...]:
@@ -25,30 +28,32 @@ def cards_in(env: Mapping[str, str], cards: Sequence[Card]) -> tuple[Card, ...]:
 
 def partner(
     target: Target,
-    env: Mapping[str, str],
+    given: Sequence[Card],
     cards: Sequence[Card],
     pods: Iterable[GpuPod],
-    settled: Collection[tuple[str, str]],
+    settled: Collection[Key],
+    served: Collection[Key],
 ) -> Target | None:
-    """Whose decision the container was given: the oldest one's. None: nobody's any more, and there is room for it.
+    """Whose decision the container was given, by its cards: the oldest equal one's; None: nobody's any more.
 
-    env: what Allocate answered. settled: containers that are known to run on their own record. Raises Refused where the
-    answer is for another amount, or its cards are held by somebody.
+    settled: containers that are known to run on their own record. served: those whose decision Allocate gave away; it
+    is one of them, unless an agent before this one did.
     """
-    given = cards_in(env, cards)
-    why = f"{target}: the runtime has no CDI, and at admission the cards of another pod were given to it"
-    if not given or dict(env) != environment_on(target, given):
-        raise Refused(why, target.known.pod.uid)
-    others = [known for known in pods if not known.pod.ended]
-    for other in (Target(known, ask.container) for known in others if known.ask for ask in known.ask.containers):
+    targets = [Target(known, ask.container) for known in pods if known.ask for ask in known.ask.containers]
+    for other in sorted(targets, key=lambda other: other.key not in served):
+        if other.known.pod.ended or other.known.problem or other.key in {*settled, target.key}:
+            continue
         equal = replace(other.ask, container=target.container, stage=target.ask.stage) == target.ask
         named = {card for card in cards if any(share.is_on(card) for share in other.shares)}
-        if equal and named == set(given) and other.key != target.key and other.key not in settled:
+        if equal and named == set(given):
             return other
-    held = [holding(known, cards) for known in others if known.pod.uid != target.known.pod.uid]
-    if short := excess(holding(with_cards(target, given), cards), held, cards):
-        raise Refused(f"{why}; {short}", target.known.pod.uid)
     return None
+
+
+def room(target: Target, given: Sequence[Card], cards: Sequence[Card], pods: Iterable[GpuPod]) -> str:
+    """Why the container cannot have these cards, by what the other pods' records say; "" where it can."""
+    others = [known for known in pods if not known.pod.ended and known.pod.uid != target.known.pod.uid]
+    return excess(holding(with_cards(target, given), cards), [holding(known, cards) for known in others], cards)
 
 
 def with_cards(target: Target, cards: Sequence[Card]) -> GpuPod:

@@ -1,5 +1,6 @@
 """Where the runtime has no CDI: what Allocate guessed stands, and the records are made to say so."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def desk(tmp_path: Path) -> Desk:
     return desk
 
 
-def recorded(desk: Desk, name: str, container_name: str = "c") -> list[object]:
+def recorded(desk: Desk, name: str, container_name: str = "c") -> list[int | str | None]:
     known = desk.pods.by_uid(f"uid-{name}")
     assert known is not None
     return [share.card for share in known.shares or () if share.container == container_name]
@@ -71,6 +72,31 @@ def test_the_other_one_may_be_admitted_only_afterwards(desk: Desk) -> None:
     desk.start(B)
     assert late.env["NVIDIA_VISIBLE_DEVICES"] == "GPU-n1-1"
     assert len(desk.written) == 2
+
+
+def test_however_the_kubelet_takes_them_every_pod_gets_a_decision_and_none_gets_two(desk: Desk) -> None:
+    """Starts come between the admissions, and several decisions name the same card."""
+    desk.cards = cards(2)
+    for seed in range(60):
+        desk.restart()
+        desk.entries.clear()
+        rng = random.Random(seed)
+        for i in range(6):
+            desk.pods.take(at(i, decided(f"p{i}", str(rng.randrange(2)), core=10)))
+        planned = sorted(str(recorded(desk, f"p{i}")) for i in range(6))
+        order = rng.sample(range(6), 6)
+        waiting: list[list[str]] = []
+        answers = {}
+        while order or waiting:
+            if order and (not waiting or rng.random() < 0.5):
+                name = f"p{order.pop()}"
+                waiting.append(ids := [f"{name}-{k}" for k in range(10)])
+                answers[name] = desk.admit(ids, f"uid-{name}")
+            else:
+                desk.start(waiting.pop(rng.randrange(len(waiting))))
+        assert sorted(str(recorded(desk, name)) for name in answers) == planned
+        for name, answer in sorted(answers.items()):
+            assert [answer.env["NVIDIA_VISIBLE_DEVICES"]] == [f"GPU-n1-{card}" for card in recorded(desk, name)]
 
 
 def test_unequal_pods_do_not_start_on_each_others_cards(desk: Desk) -> None:
