@@ -50,6 +50,7 @@ class Agent:
         self._recorder = Recorder(api, "mgpu-deviceplugin", own.node)
         self._cards_changed, self._pods_changed, self._stopping = Wakeup(), Wakeup(), Wakeup()
         self._stopped = False
+        self._source = source
         self._cards = CardWatch(source, self._take_cards, self._warn_node)
         self._pods = NodePods(settings, self._take_pods)
         self._reflector = Reflector(
@@ -203,7 +204,7 @@ class Agent:
         return sum(known.held.get(resource, 0) for known in self._pods.all() if not known.pod.ended)
 
     def _take_cards(self, cards: tuple[Card, ...]) -> None:
-        self._reporter.update(cards)
+        self._reporter.update(cards, self._source.driver)
         self._cards_changed.wake()
         self._pods_changed.wake()
 

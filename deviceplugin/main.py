@@ -15,6 +15,7 @@ from deviceplugin.cards.nvml import NvmlCards
 from deviceplugin.cards.simulated import SimulatedCards
 from deviceplugin.health import HealthServer
 from deviceplugin.registration import socket_name
+from deviceplugin.reporter import known_indexes
 from mgpu import dialects
 from mgpu.cli.setup import read_settings
 from mgpu.kube import Api
@@ -60,8 +61,8 @@ def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str |
     """
     logs.setup(log_level)
     settings = _settings(config, flags)
-    source = _source(settings.deviceplugin)
-    agent = Agent(settings, source, Api.connect(kubeconfig))
+    source, api = _simulated(settings.deviceplugin), Api.connect(kubeconfig)
+    agent = Agent(settings, source or _real(api, settings.deviceplugin.node), api)
     health = _health(settings.deviceplugin.health_port, agent)
     try:
         asyncio.run(_run(agent))
@@ -101,13 +102,17 @@ def _check_paths(own: DevicePluginSettings, settings: Settings) -> None:
         raise BadObject(problems)
 
 
-def _source(own: DevicePluginSettings) -> CardSource:
-    """Simulated cards are read here once, so that a wrong file is told at once. Raises BadObject."""
+def _simulated(own: DevicePluginSettings) -> CardSource | None:
+    """None: the cards are real. The file is read here once, so that a wrong one is told at once. Raises BadObject."""
     if not own.cards:
-        return NvmlCards()
+        return None
     source = SimulatedCards(Path(own.cards), own.node)
     source.read()
     return source
+
+
+def _real(api: Api, node: str) -> CardSource:
+    return NvmlCards(indexes=lambda: known_indexes(api, node))
 
 
 def _health(port: int, agent: Agent) -> HealthServer | None:

@@ -5,7 +5,9 @@ asserted again, on every change and never by polling.
 """
 
 import logging
+import re
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +15,8 @@ from mgpu import dialects
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.reflector import Reflector
 from mgpu.model.cards import Card
-from mgpu.model.inventory import DEVICE_API, write_device
+from mgpu.model.errors import BadObject
+from mgpu.model.inventory import DEVICE_API, MODEL_LABEL, read_device, write_device
 from mgpu.model.pods import read_node
 from mgpu.model.quantities import QuantityError, whole_number
 from mgpu.settings import Settings
@@ -21,6 +24,7 @@ from mgpu.settings import Settings
 log = logging.getLogger(__name__)
 
 Raw = dict[str, Any]
+DRIVER_LABEL = "node.koordinator.sh/gpu-driver-version"
 DEVICES = f"/apis/{DEVICE_API}/devices"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 30.0
 
@@ -73,6 +77,34 @@ def _number(value: object) -> int | None:
         return None
 
 
+def labels_patch(seen: Mapping[str, Any], cards: Sequence[Card], driver: str) -> Raw | None:
+    """A merge patch of the Node that says its cards' model (the first one's) and driver; None where it does already."""
+    labels = seen["metadata"].get("labels") or {}
+    wanted = {MODEL_LABEL: _label(cards[0].model if cards else ""), DRIVER_LABEL: _label(driver)}
+    changed = {name: value for name, value in wanted.items() if value and labels.get(name) != value}
+    return {"metadata": {"labels": changed}} if changed else None
+
+
+def _label(text: str) -> str:
+    """As a label's value may be: `NVIDIA A100-SXM4-80GB` is `NVIDIA-A100-SXM4-80GB`."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:63].strip("_.-")
+
+
+def known_indexes(api: Api, node: str, seconds: float = 5.0) -> dict[str, int]:
+    """UUID → index, as the node's Device says; none where it does not exist, or nobody answers within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return {card.uuid: card.index for card in read_device(api.get(f"{DEVICES}/{node}"))}
+        except (ApiError, Unreachable, BadObject) as error:
+            if isinstance(error, ApiError) and error.status == 404:
+                return {}
+            log.warning("the indexes that the cards had are not known: %s", error)
+            if isinstance(error, BadObject) or time.monotonic() > deadline:
+                return {}
+            time.sleep(0.2)
+
+
 class Reporter:
     """Works on a thread of its own. `update` after every change of the cards or of what pods hold.
 
@@ -82,6 +114,7 @@ class Reporter:
     def __init__(self, api: Api, node: str, settings: Settings, held: Callable[[str], int]) -> None:
         self._api, self._node_name, self._settings, self._held = api, node, settings, held
         self._cards: tuple[Card, ...] | None = None
+        self._driver = ""
         self._node: Raw | None = None
         self._device: Raw | None = None
         self._lock = threading.Lock()
@@ -104,10 +137,10 @@ class Reporter:
         self._devices.stop()
         self._thread.join(timeout=2)
 
-    def update(self, cards: tuple[Card, ...] | None = None) -> None:
+    def update(self, cards: tuple[Card, ...] | None = None, driver: str = "") -> None:
         if cards is not None:
             with self._lock:
-                self._cards = cards
+                self._cards, self._driver = cards, driver
         self._wake.set()
 
     def _take_node(self, raw: Raw | None) -> None:
@@ -137,7 +170,7 @@ class Reporter:
     def _report(self) -> str:
         """Make the API say what is so; what is still missing for that, "" where nothing."""
         with self._lock:
-            cards, node, device = self._cards, self._node, self._device
+            cards, driver, node, device = self._cards, self._driver, self._node, self._device
         if cards is None:
             return "the cards are not known yet"
         if node is None:
@@ -157,6 +190,10 @@ class Reporter:
             answer = self._api.patch(f"/api/v1/nodes/{self._node_name}/status", status)
             log.info("node status updated", extra={"capacity": status["status"]["capacity"]})
             self._saw(node=(node, answer))
+            node = answer
+        if labels := labels_patch(node, cards, driver):
+            self._saw(node=(node, self._api.patch(f"/api/v1/nodes/{self._node_name}", labels)))
+            log.info("node labelled", extra=labels["metadata"])
         return ""
 
     def _saw(self, node: tuple[Raw, Raw] | None = None, device: tuple[Raw | None, Raw] | None = None) -> None:

@@ -7,7 +7,9 @@ from mgpu.model.cards import Card
 
 
 class CardSource(Protocol):
-    """Used by one thread at a time."""
+    """Used by one thread at a time. driver: the driver's version, "" where there is none."""
+
+    driver: str
 
     def read(self) -> tuple[Card, ...]:
         """The cards as they are now. Raises RetryLater (no answer yet) and BadObject (an answer without sense)."""

@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,6 +34,7 @@ class Nvml(Protocol):
 
     def nvmlInit(self) -> None: ...  # noqa: N802
     def nvmlShutdown(self) -> None: ...  # noqa: N802
+    def nvmlSystemGetDriverVersion(self) -> str: ...  # noqa: N802
     def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...  # noqa: N802
     def nvmlDeviceGetUUID(self, handle: Any) -> str: ...  # noqa: N802
@@ -41,6 +42,7 @@ class Nvml(Protocol):
     def nvmlDeviceGetName(self, handle: Any) -> str: ...  # noqa: N802
     def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any: ...  # noqa: N802
     def nvmlDeviceGetPciInfo(self, handle: Any) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetMigMode(self, handle: Any) -> Any: ...  # noqa: N802
     def nvmlDeviceGetSupportedEventTypes(self, handle: Any) -> int: ...  # noqa: N802
     def nvmlDeviceRegisterEvents(self, handle: Any, kinds: int, events: Any) -> None: ...  # noqa: N802
     def nvmlEventSetCreate(self) -> Any: ...  # noqa: N802
@@ -73,10 +75,24 @@ class Host:
 
 
 class NvmlCards:
-    """A card that stops answering, or whose driver goes away, is reported as unhealthy until it answers again."""
+    """A card that stops answering, or whose driver goes away, is reported as unhealthy until it answers again.
 
-    def __init__(self, nvml: Nvml = pynvml, host: Host | None = None, clock: Callable[[], float] = time.monotonic):
+    A card in MIG mode is not shared out as a whole: it is left out.
+    indexes: UUID → index of the cards as they were when another agent ran here; asked for once.
+    """
+
+    def __init__(
+        self,
+        nvml: Nvml = pynvml,
+        host: Host | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        indexes: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
         self._nvml, self._host, self._clock = nvml, host or Host(), clock
+        self._ask_indexes = indexes
+        self._indexes: Mapping[str, int] | None = None
+        self._in_mig_mode: set[str] = set()
+        self.driver = ""
         self._events: Any = None
         self._open = False
         self._present: frozenset[str] = frozenset()
@@ -90,6 +106,8 @@ class NvmlCards:
                 self.close()
             if not self._open:
                 self._start()
+            if self._indexes is None:
+                self._indexes = self._ask_indexes()
             self._known = self._enumerate()
         except pynvml.NVMLError as error:
             self.close()
@@ -125,6 +143,7 @@ class NvmlCards:
         present = self._host.present()
         self._nvml.nvmlInit()
         self._open, self._present, self._started = True, present, self._clock()
+        self.driver = self._nvml.nvmlSystemGetDriverVersion()
         self._events = self._nvml.nvmlEventSetCreate()
         for index in range(self._nvml.nvmlDeviceGetCount()):
             try:
@@ -138,23 +157,39 @@ class NvmlCards:
         found: dict[str, Card] = {}
         for position in range(self._nvml.nvmlDeviceGetCount()):
             try:
-                card = self._card(position)
-                found[card.uuid] = card
+                handle = self._nvml.nvmlDeviceGetHandleByIndex(position)
+                uuid = self._nvml.nvmlDeviceGetUUID(handle)
+                if not self._is_cut(handle, uuid):
+                    found[uuid] = self._card(handle, uuid, position, found)
             except pynvml.NVMLError as error:
                 log.warning("card %d does not answer: %s", position, error)
         missing = {uuid: replace(card, healthy=False) for uuid, card in self._known.items() if uuid not in found}
-        self._missing = bool(missing)
+        self._missing = bool(missing.keys() - self._in_mig_mode)
         return found | missing
 
-    def _card(self, position: int) -> Card:
-        handle = self._nvml.nvmlDeviceGetHandleByIndex(position)
-        uuid = self._nvml.nvmlDeviceGetUUID(handle)
+    def _is_cut(self, handle: Any, uuid: str) -> bool:
+        """Whether the card is in MIG mode. A card that cannot be says so by an error."""
+        try:
+            current, _ = self._nvml.nvmlDeviceGetMigMode(handle)
+        except pynvml.NVMLError as error:
+            if error.value != pynvml.NVML_ERROR_NOT_SUPPORTED:
+                raise
+            current = pynvml.NVML_DEVICE_MIG_DISABLE
+        if current != pynvml.NVML_DEVICE_MIG_ENABLE:
+            self._in_mig_mode.discard(uuid)
+            return False
+        if uuid not in self._in_mig_mode:
+            log.warning("card %s is in MIG mode: it is not shared out", uuid)
+            self._in_mig_mode.add(uuid)
+        return True
+
+    def _card(self, handle: Any, uuid: str, position: int, found: Mapping[str, Card]) -> Card:
         memory = int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total)
         healthy = self._clock() - self._errors.get(uuid, -math.inf) >= QUIET_SECONDS
         if uuid in self._known:
             return replace(self._known[uuid], memory=memory, healthy=healthy)
         return Card(
-            index=self._free_index(position),
+            index=self._index(uuid, position, found),
             uuid=uuid,
             model=self._nvml.nvmlDeviceGetName(handle),
             memory=memory,
@@ -163,9 +198,12 @@ class NvmlCards:
             minor=self._nvml.nvmlDeviceGetMinorNumber(handle),
         )
 
-    def _free_index(self, position: int) -> int:
-        """NVML renumbers when a card is pulled out; records name indexes, so a known card keeps its own."""
-        used = {card.index for card in self._known.values()}
+    def _index(self, uuid: str, position: int, found: Mapping[str, Card]) -> int:
+        """NVML renumbers when a card is pulled out; records name indexes, so a card keeps the one it had."""
+        used, before = {card.index for card in (*self._known.values(), *found.values())}, self._indexes or {}
+        if uuid in before and before[uuid] not in used:
+            return before[uuid]
+        used.update(before.values())
         return position if position not in used else max(used) + 1
 
     def _changed(self, stop: threading.Event) -> bool:

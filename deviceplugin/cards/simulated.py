@@ -15,6 +15,8 @@ _CHECK_SECONDS = 0.5
 class SimulatedCards:
     """`file`: a list of cards as `read_card_list` describes. Paths of errors begin with the file's path."""
 
+    driver = ""
+
     def __init__(self, file: Path, node: str) -> None:
         self._file, self._node = file, node
         self._read: tuple[bytes, tuple[Card, ...]] | None = None

@@ -21,6 +21,8 @@ def test_the_node_offers_its_cards(node: Node) -> None:
         device = until(node.device)
         assert [d["id"] for d in device["spec"]["devices"]] == ["GPU-n1-0", "GPU-n1-1"]
         assert device["metadata"]["ownerReferences"][0]["uid"] == node.api.get(NODE)["metadata"]["uid"]
+        model = "node.koordinator.sh/gpu-model"
+        until(lambda: node.api.get(NODE)["metadata"]["labels"].get(model) == "A100-SXM4-80GB")
 
 
 def test_a_container_gets_the_cards_of_its_record(node: Node) -> None:

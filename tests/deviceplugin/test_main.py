@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from deviceplugin.alone import alone
 from deviceplugin.health import HealthServer
 from mgpu.cli.main import main
 from tests.deviceplugin.node import until
@@ -78,6 +79,19 @@ def test_it_runs_without_kubelet_driver_and_api_server_says_so_and_stops_when_to
     _, rest = process.communicate(timeout=20)
     assert process.returncode == 0
     assert '"stopped"' in rest
+
+
+def test_a_second_agent_ends_with_one_clear_line(folder: Path) -> None:
+    (folder / "kubeconfig").write_text(KUBECONFIG)
+    (folder / "cards.yaml").write_text("[{memory: 80Gi}]")
+    flags = ["--cards", str(folder / "cards.yaml"), "--kubeconfig", str(folder / "kubeconfig")]
+    with alone(folder / "device-plugins"):
+        process = subprocess.run(
+            [*MGPU, *flags, "--kubelet-dir", str(folder)], capture_output=True, text=True, timeout=60
+        )
+    assert process.returncode == 2
+    assert "another node agent runs on this node already" in process.stderr
+    assert len(process.stderr.strip().splitlines()) == 1
 
 
 def fetch(port: int, path: str) -> tuple[int, str]:

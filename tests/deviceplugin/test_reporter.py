@@ -1,10 +1,12 @@
 """What the node says of itself; against an API server in test_agent.py."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from deviceplugin.reporter import capacity_patch, device_patch
+from deviceplugin.reporter import capacity_patch, device_patch, known_indexes, labels_patch
+from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import read_node
 from mgpu.settings import load_settings
@@ -83,3 +85,35 @@ def test_what_the_kubelet_zeroed_or_another_wrote_is_asserted_again(value: str) 
 def test_a_dialect_that_is_not_enabled_publishes_nothing() -> None:
     settings = load_settings("dialects: {mgpu: {enabled: false}}")
     assert capacity_patch({}, cards(2), settings, lambda _: 0) is None
+
+
+def test_the_node_says_its_cards_model_and_driver() -> None:
+    named = replace(card(0), model="NVIDIA A100-SXM4-80GB (x)")
+    model, driver = "node.koordinator.sh/gpu-model", "node.koordinator.sh/gpu-driver-version"
+    patch = labels_patch(node(), (named, card(1)), "570.86.15")
+    assert patch == {"metadata": {"labels": {model: "NVIDIA-A100-SXM4-80GB-x", driver: "570.86.15"}}}
+    there = node(labels=patch["metadata"]["labels"])
+    assert labels_patch(there, (named,), "570.86.15") is None
+    assert labels_patch(there, (), "") is None
+
+
+class Devices(Api):
+    """Answers each get with the next of these."""
+
+    def __init__(self, *answers: dict[str, Any] | Exception) -> None:
+        self.answers = list(answers)
+
+    def get(self, path: str, **_: object) -> dict[str, Any]:
+        assert path.endswith("/devices/n1")
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def test_the_indexes_are_what_the_device_said() -> None:
+    down = Unreachable("no answer")
+    assert known_indexes(Devices(down, wanted(card(3), card(5))), "n1") == {"GPU-n1-3": 3, "GPU-n1-5": 5}
+    assert known_indexes(Devices(ApiError(404, "NotFound", "")), "n1") == {}
+    assert known_indexes(Devices(down), "n1", seconds=-1) == {}
+    assert known_indexes(Devices({"spec": {"devices": [{"type": "gpu"}]}}), "n1") == {}

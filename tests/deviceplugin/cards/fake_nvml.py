@@ -17,6 +17,7 @@ class FakeCard:
     memory: int = 80 * GIB
     bus: str = "00000000:3B:00.0"
     lost: bool = False
+    mig: int | None = None
 
 
 @dataclass
@@ -46,6 +47,17 @@ class FakeNvml:
     def nvmlShutdown(self) -> None:  # noqa: N802
         self._check()
         self.found = None
+
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+        self._check()
+        return "570.86.15"
+
+    def nvmlDeviceGetMigMode(self, handle: FakeCard) -> list[int]:  # noqa: N802
+        """None: the card knows no MIG."""
+        self._check(handle)
+        if handle.mig is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [handle.mig, handle.mig]
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
         self._check()

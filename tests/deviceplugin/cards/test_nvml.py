@@ -166,3 +166,39 @@ def test_waiting_ends_when_told_to(source: NvmlCards) -> None:
     source.read()
     source.wait(stop)
     source.close()
+
+
+def test_a_card_in_mig_mode_is_not_shared_out(
+    source: NvmlCards, nvml: FakeNvml, caplog: pytest.LogCaptureFixture
+) -> None:
+    nvml.cards[0].mig = pynvml.NVML_DEVICE_MIG_ENABLE
+    nvml.cards[1].mig = pynvml.NVML_DEVICE_MIG_DISABLE
+    for _ in range(2):
+        assert [(card.index, card.uuid) for card in source.read()] == [(1, "GPU-b")]
+    assert caplog.messages == ["card GPU-a is in MIG mode: it is not shared out"]
+    nvml.cards[0].mig = pynvml.NVML_DEVICE_MIG_DISABLE
+    assert [card.index for card in source.read()] == [0, 1]
+
+
+def test_a_card_that_is_put_into_mig_mode_is_lost_to_those_that_share_it(
+    source: NvmlCards, nvml: FakeNvml, clock: Clock
+) -> None:
+    source.read()
+    nvml.cards[0].mig = pynvml.NVML_DEVICE_MIG_ENABLE
+    clock.now += RESTART_SECONDS
+    assert health(source) == {"GPU-a": False, "GPU-b": True}
+    source.read()
+    assert nvml.starts == 1, "it is not missing"
+
+
+def test_the_indexes_that_an_agent_before_gave_stay(nvml: FakeNvml, host: Host, clock: Clock) -> None:
+    """A card was pulled out while no agent ran, and another came."""
+    before = {"GPU-gone": 0, "GPU-b": 1, "GPU-a": 2}
+    nvml.cards.append(FakeCard("GPU-new"))
+    found = NvmlCards(nvml, host, clock, lambda: before).read()
+    assert [(card.index, card.uuid) for card in found] == [(1, "GPU-b"), (2, "GPU-a"), (3, "GPU-new")]
+
+
+def test_the_driver_says_its_version(source: NvmlCards) -> None:
+    source.read()
+    assert source.driver == "570.86.15"

@@ -16,6 +16,8 @@ Step = tuple[Card, ...] | Exception
 class Script:
     """A source that tells what the test puts in, one step for each read, and hangs between."""
 
+    driver = ""
+
     def __init__(self, *steps: Step) -> None:
         self.steps: queue.Queue[Step | None] = queue.Queue()
         self.closed = threading.Event()
