@@ -2,7 +2,14 @@
 
 from importlib import import_module
 
-SECTIONS = ["bench.placement", "bench.admission", "bench.filter", "bench.allocate", "bench.endtoend"]
+SECTIONS = [
+    "bench.placement",
+    "bench.admission",
+    "bench.filter",
+    "bench.allocate",
+    "bench.starts",
+    "bench.endtoend",
+]
 
 if __name__ == "__main__":
     for section in SECTIONS:

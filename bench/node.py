@@ -1,0 +1,94 @@
+"""A node for benchmarks: the node agent as a process of its own; API server and kubelet are the playground's, here."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mgpu.kube import Api
+from playground.apiserver import ApiServer, User, running, write_kubeconfig
+from tests.builders import container, pod
+from tests.deviceplugin.node import CRD, Node, api_of
+from tests.waiting import until
+
+CARDS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """agent: its process id. folder: the kubelet's."""
+
+    node: Node
+    api: Api
+    folder: Path
+    agent: int
+
+
+@contextmanager
+def bench() -> Iterator[Bench]:
+    with (
+        tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as name,
+        running(ApiServer(tokens={"admin": User("admin", ("system:masters",))})) as url,
+    ):
+        folder = Path(name)
+        api = api_of(url)
+        api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", CRD)
+        node = Node(url, folder, [{"count": CARDS, "memory": "80Gi"}])
+        write_kubeconfig(folder / "kubeconfig", url, b"", "admin")
+        port = _free_port()
+        agent = subprocess.Popen(_command(folder, port), stderr=subprocess.DEVNULL)
+        try:
+            until(lambda: _ready(port) and node.healthy_ids(), 60)
+            yield Bench(node, api, folder, agent.pid)
+        finally:
+            agent.terminate()
+            agent.wait(30)
+            node.close()
+            api.close()
+
+
+def record(card: int) -> dict[str, str]:
+    return {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": str(card)}
+
+
+def share(name: str, node: str = "", annotations: dict[str, str] | None = None) -> dict[str, Any]:
+    """A pod with 4 % and 256 MiB of a card."""
+    raw = pod(name, container("c", 4, 256), annotations=annotations, node=node)
+    del raw["metadata"]["uid"]
+    return raw
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def rss_mib(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+def _command(folder: Path, port: int) -> list[str]:
+    run = [sys.executable, "-m", "mgpu.cli.main", "deviceplugin", "--node", "n1", "--cards", str(folder / "cards.yaml")]
+    where = ["--kubelet-dir", str(folder), "--cdi-dir", str(folder / "cdi")]
+    return [*run, *where, "--kubeconfig", str(folder / "kubeconfig"), "--health-port", str(port)]
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except urllib.error.URLError:
+        return False

@@ -1,0 +1,98 @@
+"""Pods per second from bound to running on one node: without a lock, and with a node lock as HAMi's scheduler takes it.
+
+Equal pods, the same agent, one binder for each pod, in turns. The lock is a node annotation, held from the bind until
+Allocate returned: one pod at a time. Here whoever waits for it goes on the moment it is free; HAMi fails the bind, and
+the pod comes back after the scheduler's back-off of seconds. So the ratio is the least that the lock costs, the more
+since API server, kubelet and binders share one Python process, which is the limit without a lock.
+"""
+
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from bench.node import CARDS, Bench, bench, record, share
+from mgpu.kube import Api
+from tests.deviceplugin.node import NODE, PODS
+from tests.waiting import until
+
+COUNT, ROUNDS = 100, 3
+_LOCK = "hami.io/mutex.lock"
+
+Binder = Callable[[str, Callable[[], None]], None]
+"""Binds one pod: its UID, and the bind itself."""
+
+
+def main() -> None:
+    print(f"Bound to running: {COUNT} equal pods on one node, median of {ROUNDS} turns")
+    with bench() as made:
+        lock = NodeLock(made)
+        binders: dict[str, Binder] = {
+            "node lock": lock.bind,
+            "no lock": lambda _, bind: bind(),
+        }
+        rates: dict[str, list[float]] = {name: [] for name in binders}
+        for turn in range(ROUNDS):
+            for i, (name, binder) in enumerate(binders.items()):
+                rates[name].append(_turn(made, f"p{turn}-{i}", binder))
+    base = statistics.median(rates["node lock"])
+    for name, found in rates.items():
+        rate = statistics.median(found)
+        print(f"  {name:<10} {rate:6.1f} pods/s   {rate / base:5.2f} x   ({min(found):.1f}..{max(found):.1f})")
+
+
+def _turn(made: Bench, name: str, binder: Binder) -> float:
+    """Pods per second; every pod runs on its own card, and all are gone afterwards."""
+    names = [f"{name}-{i}" for i in range(COUNT)]
+    uids = {n: made.api.create(PODS, share(n))["metadata"]["uid"] for n in names}
+    cards = {n: i % CARDS for i, n in enumerate(names)}
+
+    def bind(pod: str) -> None:
+        binder(uids[pod], lambda: _bind(made.api, pod, cards[pod]))
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(COUNT) as binders:
+        for _ in binders.map(bind, names):
+            pass
+    runtime = made.node.runtime
+    until(lambda: sum(c.running for c in runtime.containers()) == COUNT, 120)
+    took = time.perf_counter() - began
+    for container in runtime.containers():
+        if container.running and container.env["NVIDIA_VISIBLE_DEVICES"] != f"GPU-n1-{cards[container.pod]}":
+            raise RuntimeError(f"{container.pod} runs on another card than its own")
+    for pod in names:
+        made.api.delete(f"{PODS}/{pod}", {"gracePeriodSeconds": 0})
+    until(lambda: not any(c.running for c in runtime.containers()), 120)
+    return COUNT / took
+
+
+def _bind(api: Api, pod: str, card: int) -> None:
+    body = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": pod, "annotations": record(card)},
+        "target": {"kind": "Node", "name": "n1"},
+    }
+    api.create(f"{PODS}/{pod}/binding", body)
+
+
+class NodeLock:
+    def __init__(self, made: Bench) -> None:
+        self._made, self._lock = made, threading.Lock()
+
+    def bind(self, uid: str, bind: Callable[[], None]) -> None:
+        with self._lock:
+            self._hold(uid, bind)
+
+    def _hold(self, uid: str, bind: Callable[[], None]) -> None:
+        """Until the kubelet has Allocate's answer for the pod."""
+        self._made.api.patch(NODE, {"metadata": {"annotations": {_LOCK: uid}}})
+        bind()
+        while not self._made.node.kubelet.devices.ids(uid, "c"):
+            time.sleep(0.001)
+        self._made.api.patch(NODE, {"metadata": {"annotations": {_LOCK: None}}})
+
+
+if __name__ == "__main__":
+    main()
