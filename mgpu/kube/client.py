@@ -1,6 +1,8 @@
 """Requests to the API server."""
 
 import contextlib
+import ssl
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlencode
@@ -8,12 +10,14 @@ from urllib.parse import urlencode
 import orjson
 import urllib3
 from kubernetes import client, config
+from kubernetes.config import kube_config
 
 from mgpu.model.errors import BadObject, Problem
 
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 PAGE = 500
+_loading = threading.Lock()
 
 
 class ApiError(Exception):
@@ -46,14 +50,33 @@ class Api:
     def connect(cls, kubeconfig: str = "", *, timeout: float = 10.0) -> "Api":
         """By a kubeconfig file; "": in-cluster, else the default kubeconfig. Raises BadObject where there is none."""
         configuration = client.Configuration()
-        try:
-            if kubeconfig:
-                config.load_kube_config(kubeconfig, client_configuration=configuration)  # type: ignore[no-untyped-call]
-            else:
-                config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-        except (config.ConfigException, OSError, ValueError) as error:
-            raise BadObject([Problem(kubeconfig or "kubeconfig", " ".join(str(error).split()))]) from error
-        return cls(configuration, timeout=timeout)
+        with _loading:
+            try:
+                if kubeconfig:
+                    config.load_kube_config(kubeconfig, client_configuration=configuration)  # type: ignore[no-untyped-call]
+                else:
+                    config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+                api = cls(configuration, timeout=timeout)
+                if kube_config._temp_files:
+                    api._read_certificates()
+            except (config.ConfigException, OSError, ValueError) as error:
+                raise BadObject([Problem(kubeconfig or "kubeconfig", " ".join(str(error).split()))]) from error
+            finally:
+                kube_config._cleanup_temp_files()  # type: ignore[no-untyped-call]
+        return api
+
+    def _read_certificates(self) -> None:
+        """Now, instead of for every connection: the client library puts what a kubeconfig has inline into temporary
+        files, keys too, and a process that is killed would leave them behind.
+        """
+        read, pool = self._configuration, self._pool.connection_pool_kw
+        context = ssl.create_default_context(cafile=read.ssl_ca_cert)
+        context.check_hostname = bool(read.verify_ssl)
+        if read.cert_file:
+            context.load_cert_chain(read.cert_file, read.key_file)
+        for name in ("ca_certs", "cert_file", "key_file"):
+            pool.pop(name, None)
+        pool["ssl_context"] = context
 
     def get(self, path: str, **query: object) -> dict[str, Any]:
         return self._call("GET", path, query)

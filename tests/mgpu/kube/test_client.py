@@ -1,8 +1,12 @@
 """`Api` over real HTTP: pages, watches that break or are ended, refusals."""
 
+import ssl
+import tempfile
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -12,6 +16,7 @@ from kubernetes import client
 
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.errors import BadObject
+from playground.apiserver.certificates import self_signed
 
 ITEMS: list[dict[str, Any]] = [{"n": 1}, {"n": 2}, {"n": 3}]
 
@@ -156,3 +161,37 @@ def test_nobody_there() -> None:
 def test_no_kubeconfig() -> None:
     with pytest.raises(BadObject, match="/does/not/exist"):
         Api.connect("/does/not/exist")
+
+
+def inline_kubeconfig(folder: Path, url: str, certificate: str, key: str) -> str:
+    """Its certificates and the client's key stand in the file itself."""
+    held = {name: b64encode(Path(file).read_bytes()).decode() for name, file in (("c", certificate), ("k", key))}
+    whole = {
+        "current-context": "x",
+        "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
+        "clusters": [{"name": "x", "cluster": {"server": url, "certificate-authority-data": held["c"]}}],
+        "users": [{"name": "x", "user": {"client-certificate-data": held["c"], "client-key-data": held["k"]}}],
+    }
+    (folder / "kubeconfig").write_bytes(orjson.dumps(whole))
+    return str(folder / "kubeconfig")
+
+
+def test_what_a_kubeconfig_has_inline_is_left_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor by a process that is killed."""
+    certificate, key = self_signed(tmp_path)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificate)
+    context.load_cert_chain(certificate, key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        url = f"https://127.0.0.1:{server.server_port}"
+        for _ in range(2):
+            api = Api.connect(inline_kubeconfig(tmp_path, url, certificate, key), timeout=30)
+            assert not list(temporary.iterdir())
+            assert api.list("/pages") == (ITEMS, "7")
+            api.close()
+        server.shutdown()
