@@ -38,6 +38,8 @@ def excess(wanted: Holding, others: Sequence[Holding], cards: Sequence[Card]) ->
     """Which card has no room for `wanted` beside `others`, and by how much; "" where all have."""
     for card in cards:
         own = wanted.uses(card)
+        if not own.shares:
+            continue
         uses = {other.key: use for other in others if (use := other.uses(card)).shares}
         used = Amount(sum(use.core for use in uses.values()), sum(use.memory for use in uses.values()))
         short = []
