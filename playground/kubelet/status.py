@@ -35,6 +35,14 @@ class ContainerView:
         return self.latest is not None and self.latest.exit_code == 0
 
 
+_NEVER_STARTED = {
+    "exitCode": 137,
+    "reason": "ContainerStatusUnknown",
+    "message": "The container could not be located when the pod was terminated",
+}
+"""What is said of a container that had not started when its pod was failed from outside (seen on 1.36.2)."""
+
+
 def sidecar(container: Raw) -> bool:
     return container.get("restartPolicy") == "Always"
 
@@ -61,7 +69,7 @@ def pod_status(
     kinds = {c["name"]: sidecar(c) for c in pod["spec"].get("initContainers") or ()}
     initialized = all(view.running if kinds[view.name] else view.done for view in inits)
     ready = phase == "Running" and all(view.running for view in apps)
-    done = phase == "Succeeded"
+    done, ended = phase == "Succeeded", phase in ("Succeeded", "Failed")
     flags = {
         "PodReadyToStartContainers": any(view.running for view in (*inits, *apps)),
         "Initialized": initialized or done,
@@ -77,10 +85,10 @@ def pod_status(
         "podIPs": [{"ip": _pod_ip(pod)}],
         "startTime": old.get("startTime") or now(),
         "conditions": _conditions(flags, old.get("conditions") or (), "PodCompleted" if done else "ContainersNotReady"),
-        "containerStatuses": [_container(view) for view in apps],
+        "containerStatuses": [_container(view, ended=ended) for view in apps],
     }
     if inits:
-        status["initContainerStatuses"] = [_container(view) for view in inits]
+        status["initContainerStatuses"] = [_container(view, ended=ended) for view in inits]
     return status
 
 
@@ -110,7 +118,7 @@ def _conditions(flags: Mapping[str, bool], old: Sequence[Raw], reason: str) -> l
     return rows
 
 
-def _container(view: ContainerView) -> Json:
+def _container(view: ContainerView, *, ended: bool) -> Json:
     latest, earlier = view.latest, view.attempts[:-1]
     # Between two attempts the last one is history already: what shows is why the next one waits.
     waits = view.waiting if view.waiting and not view.running else None
@@ -120,6 +128,8 @@ def _container(view: ContainerView) -> Json:
         earlier = view.attempts
     elif latest:
         state = _state(latest)
+    elif ended:
+        state = {"terminated": _NEVER_STARTED}
     row: Json = {
         "name": view.name,
         "image": view.image,

@@ -179,7 +179,7 @@ class PodWorker:
             if container.running:
                 self._machine.runtime.end(container, _KILLED)
         self._waiting.clear()
-        if containers and not self._gone:
+        if (containers or self._reported) and not self._gone:
             self._report(pod)
         self._finish(pod)
         if meta.get("deletionTimestamp") and not self._gone:

@@ -174,6 +174,16 @@ def test_failed_from_outside_is_honoured(bench: Bench) -> None:
     assert (bench.phase("a"), bench.pod("a")["status"]["reason"]) == ("Failed", "Told")
 
 
+def test_a_container_that_waits_when_its_pod_is_failed_never_starts(bench: Bench) -> None:
+    bench.plugin().refuse_start = "no decision yet"
+    bench.create("a")
+    until(lambda: bench.waits("a").get("reason") == "CreateContainerConfigError")
+    bench.api.patch(f"{PODS}/a/status", {"status": {"phase": "Failed", "reason": "Told"}})
+    state = until(lambda: bench.pod("a")["status"]["containerStatuses"][0]["state"].get("terminated"))
+    assert (state["reason"], state["exitCode"]) == ("ContainerStatusUnknown", 137)
+    assert (bench.phase("a"), bench.pod("a")["status"]["reason"]) == ("Failed", "Told")
+
+
 def test_force_deletion_frees_ids_at_once(bench: Bench) -> None:
     bench.plugin(ids=1)
     bench.create("a")
