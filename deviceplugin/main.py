@@ -1,6 +1,7 @@
 """`mgpu deviceplugin`: the node agent's command."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -75,6 +76,8 @@ async def _run(agent: Agent) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stop)
+    gc.collect()
+    gc.freeze()  # a full collection would walk all that was imported, in the middle of a start
     await agent.run()
 
 
