@@ -186,14 +186,12 @@ class Reporter:
             patched = self._api.patch(f"{DEVICES}/{self._node_name}", patch)
             log.info("Device updated", extra={"node": self._node_name})
             self._saw(device=(device, patched))
-        if status := capacity_patch(node, cards, self._settings, self._held):
-            answer = self._api.patch(f"/api/v1/nodes/{self._node_name}/status", status)
-            log.info("node status updated", extra={"capacity": status["status"]["capacity"]})
+        capacity = capacity_patch(node, cards, self._settings, self._held) or {}
+        if patch := capacity | (labels_patch(node, cards, driver) or {}):
+            # A node's labels can be written through its status too: one write, one right.
+            answer = self._api.patch(f"/api/v1/nodes/{self._node_name}/status", patch)
+            log.info("node updated", extra=patch)
             self._saw(node=(node, answer))
-            node = answer
-        if labels := labels_patch(node, cards, driver):
-            self._saw(node=(node, self._api.patch(f"/api/v1/nodes/{self._node_name}", labels)))
-            log.info("node labelled", extra=labels["metadata"])
         return ""
 
     def _saw(self, node: tuple[Raw, Raw] | None = None, device: tuple[Raw | None, Raw] | None = None) -> None:
