@@ -17,6 +17,8 @@ from mgpu.settings import Settings
 
 log = logging.getLogger(__name__)
 
+_MIRROR = "kubernetes.io/config.mirror"
+
 
 @dataclass(frozen=True, slots=True)
 class GpuPod:
@@ -97,8 +99,11 @@ class NodePods:
         self._changed()
 
     def by_uid(self, uid: str) -> GpuPod | None:
+        """The pod that the kubelet knows by this UID. Of a static pod that is a hash, which its mirror pod names."""
         with self._lock:
-            return self._pods.get(uid)
+            if uid in self._pods or "-" in uid:
+                return self._pods.get(uid)
+            return next((known for known in self._pods.values() if known.pod.annotations.get(_MIRROR) == uid), None)
 
     def all(self) -> tuple[GpuPod, ...]:
         """Oldest first, then by namespace, name and UID."""

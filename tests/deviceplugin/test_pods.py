@@ -72,6 +72,16 @@ def test_the_store_follows_the_watch() -> None:
     assert pods.dropped == 1
 
 
+def test_a_static_pod_is_known_by_the_uid_that_the_kubelet_gave_it() -> None:
+    pods = NodePods(SETTINGS, lambda: None)
+    mirror = {"kubernetes.io/config.mirror": "5d41402abc4b2a76b9719d911017c592"}
+    pods.take(share("static", uid="0b6f7a1e-0000", annotations=mirror))
+    found = pods.by_uid("5d41402abc4b2a76b9719d911017c592")
+    assert found is not None
+    assert found.pod.uid == "0b6f7a1e-0000"
+    assert pods.by_uid("5d41402abc4b2a76b9719d911017c593") is None
+
+
 def test_what_was_amended_stands_until_the_api_server_says_so_too() -> None:
     pods = NodePods(SETTINGS, lambda: None)
     pods.take(share(annotations=RECORD))
