@@ -51,6 +51,8 @@ class World:
         self.before_answer = b""
 
     def close(self) -> None:
+        self.kill_agent()
+        self.loop.let_pass(0)
         self.loop.close()
 
     # Pods
