@@ -85,7 +85,12 @@ class ApiServer:
             for watcher in collection.watchers:
                 watcher.close()
         if self._runner:
+            server = self._runner.server
+            transports = [handler.transport for handler in server.connections] if server else []
             await self._runner.cleanup()
+            for transport in transports:
+                if transport is not None:
+                    transport.abort()  # a client that keeps its connection open need not say goodbye
         await self._webhooks.close()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from playground.apiserver.server import ApiServer
 
+_TURNS, _TURN_SECONDS = 10, 0.005
+
 
 @contextmanager
 def running(
@@ -19,7 +21,14 @@ def running(
     try:
         yield asyncio.run_coroutine_threadsafe(server.start(host, port, tls), loop).result(timeout=30)
     finally:
-        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(timeout=30)
+        asyncio.run_coroutine_threadsafe(_stopped(server), loop).result(timeout=30)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(timeout=30)
         loop.close()
+
+
+async def _stopped(server: ApiServer) -> None:
+    """Connections, above all those with TLS, end some turns of the loop after they were closed: it sees them out."""
+    await server.stop()
+    for _ in range(_TURNS):
+        await asyncio.sleep(_TURN_SECONDS)

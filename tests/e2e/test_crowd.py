@@ -27,7 +27,7 @@ def test_two_hundred_equal_pods_at_once_each_get_the_cards_of_their_own_record(c
     (kubelet,) = crowded.cluster.kubelets.values()
     with kubelet.holding(), ThreadPoolExecutor(CREATORS) as creators:
         list(creators.map(lambda i: crowded.create(share(f"p{i}", core=5, mib=2048)), range(PODS)))
-        bound = until(lambda: len(pods := crowded.bound()) == PODS and pods, 60)
+        bound = until(lambda: pods if len(pods := crowded.bound()) == PODS else [], 60)
     until(lambda: sum(c.running for c in kubelet.runtime.containers()) == PODS, 60)
     records = {pod.metadata.name: int(pod.metadata.annotations[INDEX + "c"]) for pod in bound}
     seen = {c.pod: c.env["NVIDIA_VISIBLE_DEVICES"] for c in kubelet.runtime.containers()}
