@@ -7,7 +7,9 @@ from mgpu.model.asks import Ask, Placement, Rejection
 from mgpu.model.cards import CardState
 from mgpu.model.pods import Node, Pod
 from mgpu.settings import Settings
-from scheduler.placement import node_score, place, policy_named
+from scheduler.placement import DEFAULT_BUDGET, node_score, place, policy_named
+
+_CAPPED_BUDGET = 10_000
 
 
 def assess(ask: Ask, node: Node, cards: Sequence[CardState], settings: Settings) -> Placement | Rejection:
@@ -21,7 +23,8 @@ def assess(ask: Ask, node: Node, cards: Sequence[CardState], settings: Settings)
         return Rejection(unmet, hopeless=True)
     if not cards:
         return Rejection(f"node {node.name} has no GPU cards (no Device)", hopeless=True)
-    return place(ask, cards, policy_named(dialects.card_policy(ask, settings), _weight_of_core(settings)))
+    policy = policy_named(dialects.card_policy(ask, settings), _weight_of_core(settings))
+    return place(ask, cards, policy, budget=_budget(ask, settings))
 
 
 def score(ask: Ask, placement: Placement, cards: Sequence[CardState], settings: Settings) -> int:
@@ -37,3 +40,9 @@ def record(pod: Pod, ask: Ask, placement: Placement, cards: Sequence[CardState],
 
 def _weight_of_core(settings: Settings) -> int:
     return settings.dialects.mgpu.weight_of_core
+
+
+def _budget(ask: Ask, settings: Settings) -> int:
+    """`MGPUMaxContainersNumPolicyValid`: for more containers than that, less effort (mgpu.md, "Allocate")."""
+    most = settings.dialects.mgpu.max_containers_exact
+    return _CAPPED_BUDGET if most is not None and len(ask.containers) > most else DEFAULT_BUDGET
