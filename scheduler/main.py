@@ -12,7 +12,7 @@ from mgpu.cli.setup import read_settings
 from mgpu.kube import Api
 from mgpu.serving import logs
 from mgpu.serving.server import Listen, serve
-from mgpu.settings import Settings
+from mgpu.settings import CARD_POLICIES, NODE_POLICIES, Settings
 from scheduler.app import by_listener, make_apps
 from scheduler.process import Process
 
@@ -43,6 +43,8 @@ Examples:
 @click.option("--self-signed-dir", help="Keep the self-made certificate here.  [default: a private directory]")
 @click.option("--names", help="More DNS names and addresses for the self-made certificate, with commas between.")
 @click.option("--leader-elect/--no-leader-elect", default=None, help="One of several replicas decides.  [default: on]")
+@click.option("--card-policy", type=click.Choice(CARD_POLICIES), help="Holds over the settings'.")
+@click.option("--node-policy", type=click.Choice(NODE_POLICIES), help="Holds over the settings'.")
 @click.option("--kubeconfig", default="", help="The cluster to serve.  [default: the one this runs in]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str | int | bool | None) -> None:

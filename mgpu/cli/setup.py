@@ -7,18 +7,21 @@ from typing import Any
 from mgpu.model.errors import BadObject, Problem
 from mgpu.settings import Settings, load_settings
 
+_TOP_LEVEL = ("card_policy", "node_policy")
+
 
 def read_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any], block: str = "") -> Settings:
     """Settings from a file (None: none), the environment and flags; raises BadObject.
 
     flags: name of a setting as click spells it (`cert_dir`) → value, None: not given.
-    block: the block of the settings that the flags belong to (`webhook`); "": the top level.
+    block: the block of the settings that the flags belong to (`webhook`), but for the policies; "": the top level.
     """
     try:
         text = file.read_text() if file else ""
     except (OSError, UnicodeDecodeError) as error:
         raise BadObject([Problem(str(file), f"cannot be read: {error}")]) from error
-    paths = {f"{block}.{_camel(name)}" if block else _camel(name): value for name, value in flags.items()}
+    above = {name for name in flags if not block or name in _TOP_LEVEL}
+    paths = {_camel(name) if name in above else f"{block}.{_camel(name)}": value for name, value in flags.items()}
     return load_settings(text, str(file or "settings"), environ, paths)
 
 

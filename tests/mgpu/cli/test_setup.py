@@ -1,0 +1,27 @@
+"""Settings from a file and flags, as every command reads them."""
+
+from pathlib import Path
+
+import pytest
+
+from mgpu import dialects
+from mgpu.cli.setup import read_settings
+from mgpu.model.errors import BadObject
+from mgpu.model.pods import read_pod
+from tests.builders import share
+
+
+def test_flags_of_a_process_are_of_its_block_and_policies_of_the_top(tmp_path: Path) -> None:
+    file = tmp_path / "mgpu.yaml"
+    file.write_text("dialects: {mgpu: {MGPUPolicy: binpack}}")
+    flags = {"cert_dir": "/tls", "port": None, "card_policy": "spread", "node_policy": "spread"}
+    settings = read_settings(file, {"MGPU_SCHEDULER__PORT": "1"}, flags, "scheduler")
+    assert (settings.scheduler.cert_dir, settings.scheduler.port, settings.node_policy) == ("/tls", 1, "spread")
+    ask = dialects.read_ask(read_pod(share()), settings)
+    assert ask is not None
+    assert dialects.card_policy(ask, settings) == "spread", "the flag holds over the dialect's setting"
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(BadObject, match="cannot be read: No such file"):
+        read_settings(tmp_path / "nowhere.yaml", {}, {})
