@@ -18,8 +18,10 @@ def read_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[
     """
     try:
         text = file.read_text() if file else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadObject([Problem(str(file), f"cannot be read: {error}")]) from error
+    except OSError as error:
+        raise BadObject([Problem(str(file), f"cannot be read: {error.strerror}")]) from error
+    except UnicodeDecodeError as error:
+        raise BadObject([Problem(str(file), "is not text in UTF-8")]) from error
     above = {name for name in flags if not block or name in _TOP_LEVEL}
     paths = {_camel(name) if name in above else f"{block}.{_camel(name)}": value for name, value in flags.items()}
     return load_settings(text, str(file or "settings"), environ, paths)
