@@ -10,7 +10,9 @@ from mgpu.model.cards import CardState
 from mgpu.model.errors import RetryLater
 from mgpu.settings import Settings
 from scheduler.decide import assess, record
-from scheduler.state import Decision, GpuPod, State, View, read_gpu_pod
+from scheduler.decisions import Decision
+from scheduler.gpu_pods import GpuPod, read_gpu_pod
+from scheduler.state import State, View
 
 log = logging.getLogger(__name__)
 

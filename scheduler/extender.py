@@ -16,8 +16,9 @@ from mgpu.serving.app import new_app
 from mgpu.serving.review import BadRequest
 from mgpu.settings import Settings
 from scheduler.deciding import Decider, pod_path
+from scheduler.decisions import Decision
 from scheduler.filtering import Filter, Filtered
-from scheduler.state import Decision, GpuPod, read_gpu_pod
+from scheduler.gpu_pods import GpuPod, read_gpu_pod
 
 # The form with whole Nodes: 5,000 of them are some 50 MB.
 _MAX_BODY = 256 << 20

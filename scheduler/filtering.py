@@ -13,8 +13,9 @@ from mgpu.model.cards import CardState
 from mgpu.model.pods import Node
 from mgpu.settings import Settings
 from scheduler.decide import assess, score
+from scheduler.gpu_pods import GpuPod
 from scheduler.matrix import Matrix
-from scheduler.state import GpuPod, State
+from scheduler.state import State
 
 _UNKNOWN = "the node is not known to mgpu (yet)"
 _ASKS_KEPT = 32

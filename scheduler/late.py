@@ -16,7 +16,9 @@ from mgpu.kube.events import pod_reference
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.settings import Settings
 from scheduler.deciding import Decider, pod_path
-from scheduler.state import Decision, GpuPod, State, Warn, read_gpu_pod, recorded
+from scheduler.decisions import Decision
+from scheduler.gpu_pods import GpuPod, read_gpu_pod, recorded
+from scheduler.state import State, Warn
 
 log = logging.getLogger(__name__)
 

@@ -10,43 +10,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mgpu import dialects
 from mgpu.kube.events import node_reference, pod_reference
 from mgpu.model import inventory
-from mgpu.model.asks import Ask, Placement
 from mgpu.model.cards import Card, CardState
-from mgpu.model.errors import BadObject, Problem
-from mgpu.model.ledger import Holding, Ledger, Share, shares_of, unknown_shares
-from mgpu.model.pods import Node, Pod, read_node, read_pod
+from mgpu.model.errors import BadObject
+from mgpu.model.ledger import Holding, Ledger, shares_of, unknown_shares
+from mgpu.model.pods import Node, read_node
 from mgpu.settings import Settings
+from scheduler.decisions import Decision
+from scheduler.gpu_pods import GpuPod, read_gpu_pod, recorded, shares_unknown
 from scheduler.matrix import Matrix
 
 Raw = Mapping[str, Any]
 Warn = Callable[[dict[str, Any], str, str], None]
 """(object reference, reason, message): an Event; must return at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuPod:
-    """A pod that asks for GPU. `ask` None: malformed, `problems` say how. version: its resourceVersion."""
-
-    pod: Pod
-    ask: Ask | None
-    problems: tuple[Problem, ...] = ()
-    version: str = ""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Decision:
-    """Cards reserved for a pod on a node until it appears there. annotations: what its Binding is to carry."""
-
-    uid: str
-    namespace: str
-    name: str
-    node: str
-    ask: Ask
-    placement: Placement
-    annotations: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,38 +33,6 @@ class View:
     node: Node | None
     cards: tuple[CardState, ...]
     version: int
-
-
-def read_gpu_pod(raw: Raw, settings: Settings) -> GpuPod | None:
-    """The pod, if it asks for GPU in a vocabulary that is served. Raises BadObject only where it is no pod at all."""
-    pod = read_pod(raw)
-    version = str((raw.get("metadata") or {}).get("resourceVersion", ""))
-    try:
-        ask = dialects.read_ask(pod, settings)
-    except BadObject as error:
-        return _admitted_once(pod, settings, version) or GpuPod(pod, None, error.problems, version)
-    return GpuPod(pod, ask, (), version) if ask else _admitted_once(pod, settings, version)
-
-
-def _admitted_once(pod: Pod, settings: Settings, version: str) -> GpuPod | None:
-    """A pod that got its cards under other settings (a smaller minimum, a dialect that was enabled) still has them."""
-    if not pod.node or not any(map(dialects.is_placement_annotation, pod.annotations)):
-        return None
-    mgpu = settings.dialects.mgpu.model_copy(update={"enabled": True, "mgpu_enable": True, "min_gpu_memory": 0})
-    then = settings.model_copy(update={"dialects": settings.dialects.model_copy(update={"mgpu": mgpu})})
-    try:
-        ask = dialects.read_ask(pod, then)
-        known = GpuPod(pod, ask, (), version) if ask else None
-        return known if known and recorded(known) else None
-    except BadObject:
-        return None
-
-
-def recorded(known: GpuPod) -> tuple[Share, ...] | None:
-    """The shares that a pod's annotations record; None: no record. Raises BadObject for an unreadable one."""
-    if known.ask is None:
-        raise BadObject(known.problems)
-    return dialects.by_name(known.ask.dialect).read_placement(known.pod, known.ask)
 
 
 class State:
@@ -276,7 +221,7 @@ class State:
             self._await_decision(known, unreadable)
             return
         if shares is None:
-            shares = self._unknown(known)
+            shares = shares_unknown(known)
             self._warn(
                 pod_reference(pod.namespace, pod.name, uid),
                 "UnknownCards",
@@ -284,7 +229,7 @@ class State:
                 + (f": {unreadable}" if unreadable else ""),
             )
         self._release(uid)
-        self._hold(Holding(uid, pod.namespace, pod.name, pod.node, _dialect(known), shares))
+        self._hold(Holding(uid, pod.namespace, pod.name, pod.node, known.dialect, shares))
 
     def _await_decision(self, known: GpuPod, unreadable: str) -> None:
         """A pod that is bound without a readable record and has not started: its cards are decided late."""
@@ -302,12 +247,6 @@ class State:
         if not pod.deleting:
             self._undecided.add(uid)
             self._tell_undecided(uid)
-
-    def _unknown(self, known: GpuPod) -> tuple[Share, ...]:
-        if known.ask is not None:
-            return unknown_shares(known.ask)
-        # Not even how much it asked for is known: it may use up any card.
-        return (Share(known.pod.containers[0].name if known.pod.containers else "", None, whole=True),)
 
     def _forget(self, uid: str) -> None:
         self._release(uid)
@@ -339,7 +278,3 @@ class State:
     def _touch(self, node: str) -> None:
         self._versions[node] = self._versions.get(node, 0) + 1
         self._dirty.add(node)
-
-
-def _dialect(known: GpuPod) -> str:
-    return known.ask.dialect if known.ask is not None else ""

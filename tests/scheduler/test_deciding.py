@@ -4,7 +4,8 @@ import pytest
 
 from mgpu.model.asks import Rejection
 from mgpu.model.errors import RetryLater
-from scheduler.state import Decision, GpuPod, read_gpu_pod
+from scheduler.decisions import Decision
+from scheduler.gpu_pods import GpuPod, read_gpu_pod
 from tests import builders as b
 from tests.scheduler.fake import SETTINGS, FakeApi, Replica, cluster
 

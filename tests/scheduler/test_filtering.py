@@ -7,7 +7,8 @@ from mgpu.model.inventory import write_device
 from mgpu.model.pods import Node, Pod
 from scheduler.decide import assess
 from scheduler.filtering import Filter
-from scheduler.state import GpuPod, State
+from scheduler.gpu_pods import GpuPod
+from scheduler.state import State
 from tests import builders as b
 from tests.scheduler.fake import SETTINGS
 

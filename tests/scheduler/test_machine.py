@@ -14,7 +14,7 @@ from mgpu.model.errors import RetryLater
 from mgpu.model.inventory import read_device, write_device
 from mgpu.model.pods import Node
 from scheduler.extender import Extender
-from scheduler.state import read_gpu_pod, recorded
+from scheduler.gpu_pods import read_gpu_pod, recorded
 from tests import builders as b
 from tests.examples import examples
 from tests.scheduler.fake import SETTINGS, Clock, Replica, admitted, cluster

@@ -1,0 +1,67 @@
+"""Pods that ask for GPU, and what their annotations say of the cards they got."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mgpu import dialects
+from mgpu.model.asks import Ask
+from mgpu.model.errors import BadObject, Problem
+from mgpu.model.ledger import Share, unknown_shares
+from mgpu.model.pods import Pod, read_pod
+from mgpu.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPod:
+    """A pod that asks for GPU. `ask` None: malformed, `problems` say how. version: its resourceVersion."""
+
+    pod: Pod
+    ask: Ask | None
+    problems: tuple[Problem, ...] = ()
+    version: str = ""
+
+    @property
+    def dialect(self) -> str:
+        """ "": not known, a malformed ask belongs to none."""
+        return self.ask.dialect if self.ask is not None else ""
+
+
+def read_gpu_pod(raw: Mapping[str, Any], settings: Settings) -> GpuPod | None:
+    """The pod, if it asks for GPU in a vocabulary that is served. Raises BadObject only where it is no pod at all."""
+    pod = read_pod(raw)
+    version = str((raw.get("metadata") or {}).get("resourceVersion", ""))
+    try:
+        ask = dialects.read_ask(pod, settings)
+    except BadObject as error:
+        return _admitted_once(pod, settings, version) or GpuPod(pod, None, error.problems, version)
+    return GpuPod(pod, ask, (), version) if ask else _admitted_once(pod, settings, version)
+
+
+def _admitted_once(pod: Pod, settings: Settings, version: str) -> GpuPod | None:
+    """A pod that got its cards under other settings (a smaller minimum, a dialect that was enabled) still has them."""
+    if not pod.node or not any(map(dialects.is_placement_annotation, pod.annotations)):
+        return None
+    mgpu = settings.dialects.mgpu.model_copy(update={"enabled": True, "mgpu_enable": True, "min_gpu_memory": 0})
+    then = settings.model_copy(update={"dialects": settings.dialects.model_copy(update={"mgpu": mgpu})})
+    try:
+        ask = dialects.read_ask(pod, then)
+        known = GpuPod(pod, ask, (), version) if ask else None
+        return known if known and recorded(known) else None
+    except BadObject:
+        return None
+
+
+def recorded(known: GpuPod) -> tuple[Share, ...] | None:
+    """The shares that a pod's annotations record; None: no record. Raises BadObject for an unreadable one."""
+    if known.ask is None:
+        raise BadObject(known.problems)
+    return dialects.by_name(known.ask.dialect).read_placement(known.pod, known.ask)
+
+
+def shares_unknown(known: GpuPod) -> tuple[Share, ...]:
+    """What is held for a pod that runs on cards nobody can tell."""
+    if known.ask is not None:
+        return unknown_shares(known.ask)
+    # Not even how much it asked for is known: it may use up any card.
+    return (Share(known.pod.containers[0].name if known.pod.containers else "", None, whole=True),)
