@@ -5,15 +5,18 @@ to `mgpu.settings`, and a case to the contract suite (tests/mgpu/dialects/contra
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from mgpu.dialects import mgpu
 from mgpu.dialects.node_resources import NodeResource
 from mgpu.model.asks import Ask, ContainerAsk, Placement
 from mgpu.model.cards import Card
+from mgpu.model.errors import BadObject, Problem
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Pod
-from mgpu.settings import Settings
+from mgpu.model.wishes import CARD_UUIDS, SAME_CARD_GROUP, Wishes, field, read_wishes
+from mgpu.settings import CARD_POLICIES, Settings
 
 
 class Dialect(Protocol):
@@ -65,18 +68,54 @@ def by_name(name: str) -> Dialect:
 
 
 def read_ask(pod: Pod, settings: Settings) -> Ask | None:
-    """What the pod asks for, in whichever enabled vocabulary; None: it asks for no GPU of ours.
+    """What the pod asks for, in whichever enabled vocabulary, and its wishes; None: it asks for no GPU of ours.
 
     Raises BadObject. A pod that mixes vocabularies is refused at admission (`vocabulary.mixing`); here the first
-    dialect that knows the pod reads it.
+    dialect that knows the pod reads it. Wishes count until cards are decided: one that nobody can read does not take
+    its cards away from a pod that has them.
     """
+    ask = read_bare_ask(pod, settings)
+    if ask is None:
+        return None
+    wishes, problems = _wishes(pod, ask)
+    if problems and not (pod.node and any(map(is_placement_annotation, pod.annotations))):
+        raise BadObject(problems)
+    return replace(ask, wishes=wishes)
+
+
+def read_bare_ask(pod: Pod, settings: Settings) -> Ask | None:
+    """What the pod asks for without its wishes. Raises BadObject."""
     return next((ask for dialect in enabled(settings) if (ask := dialect.read_ask(pod, settings))), None)
 
 
+def wish_problems(pod: Pod, ask: Ask | None) -> tuple[Problem, ...]:
+    """What is wrong with the wishes of a pod with this ask. None: an ask that cannot be read, or not in use here."""
+    return _wishes(pod, ask)[1]
+
+
+def _wishes(pod: Pod, ask: Ask | None) -> tuple[Wishes, tuple[Problem, ...]]:
+    wishes, problems = read_wishes(pod.annotations, pod.namespace, CARD_POLICIES)
+    return wishes, (*problems, *_unmeetable(wishes, ask))
+
+
+def _unmeetable(wishes: Wishes, ask: Ask | None) -> Iterator[Problem]:
+    """Wishes that no cluster can meet for this ask: at the first container that asks for too many cards."""
+    asking = [(c, f"container {c.container!r} asks for {c.cards} cards") for c in (ask.containers if ask else ())]
+    several = next((text for c, text in asking if c.cards > 1), None)
+    if wishes.same_card and several:
+        yield Problem(field(SAME_CARD_GROUP), f"all containers of the group share one card, {several}")
+    uuids = len(wishes.uuids)
+    more = next((text for c, text in asking if c.cards > uuids), None)
+    if uuids and more:
+        yield Problem(field(CARD_UUIDS), f"names {uuids} card{'' if uuids == 1 else 's'}, {more}")
+
+
 def card_policy(ask: Ask, settings: Settings) -> str:
-    """The name of the card policy that holds for a pod with this ask."""
+    """The name of the card policy that holds for a pod with this ask: its own wish, else as the settings say."""
     dialect = by_name(ask.dialect)
-    return settings.card_policy_for(dialect.card_policy(settings), dialect.DEFAULT_CARD_POLICY)
+    return ask.wishes.card_policy or settings.card_policy_for(
+        dialect.card_policy(settings), dialect.DEFAULT_CARD_POLICY
+    )
 
 
 def is_placement_annotation(key: str) -> bool:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from mgpu.model.cards import WHOLE_CORE, Card
 from mgpu.model.pods import Node, Stage
+from mgpu.model.wishes import NONE, Wishes
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +63,14 @@ class Ask:
 
     max_shares: at most so many containers on a card it uses (0: any number).
     requirements: what the node must be; the first unmet one is the reason.
+    wishes: what the pod says beside its dialect.
     """
 
     dialect: str
     containers: tuple[ContainerAsk, ...]
     max_shares: int = 0
     requirements: tuple[Requirement, ...] = ()
+    wishes: Wishes = NONE
 
     def unmet(self, node: Node) -> str | None:
         return next((reason for r in self.requirements if (reason := r.unmet(node))), None)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from mgpu.model.groups import Group
+
 WHOLE_CORE = 1000
 """The compute of one card, in milli."""
 
@@ -28,6 +30,7 @@ class Card:
 class CardState:
     """A card and what is held of it. `shares` counts containers; a card without any is idle.
 
+    groups: those whose pods hold a share of it (`mgpu.model.wishes`).
     Used may exceed the card (a hand-written record, a card that came back smaller): free is then 0.
     """
 
@@ -35,6 +38,7 @@ class CardState:
     core_used: int = 0
     memory_used: int = 0
     shares: int = 0
+    groups: frozenset[Group] = frozenset()
 
     @property
     def core_free(self) -> int:

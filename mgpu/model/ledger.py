@@ -10,7 +10,9 @@ from types import MappingProxyType
 
 from mgpu.model.asks import Amount, Ask, Placement, peak
 from mgpu.model.cards import Card, CardState
+from mgpu.model.groups import Group, Seat
 from mgpu.model.pods import Stage
+from mgpu.model.wishes import NONE, Wishes
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,10 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The shares of one pod on one node, in the start order of its containers. `bound`: seen on the API so."""
+    """The shares of one pod on one node, in the start order of its containers. `bound`: seen on the API so.
+
+    wishes: those under which it got them; its groups hold what it holds.
+    """
 
     uid: str
     namespace: str
@@ -47,6 +52,7 @@ class Holding:
     dialect: str
     shares: tuple[Share, ...]
     bound: bool = True
+    wishes: Wishes = NONE
 
     @property
     def key(self) -> str:
@@ -54,6 +60,9 @@ class Holding:
 
     def uses(self, card: Card) -> Amount:
         return peak((s.stage, s.amount(card)) for s in self.shares if s.is_on(card))
+
+    def is_known_on(self, card: Card) -> bool:
+        return any(s.card is not None and s.is_on(card) for s in self.shares)
 
 
 def shares_of(ask: Ask, placement: Placement) -> tuple[Share, ...]:
@@ -78,6 +87,7 @@ class Ledger:
         self._holdings: dict[str, Holding] = {}
         self._on_node: dict[str, dict[str, Holding]] = {}
         self._states: dict[str, tuple[CardState, ...]] = {}
+        self._members: dict[Group, dict[str, Holding]] = {}
 
     def set_cards(self, node: str, cards: tuple[Card, ...] | None) -> None:
         """The cards of a node as they are now; None: the node has none any more. Holdings stay."""
@@ -92,6 +102,8 @@ class Ledger:
         self.release(holding.uid)
         self._holdings[holding.uid] = holding
         self._on_node.setdefault(holding.node, {})[holding.uid] = holding
+        for group in holding.wishes.groups:
+            self._members.setdefault(group, {})[holding.uid] = holding
         self._states.pop(holding.node, None)
 
     def release(self, uid: str) -> Holding | None:
@@ -102,6 +114,10 @@ class Ledger:
             del on_node[uid]
             if not on_node:
                 del self._on_node[holding.node]
+            for group in holding.wishes.groups:
+                del self._members[group][uid]
+                if not self._members[group]:
+                    del self._members[group]
             self._states.pop(holding.node, None)
         return holding
 
@@ -127,15 +143,37 @@ class Ledger:
             self._states[node] = self._derive(node)
         return self._states[node]
 
+    def members(self, group: Group) -> tuple[Holding, ...]:
+        """What the pods of a group hold, in no order that means anything."""
+        return tuple(self._members.get(group, {}).values())
+
+    def seats(self, group: Group | None, without: str = "") -> tuple[Seat, ...]:
+        """The cards that a group holds, each once, by node and card; () for no group. without: as above."""
+        held = [h for h in (self.members(group) if group else ()) if h.uid != without]
+        seats = {Seat(h.node, self._name(h.node, share.card)) for h in held for share in h.shares}
+        return tuple(sorted(seats, key=lambda seat: (seat.node, len(seat.card), seat.card)))
+
+    def groups(self) -> tuple[Group, ...]:
+        """Those that hold anything, in order."""
+        return tuple(sorted(self._members))
+
+    def _name(self, node: str, card: int | str | None) -> str:
+        """A card by its index, however the record names it; "" where that is not known."""
+        if isinstance(card, str):
+            return next((str(c.index) for c in self._cards.get(node, ()) if c.uuid == card), card)
+        return "" if card is None else str(card)
+
     def _derive(self, node: str, without: str = "") -> tuple[CardState, ...]:
         held = [h for uid, h in self._on_node.get(node, {}).items() if uid != without]
+        grouped = [(h, h.wishes.groups) for h in held if h.wishes.spread or h.wishes.same_card]
         states = []
         for card in self._cards.get(node, ()):
             core = memory = shares = 0
             for holding in held:
                 used = holding.uses(card)
                 core, memory, shares = core + used.core, memory + used.memory, shares + used.shares
-            states.append(CardState(card, core, memory, shares))
+            groups = frozenset(g for h, its in grouped for g in its if h.is_known_on(card))
+            states.append(CardState(card, core, memory, shares, groups))
         return tuple(states)
 
     def __eq__(self, other: object) -> bool:

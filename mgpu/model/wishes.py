@@ -1,0 +1,175 @@
+"""What any pod of any dialect may wish beside its ask, as annotations `mgpu.io/…`."""
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from mgpu.model.cards import Card
+from mgpu.model.errors import Problem
+from mgpu.model.groups import Group
+
+PREFIX = "mgpu.io/"
+CARD_POLICY = PREFIX + "card-policy"
+CARD_MODELS = PREFIX + "card-models"
+EXCLUDE_CARD_MODELS = PREFIX + "exclude-card-models"
+CARD_UUIDS = PREFIX + "card-uuids"
+SPREAD_GROUP = PREFIX + "spread-group"
+SAME_CARD_GROUP = PREFIX + "same-card-group"
+ALL = (CARD_POLICY, CARD_MODELS, EXCLUDE_CARD_MODELS, CARD_UUIDS, SPREAD_GROUP, SAME_CARD_GROUP)
+
+MOST = 100
+"""Entries of a list: what a filter over thousands of nodes can afford."""
+
+_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
+_BETWEEN_TOKENS = re.compile(r"[\s/_-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """card_policy: how cards are chosen for this pod; "": as set for others.
+
+    models, excluded_models: as the user spells them (`matches` says what they match). uuids: only these cards.
+    spread: its pods take different cards while there are any. same_card: its pods share one card, or wait.
+    """
+
+    card_policy: str = ""
+    models: tuple[str, ...] = ()
+    excluded_models: tuple[str, ...] = ()
+    uuids: tuple[str, ...] = ()
+    spread: Group | None = None
+    same_card: Group | None = None
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return tuple(group for group in (self.spread, self.same_card) if group)
+
+    @property
+    def limits_cards(self) -> bool:
+        """Whether some cards are out whatever is on them."""
+        return bool(self.models or self.excluded_models or self.uuids)
+
+    def allows_model(self, model: str) -> bool:
+        return not self._against(model)
+
+    def bar(self, card: Card) -> str | None:
+        """Why this card is out, as a kind to add up by; None: it is not. Looks at its model and UUID only."""
+        if self.uuids and card.uuid not in self.uuids:
+            return "not among card-uuids"
+        return self._against(card.model)
+
+    def _against(self, model: str) -> str | None:
+        if self.models and not any(matches(wanted, model) for wanted in self.models):
+            return f"model {model or 'unknown'} not among card-models"
+        if any(matches(excluded, model) for excluded in self.excluded_models):
+            return f"model {model} excluded by exclude-card-models"
+        return None
+
+    def shown(self) -> dict[str, str]:
+        """The annotations that say the same, without prefix: `{"card-models": "A100,H100"}`."""
+        texts = {
+            CARD_POLICY: self.card_policy,
+            CARD_MODELS: ",".join(self.models),
+            EXCLUDE_CARD_MODELS: ",".join(self.excluded_models),
+            CARD_UUIDS: ",".join(self.uuids),
+            SPREAD_GROUP: self.spread.name if self.spread else "",
+            SAME_CARD_GROUP: self.same_card.name if self.same_card else "",
+        }
+        return {key.removeprefix(PREFIX): text for key, text in texts.items() if text}
+
+    def __str__(self) -> str:
+        """`card-models A100,H100; spread-group web`."""
+        return "; ".join(f"{key} {text}" for key, text in self.shown().items())
+
+
+NONE = Wishes()
+
+
+@lru_cache(maxsize=10_000)
+def matches(wanted: str, model: str) -> bool:
+    """Whether a model as a user names it is the `model` that a card reports.
+
+    Both are cut into words at spaces, dashes, slashes and underscores; the wanted words must stand in the card's
+    model one after the other, in any case. So `A100` and `a100-sxm4` are an `NVIDIA A100-SXM4-80GB`, while `H100` is
+    no `GH100`, and `A10` no `A100`.
+    """
+    words, of = _words(wanted), _words(model)
+    return any(of[i : i + len(words)] == words for i in range(len(of) - len(words) + 1)) if words else False
+
+
+def _words(model: str) -> list[str]:
+    return [word for word in _BETWEEN_TOKENS.split(model.lower()) if word]
+
+
+def field(key: str) -> str:
+    """The path of an annotation."""
+    return f"metadata.annotations[{key}]"
+
+
+def read_wishes(
+    annotations: Mapping[str, str], namespace: str, policies: Collection[str]
+) -> tuple[Wishes, tuple[Problem, ...]]:
+    """The wishes in a pod's annotations as far as they can be read, and what is wrong with them.
+
+    policies: the card policies that there are.
+    """
+    if not any(key in annotations for key in ALL):
+        return NONE, ()
+    problems: list[Problem] = []
+    models = _listed(annotations, CARD_MODELS, problems)
+    excluded = _listed(annotations, EXCLUDE_CARD_MODELS, problems)
+    for key, names in ((CARD_MODELS, models), (EXCLUDE_CARD_MODELS, excluded)):
+        problems += (Problem(field(key), f"{name!r} names no model") for name in names if not _words(name))
+    problems += _contradictions(models, excluded)
+    wishes = Wishes(
+        _policy(annotations, policies, problems),
+        models,
+        excluded,
+        _listed(annotations, CARD_UUIDS, problems),
+        _group(annotations, SPREAD_GROUP, namespace, problems),
+        _group(annotations, SAME_CARD_GROUP, namespace, problems),
+    )
+    if wishes.spread and wishes.same_card and wishes.spread.name == wishes.same_card.name:
+        text = f"{wishes.same_card.name!r} is the spread-group too; pods of one group cannot share a card and avoid it"
+        problems.append(Problem(field(SAME_CARD_GROUP), text))
+    return wishes, tuple(problems)
+
+
+def _policy(annotations: Mapping[str, str], policies: Collection[str], problems: list[Problem]) -> str:
+    text = annotations.get(CARD_POLICY)
+    if text is None or text.strip().lower() in policies:
+        return (text or "").strip().lower()
+    problems.append(Problem(field(CARD_POLICY), f"must be one of {', '.join(policies)}, not {text!r}"))
+    return ""
+
+
+def _listed(annotations: Mapping[str, str], key: str, problems: list[Problem]) -> tuple[str, ...]:
+    if key not in annotations:
+        return ()
+    entries = [entry.strip() for entry in annotations[key].split(",")]
+    if not any(entries):
+        problems.append(Problem(field(key), "must name at least one; without a wish, leave it out"))
+        return ()
+    problems += (Problem(field(key), f"entry {i} is empty") for i, entry in enumerate(entries) if not entry)
+    if len(entries) > MOST:
+        problems.append(Problem(field(key), f"may name at most {MOST}, not {len(entries)}"))
+    return tuple(dict.fromkeys(filter(None, entries)))
+
+
+def _contradictions(models: Iterable[str], excluded: Collection[str]) -> Iterable[Problem]:
+    for model in models:
+        against = next((other for other in excluded if matches(other, model)), None)
+        if against is not None:
+            text = f"{against!r} excludes {model!r}, which {CARD_MODELS} wants"
+            yield Problem(field(EXCLUDE_CARD_MODELS), text)
+
+
+def _group(annotations: Mapping[str, str], key: str, namespace: str, problems: list[Problem]) -> Group | None:
+    name = annotations.get(key)
+    if name is None:
+        return None
+    if _NAME.fullmatch(name):
+        return Group(key.removeprefix(PREFIX), namespace, name)
+    rule = "must be a name of 1 to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends"
+    problems.append(Problem(field(key), f"{rule}, not {name[:80]!r}"))
+    return None
