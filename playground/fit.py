@@ -9,11 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from mgpu.model.quantities import QuantityError, parse_quantity
+from mgpu.model.requests import Requests, allocatable, requests_of
 
 Raw = Mapping[str, Any]
-Requests = dict[str, int]
-"""Resource name → amount: cpu in thousandths, everything else in whole units (bytes, pods, devices)."""
 
 _VERB = re.compile(r"%[-+# 0]*\d*(?:\.\d*)?(.?)", re.DOTALL)
 _UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "value": "", "effect": "NoSchedule"}
@@ -43,40 +41,6 @@ def hopeless(reasons: Sequence[str]) -> bool:
     return any(reason.startswith("node(s)") for reason in reasons)
 
 
-def requests_of(pod: Raw) -> dict[str, int]:
-    """What the pod reserves on its node, `pods: 1` among it (KEP-753: init containers run beside earlier sidecars).
-
-    A container's missing requests are its limits, as the API server defaults them. Pod-level requests replace the
-    containers' sum; the overhead comes on top. Raises QuantityError for an amount that is none.
-    """
-    spec = pod.get("spec") or {}
-    sidecars: Counter[str] = Counter()
-    peak: Counter[str] = Counter()
-    for container in spec.get("initContainers") or ():
-        own = Counter(_requests(container))
-        if container.get("restartPolicy") == "Always":
-            sidecars += own
-            peak |= sidecars
-        else:
-            peak |= sidecars + own
-    apps = sum((Counter(_requests(container)) for container in spec.get("containers") or ()), Counter[str]())
-    total = dict((apps + sidecars) | peak)
-    total.update(_requests(spec))
-    for name, amount in _amounts(spec.get("overhead")).items():
-        total[name] = total.get(name, 0) + amount
-    return {**total, "pods": 1}
-
-
-def add(used: Requests, more: Requests) -> dict[str, int]:
-    return {name: used.get(name, 0) + more.get(name, 0) for name in {**used, **more}}
-
-
-def allocatable(node: Raw) -> dict[str, int]:
-    """The node's allocatable, or its capacity where it reports none."""
-    status = node.get("status") or {}
-    return _amounts(status.get("allocatable") or status.get("capacity"))
-
-
 def message(reasons: Mapping[str, Sequence[str]], nodes: int) -> str:
     """`0/3 nodes are available: 1 Insufficient cpu, 2 node(s) were unschedulable.` of the reasons by node."""
     counts = Counter(reason for found in reasons.values() for reason in dict.fromkeys(found))
@@ -98,21 +62,6 @@ def _short_of(wanted: Requests, node: Raw, used: Requests, counted: Callable[[st
         for name in sorted(wanted, key=lambda name: (name != "pods", name))
         if wanted[name] and counted(name) and used.get(name, 0) + wanted[name] > there.get(name, 0)
     ]
-
-
-def _requests(holder: Raw) -> dict[str, int]:
-    resources = holder.get("resources") or {}
-    return _amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
-
-
-def _amounts(raw: Raw | None) -> dict[str, int]:
-    found = {}
-    for name, value in (raw or {}).items():
-        try:
-            found[name] = int(-(-parse_quantity(value) * (1000 if name == "cpu" else 1) // 1))
-        except QuantityError as error:
-            raise QuantityError(f"{name}: {error}") from error
-    return found
 
 
 def _untolerated(node: Raw, tolerations: Iterable[Raw]) -> Raw | None:

@@ -1,11 +1,13 @@
 """Pods and nodes, read once from the API's JSON into what mgpu needs of them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from mgpu.model.errors import BadObject, Problem
+from mgpu.model.quantities import QuantityError
+from mgpu.model.requests import NOTHING, UNBOUNDED, Room, room_needed, room_of
 
 
 class Stage(StrEnum):
@@ -38,7 +40,10 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """`containers` are in the order in which they start: init containers and sidecars, then app containers."""
+    """`containers` are in the order in which they start: init containers and sidecars, then app containers.
+
+    needs: the cpu and memory of its node that it reserves.
+    """
 
     namespace: str
     name: str
@@ -54,6 +59,7 @@ class Pod:
     created: str = ""
     scheduler: str = ""
     priority: int = 0
+    needs: Room = NOTHING
 
     @property
     def key(self) -> str:
@@ -76,10 +82,13 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Node:
+    """`room`: its allocatable cpu and memory."""
+
     name: str
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
     capacity: Mapping[str, str] = field(default_factory=dict, hash=False)
+    room: Room = UNBOUNDED
 
 
 def read_pod(raw: object) -> Pod:
@@ -106,6 +115,7 @@ def read_pod(raw: object) -> Pod:
         created=reader.text(meta.get("creationTimestamp"), "metadata.creationTimestamp"),
         scheduler=reader.text(spec.get("schedulerName"), "spec.schedulerName"),
         priority=reader.integer(spec.get("priority"), "spec.priority"),
+        needs=reader.needs(top, spec),
     )
     reader.unique_names(containers)
     reader.finish()
@@ -122,6 +132,7 @@ def read_node(raw: object) -> Node:
         labels=reader.texts(meta.get("labels"), "metadata.labels"),
         annotations=reader.texts(meta.get("annotations"), "metadata.annotations"),
         capacity=reader.amounts(status.get("capacity"), "status.capacity"),
+        room=reader.room(top, status),
     )
     reader.finish()
     return node
@@ -178,6 +189,25 @@ class _Reader:
                 text = f"{container.name!r} is the name of {seen[container.name]} already"
                 self._problems.append(Problem(f"{container.path}.name", text))
             seen.setdefault(container.name, container.path)
+
+    def needs(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> Room:
+        """After the containers: nothing that is wrong is counted."""
+        self.amounts(spec.get("overhead"), "spec.overhead")
+        of_pod = self.table(spec.get("resources"), "spec.resources")
+        for kind in ("requests", "limits"):
+            self.amounts(of_pod.get(kind), f"spec.resources.{kind}")
+        return NOTHING if self._problems else self._room(room_needed, pod, "spec")
+
+    def room(self, node: Mapping[str, Any], status: Mapping[str, Any]) -> Room:
+        self.amounts(status.get("allocatable"), "status.allocatable")
+        return NOTHING if self._problems else self._room(room_of, node, "status")
+
+    def _room(self, read: Callable[[Mapping[str, Any]], Room], raw: Mapping[str, Any], path: str) -> Room:
+        try:
+            return read(raw)
+        except QuantityError as error:
+            self._problems.append(Problem(path, str(error)))
+            return NOTHING
 
     def table(self, value: object, path: str) -> Mapping[str, Any]:
         if value is None:

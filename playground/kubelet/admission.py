@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Any
 
+from mgpu.model.requests import Requests, add, allocatable, requests_of
 from playground import fit
 
 Raw = Mapping[str, Any]
@@ -15,9 +16,9 @@ def unfit(pod: Raw, node: Raw, others: Iterable[Raw], held: Mapping[str, int]) -
     A resource that the node does not have at all is dropped from the pod's requests, and what the device manager
     gave out (`held`) is never too much (kubelet lifecycle/predicate.go, devicemanager sanitizeNodeAllocatable).
     """
-    there = fit.allocatable(node)
-    own = {name: amount for name, amount in fit.requests_of(pod).items() if "/" not in name or name in there}
-    used: fit.Requests = reduce(fit.add, map(fit.requests_of, others), fit.Requests())
+    there = allocatable(node)
+    own = {name: amount for name, amount in requests_of(pod).items() if "/" not in name or name in there}
+    used: Requests = reduce(add, map(requests_of, others), Requests())
     tolerant = {**pod, "spec": {**pod["spec"], "tolerations": [{"operator": "Exists"}]}}
     for reason in fit.fits(tolerant, node, used, counted=lambda _: False):
         return "NodeAffinity", f"Predicate NodeAffinity failed: {reason}"

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from playground import fit
+from mgpu.model.requests import add, requests_of
 
 Raw = Mapping[str, Any]
 
@@ -63,14 +63,14 @@ class Cache:
 
     def _put(self, uid: str, node: str, pod: Raw) -> None:
         self._take(uid)
-        requests = fit.requests_of(pod)
+        requests = requests_of(pod)
         self._pods[uid] = node, requests
-        self._used[node] = fit.add(self._used.get(node, {}), requests)
+        self._used[node] = add(self._used.get(node, {}), requests)
 
     def _take(self, uid: str) -> bool:
         node, requests = self._pods.pop(uid, ("", {}))
         if node:
-            self._used[node] = fit.add(self._used[node], {name: -amount for name, amount in requests.items()})
+            self._used[node] = add(self._used[node], {name: -amount for name, amount in requests.items()})
         return bool(node)
 
 

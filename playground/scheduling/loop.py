@@ -10,6 +10,7 @@ from typing import Any
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.events import Recorder, pod_reference
 from mgpu.kube.reflector import Reflector
+from mgpu.model.requests import allocatable, requests_of
 from playground import fit
 from playground.scheduling.cache import Cache
 from playground.scheduling.extender import Extender, ExtenderError
@@ -192,7 +193,7 @@ class Scheduling:
 
 def _least_allocated(pod: Raw, node: Raw, used: Mapping[str, int]) -> int:
     """0..100: the free part of cpu and memory after the pod, on average (NodeResourcesLeastAllocated)."""
-    there, wanted = fit.allocatable(node), fit.requests_of(pod)
+    there, wanted = allocatable(node), requests_of(pod)
     parts = [
         100 * max(0, total - used.get(name, 0) - wanted.get(name, 0)) // total
         for name in ("cpu", "memory")

@@ -14,6 +14,7 @@ from mgpu.model.cards import Card
 from mgpu.model.errors import Problem
 from mgpu.model.ledger import Holding, Ledger, shares_of
 from mgpu.model.pods import Pod, read_node, read_pod
+from mgpu.model.requests import add, allocatable, requests_of
 from mgpu.settings import Settings
 from playground import fit
 from playground.simulate.documents import Raw
@@ -77,7 +78,7 @@ class _Cluster:
             pod = read_pod(raw)
             if pod.ended:
                 continue
-            self._used[pod.node] = fit.add(self._used[pod.node], fit.requests_of(raw))
+            self._used[pod.node] = add(self._used[pod.node], requests_of(raw))
             ask = ask_of(pod, self._settings)
             found = claim(pod, ask)
             if found.holding:
@@ -136,12 +137,12 @@ class _Cluster:
 
     def _counted(self, node: str) -> Callable[[str], bool]:
         """GPU resources follow from cards and labels; cpu, memory and pods count where the Node says how many."""
-        there = fit.allocatable(self._raw[node])
+        there = allocatable(self._raw[node])
         return lambda name: vocabulary_of(name) is None and (name in there or name not in _OF_THE_NODE)
 
     def _bind(self, outcome: Outcome, raw: Raw, ask: Ask | None, placement: Placement | None, node: str) -> None:
         outcome.node = node
-        self._used[node] = fit.add(self._used[node], fit.requests_of(raw))
+        self._used[node] = add(self._used[node], requests_of(raw))
         if ask is None or placement is None:
             return
         cards = self.ledger.cards(node)

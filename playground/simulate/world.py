@@ -10,7 +10,7 @@ from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject
 from mgpu.model.pods import read_node, read_pod
 from mgpu.model.quantities import QuantityError
-from playground import fit
+from mgpu.model.requests import allocatable, requests_of
 from playground.simulate.documents import Document, Raw
 
 CARDS_ANNOTATION = "mgpu.io/cards"
@@ -55,7 +55,7 @@ def _of(documents: Iterable[Document], kind: str) -> list[Document]:
 def _add_node(world: World, document: Document) -> None:
     try:
         node = read_node(document.raw)
-        fit.allocatable(document.raw)
+        allocatable(document.raw)
     except BadObject as error:
         raise document.blame(error) from error
     except QuantityError as error:
@@ -93,7 +93,7 @@ def _add_device(world: World, document: Document) -> None:
 def _add_pod(world: World, document: Document, raw: Raw, seen: dict[tuple[str, str], str]) -> None:
     try:
         pod = read_pod(raw)
-        fit.requests_of(raw)
+        requests_of(raw)
     except BadObject as error:
         raise document.blame(error) from error
     except QuantityError as error:

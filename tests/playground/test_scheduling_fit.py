@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from playground.fit import fits, hopeless, message, requests_of
+from playground.fit import fits, hopeless, message
 from tests.builders import node
 
 EXISTS = {"operator": "Exists"}
@@ -13,11 +13,6 @@ EXISTS = {"operator": "Exists"}
 def a_pod(*requests: dict[str, str], init: tuple[dict[str, Any], ...] = (), **spec: Any) -> dict[str, Any]:
     rows = [{"name": f"c{i}", "resources": {"requests": r}} for i, r in enumerate(requests)]
     return {"metadata": {"name": "p"}, "spec": {"containers": rows, "initContainers": list(init), **spec}}
-
-
-def init_container(cpu: str, *, sidecar: bool = False) -> dict[str, Any]:
-    more = {"restartPolicy": "Always"} if sidecar else {}
-    return {"name": "i", "resources": {"requests": {"cpu": cpu}}, **more}
 
 
 def tainted(**taint: str) -> dict[str, Any]:
@@ -30,30 +25,6 @@ def affinity(*expressions: dict[str, Any], fields: tuple[dict[str, Any], ...] = 
     term = {"matchExpressions": list(expressions), "matchFields": list(fields)}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     return {"affinity": {"nodeAffinity": required}}
-
-
-@pytest.mark.parametrize(
-    ("pod", "cpu"),
-    [
-        pytest.param(a_pod({"cpu": "500m"}, {"cpu": "1"}), 1500, id="app containers add up"),
-        pytest.param(a_pod({"cpu": "1"}, init=(init_container("3"),)), 3000, id="an init container runs alone"),
-        pytest.param(
-            a_pod({"cpu": "1"}, init=(init_container("1", sidecar=True), init_container("3"))),
-            4000,
-            id="an init container runs beside the sidecars before it",
-        ),
-        pytest.param(
-            a_pod({"cpu": "1"}, init=(init_container("3"), init_container("2", sidecar=True))),
-            3000,
-            id="a sidecar runs beside the app containers only",
-        ),
-        pytest.param(a_pod({"cpu": "1"}, overhead={"cpu": "250m"}), 1250, id="overhead comes on top"),
-        pytest.param(a_pod({"cpu": "1"}, resources={"requests": {"cpu": "5"}}), 5000, id="pod-level requests win"),
-        pytest.param({"spec": {"containers": [{"resources": {"limits": {"cpu": "2"}}}]}}, 2000, id="limits default"),
-    ],
-)
-def test_requests_of(pod: dict[str, Any], cpu: int) -> None:
-    assert requests_of(pod)["cpu"] == cpu
 
 
 @pytest.mark.parametrize(
