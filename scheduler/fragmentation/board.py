@@ -2,15 +2,12 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from scheduler.fragmentation.rows import Ints, Rows
 from scheduler.fragmentation.shapes import NodeClass, Shape
-
-Ints = NDArray[np.int64]
 
 UNFIT = -(2**62)
 """The key of a node that cannot take the pod."""
@@ -19,28 +16,24 @@ _REMEMBERED = 256  # shapes; at 5,000 nodes 40 kB each
 _AT_ONCE = 512  # rows per call of a judge: its intermediate arrays stay in the processor's cache
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Rows:
-    """B nodes. kind: [B] position in `classes`; cpu (milli), memory (bytes): [B] free; free: [B, cards] milli.
-
-    A card that is not there, or must not be used, has nothing free.
-    """
-
-    classes: tuple[NodeClass, ...]
-    kind: Ints
-    cpu: Ints
-    memory: Ints
-    free: Ints
-
-
-class Judge(Protocol):
-    """Says where a pod goes best."""
+class Chooser(Protocol):
+    """Says on which node and cards a pod goes best."""
 
     def keys(self, rows: Rows, shape: Shape) -> Ints:
         """[B]: higher is better, UNFIT where the pod does not fit."""
 
     def cards(self, rows: Rows, shape: Shape) -> tuple[int, ...]:
         """The cards on the one node of `rows`, which can take the pod."""
+
+
+class Judge(Chooser, Protocol):
+    """One that can also say what any change of a node is worth."""
+
+    def worths(self, before: Rows, after: Rows) -> Ints:
+        """[B]: what it is worth that the one node of `before` becomes each of `after`; higher is better.
+
+        It is what `keys` looks for the highest of among the node's cards.
+        """
 
 
 class Board:
@@ -52,7 +45,7 @@ class Board:
         self._cpu, self._memory, self._changed = (np.zeros(0, np.int64) for _ in range(3))
         self._free = np.zeros((0, 0), np.int64)
         self._changes = 0
-        self._judge: Judge | None = None
+        self._judge: Chooser | None = None
         self._known: OrderedDict[Shape, tuple[int, Ints]] = OrderedDict()
 
     def put(self, row: int, node: NodeClass, cpu: int, memory: int, free: Sequence[int]) -> None:
@@ -74,7 +67,7 @@ class Board:
         at = np.asarray(which, np.int64)
         return Rows(tuple(self._kinds), self._kind[at], self._cpu[at], self._memory[at], self._free[at])
 
-    def keys(self, judge: Judge, shape: Shape) -> Ints:
+    def keys(self, judge: Chooser, shape: Shape) -> Ints:
         """The judge's key of every row, UNFIT where there is no node. The caller's to keep."""
         if judge is not self._judge:
             self._judge = judge

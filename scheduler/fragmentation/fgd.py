@@ -11,13 +11,13 @@ from math import log
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.fragmentation.board import UNFIT, Ints, Rows
-from scheduler.fragmentation.shapes import CARD, NodeClass, Shape, milli_on
+from scheduler.fragmentation.board import UNFIT
+from scheduler.fragmentation.rows import Bools, Ints, Rows, able, fullest, milli_or_never, needs
+from scheduler.fragmentation.shapes import NodeClass, Shape, milli_on
 
 Floats = NDArray[np.float64]
 
 _PERCENT_OF_PODS = 95
-_NEVER = CARD + 1  # milli that no card has
 _STEPS = np.array([1000 * log(k / (100 - k)) for k in range(1, 100)])
 """int(100 · sigmoid(x / 1000)) is how many of these are ≤ x."""
 
@@ -55,7 +55,7 @@ class _Tables:
 
     size: Ints
     of: Ints
-    allowed: NDArray[np.bool_]
+    allowed: Bools
 
 
 class Fgd:
@@ -88,23 +88,25 @@ class Fgd:
         """0..99 for what `fragments` says before and after: the published integer buckets. They matter."""
         return np.searchsorted(_STEPS * self.total, before - after, side="right").astype(np.int64)
 
+    def worths(self, before: Rows, after: Rows) -> Ints:
+        return self.scores(self.fragments(before), self.fragments(after))
+
     def keys(self, rows: Rows, shape: Shape) -> Ints:
         keys = np.full(len(rows.kind), UNFIT, np.int64)
-        need = _need(shape, rows)
-        able = _able(rows, shape, need)
-        if len(able):
-            row, _, scores = self._candidates(_some(rows, able), shape, need[able])
-            starts = np.flatnonzero(np.diff(row, prepend=-1))
-            keys[able] = np.maximum.reduceat(scores, starts)
+        need = needs(rows, shape)
+        at = able(rows, shape, need)
+        if len(at):
+            row, _, scores = self._candidates(rows.some(at), shape, need[at])
+            keys[at] = np.maximum.reduceat(scores, np.flatnonzero(np.diff(row, prepend=-1)))
         return keys
 
     def cards(self, rows: Rows, shape: Shape) -> tuple[int, ...]:
         if not shape.cards:
             return ()
-        _, chosen, scores = self._candidates(rows, shape, _need(shape, rows))
+        _, chosen, scores = self._candidates(rows, shape, needs(rows, shape))
         return tuple(np.flatnonzero(chosen[np.argmax(scores)]).tolist())
 
-    def _candidates(self, rows: Rows, shape: Shape, need: Ints) -> tuple[Ints, NDArray[np.bool_], Ints]:
+    def _candidates(self, rows: Rows, shape: Shape, need: Ints) -> tuple[Ints, Bools, Ints]:
         """Ways to take the pod: (row, cards [·, cards], score) of each, by row, then in order of the first card.
 
         A pod on one card may take any with enough; more cards are the fullest ones, as published.
@@ -115,7 +117,7 @@ class Fgd:
             chosen = np.arange(rows.free.shape[1]) == card[:, None]
         else:
             row = np.arange(len(rows.kind))
-            chosen = _fullest(rows.free, fitting, shape.cards)
+            chosen = fullest(rows.free, fitting, shape.cards)
         free = rows.free[row] - chosen * need[row, None]
         after = Rows(rows.classes, rows.kind[row], rows.cpu[row] - shape.cpu, rows.memory[row], free)
         return row, chosen, self.scores(self.fragments(rows)[row], self.fragments(after))
@@ -124,7 +126,7 @@ class Fgd:
 @lru_cache(maxsize=8)
 def _tables(shapes: tuple[Shape, ...], classes: tuple[NodeClass, ...]) -> _Tables:
     sizes = sorted({(shape.core, shape.card_memory) for shape in shapes})
-    size = [[_milli(Shape(0, 0, 1, *size), node) for size in sizes] for node in classes]
+    size = [[milli_or_never(Shape(0, 0, 1, *size), node) for size in sizes] for node in classes]
     of = [sizes.index((shape.core, shape.card_memory)) for shape in shapes]
     allowed = [[milli_on(shape, node) is not None for shape in shapes] for node in classes]
     return _Tables(
@@ -134,36 +136,8 @@ def _tables(shapes: tuple[Shape, ...], classes: tuple[NodeClass, ...]) -> _Table
     )
 
 
-def _milli(shape: Shape, node: NodeClass) -> int:
-    milli = milli_on(shape, node)
-    return _NEVER if milli is None else milli
-
-
-def _need(shape: Shape, rows: Rows) -> Ints:
-    """[B]: milli per card that the pod needs there; more than a card has where it can never run."""
-    return np.array([_milli(shape, node) for node in rows.classes], np.int64)[rows.kind]
-
-
-def _able(rows: Rows, shape: Shape, need: Ints) -> Ints:
-    """Positions of the rows that can take the pod."""
-    enough = (rows.free >= need[:, None]).sum(1) >= shape.cards
-    return np.flatnonzero(enough & (need < _NEVER) & (rows.cpu >= shape.cpu) & (rows.memory >= shape.memory))
-
-
-def _some(rows: Rows, at: Ints) -> Rows:
-    return Rows(rows.classes, rows.kind[at], rows.cpu[at], rows.memory[at], rows.free[at])
-
-
-def _first_of_its_kind(free: Ints) -> NDArray[np.bool_]:
+def _first_of_its_kind(free: Ints) -> Bools:
     """[B, K]: no card before it has the same amount free; the others would score the same and come later."""
     same = free[:, :, None] == free[:, None, :]
-    seen: NDArray[np.bool_] = np.tril(same, -1).any(2)
+    seen: Bools = np.tril(same, -1).any(2)
     return ~seen
-
-
-def _fullest(free: Ints, fitting: NDArray[np.bool_], cards: int) -> NDArray[np.bool_]:
-    """[B, K]: the `cards` fitting ones with the least free, at equality the first."""
-    order = np.argsort(np.where(fitting, free, _NEVER), axis=1, kind="stable")
-    chosen = np.zeros_like(fitting)
-    np.put_along_axis(chosen, order[:, :cards], values=True, axis=1)
-    return chosen
