@@ -1,0 +1,127 @@
+"""The CSV files of the openb trace: a list of nodes, a list of pods."""
+
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from mgpu.model.errors import BadObject, Problem
+from scheduler.fragmentation.shapes import CARD, NodeClass, Shape
+
+T = TypeVar("T")
+
+_MIB = 1 << 20
+_MOST = 10**9  # cpu_milli, memory_mib: far past any machine, and sums of them stay far below 2^63
+_MOST_CARDS = 256
+
+_NODE_COLUMNS = ("cpu_milli", "memory_mib", "gpu", "model")
+_POD_COLUMNS = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    nodes: tuple[NodeClass, ...]
+    pods: tuple[Shape, ...]
+
+    @property
+    def capacity(self) -> int:
+        """Milli of all cards."""
+        return CARD * sum(node.cards for node in self.nodes)
+
+
+def read_trace(nodes: Path, pods: Path) -> Trace:
+    """Raises BadObject with one line: file, line, column, rule. Order of columns and further columns do not matter."""
+    trace = Trace(tuple(_rows(nodes, _NODE_COLUMNS, _node)), tuple(_rows(pods, _POD_COLUMNS, _pod)))
+    for file, column, there, rule in (
+        (nodes, "gpu", trace.capacity, "no node has a GPU"),
+        (pods, "num_gpu", any(pod.cards for pod in trace.pods), "no pod asks for a GPU"),
+    ):
+        if not there:
+            raise BadObject([Problem(f"{file}: {column}", rule)])
+    return trace
+
+
+def demand(pod: Shape) -> int:
+    """Milli of all its cards."""
+    return pod.cards * pod.core
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    where: str
+    cells: Mapping[str, str]
+
+    def text(self, column: str) -> str:
+        return self.cells.get(column, "").strip()
+
+    def number(self, column: str, most: int, least: int = 0) -> int:
+        text = self.text(column)
+        if not (text.isascii() and text.isdigit() and len(text) <= 18 and least <= int(text) <= most):
+            raise self.wrong(column, f"must be a whole number from {least} to {most}, not {text[:40]!r}")
+        return int(text)
+
+    def wrong(self, column: str, rule: str) -> BadObject:
+        return BadObject([Problem(f"{self.where}: {column}", rule)])
+
+
+def _node(row: _Row) -> NodeClass:
+    node = NodeClass(
+        cpu=row.number("cpu_milli", _MOST),
+        memory=row.number("memory_mib", _MOST) * _MIB,
+        cards=row.number("gpu", _MOST_CARDS),
+        model=row.text("model"),
+    )
+    if "|" in node.model:
+        raise row.wrong("model", "must be one model")
+    return node
+
+
+def _pod(row: _Row) -> Shape:
+    cards = row.number("num_gpu", _MOST_CARDS)
+    spec = {model.strip() for model in row.text("gpu_spec").split("|")} - {""}
+    return Shape(
+        cpu=row.number("cpu_milli", _MOST),
+        memory=row.number("memory_mib", _MOST) * _MIB,
+        cards=cards,
+        core=row.number("gpu_milli", CARD, 1) if cards else row.number("gpu_milli", 0),
+        models=tuple(sorted(spec)) if cards else (),
+    )
+
+
+def _rows(file: Path, columns: tuple[str, ...], read: Callable[[_Row], T]) -> Iterator[T]:
+    """What `read` makes of every line below the header; a line may lack columns that are not among `columns`."""
+    number = 0
+    for where, cells in _lines(file):
+        if number == 0:
+            header = [cell.strip() for cell in cells]
+            _check_header(where, header, columns)
+        elif len(cells) > len(header):
+            raise BadObject([Problem(f"{where}: row", f"has {len(cells)} cells where the header has {len(header)}")])
+        else:
+            yield read(_Row(where, dict(zip(header, cells, strict=False))))
+        number += 1
+    if number < 2:
+        raise BadObject([Problem(f"{file}: line {number + 1}: row", "is missing: the list is empty")])
+
+
+def _check_header(where: str, header: Sequence[str], columns: tuple[str, ...]) -> None:
+    for column in columns:
+        if header.count(column) != 1:
+            rule = "is missing in the header" if column not in header else "stands twice in the header"
+            raise BadObject([Problem(f"{where}: {column}", rule)])
+
+
+def _lines(file: Path) -> Iterator[tuple[str, list[str]]]:
+    """(`FILE: line N`, cells) of every line that is not blank."""
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as text:
+            reader = csv.reader(text, strict=True)
+            try:
+                yield from ((f"{file}: line {reader.line_num}", cells) for cells in reader if cells)
+            except csv.Error as error:
+                raise BadObject([Problem(f"{file}: line {reader.line_num}: row", f"is not CSV: {error}")]) from error
+    except OSError as error:
+        raise BadObject([Problem(str(file), f"cannot be read: {error.strerror}")]) from error
+    except UnicodeDecodeError as error:
+        raise BadObject([Problem(str(file), "is not text in UTF-8")]) from error
