@@ -5,31 +5,40 @@ from collections.abc import Sequence
 from mgpu import dialects
 from mgpu.model.asks import Ask, Placement, Rejection
 from mgpu.model.cards import CardState
+from mgpu.model.groups import Seat
 from mgpu.model.pods import Node, Pod
 from mgpu.settings import Settings
 from scheduler.placement import DEFAULT_BUDGET, node_score, place, policy_named
+from scheduler.placement.wishing import elsewhere, fresh_first
 
 _CAPPED_BUDGET = 10_000
 
 
-def assess(ask: Ask, node: Node, cards: Sequence[CardState], settings: Settings) -> Placement | Rejection:
+def assess(
+    ask: Ask, node: Node, cards: Sequence[CardState], settings: Settings, *, seats: Sequence[Seat] = ()
+) -> Placement | Rejection:
     """The cards that `node` gives to a pod with this ask, or why it has none.
 
     cards: the node's, by index, without what the pod itself holds there. A Rejection is hopeless where no eviction
     on the node can help: it has no cards, or it is not what the dialect requires (mgpu.md, "Filter").
+    seats: where the pods of the ask's same-card group are, on whatever node, without the pod itself.
     """
     unmet = ask.unmet(node)
     if unmet is not None:
         return Rejection(unmet, hopeless=True)
     if not cards:
         return Rejection(f"node {node.name} has no GPU cards (no Device)", hopeless=True)
+    rejection = elsewhere(ask, cards, seats)
+    if rejection is not None:
+        return rejection
     policy = policy_named(dialects.card_policy(ask, settings), _weight_of_core(settings))
     return place(ask, cards, policy, budget=_budget(ask, settings))
 
 
 def score(ask: Ask, placement: Placement, cards: Sequence[CardState], settings: Settings) -> int:
     """How good a node is for the pod under `nodePolicy`, 0..10; `cards` are its cards before the placement."""
-    return node_score(ask, placement, cards, settings.node_policy, _weight_of_core(settings))
+    by_policy = node_score(ask, placement, cards, settings.node_policy, _weight_of_core(settings))
+    return fresh_first(by_policy, ask, placement, cards)
 
 
 def record(pod: Pod, ask: Ask, placement: Placement, cards: Sequence[CardState], settings: Settings) -> dict[str, str]:

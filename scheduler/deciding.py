@@ -70,7 +70,7 @@ class Decider:
     def _choose(self, known: GpuPod, ask: Ask, node: str, view: View) -> Decision | Rejection:
         if view.node is None:
             return Rejection(f"node {node} is not known to mgpu (yet)")
-        found = assess(ask, view.node, view.cards, self._settings)
+        found = assess(ask, view.node, view.cards, self._settings, seats=self._state.seats(ask, known.pod.uid))
         if isinstance(found, Rejection):
             return found
         pod = known.pod

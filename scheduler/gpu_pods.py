@@ -9,6 +9,7 @@ from mgpu.model.asks import Ask
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.ledger import Share, unknown_shares
 from mgpu.model.pods import Pod, read_pod
+from mgpu.model.wishes import NONE, Wishes
 from mgpu.settings import Settings
 
 
@@ -25,6 +26,10 @@ class GpuPod:
     def dialect(self) -> str:
         """ "": not known, a malformed ask belongs to none."""
         return self.ask.dialect if self.ask is not None else ""
+
+    @property
+    def wishes(self) -> Wishes:
+        return self.ask.wishes if self.ask is not None else NONE
 
 
 def read_gpu_pod(raw: Mapping[str, Any], settings: Settings) -> GpuPod | None:

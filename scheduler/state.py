@@ -12,14 +12,17 @@ from typing import Any
 
 from mgpu.kube.events import node_reference, pod_reference
 from mgpu.model import inventory
+from mgpu.model.asks import Ask
 from mgpu.model.cards import Card, CardState
 from mgpu.model.errors import BadObject
+from mgpu.model.groups import Seat, where
 from mgpu.model.ledger import Holding, Ledger, shares_of, unknown_shares
 from mgpu.model.pods import Node, read_node
 from mgpu.settings import Settings
 from scheduler.decisions import Decision
 from scheduler.gpu_pods import GpuPod, read_gpu_pod, recorded, shares_unknown
 from scheduler.matrix import Matrix
+from scheduler.placement.wishing import elsewhere
 
 Raw = Mapping[str, Any]
 Warn = Callable[[dict[str, Any], str, str], None]
@@ -137,6 +140,16 @@ class State:
         with self._lock:
             return self._ledger.holdings(node)
 
+    def seats(self, ask: Ask, without: str) -> tuple[Seat, ...]:
+        """Where the pods of the ask's same-card group are, but for `without`."""
+        with self._lock:
+            return self._ledger.seats(ask.wishes.same_card, without)
+
+    def group_nodes(self, ask: Ask) -> frozenset[str]:
+        """The nodes where a pod of one of the ask's groups is."""
+        with self._lock:
+            return frozenset(held.node for group in ask.wishes.groups for held in self._ledger.members(group))
+
     def matrix(self, needed: Callable[[Matrix], Any]) -> Any:
         """What `needed` makes of the matrix of all nodes, up to date; it must copy what it keeps, and be quick."""
         with self._lock:
@@ -156,14 +169,17 @@ class State:
 
     def reserve(self, decision: Decision, version: int) -> bool:
         """Hold the cards for the pod, in place of what was reserved for it; False: the node has changed since
-        `version`, or the pod is bound by now; decide again.
+        `version`, its same-card group has gone elsewhere, or the pod is bound by now; decide again.
         """
         with self._lock:
             if self._versions.get(decision.node, 0) != version or self.refusal(decision.uid, decision.node):
                 return False
+            cards = self._ledger.cards(decision.node, decision.uid)
+            if elsewhere(decision.ask, cards, self.seats(decision.ask, decision.uid)):
+                return False
             shares = shares_of(decision.ask, decision.placement)
             who = (decision.uid, decision.namespace, decision.name, decision.node)
-            self._hold(Holding(*who, decision.ask.dialect, shares, bound=False))
+            self._hold(Holding(*who, decision.ask.dialect, shares, bound=False, wishes=decision.ask.wishes))
             self._decisions[decision.uid] = (decision, self._deadline())
             return True
 
@@ -228,8 +244,19 @@ class State:
                 f"runs on {pod.node} without a readable record of its cards; its share is held on every card there"
                 + (f": {unreadable}" if unreadable else ""),
             )
+        before, held = self._ledger.holding(uid), (uid, pod.namespace, pod.name, pod.node, known.dialect, shares)
         self._release(uid)
-        self._hold(Holding(uid, pod.namespace, pod.name, pod.node, known.dialect, shares))
+        self._hold(Holding(*held, wishes=known.wishes))
+        if before != self._ledger.holding(uid):
+            self._warn_of_split(known)
+
+    def _warn_of_split(self, known: GpuPod) -> None:
+        """No decision leads there, but a record can: one written by hand, or an account that was lost."""
+        group, pod = known.wishes.same_card, known.pod
+        seats = self._ledger.seats(group)
+        if len(seats) > 1:
+            message = f"{group} is on {where(seats)}; its pods may join it there, and on no further card"
+            self._warn(pod_reference(pod.namespace, pod.name, pod.uid), "GroupSplit", message)
 
     def _await_decision(self, known: GpuPod, unreadable: str) -> None:
         """A pod that is bound without a readable record and has not started: its cards are decided late."""
@@ -240,7 +267,8 @@ class State:
             if unreadable and known.ask is not None:
                 # Until they are decided, whoever wrote the record may rely on any of them.
                 shares = unknown_shares(known.ask)
-                self._hold(Holding(uid, pod.namespace, pod.name, pod.node, known.ask.dialect, shares))
+                who = (uid, pod.namespace, pod.name, pod.node)
+                self._hold(Holding(*who, known.ask.dialect, shares, wishes=known.wishes))
         if unreadable:
             message = f"the record of its cards cannot be read: {unreadable}"
             self._warn(pod_reference(pod.namespace, pod.name, uid), "UnreadableRecord", message)

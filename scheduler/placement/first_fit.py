@@ -22,12 +22,12 @@ class Undecided(Exception):
 
 
 def first_fit(
-    kinds: Sequence[Kind], cards: Sequence[CardState], max_shares: int, score: CardScore
+    kinds: Sequence[Kind], cards: Sequence[CardState], max_shares: int, score: CardScore, avoided: Sequence[bool]
 ) -> list[tuple[int, ...]] | None:
     """Per container of the ask the positions of its cards; None: no placement exists. Raises Undecided.
 
-    Depth-first, the hardest containers first, each on the cards that gain most. Equal cards are one, and what has
-    failed once is not tried again.
+    Depth-first, the hardest containers first, each on the cards that gain most, `avoided` ones last. Equal cards are
+    one, and what has failed once is not tried again.
     """
     if _more_than_is_free(kinds, cards):
         return None
@@ -35,7 +35,10 @@ def first_fit(
         ((kind, k, member) for k, kind in enumerate(kinds) for member in kind.members),
         key=lambda row: (-row[0].container.whole, -row[0].container.cards * (1 + row[0].container.memory), row[2]),
     )
-    alike = [(s.card.healthy, s.card.core, s.card.memory, s.core_free, s.memory_free, s.shares) for s in cards]
+    alike = [
+        (s.card.healthy, avoid, s.card.core, s.card.memory, s.core_free, s.memory_free, s.shares)
+        for s, avoid in zip(cards, avoided, strict=True)
+    ]
     contents: tuple[Contents, ...] = ((0,) * len(kinds),) * len(cards)
     seen: set[object] = set()
     path: list[tuple[int, ...]] = []
@@ -43,7 +46,7 @@ def first_fit(
     while len(path) < len(order):
         if len(trials) == len(path):
             _, k, _ = order[len(path)]
-            trials.append(_steps(kinds, k, cards, contents, max_shares, score))
+            trials.append(_steps(kinds, k, cards, contents, max_shares, score, avoided))
         step = next(trials[-1], None)
         if step is None:
             trials.pop()
@@ -74,18 +77,20 @@ def _steps(
     contents: tuple[Contents, ...],
     max_shares: int,
     score: CardScore,
+    avoided: Sequence[bool],
 ) -> Iterator[_Step]:
     """All ways to place one more container of kind `k`, the cards that gain most first."""
-    gains: list[tuple[int, int]] = []
+    gains: list[tuple[bool, int, int]] = []
     grown: dict[int, Contents] = {}
     for i, (state, held) in enumerate(zip(cards, contents, strict=True)):
         more = tuple(n + (j == k) for j, n in enumerate(held))
         after = configuration(kinds, more, state)
         if state.card.healthy and after is not None and after.fits(state, max_shares):
             now = configuration(kinds, held, state) or Configuration()
-            gains.append((score(i, now.core, now.memory) - score(i, after.core, after.memory), i))
+            gain = score(i, now.core, now.memory) - score(i, after.core, after.memory)
+            gains.append((avoided[i] and not any(held), gain, i))
             grown[i] = more
-    for chosen in combinations([i for _, i in sorted(gains)], kinds[k].container.cards):
+    for chosen in combinations([i for *_, i in sorted(gains)], kinds[k].container.cards):
         placed = tuple(grown[i] if i in chosen else held for i, held in enumerate(contents))
         yield tuple(sorted(chosen)), placed
 

@@ -7,10 +7,13 @@ from itertools import islice
 from mgpu.model.asks import Ask, CardRefusal, ContainerAsk, Rejection
 from mgpu.model.cards import CardState
 from mgpu.model.quantities import format_bytes
+from scheduler.placement.wishing import bars
 
 
-def refusal(state: CardState, container: ContainerAsk, max_shares: int) -> str | None:
-    """Why a card cannot take this container alone; None: it can."""
+def refusal(state: CardState, container: ContainerAsk, max_shares: int, bar: str | None = None) -> str | None:
+    """Why a card cannot take this container alone; None: it can. bar: the pod's wishes rule it out."""
+    if bar:
+        return bar
     if not state.card.healthy:
         return "unhealthy"
     if container.whole and not state.idle:
@@ -22,11 +25,11 @@ def refusal(state: CardState, container: ContainerAsk, max_shares: int) -> str |
     memory -= state.memory_free
     if core <= 0 and memory <= 0:
         return None
-    return _short(max(core, 0), max(memory, 0))
+    return short(max(core, 0), max(memory, 0))
 
 
 @lru_cache(maxsize=10_000)
-def _short(core: int, memory: int) -> str:
+def short(core: int, memory: int) -> str:
     """Cached: a filter over thousands of nodes says much the same of tens of thousands of cards.
 
     No percent sign: kube-scheduler gives what it is told to Sprintf, and its Event says `50%!s(MISSING)hort`.
@@ -45,13 +48,17 @@ def impossible(ask: Ask, cards: Sequence[CardState]) -> Rejection | None:
             return Rejection(
                 f"container {container.container!r} asks for {container.cards} cards, {has}", hopeless=True
             )
+        if container.cards > 1 and ask.wishes.same_card:
+            asks = f"container {container.container!r} asks for {container.cards}"
+            return Rejection(f"{ask.wishes.same_card} shares one card, {asks}", hopeless=True)
     return None
 
 
 def unplaceable(ask: Ask, cards: Sequence[CardState]) -> Rejection | None:
     """The refusals of the first container that cannot be placed even alone."""
+    barred = bars(ask, cards)
     for container in ask.containers:
-        reasons = [refusal(state, container, ask.max_shares) for state in cards]
+        reasons = [refusal(s, container, ask.max_shares, bar) for s, bar in zip(cards, barred, strict=True)]
         if reasons.count(None) < container.cards:
             break
     else:
@@ -65,16 +72,17 @@ def unplaceable(ask: Ask, cards: Sequence[CardState]) -> Rejection | None:
         reason = f"container {container.container!r} needs {container.cards} cards, {fitting or 'none'} can serve it"
     elif len(ask.containers) > 1:
         reason = f"no card can serve container {container.container!r}"
-    return Rejection(reason, refused, hopeless=_unplaceable_when_empty(ask, cards))
+    return Rejection(reason, refused, hopeless=_unplaceable_when_empty(ask, cards, barred))
 
 
 def emptied(cards: Sequence[CardState]) -> list[CardState]:
-    """The same cards with nothing on them; what is unhealthy stays so."""
-    return [CardState(state.card) for state in cards]
+    """The same cards with nothing on them; what is unhealthy stays so, and a group where it is."""
+    return [CardState(state.card, groups=state.groups) for state in cards]
 
 
-def _unplaceable_when_empty(ask: Ask, cards: Sequence[CardState]) -> bool:
-    return any(_fewer_can(container, emptied(cards), ask.max_shares) for container in ask.containers)
+def _unplaceable_when_empty(ask: Ask, cards: Sequence[CardState], barred: Sequence[str | None]) -> bool:
+    usable = [state for state, bar in zip(emptied(cards), barred, strict=True) if not bar]
+    return any(_fewer_can(container, usable, ask.max_shares) for container in ask.containers)
 
 
 def _fewer_can(container: ContainerAsk, cards: Sequence[CardState], max_shares: int) -> bool:
@@ -84,8 +92,11 @@ def _fewer_can(container: ContainerAsk, cards: Sequence[CardState], max_shares: 
 
 
 def not_together(ask: Ask, *, hopeless: bool) -> Rejection:
-    count = len(ask.containers)
-    return Rejection(f"each of the {count} GPU containers fits alone, but not all of them together", hopeless=hopeless)
+    count, group = len(ask.containers), ask.wishes.same_card
+    together = f"on one card, as {group} has it" if group else "together"
+    return Rejection(
+        f"each of the {count} GPU containers fits alone, but not all of them {together}", hopeless=hopeless
+    )
 
 
 def without_proof(ask: Ask) -> Rejection:

@@ -1,0 +1,49 @@
+"""What a pod's wishes mean for the cards of a node."""
+
+from collections.abc import Sequence
+
+from mgpu.model.asks import Ask, Placement, Rejection
+from mgpu.model.cards import CardState
+from mgpu.model.groups import Seat, where
+from scheduler.placement.node_score import HIGHEST
+
+_FRESH = HIGHEST // 2
+"""The least score of a node that gives the pod cards without others of its spread group; below it are the others."""
+
+
+def bars(ask: Ask, cards: Sequence[CardState]) -> list[str | None]:
+    """Per card why the pod's wishes rule it out; None: they do not."""
+    wishes = ask.wishes
+    if not wishes.limits_cards and wishes.same_card is None:
+        return [None] * len(cards)
+    group = wishes.same_card
+    here = group is not None and any(group in state.groups for state in cards)
+    other = f"{group} is on another card"
+    return [wishes.bar(state.card) or (other if here and group not in state.groups else None) for state in cards]
+
+
+def crowded(ask: Ask, cards: Sequence[CardState]) -> list[bool]:
+    """Per card whether a pod of the ask's spread group holds a share of it."""
+    return [ask.wishes.spread in state.groups for state in cards]
+
+
+def elsewhere(ask: Ask, cards: Sequence[CardState], seats: Sequence[Seat]) -> Rejection | None:
+    """The ask's same-card group is on a card, `seats`, and on none of these; no eviction here changes that.
+
+    A group that is on several cards, which nothing mgpu decides leads to, goes on where it is: its pods may take any
+    of them, and no further one. Where it is not known which card of a node it holds, they wait.
+    """
+    group = ask.wishes.same_card
+    if group is None or not seats or any(group in state.groups for state in cards):
+        return None
+    return Rejection(f"{group} is on {where(seats)}", hopeless=True)
+
+
+def fresh_first(score: int, ask: Ask, placement: Placement, cards: Sequence[CardState]) -> int:
+    """A node's score, 0..10, so that nodes with cards without others of the spread group come before all without."""
+    group = ask.wishes.spread
+    if group is None:
+        return score
+    taken = {index for _, chosen in placement.containers for index in chosen}
+    beside_others = any(group in state.groups for state in cards if state.card.index in taken)
+    return score * (_FRESH - 1) // HIGHEST if beside_others else _FRESH + score * (HIGHEST - _FRESH) // HIGHEST
