@@ -46,4 +46,9 @@ def fresh_first(score: int, ask: Ask, placement: Placement, cards: Sequence[Card
         return score
     taken = {index for _, chosen in placement.containers for index in chosen}
     beside_others = any(group in state.groups for state in cards if state.card.index in taken)
-    return score * (_FRESH - 1) // HIGHEST if beside_others else _FRESH + score * (HIGHEST - _FRESH) // HIGHEST
+    return score * (_FRESH - 1) // HIGHEST if beside_others else fresh(score)
+
+
+def fresh(score: int) -> int:
+    """`fresh_first` of a node without any pod of the spread group."""
+    return _FRESH + score * (HIGHEST - _FRESH) // HIGHEST
