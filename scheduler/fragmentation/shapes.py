@@ -34,10 +34,10 @@ def milli_on(shape: Shape, node: NodeClass) -> int | None:
     """What `shape` takes of each card on such a node, at least 1; 0: it wants no card; None: it never fits."""
     if not shape.cards:
         return 0
+    if shape.card_memory > node.card_memory:
+        return None
     milli = max(shape.core, 1)
     if shape.card_memory:
-        if not node.card_memory:
-            return None
-        milli = max(milli, -(-CARD * shape.card_memory // node.card_memory))
+        milli = max(milli, CARD * shape.card_memory // node.card_memory)  # down, as what is free is rounded down
     allowed = not shape.models or node.model in shape.models
     return milli if allowed and milli <= CARD and shape.cards <= node.cards else None

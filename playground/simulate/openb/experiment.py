@@ -1,24 +1,19 @@
-"""The experiment of the spec page fragmentation.md: pods arrive until they ask for 130 % of the cluster's GPUs.
-
-Everything random comes from one `random.Random(seed).random`, whose stream Python promises not to change.
-"""
+"""The experiment of the spec page fragmentation.md: pods arrive until they ask for 130 % of the cluster's GPUs."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 from time import perf_counter
 from types import MappingProxyType
-from typing import TypeVar
 
 import numpy as np
 
+from playground.simulate.openb.chance import endless, shuffled
 from playground.simulate.openb.cluster import Cluster
 from playground.simulate.openb.policies import POLICIES, Setting
 from playground.simulate.openb.trace import Trace, demand
 from scheduler.fragmentation.shapes import Shape
-
-T = TypeVar("T")
 
 SHOWN = (90, 95, 100, 110, 120, 130)
 """Arrived percentages that are reported."""
@@ -44,23 +39,12 @@ def arrivals(trace: Trace, random: Random, load: float) -> list[Shape]:
     """The trace's pods in random order, then drawn with replacement, until `load` (1.3) of all cards is asked for."""
     wanted, asked = load * trace.capacity, 0
     found: list[Shape] = []
-    for pod in _endless(trace.pods, random):
+    for pod in endless(trace.pods, random):
         found.append(pod)
         asked += demand(pod)
         if asked >= wanted:
             return found
     raise AssertionError("endless")
-
-
-def _endless(pods: Sequence[T], random: Random) -> Iterator[T]:
-    yield from shuffled(pods, random)
-    while True:
-        yield pods[int(random.random() * len(pods))]
-
-
-def shuffled(items: Iterable[T], random: Random) -> list[T]:
-    keyed = [(random.random(), i, item) for i, item in enumerate(items)]
-    return [item for *_, item in sorted(keyed, key=lambda row: row[:2])]
 
 
 def run(trace: Trace, policy: str, seed: int, load: float, progress: Callable[[int], None]) -> Run:

@@ -9,9 +9,11 @@ from types import MappingProxyType
 import numpy as np
 
 from playground.simulate.openb.baselines import BestFit, Fullness
+from playground.simulate.openb.chance import pick, shuffled
 from playground.simulate.openb.trace import Trace
 from scheduler.fragmentation.board import UNFIT, Board, Chooser
 from scheduler.fragmentation.fgd import Fgd, typical_pods
+from scheduler.fragmentation.rows import needs
 from scheduler.fragmentation.shapes import Shape
 
 Spot = tuple[int, tuple[int, ...]]
@@ -38,8 +40,10 @@ def _random(setting: Setting) -> Place:
         able = np.flatnonzero(setting.board.keys(fit, pod) != UNFIT)
         if not len(able):
             return None
-        row = int(able[int(setting.random.random() * len(able))])
-        return row, fit.cards(setting.board.rows([row]), pod)
+        row = pick(able.tolist(), setting.random)
+        node = setting.board.rows([row])
+        cards = np.flatnonzero(node.free[0] >= needs(node, pod)).tolist()
+        return row, tuple(shuffled(cards, setting.random)[: pod.cards])
 
     return place
 
