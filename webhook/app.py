@@ -10,7 +10,7 @@ from mgpu.serving.app import new_app, probes, reviewing
 from mgpu.serving.review import Reply, Review, allow, deny
 from mgpu.settings import Settings
 from webhook.mutate import mutate
-from webhook.validate import validate_create, validate_update
+from webhook.validate import strange_wishes, validate_create, validate_update
 
 _log = logging.getLogger(__name__)
 
@@ -25,11 +25,11 @@ def make_app(settings: Settings, ready: Callable[[], str] = str) -> Flask:
         return allow(review, mutation.patch, mutation.warnings)
 
     def validating(review: Review) -> Reply:
-        problems = _problems(review, settings)
+        problems, warnings = _problems(review, settings), _warnings(review)
         if not problems:
-            return allow(review)
+            return allow(review, warnings=warnings)
         _log_denial(review, problems)
-        return deny(review, problems, code=422 if review.operation == "CREATE" else 403)
+        return deny(review, problems, code=422 if review.operation == "CREATE" else 403, warnings=warnings)
 
     app = new_app()
     reviewing(app, "/mutate", mutating, kinds=("Pod",))
@@ -46,6 +46,12 @@ def _problems(review: Review, settings: Settings) -> Sequence[Problem]:
     if review.operation == "UPDATE" and review.old is not None:
         return validate_update(review.object, review.old, review.user, settings)
     return ()
+
+
+def _warnings(review: Review) -> Sequence[str]:
+    if review.object is None or review.operation not in ("CREATE", "UPDATE"):
+        return ()
+    return strange_wishes(review.object, review.old)
 
 
 def _log_denial(review: Review, problems: Sequence[Problem]) -> None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 from mgpu import dialects
@@ -11,6 +12,7 @@ from mgpu.model.asks import Ask
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.quantities import QuantityError, parse_quantity
+from mgpu.model.wishes import ALL, PREFIX, field
 from mgpu.settings import Settings
 
 _PROCESSES = ("mgpu-scheduler", "mgpu-deviceplugin", "mgpu-webhook")
@@ -23,18 +25,24 @@ def validate_create(raw: Mapping[str, Any], settings: Settings) -> list[Problem]
     """
     pod = read_pod(raw)
     problems = [*mixing(pod), *_unequal(pod)]
+    asks: list[Ask] = []
     for dialect in dialects.enabled(settings):
         try:
-            dialect.read_ask(pod, settings)
+            ask = dialect.read_ask(pod, settings)
         except BadObject as error:
             problems += error.problems
+        else:
+            asks += [ask] if ask else []
+    if vocabularies(pod):
+        problems += dialects.wish_problems(pod, asks[0] if len(asks) == 1 else None)
     return _in_order(problems)
 
 
 def validate_update(raw: Mapping[str, Any], old_raw: Mapping[str, Any], user: str, settings: Settings) -> list[Problem]:
     """What a change of a GPU pod (its status too) may not touch: placements, and the annotations of its ask.
 
-    Resources are immutable in Kubernetes, so what annotations say of them is too. Raises BadObject as above.
+    Resources are immutable in Kubernetes, so what annotations say of them is too. Wishes are read when cards are
+    decided: they may change until the pod has a node, to good ones. Raises BadObject as above.
     """
     pod, old = read_pod(raw), read_pod(old_raw)
     changed = [
@@ -45,7 +53,26 @@ def validate_update(raw: Mapping[str, Any], old_raw: Mapping[str, Any], user: st
     if not changed or not vocabularies(old):
         return []
     trusted = user in identities(settings)
-    return _in_order([*_placements(changed, user, trusted=trusted), *_asks(pod, old, changed, settings)])
+    asks, wishes = _asks(pod, old, changed, settings), _wishes(pod, old, changed, settings)
+    return _in_order([*_placements(changed, user, trusted=trusted), *asks, *wishes])
+
+
+def strange_wishes(raw: Mapping[str, Any], old_raw: Mapping[str, Any] | None) -> list[str]:
+    """A warning for each new annotation of a GPU pod that looks like a wish and is none: a typo, most likely.
+
+    old_raw: None for a pod that is being created. Raises BadObject as above.
+    """
+    pod = read_pod(raw)
+    before = read_pod(old_raw).annotations if old_raw is not None else {}
+    if not vocabularies(pod):
+        return []
+    strange = sorted(key for key in pod.annotations if key.startswith(PREFIX) and key not in (*ALL, *before))
+    return [f"{field(key)}: is not known to mgpu and has no effect{_meant(key)}" for key in strange]
+
+
+def _meant(key: str) -> str:
+    close = get_close_matches(key.lower(), ALL, n=1, cutoff=0.75)
+    return f"; did you mean {close[0]}?" if close else f"; a pod may wish {', '.join(ALL)}"
 
 
 def identities(settings: Settings) -> Collection[str]:
@@ -92,9 +119,22 @@ def _asks(pod: Pod, old: Pod, changed: Iterable[str], settings: Settings) -> Ite
             )
 
 
+def _wishes(pod: Pod, old: Pod, changed: Iterable[str], settings: Settings) -> Iterator[Problem]:
+    """Problems that the change brings; those that were there before it keep nobody from another change."""
+    keys = [key for key in changed if key in ALL]
+    if keys and old.node:
+        text = f"is read when cards are decided; the pod is on {old.node} already, it cannot be changed any more"
+        yield from (Problem(field(key), text) for key in keys)
+    elif keys:
+        ask = _ask(old, settings)
+        known = ask if isinstance(ask, Ask) else None
+        before = dialects.wish_problems(old, known)
+        yield from (problem for problem in dialects.wish_problems(pod, known) if problem not in before)
+
+
 def _ask(pod: Pod, settings: Settings) -> Ask | tuple[Problem, ...] | None:
     try:
-        return dialects.read_ask(pod, settings)
+        return dialects.read_bare_ask(pod, settings)
     except BadObject as error:
         return error.problems
 
