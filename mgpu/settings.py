@@ -12,16 +12,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from mgpu.model.errors import BadObject, Problem
 
-CARD_POLICIES = ("binpack", "spread")
-NODE_POLICIES = ("binpack", "spread")
+CARD_POLICIES = NODE_POLICIES = ("binpack", "spread", "fragmentation", "fgd")
+"""`fragmentation` is ours and learns from the pods it sees; `fgd` the published one, for comparison."""
 
 
 def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
-CardPolicy = Annotated[Literal["binpack", "spread"], BeforeValidator(_lower)]
-NodePolicy = Annotated[Literal["binpack", "spread"], BeforeValidator(_lower)]
+CardPolicy = Annotated[Literal["binpack", "spread", "fragmentation", "fgd"], BeforeValidator(_lower)]
+NodePolicy = Annotated[Literal["binpack", "spread", "fragmentation", "fgd"], BeforeValidator(_lower)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 

@@ -1,26 +1,50 @@
 """What the scheduler decides about one pod and one node: pure, for the scheduler process and `mgpu simulate` alike."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from mgpu import dialects
 from mgpu.model.asks import Ask, Placement, Rejection
 from mgpu.model.cards import CardState
 from mgpu.model.groups import Seat
 from mgpu.model.pods import Node, Pod
+from mgpu.model.requests import Room
 from mgpu.settings import Settings
-from scheduler.placement import DEFAULT_BUDGET, node_score, place, policy_named
+from scheduler.fragmentation.board import Judge
+from scheduler.fragmentation.reading import class_of
+from scheduler.placement import DEFAULT_BUDGET, Policy, node_score, place, policy_named
+from scheduler.placement.ahead import looking_ahead
 from scheduler.placement.wishing import elsewhere, fresh_first
 
 _CAPPED_BUDGET = 10_000
 
 
+@dataclass(frozen=True, slots=True)
+class Foresight:
+    """What policies that have learnt look at beside the cards. judges: by policy (scheduler/outlook.py).
+
+    room: what the node has free of cpu and memory without the pod, which needs `needs` of it.
+    """
+
+    judges: Mapping[str, Judge]
+    room: Room
+    needs: Room
+
+
 def assess(
-    ask: Ask, node: Node, cards: Sequence[CardState], settings: Settings, *, seats: Sequence[Seat] = ()
+    ask: Ask,
+    node: Node,
+    cards: Sequence[CardState],
+    settings: Settings,
+    foresight: Foresight | None = None,
+    *,
+    seats: Sequence[Seat] = (),
 ) -> Placement | Rejection:
     """The cards that `node` gives to a pod with this ask, or why it has none.
 
     cards: the node's, by index, without what the pod itself holds there. A Rejection is hopeless where no eviction
     on the node can help: it has no cards, or it is not what the dialect requires (mgpu.md, "Filter").
+    foresight: makes a difference to which cards, never to whether there are any.
     seats: where the pods of the ask's same-card group are, on whatever node, without the pod itself.
     """
     unmet = ask.unmet(node)
@@ -31,8 +55,19 @@ def assess(
     rejection = elsewhere(ask, cards, seats)
     if rejection is not None:
         return rejection
-    policy = policy_named(dialects.card_policy(ask, settings), _weight_of_core(settings))
+    policy = _card_policy(ask, node, cards, settings, foresight)
     return place(ask, cards, policy, budget=_budget(ask, settings))
+
+
+def _card_policy(
+    ask: Ask, node: Node, cards: Sequence[CardState], settings: Settings, foresight: Foresight | None
+) -> Policy:
+    name = dialects.card_policy(ask, settings)
+    judge = foresight.judges.get(name) if foresight else None
+    if judge is not None and foresight is not None:
+        scoring = looking_ahead(judge, class_of(node, cards), foresight.room, foresight.needs)
+        return Policy(scoring, _weight_of_core(settings))
+    return policy_named(name, _weight_of_core(settings))
 
 
 def score(ask: Ask, placement: Placement, cards: Sequence[CardState], settings: Settings) -> int:

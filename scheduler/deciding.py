@@ -9,7 +9,7 @@ from mgpu.model.asks import Ask, Rejection
 from mgpu.model.cards import CardState
 from mgpu.model.errors import RetryLater
 from mgpu.settings import Settings
-from scheduler.decide import assess, record
+from scheduler.decide import Foresight, assess, record
 from scheduler.decisions import Decision
 from scheduler.gpu_pods import GpuPod, read_gpu_pod
 from scheduler.state import State, View
@@ -70,12 +70,14 @@ class Decider:
     def _choose(self, known: GpuPod, ask: Ask, node: str, view: View) -> Decision | Rejection:
         if view.node is None:
             return Rejection(f"node {node} is not known to mgpu (yet)")
-        found = assess(ask, view.node, view.cards, self._settings, seats=self._state.seats(ask, known.pod.uid))
+        pod = known.pod
+        foresight = Foresight(self._state.outlook.judges, view.room, pod.needs)
+        seats = self._state.seats(ask, pod.uid)
+        found = assess(ask, view.node, view.cards, self._settings, foresight, seats=seats)
         if isinstance(found, Rejection):
             return found
-        pod = known.pod
         annotations = record(pod, ask, found, view.cards, self._settings)
-        return Decision(pod.uid, pod.namespace, pod.name, node, ask, found, annotations)
+        return Decision(pod.uid, pod.namespace, pod.name, node, ask, found, annotations, pod.needs)
 
     def check_overdue(self) -> None:
         """Ask the API what became of reservations whose pod has not appeared on its node in time."""

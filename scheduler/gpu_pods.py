@@ -34,7 +34,11 @@ class GpuPod:
 
 def read_gpu_pod(raw: Mapping[str, Any], settings: Settings) -> GpuPod | None:
     """The pod, if it asks for GPU in a vocabulary that is served. Raises BadObject only where it is no pod at all."""
-    pod = read_pod(raw)
+    return gpu_pod_of(read_pod(raw), raw, settings)
+
+
+def gpu_pod_of(pod: Pod, raw: Mapping[str, Any], settings: Settings) -> GpuPod | None:
+    """The same of a pod that is read already."""
     version = str((raw.get("metadata") or {}).get("resourceVersion", ""))
     try:
         ask = dialects.read_ask(pod, settings)

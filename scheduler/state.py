@@ -6,7 +6,7 @@ cache: the same objects in any order give the same state, but for reservations, 
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,16 @@ from mgpu.model.cards import Card, CardState
 from mgpu.model.errors import BadObject
 from mgpu.model.groups import Seat, where
 from mgpu.model.ledger import Holding, Ledger, shares_of, unknown_shares
-from mgpu.model.pods import Node, read_node
+from mgpu.model.pods import Node, Pod, read_node, read_pod
+from mgpu.model.requests import UNBOUNDED, Room
 from mgpu.settings import Settings
 from scheduler.decisions import Decision
-from scheduler.gpu_pods import GpuPod, read_gpu_pod, recorded, shares_unknown
+from scheduler.gpu_pods import GpuPod, gpu_pod_of, recorded, shares_unknown
 from scheduler.matrix import Matrix
+from scheduler.outlook import LEARNT, Outlook
 from scheduler.placement.wishing import elsewhere
+from scheduler.usage import Usage
+from scheduler.vector.rows import Rows
 
 Raw = Mapping[str, Any]
 Warn = Callable[[dict[str, Any], str, str], None]
@@ -31,11 +35,15 @@ Warn = Callable[[dict[str, Any], str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A node at one moment, without what one pod holds on it. `version` moves with every change of the node."""
+    """A node at one moment, without what one pod holds on it. `version` moves with every change of node and cards.
+
+    room: what is free of its cpu and memory, beside all other pods.
+    """
 
     node: Node | None
     cards: tuple[CardState, ...]
     version: int
+    room: Room = UNBOUNDED
 
 
 class State:
@@ -59,6 +67,9 @@ class State:
         self._decisions: dict[str, tuple[Decision, float]] = {}
         self._versions: dict[str, int] = {}
         self._dirty: set[str] = set()
+        self._moved: set[str] = set()
+        self._usage = Usage(self._move)
+        self.outlook = Outlook(settings)
         self._matrix = Matrix()
 
     # Fed by the watches.
@@ -95,19 +106,24 @@ class State:
             self._set_cards(raw["metadata"]["name"])
 
     def pod_changed(self, raw: Raw) -> None:
-        known, meta = read_gpu_pod(raw, self._settings), raw["metadata"]
+        pod, meta = read_pod(raw), raw["metadata"]
+        known = gpu_pod_of(pod, raw, self._settings)
         with self._lock:
             self._uids[meta["namespace"], meta["name"]] = meta["uid"]
             if known is None:
                 self._forget(meta["uid"])
             else:
+                if known.ask is not None and meta["uid"] not in self._pods:
+                    self.outlook.saw(pod, known.ask)
                 self._pods[meta["uid"]] = known
                 self._settle(known)
+            self._count(pod)
 
     def pod_gone(self, raw: Raw) -> None:
         meta = raw["metadata"]
         with self._lock:
             self._forget(meta["uid"])
+            self._usage.drop(meta["uid"])
             if self._uids.get((meta["namespace"], meta["name"])) == meta["uid"]:
                 del self._uids[meta["namespace"], meta["name"]]
 
@@ -134,7 +150,16 @@ class State:
     def view(self, node: str, without: str) -> View:
         """The node as pod `without` would find it."""
         with self._lock:
-            return View(self._nodes.get(node), self._ledger.cards(node, without), self._versions.get(node, 0))
+            known, version = self._nodes.get(node), self._versions.get(node, 0)
+            room = known.room.less(self._usage.on(node, without)) if known else UNBOUNDED
+            return View(known, self._ledger.cards(node, without), version, room)
+
+    def moved(self) -> list[tuple[str, View]]:
+        """The nodes whose cards or room have changed since the last call; kept only for a `nodePolicy` that asks."""
+        with self._lock:
+            moved = [(name, self.view(name, "")) for name in self._moved]
+            self._moved.clear()
+            return moved
 
     def holdings(self, node: str | None = None) -> tuple[Holding, ...]:
         with self._lock:
@@ -150,8 +175,16 @@ class State:
         with self._lock:
             return frozenset(held.node for group in ask.wishes.groups for held in self._ledger.members(group))
 
-    def matrix(self, needed: Callable[[Matrix], Any]) -> Any:
-        """What `needed` makes of the matrix of all nodes, up to date; it must copy what it keeps, and be quick."""
+    def rows(self, names: Sequence[str], pod: Pod, ask: Ask) -> tuple[Rows, dict[int, str]]:
+        """`Matrix.take`: the nodes of these names as this pod would find them."""
+        with self._lock:
+            self.refresh()
+            own = self._ledger.holding(pod.uid)
+            instead = {own.node: self._ledger.cards(own.node, pod.uid)} if own else {}
+            return self._matrix.take(names, ask, instead)
+
+    def refresh(self) -> None:
+        """Bring the matrix up to date: what has changed since the last call costs some 20 µs a node."""
         with self._lock:
             for name in self._dirty:
                 if name in self._nodes:
@@ -159,7 +192,6 @@ class State:
                 else:
                     self._matrix.drop(name)
             self._dirty.clear()
-            return needed(self._matrix)
 
     # Reservations.
 
@@ -181,6 +213,7 @@ class State:
             who = (decision.uid, decision.namespace, decision.name, decision.node)
             self._hold(Holding(*who, decision.ask.dialect, shares, bound=False, wishes=decision.ask.wishes))
             self._decisions[decision.uid] = (decision, self._deadline())
+            self._usage.put(decision.uid, decision.node, decision.needs)
             return True
 
     def refusal(self, uid: str, node: str) -> str:
@@ -204,9 +237,11 @@ class State:
         with self._lock:
             if self.decision(decision.uid) is decision:
                 self._release(decision.uid)
+                self._usage.drop(decision.uid)
                 known = self._pods.get(decision.uid)
                 if known is not None:
                     self._settle(known)
+                    self._count(known.pod)
 
     def overdue(self) -> tuple[Decision, ...]:
         """Reservations whose pod has not appeared on its node in time, oldest first."""
@@ -276,6 +311,10 @@ class State:
             self._undecided.add(uid)
             self._tell_undecided(uid)
 
+    def _count(self, pod: Pod) -> None:
+        decision = self.decision(pod.uid)
+        self._usage.follow(pod, decision.node if decision else "")
+
     def _forget(self, uid: str) -> None:
         self._release(uid)
         self._undecided.discard(uid)
@@ -298,6 +337,7 @@ class State:
         node = self._nodes.get(name)
         cards = None if node is None else self._devices.get(name, inventory.equal_cards(node))
         self._ledger.set_cards(name, cards)
+        self.outlook.set_node(name, node, self._ledger.cards(name))
         self._touch(name)
         for uid in self._undecided:
             if self._pods[uid].pod.node == name:
@@ -306,3 +346,8 @@ class State:
     def _touch(self, node: str) -> None:
         self._versions[node] = self._versions.get(node, 0) + 1
         self._dirty.add(node)
+        self._move(node)
+
+    def _move(self, node: str) -> None:
+        if self._settings.node_policy in LEARNT:
+            self._moved.add(node)

@@ -17,8 +17,10 @@ def _spread(used: int, of: int) -> int:
     return HIGHEST * (of - used) // of
 
 
-NODE_POLICIES: Mapping[str, Callable[[int, int], int]] = MappingProxyType({"binpack": _binpack, "spread": _spread})
-"""(used, of) → 0..10."""
+NODE_POLICIES: Mapping[str, Callable[[int, int], int]] = MappingProxyType(
+    {"binpack": _binpack, "spread": _spread, "fragmentation": _binpack, "fgd": _binpack}
+)
+"""(used, of) → 0..10. The last two until they have learnt what pods come: then scheduler/ranking.py says it."""
 
 
 def node_score(
@@ -36,6 +38,11 @@ def node_score(
         memory_used += state.memory_used + added.memory
         core += card.core
         memory += card.memory
+    return by_fullness(core_used, memory_used, core, memory, node_policy, weight_of_core)
+
+
+def by_fullness(core_used: int, memory_used: int, core: int, memory: int, node_policy: str, weight_of_core: int) -> int:
+    """0..10 from what of a node's cards is used and what they are, added up."""
     used = weight_of_core * core_used * memory + (100 - weight_of_core) * memory_used * core
     of = 100 * core * memory
     return NODE_POLICIES[node_policy](min(used, of), of)

@@ -66,7 +66,10 @@ def spread(cards: Sequence[CardState], weight_of_core: int) -> CardScore:
     return lambda position, core, memory: -packed(position, core, memory)
 
 
-POLICIES: Mapping[str, Scoring] = MappingProxyType({"binpack": binpack, "spread": spread})
+POLICIES: Mapping[str, Scoring] = MappingProxyType(
+    {"binpack": binpack, "spread": spread, "fragmentation": binpack, "fgd": binpack}
+)
+"""The last two until they have learnt what pods come: then `looking_ahead` takes their place."""
 
 
 def policy_named(name: str, weight_of_core: int) -> Policy:

@@ -1,0 +1,80 @@
+"""What pods are likely to come, learnt from those that came, and what the nodes are worth to them."""
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from mgpu import dialects
+from mgpu.model.asks import Ask
+from mgpu.model.cards import CardState
+from mgpu.model.pods import Node, Pod
+from mgpu.settings import Settings
+from scheduler.fragmentation.board import Judge
+from scheduler.fragmentation.fgd import Fgd, typical_pods
+from scheduler.fragmentation.reading import class_of, shape_of
+from scheduler.fragmentation.shapes import NodeClass, Shape
+
+LEARNT = ("fragmentation", "fgd")
+"""The policies that need a judge."""
+
+
+class Outlook:
+    """Thread-safe. Pods and nodes come in as they are seen, from any thread; `refresh` works out the rest elsewhere.
+
+    judges: by policy, those that are in use; none before anything is known. The mapping is never changed but replaced
+    as a whole, and a judge is immutable. Node and cards of one pod may be chosen by two of them, one after the other:
+    the cards are then the best on that node by what has been learnt since, and whether they are free is the ledger's.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.judges: Mapping[str, Judge] = MappingProxyType({})
+        self._lock = threading.Lock()
+        chosen = (settings.card_policy_for(d.card_policy(settings), d.DEFAULT_CARD_POLICY) for d in dialects.ALL)
+        self._wanted = {settings.node_policy, *chosen}.intersection(LEARNT)
+        self._first: list[tuple[str, str, Pod, Ask]] | None = []
+        self._counts: Counter[Shape] = Counter()
+        self._classes: dict[str, NodeClass] = {}
+        self._stale = False
+
+    def saw(self, pod: Pod, ask: Ask) -> None:
+        """A pod that was not there before; pods that were there from the start in any order, until `refresh`."""
+        with self._lock:
+            if ask.wishes.card_policy in LEARNT:
+                self._wanted.add(ask.wishes.card_policy)
+            if self._first is None:
+                self._learn(pod, ask)
+            else:
+                self._first.append((pod.created, pod.uid, pod, ask))
+
+    def _learn(self, pod: Pod, ask: Ask) -> None:
+        self._counts[shape_of(ask, pod.needs, {node.model for node in self._classes.values()})] += 1
+        self._stale = True
+
+    def set_node(self, name: str, node: Node | None, cards: Sequence[CardState]) -> None:
+        """The node and its cards as they are now."""
+        new = class_of(node, cards) if node and cards else None
+        with self._lock:
+            if new == self._classes.get(name):
+                return
+            self._stale = True
+            if new is None:
+                del self._classes[name]
+            else:
+                self._classes[name] = new
+
+    def refresh(self) -> bool:
+        """Make new judges, where there is reason to; whether there was. One thread at a time."""
+        with self._lock:
+            for _, _, pod, ask in sorted(self._first or (), key=lambda row: row[:2]):
+                self._learn(pod, ask)
+            self._first = None
+            if not self._stale:
+                return False
+            self._stale = False
+            counts, wanted = dict(self._counts), sorted(self._wanted)
+        made: dict[str, Judge] = {}
+        if "fgd" in wanted:
+            made["fgd"] = Fgd(typical_pods(counts))
+        self.judges = MappingProxyType(made)
+        return True
