@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import orjson
@@ -24,10 +25,32 @@ Examples:
   mgpu simulate nodes.yaml pods.yaml
   mgpu simulate cluster.yaml --card-policy spread -o json
   kubectl get nodes,devices,pods -A -o yaml | mgpu simulate - --fail-on-pending
+  mgpu simulate openb --help
 """
 
 
-@click.command(epilog=EXAMPLES)
+class WithExperiment(click.Command):
+    """`openb` as the first word is a command of its own; everything else is files. A file of that name: ./openb."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if args[:1] == ["openb"]:
+            from playground.simulate.openb.command import command as openb  # numpy, which files do not need
+
+            return openb.make_context(f"{info_name} openb", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_options(ctx, formatter)
+        with formatter.section("Commands"):
+            formatter.write_dl([("openb", "How much of the GPUs a policy allocates as the pods of a trace arrive.")])
+
+
+@click.command(cls=WithExperiment, epilog=EXAMPLES)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).")
 @click.option("--card-policy", type=click.Choice(CARD_POLICIES), help="Holds over the settings'.")

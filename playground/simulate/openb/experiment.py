@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 from time import perf_counter
-from types import MappingProxyType
 
 import numpy as np
 
@@ -29,10 +28,6 @@ class Run:
     seed: int
     curve: Mapping[int, float]
     placements_per_second: float
-
-    def load(self) -> dict[str, float | None]:
-        """At the reported percentages; None where so much has not arrived."""
-        return {str(percent): self.curve.get(percent) for percent in SHOWN}
 
 
 def arrivals(trace: Trace, random: Random, load: float) -> list[Shape]:
@@ -68,4 +63,4 @@ def run(trace: Trace, policy: str, seed: int, load: float, progress: Callable[[i
     rate = len(pods) / (perf_counter() - started)
     progress(len(pods) % _STEP)
     curve = {percent: 100 * float(np.mean(found)) / trace.capacity for percent, found in heights.items()}
-    return Run(policy, seed, MappingProxyType(curve), rate)
+    return Run(policy, seed, curve, rate)
