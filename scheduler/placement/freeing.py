@@ -1,0 +1,207 @@
+"""The cheapest pods to take off a node's cards for an ask, exactly.
+
+Per card and configuration (what of the ask would be on it) the cheapest pods whose going makes room there; over the
+cards the engine's search. A pod on several cards is paid for in parts, one per card, which gives a lower bound; where
+the best so far pays only a part of such a pod, it is decided: it goes, or it stays (branch and bound).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from mgpu.model.asks import Amount, Ask
+from mgpu.model.cards import CardState
+from scheduler.placement.configurations import Configuration, configurations, kinds_of
+from scheduler.placement.search import search
+from scheduler.placement.ties import lowest
+from scheduler.placement.wishing import bars
+
+BUDGET = 2000
+"""Searches over all cards, well below a millisecond each; one will do where all pods that may go are on one card."""
+
+_TRANSITIONS = 100_000  # of one search over the cards
+_CONFIGURATIONS = 500  # per card size
+_LABELS = 2_000  # ways to free a part of one card, of which none is better than another in all respects
+_CROWDED = 64
+
+_Need = tuple[int, int, int]
+"""What of a card is still to be freed: core in milli, memory in bytes, shares."""
+
+
+class TooMuch(Exception):
+    """The budget is used up and nothing has been found."""
+
+
+class _Going(NamedTuple):
+    """The pods that go, and what they cost: in a relaxed solution only the parts that were paid."""
+
+    cost: int
+    uids: frozenset[str]
+
+
+class Freeing:
+    """One node and ask. uses: what each pod that may go holds, by card index. costs: of its going, all positive.
+
+    Raises TooMuch.
+    """
+
+    def __init__(
+        self,
+        ask: Ask,
+        cards: Sequence[CardState],
+        uses: Mapping[str, Mapping[int, Amount]],
+        costs: Mapping[str, int],
+        budget: int,
+    ) -> None:
+        self._ask, self._cards, self._uses, self._costs, self._left = ask, cards, uses, costs, budget
+        self._kinds = kinds_of(ask)
+        self._on = [frozenset(uid for uid in costs if state.card.index in uses[uid]) for state in cards]
+        self._possible = self._configurations()
+        self._known: dict[tuple[int, frozenset[str], frozenset[str]], dict[int, _Going]] = {}
+
+    def least(self) -> tuple[set[str], bool]:
+        """The pods whose going makes room at the least cost, and whether that is proven; none where none would do.
+
+        Raises TooMuch.
+        """
+        best: _Going | None = None
+        open_: list[tuple[frozenset[str], frozenset[str]]] = [(frozenset(), frozenset())]
+        while open_:
+            goes, stays = open_.pop()
+            try:
+                relaxed = self._relaxed(goes, stays)
+            except TooMuch:
+                if best is None:
+                    raise
+                return set(best.uids), False
+            paid = sum(self._costs[uid] for uid in goes)
+            if relaxed is None or (best is not None and paid + relaxed.cost >= best.cost):
+                continue
+            uids = goes | relaxed.uids
+            found = _Going(sum(self._costs[uid] for uid in uids), uids)
+            if best is None or found.cost < best.cost:
+                best = found
+            if found.cost > paid + relaxed.cost:
+                shared = max((uid for uid in relaxed.uids if len(self._uses[uid]) > 1), key=self._by_cost)
+                open_ += [(goes, stays | {shared}), (goes | {shared}, stays)]
+        return set(best.uids if best else ()), True
+
+    def _by_cost(self, uid: str) -> tuple[int, str]:
+        return self._costs[uid], uid
+
+    def _relaxed(self, goes: frozenset[str], stays: frozenset[str]) -> _Going | None:
+        """The least that has to be paid where each card pays its part; None: no set would do. Raises TooMuch."""
+        if not self._left:
+            raise TooMuch
+        self._left -= 1
+        cards = [self._card(i, goes & self._on[i], stays & self._on[i]) for i in range(len(self._cards))]
+        options = [[(-going.cost, code) for code, going in card.items()] for card in cards]
+        order = sorted((i for i, choice in enumerate(options) if len(choice) > 1), key=lambda i: (options[i], i))
+        if not order:
+            return None
+        steps, proven = search(self._kinds, [options[i] for i in order], _TRANSITIONS)
+        if not proven:
+            raise TooMuch
+        if not steps:
+            return None
+        codes = [0] * len(cards)
+        rows = lowest(self._kinds, order, steps)
+        for kind in self._kinds:
+            for i in (i for member in kind.members for i in rows[member]):
+                codes[i] += 1 << kind.shift
+        chosen = [card[code] for card, code in zip(cards, codes, strict=True) if code]
+        return _Going(sum(c.cost for c in chosen), frozenset(uid for c in chosen for uid in c.uids))
+
+    def _card(self, i: int, goes: frozenset[str], stays: frozenset[str]) -> dict[int, _Going]:
+        """What can be on a card, by code, and who goes for it; goes, stays: those of its pods that are decided."""
+        known = self._known.get((i, goes, stays))
+        if known is None:
+            state, index = self._cards[i], self._cards[i].card.index
+            state = freed(state, [self._uses[uid] for uid in goes])
+            open_ = self._on[i] - goes - stays
+            emptied = freed(state, [self._uses[uid] for uid in open_])
+            pods = [(self._part(uid, index), self._uses[uid][index], uid) for uid in open_]
+            shares = self._ask.max_shares
+            known = self._known[i, goes, stays] = {
+                one.code: _cover(_need(state, one, shares), pods)
+                for one in self._possible[i]
+                if one.fits(emptied, shares)
+            }
+        return known
+
+    def _configurations(self) -> list[list[Configuration]]:
+        """Per card what could be on it if all went that may. Raises TooMuch."""
+        emptied = [freed(state, list(self._uses.values())) for state in self._cards]
+        sizes: dict[tuple[int, int], list[int]] = {}
+        for i, (state, bar) in enumerate(zip(self._cards, bars(self._ask, self._cards), strict=True)):
+            if state.card.healthy and not bar:
+                sizes.setdefault((state.card.core, state.card.memory), []).append(i)
+        found: list[list[Configuration]] = [[] for _ in self._cards]
+        everything = sum(kind.units << kind.shift for kind in self._kinds)
+        for positions in sizes.values():
+            states = [emptied[i] for i in positions]
+            possible = configurations(self._kinds, states, self._ask.max_shares, _CONFIGURATIONS)
+            if possible is None:
+                raise TooMuch
+            if self._ask.wishes.same_card:
+                possible = [one for one in possible if one.code in (0, everything)]
+            for i in positions:
+                found[i] = possible
+        return found
+
+    def _part(self, uid: str, index: int) -> int:
+        """What a card pays of a pod's cost; the pod's first card what cannot be divided."""
+        part, rest = divmod(self._costs[uid], len(self._uses[uid]))
+        return part + (rest if index == min(self._uses[uid]) else 0)
+
+
+def freed(state: CardState, gone: Sequence[Mapping[int, Amount]]) -> CardState:
+    core, memory, shares = state.core_used, state.memory_used, state.shares
+    for uses in gone:
+        amount = uses.get(state.card.index)
+        if amount is not None:
+            core, memory, shares = core - amount.core, memory - amount.memory, shares - amount.shares
+    return replace(state, core_used=core, memory_used=memory, shares=shares)
+
+
+def _need(state: CardState, one: Configuration, max_shares: int) -> _Need:
+    # A card may be held beyond its size: who asks for nothing more of it needs nothing freed.
+    shares = max(0, state.shares + one.shares - max_shares) if max_shares and one.shares else 0
+    if one.whole:
+        shares = state.shares
+    core = max(0, one.core + state.core_used - state.card.core) if one.core else 0
+    memory = max(0, one.memory + state.memory_used - state.card.memory) if one.memory else 0
+    return core, memory, shares
+
+
+def _cover(need: _Need, tenants: Sequence[tuple[int, Amount, str]]) -> _Going:
+    """The cheapest pods that together free `need`; they do, all together. tenants: (cost, what it frees, uid).
+
+    Pod by pod, the least cost of every need that can be left. Raises TooMuch.
+    """
+    done = (0, 0, 0)
+    ways: dict[_Need, tuple[int, tuple[str, ...]]] = {need: (0, ())}
+    for cost, frees, uid in sorted(tenants, key=lambda row: (row[0], row[2])):
+        most = ways[done][0] if done in ways else None
+        for left, (paid, uids) in list(ways.items()):
+            after = (max(0, left[0] - frees.core), max(0, left[1] - frees.memory), max(0, left[2] - frees.shares))
+            total = paid + cost
+            if after == left or (most is not None and total >= most):
+                continue
+            if after not in ways or total < ways[after][0]:
+                ways[after] = total, (*uids, uid)
+        if len(ways) > _CROWDED:
+            ways = _undominated(ways)
+    paid, uids = ways[done]
+    return _Going(paid, frozenset(uids))
+
+
+def _undominated(ways: Mapping[_Need, tuple[int, tuple[str, ...]]]) -> dict[_Need, tuple[int, tuple[str, ...]]]:
+    """Without the ways that leave at least as much of everything as one that costs no more. Raises TooMuch."""
+    kept: dict[_Need, tuple[int, tuple[str, ...]]] = {}
+    for left, way in sorted(ways.items(), key=lambda row: (row[1], row[0])):
+        if not any(k[0] <= left[0] and k[1] <= left[1] and k[2] <= left[2] for k in kept):
+            kept[left] = way
+    if len(kept) > _LABELS:
+        raise TooMuch
+    return kept

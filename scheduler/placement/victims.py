@@ -1,0 +1,107 @@
+"""Which pods to evict from a node so that another one fits on its cards: as few and as unimportant as possible."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mgpu.model.asks import Amount, Ask
+from mgpu.model.cards import CardState
+from scheduler.placement.freeing import BUDGET, Freeing, TooMuch, freed
+
+Fits = Callable[[Sequence[CardState]], bool]
+"""Whether the pod fits on the node's cards in this state; where it does, it does with more of them free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A pod that may be evicted.
+
+    uses: what it holds, by card index. started: RFC 3339, in UTC; "": it has not. violates: a PodDisruptionBudget is
+    against its eviction. leaving: it is being deleted already, so that naming it costs nothing.
+    """
+
+    uid: str
+    priority: int
+    uses: Mapping[int, Amount]
+    started: str = ""
+    violates: bool = False
+    leaving: bool = False
+
+
+def by_importance(tenants: Sequence[Tenant]) -> list[Tenant]:
+    """The most important first, as kube-scheduler sees it: priority, then the time for which it has been running."""
+    return sorted(tenants, key=lambda t: (-t.priority, not t.started, t.started, t.uid))
+
+
+def without(cards: Sequence[CardState], evicted: Sequence[Tenant]) -> list[CardState]:
+    """The cards once the evicted pods are gone. Their groups stay where they are: nobody is evicted to move one."""
+    return [freed(state, [t.uses for t in evicted]) for state in cards]
+
+
+def victims(
+    ask: Ask, cards: Sequence[CardState], tenants: Sequence[Tenant], fits: Fits, *, budget: int = BUDGET
+) -> tuple[list[Tenant], bool] | None:
+    """The pods to evict, the most important first, and whether no better set exists; None: no set would do.
+
+    cards: with everything that is held of them. What is best is decided in this order, kube-scheduler's own for
+    nodes (pickOneNodeForPreemption): the fewest violations of disruption budgets, the lowest highest priority, the
+    smallest sum of priorities (each + 2^31), the fewest pods, those that started last. Pods that are leaving count
+    for nothing. Beyond `budget` (steps, `freeing`) the set is still one that fits, of the lowest highest priority,
+    and without a pod that could stay.
+    """
+    leaving = [t for t in tenants if t.leaving]
+    staying = by_importance([t for t in tenants if not t.leaving])
+    cards = sorted(cards, key=lambda state: state.card.index)
+    once_left = without(cards, leaving)
+    if fits(once_left):
+        return _needed(cards, leaving, fits), True
+    best: tuple[list[Tenant], bool] | None = None
+    for priority in sorted({t.priority for t in staying}):
+        able = [t for t in staying if t.priority <= priority]
+        if not fits(without(once_left, able)):
+            continue
+        found = _cheapest(ask, once_left, able, fits, budget)
+        if best is None or _violations(found[0]) < _violations(best[0]):
+            best = found
+        if not _violations(best[0]):
+            break
+    return best and (by_importance(_needed(cards, [*best[0], *leaving], fits)), best[1])
+
+
+def _violations(tenants: Sequence[Tenant]) -> int:
+    return sum(t.violates for t in tenants)
+
+
+def _cheapest(
+    ask: Ask, cards: Sequence[CardState], able: Sequence[Tenant], fits: Fits, budget: int
+) -> tuple[list[Tenant], bool]:
+    """Of these pods the set with the least cost, else one without a pod that could stay; whether it is the former."""
+    costs = _costs(able)
+    try:
+        chosen, proven = Freeing(ask, cards, {t.uid: t.uses for t in able}, costs, budget).least()
+    except TooMuch:
+        chosen, proven = set(costs), False
+    found = [t for t in able if t.uid in chosen]
+    if not found or not fits(without(cards, found)):
+        found, proven = list(able), False  # what the pod wishes of its cards is not known to that search
+    return _needed(cards, found, fits), proven
+
+
+def _costs(tenants: Sequence[Tenant]) -> dict[str, int]:
+    """What the eviction of each costs: positive integers whose sums compare as `victims` says."""
+    n = len(tenants)
+    ages, count, priorities = (n * n).bit_length(), n.bit_length(), 33 + n.bit_length()
+    costs = {}
+    for rank, t in enumerate(reversed(by_importance(tenants))):
+        cost = (t.violates << priorities) + t.priority + (1 << 31)
+        costs[t.uid] = (((cost << count) + 1) << ages) + rank
+    return costs
+
+
+def _needed(cards: Sequence[CardState], chosen: Sequence[Tenant], fits: Fits) -> list[Tenant]:
+    """Those of the chosen without whose eviction the pod would not fit; the most important are spared first."""
+    needed = sorted(by_importance(chosen), key=lambda t: (t.leaving, not t.violates))
+    for tenant in tuple(needed):
+        others = [t for t in needed if t is not tenant]
+        if fits(without(cards, others)):
+            needed = others
+    return by_importance(needed)
