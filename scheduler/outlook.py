@@ -34,7 +34,8 @@ class Outlook:
         self._wanted = {settings.node_policy, *chosen}.intersection(LEARNT)
         self._first: list[tuple[str, str, Pod, Ask]] | None = []
         self._counts: Counter[Shape] = Counter()
-        self._classes: dict[str, NodeClass] = {}
+        self._class: dict[str, NodeClass] = {}
+        self._classes: Counter[NodeClass] = Counter()
         self._stale = False
 
     def saw(self, pod: Pod, ask: Ask) -> None:
@@ -47,21 +48,31 @@ class Outlook:
             else:
                 self._first.append((pod.created, pod.uid, pod, ask))
 
+    def shape(self, pod: Pod, ask: Ask) -> Shape:
+        """The pod as judges see it."""
+        with self._lock:
+            return self._shape(pod, ask)
+
+    def _shape(self, pod: Pod, ask: Ask) -> Shape:
+        return shape_of(ask, pod.needs, {node.model for node in self._classes})
+
     def _learn(self, pod: Pod, ask: Ask) -> None:
-        self._counts[shape_of(ask, pod.needs, {node.model for node in self._classes.values()})] += 1
+        self._counts[self._shape(pod, ask)] += 1
         self._stale = True
 
     def set_node(self, name: str, node: Node | None, cards: Sequence[CardState]) -> None:
         """The node and its cards as they are now."""
         new = class_of(node, cards) if node and cards else None
         with self._lock:
-            if new == self._classes.get(name):
+            before = self._class.pop(name, None)
+            if new is not None:
+                self._class[name] = new
+            if new == before:
                 return
             self._stale = True
-            if new is None:
-                del self._classes[name]
-            else:
-                self._classes[name] = new
+            self._classes.update(filter(None, [new]))
+            self._classes.subtract(filter(None, [before]))
+            self._classes += Counter()  # drops what there is no more of
 
     def refresh(self) -> bool:
         """Make new judges, where there is reason to; whether there was. One thread at a time."""

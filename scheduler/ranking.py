@@ -1,61 +1,58 @@
-"""Nodes by what a judge says of them, for node policies that compare all nodes with one another."""
+"""The node policies that compare all nodes with one another: by what a judge says of them."""
 
+import threading
 from collections.abc import Sequence
 
-import numpy as np
-
-from mgpu.model.cards import CardState
-from mgpu.model.pods import Node
-from mgpu.model.requests import Room
-from scheduler.fragmentation.board import UNFIT, Board, Judge
-from scheduler.fragmentation.reading import class_of, free_of
+from mgpu.model.asks import Ask, Placement
+from mgpu.model.groups import Seat
+from mgpu.settings import Settings
+from scheduler.decide import assess
+from scheduler.fragmentation.board import UNFIT, Judge
+from scheduler.fragmentation.field import BEHIND, Field, points
+from scheduler.fragmentation.reading import class_of, free_of, rows_of
 from scheduler.fragmentation.rows import Ints
 from scheduler.fragmentation.shapes import Shape
-from scheduler.placement.node_score import HIGHEST
+from scheduler.gpu_pods import GpuPod
+from scheduler.placement.wishing import beside_others
+from scheduler.state import State, View
 
 
-class Field:
-    """The nodes with cards, by name, on a board. Not thread-safe."""
+class Ranking:
+    """Thread-safe. One call at a time, which costs what has changed since the last one for a pod of this shape."""
 
-    def __init__(self) -> None:
-        self._board = Board()
-        self._row: dict[str, int] = {}
-        self._unused: list[int] = []
+    def __init__(self, state: State, settings: Settings) -> None:
+        self._state, self._settings = state, settings
+        self._lock = threading.Lock()
+        self._field = Field()
 
-    def put(self, node: Node, cards: Sequence[CardState], room: Room) -> None:
-        """The node as it is now. room: what it has free of cpu and memory."""
-        if not cards:
-            self.drop(node.name)
-            return
-        row = self._row.get(node.name)
-        if row is None:
-            row = self._row[node.name] = self._unused.pop() if self._unused else len(self._row)
-        self._board.put(row, class_of(node, cards), *room, free_of(cards))
+    def points(self, known: GpuPod, names: Sequence[str]) -> list[int] | None:
+        """0..10 for each node, exactly one 10; None: `nodePolicy` is none of these, or nothing is learnt yet."""
+        judge = self._state.outlook.judges.get(self._settings.node_policy)
+        if judge is None or known.ask is None:
+            return None
+        shape = self._state.outlook.shape(known.pod, known.ask)
+        with self._lock:  # before that of the state, never within it
+            for name, view in self._state.moved():
+                if view.node is None:
+                    self._field.drop(name)
+                else:
+                    self._field.put(view.node, view.cards, view.room)
+            keys = self._field.keys(judge, shape, names)
+        self._alone(known, known.ask, judge, shape, names, keys)
+        return points(names, keys) if (keys != UNFIT).any() else None
 
-    def drop(self, name: str) -> None:
-        row = self._row.pop(name, None)
-        if row is not None:
-            self._board.drop(row)
-            self._unused.append(row)
+    def _alone(self, known: GpuPod, ask: Ask, judge: Judge, shape: Shape, names: Sequence[str], keys: Ints) -> None:
+        """Set the keys of the nodes where this very pod, or one of its spread group, is: not as for others."""
+        uid, nodes = known.pod.uid, set(self._state.group_nodes(ask))
+        decision = self._state.decision(uid)
+        if decision is not None:
+            nodes.add(decision.node)
+        for i in [i for i, name in enumerate(names) if name in nodes] if nodes else ():
+            keys[i] = self._key(ask, judge, shape, self._state.view(names[i], uid), self._state.seats(ask, uid))
 
-    def keys(self, judge: Judge, shape: Shape, names: Sequence[str]) -> Ints:
-        """One key per name, UNFIT where the pod does not fit or there is no such node."""
-        keys = np.append(self._board.keys(judge, shape), UNFIT)
-        row = self._row
-        return keys[np.fromiter([row.get(name, -1) for name in names], np.intp, len(names))]
-
-
-def points(names: Sequence[str], keys: Ints) -> list[int]:
-    """Scores as kube-scheduler wants them. It picks at random among the best, so exactly one node gets 10.
-
-    That is the first by name of those with the highest key; the others get 0..9 in proportion to theirs. No points at
-    all where no node is known to fit.
-    """
-    fit = keys != UNFIT
-    if not fit.any():
-        return [0] * len(names)
-    best, least = int(keys.max()), int(keys[fit].min())
-    share = (HIGHEST - 1) * (keys - least) // max(best - least, 1) if best > least else np.full(len(names), HIGHEST - 1)
-    scores: list[int] = np.where(fit, share, 0).tolist()
-    scores[min(np.flatnonzero(keys == best).tolist(), key=lambda i: names[i])] = HIGHEST
-    return scores
+    def _key(self, ask: Ask, judge: Judge, shape: Shape, view: View, seats: Sequence[Seat]) -> int:
+        found = assess(ask, view.node, view.cards, self._settings, seats=seats) if view.node else None
+        if view.node is None or not isinstance(found, Placement):
+            return UNFIT
+        key = int(judge.keys(rows_of(class_of(view.node, view.cards), view.room, [free_of(view.cards)]), shape)[0])
+        return key - BEHIND if key != UNFIT and beside_others(ask, found, view.cards) else key

@@ -3,10 +3,13 @@
 from collections import Counter
 from collections.abc import Collection, Sequence
 
+import numpy as np
+
 from mgpu.model.asks import Ask
 from mgpu.model.cards import CardState
 from mgpu.model.pods import Node, Stage
 from mgpu.model.requests import Room
+from scheduler.fragmentation.rows import Rows
 from scheduler.fragmentation.shapes import CARD, NodeClass, Shape
 
 _GIB = 1 << 30
@@ -43,6 +46,12 @@ def class_of(node: Node, cards: Sequence[CardState]) -> NodeClass:
     kinds = Counter((state.card.model, state.card.memory) for state in cards)
     model, memory = max(kinds, key=lambda kind: kinds[kind])
     return NodeClass(node.room.cpu, node.room.memory // _GIB * _GIB, len(cards), model, memory)
+
+
+def rows_of(node: NodeClass, room: Room, free: Sequence[Sequence[int]]) -> Rows:
+    """One node several times, with `room` free and in each row another number of milli on its cards."""
+    cpu, memory = (np.full(len(free), amount, np.int64) for amount in room)
+    return Rows((node,), np.zeros(len(free), np.int64), cpu, memory, np.array(free, np.int64))
 
 
 def free_of(cards: Sequence[CardState]) -> list[int]:

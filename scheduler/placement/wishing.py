@@ -41,12 +41,16 @@ def elsewhere(ask: Ask, cards: Sequence[CardState], seats: Sequence[Seat]) -> Re
 
 def fresh_first(score: int, ask: Ask, placement: Placement, cards: Sequence[CardState]) -> int:
     """A node's score, 0..10, so that nodes with cards without others of the spread group come before all without."""
-    group = ask.wishes.spread
-    if group is None:
+    if ask.wishes.spread is None:
         return score
+    return score * (_FRESH - 1) // HIGHEST if beside_others(ask, placement, cards) else fresh(score)
+
+
+def beside_others(ask: Ask, placement: Placement, cards: Sequence[CardState]) -> bool:
+    """Whether the placement takes a card that a pod of the ask's spread group is on."""
+    group = ask.wishes.spread
     taken = {index for _, chosen in placement.containers for index in chosen}
-    beside_others = any(group in state.groups for state in cards if state.card.index in taken)
-    return score * (_FRESH - 1) // HIGHEST if beside_others else fresh(score)
+    return group is not None and any(group in state.groups for state in cards if state.card.index in taken)
 
 
 def fresh(score: int) -> int:

@@ -1,0 +1,64 @@
+"""Named nodes on a board, and the scores of all of them as kube-scheduler wants them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mgpu.model.cards import CardState
+from mgpu.model.pods import Node
+from mgpu.model.requests import Room
+from scheduler.fragmentation.board import UNFIT, Board, Judge
+from scheduler.fragmentation.reading import class_of, free_of
+from scheduler.fragmentation.rows import Ints
+from scheduler.fragmentation.shapes import Shape
+from scheduler.placement.node_score import HIGHEST
+
+BEHIND = 2**61
+"""Taken off a key: behind all nodes that it is not taken off, but still better than not at all."""
+
+
+class Field:
+    """The nodes with cards, by name, on a board. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._board = Board()
+        self._row: dict[str, int] = {}
+        self._unused: list[int] = []
+
+    def put(self, node: Node, cards: Sequence[CardState], room: Room) -> None:
+        """The node as it is now. room: what it has free of cpu and memory."""
+        if not cards:
+            self.drop(node.name)
+            return
+        row = self._row.get(node.name)
+        if row is None:
+            row = self._row[node.name] = self._unused.pop() if self._unused else len(self._row)
+        self._board.put(row, class_of(node, cards), *room, free_of(cards))
+
+    def drop(self, name: str) -> None:
+        row = self._row.pop(name, None)
+        if row is not None:
+            self._board.drop(row)
+            self._unused.append(row)
+
+    def keys(self, judge: Judge, shape: Shape, names: Sequence[str]) -> Ints:
+        """One key per name, UNFIT where the pod does not fit or there is no such node."""
+        keys = np.append(self._board.keys(judge, shape), UNFIT)
+        row = self._row
+        return keys[np.fromiter([row.get(name, -1) for name in names], np.intp, len(names))]
+
+
+def points(names: Sequence[str], keys: Ints) -> list[int]:
+    """Scores as kube-scheduler wants them. It picks at random among the best, so exactly one node gets 10.
+
+    That is the first by name of those with the highest key; the others get 0..9 in proportion to theirs. No points at
+    all where no node is known to fit.
+    """
+    fit = keys != UNFIT
+    if not fit.any():
+        return [0] * len(names)
+    best, least = int(keys.max()), int(keys[fit].min())
+    share = (HIGHEST - 1) * ((keys - least) / (best - least)) if best > least else np.full(len(keys), HIGHEST - 1.0)
+    scores: list[int] = np.where(fit, share, 0).astype(np.int64).tolist()
+    scores[min(np.flatnonzero(keys == best).tolist(), key=lambda i: names[i])] = HIGHEST
+    return scores
