@@ -1,6 +1,7 @@
 """`mgpu inspect`: nodes, cards and who holds what, read from the cluster."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,14 @@ import orjson
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from mgpu.cli.overview import Overview, nodes_json, overview
+from mgpu.cli.overview import GroupView, Overview, nodes_json, overview
 from mgpu.cli.picture import card_map
 from mgpu.cli.setup import read_settings
 from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.model.groups import where
+from mgpu.model.wishes import NONE, Wishes
 
+_MOST_SEATS = 4  # to be listed one by one
 _DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
 
 EXAMPLES = """
@@ -45,7 +49,7 @@ def command(names: tuple[str, ...], kubeconfig: str, config: Path | None, output
     if unknown:
         raise click.ClickException(f"no node is named {', '.join(unknown)}")
     if names:
-        found = Overview(tuple(node for node in found.nodes if node.name in names), found.pending, found.unclear)
+        found = replace(found, nodes=tuple(node for node in found.nodes if node.name in names))
     if output == "json":
         click.echo(orjson.dumps(_json(found), option=orjson.OPT_INDENT_2).decode())
     else:
@@ -65,12 +69,36 @@ def _objects(api: Api) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list
 
 
 def _json(found: Overview) -> dict[str, Any]:
-    return {"nodes": nodes_json(found.nodes), "pending": list(found.pending), "unclear": dict(found.unclear)}
+    return {
+        "nodes": nodes_json(found.nodes),
+        "pending": list(found.pending),
+        "unclear": dict(found.unclear),
+        "wishes": {pod: wishes.shown() for pod, wishes in found.wishes.items()},
+        "groups": [
+            {**view.group._asdict(), "pods": list(view.pods), "cards": [seat._asdict() for seat in view.seats]}
+            for view in found.groups
+        ],
+    }
 
 
 def _shown(found: Overview) -> Group:
     parts: list[RenderableType] = [card_map(found.nodes)]
     if found.pending:
-        parts.append(Text(f"Waiting for cards: {', '.join(found.pending)}", style="yellow"))
+        waiting = (_with_wishes(pod, found.wishes.get(pod, NONE)) for pod in found.pending)
+        parts.append(Text(f"Waiting for cards: {', '.join(waiting)}", style="yellow"))
+    parts += (Text(_group(view)) for view in found.groups)
     parts += (Text(f"{what}: {why}", style="bold red") for what, why in found.unclear.items())
     return Group(*parts)
+
+
+def _with_wishes(pod: str, wishes: Wishes) -> str:
+    return f"{pod} ({wishes})" if wishes != NONE else pod
+
+
+def _group(view: GroupView) -> str:
+    """`same-card-group team/pair: 2 pods on card 0 of n1`."""
+    wish, namespace, name = view.group
+    pods = f"{len(view.pods)} pod{'' if len(view.pods) == 1 else 's'}"
+    nodes = len({seat.node for seat in view.seats})
+    cards = where(view.seats) if len(view.seats) <= _MOST_SEATS else f"{len(view.seats)} cards of {nodes} nodes"
+    return f"{wish} {namespace}/{name}: {pods} on {cards}"

@@ -9,8 +9,10 @@ from mgpu.model import inventory
 from mgpu.model.asks import Ask
 from mgpu.model.cards import Card, CardState
 from mgpu.model.errors import BadObject
+from mgpu.model.groups import Group, Seat
 from mgpu.model.ledger import Holding, Ledger, Share, unknown_shares
 from mgpu.model.pods import Pod, read_node, read_pod
+from mgpu.model.wishes import NONE, Wishes
 from mgpu.settings import Settings
 
 Raw = Mapping[str, Any]
@@ -20,7 +22,7 @@ Raw = Mapping[str, Any]
 class Use:
     """What one pod holds of one card at its peak: core in milli, memory in bytes.
 
-    certain: False where nobody can tell which cards the pod is on (an unreadable record).
+    certain: False where nobody can tell which cards the pod is on (an unreadable record). wishes: the pod's.
     """
 
     pod: str
@@ -28,6 +30,7 @@ class Use:
     core: int
     memory: int
     certain: bool = True
+    wishes: Wishes = NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +54,26 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupView:
+    """A group that holds cards. pods: `namespace/name` of those of it that do, in order; seats: what they hold."""
+
+    group: Group
+    pods: tuple[str, ...]
+    seats: tuple[Seat, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Overview:
-    """nodes: by name. pending: GPU pods without a node. unclear: pod → why its cards are not known."""
+    """nodes: by name. pending: GPU pods without a node. unclear: pod → why its cards are not known.
+
+    wishes: those of GPU pods that have some, by `namespace/name`. groups: by kind, namespace and name.
+    """
 
     nodes: tuple[NodeView, ...]
     pending: tuple[str, ...] = ()
     unclear: Mapping[str, str] = field(default_factory=dict)
+    wishes: Mapping[str, Wishes] = field(default_factory=dict)
+    groups: tuple[GroupView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +97,13 @@ def claim(pod: Pod, ask: Ask | BadObject | None) -> Claim:
     if isinstance(ask, BadObject):
         if not any(map(dialects.is_placement_annotation, pod.annotations)):
             return Claim(problem=str(ask))
-        return Claim(_holding(pod, "", (Share(pod.containers[0].name, None, whole=True),)), str(ask))
+        everything = (Share(pod.containers[0].name, None, whole=True),)
+        return Claim(Holding(pod.uid, pod.namespace, pod.name, pod.node, "", everything), str(ask))
     try:
         shares = dialects.by_name(ask.dialect).read_placement(pod, ask)
     except BadObject as error:
-        return Claim(_holding(pod, ask.dialect, unknown_shares(ask)), str(error))
-    return Claim(problem=NO_RECORD) if shares is None else Claim(_holding(pod, ask.dialect, shares))
+        return Claim(_holding(pod, ask, unknown_shares(ask)), str(error))
+    return Claim(problem=NO_RECORD) if shares is None else Claim(_holding(pod, ask, shares))
 
 
 def ask_of(pod: Pod, settings: Settings) -> Ask | BadObject | None:
@@ -96,13 +114,13 @@ def ask_of(pod: Pod, settings: Settings) -> Ask | BadObject | None:
         return error
 
 
-def _holding(pod: Pod, dialect: str, shares: tuple[Share, ...]) -> Holding:
-    return Holding(pod.uid, pod.namespace, pod.name, pod.node, dialect, shares)
+def _holding(pod: Pod, ask: Ask, shares: tuple[Share, ...]) -> Holding:
+    return Holding(pod.uid, pod.namespace, pod.name, pod.node, ask.dialect, shares, wishes=ask.wishes)
 
 
 def overview(nodes: Iterable[Raw], devices: Iterable[Raw], pods: Iterable[Raw], settings: Settings) -> Overview:
     """From the API's objects as they are. What cannot be read is told in `unclear`, by `kind name`; never raises."""
-    ledger, pending, unclear = Ledger(), [], {}
+    ledger, pending, unclear, wishes = Ledger(), [], {}, {}
     inventories: dict[str, tuple[Card, ...]] = {}
     for raw in devices:
         name = str(raw["metadata"]["name"])
@@ -118,12 +136,17 @@ def overview(nodes: Iterable[Raw], devices: Iterable[Raw], pods: Iterable[Raw], 
         ask = ask_of(pod, settings)
         if ask is not None and not pod.node and not pod.ended:
             pending.append(pod.key)
+            if isinstance(ask, BadObject):
+                unclear[f"Pod {pod.key}"] = str(ask)
+        if isinstance(ask, Ask) and ask.wishes != NONE and not pod.ended:
+            wishes[pod.key] = ask.wishes
         found = claim(pod, ask)
         if found.holding:
             ledger.hold(found.holding)
         if found.problem:
             unclear[f"Pod {pod.key}"] = found.problem
-    return Overview(views(ledger), tuple(sorted(pending)), dict(sorted(unclear.items())))
+    known = dict(sorted(wishes.items()))
+    return Overview(views(ledger), tuple(sorted(pending)), dict(sorted(unclear.items())), known, groups(ledger))
 
 
 def views(ledger: Ledger) -> tuple[NodeView, ...]:
@@ -131,6 +154,13 @@ def views(ledger: Ledger) -> tuple[NodeView, ...]:
     return tuple(
         NodeView(name, tuple(CardView(state, _uses(ledger, name, state.card)) for state in ledger.cards(name)))
         for name in sorted(ledger.nodes())
+    )
+
+
+def groups(ledger: Ledger) -> tuple[GroupView, ...]:
+    return tuple(
+        GroupView(group, tuple(sorted(held.key for held in ledger.members(group))), ledger.seats(group))
+        for group in ledger.groups()
     )
 
 
@@ -142,7 +172,7 @@ def _uses(ledger: Ledger, node: str, card: Card) -> tuple[Use, ...]:
             amount = holding.uses(card)
             containers = tuple(sorted({share.container for share in shares}))
             certain = all(share.card is not None for share in shares)
-            uses.append(Use(holding.key, containers, amount.core, amount.memory, certain))
+            uses.append(Use(holding.key, containers, amount.core, amount.memory, certain, holding.wishes))
     return tuple(uses)
 
 

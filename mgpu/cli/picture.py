@@ -15,6 +15,7 @@ from rich.text import Text
 
 from mgpu.cli.overview import CardView, NodeView, Use
 from mgpu.model.quantities import format_bytes, format_core
+from mgpu.model.wishes import NONE
 
 _COLOURS = (
     "#7aa6da",
@@ -30,6 +31,7 @@ _COLOURS = (
 )
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _UNKNOWN, _MORE = "?", "+"
+_LONGEST_WISHES = 60
 _GUTTER, _GAP, _NARROWEST, _WIDEST = 6, 3, 15, 34
 _IDLE, _WARNING = "grey50", "bold red"
 
@@ -188,7 +190,7 @@ def _legend(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) ->
 
 
 def _entry(pod: str, label: _Label, on: Sequence[tuple[int, Use]], pen: _Pen) -> Text:
-    """`A default/train (a, b) · 100% 8.0 GiB on 0,1`: what the pod holds in total."""
+    """`A default/train (a, b) · 100% 8.0 GiB on 0,1 · card-models A100`: what the pod holds in total, and wished."""
     uses = [use for _, use in on]
     containers = sorted({container for use in uses for container in use.containers})
     text = Text.assemble((f" {label.letter} " if pen.coloured else label.letter, label.style), f" {pod}")
@@ -200,6 +202,10 @@ def _entry(pod: str, label: _Label, on: Sequence[tuple[int, Use]], pen: _Pen) ->
     core, memory = sum(use.core for use in uses), sum(use.memory for use in uses)
     cards = ",".join(str(index) for index, _ in on)
     text.append(f" {pen.signs.dot} {format_core(core)} {_short(memory)} on {cards}", style=_IDLE)
+    if uses[0].wishes != NONE:
+        wishes = Text(f" {pen.signs.dot} {uses[0].wishes}", style=_IDLE)
+        wishes.truncate(_LONGEST_WISHES, overflow="ellipsis")
+        text.append_text(wishes)
     return text
 
 

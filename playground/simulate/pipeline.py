@@ -21,7 +21,7 @@ from playground.simulate.documents import Raw
 from playground.simulate.world import World
 from scheduler.decide import assess, record, score
 from webhook.mutate import mutate
-from webhook.validate import validate_create
+from webhook.validate import strange_wishes, validate_create
 
 _OF_THE_NODE = ("cpu", "memory", "ephemeral-storage", "pods")
 
@@ -88,7 +88,7 @@ class _Cluster:
             elif found.problem:
                 self._note(f"pod {pod.key}: {found.problem}")
         for pod, ask in undecided:
-            placement = assess(ask, self._nodes[pod.node], self.ledger.cards(pod.node), self._settings)
+            placement = self._assess(pod, ask, pod.node)
             if isinstance(placement, Placement):
                 self._hold(pod, ask, placement, pod.node)
             else:
@@ -111,13 +111,15 @@ class _Cluster:
         outcome.patch = [dict(operation) for operation in mutate(raw, self._settings).patch]
         raw = jsonpatch.apply_patch(raw, outcome.patch)
         outcome.denied = validate_create(raw, self._settings)
+        for warning in strange_wishes(raw, None):
+            self._note(f"pod {outcome.pod.key}: {warning}")
         outcome.pod = read_pod(raw)
         return raw
 
     def _filter(self, outcome: Outcome, raw: Raw, ask: Ask | None) -> dict[str, Placement | None]:
         """The nodes that can take the pod, each with its cards (None: it asks for none); the others are told why."""
         placements: dict[str, Placement | None] = {}
-        for name, node in self._nodes.items():
+        for name in self._nodes:
             reasons = fit.fits(raw, self._raw[name], self._used[name], self._counted(name))
             if reasons:
                 outcome.rejections[name] = ", ".join(reasons)
@@ -126,14 +128,17 @@ class _Cluster:
             elif ask is None:
                 placements[name] = None
             else:
-                cards = self.ledger.cards(name)
-                found = assess(ask, node, cards, self._settings)
+                found = self._assess(outcome.pod, ask, name)
                 if isinstance(found, Rejection):
                     outcome.rejections[name] = str(found)
                 else:
                     placements[name] = found
-                    outcome.scores[name] = score(ask, found, cards, self._settings)
+                    outcome.scores[name] = score(ask, found, self.ledger.cards(name), self._settings)
         return placements
+
+    def _assess(self, pod: Pod, ask: Ask, node: str) -> Placement | Rejection:
+        cards, seats = self.ledger.cards(node, pod.uid), self.ledger.seats(ask.wishes.same_card, pod.uid)
+        return assess(ask, self._nodes[node], cards, self._settings, seats=seats)
 
     def _counted(self, node: str) -> Callable[[str], bool]:
         """GPU resources follow from cards and labels; cpu, memory and pods count where the Node says how many."""
@@ -155,7 +160,8 @@ class _Cluster:
 
     def _hold(self, pod: Pod, ask: Ask, placement: Placement, node: str) -> None:
         shares = shares_of(ask, placement)
-        self.ledger.hold(Holding(pod.uid, pod.namespace, pod.name, node, ask.dialect, shares))
+        who = (pod.uid, pod.namespace, pod.name, node)
+        self.ledger.hold(Holding(*who, ask.dialect, shares, wishes=ask.wishes))
 
 
 def _delivered(dialect: str, container: ContainerAsk, cards: Sequence[Card]) -> dict[str, Any]:
