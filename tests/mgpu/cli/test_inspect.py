@@ -35,8 +35,8 @@ def fill(api: Api) -> None:
     api.create("/api/v1/nodes", node("n2"))
     record = {"vke.volcengine.com/gpu-index-container-c": "1", "vke.volcengine.com/assumed": "true"}
     for raw in (
-        share("runs", node="n1", annotations=record),
-        share("waits"),
+        share("runs", node="n1", annotations=record | {"mgpu.io/spread-group": "web"}),
+        share("waits", annotations={"mgpu.io/card-models": "H100"}),
         pod("plain", {"name": "c", "image": "x"}),
     ):
         api.create("/api/v1/namespaces/default/pods", raw)
@@ -58,12 +58,23 @@ def test_nodes_cards_and_holders(kubeconfig: str) -> None:
     assert answer["nodes"]["n2"]["cards"] == []
     assert answer["pending"] == ["default/waits"]
     assert answer["unclear"] == {}
+    assert answer["wishes"] == {"default/runs": {"spread-group": "web"}, "default/waits": {"card-models": "H100"}}
+    assert answer["groups"] == [
+        {
+            "wish": "spread-group",
+            "namespace": "default",
+            "name": "web",
+            "pods": ["default/runs"],
+            "cards": [{"node": "n1", "card": "1"}],
+        }
+    ]
 
 
 def test_the_picture_and_who_waits(kubeconfig: str) -> None:
     text = inspect(kubeconfig).stdout
-    assert "A default/runs · 50% 1 GiB on 1" in text
-    assert "Waiting for cards: default/waits" in text
+    assert "A default/runs · 50% 1 GiB on 1 · spread-group web" in text
+    assert "Waiting for cards: default/waits (card-models H100)" in text
+    assert "spread-group default/web: 1 pod on card 1 of n1" in text
 
 
 def test_some_nodes_only(kubeconfig: str) -> None:

@@ -38,3 +38,34 @@ def test_a_pod_whose_ask_cannot_be_read_may_be_on_any_card() -> None:
     odd = pod("odd", container(core=120), node="n1", annotations=ON_CARD_1)
     found = overview([node()], [DEVICE], [odd], load_settings())
     assert [card.state.core_used for card in found.nodes[0].cards] == [1000, 1000]
+
+
+def test_wishes_and_groups_are_shown() -> None:
+    pair, wish = {"mgpu.io/same-card-group": "pair"}, {"mgpu.io/card-models": "H100"}
+    pods = [
+        share("b", node="n1", annotations={**ON_CARD_1, **pair}),
+        share("a", node="n1", annotations={**ON_CARD_1, **pair}),
+        share("waits", annotations=wish),
+        share("bad", annotations={"mgpu.io/card-models": ""}),
+    ]
+    found = overview([node()], [DEVICE], pods, load_settings())
+    assert {pod: wishes.shown() for pod, wishes in found.wishes.items()} == {
+        "default/a": {"same-card-group": "pair"},
+        "default/b": {"same-card-group": "pair"},
+        "default/waits": {"card-models": "H100"},
+    }
+    (group,) = found.groups
+    assert str(group.group) == "same-card-group pair"
+    assert (group.pods, [str(seat) for seat in group.seats]) == (("default/a", "default/b"), ["card 1 of n1"])
+    assert found.pending == ("default/bad", "default/waits")
+    assert list(found.unclear) == ["Pod default/bad"]
+    assert [str(use.wishes) for use in found.nodes[0].cards[1].uses] == ["same-card-group pair"] * 2
+
+
+def test_a_wish_that_went_bad_takes_no_cards_away() -> None:
+    """Written before the rule was there: the pod keeps the cards that it has."""
+    odd = share("odd", node="n1", annotations={**ON_CARD_1, "mgpu.io/card-models": ",", "mgpu.io/spread-group": "web"})
+    found = overview([node()], [DEVICE], [odd], load_settings())
+    assert [len(card.uses) for card in found.nodes[0].cards] == [0, 1]
+    assert not found.unclear
+    assert found.wishes["default/odd"].shown() == {"spread-group": "web"}
