@@ -2,25 +2,45 @@
 
 import threading
 from collections.abc import Sequence
+from typing import Protocol
 
 from mgpu.model.asks import Ask, Placement
 from mgpu.model.groups import Seat
 from mgpu.settings import Settings
 from scheduler.decide import assess
+from scheduler.decisions import Decision
 from scheduler.fragmentation.board import UNFIT, Judge
 from scheduler.fragmentation.field import BEHIND, Field, points
 from scheduler.fragmentation.reading import class_of, free_of, rows_of
 from scheduler.fragmentation.rows import Ints
 from scheduler.fragmentation.shapes import Shape
 from scheduler.gpu_pods import GpuPod
+from scheduler.outlook import Outlook
 from scheduler.placement.wishing import beside_others
-from scheduler.state import State, View
+from scheduler.state import View
+
+
+class Cluster(Protocol):
+    """What a ranking asks of `scheduler.state.State`."""
+
+    @property
+    def outlook(self) -> Outlook: ...
+
+    def moved(self) -> list[tuple[str, View]]: ...
+
+    def view(self, node: str, without: str) -> View: ...
+
+    def decision(self, uid: str) -> Decision | None: ...
+
+    def seats(self, ask: Ask, without: str) -> tuple[Seat, ...]: ...
+
+    def group_nodes(self, ask: Ask) -> frozenset[str]: ...
 
 
 class Ranking:
     """Thread-safe. One call at a time, which costs what has changed since the last one for a pod of this shape."""
 
-    def __init__(self, state: State, settings: Settings) -> None:
+    def __init__(self, state: Cluster, settings: Settings) -> None:
         self._state, self._settings = state, settings
         self._lock = threading.Lock()
         self._field = Field()

@@ -1,6 +1,6 @@
 """Pods and nodes, read once from the API's JSON into what mgpu needs of them."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -191,23 +191,22 @@ class _Reader:
             seen.setdefault(container.name, container.path)
 
     def needs(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> Room:
-        """After the containers: nothing that is wrong is counted."""
+        """After the containers. An amount that is none, which the API server is to refuse, counts as nothing."""
         self.amounts(spec.get("overhead"), "spec.overhead")
         of_pod = self.table(spec.get("resources"), "spec.resources")
         for kind in ("requests", "limits"):
             self.amounts(of_pod.get(kind), f"spec.resources.{kind}")
-        return NOTHING if self._problems else self._room(room_needed, pod, "spec")
+        try:
+            return NOTHING if self._problems else room_needed(pod)
+        except QuantityError:
+            return NOTHING
 
     def room(self, node: Mapping[str, Any], status: Mapping[str, Any]) -> Room:
         self.amounts(status.get("allocatable"), "status.allocatable")
-        return NOTHING if self._problems else self._room(room_of, node, "status")
-
-    def _room(self, read: Callable[[Mapping[str, Any]], Room], raw: Mapping[str, Any], path: str) -> Room:
         try:
-            return read(raw)
-        except QuantityError as error:
-            self._problems.append(Problem(path, str(error)))
-            return NOTHING
+            return UNBOUNDED if self._problems else room_of(node)
+        except QuantityError:
+            return UNBOUNDED
 
     def table(self, value: object, path: str) -> Mapping[str, Any]:
         if value is None:

@@ -6,8 +6,8 @@ import pytest
 
 from mgpu.model.errors import BadObject
 from mgpu.model.pods import read_node, read_pod
-from mgpu.model.quantities import MAX
-from mgpu.model.requests import UNBOUNDED, Room, requests_of
+from mgpu.model.quantities import MAX, QuantityError
+from mgpu.model.requests import NOTHING, UNBOUNDED, Room, requests_of
 from tests.builders import node
 
 
@@ -87,16 +87,22 @@ def test_what_is_left_of_a_room() -> None:
     assert Room(1000, MAX).less(Room(300, 20)) == Room(700, MAX)
 
 
+def test_an_amount_that_is_none_is_the_api_servers_to_refuse() -> None:
+    raw = a_pod({"cpu": "much"})
+    assert read_pod(raw).needs == NOTHING
+    with pytest.raises(QuantityError, match="cpu: 'much'"):
+        requests_of(raw)
+    assert read_node({"status": {"allocatable": {"cpu": "much"}}}).room == UNBOUNDED
+
+
 @pytest.mark.parametrize(
     ("spec", "path"),
     [
         ({"overhead": {"cpu": []}}, "spec.overhead[cpu]"),
-        ({"overhead": {"cpu": "much"}}, "spec"),
         ({"resources": {"requests": []}}, "spec.resources.requests"),
-        ({"containers": [{"name": "c", "resources": {"requests": {"memory": "1GB"}}}]}, "spec"),
     ],
 )
-def test_what_is_no_amount_is_named(spec: dict[str, Any], path: str) -> None:
+def test_what_is_of_a_wrong_type_is_named(spec: dict[str, Any], path: str) -> None:
     with pytest.raises(BadObject) as error:
         read_pod({"metadata": {"name": "p"}, "spec": spec})
     assert [problem.field for problem in error.value.problems] == [path]
