@@ -1,5 +1,6 @@
 """The contract of contract.py, for every dialect of the registry."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from mgpu.dialects.vocabulary import vocabularies, vocabulary_of
 from mgpu.model.asks import Ask, Placement
 from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject
+from mgpu.model.groups import Group
 from mgpu.model.ledger import Share, shares_of
 from mgpu.model.pods import read_pod
+from mgpu.model.wishes import ALL, NONE
 from mgpu.settings import Settings, load_settings
 from tests.builders import cards, container, pod
 from tests.mgpu.dialects.contract import CASES, Case, Raw
@@ -174,6 +177,61 @@ def test_property_a_container_sees_exactly_its_cards(case: Case, data: st.DataOb
         assert float(seen["MGPU_CORE_PERCENT"]) == wanted.core / 10
         assert int(seen["MGPU_MEMORY_BYTES"]) == (own[0].memory if wanted.whole else wanted.memory)
         assert all(isinstance(value, str) for value in seen.values())
+
+
+WISHES = {
+    "mgpu.io/card-policy": "spread",
+    "mgpu.io/card-models": "A100",
+    "mgpu.io/exclude-card-models": "A100-PCIE",
+    "mgpu.io/spread-group": "web",
+}
+
+
+@every_dialect
+@given(data=st.data())
+def test_property_wishes_stand_beside_any_ask(case: Case, data: st.DataObject) -> None:
+    raw = data.draw(case.pods)
+    bare = read(case, raw)
+    ask = dialects.read_ask(read_pod(with_annotations(raw, WISHES)), DEFAULT)
+    assert ask is not None
+    assert replace(ask, wishes=NONE) == bare == dialects.read_ask(read_pod(raw), DEFAULT)
+    assert {f"mgpu.io/{key}": text for key, text in ask.wishes.shown().items()} == WISHES
+    assert (dialects.card_policy(ask, DEFAULT), ask.wishes.groups) == (
+        "spread",
+        (Group("spread-group", "default", "web"),),
+    )
+    assert dialects.card_policy(ask, load_settings(flags={"cardPolicy": "binpack"})) == "spread"
+
+
+@every_dialect
+@given(data=st.data())
+def test_property_a_bad_wish_is_a_bad_object_until_cards_are_decided(case: Case, data: st.DataObject) -> None:
+    raw = with_annotations(data.draw(case.pods), {"mgpu.io/card-models": ",", "mgpu.io/spread-group": "web"})
+    bound = {**raw, "spec": {**raw["spec"], "nodeName": "n1"}}
+    for undecided in (raw, bound):
+        with pytest.raises(BadObject) as error:
+            dialects.read_ask(read_pod(undecided), DEFAULT)
+        assert [problem.field for problem in error.value.problems] == ["metadata.annotations[mgpu.io/card-models]"]
+    bare = dialects.read_bare_ask(read_pod(raw), DEFAULT)
+    assert bare is not None
+    record = of(case).write_placement(read_pod(raw), bare, placed(data, bare), NODE_CARDS, DEFAULT)
+    ask = dialects.read_ask(read_pod(with_annotations(bound, record)), DEFAULT)
+    assert ask is not None
+    assert str(ask.wishes) == "spread-group web"
+
+
+@every_dialect
+@given(data=st.data())
+def test_property_pods_with_several_cards_share_none_with_a_group(case: Case, data: st.DataObject) -> None:
+    raw = data.draw(case.pods)
+    wished = read_pod(with_annotations(raw, {"mgpu.io/same-card-group": "pair"}))
+    problems = dialects.wish_problems(wished, read(case, raw))
+    assert bool(problems) is any(c.cards > 1 for c in read(case, raw).containers)
+
+
+@every_dialect
+def test_wishes_are_no_placement_annotations(case: Case) -> None:
+    assert not any(of(case).owns_annotation(key) for key in ALL)
 
 
 @every_dialect

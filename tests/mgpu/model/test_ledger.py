@@ -1,12 +1,16 @@
 """The ledger: whatever happened before, what it says follows from the holdings and the cards alone."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.model.asks import Ask, ContainerAsk, Placement, whole_cards
 from mgpu.model.cards import Card, CardState
+from mgpu.model.groups import Group, Seat
 from mgpu.model.ledger import Holding, Ledger, Share, shares_of, unknown_shares
 from mgpu.model.pods import Stage
+from mgpu.model.wishes import Wishes
 from tests.builders import GIB, card, cards
 
 
@@ -162,3 +166,62 @@ def test_property_any_history_equals_a_ledger_rebuilt_from_what_is(events: list[
     assert all(
         s.core_used >= 0 and s.memory_used >= 0 and s.idle == (s.shares == 0) for n in there for s in ledger.cards(n)
     )
+
+
+PAIR, WEB = Group("same-card-group", "default", "pair"), Group("spread-group", "default", "web")
+
+
+def member(uid: str, *shares: Share, node: str = "n1", both: bool = False) -> Holding:
+    wishes = Wishes(same_card=PAIR, spread=WEB if both else None)
+    return replace(holding(uid, *shares, node=node), wishes=wishes)
+
+
+def test_groups_are_on_the_cards_that_their_pods_hold() -> None:
+    ledger = Ledger()
+    ledger.set_cards("n1", cards(3))
+    ledger.hold(member("a", Share("c", "GPU-n1-1", 300), both=True))
+    ledger.hold(holding("b", Share("c", 0, 300)))
+    assert [state.groups for state in ledger.cards("n1")] == [frozenset(), {PAIR, WEB}, frozenset()]
+    assert [state.groups for state in ledger.cards("n1", without="a")] == [frozenset()] * 3
+    assert ledger.groups() == (PAIR, WEB)
+    ledger.release("a")
+    assert ledger.groups() == ()
+
+
+def test_where_a_group_is() -> None:
+    ledger = Ledger()
+    ledger.set_cards("n1", cards(2))
+    ledger.hold(member("a", Share("c", "GPU-n1-1", 300), Share("d", 1, 100)))
+    ledger.hold(member("b", Share("c", "GPU-gone", 300), node="n1"))
+    ledger.hold(member("c", Share("c", None, 300), node="n2"))
+    assert list(map(str, ledger.seats(PAIR))) == ["card 1 of n1", "card GPU-gone of n1", "an unknown card of n2"]
+    assert list(map(str, ledger.seats(PAIR, without="c"))) == ["card 1 of n1", "card GPU-gone of n1"]
+    assert ledger.seats(WEB) == ledger.seats(None) == ()
+    assert [held.uid for held in ledger.members(PAIR)] == ["a", "b", "c"]
+
+
+def test_a_share_on_an_unknown_card_puts_its_group_on_none() -> None:
+    ledger = Ledger()
+    ledger.set_cards("n1", cards(2))
+    ledger.hold(member("a", Share("c", None, 300), both=True))
+    assert [state.groups for state in ledger.cards("n1")] == [frozenset()] * 2
+
+
+moves = st.lists(
+    st.tuples(st.sampled_from("abc"), st.sampled_from(["n1", "n2", ""]), st.integers(0, 1), st.booleans()), max_size=12
+)
+
+
+@given(moves)
+def test_property_the_index_of_groups_follows_from_the_holdings(steps: list[tuple[str, str, int, bool]]) -> None:
+    ledger = Ledger()
+    for uid, node, index, both in steps:
+        if node:
+            ledger.hold(member(uid, Share("c", index, 100), node=node, both=both))
+        else:
+            ledger.release(uid)
+        for group in (PAIR, WEB):
+            those = [held for held in ledger.holdings() if group in held.wishes.groups]
+            assert {held.uid for held in ledger.members(group)} == {held.uid for held in those}
+            assert set(ledger.seats(group)) == {Seat(h.node, str(s.card)) for h in those for s in h.shares}
+            assert (group in ledger.groups()) is bool(those)
