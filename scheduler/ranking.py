@@ -1,7 +1,7 @@
 """The node policies that compare all nodes with one another: by what a judge says of them."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from mgpu.model.asks import Ask, Placement
@@ -26,7 +26,7 @@ class Cluster(Protocol):
     @property
     def outlook(self) -> Outlook: ...
 
-    def moved(self) -> list[tuple[str, View]]: ...
+    def moved(self) -> Iterable[tuple[str, View]]: ...
 
     def view(self, node: str, without: str) -> View: ...
 

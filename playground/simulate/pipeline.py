@@ -12,14 +12,16 @@ from mgpu.dialects.vocabulary import vocabularies, vocabulary_of
 from mgpu.model.asks import Ask, ContainerAsk, Placement, Rejection
 from mgpu.model.cards import Card
 from mgpu.model.errors import Problem
-from mgpu.model.ledger import Holding, Ledger, shares_of
-from mgpu.model.pods import Pod, read_node, read_pod
-from mgpu.model.requests import add, allocatable, requests_of
+from mgpu.model.pods import Pod, read_pod
+from mgpu.model.requests import allocatable
 from mgpu.settings import Settings
 from playground import fit
+from playground.simulate.accounts import Accounts
 from playground.simulate.documents import Raw
 from playground.simulate.world import World
-from scheduler.decide import assess, record, score
+from scheduler.decide import Foresight, assess, record, score
+from scheduler.gpu_pods import GpuPod
+from scheduler.ranking import Ranking
 from webhook.mutate import mutate
 from webhook.validate import strange_wishes, validate_create
 
@@ -58,39 +60,38 @@ def simulate(world: World, settings: Settings, note: Callable[[str], None]) -> R
     cluster = _Cluster(world, settings, note)
     cluster.take_in(world.running)
     outcomes = [cluster.submit(raw) for raw in world.submitted]
-    return Result(outcomes, views(cluster.ledger))
+    return Result(outcomes, views(cluster.accounts.ledger))
 
 
 class _Cluster:
     def __init__(self, world: World, settings: Settings, note: Callable[[str], None]) -> None:
         self._settings, self._note = settings, note
-        self._raw = {name: world.nodes[name] for name in sorted(world.nodes)}
-        self._nodes = {name: read_node(raw) for name, raw in self._raw.items()}
-        self._used: dict[str, dict[str, int]] = {name: {} for name in self._raw}
-        self.ledger = Ledger()
-        for name in self._raw:
-            self.ledger.set_cards(name, world.cards[name])
+        self.accounts = Accounts(world, settings)
+        self._ranking = Ranking(self.accounts, settings)
 
     def take_in(self, running: Iterable[Raw]) -> None:
         """Records first: cards that somebody holds must be known before any are decided late."""
         undecided: list[tuple[Pod, Ask]] = []
         for raw in running:
             pod = read_pod(raw)
+            ask = ask_of(pod, self._settings)
+            if isinstance(ask, Ask):
+                self.accounts.outlook.saw(pod, ask)
             if pod.ended:
                 continue
-            self._used[pod.node] = add(self._used[pod.node], requests_of(raw))
-            ask = ask_of(pod, self._settings)
+            self.accounts.reserve(pod, raw, pod.node)
             found = claim(pod, ask)
             if found.holding:
-                self.ledger.hold(found.holding)
+                self.accounts.hold(found.holding)
             if found.problem == NO_RECORD and isinstance(ask, Ask):
                 undecided.append((pod, ask))
             elif found.problem:
                 self._note(f"pod {pod.key}: {found.problem}")
+        self.accounts.outlook.refresh()
         for pod, ask in undecided:
             placement = self._assess(pod, ask, pod.node)
             if isinstance(placement, Placement):
-                self._hold(pod, ask, placement, pod.node)
+                self.accounts.place(pod, ask, placement, pod.node)
             else:
                 self._note(f"pod {pod.key}: no cards on {pod.node}: {placement}")
 
@@ -100,6 +101,9 @@ class _Cluster:
         if outcome.denied:
             return outcome
         ask = dialects.read_ask(outcome.pod, self._settings)
+        if ask is not None:
+            self.accounts.outlook.saw(outcome.pod, ask)
+            self.accounts.outlook.refresh()
         placements = self._filter(outcome, raw, ask)
         if placements:
             node = min(placements, key=lambda name: (-outcome.scores.get(name, 0), name))
@@ -119,8 +123,8 @@ class _Cluster:
     def _filter(self, outcome: Outcome, raw: Raw, ask: Ask | None) -> dict[str, Placement | None]:
         """The nodes that can take the pod, each with its cards (None: it asks for none); the others are told why."""
         placements: dict[str, Placement | None] = {}
-        for name in self._nodes:
-            reasons = fit.fits(raw, self._raw[name], self._used[name], self._counted(name))
+        for name, node in self.accounts.raw.items():
+            reasons = fit.fits(raw, node, self.accounts.used[name], _counted(node))
             if reasons:
                 outcome.rejections[name] = ", ".join(reasons)
             elif ask is None and outcome.dialect:
@@ -133,35 +137,35 @@ class _Cluster:
                     outcome.rejections[name] = str(found)
                 else:
                     placements[name] = found
-                    outcome.scores[name] = score(ask, found, self.ledger.cards(name), self._settings)
+                    outcome.scores[name] = score(ask, found, self.accounts.ledger.cards(name), self._settings)
+        points = self._ranking.points(GpuPod(outcome.pod, ask), list(placements))
+        if points is not None:
+            outcome.scores = dict(zip(placements, points, strict=True))
         return placements
 
     def _assess(self, pod: Pod, ask: Ask, node: str) -> Placement | Rejection:
-        cards, seats = self.ledger.cards(node, pod.uid), self.ledger.seats(ask.wishes.same_card, pod.uid)
-        return assess(ask, self._nodes[node], cards, self._settings, seats=seats)
-
-    def _counted(self, node: str) -> Callable[[str], bool]:
-        """GPU resources follow from cards and labels; cpu, memory and pods count where the Node says how many."""
-        there = allocatable(self._raw[node])
-        return lambda name: vocabulary_of(name) is None and (name in there or name not in _OF_THE_NODE)
+        view, seats = self.accounts.view(node, pod.uid), self.accounts.seats(ask, pod.uid)
+        foresight = Foresight(self.accounts.outlook.judges, view.room, pod.needs)
+        return assess(ask, self.accounts.nodes[node], view.cards, self._settings, foresight, seats=seats)
 
     def _bind(self, outcome: Outcome, raw: Raw, ask: Ask | None, placement: Placement | None, node: str) -> None:
         outcome.node = node
-        self._used[node] = add(self._used[node], requests_of(raw))
+        self.accounts.reserve(outcome.pod, raw, node)
         if ask is None or placement is None:
             return
-        cards = self.ledger.cards(node)
+        cards = self.accounts.ledger.cards(node)
         outcome.annotations = record(outcome.pod, ask, placement, cards, self._settings)
-        self._hold(outcome.pod, ask, placement, node)
+        self.accounts.place(outcome.pod, ask, placement, node)
         by_index = {state.card.index: state.card for state in cards}
         for container in ask.containers:
             given = [by_index[index] for index in placement.cards(container.container)]
             outcome.containers[container.container] = _delivered(ask.dialect, container, given)
 
-    def _hold(self, pod: Pod, ask: Ask, placement: Placement, node: str) -> None:
-        shares = shares_of(ask, placement)
-        who = (pod.uid, pod.namespace, pod.name, node)
-        self.ledger.hold(Holding(*who, ask.dialect, shares, wishes=ask.wishes))
+
+def _counted(node: Raw) -> Callable[[str], bool]:
+    """GPU resources follow from cards and labels; cpu, memory and pods count where the Node says how many."""
+    there = allocatable(node)
+    return lambda name: vocabulary_of(name) is None and (name in there or name not in _OF_THE_NODE)
 
 
 def _delivered(dialect: str, container: ContainerAsk, cards: Sequence[Card]) -> dict[str, Any]:

@@ -1,0 +1,67 @@
+"""The simulated cluster as it fills: who holds what, and what was learnt from the pods so far."""
+
+from collections.abc import Iterable
+
+from mgpu.model.asks import Ask, Placement
+from mgpu.model.groups import Seat
+from mgpu.model.ledger import Holding, Ledger, shares_of
+from mgpu.model.pods import Pod, read_node
+from mgpu.model.requests import Requests, add, requests_of
+from mgpu.settings import Settings
+from playground.simulate.documents import Raw
+from playground.simulate.world import World
+from scheduler.outlook import Outlook
+from scheduler.state import View
+from scheduler.usage import Usage
+
+
+class Accounts:
+    """`scheduler.state.State` without watches: what a ranking of nodes asks it (scheduler.ranking.Cluster).
+
+    used: per node the sum of all that its pods request.
+    """
+
+    def __init__(self, world: World, settings: Settings) -> None:
+        self.raw = {name: world.nodes[name] for name in sorted(world.nodes)}
+        self.nodes = {name: read_node(raw) for name, raw in self.raw.items()}
+        self.used: dict[str, Requests] = {name: {} for name in self.raw}
+        self.ledger = Ledger()
+        self.outlook = Outlook(settings)
+        self._moved = set(self.raw)
+        self._usage = Usage(self._moved.add)
+        for name, node in self.nodes.items():
+            self.ledger.set_cards(name, world.cards[name])
+            self.outlook.set_node(name, node, self.ledger.cards(name))
+
+    def reserve(self, pod: Pod, raw: Raw, node: str) -> None:
+        """The pod is on this node, whatever it holds of its cards."""
+        self.used[node] = add(self.used[node], requests_of(raw))
+        self._usage.put(pod.uid, node, pod.needs)
+
+    def hold(self, holding: Holding) -> None:
+        self.ledger.hold(holding)
+        self._moved.add(holding.node)
+
+    def place(self, pod: Pod, ask: Ask, placement: Placement, node: str) -> None:
+        shares = shares_of(ask, placement)
+        self.hold(Holding(pod.uid, pod.namespace, pod.name, node, ask.dialect, shares, wishes=ask.wishes))
+
+    def moved(self) -> Iterable[tuple[str, View]]:
+        """The nodes that have changed since the last call."""
+        moved = [(name, self.view(name, "")) for name in sorted(self._moved)]
+        self._moved.clear()
+        return moved
+
+    def view(self, node: str, without: str) -> View:
+        known = self.nodes[node]
+        return View(known, self.ledger.cards(node, without), 0, known.room.less(self._usage.on(node, without)))
+
+    def decision(self, uid: str) -> None:  # noqa: ARG002
+        """Nothing is reserved: each pod is bound before the next one comes."""
+        return
+
+    def seats(self, ask: Ask, without: str) -> tuple[Seat, ...]:
+        return self.ledger.seats(ask.wishes.same_card, without)
+
+    def group_nodes(self, ask: Ask) -> frozenset[str]:
+        return frozenset(held.node for group in ask.wishes.groups for held in self.ledger.members(group))
