@@ -1,7 +1,6 @@
 """The picture of the experiment. matplotlib is an extra: it is imported only when a picture is asked for."""
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +25,17 @@ _LABEL_GAP = 0.032  # of the height, between the middles of two labels
 
 
 def check(file: Path) -> None:
-    """Raises BadObject where no picture could be written, before hours are spent on what it would show."""
+    """Raises BadObject where no picture could be written, before time is spent on what it would show."""
     if file.suffix not in SUFFIXES:
         raise BadObject([Problem(f"--plot {file}", f"must end in {' or '.join(SUFFIXES)}")])
     if not file.parent.is_dir():
         raise BadObject([Problem(f"--plot {file}", f"{file.parent} is not a directory")])
-    if find_spec("matplotlib") is None:
-        raise BadObject([Problem("--plot", "needs matplotlib, which is not installed: pip install 'mgpu[plot]'")])
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise BadObject(
+            [Problem("--plot", "needs matplotlib, which is not installed: pip install 'mgpu[plot]'")]
+        ) from error
 
 
 def draw(file: Path, curves: Mapping[str, Mapping[int, float]], subtitle: str) -> None:

@@ -1,0 +1,85 @@
+"""What arrives, what is placed, and what is counted."""
+
+import os
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from playground.simulate.openb.chance import endless, pick, shuffled
+from playground.simulate.openb.cluster import Cluster
+from playground.simulate.openb.experiment import arrivals, run
+from playground.simulate.openb.policies import POLICIES
+from playground.simulate.openb.trace import Trace, demand, read_trace
+from scheduler.fragmentation.shapes import NodeClass, Shape
+
+REAL = Path(os.environ.get("MGPU_TRACES", Path(__file__).parents[5] / "shared" / "traces"))
+
+
+def quiet(_: int) -> None:
+    """No progress."""
+
+
+def test_every_pod_arrives_once_then_they_are_drawn_until_the_load_is_reached(trace: Trace) -> None:
+    found = arrivals(trace, Random(1), 1.3)
+    assert Counter(found[:6]) == Counter(trace.pods)
+    assert set(found[6:]) <= set(trace.pods)
+    assert sum(map(demand, found[:-1])) < 13_000 <= sum(map(demand, found))
+
+
+def test_a_small_load_is_a_part_of_the_trace(trace: Trace) -> None:
+    found = arrivals(trace, Random(1), 0.1)
+    assert Counter(found) <= Counter(trace.pods)
+    assert sum(map(demand, found[:-1])) < 1000 <= sum(map(demand, found))
+
+
+def test_chance_is_the_same_everywhere() -> None:
+    assert shuffled(range(6), Random(42)) == [1, 3, 2, 0, 5, 4]
+    assert list(islice(endless("ab", Random(7)), 8)) == list("bababaab")
+    assert [pick(range(100), random) for random in [Random(3)] for _ in range(3)] == [23, 54, 36]
+
+
+def test_the_mean_over_the_arrivals_that_round_to_a_percentage() -> None:
+    trace = Trace((NodeClass(8000, 8, 2),), (Shape(1000, 1, 1, 1000),))
+    assert run(trace, "bestfit", 0, 1.5, quiet).curve == {50: 50.0, 100: 100.0, 150: 100.0}
+    fine = Trace((NodeClass(10**6, 10**6, 2),), (Shape(1, 1, 1, 4),))
+    curve = run(fine, "bestfit", 0, 0.05, quiet).curve
+    assert curve[1] == pytest.approx((0.6 + 0.8 + 1.0 + 1.2 + 1.4) / 5)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_seed_gives_one_result_and_nothing_is_given_twice(policy: str, trace: Trace) -> None:
+    told: list[int] = []
+    first = run(trace, policy, 3, 2.0, told.append)
+    again = run(trace, policy, 3, 2.0, quiet)
+    assert first.curve == again.curve
+    assert (first.policy, first.seed) == (policy, 3)
+    assert sum(told) == len(arrivals(trace, Random(3), 2.0))
+    assert 50 < max(first.curve.values()) <= 100
+    assert run(trace, policy, 4, 2.0, quiet).curve != first.curve
+
+
+def test_no_policy_can_give_more_than_there_is() -> None:
+    cluster = Cluster([NodeClass(2000, 2, 2, "T4")])
+    cluster.take(Shape(1000, 1, 1, 600), 0, (0,))
+    for pod, cards in (
+        (Shape(1000, 1, 1, 600), (0,)),
+        (Shape(1001, 1, 1, 100), (1,)),
+        (Shape(1000, 2, 1, 100), (1,)),
+        (Shape(1000, 1, 2, 100), (1,)),
+        (Shape(1000, 1, 2, 100), (1, 1)),
+        (Shape(1000, 1, 1, 100, models=("G2",)), (1,)),
+    ):
+        with pytest.raises(ValueError, match=r"Shape\("):
+            cluster.take(pod, 0, cards)
+    cluster.take(Shape(1000, 1, 2, 400), 0, (0, 1))
+    assert cluster.board.rows([0]).free.tolist() == [[0, 600]]
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the traces are not part of the repository; MGPU_TRACES says where")
+def test_the_real_trace_while_there_is_room_for_all() -> None:
+    trace = read_trace(REAL / "openb_node_list_gpu_node.csv", REAL / "openb_pod_list_default.csv")
+    assert (len(trace.nodes), trace.capacity, len(trace.pods)) == (1213, 6_212_000, 8152)
+    assert run(trace, "fgd", 42, 0.2, quiet).curve[19] == pytest.approx(19, abs=0.02)
