@@ -102,8 +102,8 @@ def test_property_the_experiment_and_the_live_scheduler_choose_the_same(
 
 def test_exactly_one_node_is_best() -> None:
     keys = np.array([5, 9, UNFIT, 9, 0, 8])
-    assert points(["f", "e", "d", "c", "b", "a"], keys) == [5, 9, 0, 10, 0, 8]
-    assert points(["b", "a"], np.array([3, 3])) == [9, 10]
+    assert points(["f", "e", "d", "c", "b", "a"], keys) == [2, 4, 0, 10, 0, 3]
+    assert points(["b", "a"], np.array([3, 3])) == [4, 10]
     assert points(["b", "a"], np.array([UNFIT, -(2**61)])) == [0, 10]
     assert points(["b", "a"], np.array([UNFIT, UNFIT])) == [0, 0]
 
