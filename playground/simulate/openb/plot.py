@@ -44,7 +44,7 @@ def draw(file: Path, curves: Mapping[str, Mapping[int, float]], subtitle: str) -
 
     figure = Figure(figsize=(9, 5.6), dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    axes.plot(_SHOWN, _SHOWN, color="#d1d5db", linewidth=1, linestyle=(0, (2, 2)), zorder=1)
+    axes.plot(_SHOWN, _SHOWN, color="#9ca3af", linewidth=1, linestyle=(0, (2, 2)), zorder=1)
     ends: dict[str, float] = {}
     for policy, curve in curves.items():
         points = [(x, y) for x, y in curve.items() if _SHOWN[0] <= x <= _SHOWN[1]]
@@ -64,7 +64,19 @@ def draw(file: Path, curves: Mapping[str, Mapping[int, float]], subtitle: str) -
 def _frame(axes: "Axes", heights: list[float]) -> None:
     axes.set_xlim(*_SHOWN)
     if heights:
-        axes.set_ylim(min(heights) - 0.5, max(heights) + 1)
+        top = max(heights) + 1.2
+        axes.set_ylim(min(heights) - 0.5, top)
+        axes.annotate(
+            "all that arrived",
+            (top, top),
+            xytext=(-12, -4),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            color="#9ca3af",
+            fontsize=9,
+        )
+    axes.yaxis.get_major_locator().set_params(integer=True, steps=[1, 2, 5, 10])
     axes.set_xlabel("GPUs asked for by the pods that arrived, % of the cluster")
     axes.set_ylabel("GPUs allocated, % of the cluster")
     axes.grid(color="#e5e7eb", linewidth=0.8)
