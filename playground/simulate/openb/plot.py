@@ -62,6 +62,8 @@ def draw(file: Path, curves: Mapping[str, Mapping[int, float]], subtitle: str) -
 
 
 def _frame(axes: "Axes", heights: list[float]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axes.set_xlim(*_SHOWN)
     if heights:
         top = max(heights) + 1.2
@@ -76,7 +78,7 @@ def _frame(axes: "Axes", heights: list[float]) -> None:
             color="#9ca3af",
             fontsize=9,
         )
-    axes.yaxis.get_major_locator().set_params(integer=True, steps=[1, 2, 5, 10])
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.set_xlabel("GPUs asked for by the pods that arrived, % of the cluster")
     axes.set_ylabel("GPUs allocated, % of the cluster")
     axes.grid(color="#e5e7eb", linewidth=0.8)
