@@ -33,13 +33,11 @@ class Run:
 def arrivals(trace: Trace, random: Random, load: float) -> list[Shape]:
     """The trace's pods in random order, then drawn with replacement, until `load` (1.3) of all cards is asked for."""
     wanted, asked = load * trace.capacity, 0
-    found: list[Shape] = []
-    for pod in endless(trace.pods, random):
-        found.append(pod)
-        asked += demand(pod)
-        if asked >= wanted:
-            return found
-    raise AssertionError("endless")
+    coming, found = endless(trace.pods, random), list[Shape]()
+    while asked < wanted:
+        found.append(next(coming))
+        asked += demand(found[-1])
+    return found
 
 
 def run(trace: Trace, policy: str, seed: int, load: float, progress: Callable[[int], None]) -> Run:
@@ -48,7 +46,7 @@ def run(trace: Trace, policy: str, seed: int, load: float, progress: Callable[[i
     pods = arrivals(trace, random, load)
     cluster = Cluster(shuffled(trace.nodes, random))
     place = POLICIES[policy](Setting(trace, cluster.board, random))
-    asked = given = 0
+    asked, given, capacity = 0, 0, trace.capacity
     heights: defaultdict[int, list[int]] = defaultdict(list)
     started = perf_counter()
     for done, pod in enumerate(pods, 1):
@@ -57,10 +55,10 @@ def run(trace: Trace, policy: str, seed: int, load: float, progress: Callable[[i
         if where is not None:
             cluster.take(pod, *where)
             given += demand(pod)
-        heights[round(100 * asked / trace.capacity)].append(given)
+        heights[round(100 * asked / capacity)].append(given)
         if done % _STEP == 0:
             progress(_STEP)
     rate = len(pods) / (perf_counter() - started)
     progress(len(pods) % _STEP)
-    curve = {percent: 100 * float(np.mean(found)) / trace.capacity for percent, found in heights.items()}
+    curve = {percent: 100 * float(np.mean(found)) / capacity for percent, found in heights.items()}
     return Run(policy, seed, curve, rate)
