@@ -103,7 +103,7 @@ def serve_cluster(count: int) -> None:
     state = State(settings)
     _fill(state, count)
     nothing: Any = None  # neither decisions nor an API server are needed to filter
-    app = make_app(Extender(Filter(state, settings), nothing, nothing, settings, _Open()))
+    app = make_app(Extender(Filter(state, settings), nothing, nothing, nothing, settings, _Open()))
 
     def noop() -> Response:
         return Response(b"x" * orjson.loads(request.get_data())["size"], mimetype="application/json")

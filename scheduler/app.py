@@ -18,16 +18,19 @@ from scheduler.deciding import Decider
 from scheduler.extender import Extender, Gate
 from scheduler.extender import make_app as make_extender_app
 from scheduler.filtering import Filter
+from scheduler.preempting import Preemption
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 
-def make_apps(decider: Decider, filter_: Filter, api: Api, settings: Settings, gate: Gate) -> tuple[Flask, Flask]:
+def make_apps(
+    decider: Decider, filter_: Filter, preemption: Preemption, api: Api, settings: Settings, gate: Gate
+) -> tuple[Flask, Flask]:
     """(admission, extender), each with `/healthz` and `/readyz`."""
     admission = new_app()
     reviewing(admission, "/bind-admission", BindingAdmission(decider, gate.may_decide), kinds=("Binding",))
-    extender = make_extender_app(Extender(filter_, decider, api, settings, gate))
+    extender = make_extender_app(Extender(filter_, decider, preemption, api, settings, gate))
     for app in (admission, extender):
         probes(app, gate.ready)
     return admission, extender

@@ -1,4 +1,5 @@
-"""kube-scheduler's extender protocol (k8s.io/kube-scheduler/extender/v1): `/filter`, `/prioritize`, `/bind`.
+"""kube-scheduler's extender protocol (k8s.io/kube-scheduler/extender/v1): `/filter`, `/prioritize`, `/preempt` and
+`/bind`.
 
 Go types without JSON tags: requests may spell keys in any case, replies are capitalised.
 """
@@ -19,6 +20,7 @@ from scheduler.deciding import Decider, pod_path
 from scheduler.decisions import Decision
 from scheduler.filtering import Filter, Filtered
 from scheduler.gpu_pods import GpuPod, read_gpu_pod
+from scheduler.preempting import Preemption, Victims
 
 # The form with whole Nodes: 5,000 of them are some 50 MB.
 _MAX_BODY = 256 << 20
@@ -38,11 +40,19 @@ class Gate(Protocol):
 
 
 class Extender:
-    """The three verbs, from decoded JSON to what is to be JSON. Each raises BadRequest and RetryLater."""
+    """The four verbs, from decoded JSON to what is to be JSON. Each raises BadRequest and RetryLater."""
 
-    def __init__(self, filter_: Filter, decider: Decider, api: Api, settings: Settings, gate: Gate) -> None:
-        self._filter, self._decider, self._api, self._settings = filter_, decider, api, settings
-        self._gate = gate
+    def __init__(
+        self,
+        filter_: Filter,
+        decider: Decider,
+        preemption: Preemption,
+        api: Api,
+        settings: Settings,
+        gate: Gate,
+    ) -> None:
+        self._filter, self._decider, self._preemption = filter_, decider, preemption
+        self._api, self._settings, self._gate = api, settings, gate
 
     def filter(self, body: bytes) -> dict[str, Any]:
         known, names, nodes = self._scheduling(body)
@@ -60,6 +70,18 @@ class Extender:
         known, names, _ = self._scheduling(body)
         scores = self._filter.scores(known, names) if known else [0] * len(names)
         return [{"Host": name, "Score": score} for name, score in zip(names, scores, strict=True)]
+
+    def preempt(self, body: bytes) -> dict[str, Any]:
+        """Asked where kube-scheduler has found victims by itself; answered for a part of those nodes."""
+        arguments = _arguments(body)
+        proposed = _victims(arguments.get("nodenametometavictims"), arguments.get("nodenametovictims"))
+        known = self._pod(arguments.get("pod"))
+        found = self._preemption.choose(known, arguments["pod"], proposed) if known else proposed
+        rows = {
+            name: {"Pods": [{"UID": uid} for uid in victims.uids], "NumPDBViolations": victims.violations}
+            for name, victims in found.items()
+        }
+        return {"NodeNameToMetaVictims": rows}
 
     def bind(self, body: bytes) -> dict[str, str]:
         """Posts the Binding with the decision in it. A replica that may not decide leaves that to the admission."""
@@ -107,18 +129,21 @@ class Extender:
     def _scheduling(self, body: bytes) -> tuple[GpuPod | None, list[str], Mapping[str, Any] | None]:
         """The pod (None: it asks for no GPU), the names of the nodes, and the Nodes where the call has those."""
         arguments = _arguments(body)
-        pod, names = arguments.get("pod"), arguments.get("nodenames")
-        if not isinstance(pod, dict):
-            raise BadRequest(400, "Pod must be an object")
-        nodes = None
+        names, nodes = arguments.get("nodenames"), None
         if names is None:
             nodes = _nodes(arguments.get("nodes"))
             names = list(nodes)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise BadRequest(400, "NodeNames must be a list of strings")
+        return self._pod(arguments.get("pod")), names, nodes
+
+    def _pod(self, raw: object) -> GpuPod | None:
+        """The pod that a call is about; None: it asks for no GPU."""
+        if not isinstance(raw, dict):
+            raise BadRequest(400, "Pod must be an object")
         self._gate.may_answer()
         try:
-            return read_gpu_pod(pod, self._settings), names, nodes
+            return read_gpu_pod(raw, self._settings)
         except BadObject as error:
             raise BadRequest(400, f"Pod is no pod: {error}") from error
 
@@ -126,7 +151,7 @@ class Extender:
 def make_app(extender: Extender) -> Flask:
     app = new_app()
     app.config["MAX_CONTENT_LENGTH"] = _MAX_BODY
-    for verb in (extender.filter, extender.prioritize, extender.bind):
+    for verb in (extender.filter, extender.prioritize, extender.preempt, extender.bind):
         app.add_url_rule(f"/{verb.__name__}", verb.__name__, _posted(verb), methods=["POST"])
     return app
 
@@ -138,6 +163,25 @@ def _posted(verb: Any) -> Any:
     return answer
 
 
+def _victims(meta: object, full: object) -> dict[str, Victims]:
+    """By node what kube-scheduler has chosen: pods by uid (nodeCacheCapable), or whole ones."""
+    rows: Any = (full if meta is None else meta) or {}
+    try:
+        return {name: _chosen(_folded(row)) for name, row in rows.items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BadRequest(400, "NodeNameToMetaVictims or NodeNameToVictims must map nodes to victims") from error
+
+
+def _chosen(row: Mapping[str, Any]) -> Victims:
+    pods = [_folded(pod) for pod in row["pods"] or ()]
+    uids = (pod["metadata"]["uid"] if "metadata" in pod else pod["uid"] for pod in pods)
+    return Victims(tuple(map(str, uids)), int(row.get("numpdbviolations") or 0))
+
+
+def _folded(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.lower(): value for key, value in row.items()}
+
+
 def _arguments(body: bytes) -> dict[str, Any]:
     try:
         top = orjson.loads(body)
@@ -145,7 +189,7 @@ def _arguments(body: bytes) -> dict[str, Any]:
         raise BadRequest(400, f"the body is not JSON: {error}") from error
     if not isinstance(top, dict):
         raise BadRequest(400, "the body must be an object")
-    return {key.lower(): value for key, value in top.items()}
+    return _folded(top)
 
 
 def _text(arguments: Mapping[str, Any], key: str) -> str:

@@ -78,7 +78,7 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
         process.stop()
 
     serve(
-        by_listener(*make_apps(process.decider, process.filter, api, settings, process)),
+        by_listener(*make_apps(process.decider, process.filter, process.preemption, api, settings, process)),
         [Listen(own.host, own.port), Listen(own.extender_host, own.extender_port, tls=False)],
         certificate=certificate,
         workers=1,

@@ -12,9 +12,12 @@ from mgpu.kube.reflector import Reflector
 from mgpu.model.errors import RetryLater
 from mgpu.model.inventory import DEVICE_API
 from mgpu.settings import Settings
+from scheduler import disruption
 from scheduler.deciding import Decider
+from scheduler.disruption import Budgets
 from scheduler.filtering import Filter
 from scheduler.late import LateDecisions
+from scheduler.preempting import Preemption
 from scheduler.state import State
 
 log = logging.getLogger(__name__)
@@ -33,6 +36,8 @@ class Process:
         self.state = State(settings, self._warn, self._add_late)
         self.decider = Decider(self.state, api, settings)
         self.filter = Filter(self.state, settings)
+        budgets = Budgets()
+        self.preemption = Preemption(self.state, budgets, settings)
         self.late = LateDecisions(self.state, self.decider, api, settings, self._warn, self.may_decide)
         self._recorder: Recorder | None = None
         own = settings.scheduler
@@ -45,6 +50,8 @@ class Process:
             ),
             "pods": self._pods,
         }
+        # Nobody waits for these: who may not read them evicts as if there were none.
+        self._budgets = Reflector(api, disruption.PATH, budgets.changed, budgets.gone, optional=True)
         self._fresh_term = -1
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -58,7 +65,7 @@ class Process:
         """End the threads; a lease that is held is given up, so that another replica leads at once."""
         self._stop.set()
         self.late.wake()
-        for watch in self._watches.values():
+        for watch in (*self._watches.values(), self._budgets):
             watch.stop()
         for thread in self._threads:
             thread.join(2)
@@ -99,12 +106,12 @@ class Process:
             leader.round()
             self._run("leader", lambda: leader.run(self._stop))
         first_term = self._term() if self._leading() else -1
-        for watch in self._watches.values():
+        for watch in (*self._watches.values(), self._budgets):
             watch.start()
         while not all(watch.wait_synced(_ROUND_SECONDS) for watch in self._watches.values()):
             if self._stop.is_set():
                 return
-        self.state.matrix(lambda _: None)  # all nodes are new to it: not in the first filter's time
+        self.state.refresh()  # all nodes are new to it: not in the first filter's time
         gc.collect()
         gc.freeze()  # a full collection would walk every pod of the cluster, while everybody waits
         if first_term >= 0:

@@ -154,6 +154,12 @@ class State:
             room = known.room.less(self._usage.on(node, without)) if known else UNBOUNDED
             return View(known, self._ledger.cards(node, without), version, room)
 
+    def occupied(self, node: str, without: str) -> tuple[View, tuple[tuple[Holding, GpuPod], ...]]:
+        """The same, and at the same moment which of the pods that are known here hold its cards."""
+        with self._lock:
+            held = (h for h in self._ledger.holdings(node) if h.uid != without and h.uid in self._pods)
+            return self.view(node, without), tuple((h, self._pods[h.uid]) for h in held)
+
     def moved(self) -> list[tuple[str, View]]:
         """The nodes whose cards or room have changed since the last call; kept only for a `nodePolicy` that asks."""
         with self._lock:

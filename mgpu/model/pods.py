@@ -59,6 +59,7 @@ class Pod:
     created: str = ""
     scheduler: str = ""
     priority: int = 0
+    start_time: str = ""
     needs: Room = NOTHING
 
     @property
@@ -115,6 +116,7 @@ def read_pod(raw: object) -> Pod:
         created=reader.text(meta.get("creationTimestamp"), "metadata.creationTimestamp"),
         scheduler=reader.text(spec.get("schedulerName"), "spec.schedulerName"),
         priority=reader.integer(spec.get("priority"), "spec.priority"),
+        start_time=reader.text(status.get("startTime"), "status.startTime"),
         needs=reader.needs(top, spec),
     )
     reader.unique_names(containers)

@@ -18,8 +18,10 @@ from mgpu.settings import load_settings
 from scheduler.admission import BindingAdmission
 from scheduler.app import make_apps
 from scheduler.deciding import Decider
+from scheduler.disruption import Budgets
 from scheduler.filtering import Filter
 from scheduler.late import LateDecisions
+from scheduler.preempting import Preemption
 from scheduler.state import State
 from tests import builders
 
@@ -153,6 +155,8 @@ class Replica:
         client: Any = api
         self.decider = Decider(self.state, client, settings)
         self.filter = Filter(self.state, settings)
+        self.budgets = Budgets()
+        self.preemption = Preemption(self.state, self.budgets, settings)
         self.late = LateDecisions(
             self.state, self.decider, client, settings, self._warn, lambda: self.leading(), self.clock
         )
@@ -230,7 +234,7 @@ def review(binding: Raw, *, name: str = "", resource: str = "pods/binding", dry_
 def clients(replica: Replica) -> tuple[FlaskClient, FlaskClient]:
     """(admission, extender) over HTTP."""
     api: Any = replica.api
-    made = make_apps(replica.decider, replica.filter, api, SETTINGS, replica)
+    made = make_apps(replica.decider, replica.filter, replica.preemption, api, SETTINGS, replica)
     return made[0].test_client(), made[1].test_client()
 
 

@@ -1,4 +1,6 @@
-"""Whatever happens in whatever order: no card over its size by mgpu's decisions, nothing reserved for ever."""
+"""Whatever happens in whatever order: no card over its size by mgpu's decisions, no group on two cards that shares
+one, nothing reserved for ever.
+"""
 
 import contextlib
 from collections import defaultdict
@@ -10,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from mgpu.kube import ApiError
 from mgpu.model.asks import peak
-from mgpu.model.errors import RetryLater
+from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.inventory import read_device, write_device
 from mgpu.model.pods import Node
 from scheduler.extender import Extender
@@ -26,6 +28,9 @@ nodes = st.sampled_from(sorted(NODES))
 shapes = st.sampled_from([[20], [60], [60], [100], [30, 50], [60, 60], [200]])
 fates = st.sampled_from(["lands", "lands", "refused", "dry run", "outage"])
 kinds = st.sampled_from(["nodes", "devices", "pods", "pods", "pods"])
+SAME, SPREAD = "mgpu.io/same-card-group", "mgpu.io/spread-group"
+wishes = st.sampled_from([{}, {}, {SAME: "pair"}, {SAME: "pair"}, {SAME: "other"}, {SPREAD: "web"}])
+Wished = dict[str, str]
 
 
 def _not_leading() -> None:
@@ -63,25 +68,29 @@ class Cluster(RuleBasedStateMachine):
             self.leader.late.add(uid)
         self.api.admit = admitted(self.leader)
 
-    def pod(self, name: str, cores: list[int], node: str = "", *, again: bool = False) -> dict[str, Any]:
+    def pod(
+        self, name: str, cores: list[int], wished: Wished, node: str = "", *, again: bool = False
+    ) -> dict[str, Any]:
         """The pod of this name; a new one where there is none or that one is bound, unless it is wanted `again`."""
+        wished = {} if SAME in wished and cores == [200] else wished  # which admission denies
         found = self.api.pods.get(("default", name))
         if found and found["spec"].get("nodeName") and not again:
             self.api.remove("pods", name)
             found = None
         if not found:
             self.created += 1
-            self.api.put("pods", b.pod(name, *shape(cores), uid=f"{name}-{self.created}", node=node))
+            uid = f"{name}-{self.created}"
+            self.api.put("pods", b.pod(name, *shape(cores), uid=uid, node=node, annotations=dict(wished)))
         return self.api.pod(name)
 
-    @rule(name=names, cores=shapes, node=nodes)
-    def somebody_creates_a_pod_with_a_node(self, name: str, cores: list[int], node: str) -> None:
-        self.pod(name, cores, node)
+    @rule(name=names, cores=shapes, wished=wishes, node=nodes)
+    def somebody_creates_a_pod_with_a_node(self, name: str, cores: list[int], wished: Wished, node: str) -> None:
+        self.pod(name, cores, wished, node)
 
-    @rule(name=names, cores=shapes, node=nodes, fate=fates, again=st.booleans())
-    def bind(self, name: str, cores: list[int], node: str, fate: str, again: bool) -> None:
+    @rule(name=names, cores=shapes, wished=wishes, node=nodes, fate=fates, again=st.booleans())
+    def bind(self, name: str, cores: list[int], wished: Wished, node: str, fate: str, again: bool) -> None:
         """By any scheduler. One that binds again, there or elsewhere, has not seen the answer."""
-        self.pod(name, cores, again=again)
+        self.pod(name, cores, wished, again=again)
         admit = self.api.admit
         self.api.refuse_bindings = fate == "refused"
         if fate == "outage":
@@ -90,11 +99,13 @@ class Cluster(RuleBasedStateMachine):
             self.api.bind(name, node, dry_run=fate == "dry run")
         self.api.refuse_bindings, self.api.admit = False, admit
 
-    @rule(name=names, cores=shapes, node=nodes, again=st.booleans())
-    def the_extender_binds(self, name: str, cores: list[int], node: str, again: bool) -> None:
-        uid = self.pod(name, cores, again=again)["metadata"]["uid"]
+    @rule(name=names, cores=shapes, wished=wishes, node=nodes, again=st.booleans())
+    def the_extender_binds(self, name: str, cores: list[int], wished: Wished, node: str, again: bool) -> None:
+        uid = self.pod(name, cores, wished, again=again)["metadata"]["uid"]
         body = {"PodName": name, "PodNamespace": "default", "PodUID": uid, "Node": node}
-        extender = Extender(self.leader.filter, self.leader.decider, self.client, SETTINGS, self.leader)
+        extender = Extender(
+            self.leader.filter, self.leader.decider, self.leader.preemption, self.client, SETTINGS, self.leader
+        )
         with contextlib.suppress(RetryLater):
             extender.bind(orjson.dumps(body))
 
@@ -110,7 +121,7 @@ class Cluster(RuleBasedStateMachine):
         elif what == "Pending" and raw["status"]["phase"] != "Succeeded":  # the kubelet's, over whatever stood there
             self.api.edit_pod(name, lambda raw: raw["status"].update(phase="Pending"))
         elif what == "garbled" and raw["spec"].get("nodeName"):
-            self.api.edit_pod(name, lambda raw: raw["metadata"].update(annotations={INDEX + "c0": "banana"}))
+            self.api.edit_pod(name, lambda raw: raw["metadata"]["annotations"].update({INDEX + "c0": "banana"}))
 
     @rule(what=st.sampled_from(["unhealthy", "no device", "no node", "back", "back", "back"]))
     def a_node_changes(self, what: str) -> None:
@@ -164,6 +175,32 @@ class Cluster(RuleBasedStateMachine):
                         on = [s for s in recorded(known) or () if s.is_on(card)]
                         used[card.index] += peak((s.stage, s.amount(card)) for s in on).core
             assert all(core <= 1000 for core in used.values()), (node, dict(used))
+
+    @rule(name=names, core=st.sampled_from([20, 60]), node=nodes)
+    def a_worker_avoids_the_others_of_its_group(self, name: str, core: int, node: str) -> None:
+        uid = self.pod(name, [core], {SPREAD: "web"})["metadata"]["uid"]
+        held, known = self.leader.state.decision(uid), self.api.pod(name)
+        self.leader.deliver()
+        cards = self.leader.state.view(node, uid).cards
+        with contextlib.suppress(ApiError, RetryLater):
+            self.api.bind(name, node)
+        decision, ask = self.leader.state.decision(uid), read_gpu_pod(known, SETTINGS)
+        if held or decision is None or ask is None or decision.node != node or not ask.wishes.spread:
+            return
+        with_others = {s.card.index for s in cards if ask.wishes.spread in s.groups}
+        able = {s.card.index for s in cards if s.card.healthy and s.core_free >= 10 * core}
+        if able - with_others:
+            assert with_others.isdisjoint(decision.placement.cards("c0"))
+
+    @invariant()
+    def no_group_that_shares_a_card_is_on_two(self) -> None:
+        on: dict[str, set[object]] = defaultdict(set)
+        for raw in self.api.pods.values():
+            known = read_gpu_pod(raw, SETTINGS)
+            if known is not None and known.pod.node and not known.pod.ended and known.wishes.same_card:
+                with contextlib.suppress(BadObject):
+                    on[known.wishes.same_card.name] |= {(known.pod.node, s.card) for s in recorded(known) or ()}
+        assert all(len(cards) <= 1 for cards in on.values()), dict(on)
 
     def teardown(self) -> None:
         for node in NODES:

@@ -1,0 +1,145 @@
+"""Preemption by cards: whom to evict for a pod on each node that kube-scheduler considers.
+
+kube-scheduler has chosen victims by itself, so that everything but the cards fits; it knows those only as a sum over
+the node. What it chose stays, beside what the cards need, unless nothing but the cards can have been its reason.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mgpu.dialects.vocabulary import vocabulary_of
+from mgpu.model.asks import Ask, Placement
+from mgpu.model.cards import CardState
+from mgpu.model.ledger import Holding
+from mgpu.model.pods import Pod
+from mgpu.model.wishes import PREFIX
+from mgpu.settings import Settings
+from scheduler.decide import assess
+from scheduler.disruption import Budgets
+from scheduler.gpu_pods import GpuPod
+from scheduler.placement.freeing import BUDGET
+from scheduler.placement.victims import Tenant, by_importance, victims, without
+from scheduler.state import State, View
+
+_HARMLESS_VOLUMES = frozenset({"configMap", "downwardAPI", "emptyDir", "hostPath", "projected", "secret"})
+_LOWEST = -(1 << 31)
+
+
+@dataclass(frozen=True, slots=True)
+class Victims:
+    """The uids of the pods to evict from a node, and how many of these evictions violate a disruption budget."""
+
+    uids: tuple[str, ...]
+    violations: int = 0
+
+
+class Preemption:
+    """Thread-safe."""
+
+    def __init__(self, state: State, budgets: Budgets, settings: Settings) -> None:
+        self._state, self._budgets, self._settings = state, budgets, settings
+
+    def choose(self, known: GpuPod, raw: Mapping[str, Any], proposed: Mapping[str, Victims]) -> dict[str, Victims]:
+        """The victims on each node, the most important first; nodes where no eviction makes room are left out.
+
+        raw: the pod that wants the cards, as the API has it. proposed: what kube-scheduler has chosen.
+        """
+        found: dict[str, Victims] = {}
+        if known.ask is None:
+            return found
+        only_cards = _only_cards_can_be_short(known.pod, raw)
+        steps = max(1, BUDGET // max(1, len(proposed)))
+        for name, theirs in proposed.items():
+            chosen = self._on(name, known, known.ask, theirs, steps, only_cards=only_cards)
+            if chosen is not None:
+                found[name] = chosen
+        return found
+
+    def _on(
+        self, name: str, known: GpuPod, ask: Ask, theirs: Victims, steps: int, *, only_cards: bool
+    ) -> Victims | None:
+        view, occupants = self._state.occupied(name, known.pod.uid)
+        node, seats = view.node, self._state.seats(ask, known.pod.uid)
+        if node is None:
+            return None
+
+        def fits(cards: Sequence[CardState]) -> bool:
+            return isinstance(assess(ask, node, cards, self._settings, seats=seats), Placement)
+
+        lower = [(h, p.pod) for h, p in occupants if h.bound and p.pod.priority < known.pod.priority]
+        tenants = self._tenants(view, lower)
+        if only_cards and all(state.card.healthy for state in view.cards):
+            found = victims(ask, view.cards, tenants, fits, budget=steps)
+            if found is None:
+                return None
+            going = {t.uid for t in found[0]}
+            if going and _has_room(view, known.pod, (pod for _, pod in lower if pod.uid in going)):
+                return _told(theirs, tenants, found[0])
+        must = [t for t in tenants if t.uid in theirs.uids]
+        others = [t for t in tenants if t.uid not in theirs.uids]
+        found = victims(ask, without(view.cards, must), others, fits, budget=steps)
+        return None if found is None else _told(theirs, tenants, [*must, *found[0]])
+
+    def _tenants(self, view: View, lower: Sequence[tuple[Holding, Pod]]) -> list[Tenant]:
+        """Those that hold something of the node's cards."""
+        cards, pods = [state.card for state in view.cards], {pod.uid: pod for _, pod in lower}
+        found = []
+        for holding, pod in lower:
+            uses = {card.index: use for card in cards if (use := holding.uses(card)).shares}
+            if uses:
+                found.append(Tenant(pod.uid, pod.priority, uses, pod.start_time, leaving=pod.deleting))
+        violating = self._budgets.violated_by([pods[t.uid] for t in by_importance(found)])
+        return [replace(t, violates=t.uid in violating) for t in found]
+
+
+def _has_room(view: View, pod: Pod, going: Iterable[Pod]) -> bool:
+    """Whether the node has the cpu and memory for the pod once those are gone."""
+    rooms = [view.room, *(p.needs for p in going)]
+    return sum(r.cpu for r in rooms) >= pod.needs.cpu and sum(r.memory for r in rooms) >= pod.needs.memory
+
+
+def _told(theirs: Victims, tenants: Iterable[Tenant], chosen: Sequence[Tenant]) -> Victims:
+    """These and what kube-scheduler has chosen beside the pods that hold cards; the most important first.
+
+    Of the latter only the order is known: each is as important as the next pod behind it that holds cards, or more.
+    """
+    known = {t.uid: t for t in tenants}
+    at_least = _LOWEST
+    rows = [(-t.priority, i, t.uid) for i, t in enumerate(by_importance(chosen))]
+    for i, uid in reversed(list(enumerate(theirs.uids))):
+        if uid in known:
+            at_least = known[uid].priority
+        else:
+            rows.append((-at_least, i - len(theirs.uids), uid))
+    counted = sum(known[uid].violates for uid in theirs.uids if uid in known)
+    violations = max(0, theirs.violations - counted) + sum(t.violates for t in chosen)
+    return Victims(tuple(uid for *_, uid in sorted(rows)), violations)
+
+
+def _plain(resource: str) -> bool:
+    return resource in ("cpu", "memory") or resource.startswith(PREFIX)
+
+
+def _only_cards_can_be_short(pod: Pod, raw: Mapping[str, Any]) -> bool:
+    """Whether nothing but cards, cpu and memory of other pods can be in this pod's way, by all that it says.
+
+    Not seen here: another pod's anti-affinity. It then goes in the next round, when the cards are free.
+    """
+    spec = raw.get("spec") or {}
+    if spec.get("resourceClaims"):
+        return False
+    if any(vocabulary_of(name) is None and not _plain(name) for _, name in pod.resources()):
+        return False
+    containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+    if any(port.get("hostPort") for container in containers for port in container.get("ports") or ()):
+        return False
+    if any(set(volume) - {"name"} - _HARMLESS_VOLUMES for volume in spec.get("volumes") or ()):
+        return False
+    affinity = spec.get("affinity") or {}
+    kinds = [affinity.get(kind) or {} for kind in ("podAffinity", "podAntiAffinity")]
+    if any(kind.get("requiredDuringSchedulingIgnoredDuringExecution") for kind in kinds):
+        return False
+    return all(
+        spread.get("whenUnsatisfiable") == "ScheduleAnyway" for spread in spec.get("topologySpreadConstraints") or ()
+    )
