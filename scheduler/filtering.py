@@ -2,22 +2,30 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import not_
 from typing import NamedTuple
 
 import numpy as np
 
-from mgpu.model.asks import Ask, Placement, Rejection
+from mgpu.model.asks import Ask, Placement
 from mgpu.model.cards import CardState
+from mgpu.model.groups import Seat
 from mgpu.model.pods import Node
 from mgpu.settings import Settings
 from scheduler.decide import assess, score
 from scheduler.gpu_pods import GpuPod
-from scheduler.matrix import Matrix
+from scheduler.placement.refusals import impossible
+from scheduler.placement.wishing import elsewhere, fresh
+from scheduler.ranking import Ranking
 from scheduler.state import State
+from scheduler.vector.fits import Sifted, hopeless, sift
+from scheduler.vector.reasons import reasons, told
+from scheduler.vector.rows import COUNT, Mask, Rows
+from scheduler.vector.scores import same_on_any_cards, scores
 
-_UNKNOWN = "the node is not known to mgpu (yet)"
 _ASKS_KEPT = 32
 _STATES_KEPT = 20_000
 
@@ -31,21 +39,25 @@ class Filtered:
     hopeless: dict[str, str] = field(default_factory=dict)
 
 
-class _Refused(NamedTuple):
-    reason: str
-    hopeless: bool
+class _Answer(NamedTuple):
+    """What the engine says of a pod on a node. reason "": it fits, and `points` is the node's score."""
+
+    reason: str = ""
+    hopeless: bool = False
+    points: int = 0
 
 
-_Answer = tuple[_Refused | None, int]
-"""Why a pod does not fit on a node (None: it fits), and the node's score, 0..10."""
+class _Look(NamedTuple):
+    """The nodes asked about, by position. unmet: those where the pod cannot be whatever their cards hold, and why.
 
+    apart: no other node is like them. seats: where the pod's same-card group is.
+    """
 
-class _Row(NamedTuple):
-    """A node that is looked at closely. `key`: equal for nodes whose answer is the same; b"": this one's alone."""
-
-    node: Node
-    cards: tuple[CardState, ...]
-    key: bytes
+    rows: Rows
+    unmet: dict[int, str]
+    apart: Mask
+    seats: Sequence[Seat]
+    sifted: Sifted
 
 
 class _Memo:
@@ -67,101 +79,96 @@ class _Memo:
 
 
 class Filter:
-    """Thread-safe. Nodes whose cards are in an equal state get one answer, worked out once."""
+    """Thread-safe. What the arrays can tell they tell of all nodes at once; the rest is the engine's, node by node."""
 
     def __init__(self, state: State, settings: Settings) -> None:
         self._state, self._settings = state, settings
         self._memo = _Memo()
+        self._ranking = Ranking(state, settings)
+
+    def warm(self) -> None:
+        """Take in all nodes now, not in the first call's time."""
+        self._state.refresh()
+        self._ranking.refresh()
 
     def filter(self, known: GpuPod, names: Sequence[str]) -> Filtered:
         """A malformed ask fits nowhere, and its problems are the reason."""
-        if known.ask is None:
+        ask = known.ask
+        if ask is None:
             return Filtered(hopeless=dict.fromkeys(names, "; ".join(map(str, known.problems))))
-        sifted, answers = self._look(known, known.ask, names, closely=False)
-        found = Filtered(hopeless={names[i]: reason for i, reason in sifted.unmet})
-        fitting = sifted.sure
-        for i, (refused, _) in answers:
-            if refused is None:
-                fitting.append(i)
+        look = self._look(known, ask, names)
+        found = Filtered(hopeless={names[i]: reason for i, reason in look.unmet.items()})
+        fits = look.sifted.fits.copy()
+        for i, answer in self._by_engine(ask, look, look.sifted.open):
+            if answer.reason:
+                (found.hopeless if answer.hopeless else found.failed)[names[i]] = answer.reason
             else:
-                (found.hopeless if refused.hopeless else found.failed)[names[i]] = refused.reason
-        found.passed = [names[i] for i in (sorted(fitting) if answers else fitting)]
+                fits[i] = True
+        for positions, texts, hope in _refusals(ask, look):
+            told_of = list(zip([names[i] for i in positions], texts, strict=True))
+            found.failed.update(compress(told_of, hope))
+            found.hopeless.update(compress(told_of, map(not_, hope)))
+        found.passed = list(compress(names, fits.tolist()))
         return found
 
     def scores(self, known: GpuPod, names: Sequence[str]) -> list[int]:
         """0..10 for each node; 0 where the pod does not fit (any more)."""
-        scores = [0] * len(names)
+        ranked = self._ranking.points(known, names)
+        if ranked is not None:
+            return ranked
+        points = [0] * len(names)
         if known.ask is not None:
-            for i, (_, points) in self._look(known, known.ask, names, closely=True)[1]:
-                scores[i] = points
-        return scores
+            for i, found in self._points(known.ask, self._look(known, known.ask, names)):
+                points[i] = found
+        return points
 
-    def _look(
-        self, known: GpuPod, ask: Ask, names: Sequence[str], *, closely: bool
-    ) -> tuple["_Sifted", list[tuple[int, _Answer]]]:
-        """closely: an answer, with its score, also for nodes where the pod fits for sure."""
-        decision = self._state.decision(known.pod.uid)
-        own = decision.node if decision else ""  # what it holds there already is not in its way
-        memo = self._memo.of(ask)
-        sifted = self._state.matrix(lambda matrix: _sift(matrix, ask, names, own, memo, closely=closely))
-        answers = sifted.answers
-        for i, row in sifted.open:
-            if not row.key:
-                cards = self._state.view(row.node.name, known.pod.uid).cards
-                answers.append((i, self._assess(ask, row.node, cards)))
-                continue
-            answer = memo.get(row.key)
+    def _points(self, ask: Ask, look: _Look) -> Iterator[tuple[int, int]]:
+        """From each node's own cards; at once where it makes no difference which of them the pod gets."""
+        at_once = look.sifted.fits & same_on_any_cards(look.rows, ask) & ~look.apart
+        positions = np.flatnonzero(at_once)
+        weight_of_core = self._settings.dialects.mgpu.weight_of_core
+        points = scores(look.rows.some(positions), ask, self._settings.node_policy, weight_of_core)
+        yield from zip(positions.tolist(), map(fresh, points) if ask.wishes.spread else points, strict=True)
+        closely = look.sifted.open | (look.sifted.fits & ~at_once)
+        yield from ((i, answer.points) for i, answer in self._by_engine(ask, look, closely))
+
+    def _look(self, known: GpuPod, ask: Ask, names: Sequence[str]) -> _Look:
+        rows, unmet = self._state.rows(names, known.pod, ask)
+        seats, beside = self._state.seats(ask, known.pod.uid), self._state.group_nodes(ask)
+        apart = rows.odd | (rows.totals[COUNT] == 0)
+        if beside:
+            apart |= np.fromiter([name in beside for name in names], np.bool_, len(names))
+        if seats:
+            away = np.flatnonzero(~apart).tolist()
+            unmet = {**dict.fromkeys(away, str(elsewhere(ask, (), seats))), **unmet}
+        which = np.ones(len(names), np.bool_)
+        which[list(unmet)] = False
+        return _Look(rows, unmet, apart, seats, sift(rows, ask, which, apart if seats else rows.odd))
+
+    def _by_engine(self, ask: Ask, look: _Look, which: Mask) -> Iterator[tuple[int, _Answer]]:
+        """The answers for `which`; nodes in an equal state get the same."""
+        memo, rows = self._memo.of(ask), look.rows
+        for i in np.flatnonzero(which).tolist():
+            key = b"" if look.apart[i] else rows.key(i)
+            answer = memo.get(key)
             if answer is None:
-                answer = memo[row.key] = self._assess(ask, row.node, row.cards)
-            answers.append((i, answer))
-        return sifted, answers
+                answer = self._assess(ask, rows.nodes[rows.at[i]], rows.cards_of(i), look.seats)
+                if key:
+                    memo[key] = answer
+            yield i, answer
 
-    def _assess(self, ask: Ask, node: Node, cards: tuple[CardState, ...]) -> _Answer:
-        found = assess(ask, node, cards, self._settings)
+    def _assess(self, ask: Ask, node: Node, cards: Sequence[CardState], seats: Sequence[Seat]) -> _Answer:
+        found = assess(ask, node, cards, self._settings, seats=seats)
         if isinstance(found, Placement):
-            return None, score(ask, found, cards, self._settings)
-        return _Refused(_told(found), found.hopeless), 0
+            return _Answer(points=score(ask, found, cards, self._settings))
+        return _Answer(told(found), found.hopeless)
 
 
-def _told(found: Rejection) -> str:
-    """Readable behind the number of nodes: `0/3 nodes are available: 2 insufficient GPU (8 cards: 8 unhealthy)`."""
-    return str(found) if found.reason else f"insufficient GPU ({found})"
-
-
-class _Sifted(NamedTuple):
-    """Positions in the names asked about: those that fit for sure, those that cannot whatever their cards hold with
-    the reason, those whose answer is known, those that must be looked at.
-    """
-
-    sure: list[int]
-    unmet: list[tuple[int, str]]
-    answers: list[tuple[int, _Answer]]
-    open: list[tuple[int, _Row]]
-
-
-def _sift(
-    matrix: Matrix, ask: Ask, names: Sequence[str], own: str, memo: dict[bytes, _Answer], *, closely: bool
-) -> _Sifted:
-    rows = matrix.rows(names)
-    met, reasons = matrix.unmet(ask)
-    if not len(met):
-        return _Sifted([], [(i, _UNKNOWN) for i in range(len(names))], [], [])
-    known = rows >= 0
-    suits = known & met[rows]
-    unmet = [(i, _UNKNOWN) for i in np.flatnonzero(~known).tolist()]
-    unmet += [(i, reasons[rows[i]]) for i in np.flatnonzero(known & ~suits).tolist()]
-    sure = np.zeros_like(suits)
-    if len(ask.containers) == 1 and not closely:
-        sure = suits & matrix.serving(ask.containers[0], ask.max_shares)[rows] & (rows != matrix.rows([own])[0])
-    sifted = _Sifted(np.flatnonzero(sure).tolist(), unmet, [], [])
-    rest = np.flatnonzero(suits & ~sure)
-    for i, row in zip(rest.tolist(), rows[rest].tolist(), strict=True):
-        node, key = matrix.nodes[row], matrix.keys[row]
-        if node is None or node.name == own:
-            key = b""
-        answer = memo.get(key)
-        if answer is not None:
-            sifted.answers.append((i, answer))
-        elif node is not None:
-            sifted.open.append((i, _Row(node, matrix.cards[row], key)))
-    return sifted
+def _refusals(ask: Ask, look: _Look) -> Iterator[tuple[list[int], list[str], list[bool]]]:
+    """Positions, reasons, and whether there is hope, of the nodes that cannot be as the arrays say."""
+    few = np.flatnonzero(look.sifted.too_few).tolist()
+    yield few, [str(impossible(ask, look.rows.cards_of(i))) for i in few], [False] * len(few)
+    for number in sorted(set(look.sifted.alone.tolist()) - {-1}):
+        refused, container = np.flatnonzero(look.sifted.alone == number), ask.containers[number]
+        rows = look.rows.some(refused)
+        yield refused.tolist(), reasons(rows, ask, container), (~hopeless(rows, ask)).tolist()

@@ -1,138 +1,156 @@
-"""All nodes' cards as arrays (node × card), so that one pod is held against thousands of nodes at once.
-
-Exact for asks of one container, which are nearly all.
-"""
+"""All nodes and their cards as arrays, kept up to date node by node."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mgpu.model.asks import Ask, ContainerAsk, Requirement
+from mgpu.model.asks import Ask, Requirement
 from mgpu.model.cards import CardState
 from mgpu.model.pods import Node
+from mgpu.model.wishes import Wishes
+from scheduler.eligibility import Eligibility
+from scheduler.vector.rows import FIELDS, TOTALS, Ints, Mask, Places, Rows, described
 
-Mask = npt.NDArray[np.bool_]
-Rows = npt.NDArray[np.intp]
-
+UNKNOWN = "the node is not known to mgpu (yet)"
 _REQUIREMENTS_KEPT = 64
+_NOBODY, _NOWHERE = Node(""), 0
+"""The node and the row of every name that no node has."""
 
 
 @dataclass(slots=True)
-class _Unmet:
-    """For one dialect's requirements: which rows meet them, and why the others do not."""
+class _Met:
+    """For one pod's requirements: which rows meet them, and why the others do not."""
 
     met: Mask
     reasons: list[str]
 
 
-class Matrix:
-    """Not thread-safe. Rows are nodes, columns their cards by position; a row without a node fits nothing.
+class _Row(dict[str, int]):
+    def __missing__(self, name: str) -> int:
+        return _NOWHERE
 
-    nodes, cards: what stands in each row. keys: equal for rows whose cards are equal in all that placing
-    looks at.
-    """
+
+class Matrix:
+    """Not thread-safe; what it returns does not change any more."""
 
     def __init__(self) -> None:
-        self._row: dict[str, int] = {}
-        self._free_rows: list[int] = []
-        self.nodes: list[Node | None] = []
-        self.cards: list[tuple[CardState, ...]] = []
-        self.keys: list[bytes] = []
-        self._core = np.zeros((0, 0), np.int64)
-        self._memory = np.zeros((0, 0), np.int64)
-        self._shares = np.zeros((0, 0), np.int64)
-        self._healthy = np.zeros((0, 0), np.bool_)
-        self._unmet: OrderedDict[tuple[Requirement, ...], _Unmet] = OrderedDict()
+        self._row = _Row()
+        self._free: list[int] = []
+        self._nodes = [_NOBODY]
+        self._cards: list[tuple[CardState, ...]] = [()]
+        self._data: Ints = np.zeros((len(FIELDS), 1, 0), np.int64)
+        self._totals: Ints = np.zeros((len(TOTALS), 1), np.int64)
+        self._odd: Mask = np.zeros(1, np.bool_)
+        self._met: OrderedDict[tuple[Requirement, ...], _Met] = OrderedDict()
+        self._eligibility = Eligibility()
+        self._eligibility.put(_NOWHERE, ())
 
     def put(self, node: Node, cards: tuple[CardState, ...]) -> None:
         """The node as it is now."""
         row = self._row.get(node.name)
         if row is None:
-            row = self._free_rows.pop() if self._free_rows else len(self.nodes)
-            self._row[node.name] = row
-        self._grow(row + 1, len(cards))
-        before, self.nodes[row] = self.nodes[row], node
-        if before is None or before.labels != node.labels:
-            for requirements, known in self._unmet.items():
+            row = self._row[node.name] = self._new_row()
+        before, self._nodes[row] = self._nodes[row], node
+        if before is _NOBODY or before.labels != node.labels:
+            for requirements, known in self._met.items():
                 self._judge(requirements, known, row)
-        self._fill(row, cards)
+        self._widen(len(cards))
+        self._cards[row] = cards
+        self._eligibility.put(row, cards)
+        self._odd[row] = _fill(self._data, self._totals, row, cards)
 
     def drop(self, name: str) -> None:
         row = self._row.pop(name, None)
         if row is not None:
-            self.nodes[row] = None
-            self._free_rows.append(row)
-            self._fill(row, ())
+            self._nodes[row], self._cards[row] = _NOBODY, ()
+            self._eligibility.drop(row)
+            self._free.append(row)
 
-    def rows(self, names: Sequence[str]) -> Rows:
-        """The row of each name; -1 where there is no such node."""
-        row = self._row
-        return np.fromiter([row.get(name, -1) for name in names], np.intp, len(names))
+    def take(
+        self, names: Sequence[str], ask: Ask, instead: Mapping[str, tuple[CardState, ...]]
+    ) -> tuple[Rows, dict[int, str]]:
+        """The nodes of these names, in this order; and why those are out that are not what the ask requires.
 
-    def unmet(self, ask: Ask) -> tuple[Mask, list[str]]:
-        """Per row: whether it meets the ask's requirements, and the reason where it does not."""
-        known = self._unmet.get(ask.requirements)
-        if known is None:
-            known = self._unmet[ask.requirements] = _Unmet(np.zeros(len(self._core), np.bool_), [""] * len(self._core))
-            for row in range(len(self.nodes)):
-                self._judge(ask.requirements, known, row)
-            if len(self._unmet) > _REQUIREMENTS_KEPT:
-                self._unmet.popitem(last=False)
-        self._unmet.move_to_end(ask.requirements)
-        return known.met, known.reasons
-
-    def serving(self, container: ContainerAsk, max_shares: int) -> Mask:
-        """The rows where this container fits, were it the only one of its pod: what `place` says, exactly."""
-        serving = self._healthy.copy()
-        if container.whole:
-            serving &= self._shares == 0
-        else:
-            serving &= (self._core >= container.core) & (self._memory >= container.memory)
-        if max_shares:
-            serving &= self._shares < max_shares
-        return np.asarray(serving.sum(axis=1) >= container.cards)
-
-    def _judge(self, requirements: tuple[Requirement, ...], known: _Unmet, row: int) -> None:
-        node = self.nodes[row]
-        reason = None if node is None else next((text for r in requirements if (text := r.unmet(node))), None)
-        known.met[row] = node is not None and reason is None
-        known.reasons[row] = reason or ""
-
-    def _fill(self, row: int, cards: tuple[CardState, ...]) -> None:
-        self.cards[row] = cards
-        rows = [
-            (s.core_free, s.memory_free, s.shares, c.healthy, s.core_used, s.memory_used, c.core, c.memory, c.index)
-            for s in cards
-            for c in (s.card,)
-        ]
-        table = np.array(rows, np.int64).reshape(len(cards), 9)
-        for column, array in enumerate((self._core, self._memory, self._shares, self._healthy)):
-            array[row] = 0
-            array[row, : len(cards)] = table[:, column]
-        self.keys[row] = table.tobytes()
-
-    def _grow(self, rows: int, columns: int) -> None:
-        missing = rows - len(self.nodes)
-        self.nodes += [None] * missing
-        self.cards += [()] * missing
-        self.keys += [b""] * missing
-        have_rows, have_columns = self._core.shape
-        if rows <= have_rows and columns <= have_columns:
-            return
-        shape = (max(have_rows, 2 * rows) if rows > have_rows else have_rows, max(columns, have_columns))
-        self._core, self._memory, self._shares, self._healthy = (
-            _grown(array, shape) for array in (self._core, self._memory, self._shares, self._healthy)
+        instead: cards as they shall be taken to be, in place of those put here.
+        """
+        at = np.fromiter(map(self._row.__getitem__, names), np.intp, len(names))
+        rows = Rows(
+            self._data.take(at, axis=1),
+            self._totals.take(at, axis=1),
+            self._odd.take(at),
+            at,
+            self._nodes.copy(),
+            cards := self._cards.copy(),
+            self._bars(ask.wishes, at),
+            self._eligibility.texts,
         )
-        for known in self._unmet.values():
-            known.met = np.concatenate((known.met, np.zeros(shape[0] - len(known.met), np.bool_)))
-            known.reasons += [""] * (shape[0] - len(known.reasons))
+        for name, other in instead.items():
+            row = self._row.get(name)
+            if row is not None:
+                cards[row] = other
+                for i in np.flatnonzero(at == row).tolist():
+                    rows.odd[i] = _fill(rows.data, rows.totals, i, other)
+        known = self._judged(ask.requirements)
+        unmet = {i: known.reasons[at[i]] for i in np.flatnonzero(~known.met[at]).tolist()}
+        return rows, unmet
+
+    def _bars(self, wishes: Wishes, at: Places) -> Ints | None:
+        codes = self._eligibility.bars(wishes)
+        if codes is None:
+            return None
+        bars = np.zeros((len(at), self._data.shape[2]), np.int64)
+        bars[:, : codes.shape[1]] = codes[at]
+        return bars
+
+    def _judged(self, requirements: tuple[Requirement, ...]) -> _Met:
+        known = self._met.get(requirements)
+        if known is None:
+            known = self._met[requirements] = _Met(np.zeros(len(self._odd), np.bool_), [UNKNOWN] * len(self._odd))
+            for row in self._row.values():
+                self._judge(requirements, known, row)
+            if len(self._met) > _REQUIREMENTS_KEPT:
+                self._met.popitem(last=False)
+        self._met.move_to_end(requirements)
+        return known
+
+    def _judge(self, requirements: tuple[Requirement, ...], known: _Met, row: int) -> None:
+        node = self._nodes[row]
+        reason = next((text for r in requirements if (text := r.unmet(node)) is not None), None)
+        known.met[row], known.reasons[row] = reason is None, reason or ""
+
+    def _new_row(self) -> int:
+        if self._free:
+            return self._free.pop()
+        row = len(self._nodes)
+        self._nodes.append(_NOBODY)
+        self._cards.append(())
+        if row >= len(self._odd):
+            self._data, self._totals = _doubled(self._data, 1), _doubled(self._totals, 1)
+            self._odd = _doubled(self._odd, 0)
+            for known in self._met.values():
+                known.met = _doubled(known.met, 0)
+                known.reasons += [UNKNOWN] * len(known.reasons)
+        return row
+
+    def _widen(self, columns: int) -> None:
+        missing = columns - self._data.shape[2]
+        if missing > 0:
+            self._data = np.pad(self._data, ((0, 0), (0, 0), (0, missing)))
 
 
-def _grown(array: npt.NDArray[Any], shape: tuple[int, int]) -> npt.NDArray[Any]:
-    larger = np.zeros(shape, array.dtype)
-    larger[: array.shape[0], : array.shape[1]] = array
-    return larger
+def _doubled(array: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:
+    return np.concatenate((array, np.zeros_like(array)), axis)
+
+
+def _fill(data: Ints, totals: Ints, row: int, cards: Sequence[CardState]) -> bool:
+    """Whether the row is odd."""
+    data[:, row], totals[:, row] = 0, 0
+    made = described(cards)
+    if made is None:
+        return True
+    data[:, row, : len(cards)], totals[:, row] = made
+    return False

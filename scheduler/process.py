@@ -26,6 +26,7 @@ _LEASE = "mgpu-scheduler"
 _SILENT_SECONDS = 30.0
 _ROUND_SECONDS = 0.1
 _REFRESH_SECONDS = 120.0
+_LEARN_SECONDS = 1.0
 
 
 class Process:
@@ -111,7 +112,9 @@ class Process:
         while not all(watch.wait_synced(_ROUND_SECONDS) for watch in self._watches.values()):
             if self._stop.is_set():
                 return
-        self.state.refresh()  # all nodes are new to it: not in the first filter's time
+        self.state.outlook.refresh()
+        self.filter.warm()
+        self._run("outlook", self._look_ahead)
         gc.collect()
         gc.freeze()  # a full collection would walk every pod of the cluster, while everybody waits
         if first_term >= 0:
@@ -124,6 +127,15 @@ class Process:
             except Exception:
                 # The thread's outermost loop: reservations would never be released again.
                 log.exception("round failed")
+
+    def _look_ahead(self) -> None:
+        """Learn from the pods that came meanwhile; not in any call's time."""
+        while not self._stop.wait(_LEARN_SECONDS):
+            try:
+                self.state.outlook.refresh()
+            except Exception:
+                # The thread's outermost loop: what was learnt before stays in force.
+                log.exception("nothing learnt")
 
     def _catch_up(self) -> None:
         """The last leader may have written what the watch has not brought yet: decide only on a newer list."""

@@ -186,13 +186,6 @@ def test_what_is_held_on_a_card_that_comes_back_smaller_stays_held(one: Replica)
     assert [s.memory_free for s in one.state.view("n1", "").cards] == [40 * b.GIB] * 2
 
 
-def test_the_matrix_follows_nodes_that_come_and_go(one: Replica) -> None:
-    assert one.state.matrix(lambda m: m.rows(["n1", "n2"]).tolist()) == [0, -1]
-    one.api.remove("nodes", "n1")
-    one.deliver()
-    assert one.state.matrix(lambda m: m.rows(["n1"]).tolist()) == [-1]
-
-
 def test_a_pod_that_is_no_pod_is_refused_by_its_path() -> None:
     raw = b.share("p")
     raw["spec"]["containers"] = "none"

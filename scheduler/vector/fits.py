@@ -1,0 +1,102 @@
+"""Which cards can take a container, and on which nodes a pod fits or does not: what the engine says, exactly.
+
+Where the arrays cannot tell, they say so.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from mgpu.model.asks import Amount, Ask, ContainerAsk, peak
+from scheduler.vector.rows import (
+    CORE,
+    CORE_FREE,
+    COUNT,
+    EXACT,
+    HEALTH,
+    HEALTHY,
+    MEMORY,
+    MEMORY_FREE,
+    SHARES,
+    Ints,
+    Mask,
+    Rows,
+)
+
+
+class Sifted(NamedTuple):
+    """n each, at most one of them true of a node. too_few: it has fewer cards than a container asks for.
+
+    alone: the number of the first container that cannot be placed even alone; -1: there is none.
+    open: what these arrays cannot tell.
+    """
+
+    fits: Mask
+    too_few: Mask
+    alone: Ints
+    open: Mask
+
+
+def sift(rows: Rows, ask: Ask, which: Mask, closely: Mask) -> Sifted:
+    """which: the nodes that are asked about. closely: those that are to be left open."""
+    counts = rows.totals[COUNT]
+    left = which & (counts > 0) & ~closely & _tells(ask)
+    too_few = left & (counts < max(c.cards for c in ask.containers))
+    left &= ~too_few
+    alone = np.full(len(counts), -1)
+    for number, container in enumerate(ask.containers):
+        cannot = left & (serving(rows, container, ask).sum(axis=1) < container.cards)
+        alone[cannot] = number
+        left &= ~cannot
+    fits = left & _fit_together(rows, ask)
+    return Sifted(fits, too_few, alone, which & ~fits & ~too_few & (alone < 0))
+
+
+def _tells(ask: Ask) -> bool:
+    """Whether the arrays can hold this ask. All containers of a same-card group's pod must be on one card."""
+    if ask.wishes.same_card and (len(ask.containers) > 1 or ask.containers[0].cards > 1):
+        return False
+    return sum(c.cards * (c.core + c.memory) for c in ask.containers) < EXACT
+
+
+def eligible(rows: Rows) -> Mask:
+    """n × cards: healthy, and not ruled out by the pod's wishes."""
+    healthy = rows.data[HEALTH] == HEALTHY
+    return np.asarray(healthy if rows.bars is None else healthy & (rows.bars == 0))
+
+
+def serving(rows: Rows, container: ContainerAsk, ask: Ask, shares: int = 1) -> Mask:
+    """n × cards: those that have room for the container and `shares` shares; where `refusals.refusal` has no reason."""
+    able = eligible(rows)
+    if container.whole:
+        able &= (rows.data[SHARES] == 0) & (rows.data[CORE_FREE] >= rows.data[CORE])
+        able &= rows.data[MEMORY_FREE] >= rows.data[MEMORY]
+    else:
+        able &= (rows.data[CORE_FREE] >= container.core) & (rows.data[MEMORY_FREE] >= container.memory)
+    if ask.max_shares:
+        able &= rows.data[SHARES] + shares <= ask.max_shares
+    return able
+
+
+def hopeless(rows: Rows, ask: Ask) -> Mask:
+    """n: even with nothing on its cards there are too few that can take one of the containers."""
+    found = np.zeros(len(rows.at), np.bool_)
+    able = eligible(rows)
+    for c in ask.containers:
+        large = able if c.whole else able & (rows.data[CORE] >= c.core) & (rows.data[MEMORY] >= c.memory)
+        found |= large.sum(axis=1) < c.cards
+    return found
+
+
+def _fit_together(rows: Rows, ask: Ask) -> Mask | bool:
+    """Where all containers fit for sure, since each does alone: as many cards as the one that asks for the most have
+    room for all of them at once.
+    """
+    if len(ask.containers) == 1:
+        return True
+    if any(c.whole for c in ask.containers):
+        return False
+    most = peak((c.stage, Amount(c.core, c.memory, 1)) for c in ask.containers)
+    cards = max(c.cards for c in ask.containers)
+    able = serving(rows, ContainerAsk("all", cards, most.core, most.memory), ask, most.shares)
+    return np.asarray(able.sum(axis=1) >= cards)

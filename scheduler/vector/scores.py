@@ -1,0 +1,51 @@
+"""`node_score` for many nodes, where it makes no difference which of their cards a pod gets."""
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from mgpu.model.asks import Ask
+from mgpu.model.pods import Stage
+from scheduler.placement.node_score import HIGHEST, NODE_POLICIES, by_fullness
+from scheduler.vector.rows import (
+    ALL_CORE,
+    ALL_CORE_USED,
+    ALL_MEMORY,
+    ALL_MEMORY_USED,
+    CORE,
+    MEMORY,
+    Mask,
+    Rows,
+)
+
+_DOUBT = 1e-9
+"""A quotient of floats is exact to some 1e-15; one this close to a whole number is worked out in integers."""
+
+
+def same_on_any_cards(rows: Rows, ask: Ask) -> Mask:
+    """n: where what the pod takes of all the cards together is known without its placement."""
+    if len(ask.containers) > 1 and any(c.whole or c.stage is Stage.INIT for c in ask.containers):
+        return np.zeros(len(rows.at), np.bool_)
+    return rows.one_size() if ask.containers[0].whole else np.ones(len(rows.at), np.bool_)
+
+
+def scores(rows: Rows, ask: Ask, node_policy: str, weight_of_core: int) -> list[int]:
+    """The score of each of these nodes, by a policy of NODE_POLICIES, for a pod that fits there on any cards."""
+    first = ask.containers[0]
+    core_used, memory_used, core, memory = rows.totals[[ALL_CORE_USED, ALL_MEMORY_USED, ALL_CORE, ALL_MEMORY]]
+    if first.whole:
+        core_used += first.cards * rows.data[CORE, :, 0]
+        memory_used += first.cards * rows.data[MEMORY, :, 0]
+    else:
+        core_used += sum(c.cards * c.core for c in ask.containers)
+        memory_used += sum(c.cards * c.memory for c in ask.containers)
+    used = (weight_of_core * (core_used / core) + (100 - weight_of_core) * (memory_used / memory)) / 100
+    of_fraction: Any = NODE_POLICIES[node_policy]
+    found: list[int] = of_fraction(np.minimum(used, 1.0), 1.0).astype(np.int64).tolist()
+    doubtful = np.flatnonzero(np.abs(HIGHEST * used - np.rint(HIGHEST * used)) < _DOUBT).tolist()
+    in_integers = lru_cache(maxsize=None)(by_fullness)
+    sums = (array[doubtful].tolist() for array in (core_used, memory_used, core, memory))
+    for i, *of_node in zip(doubtful, *sums, strict=True):
+        found[i] = in_integers(*of_node, node_policy, weight_of_core)
+    return found
