@@ -112,9 +112,9 @@ class Process:
         while not all(watch.wait_synced(_ROUND_SECONDS) for watch in self._watches.values()):
             if self._stop.is_set():
                 return
-        self.state.outlook.refresh()
+        self._learn()
         self.filter.warm()
-        self._run("outlook", self._look_ahead)
+        self._run("outlook", self._keep_learning)
         gc.collect()
         gc.freeze()  # a full collection would walk every pod of the cluster, while everybody waits
         if first_term >= 0:
@@ -128,14 +128,17 @@ class Process:
                 # The thread's outermost loop: reservations would never be released again.
                 log.exception("round failed")
 
-    def _look_ahead(self) -> None:
-        """Learn from the pods that came meanwhile; not in any call's time."""
+    def _keep_learning(self) -> None:
         while not self._stop.wait(_LEARN_SECONDS):
-            try:
-                self.state.outlook.refresh()
-            except Exception:
-                # The thread's outermost loop: what was learnt before stays in force.
-                log.exception("nothing learnt")
+            self._learn()
+
+    def _learn(self) -> None:
+        """From the pods that came meanwhile; not in any call's time."""
+        try:
+            self.state.outlook.refresh()
+        except Exception:
+            # Outermost: what was learnt before stays in force, and nodes and cards are chosen with it or without.
+            log.exception("nothing learnt")
 
     def _catch_up(self) -> None:
         """The last leader may have written what the watch has not brought yet: decide only on a newer list."""

@@ -51,15 +51,24 @@ class Ranking:
         if judge is None or known.ask is None:
             return None
         shape = self._state.outlook.shape(known.pod, known.ask)
-        with self._lock:  # before that of the state, never within it
-            for name, view in self._state.moved():
-                if view.node is None:
-                    self._field.drop(name)
-                else:
-                    self._field.put(view.node, view.cards, view.room)
+        with self._lock:
+            self._follow()
             keys = self._field.keys(judge, shape, names)
         self._alone(known, known.ask, judge, shape, names, keys)
         return points(names, keys) if (keys != UNFIT).any() else None
+
+    def refresh(self) -> None:
+        """Take in what has changed."""
+        with self._lock:
+            self._follow()
+
+    def _follow(self) -> None:
+        # The state's lock is taken within this one, never this one within the state's.
+        for name, view in self._state.moved():
+            if view.node is None:
+                self._field.drop(name)
+            else:
+                self._field.put(view.node, view.cards, view.room)
 
     def _alone(self, known: GpuPod, ask: Ask, judge: Judge, shape: Shape, names: Sequence[str], keys: Ints) -> None:
         """Set the keys of the nodes where this very pod, or one of its spread group, is: not as for others."""
