@@ -24,7 +24,7 @@ class Eligibility:
     def __init__(self) -> None:
         self.texts: list[str] = [""]
         self._code: dict[str, int] = {}
-        self._cards: list[tuple[Card, ...]] = []
+        self._cards: list[tuple[Card, ...]] = [()]
         self._columns = 0
         self._known: OrderedDict[_Lists, tuple[Wishes, Codes]] = OrderedDict()
 

@@ -1,0 +1,127 @@
+"""The filter over all nodes at once says of wishes what the engine says node by node."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mgpu.model.asks import Placement
+from mgpu.model.inventory import write_device
+from mgpu.model.pods import Node, read_node
+from mgpu.settings import load_settings
+from scheduler.decide import assess, score
+from scheduler.filtering import Filter
+from scheduler.gpu_pods import GpuPod, read_gpu_pod
+from scheduler.state import State
+from tests import builders as b
+from tests.examples import examples
+
+SAME, SPREAD, MODELS = "mgpu.io/same-card-group", "mgpu.io/spread-group", "mgpu.io/card-models"
+EXCLUDED, UUIDS = "mgpu.io/exclude-card-models", "mgpu.io/card-uuids"
+PACKED, SPREAD_OUT = load_settings(), load_settings("nodePolicy: spread")
+MODEL_NAMES = ["NVIDIA A100-SXM4-80GB", "NVIDIA H100", "Tesla T4"]
+
+grouped = st.fixed_dictionaries({}, optional={SAME: st.just("pair"), SPREAD: st.just("web")})
+held = st.lists(st.tuples(st.integers(0, 2), st.sampled_from([10, 40, 90]), grouped), max_size=3)
+nodes = st.lists(
+    st.tuples(st.lists(st.tuples(st.sampled_from(MODEL_NAMES), st.booleans()), max_size=3), held),
+    min_size=1,
+    max_size=4,
+)
+wishes = st.fixed_dictionaries(
+    {},
+    optional={
+        SAME: st.just("pair"),
+        SPREAD: st.just("web"),
+        MODELS: st.sampled_from(["A100", "H100, T4", "L40S"]),
+        EXCLUDED: st.sampled_from(["Tesla", "A100-SXM4,L4"]),
+        UUIDS: st.sampled_from(["GPU-n0-0", "GPU-n1-1,GPU-n0-2", "GPU-x"]),
+    },
+)
+cores = st.sampled_from([[20], [60], [100], [30, 50], [60, 60]])
+Nodes = list[tuple[list[tuple[str, bool]], list[tuple[int, int, dict[str, str]]]]]
+
+
+def put(state: State, raw: dict[str, Any]) -> None:
+    state.pod_changed({**raw, "metadata": {**raw["metadata"], "resourceVersion": "1"}})
+
+
+def filled(made: Nodes, settings: Any) -> State:
+    state = State(settings)
+    for i, (listed, pods) in enumerate(made):
+        name = f"n{i}"
+        cards = [replace(b.card(j, healthy=ok, node=name), model=model) for j, (model, ok) in enumerate(listed)]
+        state.node_changed(b.node(name))
+        state.device_changed(write_device(Node(name), "", cards))
+        for k, (card, core, groups) in enumerate(pods):
+            record = {"vke.volcengine.com/gpu-index-container-c": str(card)}
+            put(state, b.share(f"{name}-{k}", core, annotations={**groups, **record}, node=name))
+    return state
+
+
+def asking(listed: list[int], annotations: dict[str, str]) -> GpuPod:
+    containers = [b.container(f"c{i}", core, None if core >= 100 else 1024) for i, core in enumerate(listed)]
+    known = read_gpu_pod(b.pod("p", *containers, annotations=annotations), PACKED)
+    assert known is not None
+    return known
+
+
+@pytest.mark.parametrize("settings", [PACKED, SPREAD_OUT], ids=["binpack", "spread"])
+@given(made=nodes, listed=cores, wished=wishes)
+@examples(100)
+def test_property_the_filter_says_what_the_engine_says(
+    settings: Any, made: Nodes, listed: list[int], wished: dict[str, str]
+) -> None:
+    state, known = filled(made, settings), asking(listed, wished)
+    assert known.ask is not None
+    names = [f"n{i}" for i in range(len(made))]
+    filter_ = Filter(state, settings)
+    found, points = filter_.filter(known, [*names, "other"]), filter_.scores(known, [*names, "other"])
+    assert points.pop() == 0
+    assert "other" in found.hopeless
+    for name, point in zip(names, points, strict=True):
+        cards = state.view(name, "").cards
+        said = assess(known.ask, read_node(b.node(name)), cards, settings, seats=state.seats(known.ask, ""))
+        if isinstance(said, Placement):
+            assert name in found.passed
+            assert point == score(known.ask, said, cards, settings)
+        else:
+            assert str(said) in (found.hopeless if said.hopeless else found.failed)[name]
+            assert point == 0
+
+
+def test_a_node_with_a_card_that_no_other_of_the_group_has_is_the_best() -> None:
+    a100 = [("NVIDIA A100-SXM4-80GB", True)] * 2
+    crowded: list[tuple[int, int, dict[str, str]]] = [(i, 40, {SPREAD: "web"}) for i in range(2)]
+    state = filled([(a100, crowded), (a100, crowded[:1]), (a100, [])], PACKED)
+    filter_, known = Filter(state, PACKED), asking([20], {SPREAD: "web"})
+    names = ["n0", "n1", "n2"]
+    assert filter_.filter(known, names).passed == names
+    first, second, third = filter_.scores(known, names)
+    assert first < min(second, third)
+
+
+def test_the_nodes_own_inventory_may_change() -> None:
+    state, known = filled([([("Tesla T4", True)], [])], PACKED), asking([20], {MODELS: "H100"})
+    filter_ = Filter(state, PACKED)
+    assert "model Tesla T4 not among card-models" in filter_.filter(known, ["n0"]).hopeless["n0"]
+    state.device_changed(write_device(Node("n0"), "", [replace(b.card(0, node="n0"), model="NVIDIA H100")]))
+    assert filter_.filter(known, ["n0"]).passed == ["n0"]
+    state.node_gone(b.node("n0"))
+    assert filter_.filter(known, ["n0"]).passed == []
+
+
+def test_no_nodes_at_all() -> None:
+    filter_, known = Filter(State(PACKED), PACKED), asking([20], {MODELS: "H100", SPREAD: "web"})
+    assert list(filter_.filter(known, ["n0"]).hopeless) == ["n0"]
+    assert filter_.filter(known, []).passed == []
+    assert filter_.scores(known, ["n0"]) == [0]
+
+
+def test_a_bad_wish_fits_nowhere_and_says_why() -> None:
+    state, raw = filled([([("Tesla T4", True)], [])], PACKED), b.share(annotations={MODELS: ""})
+    known = read_gpu_pod(raw, PACKED)
+    assert known is not None
+    assert "mgpu.io/card-models" in Filter(state, PACKED).filter(known, ["n0"]).hopeless["n0"]
