@@ -220,3 +220,34 @@ def test_other_kinds_are_skipped_in_a_line_each() -> None:
     result = run("-", objects=[service, config])
     assert result.exit_code == 0
     assert result.stderr == "<stdin>: document 1: Service s is skipped; it plays no part in a simulation\n"
+
+
+@pytest.mark.parametrize("policy", ["fgd"])
+def test_policies_that_learn_choose_one_node_and_keep_cards_whole(policy: str) -> None:
+    """Pods in file order are what they learn from: after two that want a whole card, shares go together."""
+    nodes = [served(name) for name in ("n1", "n2")]
+    whole = [pod(f"whole-{i}", container(core=100)) for i in range(2)]
+    shares = [share(f"share-{i}", core=30) for i in range(5)]
+    options = ("--node-policy", policy, "--card-policy", policy)
+    found = simulated(*nodes, *whole, *shares, options=options)
+    for row in found["pods"]:
+        scores = row["scores"]
+        assert list(scores.values()).count(10) == 1
+        assert scores[row["node"]] == 10
+    cards = [(row["node"], *row["containers"]["c"]["cards"]) for row in found["pods"]]
+    assert len(set(cards[:2])) == 2
+    assert len(set(cards[2:])) == 2
+    assert found == simulated(*nodes, *whole, *shares, options=options)
+
+
+@pytest.mark.parametrize("policy", ["fgd"])
+def test_what_runs_already_is_learnt_from_too(policy: str) -> None:
+    """A whole card was wanted before: the share goes where another one is, spread or not."""
+    record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "1"}
+    before = [
+        pod("old", container(core=100), node="n1", phase="Succeeded"),
+        share("there", annotations=record, node="n1"),
+    ]
+    options = ("--card-policy", policy)
+    found = simulated(served(), *before, share("new", core=20), options=options)
+    assert found["pods"][0]["containers"]["c"]["cards"] == [1]
