@@ -17,14 +17,13 @@ from mgpu.model.pods import Node
 from mgpu.settings import Settings
 from scheduler.decide import assess, score
 from scheduler.gpu_pods import GpuPod
+from scheduler.looking import Look, look
 from scheduler.placement.refusals import impossible
-from scheduler.placement.wishing import elsewhere, fresh
 from scheduler.ranking import Ranking
 from scheduler.state import State
-from scheduler.vector.fits import Sifted, hopeless, sift
+from scheduler.vector.fits import hopeless
 from scheduler.vector.reasons import reasons, told
-from scheduler.vector.rows import COUNT, Mask, Rows
-from scheduler.vector.scores import same_on_any_cards, scores
+from scheduler.vector.rows import Mask
 
 _ASKS_KEPT = 32
 _STATES_KEPT = 20_000
@@ -45,19 +44,6 @@ class _Answer(NamedTuple):
     reason: str = ""
     hopeless: bool = False
     points: int = 0
-
-
-class _Look(NamedTuple):
-    """The nodes asked about, by position. unmet: those where the pod cannot be whatever their cards hold, and why.
-
-    apart: no other node is like them. seats: where the pod's same-card group is.
-    """
-
-    rows: Rows
-    unmet: dict[int, str]
-    apart: Mask
-    seats: Sequence[Seat]
-    sifted: Sifted
 
 
 class _Memo:
@@ -96,19 +82,18 @@ class Filter:
         ask = known.ask
         if ask is None:
             return Filtered(hopeless=dict.fromkeys(names, "; ".join(map(str, known.problems))))
-        look = self._look(known, ask, names)
-        found = Filtered(hopeless={names[i]: reason for i, reason in look.unmet.items()})
-        fits = look.sifted.fits.copy()
-        for i, answer in self._by_engine(ask, look, look.sifted.open):
+        seen = look(self._state, self._settings, known, ask, names)
+        found = Filtered(hopeless={names[i]: reason for i, reason in seen.unmet.items()})
+        for i, answer in self._by_engine(ask, seen, seen.sifted.open):
             if answer.reason:
                 (found.hopeless if answer.hopeless else found.failed)[names[i]] = answer.reason
             else:
-                fits[i] = True
-        for positions, texts, hope in _refusals(ask, look):
-            told_of = list(zip([names[i] for i in positions], texts, strict=True))
+                seen.fits[i] = True
+        for refused, texts, hope in _refusals(ask, seen):
+            told_of = list(zip([names[i] for i in refused], texts, strict=True))
             found.failed.update(compress(told_of, hope))
             found.hopeless.update(compress(told_of, map(not_, hope)))
-        found.passed = list(compress(names, fits.tolist()))
+        found.passed = list(compress(names, seen.fits.tolist()))
         return found
 
     def scores(self, known: GpuPod, names: Sequence[str]) -> list[int]:
@@ -116,46 +101,25 @@ class Filter:
         ranked = self._ranking.points(known, names)
         if ranked is not None:
             return ranked
-        points = [0] * len(names)
-        if known.ask is not None:
-            for i, found in self._points(known.ask, self._look(known, known.ask, names)):
-                points[i] = found
+        if known.ask is None:
+            return [0] * len(names)
+        seen = look(self._state, self._settings, known, known.ask, names, scoring=True)
+        for i, answer in self._by_engine(known.ask, seen, np.ones_like(seen.apart)):
+            seen.points[i] = answer.points
+        points: list[int] = seen.points.tolist()
         return points
 
-    def _points(self, ask: Ask, look: _Look) -> Iterator[tuple[int, int]]:
-        """From each node's own cards; at once where it makes no difference which of them the pod gets."""
-        at_once = look.sifted.fits & same_on_any_cards(look.rows, ask) & ~look.apart
-        positions = np.flatnonzero(at_once)
-        weight_of_core = self._settings.dialects.mgpu.weight_of_core
-        points = scores(look.rows.some(positions), ask, self._settings.node_policy, weight_of_core)
-        yield from zip(positions.tolist(), map(fresh, points) if ask.wishes.spread else points, strict=True)
-        closely = look.sifted.open | (look.sifted.fits & ~at_once)
-        yield from ((i, answer.points) for i, answer in self._by_engine(ask, look, closely))
-
-    def _look(self, known: GpuPod, ask: Ask, names: Sequence[str]) -> _Look:
-        rows, unmet = self._state.rows(names, known.pod, ask)
-        seats, beside = self._state.seats(ask, known.pod.uid), self._state.group_nodes(ask)
-        apart = rows.odd | (rows.totals[COUNT] == 0)
-        if beside:
-            apart |= np.fromiter([name in beside for name in names], np.bool_, len(names))
-        if seats:
-            away = np.flatnonzero(~apart).tolist()
-            unmet = {**dict.fromkeys(away, str(elsewhere(ask, (), seats))), **unmet}
-        which = np.ones(len(names), np.bool_)
-        which[list(unmet)] = False
-        return _Look(rows, unmet, apart, seats, sift(rows, ask, which, apart if seats else rows.odd))
-
-    def _by_engine(self, ask: Ask, look: _Look, which: Mask) -> Iterator[tuple[int, _Answer]]:
-        """The answers for `which`; nodes in an equal state get the same."""
-        memo, rows = self._memo.of(ask), look.rows
-        for i in np.flatnonzero(which).tolist():
-            key = b"" if look.apart[i] else rows.key(i)
+    def _by_engine(self, ask: Ask, seen: Look, which: Mask) -> Iterator[tuple[int, _Answer]]:
+        """The answers for `which` of the nodes looked at closely; those in an equal state get the same."""
+        memo, rows, positions = self._memo.of(ask), seen.rows, seen.closely.tolist()
+        for row in np.flatnonzero(which).tolist():
+            key = b"" if seen.apart[row] else rows.key(row)
             answer = memo.get(key)
             if answer is None:
-                answer = self._assess(ask, rows.nodes[rows.at[i]], rows.cards_of(i), look.seats)
+                answer = self._assess(ask, rows.nodes[row], rows.cards[row], seen.seats)
                 if key:
                     memo[key] = answer
-            yield i, answer
+            yield positions[row], answer
 
     def _assess(self, ask: Ask, node: Node, cards: Sequence[CardState], seats: Sequence[Seat]) -> _Answer:
         found = assess(ask, node, cards, self._settings, seats=seats)
@@ -164,11 +128,12 @@ class Filter:
         return _Answer(told(found), found.hopeless)
 
 
-def _refusals(ask: Ask, look: _Look) -> Iterator[tuple[list[int], list[str], list[bool]]]:
+def _refusals(ask: Ask, seen: Look) -> Iterator[tuple[list[int], list[str], list[bool]]]:
     """Positions, reasons, and whether there is hope, of the nodes that cannot be as the arrays say."""
-    few = np.flatnonzero(look.sifted.too_few).tolist()
-    yield few, [str(impossible(ask, look.rows.cards_of(i))) for i in few], [False] * len(few)
-    for number in sorted(set(look.sifted.alone.tolist()) - {-1}):
-        refused, container = np.flatnonzero(look.sifted.alone == number), ask.containers[number]
-        rows = look.rows.some(refused)
-        yield refused.tolist(), reasons(rows, ask, container), (~hopeless(rows, ask)).tolist()
+    few = np.flatnonzero(seen.sifted.too_few)
+    texts = [str(impossible(ask, seen.rows.cards[row])) for row in few.tolist()]
+    yield seen.closely[few].tolist(), texts, [False] * len(texts)
+    for number in sorted(set(seen.sifted.alone.tolist()) - {-1}):
+        refused, container = np.flatnonzero(seen.sifted.alone == number), ask.containers[number]
+        rows = seen.rows if len(refused) == len(seen.rows) else seen.rows.some(refused)
+        yield seen.closely[refused].tolist(), reasons(rows, ask, container), (~hopeless(rows, ask)).tolist()

@@ -40,6 +40,7 @@ class Matrix:
     def __init__(self) -> None:
         self._row = _Row()
         self._free: list[int] = []
+        self._guests: list[int] = []
         self._nodes = [_NOBODY]
         self._cards: list[tuple[CardState, ...]] = [()]
         self._data: Ints = np.zeros((len(FIELDS), 1, 0), np.int64)
@@ -54,56 +55,65 @@ class Matrix:
         row = self._row.get(node.name)
         if row is None:
             row = self._row[node.name] = self._new_row()
-        before, self._nodes[row] = self._nodes[row], node
+        before = self._nodes[row]
+        self._set(row, node, cards)
         if before is _NOBODY or before.labels != node.labels:
             for requirements, known in self._met.items():
                 self._judge(requirements, known, row)
-        self._widen(len(cards))
-        self._cards[row] = cards
-        self._eligibility.put(row, cards)
-        self._odd[row] = _fill(self._data, self._totals, row, cards)
 
     def drop(self, name: str) -> None:
         row = self._row.pop(name, None)
         if row is not None:
-            self._nodes[row], self._cards[row] = _NOBODY, ()
-            self._eligibility.drop(row)
+            self._set(row, _NOBODY, ())
             self._free.append(row)
 
-    def take(
+    def look(
         self, names: Sequence[str], ask: Ask, instead: Mapping[str, tuple[CardState, ...]]
-    ) -> tuple[Rows, dict[int, str]]:
-        """The nodes of these names, in this order; and why those are out that are not what the ask requires.
+    ) -> tuple[Rows, Places, dict[int, str]]:
+        """All rows, good until anything else here is called; in which of them each name is; and, by position among the
+        names, why nodes are out that are not what the ask requires.
 
         instead: cards as they shall be taken to be, in place of those put here.
         """
         at = np.fromiter(map(self._row.__getitem__, names), np.intp, len(names))
-        rows = Rows(
-            self._data.take(at, axis=1),
-            self._totals.take(at, axis=1),
-            self._odd.take(at),
-            at,
-            self._nodes.copy(),
-            cards := self._cards.copy(),
-            self._bars(ask.wishes, at),
-            self._eligibility.texts,
-        )
-        for name, other in instead.items():
-            row = self._row.get(name)
-            if row is not None:
-                cards[row] = other
-                for i in np.flatnonzero(at == row).tolist():
-                    rows.odd[i] = _fill(rows.data, rows.totals, i, other)
         known = self._judged(ask.requirements)
         unmet = {i: known.reasons[at[i]] for i in np.flatnonzero(~known.met[at]).tolist()}
-        return rows, unmet
+        self._dismiss_guests()
+        for name, cards in instead.items():
+            row = self._row.get(name)
+            if row is not None:
+                guest = self._new_row()
+                self._guests.append(guest)
+                self._set(guest, self._nodes[row], cards)
+                at[at == row] = guest
+        used = len(self._nodes)
+        data, totals, odd = self._data[:, :used], self._totals[:, :used], self._odd[:used]
+        bars = self._bars(ask.wishes)
+        return Rows(data, totals, odd, self._nodes, self._cards, bars, self._eligibility.texts), at, unmet
 
-    def _bars(self, wishes: Wishes, at: Places) -> Ints | None:
+    def _set(self, row: int, node: Node, cards: tuple[CardState, ...]) -> None:
+        self._widen(len(cards))
+        self._nodes[row], self._cards[row] = node, cards
+        self._eligibility.put(row, cards)
+        self._data[:, row], self._totals[:, row] = 0, 0
+        made = described(cards)
+        self._odd[row] = made is None
+        if made is not None:
+            self._data[:, row, : len(cards)], self._totals[:, row] = made
+
+    def _dismiss_guests(self) -> None:
+        for row in self._guests:
+            self._set(row, _NOBODY, ())
+        self._free += self._guests
+        self._guests.clear()
+
+    def _bars(self, wishes: Wishes) -> Ints | None:
         codes = self._eligibility.bars(wishes)
         if codes is None:
             return None
-        bars = np.zeros((len(at), self._data.shape[2]), np.int64)
-        bars[:, : codes.shape[1]] = codes[at]
+        bars = np.zeros((len(self._nodes), self._data.shape[2]), np.int64)
+        known = codes[: len(bars), : bars.shape[1]]
+        bars[: known.shape[0], : known.shape[1]] = known
         return bars
 
     def _judged(self, requirements: tuple[Requirement, ...]) -> _Met:
@@ -144,13 +154,3 @@ class Matrix:
 
 def _doubled(array: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:
     return np.concatenate((array, np.zeros_like(array)), axis)
-
-
-def _fill(data: Ints, totals: Ints, row: int, cards: Sequence[CardState]) -> bool:
-    """Whether the row is odd."""
-    data[:, row], totals[:, row] = 0, 0
-    made = described(cards)
-    if made is None:
-        return True
-    data[:, row, : len(cards)], totals[:, row] = made
-    return False

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from mgpu.kube.events import node_reference, pod_reference
 from mgpu.model import inventory
@@ -26,9 +26,10 @@ from scheduler.matrix import Matrix
 from scheduler.outlook import LEARNT, Outlook
 from scheduler.placement.wishing import elsewhere
 from scheduler.usage import Usage
-from scheduler.vector.rows import Rows
+from scheduler.vector.rows import Places, Rows
 
 Raw = Mapping[str, Any]
+T = TypeVar("T")
 Warn = Callable[[dict[str, Any], str, str], None]
 """(object reference, reason, message): an Event; must return at once."""
 
@@ -181,13 +182,15 @@ class State:
         with self._lock:
             return frozenset(held.node for group in ask.wishes.groups for held in self._ledger.members(group))
 
-    def rows(self, names: Sequence[str], pod: Pod, ask: Ask) -> tuple[Rows, dict[int, str]]:
-        """`Matrix.take`: the nodes of these names as this pod would find them."""
+    def look(
+        self, names: Sequence[str], pod: Pod, ask: Ask, needed: Callable[[Rows, Places, dict[int, str]], T]
+    ) -> T:
+        """What `needed` makes of the nodes as this pod would find them (`Matrix.look`): a copy, and quickly."""
         with self._lock:
             self.refresh()
             own = self._ledger.holding(pod.uid)
             instead = {own.node: self._ledger.cards(own.node, pod.uid)} if own else {}
-            return self._matrix.take(names, ask, instead)
+            return needed(*self._matrix.look(names, ask, instead))
 
     def refresh(self) -> None:
         """Bring the matrix up to date: what has changed since the last call costs some 20 µs a node."""

@@ -20,27 +20,37 @@ from scheduler.vector.rows import (
     SHARES,
     Ints,
     Mask,
+    Places,
     Rows,
 )
 
 
 class Sifted(NamedTuple):
-    """n each, at most one of them true of a node. too_few: it has fewer cards than a container asks for.
+    """n each, at most one of them true of a node; where none is, these arrays cannot tell.
 
-    alone: the number of the first container that cannot be placed even alone; -1: there is none.
-    open: what these arrays cannot tell.
+    too_few: it has fewer cards than a container asks for. alone: the number of the first container that cannot be
+    placed even alone; -1: there is none.
     """
 
     fits: Mask
     too_few: Mask
     alone: Ints
-    open: Mask
+
+    def at(self, places: Places) -> "Sifted":
+        return Sifted(self.fits.take(places), self.too_few.take(places), self.alone.take(places))
+
+    def without(self, nodes: Mask) -> "Sifted":
+        return Sifted(self.fits & ~nodes, self.too_few & ~nodes, np.where(nodes, -1, self.alone))
+
+    @property
+    def open(self) -> Mask:
+        return ~self.fits & ~self.too_few & (self.alone < 0)
 
 
-def sift(rows: Rows, ask: Ask, which: Mask, closely: Mask) -> Sifted:
-    """which: the nodes that are asked about. closely: those that are to be left open."""
+def sift(rows: Rows, ask: Ask) -> Sifted:
+    """Of all nodes, whatever the ask requires of them, and whatever its groups."""
     counts = rows.totals[COUNT]
-    left = which & (counts > 0) & ~closely & _tells(ask)
+    left = (counts > 0) & ~rows.odd & _tells(ask)
     too_few = left & (counts < max(c.cards for c in ask.containers))
     left &= ~too_few
     alone = np.full(len(counts), -1)
@@ -48,8 +58,7 @@ def sift(rows: Rows, ask: Ask, which: Mask, closely: Mask) -> Sifted:
         cannot = left & (serving(rows, container, ask).sum(axis=1) < container.cards)
         alone[cannot] = number
         left &= ~cannot
-    fits = left & _fit_together(rows, ask)
-    return Sifted(fits, too_few, alone, which & ~fits & ~too_few & (alone < 0))
+    return Sifted(left & _fit_together(rows, ask), too_few, alone)
 
 
 def _tells(ask: Ask) -> bool:
@@ -80,7 +89,7 @@ def serving(rows: Rows, container: ContainerAsk, ask: Ask, shares: int = 1) -> M
 
 def hopeless(rows: Rows, ask: Ask) -> Mask:
     """n: even with nothing on its cards there are too few that can take one of the containers."""
-    found = np.zeros(len(rows.at), np.bool_)
+    found = np.zeros(len(rows), np.bool_)
     able = eligible(rows)
     for c in ask.containers:
         large = able if c.whole else able & (rows.data[CORE] >= c.core) & (rows.data[MEMORY] >= c.memory)

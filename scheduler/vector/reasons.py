@@ -88,7 +88,7 @@ def _words(rows: Rows, ask: Ask, container: ContainerAsk, refused: Mask) -> _Wor
 
 def _said(rows: Rows, ask: Ask, container: ContainerAsk, row: int, column: int) -> str:
     bar = "" if rows.bars is None else rows.bar_texts[rows.bars[row, column]]
-    cards = rows.cards_of(row)
+    cards = rows.cards[row]
     return refusal(cards[column], container, ask.max_shares, bar) or "" if column < len(cards) else ""
 
 
@@ -141,7 +141,7 @@ def _heads(rows: Rows, ask: Ask, able: Ints, refused: Ints) -> list[str]:
     kind, one = _distinct(able * (1 + int(refused.max())) + refused)
     made = []
     for i in one:
-        found = unplaceable(ask, rows.cards_of(i))
+        found = unplaceable(ask, rows.cards[i])
         assert found is not None
         cards = f"{len(found.cards)} card{'s' if len(found.cards) != 1 else ''}"
         made.append(f"{found.reason or 'insufficient GPU'} ({cards}: ")

@@ -1,7 +1,7 @@
 """Nodes as arrays: one row per node, one column per card by position."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +26,8 @@ EXACT = 1 << 53
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """What does not change any more. All have the length n.
+    """n nodes. data: fields × n × cards. totals: fields × n. nodes, cards: what they were made of, at least n.
 
-    data: fields × n × cards. totals: fields × n. at: where each node and its cards are in `nodes` and `cards`.
     bars: n × cards, 0 or the number in `bar_texts` of why the pod's wishes rule the card out; None: no card is out.
     odd: amounts that the arrays cannot hold; such a row has no cards here, and is for the engine to judge.
     """
@@ -36,15 +35,13 @@ class Rows:
     data: Ints
     totals: Ints
     odd: Mask
-    at: Places
     nodes: Sequence[Node]
     cards: Sequence[tuple[CardState, ...]]
     bars: Ints | None = None
     bar_texts: Sequence[str] = ()
 
-    def cards_of(self, position: int) -> tuple[CardState, ...]:
-        """What the arrays were made of."""
-        return self.cards[int(self.at[position])]
+    def __len__(self) -> int:
+        return len(self.odd)
 
     def one_size(self) -> Mask:
         """Where all cards are of one size."""
@@ -57,13 +54,16 @@ class Rows:
         return self.data[:, position].tobytes() + self.totals[:, position].tobytes() + bars
 
     def some(self, positions: Places) -> "Rows":
-        return replace(
-            self,
-            data=self.data.take(positions, axis=1),
-            totals=self.totals.take(positions, axis=1),
-            odd=self.odd.take(positions),
-            at=self.at.take(positions),
-            bars=None if self.bars is None else self.bars.take(positions, axis=0),
+        """A copy of these."""
+        listed = positions.tolist()
+        return Rows(
+            self.data.take(positions, axis=1),
+            self.totals.take(positions, axis=1),
+            self.odd.take(positions),
+            [self.nodes[i] for i in listed],
+            [self.cards[i] for i in listed],
+            None if self.bars is None else self.bars.take(positions, axis=0),
+            self.bar_texts,
         )
 
 

@@ -16,6 +16,7 @@ from scheduler.vector.rows import (
     CORE,
     MEMORY,
     Mask,
+    Places,
     Rows,
 )
 
@@ -26,17 +27,18 @@ _DOUBT = 1e-9
 def same_on_any_cards(rows: Rows, ask: Ask) -> Mask:
     """n: where what the pod takes of all the cards together is known without its placement."""
     if len(ask.containers) > 1 and any(c.whole or c.stage is Stage.INIT for c in ask.containers):
-        return np.zeros(len(rows.at), np.bool_)
-    return rows.one_size() if ask.containers[0].whole else np.ones(len(rows.at), np.bool_)
+        return np.zeros(len(rows), np.bool_)
+    return rows.one_size() if ask.containers[0].whole else np.ones(len(rows), np.bool_)
 
 
-def scores(rows: Rows, ask: Ask, node_policy: str, weight_of_core: int) -> list[int]:
-    """The score of each of these nodes, by a policy of NODE_POLICIES, for a pod that fits there on any cards."""
+def scores(rows: Rows, ask: Ask, places: Places, node_policy: str, weight_of_core: int) -> list[int]:
+    """The score of each of these nodes by a policy of NODE_POLICIES: the pod fits there, on any cards alike."""
     first = ask.containers[0]
-    core_used, memory_used, core, memory = rows.totals[[ALL_CORE_USED, ALL_MEMORY_USED, ALL_CORE, ALL_MEMORY]]
+    totals = (rows.totals[field].take(places) for field in (ALL_CORE_USED, ALL_MEMORY_USED, ALL_CORE, ALL_MEMORY))
+    core_used, memory_used, core, memory = totals
     if first.whole:
-        core_used += first.cards * rows.data[CORE, :, 0]
-        memory_used += first.cards * rows.data[MEMORY, :, 0]
+        core_used += first.cards * rows.data[CORE, places, 0]
+        memory_used += first.cards * rows.data[MEMORY, places, 0]
     else:
         core_used += sum(c.cards * c.core for c in ask.containers)
         memory_used += sum(c.cards * c.memory for c in ask.containers)
