@@ -19,11 +19,10 @@ from scheduler.decide import assess
 from scheduler.disruption import Budgets
 from scheduler.gpu_pods import GpuPod
 from scheduler.placement.freeing import BUDGET
-from scheduler.placement.victims import Tenant, by_importance, victims, without
+from scheduler.placement.victims import LOWEST, Tenant, by_importance, victims, without
 from scheduler.state import State, View
 
 _HARMLESS_VOLUMES = frozenset({"configMap", "downwardAPI", "emptyDir", "hostPath", "projected", "secret"})
-_LOWEST = -(1 << 31)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,8 @@ class Preemption:
                 return _told(theirs, tenants, found[0])
         must = [t for t in tenants if t.uid in theirs.uids]
         others = [t for t in tenants if t.uid not in theirs.uids]
-        found = victims(ask, without(view.cards, must), others, fits, budget=steps)
+        highest = max((t.priority for t in must), default=LOWEST)
+        found = victims(ask, without(view.cards, must), others, fits, highest=highest, budget=steps)
         return None if found is None else _told(theirs, tenants, [*must, *found[0]])
 
     def _tenants(self, view: View, lower: Sequence[tuple[Holding, Pod]]) -> list[Tenant]:
@@ -105,7 +105,7 @@ def _told(theirs: Victims, tenants: Iterable[Tenant], chosen: Sequence[Tenant]) 
     Of the latter only the order is known: each is as important as the next pod behind it that holds cards, or more.
     """
     known = {t.uid: t for t in tenants}
-    at_least = _LOWEST
+    at_least = LOWEST
     rows = [(-t.priority, i, t.uid) for i, t in enumerate(by_importance(chosen))]
     for i, uid in reversed(list(enumerate(theirs.uids))):
         if uid in known:

@@ -7,6 +7,9 @@ from mgpu.model.asks import Amount, Ask
 from mgpu.model.cards import CardState
 from scheduler.placement.freeing import BUDGET, Freeing, TooMuch, freed
 
+LOWEST = -(1 << 31)
+"""The lowest priority of a pod."""
+
 Fits = Callable[[Sequence[CardState]], bool]
 """Whether the pod fits on the node's cards in this state; where it does, it does with more of them free."""
 
@@ -38,15 +41,21 @@ def without(cards: Sequence[CardState], evicted: Sequence[Tenant]) -> list[CardS
 
 
 def victims(
-    ask: Ask, cards: Sequence[CardState], tenants: Sequence[Tenant], fits: Fits, *, budget: int = BUDGET
+    ask: Ask,
+    cards: Sequence[CardState],
+    tenants: Sequence[Tenant],
+    fits: Fits,
+    *,
+    highest: int = LOWEST,
+    budget: int = BUDGET,
 ) -> tuple[list[Tenant], bool] | None:
     """The pods to evict, the most important first, and whether no better set exists; None: no set would do.
 
     cards: with everything that is held of them. What is best is decided in this order, kube-scheduler's own for
     nodes (pickOneNodeForPreemption): the fewest violations of disruption budgets, the lowest highest priority, the
     smallest sum of priorities (each + 2^31), the fewest pods, those that started last. Pods that are leaving count
-    for nothing. Beyond `budget` (steps, `freeing`) the set is still one that fits, of the lowest highest priority,
-    and without a pod that could stay.
+    for nothing. highest: the highest priority of pods that go beside these. Beyond `budget` (steps, `freeing`) the set
+    is still one that fits, of the lowest highest priority, and without a pod that could stay.
     """
     leaving = [t for t in tenants if t.leaving]
     staying = by_importance([t for t in tenants if not t.leaving])
@@ -55,7 +64,7 @@ def victims(
     if fits(once_left):
         return _needed(cards, leaving, fits), True
     best: tuple[list[Tenant], bool] | None = None
-    for priority in sorted({t.priority for t in staying}):
+    for priority in sorted({max(highest, t.priority) for t in staying}):
         able = [t for t in staying if t.priority <= priority]
         if not fits(without(once_left, able)):
             continue
@@ -92,7 +101,7 @@ def _costs(tenants: Sequence[Tenant]) -> dict[str, int]:
     ages, count, priorities = (n * n).bit_length(), n.bit_length(), 33 + n.bit_length()
     costs = {}
     for rank, t in enumerate(reversed(by_importance(tenants))):
-        cost = (t.violates << priorities) + t.priority + (1 << 31)
+        cost = (t.violates << priorities) + t.priority - LOWEST
         costs[t.uid] = (((cost << count) + 1) << ages) + rank
     return costs
 

@@ -97,7 +97,7 @@ def asks(draw: st.DrawFn) -> Ask:
     return Ask("mgpu", tuple(named), draw(st.sampled_from((0, 0, 2))))
 
 
-@examples(300)
+@examples(150)
 @given(st.data())
 def test_the_best_of_all_sets(data: st.DataObject) -> None:
     """After the evictions the pod fits; no smaller and no less important set of the same node would do."""
@@ -120,7 +120,7 @@ def test_the_best_of_all_sets(data: st.DataObject) -> None:
     assert found == victims(wanted, cards, tenants, lambda states: fitting(wanted, states))
 
 
-@examples(100)
+@examples(50)
 @given(st.data())
 def test_without_the_budget_it_still_fits_and_spares_whom_it_can(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 3))
