@@ -43,7 +43,7 @@ class Matrix:
         self._guests: list[int] = []
         self._nodes = [_NOBODY]
         self._cards: list[tuple[CardState, ...]] = [()]
-        self._data: Ints = np.zeros((len(FIELDS), 1, 0), np.int64)
+        self._data: Ints = np.zeros((len(FIELDS), 1, 1), np.int64)
         self._totals: Ints = np.zeros((len(TOTALS), 1), np.int64)
         self._odd: Mask = np.zeros(1, np.bool_)
         self._met: OrderedDict[tuple[Requirement, ...], _Met] = OrderedDict()

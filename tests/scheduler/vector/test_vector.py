@@ -1,0 +1,110 @@
+"""The arrays say what the engine says, of any nodes at once."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mgpu.model.asks import Ask, ContainerAsk, Placement
+from mgpu.model.cards import Card, CardState
+from mgpu.model.pods import Node, Pod, Stage
+from mgpu.model.wishes import Wishes
+from mgpu.settings import Settings, load_settings
+from scheduler.decide import assess, score
+from scheduler.filtering import Filter
+from scheduler.gpu_pods import GpuPod
+from scheduler.matrix import Matrix
+from scheduler.outlook import Outlook
+from scheduler.vector.reasons import told
+from scheduler.vector.rows import EXACT, Places, Rows
+from tests.builders import GIB
+from tests.examples import examples
+
+T = TypeVar("T")
+MIB, KIB = 1 << 20, 1 << 10
+
+amounts = st.one_of(
+    st.sampled_from([0, 1, GIB // 2, GIB, 2 * GIB, 5 * GIB, 1 << 48]),
+    st.integers(0, 400).map(lambda n: n * GIB // 20),
+    st.integers(0, 4100).map(lambda n: n * MIB // 2),
+    st.integers(0, 4100).map(lambda n: n * KIB // 2),
+    st.builds(lambda n, more: n * GIB // 20 + more, st.integers(0, 400), st.integers(-2, 2)).map(abs),
+)
+cores = st.sampled_from([0, 0, 50, 100, 125, 300, 500, 700, 990])
+sizes = st.sampled_from([8 * GIB, 8 * GIB, 8 * GIB, 16 * GIB, 10 * GIB + 12345])
+policies = st.sampled_from([load_settings(f"nodePolicy: {policy}") for policy in ("binpack", "spread")])
+wishes = st.sampled_from([Wishes()] * 4 + [Wishes(models=("A100",)), Wishes(excluded_models=("A100",))])
+
+
+@st.composite
+def cards(draw: st.DrawFn) -> tuple[CardState, ...]:
+    one_size, found = draw(st.sampled_from([0, 8 * GIB])), list[CardState]()
+    for index in range(draw(st.sampled_from([4, 3, 2, 1, 0]))):
+        model, healthy = draw(st.sampled_from(["A100", "T4"])), draw(st.integers(0, 9)) < 9
+        card = Card(index, f"GPU-{index}", model, one_size or draw(sizes), healthy=healthy)
+        shares = draw(st.sampled_from([0, 0, 1, 2, 16]))
+        found.append(CardState(card, draw(cores), draw(amounts), shares) if shares else CardState(card))
+    return tuple(found)
+
+
+@st.composite
+def asks(draw: st.DrawFn) -> Ask:
+    containers = []
+    for i in range(draw(st.sampled_from([1, 1, 1, 2, 3]))):
+        count, stage = draw(st.sampled_from([1, 1, 2, 3])), draw(st.sampled_from([Stage.APP, *Stage]))
+        whole = draw(st.integers(0, 4)) == 0
+        core, memory = (1000, 0) if whole else (draw(cores), draw(amounts))
+        containers.append(ContainerAsk(f"c{i}", count, core, memory, whole=whole, stage=stage))
+    return Ask("mgpu", tuple(containers), draw(st.sampled_from([0, 1, 2, 16])), (), draw(wishes))
+
+
+class Cluster:
+    """Nodes n0, n1, … with these cards: what `Filter` asks of a State."""
+
+    def __init__(self, nodes: Sequence[tuple[CardState, ...]], settings: Settings) -> None:
+        self.matrix, self.outlook = Matrix(), Outlook(settings)
+        for i, of_node in enumerate(nodes):
+            self.matrix.put(Node(f"n{i}"), of_node)
+
+    def look(self, names: Sequence[str], _pod: Pod, ask: Ask, needed: Callable[[Rows, Places, dict[int, str]], T]) -> T:
+        return needed(*self.matrix.look(names, ask, {}))
+
+    def seats(self, *_: object) -> tuple[()]:
+        return ()
+
+    def group_nodes(self, _: Ask) -> frozenset[str]:
+        return frozenset()
+
+
+def check(nodes: Sequence[tuple[CardState, ...]], ask: Ask, settings: Settings) -> None:
+    cluster: Any = Cluster(nodes, settings)
+    names = [f"n{i}" for i in range(len(nodes))]
+    filter_, known = Filter(cluster, settings), GpuPod(Pod("default", "p", "u"), ask)
+    found, scores = filter_.filter(known, names[::-1]), filter_.scores(known, names)
+    for name, of_node, points in zip(names, nodes, scores, strict=True):
+        said = assess(ask, Node(name), of_node, settings)
+        if isinstance(said, Placement):
+            assert name in found.passed
+            assert points == score(ask, said, of_node, settings)
+        else:
+            assert (found.hopeless if said.hopeless else found.failed)[name] == told(said)
+            assert points == 0
+    assert len(found.passed) + len(found.failed) + len(found.hopeless) == len(nodes)
+
+
+@given(st.lists(cards(), min_size=1, max_size=6), asks(), policies)
+@examples(400)
+def test_property_arrays_say_what_the_engine_says(
+    nodes: list[tuple[CardState, ...]], ask: Ask, settings: Settings
+) -> None:
+    check(nodes, ask, settings)
+
+
+def test_amounts_that_no_array_holds_are_the_engines() -> None:
+    """A record written by hand says so much that two of them are beyond 64 bits."""
+    full = CardState(Card(0, "GPU-0", "", 8 * GIB), 100, 2**64, 2)
+    idle = CardState(Card(0, "GPU-0", "", 8 * GIB))
+    ask = Ask("mgpu", (ContainerAsk("c", 1, 100, GIB),))
+    check([(full,), (idle,)], ask, load_settings())
+    check([(idle,)], Ask("mgpu", (ContainerAsk("c", 1, 100, 4 * EXACT),)), load_settings())
