@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from mgpu import dialects
@@ -12,10 +12,18 @@ from mgpu.model.pods import Node, Pod
 from mgpu.settings import Settings
 from scheduler.fragmentation.board import Judge
 from scheduler.fragmentation.fgd import Fgd, typical_pods
+from scheduler.fragmentation.learner import Learner
 from scheduler.fragmentation.reading import class_of, shape_of
 from scheduler.fragmentation.shapes import NodeClass, Shape
 
-LEARNT = ("fragmentation", "fgd")
+Counts = tuple[tuple[Shape, int], ...]
+
+_MADE: Mapping[str, Callable[[Counts, Mapping[NodeClass, int]], Judge]] = MappingProxyType(
+    {
+        "fgd": lambda counts, _: Fgd(typical_pods(dict(counts))),
+    }
+)
+LEARNT = tuple(_MADE)
 """The policies that need a judge."""
 
 
@@ -33,7 +41,7 @@ class Outlook:
         chosen = (settings.card_policy_for(d.card_policy(settings), d.DEFAULT_CARD_POLICY) for d in dialects.ALL)
         self._wanted = {settings.node_policy, *chosen}.intersection(LEARNT)
         self._first: list[tuple[str, str, Pod, Ask]] | None = []
-        self._counts: Counter[Shape] = Counter()
+        self._learner = Learner()
         self._class: dict[str, NodeClass] = {}
         self._classes: Counter[NodeClass] = Counter()
         self._stale = False
@@ -41,8 +49,9 @@ class Outlook:
     def saw(self, pod: Pod, ask: Ask) -> None:
         """A pod that was not there before; pods that were there from the start in any order, until `refresh`."""
         with self._lock:
-            if ask.wishes.card_policy in LEARNT:
+            if ask.wishes.card_policy in LEARNT and ask.wishes.card_policy not in self._wanted:
                 self._wanted.add(ask.wishes.card_policy)
+                self._stale = True
             if self._first is None:
                 self._learn(pod, ask)
             else:
@@ -57,12 +66,16 @@ class Outlook:
         return shape_of(ask, pod.needs, {node.model for node in self._classes})
 
     def _learn(self, pod: Pod, ask: Ask) -> None:
-        self._counts[self._shape(pod, ask)] += 1
-        self._stale = True
+        self._learner.observe(self._shape(pod, ask))
+
+    def counts(self) -> Counts:
+        """What has been learnt: how often each shape of pod has come, in thousandths."""
+        with self._lock:
+            return self._learner.counts()
 
     def set_node(self, name: str, node: Node | None, cards: Sequence[CardState]) -> None:
         """The node and its cards as they are now."""
-        new = class_of(node, cards) if node and cards else None
+        new = class_of(node, cards) if node is not None and cards else None
         with self._lock:
             before = self._class.pop(name, None)
             if new is not None:
@@ -80,12 +93,10 @@ class Outlook:
             for _, _, pod, ask in sorted(self._first or (), key=lambda row: row[:2]):
                 self._learn(pod, ask)
             self._first = None
-            if not self._stale:
+            due = self._learner.due()
+            if not (due or self._stale):
                 return False
             self._stale = False
-            counts, wanted = dict(self._counts), sorted(self._wanted)
-        made: dict[str, Judge] = {}
-        if "fgd" in wanted:
-            made["fgd"] = Fgd(typical_pods(counts))
-        self.judges = MappingProxyType(made)
+            counts, classes, wanted = self._learner.counts(), dict(self._classes), sorted(self._wanted)
+        self.judges = MappingProxyType({name: _MADE[name](counts, classes) for name in wanted} if counts else {})
         return True
