@@ -1,6 +1,7 @@
 """Nodes and cards by judgement: the live scheduler and the experiment choose the same."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def settings(policy: str) -> Settings:
     return load_settings(f"nodePolicy: {policy}\ncardPolicy: {policy}")
 
 
-def a_pod(name: str, core: int, cpu: int, *, on: str = "", cards: str = "") -> dict[str, object]:
+def a_pod(name: str, core: int, cpu: int, *, on: str = "", cards: str = "") -> dict[str, Any]:
     record = {"vke.volcengine.com/assumed": "true", INDEX: cards} if on else {}
     raw = b.pod(name, b.container("c", core, None if core >= 100 else 256), annotations=record, node=on)
     raw["spec"]["containers"][0]["resources"]["requests"]["cpu"] = str(cpu)
@@ -142,3 +143,19 @@ def test_a_pods_own_reservation_is_not_in_its_way() -> None:
     decision = Decision("uid-asked", "default", "asked", "n0", pod.ask, placement, {}, Room(8000, 0))
     assert state.reserve(decision, view.version)
     assert Ranking(state, settings("fgd")).points(pod, ["n0", "n1"]) == [10, 0]
+
+
+def test_pods_of_a_spread_group_come_last_where_they_would_share_a_card() -> None:
+    """By the judge alone the half-full card is the better one."""
+    state = a_cluster([[[]], [[]]], "fgd", [(100, 8), (50, 8)])
+    group = {"mgpu.io/spread-group": "workers"}
+    for name, on in (("first", "n0"), ("second", "")):
+        raw = a_pod(name, 50, 8, on=on, cards="0")
+        raw["metadata"]["annotations"].update(group)
+        state.pod_changed(raw)
+    pod, alone = state.gpu_pod("uid-second"), known(state, 50, 8)
+    assert pod is not None
+    ranking = Ranking(state, settings("fgd"))
+    assert ranking.points(alone, ["n0", "n1"]) == [10, 0]
+    assert ranking.points(pod, ["n0", "n1"]) == [0, 10]
+    assert ranking.points(pod, ["n0"]) == [10]
