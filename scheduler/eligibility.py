@@ -1,22 +1,18 @@
-"""Which cards of all nodes a pod's wishes rule out, worked out once per distinct wish and kept up to date by row."""
+"""Which cards of all nodes a pod's wishes rule out: by the model and the UUID of each, kept up to date row by row."""
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from mgpu.model.cards import Card, CardState
-from mgpu.model.wishes import Wishes
+from mgpu.model.wishes import NOT_LISTED, Wishes
 
 Codes = npt.NDArray[np.int64]
 
-_KEPT = 64
-_Lists = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
-
 
 class Eligibility:
-    """Not thread-safe. Rows are nodes, columns their cards by position.
+    """Not thread-safe. Rows are nodes, columns their cards by position; row 0 is there from the start.
 
     texts: what codes stand for; they never change, 0 is a card that is not ruled out.
     """
@@ -25,19 +21,26 @@ class Eligibility:
         self.texts: list[str] = [""]
         self._code: dict[str, int] = {}
         self._cards: list[tuple[Card, ...]] = [()]
-        self._columns = 0
-        self._known: OrderedDict[_Lists, tuple[Wishes, Codes]] = OrderedDict()
+        self._models: list[str] = []
+        self._number: dict[str, int] = {}  # of a model: its position in _models
+        self._numbers: Codes = np.full((1, 0), -1)  # of each card's model; -1: no card
+        self._places: dict[str, set[tuple[int, int]]] = {}  # UUID → (row, column)
 
     def put(self, row: int, cards: Sequence[CardState]) -> None:
         """The cards of a row as they are now."""
         now = tuple(state.card for state in cards)
-        self._cards += [()] * (row + 1 - len(self._cards))
-        if now != self._cards[row]:
-            self._cards[row], self._columns = now, max(self._columns, len(now))
-            for lists, (wishes, codes) in self._known.items():
-                roomy = self._roomy(codes)
-                self._fill(wishes, roomy, row)
-                self._known[lists] = wishes, roomy
+        self._make_room(row + 1, len(now))
+        if now == self._cards[row]:
+            return
+        for column, card in enumerate(self._cards[row]):
+            self._places[card.uuid].discard((row, column))
+            if not self._places[card.uuid]:
+                del self._places[card.uuid]
+        self._cards[row] = now
+        self._numbers[row] = -1
+        for column, card in enumerate(now):
+            self._places.setdefault(card.uuid, set()).add((row, column))
+            self._numbers[row, column] = self._number_of(card.model)
 
     def drop(self, row: int) -> None:
         self.put(row, ())
@@ -45,41 +48,43 @@ class Eligibility:
     def bars(self, wishes: Wishes) -> Codes | None:
         """rows × cards: 0, or the position in `texts` of why the card is out. None: no card can be out.
 
-        At least as large as all that was put; to be read only.
+        At least as large as all that was put.
         """
         if not wishes.limits_cards:
             return None
-        lists = (wishes.models, wishes.excluded_models, wishes.uuids)
-        known = self._known.get(lists)
-        codes = self._roomy(np.zeros((0, 0), np.int64) if known is None else known[1])
-        if known is None:
-            for row in range(len(self._cards)):
-                self._fill(wishes, codes, row)
-        self._known[lists] = wishes, codes
-        self._known.move_to_end(lists)
-        if len(self._known) > _KEPT:
-            self._known.popitem(last=False)
+        by_model = [self._code_of(wishes.against(model)) for model in self._models]
+        codes = np.array([*by_model, 0], np.int64)[self._numbers]
+        if wishes.uuids:
+            unlisted = self._numbers >= 0
+            for place in self._listed(wishes.uuids):
+                unlisted[place] = False
+            codes[unlisted] = self._code_of(NOT_LISTED)
         return codes
 
-    def _fill(self, wishes: Wishes, codes: Codes, row: int) -> None:
-        codes[row] = 0
-        for column, card in enumerate(self._cards[row]):
-            bar = wishes.bar(card)
-            if bar is not None:
-                codes[row, column] = self._code_of(bar)
+    def _listed(self, uuids: Iterable[str]) -> Iterable[tuple[int, int]]:
+        return (place for uuid in uuids for place in self._places.get(uuid, ()))
 
-    def _code_of(self, text: str) -> int:
+    def _code_of(self, text: str | None) -> int:
+        if text is None:
+            return 0
         code = self._code.get(text)
         if code is None:
             code = self._code[text] = len(self.texts)
             self.texts.append(text)
         return code
 
-    def _roomy(self, codes: Codes) -> Codes:
-        """The same codes, or a larger copy where there are more rows or columns by now."""
-        rows, columns = len(self._cards), self._columns
-        if rows <= codes.shape[0] and columns <= codes.shape[1]:
-            return codes
-        larger = np.zeros((max(2 * rows, codes.shape[0]), max(columns, codes.shape[1])), np.int64)
-        larger[: codes.shape[0], : codes.shape[1]] = codes
-        return larger
+    def _number_of(self, model: str) -> int:
+        number = self._number.get(model)
+        if number is None:
+            number = self._number[model] = len(self._models)
+            self._models.append(model)
+        return number
+
+    def _make_room(self, rows: int, columns: int) -> None:
+        self._cards += [()] * (rows - len(self._cards))
+        have = self._numbers.shape
+        if rows > have[0] or columns > have[1]:
+            shape = (max(2 * rows, have[0]) if rows > have[0] else have[0], max(columns, have[1]))
+            larger = np.full(shape, -1)
+            larger[: have[0], : have[1]] = self._numbers
+            self._numbers = larger

@@ -21,6 +21,9 @@ ALL = (CARD_POLICY, CARD_MODELS, EXCLUDE_CARD_MODELS, CARD_UUIDS, SPREAD_GROUP, 
 MOST = 100
 """Entries of a list: what a filter over thousands of nodes can afford."""
 
+NOT_LISTED = "not among card-uuids"
+"""Why a card is out that is not one of those wished for."""
+
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 _BETWEEN_TOKENS = re.compile(r"[\s/_-]+")
 
@@ -50,15 +53,16 @@ class Wishes:
         return bool(self.models or self.excluded_models or self.uuids)
 
     def allows_model(self, model: str) -> bool:
-        return not self._against(model)
+        return self.against(model) is None
 
     def bar(self, card: Card) -> str | None:
         """Why this card is out, as a kind to add up by; None: it is not. Looks at its model and UUID only."""
         if self.uuids and card.uuid not in self.uuids:
-            return "not among card-uuids"
-        return self._against(card.model)
+            return NOT_LISTED
+        return self.against(card.model)
 
-    def _against(self, model: str) -> str | None:
+    def against(self, model: str) -> str | None:
+        """Why cards of this model are out; None: they are not."""
         if self.models and not any(matches(wanted, model) for wanted in self.models):
             return f"model {model or 'unknown'} not among card-models"
         if any(matches(excluded, model) for excluded in self.excluded_models):
