@@ -9,8 +9,9 @@ from mgpu.model.asks import Ask
 from mgpu.model.groups import Seat
 from mgpu.settings import Settings
 from scheduler.gpu_pods import GpuPod
-from scheduler.placement.wishing import elsewhere, fresh
+from scheduler.placement.wishing import behind, elsewhere, fresh
 from scheduler.state import State
+from scheduler.vector.beside import crowded, tells
 from scheduler.vector.fits import Sifted, sift
 from scheduler.vector.rows import COUNT, Ints, Mask, Places, Rows
 from scheduler.vector.scores import same_on_any_cards, scores
@@ -53,10 +54,15 @@ def look(
         fits, points = which & sifted.fits, np.zeros(len(names), np.int64)
         closely = which & ~fits
         if scoring:
-            at_once = fits & same_on_any_cards(rows, ask).take(at) & ~apart
+            at_once = fits & same_on_any_cards(rows, ask).take(at)
+            if not tells(ask):
+                at_once &= ~apart
             points[at_once] = scores(rows, ask, at[at_once], settings.node_policy, _weight(settings))
             if ask.wishes.spread:
-                points[at_once] = fresh(points[at_once])
+                others = at_once & apart
+                beside_others = np.zeros(len(names), np.bool_)
+                beside_others[others] = crowded(rows, ask, at[others])
+                points[at_once] = np.where(beside_others, behind(points), fresh(points))[at_once]
             closely = which & (sifted.open | (fits & ~at_once))
         chosen = np.flatnonzero(closely)
         return Look(unmet, fits, points, chosen, rows.some(at[chosen]), sifted.at(chosen), apart[chosen], seats)

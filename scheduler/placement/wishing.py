@@ -1,11 +1,17 @@
 """What a pod's wishes mean for the cards of a node."""
 
 from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from mgpu.model.asks import Ask, Placement, Rejection
 from mgpu.model.cards import CardState
 from mgpu.model.groups import Seat, where
 from scheduler.placement.node_score import HIGHEST
+
+Score = TypeVar("Score", int, npt.NDArray[np.int64])
 
 _FRESH = HIGHEST // 2
 """The least score of a node that gives the pod cards without others of its spread group; below it are the others."""
@@ -43,7 +49,7 @@ def fresh_first(score: int, ask: Ask, placement: Placement, cards: Sequence[Card
     """A node's score, 0..10, so that nodes with cards without others of the spread group come before all without."""
     if ask.wishes.spread is None:
         return score
-    return score * (_FRESH - 1) // HIGHEST if beside_others(ask, placement, cards) else fresh(score)
+    return behind(score) if beside_others(ask, placement, cards) else fresh(score)
 
 
 def beside_others(ask: Ask, placement: Placement, cards: Sequence[CardState]) -> bool:
@@ -53,6 +59,11 @@ def beside_others(ask: Ask, placement: Placement, cards: Sequence[CardState]) ->
     return group is not None and any(group in state.groups for state in cards if state.card.index in taken)
 
 
-def fresh(score: int) -> int:
-    """`fresh_first` of a node without any pod of the spread group."""
+def fresh(score: Score) -> Score:
+    """`fresh_first` of a node that gives the pod cards without others of its spread group."""
     return _FRESH + score * (HIGHEST - _FRESH) // HIGHEST
+
+
+def behind(score: Score) -> Score:
+    """`fresh_first` of the other nodes."""
+    return score * (_FRESH - 1) // HIGHEST
