@@ -72,8 +72,8 @@ class Filter:
         self._memo = _Memo()
         self._ranking = Ranking(state, settings)
 
-    def warm(self) -> None:
-        """Take in all nodes now, not in the first call's time."""
+    def refresh(self) -> None:
+        """Take in all nodes and what was learnt, now and not in a call's time."""
         self._state.refresh()
         self._ranking.refresh()
 

@@ -3,6 +3,7 @@
 import gc
 import logging
 import threading
+import time
 from typing import Any
 
 from mgpu.kube import Api
@@ -27,6 +28,8 @@ _SILENT_SECONDS = 30.0
 _ROUND_SECONDS = 0.1
 _REFRESH_SECONDS = 120.0
 _LEARN_SECONDS = 1.0
+_LEARN_SHARE = 0.05
+"""Of the time, at most."""
 
 
 class Process:
@@ -112,8 +115,7 @@ class Process:
         while not all(watch.wait_synced(_ROUND_SECONDS) for watch in self._watches.values()):
             if self._stop.is_set():
                 return
-        self._learn()
-        self.filter.warm()
+        self._learn()  # all nodes are new: not in the first call's time
         self._run("outlook", self._keep_learning)
         gc.collect()
         gc.freeze()  # a full collection would walk every pod of the cluster, while everybody waits
@@ -129,13 +131,17 @@ class Process:
                 log.exception("round failed")
 
     def _keep_learning(self) -> None:
-        while not self._stop.wait(_LEARN_SECONDS):
+        took = 0.0
+        while not self._stop.wait(max(_LEARN_SECONDS, took / _LEARN_SHARE)):
+            began = time.monotonic()
             self._learn()
+            took = time.monotonic() - began
 
     def _learn(self) -> None:
         """From the pods that came meanwhile; not in any call's time."""
         try:
             self.state.outlook.refresh()
+            self.filter.refresh()
         except Exception:
             # Outermost: what was learnt before stays in force, and nodes and cards are chosen with it or without.
             log.exception("nothing learnt")

@@ -19,6 +19,9 @@ from scheduler.outlook import Outlook
 from scheduler.placement.wishing import beside_others
 from scheduler.state import View
 
+_LATELY = 64
+"""Shapes."""
+
 
 class Cluster(Protocol):
     """What a ranking asks of `scheduler.state.State`."""
@@ -38,29 +41,44 @@ class Cluster(Protocol):
 
 
 class Ranking:
-    """Thread-safe. One call at a time, which costs what has changed since the last one for a pod of this shape."""
+    """Thread-safe. One call at a time, which costs what has changed since the last one for a pod of this shape.
+
+    Until it is `refresh`ed, it goes on with the judge that it has.
+    """
 
     def __init__(self, state: Cluster, settings: Settings) -> None:
         self._state, self._settings = state, settings
         self._lock = threading.Lock()
         self._field = Field()
+        self._judge: Judge | None = None
 
     def points(self, known: GpuPod, names: Sequence[str]) -> list[int] | None:
         """0..10 for each node, exactly one 10; None: `nodePolicy` is none of these, or nothing is learnt yet."""
-        judge = self._state.outlook.judges.get(self._settings.node_policy)
-        if judge is None or known.ask is None:
+        if self._judge is None or known.ask is None:
             return None
         shape = self._state.outlook.shape(known.pod, known.ask)
         with self._lock:
             self._follow()
+            judge = self._judge
             keys = self._field.keys(judge, shape, names)
         self._alone(known, known.ask, judge, shape, names, keys)
         return points(names, keys) if (keys != UNFIT).any() else None
 
     def refresh(self) -> None:
-        """Take in what has changed."""
+        """Take in all nodes as they are, and the latest judge: what it says of pods as they came lately is worked out
+        here, while calls go on. One thread at a time.
+        """
+        judge = self._state.outlook.judges.get(self._settings.node_policy)
         with self._lock:
             self._follow()
+            shapes, board = self._field.board.shapes[-_LATELY:], self._field.board.copy()
+        if judge is self._judge or judge is None:
+            return
+        for shape in shapes:
+            board.keys(judge, shape)
+        with self._lock:
+            self._field.board.adopt(board)
+            self._judge = judge
 
     def _follow(self) -> None:
         # The state's lock is taken within this one, never this one within the state's.

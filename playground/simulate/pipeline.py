@@ -87,13 +87,17 @@ class _Cluster:
                 undecided.append((pod, ask))
             elif found.problem:
                 self._note(f"pod {pod.key}: {found.problem}")
-        self.accounts.outlook.refresh()
+        self._learn()
         for pod, ask in undecided:
             placement = self._assess(pod, ask, pod.node)
             if isinstance(placement, Placement):
                 self.accounts.place(pod, ask, placement, pod.node)
             else:
                 self._note(f"pod {pod.key}: no cards on {pod.node}: {placement}")
+
+    def _learn(self) -> None:
+        if self.accounts.outlook.refresh():
+            self._ranking.refresh()
 
     def submit(self, raw: Raw) -> Outcome:
         outcome = Outcome(read_pod(raw))
@@ -103,7 +107,7 @@ class _Cluster:
         ask = dialects.read_ask(outcome.pod, self._settings)
         if ask is not None:
             self.accounts.outlook.saw(outcome.pod, ask)
-            self.accounts.outlook.refresh()
+            self._learn()
         placements = self._filter(outcome, raw, ask)
         if placements:
             node = min(placements, key=lambda name: (-outcome.scores.get(name, 0), name))

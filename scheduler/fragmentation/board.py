@@ -86,6 +86,23 @@ class Board:
             self._known.popitem(last=False)
         return keys.copy()
 
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """Those that keys were asked for, the latest last."""
+        return tuple(self._known)
+
+    def copy(self) -> "Board":
+        """The same nodes, and no keys yet."""
+        other = Board()
+        other._kinds, other._changes = dict(self._kinds), self._changes
+        other._kind, other._cpu, other._memory = self._kind.copy(), self._cpu.copy(), self._memory.copy()
+        other._changed, other._free = self._changed.copy(), self._free.copy()
+        return other
+
+    def adopt(self, other: "Board") -> None:
+        """Take over the keys of a copy of this one, which may be older than the latest changes."""
+        self._judge, self._known = other._judge, other._known
+
     def _touch(self, row: int) -> None:
         self._changes += 1
         self._changed[row] = self._changes

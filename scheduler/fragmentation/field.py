@@ -25,7 +25,7 @@ class Field:
     """The nodes with cards, by name, on a board. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._board = Board()
+        self.board = Board()
         self._row: dict[str, int] = {}
         self._unused: list[int] = []
 
@@ -37,17 +37,17 @@ class Field:
         row = self._row.get(node.name)
         if row is None:
             row = self._row[node.name] = self._unused.pop() if self._unused else len(self._row)
-        self._board.put(row, class_of(node, cards), *room, free_of(cards))
+        self.board.put(row, class_of(node, cards), *room, free_of(cards))
 
     def drop(self, name: str) -> None:
         row = self._row.pop(name, None)
         if row is not None:
-            self._board.drop(row)
+            self.board.drop(row)
             self._unused.append(row)
 
     def keys(self, judge: Judge, shape: Shape, names: Sequence[str]) -> Ints:
         """One key per name, UNFIT where the pod does not fit or there is no such node."""
-        keys = np.append(self._board.keys(judge, shape), UNFIT)
+        keys = np.append(self.board.keys(judge, shape), UNFIT)
         row = self._row
         return keys[np.fromiter([row.get(name, -1) for name in names], np.intp, len(names))]
 

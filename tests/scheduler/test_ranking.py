@@ -56,6 +56,12 @@ def a_cluster(held: Sequence[Sequence[Sequence[int]]], policy: str, seen: Sequen
     return state
 
 
+def a_ranking(state: State, policy: str) -> Ranking:
+    ranking = Ranking(state, settings(policy))
+    ranking.refresh()
+    return ranking
+
+
 def known(state: State, core: int, cpu: int) -> GpuPod:
     state.pod_changed(a_pod("asked", core, cpu))
     found = state.gpu_pod("uid-asked")
@@ -86,7 +92,7 @@ def test_property_the_experiment_and_the_live_scheduler_choose_the_same(
     shape = Shape(1000 * cpu, 0, max(1, core // 100), min(10 * core, 1000), 0 if core >= 100 else 256 << 20)
     keys = board.keys(judge, shape)
     row = int(np.argmax(keys))
-    scores = Ranking(state, settings(policy)).points(pod, names)
+    scores = a_ranking(state, policy).points(pod, names)
     if keys[row] == UNFIT:
         assert scores is None
         return
@@ -112,7 +118,7 @@ def test_exactly_one_node_is_best() -> None:
 @pytest.mark.parametrize("policy", JUDGES)
 def test_only_what_changed_is_scored_again_and_it_is_right(policy: str) -> None:
     state = a_cluster([[[50], []], [[], []], [[25], [25]]], policy, [(50, 8), (100, 8)])
-    ranking, names = Ranking(state, settings(policy)), ["n0", "n1", "n2", "gone"]
+    ranking, names = a_ranking(state, policy), ["n0", "n1", "n2", "gone"]
     pod = known(state, 50, 8)
     changes: tuple[Callable[[], None], ...] = (
         lambda: None,
@@ -124,13 +130,9 @@ def test_only_what_changed_is_scored_again_and_it_is_right(policy: str) -> None:
     )
     for change in changes:
         change()
-        fresh = Ranking(state, settings(policy))
-        for name in names:
-            state._moved.add(name)  # a ranking that starts now has seen nothing
-        expected = fresh.points(pod, names)
-        for name in names:
-            state._moved.add(name)
-        assert ranking.points(pod, names) == expected
+        found = ranking.points(pod, names)
+        state._moved.update(names)  # a ranking that starts now has seen nothing
+        assert found == a_ranking(state, policy).points(pod, names)
 
 
 def test_a_pods_own_reservation_is_not_in_its_way() -> None:
@@ -142,7 +144,7 @@ def test_a_pods_own_reservation_is_not_in_its_way() -> None:
     placement = Placement((("c", (0,)),))
     decision = Decision("uid-asked", "default", "asked", "n0", pod.ask, placement, {}, Room(8000, 0))
     assert state.reserve(decision, view.version)
-    assert Ranking(state, settings("fgd")).points(pod, ["n0", "n1"]) == [10, 0]
+    assert a_ranking(state, "fgd").points(pod, ["n0", "n1"]) == [10, 0]
 
 
 def test_pods_of_a_spread_group_come_last_where_they_would_share_a_card() -> None:
@@ -155,7 +157,24 @@ def test_pods_of_a_spread_group_come_last_where_they_would_share_a_card() -> Non
         state.pod_changed(raw)
     pod, alone = state.gpu_pod("uid-second"), known(state, 50, 8)
     assert pod is not None
-    ranking = Ranking(state, settings("fgd"))
+    ranking = a_ranking(state, "fgd")
     assert ranking.points(alone, ["n0", "n1"]) == [10, 0]
     assert ranking.points(pod, ["n0", "n1"]) == [0, 10]
     assert ranking.points(pod, ["n0"]) == [10]
+
+
+def test_a_new_judge_is_taken_with_all_that_changed_meanwhile() -> None:
+    state = a_cluster([[[50], []], [[], []], [[25], [25]]], "fgd", [(50, 8)])
+    ranking, names = a_ranking(state, "fgd"), ["n0", "n1", "n2"]
+    pod = known(state, 50, 8)
+    ranking.points(pod, names)
+    before = state.outlook.judges["fgd"]
+    for i in range(20):
+        state.pod_changed(a_pod(f"whole-{i}", 100, 8))
+    state.outlook.refresh()
+    assert state.outlook.judges["fgd"] is not before
+    ranking.refresh()
+    state.pod_changed(a_pod("more", 50, 8, on="n0", cards="0"))
+    found = ranking.points(pod, names)
+    state._moved.update(names)
+    assert found == a_ranking(state, "fgd").points(pod, names)
