@@ -39,6 +39,7 @@ def assess(
     foresight: Foresight | None = None,
     *,
     seats: Sequence[Seat] = (),
+    budget: int | None = None,
 ) -> Placement | Rejection:
     """The cards that `node` gives to a pod with this ask, or why it has none.
 
@@ -46,6 +47,7 @@ def assess(
     on the node can help: it has no cards, or it is not what the dialect requires (mgpu.md, "Filter").
     foresight: makes a difference to which cards, never to whether there are any.
     seats: where the pods of the ask's same-card group are, on whatever node, without the pod itself.
+    budget: steps of the search, where what matters is whether there are cards and not which.
     """
     unmet = ask.unmet(node)
     if unmet is not None:
@@ -56,7 +58,7 @@ def assess(
     if rejection is not None:
         return rejection
     policy = _card_policy(ask, node, cards, settings, foresight)
-    return place(ask, cards, policy, budget=_budget(ask, settings))
+    return place(ask, cards, policy, budget=_budget(ask, settings) if budget is None else budget)
 
 
 def _card_policy(

@@ -84,9 +84,12 @@ class Preemption:
     def _tenants(self, view: View, lower: Sequence[tuple[Holding, Pod]]) -> list[Tenant]:
         """Those that hold something of the node's cards."""
         cards, pods = [state.card for state in view.cards], {pod.uid: pod for _, pod in lower}
+        named = {name: card for card in cards for name in (card.index, card.uuid)}
         found = []
         for holding, pod in lower:
-            uses = {card.index: use for card in cards if (use := holding.uses(card)).shares}
+            at = {s.card for s in holding.shares}
+            on = cards if None in at else [named[name] for name in at if name in named]
+            uses = {card.index: holding.uses(card) for card in on}
             if uses:
                 found.append(Tenant(pod.uid, pod.priority, uses, pod.start_time, leaving=pod.deleting))
         violating = self._budgets.violated_by([pods[t.uid] for t in by_importance(found)])

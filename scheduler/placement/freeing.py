@@ -156,11 +156,13 @@ class Freeing:
 
 
 def freed(state: CardState, gone: Sequence[Mapping[int, Amount]]) -> CardState:
+    index = state.card.index
+    amounts = [uses[index] for uses in gone if index in uses]
+    if not amounts:
+        return state
     core, memory, shares = state.core_used, state.memory_used, state.shares
-    for uses in gone:
-        amount = uses.get(state.card.index)
-        if amount is not None:
-            core, memory, shares = core - amount.core, memory - amount.memory, shares - amount.shares
+    for amount in amounts:
+        core, memory, shares = core - amount.core, memory - amount.memory, shares - amount.shares
     return replace(state, core_used=core, memory_used=memory, shares=shares)
 
 

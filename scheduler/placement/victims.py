@@ -62,7 +62,7 @@ def victims(
     cards = sorted(cards, key=lambda state: state.card.index)
     once_left = without(cards, leaving)
     if fits(once_left):
-        return _needed(cards, leaving, fits), True
+        return _needed(cards, leaving, (), fits), True
     best: tuple[list[Tenant], bool] | None = None
     for priority in sorted({max(highest, t.priority) for t in staying}):
         able = [t for t in staying if t.priority <= priority]
@@ -73,7 +73,7 @@ def victims(
             best = found
         if not _violations(best[0]):
             break
-    return best and (by_importance(_needed(cards, [*best[0], *leaving], fits)), best[1])
+    return best and (_needed(cards, leaving, best[0], fits), best[1])
 
 
 def _violations(tenants: Sequence[Tenant]) -> int:
@@ -90,9 +90,10 @@ def _cheapest(
     except TooMuch:
         chosen, proven = set(costs), False
     found = [t for t in able if t.uid in chosen]
-    if not found or not fits(without(cards, found)):
-        found, proven = list(able), False  # what the pod wishes of its cards is not known to that search
-    return _needed(cards, found, fits), proven
+    fitting = bool(found) and fits(without(cards, found))
+    if proven and fitting:
+        return found, True
+    return _needed(cards, found if fitting else able, (), fits), False
 
 
 def _costs(tenants: Sequence[Tenant]) -> dict[str, int]:
@@ -106,11 +107,14 @@ def _costs(tenants: Sequence[Tenant]) -> dict[str, int]:
     return costs
 
 
-def _needed(cards: Sequence[CardState], chosen: Sequence[Tenant], fits: Fits) -> list[Tenant]:
-    """Those of the chosen without whose eviction the pod would not fit; the most important are spared first."""
-    needed = sorted(by_importance(chosen), key=lambda t: (t.leaving, not t.violates))
+def _needed(cards: Sequence[CardState], chosen: Sequence[Tenant], going: Sequence[Tenant], fits: Fits) -> list[Tenant]:
+    """Those that go, and those of the chosen without whom the pod would not fit; the most important are spared first.
+
+    The most important first.
+    """
+    needed = sorted(by_importance(chosen), key=lambda t: not t.violates)
     for tenant in tuple(needed):
         others = [t for t in needed if t is not tenant]
-        if fits(without(cards, others)):
+        if fits(without(cards, [*others, *going])):
             needed = others
-    return by_importance(needed)
+    return by_importance([*needed, *going])
