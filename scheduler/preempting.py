@@ -22,6 +22,9 @@ from scheduler.placement.freeing import BUDGET
 from scheduler.placement.victims import LOWEST, Tenant, by_importance, victims, without
 from scheduler.state import State, View
 
+_EFFORT = 10_000
+"""Steps of a search for whether the pod fits: some milliseconds, and there may be a hundred of them."""
+
 _HARMLESS_VOLUMES = frozenset({"configMap", "downwardAPI", "emptyDir", "hostPath", "projected", "secret"})
 
 
@@ -64,7 +67,7 @@ class Preemption:
             return None
 
         def fits(cards: Sequence[CardState]) -> bool:
-            return isinstance(assess(ask, node, cards, self._settings, seats=seats), Placement)
+            return isinstance(assess(ask, node, cards, self._settings, seats=seats, budget=_EFFORT), Placement)
 
         lower = [(h, p.pod) for h, p in occupants if h.bound and p.pod.priority < known.pod.priority]
         tenants = self._tenants(view, lower)
