@@ -6,6 +6,7 @@ SECTIONS = [
     "bench.placement",
     "bench.admission",
     "bench.filter",
+    "bench.learning",
     "bench.allocate",
     "bench.starts",
     "bench.endtoend",

@@ -1,0 +1,111 @@
+"""The policies that learn, in-process: `prioritize` over 1,000 and 5,000 nodes × 8 cards with 8 pods per node, and
+cards on one node.
+
+Pods of 48 shapes come in turn. Between two calls a pod ends somewhere, as in a cluster that is in use.
+"""
+
+import gc
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mgpu.model.asks import Placement
+from mgpu.model.inventory import write_device
+from mgpu.model.pods import Node
+from mgpu.settings import Settings, load_settings
+from scheduler.decide import Foresight, assess
+from scheduler.gpu_pods import GpuPod
+from scheduler.outlook import LEARNT
+from scheduler.ranking import Ranking
+from scheduler.state import State
+from tests import builders as b
+
+NODES = (1_000, 5_000)
+CARDS = 8
+CALLS = 400
+SHARES = [(core, cpu) for core in (10, 20, 25, 30, 33, 40, 50, 60, 75) for cpu in (1, 2, 4, 6, 8)]
+SHAPES = [*SHARES, (100, 8), (200, 16), (400, 32)]
+_INDEX = "vke.volcengine.com/gpu-index-container-c"
+
+
+def main() -> None:
+    print(f"Policies that learn: {CARDS} cards and {CARDS} pods per node, pods of {len(SHAPES)} shapes")
+    for count in NODES:
+        for policy in LEARNT:
+            _measure(count, policy)
+
+
+def _measure(count: int, policy: str) -> None:
+    settings = load_settings(f"nodePolicy: {policy}\ncardPolicy: {policy}")
+    state, names, chance = _filled(count, settings), [f"n{i}" for i in range(count)], random.Random(2)
+    ranking = Ranking(state, settings)
+    built = _timed(lambda _: state.outlook.refresh(), [0])
+    warmed = _timed(lambda _: ranking.refresh(), [0])
+    gc.collect()
+    gc.freeze()  # as the scheduler process does
+    pods = [_known(state, *shape) for shape in SHAPES]
+    first = _timed(lambda pod: ranking.points(pod, names), pods)
+
+    def prioritize(i: int) -> None:
+        ranking.points(pods[i % len(pods)], names)
+
+    def some_pod_ends(_: int) -> None:
+        row = chance.randrange(count)
+        state.pod_gone(_pod(f"p{row}-{chance.randrange(CARDS)}", 50, 1))
+
+    again = _timed(prioritize, range(CALLS), before=some_pod_ends)
+    cards = _timed(lambda i: _cards(state, settings, pods[i % len(SHARES)], names[i]), range(CALLS))
+    state.pod_changed(_pod("another", 50, 1))
+    print(f"  {count:5,} nodes, {policy:13}  prioritize {again} ms   a shape never seen {first} ms")
+    print(f"  {'':27}  cards of a node {cards} ms   learning: judge {built} ms, nodes taken in {warmed} ms")
+
+
+def _cards(state: State, settings: Settings, known: GpuPod, name: str) -> None:
+    view = state.view(name, known.pod.uid)
+    assert view.node is not None
+    assert known.ask is not None
+    foresight = Foresight(state.outlook.judges, view.room, known.pod.needs)
+    found = assess(known.ask, view.node, view.cards, settings, foresight)
+    assert isinstance(found, Placement) or found.reason == "" or not found.hopeless
+
+
+def _timed(call: Callable[[Any], object], over: Any, before: Callable[[Any], object] = lambda _: None) -> str:
+    taken = []
+    for one in over:
+        before(one)
+        began = time.perf_counter()
+        call(one)
+        taken.append((time.perf_counter() - began) * 1000)
+    taken.sort()
+    p50, p99 = taken[len(taken) // 2], taken[len(taken) * 99 // 100]
+    return f"{p50:.2f}" if len(taken) == 1 else f"p50 {p50:.2f} p99 {p99:.2f}"
+
+
+def _filled(count: int, settings: Settings) -> State:
+    state, chance = State(settings), random.Random(1)
+    for i in range(count):
+        state.node_changed(b.node(f"n{i}"))
+        state.device_changed(write_device(Node(f"n{i}"), "", b.cards(CARDS, node=f"n{i}")))
+        for card in range(CARDS):
+            state.pod_changed(_pod(f"p{i}-{card}", *chance.choice(SHARES), node=f"n{i}", card=str(card)))
+    return state
+
+
+def _known(state: State, core: int, cpu: int) -> GpuPod:
+    name = f"waits-{core}-{cpu}"
+    state.pod_changed(_pod(name, core, cpu))
+    found = state.gpu_pod(f"uid-{name}")
+    assert found is not None
+    return found
+
+
+def _pod(name: str, core: int, cpu: int, node: str = "", card: str = "") -> dict[str, Any]:
+    record = {"vke.volcengine.com/assumed": "true", _INDEX: card} if node else {}
+    raw = b.pod(name, b.container("c", core, None if core >= 100 else 4096), annotations=record, node=node)
+    raw["spec"]["containers"][0]["resources"]["requests"]["cpu"] = str(cpu)
+    return raw
+
+
+if __name__ == "__main__":
+    main()
