@@ -42,6 +42,9 @@ ANNOTATIONS = st.dictionaries(
             "vke.volcengine.com/assumed",
             "vke.volcengine.com/gpu-index-container-a/b~c",
             "lsalab.nthu/GPUID",
+            "mgpu.io/card-models",
+            "mgpu.io/same-card-group",
+            "mgpu.io/card-model",
             "team",
         ]
     ),
