@@ -73,7 +73,9 @@ class Decider:
         pod = known.pod
         foresight = Foresight(self._state.outlook.judges, view.room, pod.needs)
         seats = self._state.seats(ask, pod.uid)
-        found = assess(ask, view.node, view.cards, self._settings, foresight, seats=seats)
+        found = assess(ask, view.node, view.unkept, self._settings, foresight, seats=seats)
+        if isinstance(found, Rejection) and view.unkept is not view.cards:
+            found = assess(ask, view.node, view.cards, self._settings, foresight, seats=seats)
         if isinstance(found, Rejection):
             return found
         annotations = record(pod, ask, found, view.cards, self._settings)

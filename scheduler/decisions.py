@@ -1,6 +1,6 @@
-"""What was decided for a pod."""
+"""What was decided for pods that have not appeared on their nodes yet."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mgpu.model.asks import Ask, Placement
@@ -22,3 +22,30 @@ class Decision:
     placement: Placement
     annotations: Mapping[str, str]
     needs: Room = NOTHING
+
+
+class Decisions:
+    """Those in force, by the uid of the pod, each with the time until which the pod should have appeared.
+
+    Not thread-safe. seconds: how long that is.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self._seconds, self._clock = seconds, clock
+        self._known: dict[str, tuple[Decision, float]] = {}
+
+    def get(self, uid: str) -> Decision | None:
+        return self._known[uid][0] if uid in self._known else None
+
+    def put(self, decision: Decision) -> None:
+        """In place of the pod's last one, with its full time."""
+        self._known[decision.uid] = (decision, self._clock() + self._seconds)
+
+    def drop(self, uid: str) -> None:
+        self._known.pop(uid, None)
+
+    def overdue(self) -> tuple[Decision, ...]:
+        """Those whose pod has not appeared in time, oldest first."""
+        now = self._clock()
+        rows = sorted((until, d.uid, d) for d, until in self._known.values() if until <= now)
+        return tuple(decision for *_, decision in rows)

@@ -20,9 +20,10 @@ from mgpu.model.ledger import Holding, Ledger, shares_of, unknown_shares
 from mgpu.model.pods import Node, Pod, read_node, read_pod
 from mgpu.model.requests import UNBOUNDED, Room
 from mgpu.settings import Settings
-from scheduler.decisions import Decision
+from scheduler.decisions import Decision, Decisions
 from scheduler.gpu_pods import GpuPod, gpu_pod_of, recorded, shares_unknown
 from scheduler.matrix import Matrix
+from scheduler.nominations import LOWEST, Nominations
 from scheduler.outlook import LEARNT, Outlook
 from scheduler.placement.wishing import elsewhere
 from scheduler.usage import Usage
@@ -39,12 +40,14 @@ class View:
     """A node at one moment, without what one pod holds on it. `version` moves with every change of node and cards.
 
     room: what is free of its cpu and memory, beside all other pods.
+    unkept: its cards without what is kept for pods nominated there (scheduler/nominations.py).
     """
 
     node: Node | None
     cards: tuple[CardState, ...]
     version: int
     room: Room = UNBOUNDED
+    unkept: tuple[CardState, ...] = ()
 
 
 class State:
@@ -57,7 +60,7 @@ class State:
         undecided: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._settings, self._warn, self._tell_undecided, self._clock = settings, warn, undecided, clock
+        self._settings, self._warn, self._tell_undecided = settings, warn, undecided
         self._lock = threading.RLock()
         self._ledger = Ledger()
         self._nodes: dict[str, Node] = {}
@@ -65,8 +68,10 @@ class State:
         self._pods: dict[str, GpuPod] = {}
         self._uids: dict[tuple[str, str], str] = {}
         self._undecided: set[str] = set()
-        self._decisions: dict[str, tuple[Decision, float]] = {}
+        self._decisions = Decisions(settings.scheduler.reservation_seconds, clock)
+        self._nominations = Nominations(self._ledger, self._nodes, self._pods, settings)
         self._versions: dict[str, int] = {}
+        self._last_version = 0
         self._dirty: set[str] = set()
         self._moved: set[str] = set()
         self._usage = Usage(self._move)
@@ -118,6 +123,7 @@ class State:
                     self.outlook.saw(pod, known.ask)
                 self._pods[meta["uid"]] = known
                 self._settle(known)
+                self._dirty |= self._nominations.follow(known)
             self._count(pod)
 
     def pod_gone(self, raw: Raw) -> None:
@@ -153,7 +159,9 @@ class State:
         with self._lock:
             known, version = self._nodes.get(node), self._versions.get(node, 0)
             room = known.room.less(self._usage.on(node, without)) if known else UNBOUNDED
-            return View(known, self._ledger.cards(node, without), version, room)
+            pod = self._pods.get(without)
+            unkept = self._cards(node, without, pod.pod.priority if pod else 0)
+            return View(known, self._ledger.cards(node, without), version, room, unkept)
 
     def occupied(self, node: str, without: str) -> tuple[View, tuple[tuple[Holding, GpuPod], ...]]:
         """The same, and at the same moment which of the pods that are known here hold its cards."""
@@ -182,14 +190,13 @@ class State:
         with self._lock:
             return frozenset(held.node for group in ask.wishes.groups for held in self._ledger.members(group))
 
-    def look(
-        self, names: Sequence[str], pod: Pod, ask: Ask, needed: Callable[[Rows, Places, dict[int, str]], T]
-    ) -> T:
+    def look(self, names: Sequence[str], pod: Pod, ask: Ask, needed: Callable[[Rows, Places, dict[int, str]], T]) -> T:
         """What `needed` makes of the nodes as this pod would find them (`Matrix.look`): a copy, and quickly."""
         with self._lock:
             self.refresh()
             own = self._ledger.holding(pod.uid)
-            instead = {own.node: self._ledger.cards(own.node, pod.uid)} if own else {}
+            different = self._nominations.differing(pod.uid, pod.priority) | ({own.node} if own else set())
+            instead = {name: self._cards(name, pod.uid, pod.priority) for name in different}
             return needed(*self._matrix.look(names, ask, instead))
 
     def refresh(self) -> None:
@@ -197,16 +204,21 @@ class State:
         with self._lock:
             for name in self._dirty:
                 if name in self._nodes:
-                    self._matrix.put(self._nodes[name], self._ledger.cards(name))
+                    self._matrix.put(self._nodes[name], self._cards(name))
                 else:
                     self._matrix.drop(name)
+                    self._versions.pop(name, None)
             self._dirty.clear()
+
+    def _cards(self, node: str, uid: str = "", priority: int = LOWEST) -> tuple[CardState, ...]:
+        """As a pod of this uid and priority finds them."""
+        return self._nominations.beside(node, self._ledger.cards(node, uid), uid, priority)
 
     # Reservations.
 
     def decision(self, uid: str) -> Decision | None:
         with self._lock:
-            return self._decisions[uid][0] if uid in self._decisions else None
+            return self._decisions.get(uid)
 
     def reserve(self, decision: Decision, version: int) -> bool:
         """Hold the cards for the pod, in place of what was reserved for it; False: the node has changed since
@@ -221,7 +233,7 @@ class State:
             shares = shares_of(decision.ask, decision.placement)
             who = (decision.uid, decision.namespace, decision.name, decision.node)
             self._hold(Holding(*who, decision.ask.dialect, shares, bound=False, wishes=decision.ask.wishes))
-            self._decisions[decision.uid] = (decision, self._deadline())
+            self._decisions.put(decision)
             self._usage.put(decision.uid, decision.node, decision.needs)
             return True
 
@@ -238,7 +250,7 @@ class State:
         with self._lock:
             if self.decision(decision.uid) is not decision:
                 return False
-            self._decisions[decision.uid] = (decision, self._deadline())
+            self._decisions.put(decision)
             return True
 
     def cancel(self, decision: Decision) -> None:
@@ -255,12 +267,7 @@ class State:
     def overdue(self) -> tuple[Decision, ...]:
         """Reservations whose pod has not appeared on its node in time, oldest first."""
         with self._lock:
-            now = self._clock()
-            rows = sorted((until, d.uid, d) for d, until in self._decisions.values() if until <= now)
-            return tuple(decision for *_, decision in rows)
-
-    def _deadline(self) -> float:
-        return self._clock() + self._settings.scheduler.reservation_seconds
+            return self._decisions.overdue()
 
     # What a pod holds.
 
@@ -328,6 +335,7 @@ class State:
         self._release(uid)
         self._undecided.discard(uid)
         self._pods.pop(uid, None)
+        self._dirty |= self._nominations.drop(uid)
 
     def _hold(self, holding: Holding) -> None:
         before = self._ledger.holding(holding.uid)
@@ -337,7 +345,7 @@ class State:
         self._touch(holding.node)
 
     def _release(self, uid: str) -> None:
-        self._decisions.pop(uid, None)
+        self._decisions.drop(uid)
         before = self._ledger.release(uid)
         if before is not None:
             self._touch(before.node)
@@ -353,8 +361,10 @@ class State:
                 self._tell_undecided(uid)
 
     def _touch(self, node: str) -> None:
-        self._versions[node] = self._versions.get(node, 0) + 1
+        self._last_version += 1  # of all nodes: one that comes again has no version that it had before
+        self._versions[node] = self._last_version
         self._dirty.add(node)
+        self._nominations.touch(node)
         self._move(node)
 
     def _move(self, node: str) -> None:

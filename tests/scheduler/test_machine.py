@@ -123,6 +123,16 @@ class Cluster(RuleBasedStateMachine):
         elif what == "garbled" and raw["spec"].get("nodeName"):
             self.api.edit_pod(name, lambda raw: raw["metadata"]["annotations"].update({INDEX + "c0": "banana"}))
 
+    @rule(name=names, cores=shapes, wished=wishes, node=nodes, priority=st.integers(0, 1))
+    def a_pod_is_nominated(self, name: str, cores: list[int], wished: Wished, node: str, priority: int) -> None:
+        self.pod(name, cores, wished)
+
+        def change(raw: dict[str, Any]) -> None:
+            raw["spec"]["priority"] = priority
+            raw["status"]["nominatedNodeName"] = node
+
+        self.api.edit_pod(name, change)
+
     @rule(what=st.sampled_from(["unhealthy", "no device", "no node", "back", "back", "back"]))
     def a_node_changes(self, what: str) -> None:
         node = "n1"
@@ -201,6 +211,14 @@ class Cluster(RuleBasedStateMachine):
                 with contextlib.suppress(BadObject):
                     on[known.wishes.same_card.name] |= {(known.pod.node, s.card) for s in recorded(known) or ()}
         assert all(len(cards) <= 1 for cards in on.values()), dict(on)
+
+    @invariant()
+    def nothing_is_kept_that_is_not_there(self) -> None:
+        for node in self.cards:
+            view = self.leader.state.view(node, "")
+            for held, kept in zip(view.cards, view.unkept, strict=True):
+                assert held.core_used <= kept.core_used <= max(held.core_used, held.card.core)
+                assert held == kept or held.card.healthy
 
     def teardown(self) -> None:
         for node in NODES:

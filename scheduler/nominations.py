@@ -1,0 +1,168 @@
+"""Pods nominated to a node (`status.nominatedNodeName`) and not bound yet: their cards are kept for them, softly.
+
+Members of a gang that wait in Permit and pods for which others were evicted have been placed, and nothing says so but
+their status; so the next member would be counted on the same card. For pods of the same or a lower priority the
+filter takes the cards of a nominated pod as taken, which is kube-scheduler's rule for its own resources
+(addGENominatedPods, "greater or equal priority"). Bindings are the truth and never wait for a nomination: a decision
+leaves these cards alone where the pod fits on others, and takes them where it does not. To refuse it instead could
+stop two gangs for ever, each with a member nominated where the other's binds.
+
+Which cards: what the engine chooses, first among those that are free now, then with what is being deleted gone. They
+stay the pod's until they are lost to a binding or to a fault; then others are chosen.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mgpu.model.asks import Ask, Placement
+from mgpu.model.cards import CardState
+from mgpu.model.ledger import Holding, Ledger, shares_of
+from mgpu.model.pods import Node
+from mgpu.settings import Settings
+from scheduler.decide import assess
+from scheduler.gpu_pods import GpuPod
+
+LOWEST = -(1 << 31)
+"""Pod priorities are int32."""
+
+_BUDGET = 10_000
+"""Of the engine, per choice: the state's lock is held."""
+
+
+@dataclass(slots=True)
+class _Nominee:
+    """A pod, where it is nominated, and what is kept for it there; None: nothing fits."""
+
+    known: GpuPod
+    ask: Ask
+    kept: Holding | None = None
+
+    @property
+    def order(self) -> tuple[int, str, str, str]:
+        """Who chooses first."""
+        pod = self.known.pod
+        return -pod.priority, pod.created, pod.key, pod.uid
+
+
+class Nominations:
+    """Not thread-safe. Says what is kept; `ledger`, `nodes` and `pods` are its owner's, and only read."""
+
+    def __init__(
+        self, ledger: Ledger, nodes: Mapping[str, Node], pods: Mapping[str, GpuPod], settings: Settings
+    ) -> None:
+        self._ledger, self._nodes, self._pods, self._settings = ledger, nodes, pods, settings
+        self._node_of: dict[str, str] = {}
+        self._on_node: dict[str, dict[str, _Nominee]] = {}
+        self._stale: set[str] = set()
+
+    def follow(self, known: GpuPod) -> set[str]:
+        """The pod as it is now; the nodes where that changes what is kept."""
+        pod = known.pod
+        wanted = pod.nominated_node if known.ask and not (pod.node or pod.ended or pod.deleting) else ""
+        before = self._node_of.get(pod.uid, "")
+        nominee = self._on_node[before][pod.uid] if before else None
+        if wanted and known.ask and nominee and wanted == before and nominee.ask == known.ask:
+            changed = nominee.known.pod.priority != pod.priority
+            nominee.known = known
+            if not changed:
+                return set()
+        else:
+            self.drop(pod.uid)
+            if wanted and known.ask:
+                self._node_of[pod.uid] = wanted
+                self._on_node.setdefault(wanted, {})[pod.uid] = _Nominee(known, known.ask)
+        self.touch(wanted)
+        return {before, wanted} - {""}
+
+    def drop(self, uid: str) -> set[str]:
+        """The pod is gone; the node where that changes what is kept."""
+        node = self._node_of.pop(uid, "")
+        if not node:
+            return set()
+        del self._on_node[node][uid]
+        self.touch(node)
+        if not self._on_node[node]:
+            del self._on_node[node]
+            self._stale.discard(node)
+        return {node}
+
+    def touch(self, node: str) -> None:
+        """What is held on the node, or its cards, have changed."""
+        if node in self._on_node:
+            self._stale.add(node)
+
+    def differing(self, uid: str, priority: int) -> set[str]:
+        """The nodes that this pod finds otherwise than one of the lowest priority would."""
+        return {
+            node
+            for node, nominees in self._on_node.items()
+            if uid in nominees or any(n.known.pod.priority < priority for n in nominees.values())
+        }
+
+    def beside(self, node: str, cards: tuple[CardState, ...], uid: str, priority: int) -> tuple[CardState, ...]:
+        """`cards`, and on them what is kept from a pod of this uid and priority."""
+        if node not in self._on_node:
+            return cards
+        if node in self._stale:
+            self._stale.discard(node)
+            self._choose(node)
+        nominees = (n for n in self._on_node[node].values() if n.known.pod.uid != uid)
+        kept = [n.kept for n in nominees if n.kept and n.known.pod.priority >= priority]
+        return _with(cards, [held for held in kept if self._ledger.holding(held.uid) is None])
+
+    def _choose(self, node: str) -> None:
+        now = self._ledger.cards(node)
+        staying = [h for h in self._ledger.holdings(node) if not self._leaves(h.uid)]
+        later = _with([CardState(state.card) for state in now], staying)
+        for nominee in sorted(self._on_node[node].values(), key=lambda n: n.order):
+            if nominee.kept is None or not _stands(nominee, later):
+                nominee.kept = self._place(nominee, node, now) or self._place(nominee, node, later)
+            if nominee.kept and self._ledger.holding(nominee.kept.uid) is None:
+                now, later = _with(now, [nominee.kept]), _with(later, [nominee.kept])
+
+    def _place(self, nominee: _Nominee, node: str, cards: Sequence[CardState]) -> Holding | None:
+        known, ask, pod = self._nodes.get(node), nominee.ask, nominee.known.pod
+        if known is None:
+            return None
+        seats = self._ledger.seats(ask.wishes.same_card, pod.uid)
+        found = assess(ask, known, cards, self._settings, seats=seats, budget=_BUDGET)
+        if not isinstance(found, Placement):
+            return None
+        who = (pod.uid, pod.namespace, pod.name, node)
+        return Holding(*who, ask.dialect, shares_of(ask, found), bound=False, wishes=ask.wishes)
+
+    def _leaves(self, uid: str) -> bool:
+        return uid in self._pods and self._pods[uid].pod.deleting
+
+
+def _with(cards: Sequence[CardState], held: Iterable[Holding]) -> tuple[CardState, ...]:
+    """The cards with this on them too."""
+    found = tuple(cards)
+    for holding in held:
+        found = tuple(_added(state, holding) for state in found)
+    return found
+
+
+def _added(state: CardState, holding: Holding) -> CardState:
+    used = holding.uses(state.card)
+    if not used.shares:
+        return state
+    groups = state.groups.union(holding.wishes.groups) if holding.is_known_on(state.card) else state.groups
+    core, memory = state.core_used + used.core, state.memory_used + used.memory
+    return CardState(state.card, core, memory, state.shares + used.shares, groups)
+
+
+def _stands(nominee: _Nominee, cards: Sequence[CardState]) -> bool:
+    """Whether what is kept is still there, healthy, and has room."""
+    if nominee.kept is None:
+        return False
+    there = {state.card.index: state for state in cards if state.card.healthy}
+    for share in nominee.kept.shares:
+        state = there.get(share.card) if isinstance(share.card, int) else None
+        if state is None or (share.whole and not state.idle):
+            return False
+        used = nominee.kept.uses(state.card)
+        full = nominee.ask.max_shares and state.shares + used.shares > nominee.ask.max_shares
+        if full or used.core > state.core_free or used.memory > state.memory_free:
+            return False
+    return True
