@@ -1,6 +1,7 @@
 """Victims: the same as an exhaustive search over all sets of pods finds."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -9,12 +10,15 @@ from hypothesis import strategies as st
 
 from mgpu.model.asks import Amount, Ask, ContainerAsk, Placement, whole_cards
 from mgpu.model.cards import CardState
+from mgpu.model.groups import Group
 from mgpu.model.pods import Stage
+from mgpu.model.wishes import NONE, Wishes
 from scheduler.placement import place, policy_named
 from scheduler.placement.victims import Tenant, by_importance, victims, without
 from tests import builders as b
 from tests.examples import examples
 
+GROUP = Group("same-card-group", "default", "g")
 POLICY = policy_named("binpack", 50)
 
 Key = tuple[int, int, int, int]
@@ -94,7 +98,10 @@ def asks(draw: st.DrawFn) -> Ask:
         ContainerAsk(f"c{i}", c.cards, c.core, c.memory, c.whole, stage)
         for i, (c, stage) in enumerate(zip(some, sorted(stages, key=lambda s: s is Stage.APP), strict=True))
     ]
-    return Ask("mgpu", tuple(named), draw(st.sampled_from((0, 0, 2))))
+    wishes = draw(st.sampled_from((NONE, NONE, Wishes(uuids=("GPU-n1-1",)), Wishes(same_card=GROUP))))
+    if wishes.same_card:
+        named = [replace(c, cards=1) for c in named]
+    return Ask("mgpu", tuple(named), draw(st.sampled_from((0, 0, 2))), wishes=wishes)
 
 
 @examples(150)
@@ -104,7 +111,10 @@ def test_the_best_of_all_sets(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 3))
     tenants, wanted = data.draw(tenants_on(count)), data.draw(asks())
     kept = [tenant("kept", 0, *on) for on in data.draw(st.sampled_from(([], [[0]])))]
-    cards = cards_with(tenants, count, kept)
+    group = data.draw(st.sampled_from((None, None, 0)))  # whose pod stays on this card
+    cards = [
+        replace(s, groups=frozenset([GROUP] * (i == group))) for i, s in enumerate(cards_with(tenants, count, kept))
+    ]
     best = exhaustive(wanted, cards, tenants)
     found = victims(wanted, cards, data.draw(st.permutations(tenants)), lambda states: fitting(wanted, states))
     event(f"{'none' if found is None else len(found[0])} victims")
