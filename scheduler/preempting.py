@@ -71,8 +71,8 @@ class Preemption:
 
         lower = [(h, p.pod) for h, p in occupants if h.bound and p.pod.priority < known.pod.priority]
         tenants = self._tenants(view, lower)
-        if only_cards and all(state.card.healthy for state in view.cards):
-            found = victims(ask, view.cards, tenants, fits, budget=steps)
+        if only_cards and all(state.card.healthy for state in view.unkept):
+            found = victims(ask, view.unkept, tenants, fits, budget=steps)
             if found is None:
                 return None
             going = {t.uid for t in found[0]}
@@ -81,12 +81,12 @@ class Preemption:
         must = [t for t in tenants if t.uid in theirs.uids]
         others = [t for t in tenants if t.uid not in theirs.uids]
         highest = max((t.priority for t in must), default=LOWEST)
-        found = victims(ask, without(view.cards, must), others, fits, highest=highest, budget=steps)
+        found = victims(ask, without(view.unkept, must), others, fits, highest=highest, budget=steps)
         return None if found is None else _told(theirs, tenants, [*must, *found[0]])
 
     def _tenants(self, view: View, lower: Sequence[tuple[Holding, Pod]]) -> list[Tenant]:
         """Those that hold something of the node's cards."""
-        cards, pods = [state.card for state in view.cards], {pod.uid: pod for _, pod in lower}
+        cards, pods = [state.card for state in view.unkept], {pod.uid: pod for _, pod in lower}
         named = {name: card for card in cards for name in (card.index, card.uuid)}
         found = []
         for holding, pod in lower:

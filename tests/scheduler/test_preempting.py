@@ -157,6 +157,18 @@ def test_reservations_cannot_be_evicted(replica: Replica, client: FlaskClient) -
     assert preempt(client, wanting(200), n1="b") == {}
 
 
+def test_what_others_are_nominated_for_is_not_given_twice(replica: Replica, client: FlaskClient) -> None:
+    running(replica, "a", 100, 0, 3)
+    running(replica, "b", 100, 1, 1, deleting=True)
+    nominee = asking("first", 100)
+    nominee["spec"]["priority"], nominee["status"]["nominatedNodeName"] = 10, "n1"
+    for pod in (nominee, wanting(100), wanting(100, 11) | {"metadata": asking("q", 100)["metadata"]}):
+        replica.api.put("pods", pod)
+    replica.deliver()
+    assert preempt(client, wanting(100), n1="b") == {"n1": ["a"]}
+    assert preempt(client, replica.api.pod("q"), n1="b") == {"n1": ["b"]}, "the more important one may have it"
+
+
 def test_a_pod_whose_cards_nobody_knows_frees_all_of_them(replica: Replica, client: FlaskClient) -> None:
     running(replica, "a", 60, "?", 5)
     running(replica, "b", 50, 0, 1)
