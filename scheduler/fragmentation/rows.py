@@ -54,3 +54,17 @@ def fullest(free: Ints, fitting: Bools, cards: int) -> Bools:
     chosen = np.zeros_like(fitting)
     np.put_along_axis(chosen, order[:, :cards], values=True, axis=1)
     return chosen
+
+
+def ways(free: Ints, need: Ints, cards: int) -> tuple[Ints, Bools]:
+    """Ways to take a pod on some of a node's cards, [B, cards of the node], that can take it: (row, cards) of each.
+
+    By row, then in the order of the first card. A pod on one card may take any with enough; of cards with the same
+    amount free only the first is a way, since the others would score the same. More cards are the fullest ones.
+    """
+    fitting = free >= need[:, None]
+    if cards != 1:
+        return np.arange(len(free)), fullest(free, fitting, cards)
+    same = free[:, :, None] == free[:, None, :]
+    row, card = np.nonzero(fitting & ~np.tril(same, -1).any(2))
+    return row, np.arange(free.shape[1]) == card[:, None]
