@@ -13,6 +13,8 @@ from playground.simulate.openb.chance import pick, shuffled
 from playground.simulate.openb.trace import Trace
 from scheduler.fragmentation.board import UNFIT, Board, Chooser
 from scheduler.fragmentation.fgd import Fgd, typical_pods
+from scheduler.fragmentation.learner import UNIT, Learner
+from scheduler.fragmentation.potential import Fragmentation
 from scheduler.fragmentation.rows import needs
 from scheduler.fragmentation.shapes import Shape
 
@@ -59,6 +61,28 @@ def _best(setting: Setting, chooser: Chooser) -> Place:
     return place
 
 
+def _fragmentation(setting: Setting) -> Place:
+    """Learns what pods come from those that came, refused ones too, as the live scheduler does."""
+    learner, nodes = Learner(), Counter(setting.trace.nodes)
+    best: Place
+
+    def place(pod: Shape) -> Spot | None:
+        nonlocal best
+        learner.observe(pod)
+        if learner.due():
+            best = _best(setting, Fragmentation(learner.counts(), nodes))
+        return best(pod)
+
+    return place
+
+
+def _fragmentation_known(setting: Setting) -> Place:
+    """Told the trace's popularity beforehand, as FGD is."""
+    counts = sorted(Counter(setting.trace.pods).items())
+    known = tuple((shape, UNIT * number) for shape, number in counts)
+    return _best(setting, Fragmentation(known, Counter(setting.trace.nodes)))
+
+
 def _fgd(setting: Setting) -> Place:
     """As published, it is told the trace's popularity beforehand."""
     return _best(setting, Fgd(typical_pods(Counter(setting.trace.pods))))
@@ -71,6 +95,8 @@ POLICIES: Mapping[str, Callable[[Setting], Place]] = MappingProxyType(
         "binpack": lambda setting: _best(setting, Fullness("binpack")),
         "spread": lambda setting: _best(setting, Fullness("spread")),
         "fgd": _fgd,
+        "fragmentation": _fragmentation,
+        "fragmentation-known": _fragmentation_known,
     }
 )
 """In the order in which they are shown."""
