@@ -1,6 +1,7 @@
 """Why a pod does not fit: a reason per card, and whether evicting pods could help."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 
@@ -10,8 +11,13 @@ from mgpu.model.quantities import format_bytes
 from scheduler.placement.wishing import bars
 
 
-def refusal(state: CardState, container: ContainerAsk, max_shares: int, bar: str | None = None) -> str | None:
-    """Why a card cannot take this container alone; None: it can. bar: the pod's wishes rule it out."""
+def refusal(
+    state: CardState, container: ContainerAsk, max_shares: int, bar: str | None = None, *, roughly: bool = False
+) -> str | None:
+    """Why a card cannot take this container alone; None: it can. bar: the pod's wishes rule it out.
+
+    roughly: without amounts, so that there are few reasons over thousands of nodes.
+    """
     if bar:
         return bar
     if not state.card.healthy:
@@ -19,23 +25,27 @@ def refusal(state: CardState, container: ContainerAsk, max_shares: int, bar: str
     if container.whole and not state.idle:
         return "in use, a whole card is asked for"
     if max_shares and state.shares >= max_shares:
-        return f"holds {state.shares} of {max_shares} shares"
+        return "no share left" if roughly else f"holds {state.shares} of {max_shares} shares"
     core, memory, _ = container.takes(state.card)
     core -= state.core_free
     memory -= state.memory_free
     if core <= 0 and memory <= 0:
         return None
-    return short(max(core, 0), max(memory, 0))
+    return _roughly(core > 0, memory > 0) if roughly else _short(max(core, 0), max(memory, 0))
 
 
 @lru_cache(maxsize=10_000)
-def short(core: int, memory: int) -> str:
+def _short(core: int, memory: int) -> str:
     """Cached: a filter over thousands of nodes says much the same of tens of thousands of cards.
 
     No percent sign: kube-scheduler gives what it is told to Sprintf, and its Event says `50%!s(MISSING)hort`.
     """
     parts = [f"core {core / 10:g} percent short"] if core else []
     return " and ".join(parts + ([f"memory {format_bytes(memory)} short"] if memory else []))
+
+
+def _roughly(core: bool, memory: bool) -> str:
+    return "core and memory short" if core and memory else "core short" if core else "memory short"
 
 
 def impossible(ask: Ask, cards: Sequence[CardState]) -> Rejection | None:
@@ -58,21 +68,37 @@ def unplaceable(ask: Ask, cards: Sequence[CardState]) -> Rejection | None:
     """The refusals of the first container that cannot be placed even alone."""
     barred = bars(ask, cards)
     for container in ask.containers:
-        reasons = [refusal(s, container, ask.max_shares, bar) for s, bar in zip(cards, barred, strict=True)]
-        if reasons.count(None) < container.cards:
-            break
-    else:
+        rejection = alone(ask, container, cards, barred)
+        if rejection is not None:
+            return replace(rejection, hopeless=_unplaceable_when_empty(ask, cards, barred))
+    return None
+
+
+def alone(
+    ask: Ask,
+    container: ContainerAsk,
+    cards: Sequence[CardState],
+    barred: Sequence[str | None],
+    *,
+    roughly: bool = False,
+) -> Rejection | None:
+    """Why this container cannot be placed even alone, without a word on hope; None: it can be. barred: by `bars`."""
+    reasons = [
+        refusal(state, container, ask.max_shares, bar, roughly=roughly)
+        for state, bar in zip(cards, barred, strict=True)
+    ]
+    fitting = reasons.count(None)
+    if fitting >= container.cards:
         return None
     refused = tuple(
         CardRefusal(state.card.index, reason) for state, reason in zip(cards, reasons, strict=True) if reason
     )
-    fitting = reasons.count(None)
     reason = ""
     if container.cards > 1:
         reason = f"container {container.container!r} needs {container.cards} cards, {fitting or 'none'} can serve it"
     elif len(ask.containers) > 1:
         reason = f"no card can serve container {container.container!r}"
-    return Rejection(reason, refused, hopeless=_unplaceable_when_empty(ask, cards, barred))
+    return Rejection(reason, refused)
 
 
 def emptied(cards: Sequence[CardState]) -> list[CardState]:

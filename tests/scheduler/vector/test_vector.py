@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from scheduler.filtering import Filter
 from scheduler.gpu_pods import GpuPod
 from scheduler.matrix import Matrix
 from scheduler.outlook import Outlook
-from scheduler.vector.reasons import told
+from scheduler.vector.reasons import MOST, told
 from scheduler.vector.rows import EXACT, Places, Rows
 from tests.builders import GIB
 from tests.examples import examples
@@ -99,6 +100,24 @@ def test_property_arrays_say_what_the_engine_says(
     nodes: list[tuple[CardState, ...]], ask: Ask, settings: Settings
 ) -> None:
     check(nodes, ask, settings)
+
+
+@pytest.mark.parametrize(
+    ("count", "reason"),
+    [
+        (MOST, "insufficient GPU (2 cards: 1 core 10 percent short and memory 4.0 GiB short, 1 unhealthy)"),
+        (MOST + 1, "insufficient GPU (2 cards: 1 core and memory short, 1 unhealthy)"),
+    ],
+)
+def test_amounts_are_given_while_there_are_few_reasons(count: int, reason: str) -> None:
+    """The pod's condition holds them all, and has to be written."""
+    ill = CardState(Card(1, "GPU-1", "", 8 * GIB, healthy=False))
+    nodes = [(CardState(Card(0, "GPU-0", "", 8 * GIB), 100 + 10 * i, 4 * GIB, 1), ill) for i in range(count)]
+    cluster: Any = Cluster(nodes, load_settings())
+    known = GpuPod(Pod("default", "p", "u"), Ask("mgpu", (ContainerAsk("c", 1, 1000, 8 * GIB),)))
+    found = Filter(cluster, load_settings()).filter(known, [f"n{i}" for i in range(count)])
+    assert found.failed["n0"] == reason
+    assert len(found.failed) == count
 
 
 def test_amounts_that_no_array_holds_are_the_engines() -> None:
