@@ -13,15 +13,14 @@ from mgpu.settings import Settings
 from scheduler.fragmentation.board import Judge
 from scheduler.fragmentation.fgd import Fgd, typical_pods
 from scheduler.fragmentation.learner import Learner
+from scheduler.fragmentation.potential import Fragmentation
 from scheduler.fragmentation.reading import class_of, shape_of
 from scheduler.fragmentation.shapes import NodeClass, Shape
 
 Counts = tuple[tuple[Shape, int], ...]
 
 _MADE: Mapping[str, Callable[[Counts, Mapping[NodeClass, int]], Judge]] = MappingProxyType(
-    {
-        "fgd": lambda counts, _: Fgd(typical_pods(dict(counts))),
-    }
+    {"fragmentation": Fragmentation, "fgd": lambda counts, _: Fgd(typical_pods(dict(counts)))}
 )
 LEARNT = tuple(_MADE)
 """The policies that need a judge."""

@@ -222,7 +222,7 @@ def test_other_kinds_are_skipped_in_a_line_each() -> None:
     assert result.stderr == "<stdin>: document 1: Service s is skipped; it plays no part in a simulation\n"
 
 
-@pytest.mark.parametrize("policy", ["fgd"])
+@pytest.mark.parametrize("policy", ["fragmentation", "fgd"])
 def test_policies_that_learn_choose_one_node_and_keep_cards_whole(policy: str) -> None:
     """Pods in file order are what they learn from: after two that want a whole card, shares go together."""
     nodes = [served(name) for name in ("n1", "n2")]
@@ -240,14 +240,12 @@ def test_policies_that_learn_choose_one_node_and_keep_cards_whole(policy: str) -
     assert found == simulated(*nodes, *whole, *shares, options=options)
 
 
-@pytest.mark.parametrize("policy", ["fgd"])
+@pytest.mark.parametrize("policy", ["fragmentation", "fgd"])
 def test_what_runs_already_is_learnt_from_too(policy: str) -> None:
-    """A whole card was wanted before: the share goes where another one is, spread or not."""
+    """Whole cards were wanted before: the share goes where another one is, and leaves the first card whole."""
     record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "1"}
-    before = [
-        pod("old", container(core=100), node="n1", phase="Succeeded"),
-        share("there", annotations=record, node="n1"),
-    ]
+    before = [pod(f"old-{i}", container(core=100), node="n1", phase="Succeeded") for i in range(8)]
+    there = share("there", annotations=record, node="n1")
     options = ("--card-policy", policy)
-    found = simulated(served(), *before, share("new", core=20), options=options)
+    found = simulated(served(), *before, there, share("new", core=20), options=options)
     assert found["pods"][0]["containers"]["c"]["cards"] == [1]

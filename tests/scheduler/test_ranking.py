@@ -19,12 +19,12 @@ from scheduler.fragmentation.board import UNFIT, Board
 from scheduler.fragmentation.field import points
 from scheduler.fragmentation.shapes import NodeClass, Shape
 from scheduler.gpu_pods import GpuPod
+from scheduler.outlook import LEARNT
 from scheduler.ranking import Ranking
 from scheduler.state import State
 from tests import builders as b
 from tests.examples import examples
 
-JUDGES = ("fgd",)
 INDEX = "vke.volcengine.com/gpu-index-container-c"
 
 
@@ -74,7 +74,7 @@ clusters = st.lists(st.lists(held_on_a_card, min_size=1, max_size=3), min_size=1
 sizes = st.sampled_from([(10, 1), (25, 8), (50, 30), (75, 2), (100, 8), (200, 40)])
 
 
-@pytest.mark.parametrize("policy", JUDGES)
+@pytest.mark.parametrize("policy", LEARNT)
 @given(held=clusters, seen=st.lists(sizes, min_size=1, max_size=6), asked=sizes)
 @examples(60)
 def test_property_the_experiment_and_the_live_scheduler_choose_the_same(
@@ -115,7 +115,7 @@ def test_exactly_one_node_is_best() -> None:
     assert points(["b", "a"], np.array([UNFIT, UNFIT])) == [0, 0]
 
 
-@pytest.mark.parametrize("policy", JUDGES)
+@pytest.mark.parametrize("policy", LEARNT)
 def test_only_what_changed_is_scored_again_and_it_is_right(policy: str) -> None:
     state = a_cluster([[[50], []], [[], []], [[25], [25]]], policy, [(50, 8), (100, 8)])
     ranking, names = a_ranking(state, policy), ["n0", "n1", "n2", "gone"]
