@@ -1,5 +1,6 @@
 """`mgpu scheduler` itself, against the playground's API server: real watches, HTTPS, a lease."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,3 +175,28 @@ def test_without_an_api_server_it_says_so_and_keeps_trying(cluster: Cluster, tmp
     assert b"not in sync yet" in text
     assert cluster.ask(server, "/healthz")[0] == 200
     assert cluster.ask(server, "/filter", {"Pod": b.share("p"), "NodeNames": []})[0] == 503
+
+
+def test_what_it_has_learnt_orders_the_nodes_and_chooses_the_cards(cluster: Cluster) -> None:
+    """Whole cards were wanted before: a share goes beside the one that is there, on the second card."""
+    cluster.api.create("/api/v1/nodes", b.node("n2"))
+    cluster.api.create(
+        "/apis/scheduling.koordinator.sh/v1alpha1/devices", write_device(Node("n2"), "", b.cards(2, node="n2"))
+    )
+    for i in range(8):
+        whole = b.pod(f"whole-{i}", b.container(core=100))
+        del whole["metadata"]["uid"]
+        cluster.api.create(PODS, whole)
+    record = {"vke.volcengine.com/assumed": "true", INDEX: "1"}
+    there = b.share("there", 50, annotations=record, node="n1")
+    del there["metadata"]["uid"]
+    cluster.api.create(PODS, there)
+    new = cluster.submit("new", core=20)
+
+    server = cluster.start("--node-policy", "fragmentation", "--card-policy", "fragmentation")
+    cluster.register(server)
+    cluster.ready(server)
+    status, answer = cluster.ask(server, "/prioritize", {"Pod": new, "NodeNames": ["n2", "n1"]})
+    assert (status, json.loads(answer)) == (200, [{"Host": "n2", "Score": 0}, {"Host": "n1", "Score": 10}])
+    cluster.bind("new")
+    assert cluster.card("new") == "1"
