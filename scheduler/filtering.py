@@ -25,8 +25,9 @@ from scheduler.vector.fits import hopeless
 from scheduler.vector.reasons import reasons, told
 from scheduler.vector.rows import Mask
 
-_ASKS_KEPT = 32
-_STATES_KEPT = 20_000
+_ASKS_KEPT = 256
+_ANSWERS_KEPT = 40_000
+"""Over all asks: some 40 MB."""
 
 
 @dataclass(slots=True)
@@ -47,7 +48,7 @@ class _Answer(NamedTuple):
 
 
 class _Memo:
-    """What is known of an ask by the state of a node's cards; the latest asks and a bounded number of states."""
+    """What the engine has said of an ask by the state of a node's cards; the latest asks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -55,13 +56,11 @@ class _Memo:
 
     def of(self, ask: Ask) -> dict[bytes, _Answer]:
         with self._lock:
-            known = self._known.setdefault(ask, {})
+            self._known.setdefault(ask, {})
             self._known.move_to_end(ask)
-            if len(self._known) > _ASKS_KEPT:
+            while sum(map(len, self._known.values())) > _ANSWERS_KEPT or len(self._known) > _ASKS_KEPT:
                 self._known.popitem(last=False)
-            if len(known) > _STATES_KEPT:
-                known = self._known[ask] = {}
-            return known
+            return self._known.setdefault(ask, {})
 
 
 class Filter:
@@ -111,8 +110,11 @@ class Filter:
 
     def _by_engine(self, ask: Ask, seen: Look, which: Mask) -> Iterator[tuple[int, _Answer]]:
         """The answers for `which` of the nodes looked at closely; those in an equal state get the same."""
+        chosen = np.flatnonzero(which).tolist()
+        if not chosen:
+            return
         memo, rows, positions = self._memo.of(ask), seen.rows, seen.closely.tolist()
-        for row in np.flatnonzero(which).tolist():
+        for row in chosen:
             key = b"" if seen.apart[row] else rows.key(row)
             answer = memo.get(key)
             if answer is None:

@@ -14,6 +14,7 @@ from mgpu.model.errors import RetryLater
 from mgpu.model.inventory import DEVICE_API
 from mgpu.settings import Settings
 from scheduler import disruption
+from scheduler.announcing import Announcements
 from scheduler.deciding import Decider
 from scheduler.disruption import Budgets
 from scheduler.filtering import Filter
@@ -37,7 +38,8 @@ class Process:
 
     def __init__(self, settings: Settings, api: Api, identity: str) -> None:
         self._settings, self._api, self._identity = settings, api, identity
-        self.state = State(settings, self._warn, self._add_late)
+        self.announcements = Announcements(api, self.may_decide)
+        self.state = State(settings, self._warn, self._add_late, freed=self.announcements.add)
         self.decider = Decider(self.state, api, settings)
         self.filter = Filter(self.state, settings)
         budgets = Budgets()
@@ -64,11 +66,13 @@ class Process:
         self._recorder = Recorder(self._api, "mgpu-scheduler", self._identity)
         self._run("steward", self._steward)
         self._run("late decisions", lambda: self.late.run(self._stop))
+        self._run("announcements", lambda: self.announcements.run(self._stop))
 
     def stop(self) -> None:
         """End the threads; a lease that is held is given up, so that another replica leads at once."""
         self._stop.set()
         self.late.wake()
+        self.announcements.wake()
         for watch in (*self._watches.values(), self._budgets):
             watch.stop()
         for thread in self._threads:

@@ -51,7 +51,9 @@ class View:
 
 
 class State:
-    """Thread-safe. `undecided` is told of the uid of each pod that is bound without cards (late decision)."""
+    """Thread-safe. `undecided` is told of the uid of each pod that is bound without cards (late decision), `freed` of
+    each node whose cards came free by something that no core object shows. Both must return at once.
+    """
 
     def __init__(
         self,
@@ -59,8 +61,9 @@ class State:
         warn: Warn = lambda *_: None,
         undecided: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
+        freed: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._settings, self._warn, self._tell_undecided = settings, warn, undecided
+        self._settings, self._warn, self._tell_undecided, self._tell_freed = settings, warn, undecided, freed
         self._lock = threading.RLock()
         self._ledger = Ledger()
         self._nodes: dict[str, Node] = {}
@@ -258,6 +261,7 @@ class State:
         with self._lock:
             if self.decision(decision.uid) is decision:
                 self._release(decision.uid)
+                self._tell_freed(decision.node)
                 self._usage.drop(decision.uid)
                 known = self._pods.get(decision.uid)
                 if known is not None:
@@ -353,7 +357,10 @@ class State:
     def _set_cards(self, name: str) -> None:
         node = self._nodes.get(name)
         cards = None if node is None else self._devices.get(name, inventory.equal_cards(node))
+        before = self._ledger.nodes().get(name, ())
         self._ledger.set_cards(name, cards)
+        if inventory.gained(before, cards or ()):
+            self._tell_freed(name)
         self.outlook.set_node(name, node, self._ledger.cards(name))
         self._touch(name)
         for uid in self._undecided:

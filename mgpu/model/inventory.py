@@ -80,6 +80,16 @@ def _amount(read: Callable[[object], int], value: object, path: str, *, least: i
     return amount
 
 
+def gained(before: Iterable[Card], after: Iterable[Card]) -> bool:
+    """Whether there is a card that can take what none of those before could."""
+    usable = {card.uuid: card for card in before if card.healthy}
+    return any(
+        card.uuid not in usable or (card.core, card.memory) > (usable[card.uuid].core, usable[card.uuid].memory)
+        for card in after
+        if card.healthy
+    )
+
+
 def write_device(node: Node, node_uid: str, cards: Sequence[Card]) -> dict[str, Any]:
     """The Device object of a node: one entry per card, by index; owned by the Node so that it goes with it."""
     meta: dict[str, Any] = {"name": node.name}

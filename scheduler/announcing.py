@@ -1,0 +1,82 @@
+"""Cards that came free without kube-scheduler noticing: an annotation of their Node says so.
+
+kube-scheduler looks again at a pod that an extender rejected when an object of a core kind changes
+(schedule_one.go: the pod is filed under ExtenderName; framework.go, defaultEnqueueExtension: that is registered for
+all events, without a hint), and else only after five minutes. A Device is no core kind. Of an update of a Node the
+allocatable, labels, taints, conditions and annotations count (events.go, NodeSchedulingPropertiesChange); the
+annotation is the one that means nothing to anybody else.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.model.errors import RetryLater
+
+log = logging.getLogger(__name__)
+
+ANNOTATION = "mgpu.io/cards-changed"
+PAUSE = 5.0
+"""Seconds between two announcements of one node, and before the next try of one that failed."""
+
+
+class Announcements:
+    """One thread; `add` never waits. may_decide raises RetryLater while this process must not write."""
+
+    def __init__(self, api: Api, may_decide: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._api, self._may_decide, self._clock = api, may_decide, clock
+        self._changed = threading.Condition()
+        self._due: dict[str, float] = {}
+        self._made: dict[str, float] = {}
+
+    def add(self, node: str) -> None:
+        """Cards of this node have come free. Nothing where another replica decides: it has seen the same."""
+        try:
+            self._may_decide()
+        except RetryLater:
+            return
+        with self._changed:
+            self._due.setdefault(node, max(self._clock(), self._made.get(node, 0.0) + PAUSE))
+            self._changed.notify()
+
+    def run(self, stop: threading.Event) -> None:
+        """Work until `stop`, which must be followed by `wake`."""
+        while not stop.is_set():
+            self.work()
+            with self._changed:
+                if not stop.is_set():
+                    self._changed.wait(self._pause())
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def work(self) -> None:
+        """Announce all that is due now."""
+        with self._changed:
+            now = self._clock()
+            self._made = {node: made for node, made in self._made.items() if made + PAUSE > now}
+            due = sorted(node for node, when in self._due.items() if when <= now)
+            for node in due:
+                del self._due[node]
+                self._made[node] = now
+        for node in due:
+            self._announce(node)
+
+    def _pause(self) -> float | None:
+        return max(0.0, min(self._due.values()) - self._clock()) if self._due else None
+
+    def _announce(self, node: str) -> None:
+        change = {"metadata": {"annotations": {ANNOTATION: datetime.now(UTC).isoformat(timespec="milliseconds")}}}
+        try:
+            self._api.patch(f"/api/v1/nodes/{quote(node, safe='')}", change)
+        except ApiError as error:
+            if error.status != 404:
+                log.warning("cards of %s came free, which cannot be announced: %s", node, error)
+        except Unreachable as error:
+            log.warning("cards of %s came free, to be announced later: %s", node, error)
+            self.add(node)

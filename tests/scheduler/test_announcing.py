@@ -1,0 +1,137 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mgpu.kube import ApiError, Unreachable
+from mgpu.model.asks import Ask, ContainerAsk, Placement
+from mgpu.model.cards import Card
+from mgpu.model.errors import RetryLater
+from mgpu.model.inventory import gained, write_device
+from mgpu.model.pods import Node
+from scheduler.announcing import ANNOTATION, PAUSE, Announcements
+from scheduler.decisions import Decision
+from scheduler.state import State
+from tests import builders as b
+from tests.scheduler.fake import SETTINGS, Clock
+
+
+class NodesApi:
+    """Takes patches of nodes; `error`: what it raises instead."""
+
+    def __init__(self) -> None:
+        self.patched: list[str] = []
+        self.error: Exception | None = None
+
+    def patch(self, path: str, body: dict[str, Any]) -> None:
+        if self.error:
+            raise self.error
+        assert list(body["metadata"]["annotations"]) == [ANNOTATION]
+        self.patched.append(path.rpartition("/")[2])
+
+
+class Announcing:
+    """A state with a node of two cards, and its announcements; events as if the process was in sync."""
+
+    def __init__(self) -> None:
+        self.clock, self.api, self.leading = Clock(), NodesApi(), False
+        api: Any = self.api
+        self.announcements = Announcements(api, self.may_decide, self.clock)
+        self.state = State(SETTINGS, clock=self.clock, freed=self.announcements.add)
+        self.state.node_changed(b.node("n1"))
+        self.device(*b.cards(2))
+        self.leading = True
+
+    def may_decide(self) -> None:
+        if not self.leading:
+            raise RetryLater("another replica leads")
+
+    def device(self, *cards: Card) -> None:
+        self.state.device_changed(write_device(Node("n1"), "", cards))
+
+    def announced(self, after: float = 0.0) -> list[str]:
+        self.clock.now += after
+        self.announcements.work()
+        patched, self.api.patched = self.api.patched, []
+        return patched
+
+
+@pytest.fixture
+def one() -> Announcing:
+    return Announcing()
+
+
+FIRST, SECOND = b.cards(2)
+ILL = replace(FIRST, healthy=False)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "more"),
+    [
+        ((ILL, SECOND), (FIRST, SECOND), True),
+        ((FIRST,), (FIRST, SECOND), True),
+        ((FIRST,), (replace(FIRST, memory=FIRST.memory * 2),), True),
+        ((FIRST, SECOND), (FIRST, SECOND), False),
+        ((FIRST, SECOND), (FIRST,), False),
+        ((FIRST, SECOND), (ILL, SECOND), False),
+        ((FIRST,), (replace(FIRST, memory=FIRST.memory // 2),), False),
+    ],
+)
+def test_what_is_a_gain(before: tuple[Card, ...], after: tuple[Card, ...], more: bool) -> None:
+    assert gained(before, after) is more
+
+
+def test_a_card_that_is_healthy_again_is_announced(one: Announcing) -> None:
+    one.device(ILL, SECOND)
+    assert one.announced() == []
+    one.device(FIRST, SECOND)
+    assert one.announced() == ["n1"]
+
+
+def test_a_reservation_that_came_to_nothing_is_announced(one: Announcing) -> None:
+    ask = Ask("mgpu", (ContainerAsk("c", core=500),))
+    decision = Decision("uid-p", "default", "p", "n1", ask, Placement((("c", (0,)),)), {})
+    assert one.state.reserve(decision, one.state.view("n1", "").version)
+    one.state.cancel(decision)
+    assert one.announced() == ["n1"]
+
+
+def test_a_process_that_starts_announces_nothing(one: Announcing) -> None:
+    assert one.announced() == []
+
+
+def test_a_flapping_card_is_announced_once_in_a_while(one: Announcing) -> None:
+    announced = []
+    for _ in range(10):
+        one.device(ILL, SECOND)
+        one.device(FIRST, SECOND)
+        announced += one.announced(PAUSE / 10)
+    assert announced == ["n1"]
+    assert one.announced(PAUSE) == ["n1"]
+    assert one.announced(PAUSE) == []
+
+
+def test_a_replica_that_does_not_decide_is_silent(one: Announcing) -> None:
+    one.leading = False
+    one.device(ILL, SECOND)
+    one.device(FIRST, SECOND)
+    one.leading = True
+    assert one.announced(PAUSE) == []
+
+
+def test_what_could_not_be_said_is_said_later(one: Announcing) -> None:
+    one.device(ILL, SECOND)
+    one.device(FIRST, SECOND)
+    one.api.error = Unreachable("no answer")
+    assert one.announced() == []
+    one.api.error = None
+    assert one.announced(PAUSE) == ["n1"]
+
+
+def test_a_node_that_is_gone_is_left_alone(one: Announcing) -> None:
+    one.device(ILL, SECOND)
+    one.device(FIRST, SECOND)
+    one.api.error = ApiError(404, "NotFound", "n1")
+    assert one.announced() == []
+    one.api.error = None
+    assert one.announced(PAUSE) == []
