@@ -247,5 +247,5 @@ def test_what_runs_already_is_learnt_from_too(policy: str) -> None:
     before = [pod(f"old-{i}", container(core=100), node="n1", phase="Succeeded") for i in range(8)]
     there = share("there", annotations=record, node="n1")
     options = ("--card-policy", policy)
-    found = simulated(served(), *before, there, share("new", core=20), options=options)
+    found = simulated(served(), *before, there, share("new"), options=options)
     assert found["pods"][0]["containers"]["c"]["cards"] == [1]

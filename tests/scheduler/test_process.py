@@ -191,7 +191,7 @@ def test_what_it_has_learnt_orders_the_nodes_and_chooses_the_cards(cluster: Clus
     there = b.share("there", 50, annotations=record, node="n1")
     del there["metadata"]["uid"]
     cluster.api.create(PODS, there)
-    new = cluster.submit("new", core=20)
+    new = cluster.submit("new", core=50)
 
     server = cluster.start("--node-policy", "fragmentation", "--card-policy", "fragmentation")
     cluster.register(server)
