@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mgpu.model.errors import BadObject
-from mgpu.settings import Settings, load_settings
+from mgpu.settings import CARD_POLICIES, Settings, load_settings
 
 VOLCANO = """
 actions: "reclaim, allocate, backfill, preempt"
@@ -51,6 +51,15 @@ def test_the_projects_own_spelling() -> None:
     assert (settings.card_policy, settings.node_policy, settings.webhook.port) == ("spread", "spread", 9443)
     own = settings.dialects.mgpu
     assert (own.policy, own.weight_of_core, own.min_gpu_memory, own.enabled) == ("binpack", 50, 512, False)
+
+
+@pytest.mark.parametrize("policy", CARD_POLICIES)
+def test_every_policy_may_be_set_everywhere(policy: str) -> None:
+    text = f"cardPolicy: {policy.title()}\nnodePolicy: {policy}\ndialects: {{mgpu: {{MGPUPolicy: {policy}}}}}"
+    settings = load_settings(text, flags={"cardPolicy": policy})
+    assert {settings.card_policy, settings.node_policy, settings.card_policy_flag, settings.dialects.mgpu.policy} == {
+        policy
+    }
 
 
 def test_a_volcano_configuration() -> None:
