@@ -2,20 +2,21 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from mgpu import dialects
 from mgpu.model.asks import Ask
 from mgpu.model.cards import CardState
 from mgpu.model.pods import Node, Pod
+from mgpu.model.requests import Room
 from mgpu.settings import Settings
 from scheduler.fragmentation.board import Judge
 from scheduler.fragmentation.fgd import Fgd, typical_pods
 from scheduler.fragmentation.learner import Learner
 from scheduler.fragmentation.potential import Fragmentation
-from scheduler.fragmentation.reading import class_of, shape_of
-from scheduler.fragmentation.shapes import NodeClass, Shape
+from scheduler.fragmentation.reading import class_of, rows_of, shape_of
+from scheduler.fragmentation.shapes import CARD, NodeClass, Shape
 
 Counts = tuple[tuple[Shape, int], ...]
 
@@ -97,5 +98,15 @@ class Outlook:
                 return False
             self._stale = False
             counts, classes, wanted = self._learner.counts(), dict(self._classes), sorted(self._wanted)
-        self.judges = MappingProxyType({name: _MADE[name](counts, classes) for name in wanted} if counts else {})
+        made = {name: _MADE[name](counts, classes) for name in wanted} if counts else {}
+        for judge in made.values():
+            _warm(judge, classes)
+        self.judges = MappingProxyType(made)
         return True
+
+
+def _warm(judge: Judge, classes: Iterable[NodeClass]) -> None:
+    """Ask once about each class as the card policies do: a judge makes some of its tables when first asked."""
+    for node in classes:
+        empty = rows_of(node, Room(node.cpu, node.memory), [[CARD] * node.cards])
+        judge.worths(empty, empty)
