@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from playground.simulate.openb import plot
 from playground.simulate.openb.experiment import arrivals
 from playground.simulate.openb.policies import POLICIES
-from playground.simulate.openb.report import mean_curves, run_json, table
+from playground.simulate.openb.report import mean_curves, over, run_json, table
 from playground.simulate.openb.runs import run_all
 from playground.simulate.openb.trace import Trace, read_trace
 
@@ -74,7 +74,7 @@ def command(
     with _progress(trace, len(names), range(seed, seed + seeds), load) as (bar, task):
         runs = run_all(trace, wanted, load, lambda done: bar.advance(task, done))
     if picture:
-        plot.draw(picture, mean_curves(runs), f"{pods.stem}, mean over {seeds} seed{'' if seeds == 1 else 's'}")
+        plot.draw(picture, mean_curves(runs), f"{pods.stem}, {over(runs)}")
     if output == "json":
         found = [run_json(run) for run in runs]
         click.echo(orjson.dumps(found[0] if len(found) == 1 else found, option=orjson.OPT_INDENT_2).decode())

@@ -33,11 +33,16 @@ def _mean(curves: Sequence[Mapping[int, float]]) -> Mapping[int, float]:
     return {percent: fmean(curve[percent] for curve in curves) for percent in sorted(everywhere)}
 
 
+def over(runs: Sequence[Run]) -> str:
+    """Which seeds the figures are of."""
+    first, last = min(run.seed for run in runs), max(run.seed for run in runs)
+    return f"seed {first}" if first == last else f"means over the seeds {first} to {last}"
+
+
 def table(runs: Sequence[Run]) -> Table:
     """A row per policy, the means over its seeds."""
-    seeds = sorted({run.seed for run in runs})
-    over = f"seed {seeds[0]}" if len(seeds) == 1 else f"means over the seeds {seeds[0]} to {seeds[-1]}"
-    shown = Table(title=f"GPU allocated, % of the cluster, when so many % have arrived; {over}", title_justify="left")
+    title = f"% of the GPUs allocated when pods have asked for so many %; {over(runs)}"
+    shown = Table(title=title, title_justify="left")
     shown.add_column("policy")
     for percent in SHOWN:
         shown.add_column(f"{percent} %", justify="right")
