@@ -13,8 +13,8 @@ GRAIN = 10
 """Milli. Shares are rounded up to it, free parts down: finer ones change nothing on the traces and take longer."""
 
 _WHOLE = CARD // GRAIN
-_ROUNDS = 400
-_STRIDE = 1 / 16  # larger ones end in worse bounds after 400 rounds, smaller ones do not get there
+_ROUNDS = 1000  # the traces' shares need 30 to 60
+_TINY = 1e-9
 
 
 def grains(milli: int) -> int:
@@ -25,28 +25,39 @@ def grains(milli: int) -> int:
 def card_values(demand: Mapping[int, float]) -> Floats:
     """[101]: what a card with so many grains free is worth; a whole one 1.
 
-    demand: share in grains → how many are asked for. The price of a share is what it adds to the number of cards that
-    all of them need: the dual of the cutting-stock problem, by multiplicative weights. In each round the card is filled
-    with what is worth most, and what went into it becomes cheaper; the prices that prove the most cards win. A free
-    part is worth the most that shares put into it can be: 190 milli are worth little where nobody asks for less.
+    demand: share in grains → how many are asked for. A free part is worth the most that shares put into it can be at
+    their `prices`: 190 milli are worth little where nobody asks for less.
     """
     if not demand:
         return np.array([0.0] * _WHOLE + [1.0])
     sizes = sorted(demand)
-    wanted = np.array([demand[size] for size in sizes])
-    price = np.array(sizes) / _WHOLE
-    best, most = price, 0.0
-    for _ in range(_ROUNDS):
-        worth, filling = _filled(sizes, price.tolist())
-        proven = float(wanted @ price) / worth[-1]
-        if proven > most:
-            most, best = proven, price / worth[-1]
-        held = filling > 0
-        cards = (wanted[held] / filling[held]).min()  # so many are filled like this before something is used up
-        price = price * np.exp(-_STRIDE * cards * filling / wanted)
-    values = np.array(_filled(sizes, best.tolist())[0])
+    values = np.array(_filled(sizes, prices(sizes, [demand[size] for size in sizes]))[0])
     values[-1] = max(values[-1], 1.0)
     return values
+
+
+def prices(sizes: list[int], wanted: list[float]) -> list[float]:
+    """What one share of each size adds to the number of cards that all of them need; no card's fill costs over 1.
+
+    The duals of the cutting-stock problem, by column generation (Gilmore and Gomory 1961): some fillings, as many as
+    sizes, serve the demand; at the prices at which each of them costs 1 the dearest filling takes the place of the one
+    that it uses up first, until none costs more than 1. Cheap approximations lose 0.05 to 0.3 points.
+    """
+    demand, fillings = np.array(wanted), np.diag([float(_WHOLE // size) for size in sizes])
+    best, most = np.array(sizes) / _WHOLE, 0.0
+    for _ in range(_ROUNDS):
+        price = np.maximum(np.linalg.solve(fillings.T, np.ones(len(sizes))), 0.0)
+        worth, filling = _filled(sizes, price.tolist())
+        proven = float(demand @ price) / worth[-1]
+        if proven > most:
+            best, most = price / worth[-1], proven
+        if worth[-1] <= 1 + _TINY:
+            break
+        cards, instead = np.linalg.solve(fillings, np.stack((demand, filling), axis=1)).T
+        last = np.where(instead > _TINY, cards / np.maximum(instead, _TINY), np.inf)
+        fillings[:, np.argmin(last)] = filling
+    found: list[float] = best.tolist()
+    return found
 
 
 def _filled(sizes: list[int], price: list[float]) -> tuple[list[float], Floats]:

@@ -62,12 +62,12 @@ def weigh(counts: Iterable[tuple[Shape, int]], classes: Mapping[NodeClass, int])
     deviations above what was seen, since a type that is rare by bad luck is what gets crowded out.
     """
     seen = [(shape, count / UNIT) for shape, count in counts if shape.cards]
-    seen += _unseen(sum(number for _, number in seen), classes)
+    likely = [(shape, number + _DOUBT * number**0.5) for shape, number in seen]
+    likely += _unseen(sum(number for _, number in seen), classes)
     rows = []
-    for shape, times in seen:
+    for shape, number in likely:
         size = shape.cards * _part(shape, classes)
         room = size * sum(many * copies(shape, node) for node, many in classes.items())
-        number = times + _DOUBT * times**0.5
         rows.append((number / (room + _SMOOTH), size, number, shape))
     rows.sort(key=lambda row: (-row[0] * row[1], row[3]))
     del rows[_KEPT:]
