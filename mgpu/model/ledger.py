@@ -4,7 +4,7 @@ The ledger keeps each pod's record and each node's cards, and derives the fullne
 two alone. So it never depends on the order of events, and a release gives back exactly what was taken.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -88,6 +88,7 @@ class Ledger:
         self._on_node: dict[str, dict[str, Holding]] = {}
         self._states: dict[str, tuple[CardState, ...]] = {}
         self._members: dict[Group, dict[str, Holding]] = {}
+        self._used: dict[str, list[tuple[int, Amount]]] = {}
 
     def set_cards(self, node: str, cards: tuple[Card, ...] | None) -> None:
         """The cards of a node as they are now; None: the node has none any more. Holdings stay."""
@@ -95,6 +96,8 @@ class Ledger:
             self._cards.pop(node, None)
         else:
             self._cards[node] = tuple(sorted(cards, key=lambda card: card.index))
+        for uid in self._on_node.get(node, {}):
+            self._used.pop(uid, None)
         self._states.pop(node, None)
 
     def hold(self, holding: Holding) -> None:
@@ -109,6 +112,7 @@ class Ledger:
     def release(self, uid: str) -> Holding | None:
         """Forget what a UID holds; the holding, or None where there was none."""
         holding = self._holdings.pop(uid, None)
+        self._used.pop(uid, None)
         if holding is not None:
             on_node = self._on_node[holding.node]
             del on_node[uid]
@@ -164,17 +168,30 @@ class Ledger:
         return "" if card is None else str(card)
 
     def _derive(self, node: str, without: str = "") -> tuple[CardState, ...]:
-        held = [h for uid, h in self._on_node.get(node, {}).items() if uid != without]
+        cards, held = self._cards.get(node, ()), [h for u, h in self._on_node.get(node, {}).items() if u != without]
+        uses = [Amount()] * len(cards)
+        for holding in held:
+            for position, amount in self._uses(holding, cards):
+                core, memory, shares = uses[position]
+                uses[position] = Amount(core + amount.core, memory + amount.memory, shares + amount.shares)
         grouped = [(h, h.wishes.groups) for h in held if h.wishes.spread or h.wishes.same_card]
-        states = []
-        for card in self._cards.get(node, ()):
-            core = memory = shares = 0
-            for holding in held:
-                used = holding.uses(card)
-                core, memory, shares = core + used.core, memory + used.memory, shares + used.shares
-            groups = frozenset(g for h, its in grouped for g in its if h.is_known_on(card))
-            states.append(CardState(card, core, memory, shares, groups))
-        return tuple(states)
+        return tuple(
+            CardState(
+                card,
+                used.core,
+                used.memory,
+                used.shares,
+                frozenset(g for h, its in grouped for g in its if h.is_known_on(card)) if grouped else frozenset(),
+            )
+            for card, used in zip(cards, uses, strict=True)
+        )
+
+    def _uses(self, holding: Holding, cards: Sequence[Card]) -> list[tuple[int, Amount]]:
+        """The cards that it is on, by position, and what it uses of each: worked out once while neither changes."""
+        if holding.uid not in self._used:
+            amounts = enumerate(map(holding.uses, cards))
+            self._used[holding.uid] = [(position, amount) for position, amount in amounts if amount.shares]
+        return self._used[holding.uid]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Ledger):

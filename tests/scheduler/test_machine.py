@@ -191,7 +191,7 @@ class Cluster(RuleBasedStateMachine):
         uid = self.pod(name, [core], {SPREAD: "web"})["metadata"]["uid"]
         held, known = self.leader.state.decision(uid), self.api.pod(name)
         self.leader.deliver()
-        cards = self.leader.state.view(node, uid).cards
+        cards = self.leader.state.view(node, uid).unkept
         with contextlib.suppress(ApiError, RetryLater):
             self.api.bind(name, node)
         decision, ask = self.leader.state.decision(uid), read_gpu_pod(known, SETTINGS)
