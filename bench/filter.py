@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import orjson
 
-from bench.serving import Client, cluster, quantiles, running
+from bench.made import running
+from bench.serving import Client, cluster, quantiles
 from tests import builders as b
 
 NODES = (100, 1_000, 5_000)

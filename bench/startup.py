@@ -14,8 +14,9 @@ from pathlib import Path
 
 import orjson
 
+from bench.made import CARDS, PODS, fill, running
 from bench.node import rss_mib
-from bench.serving import CARDS, PODS, Client, fill, quantiles, running
+from bench.serving import Client, quantiles
 from mgpu.settings import load_settings
 from playground.apiserver import write_kubeconfig
 from scheduler.state import State
