@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.fragmentation.board import UNFIT
-from scheduler.fragmentation.rows import Bools, Ints, Rows, able, fullest, milli_or_never, needs
+from scheduler.fragmentation.rows import Bools, Ints, Rows, able, milli_or_never, needs, ways
 from scheduler.fragmentation.shapes import NodeClass, Shape, milli_on
 
 Floats = NDArray[np.float64]
@@ -107,17 +107,8 @@ class Fgd:
         return tuple(np.flatnonzero(chosen[np.argmax(scores)]).tolist())
 
     def _candidates(self, rows: Rows, shape: Shape, need: Ints) -> tuple[Ints, Bools, Ints]:
-        """Ways to take the pod: (row, cards [·, cards], score) of each, by row, then in order of the first card.
-
-        A pod on one card may take any with enough; more cards are the fullest ones, as published.
-        """
-        fitting = rows.free >= need[:, None]
-        if shape.cards == 1:
-            row, card = np.nonzero(fitting & _first_of_its_kind(rows.free))
-            chosen = np.arange(rows.free.shape[1]) == card[:, None]
-        else:
-            row = np.arange(len(rows.kind))
-            chosen = fullest(rows.free, fitting, shape.cards)
+        """Ways to take the pod: (row, cards [·, cards], score) of each."""
+        row, chosen = ways(rows.free, need, shape.cards)
         free = rows.free[row] - chosen * need[row, None]
         after = Rows(rows.classes, rows.kind[row], rows.cpu[row] - shape.cpu, rows.memory[row], free)
         return row, chosen, self.scores(self.fragments(rows)[row], self.fragments(after))
@@ -134,10 +125,3 @@ def _tables(shapes: tuple[Shape, ...], classes: tuple[NodeClass, ...]) -> _Table
         np.array(of, np.int64),
         np.array(allowed, np.bool_).reshape(len(classes), len(shapes)),
     )
-
-
-def _first_of_its_kind(free: Ints) -> Bools:
-    """[B, K]: no card before it has the same amount free; the others would score the same and come later."""
-    same = free[:, :, None] == free[:, None, :]
-    seen: Bools = np.tril(same, -1).any(2)
-    return ~seen

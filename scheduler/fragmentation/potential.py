@@ -8,70 +8,51 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scheduler.fragmentation.board import UNFIT
-from scheduler.fragmentation.prices import GRAIN, card_values, grains
-from scheduler.fragmentation.rows import Ints, Rows, able, milli_or_never, needs, ways
+from scheduler.fragmentation.rows import Bools, Ints, Rows, able, needs, ways
 from scheduler.fragmentation.shapes import CARD, NodeClass, Shape
-from scheduler.fragmentation.weights import ONE, Types, types_on, weigh
-
-Floats = NDArray[np.float64]
-
-_CARDS = 20
-"""How much the values of cards count against the rest. 10 to 40 are alike; without, there is little left of it."""
+from scheduler.fragmentation.tables import Cards, Floats, Types, no_cards
+from scheduler.fragmentation.weights import ONE, weigh
 
 _STEP = ONE // 100
-"""Worths this close are equal, and the node that has the least left is taken. 1/200 to 1/25 are alike."""
+"""Worths this close are equal, and the node that has the least left is taken. 1/200 to 1/25 are alike on the traces."""
 
 _LEFT = 1 << 20
 """More milli than a node has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Tables:
-    """For the C node classes of some rows, T types, S sizes of a share and P pairs of a size and a number of cards.
+class _Classes:
+    """What the types are to C classes of nodes. base: [C] where the rows of their cards begin in `cards`."""
 
-    base: [C] where a class's cards begin in `card` and `value`, which have a row for each number of milli free.
-    card: [·, 3 S] for each size whether such a card has room for it, how often, and then the milli free.
-    value: [·] worth of such a card. size, cards: [P]; pair, cpu, memory: [T]. fit, copy: [C, T], one row if all are equal.
-    """
-
-    types: Types
+    cards: Cards
     base: Ints
-    card: NDArray[np.float32]
-    value: Ints
-    size: Ints
-    cards: Floats
-    pair: Ints
-    cpu: Floats
-    memory: Floats
     fit: Floats
     copy: Floats
 
 
 class Fragmentation:
-    """A judge (board.Judge)."""
+    """A judge (board.Judge). What depends on the classes of nodes it has not seen yet is worked out when it does."""
 
     def __init__(self, counts: Iterable[tuple[Shape, int]], classes: Mapping[NodeClass, int]) -> None:
-        """counts: as of `Learner.counts`. classes: how many nodes of each; others that come later are judged as well."""
-        self._weighed = weigh(counts, classes)
-        self._tables: dict[tuple[NodeClass, ...], _Tables] = {}
-        self._of(tuple(classes))
+        """counts: as of `Learner.counts`; classes: how many nodes of each."""
+        self._types = Types(weigh(counts, classes))
+        self._cards = no_cards(self._types)
+        self._classes: dict[tuple[NodeClass, ...], _Classes] = {}
+        self._on(tuple(classes))
 
     def worth(self, rows: Rows) -> Ints:
         """[B]: what the nodes are worth as they are. It never rises when something is taken from a node."""
-        tables = self._of(rows.classes)
-        return _worth(tables, rows.kind, _hosted(tables, rows.cpu, rows.memory), rows.free)
+        return self._worth(rows, self._hosted(rows.cpu, rows.memory))
 
     def worths(self, before: Rows, after: Rows) -> Ints:
         return self.worth(after) - self.worth(before)
 
     def keys(self, rows: Rows, shape: Shape) -> Ints:
-        """By the best way's loss in steps, then by what is left on the node."""
+        """The best way's loss in steps; of equal losses the node with the fewest milli left is ahead."""
         keys = np.full(len(rows.kind), UNFIT, np.int64)
-        need = needs(rows, shape)
-        at = able(rows, shape, need)
+        at = able(rows, shape, needs(rows, shape))
         if len(at):
             one, of = _distinct(rows.some(at))
             row, _, worths = self._ways(one, shape)
@@ -86,41 +67,42 @@ class Fragmentation:
         _, chosen, worths = self._ways(rows, shape)
         return tuple(np.flatnonzero(chosen[np.argmax(worths)]).tolist())
 
-    def _ways(self, rows: Rows, shape: Shape) -> tuple[Ints, NDArray[np.bool_], Ints]:
+    def _ways(self, rows: Rows, shape: Shape) -> tuple[Ints, Bools, Ints]:
         """Ways to take the pod: (row, cards [·, cards], what the node's worth changes by) of each."""
-        tables = self._of(rows.classes)
         need = needs(rows, shape)
         row, chosen = ways(rows.free, need, shape.cards)
-        free = rows.free[row] - chosen * need[row, None]
-        hosted = _hosted(tables, rows.cpu - shape.cpu, rows.memory - shape.memory)
-        return row, chosen, _worth(tables, rows.kind[row], hosted[row], free) - self.worth(rows)[row]
+        cpu, memory = rows.cpu - shape.cpu, rows.memory - shape.memory
+        after = Rows(rows.classes, rows.kind[row], cpu[row], memory[row], rows.free[row] - chosen * need[row, None])
+        return row, chosen, self._worth(after, self._hosted(cpu, memory)[row]) - self.worth(rows)[row]
 
-    def _of(self, classes: tuple[NodeClass, ...]) -> _Tables:
-        tables = self._tables.get(classes)
-        if tables is None:
-            tables = self._tables[classes] = _tables(types_on(self._weighed, classes), classes)
-        return tables
+    def _hosted(self, cpu: Ints, memory: Ints) -> Floats:
+        """[B, T]: for how many pods of each type there is cpu and memory."""
+        found: Floats = np.minimum(cpu[:, None] / self._types.cpu, memory[:, None] / self._types.memory)
+        return np.floor(found, out=found)
 
+    def _worth(self, rows: Rows, hosted: Floats) -> Ints:
+        """[B]: what cards have free where a type fits, the room for more of it, and what the cards are worth alone."""
+        types, on = self._types, self._on(rows.classes)
+        at = on.base[rows.kind][:, None] + np.clip(rows.free, 0, CARD)
+        value: Ints = on.cards.value[at].sum(1)
+        number, times, usable = np.split(on.cards.room[at].sum(1, dtype=np.float64), 3, axis=1)
+        many = np.floor(times[:, types.size] / types.cards) * (number[:, types.size] >= types.cards)
+        room = np.minimum(many[:, types.pair], hosted)
+        usable = usable[:, types.size][:, types.pair] * (room > 0)
+        if len(on.fit) == 1:
+            found: Floats = usable @ on.fit[0] + room @ on.copy[0]
+        else:
+            found = np.einsum("bt,bt->b", usable, on.fit[rows.kind]) + np.einsum("bt,bt->b", room, on.copy[rows.kind])
+        return value + found.astype(np.int64)
 
-def _hosted(tables: _Tables, cpu: Ints, memory: Ints) -> Floats:
-    """[B, T]: for how many pods of each type there is cpu and memory."""
-    return np.floor(np.minimum(cpu[:, None] / tables.cpu, memory[:, None] / tables.memory))
-
-
-def _worth(tables: _Tables, kind: Ints, hosted: Floats, free: Ints) -> Ints:
-    """[B]. What cards have free where a type fits, the room for more of it, and the cards' own values."""
-    at = tables.base[kind][:, None] + np.clip(free, 0, CARD)
-    value: Ints = tables.value[at].sum(1)
-    if not tables.types.shapes:
-        return value
-    number, times, usable = np.split(tables.card[at].sum(1), 3, axis=1)
-    many = np.floor(times[:, tables.size] / tables.cards) * (number[:, tables.size] >= tables.cards)
-    room = np.minimum(many[:, tables.pair], hosted)
-    usable = usable[:, tables.size][:, tables.pair] * (room > 0)
-    if len(tables.fit) == 1:
-        return value + (usable @ tables.fit[0] + room @ tables.copy[0]).astype(np.int64)
-    found: Floats = np.einsum("bt,bt->b", usable, tables.fit[kind]) + np.einsum("bt,bt->b", room, tables.copy[kind])
-    return value + found.astype(np.int64)
+    def _on(self, classes: tuple[NodeClass, ...]) -> _Classes:
+        found = self._classes.get(classes)
+        if found is None:
+            needed = [self._types.needs(node) for node in classes]
+            cards = self._cards = self._cards.with_needs(needed, self._types)
+            base = np.array([cards.block[row] for row in needed], np.int64)
+            found = self._classes[classes] = _Classes(cards, base, *self._types.weights(classes))
+        return found
 
 
 def _distinct(rows: Rows) -> tuple[Rows, Ints]:
@@ -131,44 +113,3 @@ def _distinct(rows: Rows) -> tuple[Rows, Ints]:
     whole = columns.view(np.dtype((np.void, columns.itemsize * columns.shape[1]))).ravel()
     _, first, of = np.unique(whole, return_index=True, return_inverse=True)
     return rows.some(first), of
-
-
-def _tables(types: Types, classes: tuple[NodeClass, ...]) -> _Tables:
-    sizes = sorted({(shape.core, shape.card_memory) for shape in types.shapes})
-    pairs = sorted({(sizes.index((shape.core, shape.card_memory)), shape.cards) for shape in types.shapes})
-    size_of = [sizes.index((shape.core, shape.card_memory)) for shape in types.shapes]
-    needed = [tuple(milli_or_never(Shape(0, 0, 1, *size), node) for size in sizes) for node in classes]
-    different = sorted(set(needed))
-    demand = [shape.cards * number for shape, number in zip(types.shapes, types.number, strict=True)]
-    plain = (types.fit == types.fit[:1]).all() and (types.copy == types.copy[:1]).all()
-    kept = slice(1) if plain else slice(None)
-    return _Tables(
-        types,
-        np.array([different.index(row) * (CARD + 1) for row in needed], np.int64),
-        np.concatenate([_cards(row) for row in different] or [np.zeros((0, 0), np.float32)]),
-        np.concatenate([_values([row[s] for s in size_of], demand) for row in different] or [np.zeros(0, np.int64)]),
-        np.array([size for size, _ in pairs], np.int64),
-        np.array([cards for _, cards in pairs], np.float64),
-        np.array([pairs.index((s, shape.cards)) for s, shape in zip(size_of, types.shapes, strict=True)], np.int64),
-        np.array([max(shape.cpu, 1) for shape in types.shapes], np.float64),
-        np.array([max(shape.memory, 1) for shape in types.shapes], np.float64),
-        types.fit[kept],
-        types.copy[kept],
-    )
-
-
-def _cards(needed: tuple[int, ...]) -> NDArray[np.float32]:
-    """[1001, 3 S]: see _Tables.card."""
-    free = np.arange(CARD + 1)[:, None]
-    times = free // np.array(needed, np.int64)
-    return np.concatenate((times > 0, times, free * (times > 0)), axis=1).astype(np.float32)
-
-
-def _values(needed: list[int], demand: list[float]) -> Ints:
-    """[1001]: what a card with so much free is worth, when each type needs so many milli and is asked for so often."""
-    wanted: dict[int, float] = {}
-    for milli, many in zip(needed, demand, strict=True):
-        if milli <= CARD:
-            wanted[grains(milli)] = wanted.get(grains(milli), 0.0) + many
-    values = np.rint(_CARDS * ONE * card_values(wanted)).astype(np.int64)
-    return values[np.arange(CARD + 1) // GRAIN]

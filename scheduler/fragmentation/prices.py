@@ -10,7 +10,7 @@ from scheduler.fragmentation.shapes import CARD
 Floats = NDArray[np.float64]
 
 GRAIN = 10
-"""Milli. Shares are rounded up to it, free parts down: finer ones change nothing on the traces and take longer."""
+"""Milli: finer takes ten times as long, and the traces' shares are whole grains."""
 
 _WHOLE = CARD // GRAIN
 _ROUNDS = 1000  # the traces' shares need 30 to 60
@@ -18,8 +18,8 @@ _TINY = 1e-9
 
 
 def grains(milli: int) -> int:
-    """A share in grains, at least one."""
-    return max(1, -(-milli // GRAIN))
+    """A share in grains: rounded up, but so that no fewer of them fill a card (333 milli are 33 grains, not 34)."""
+    return max(1, min(-(-milli // GRAIN), _WHOLE // (CARD // milli)))
 
 
 def card_values(demand: Mapping[int, float]) -> Floats:

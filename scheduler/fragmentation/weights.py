@@ -1,15 +1,10 @@
 """The pods to keep room for, and how much each of them counts: the more, the fewer places there are for it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
 
 from scheduler.fragmentation.learner import UNIT
 from scheduler.fragmentation.shapes import CARD, NodeClass, Shape, milli_on
-
-Floats = NDArray[np.float64]
 
 ONE = 1 << 30
 """Weights and worths are parts of this, per card: whole numbers, so that sums do not depend on their order."""
@@ -21,23 +16,12 @@ _UNSEEN = 15.0  # pods
 _UNSEEN_UNTIL = 1000.0  # pods. Without any unseen 0.15 points less at 90 % on default; not fading, as much at 130 %
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Types:
-    """T shapes without models, and for each of C node classes what they count there, 0 where they may not run.
-
-    fit: [C, T] worth of a milli that is free where the type fits now; copy: [C, T] worth of room for one more pod.
-    number: pods of each expected, in any unit.
-    """
-
-    shapes: tuple[Shape, ...]
-    number: tuple[float, ...]
-    fit: Floats
-    copy: Floats
-
-
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """A shape with its weights, both in parts of ONE."""
+    """A type of pod. number: of its pods that are expected, in any unit.
+
+    fit: what a whole card's free milli are worth where the type fits now; copy: room for one more pod. In parts of ONE.
+    """
 
     shape: Shape
     number: float
@@ -97,17 +81,3 @@ def _part(shape: Shape, classes: Mapping[NodeClass, int]) -> float:
         if milli := milli_on(shape, node):
             by_part[milli] = by_part.get(milli, 0) + many
     return max(by_part, key=lambda milli: (by_part[milli], milli)) / CARD if by_part else max(shape.core, 1) / CARD
-
-
-def types_on(weighed: Sequence[Weighed], classes: Sequence[NodeClass]) -> Types:
-    """The types as the judge sums them up: those that differ in their models only are one, for fewer columns."""
-    merged: dict[Shape, list[Weighed]] = {}
-    for one in weighed:
-        merged.setdefault(one.shape._replace(models=()), []).append(one)
-    fit, copy = np.zeros((2, len(classes), len(merged)))
-    for t, group in enumerate(merged.values()):
-        for c, node in enumerate(classes):
-            here = [one for one in group if milli_on(one.shape, node) is not None]
-            fit[c, t] = round(sum(one.fit for one in here) / CARD)
-            copy[c, t] = round(sum(one.copy for one in here))
-    return Types(tuple(merged), tuple(sum(one.number for one in group) for group in merged.values()), fit, copy)
