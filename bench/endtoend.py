@@ -17,6 +17,7 @@ from typing import Any
 
 from flask import Flask, Response, jsonify, request
 
+from bench.node import cpu_seconds
 from mgpu.kube import Api
 from mgpu.kube.reflector import Reflector
 from mgpu.model.inventory import DEVICE_API, write_device
@@ -30,7 +31,7 @@ from mgpu.serving.trust import publish
 from playground.cluster import CORE, MEMORY, Cluster
 from tests.builders import cards, share
 
-NODES, CARDS, PODS, ROUNDS, CREATORS = 20, 8, 120, 3, 4
+NODES, CARDS, PODS, ROUNDS, CREATORS = 20, 8, 120, 5, 4
 _PATH = "/api/v1/namespaces/default/pods"
 _SECONDS = 60.0
 
@@ -49,7 +50,7 @@ class NoOp(Cluster):
 
 def main() -> None:
     print(
-        f"Create to bound: {PODS} pods on {NODES} nodes x {CARDS} cards, {CREATORS} creators, median of {ROUNDS} turns"
+        f"Create to bound: {PODS} pods on {NODES} nodes x {CARDS} cards, {CREATORS} creators, medians of {ROUNDS} turns"
     )
     clusters = {
         "with the extender": Cluster([], assets=""),
@@ -57,17 +58,31 @@ def main() -> None:
         "no-op webhook and extender": NoOp([], assets=""),
     }
     rates: dict[str, list[float]] = {name: [] for name in clusters}
+    used: dict[str, float] = dict.fromkeys(clusters, 0.0)
     with ExitStack() as stack:
         for cluster in clusters.values():
             stack.enter_context(cluster)
             _add_nodes(cluster.api)
         for turn in range(ROUNDS):
             for name, cluster in clusters.items():
+                before = _cpu(cluster)
                 rates[name].append(_turn(cluster, turn))
-    base = statistics.median(rates["no-op webhook and extender"])
+                used[name] += _cpu(cluster) - before
+    noop = rates["no-op webhook and extender"]
     for name, found in rates.items():
-        rate = statistics.median(found)
-        print(f"  {name:<28} {rate:6.0f} pods/s   {rate / base:4.2f} of no-op   ({min(found):.0f}..{max(found):.0f})")
+        ratio = statistics.median(rate / base for rate, base in zip(found, noop, strict=True))
+        rate, cpu = statistics.median(found), 1000 * used[name] / (PODS * ROUNDS)
+        spread = f"({min(found):.0f}..{max(found):.0f})"
+        print(
+            f"  {name:<28} {rate:6.0f} pods/s {spread:<12} {ratio:4.2f} of no-op   {cpu:4.1f} ms CPU of its scheduler per pod"
+        )
+
+
+def _cpu(cluster: Cluster) -> float:
+    """Seconds that the scheduler process and its workers have used."""
+    parent = cluster.processes["scheduler"].pid
+    workers = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return sum(cpu_seconds(int(pid)) for pid in (parent, *workers))
 
 
 def _add_nodes(api: Api) -> None:

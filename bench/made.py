@@ -2,6 +2,7 @@
 
 import gc
 import random
+import sys
 import time
 from typing import Any
 
@@ -17,6 +18,7 @@ from scheduler.deciding import Decider
 from scheduler.decisions import Decision
 from scheduler.extender import Extender, make_app
 from scheduler.filtering import Filter
+from scheduler.process import SWITCH_SECONDS
 from scheduler.state import State
 from tests import builders as b
 
@@ -125,7 +127,8 @@ def serve_cluster(nodes: int, spare: int) -> None:
         app.add_url_rule(f"/{rule}", rule, answer, methods=["POST"])
     filter_.refresh()
     gc.collect()
-    gc.freeze()  # as scheduler/process.py does
+    gc.freeze()  # this and the next as scheduler/process.py does
+    sys.setswitchinterval(SWITCH_SECONDS)
     serve(app.wsgi_app, [Listen("127.0.0.1", 0, tls=False)], workers=1, threads=64)
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import sys
 import threading
 import time
 from typing import Any
@@ -31,6 +32,10 @@ _REFRESH_SECONDS = 120.0
 _LEARN_SECONDS = 1.0
 _LEARN_SHARE = 0.05
 """Of the time, at most."""
+
+
+SWITCH_SECONDS = 0.001
+"""How long a decision may wait for the interpreter while a filter has it; Python's own 5 ms are what one may take."""
 
 
 class Process:
@@ -63,6 +68,7 @@ class Process:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
+        sys.setswitchinterval(SWITCH_SECONDS)
         self._recorder = Recorder(self._api, "mgpu-scheduler", self._identity)
         self._run("steward", self._steward)
         self._run("late decisions", lambda: self.late.run(self._stop))
