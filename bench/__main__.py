@@ -6,6 +6,8 @@ SECTIONS = [
     "bench.placement",
     "bench.admission",
     "bench.filter",
+    "bench.binding",
+    "bench.startup",
     "bench.learning",
     "bench.allocate",
     "bench.starts",

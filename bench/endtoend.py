@@ -5,47 +5,26 @@ something: what mgpu's deciding costs beside the same calls that decide nothing.
 """
 
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flask import Flask, Response, jsonify, request
-
 from bench.node import cpu_seconds
+from bench.noop import NoOp
 from mgpu.kube import Api
 from mgpu.kube.reflector import Reflector
 from mgpu.model.inventory import DEVICE_API, write_device
 from mgpu.model.pods import Node
-from mgpu.serving.app import new_app, probes, reviewing
-from mgpu.serving.certificates import CA, ensure
-from mgpu.serving.folder import Folder
-from mgpu.serving.review import allow
-from mgpu.serving.server import Listen, serve
-from mgpu.serving.trust import publish
 from playground.cluster import CORE, MEMORY, Cluster
 from tests.builders import cards, share
 
 NODES, CARDS, PODS, ROUNDS, CREATORS = 20, 8, 120, 5, 4
 _PATH = "/api/v1/namespaces/default/pods"
 _SECONDS = 60.0
-
-
-class NoOp(Cluster):
-    """The same calls to the same number of processes and threads, and nothing is decided."""
-
-    def commands(self, ports: Mapping[str, int]) -> dict[str, list[str]]:
-        run = [sys.executable, "-c", "from bench.endtoend import serve_nothing; serve_nothing()"]
-        kubeconfig = str(self.kubeconfig_of("admin"))
-        return {
-            "webhook": [*run, "mgpu-webhook", kubeconfig, str(ports["webhook"])],
-            "scheduler": [*run, "mgpu-scheduler", kubeconfig, str(ports["scheduler"]), str(ports["extender"])],
-        }
 
 
 def main() -> None:
@@ -73,16 +52,15 @@ def main() -> None:
         ratio = statistics.median(rate / base for rate, base in zip(found, noop, strict=True))
         rate, cpu = statistics.median(found), 1000 * used[name] / (PODS * ROUNDS)
         spread = f"({min(found):.0f}..{max(found):.0f})"
-        print(
-            f"  {name:<28} {rate:6.0f} pods/s {spread:<12} {ratio:4.2f} of no-op   {cpu:4.1f} ms CPU of its scheduler per pod"
-        )
+        ratio_of = f"{ratio:4.2f} of no-op"
+        print(f"  {name:<28} {rate:6.0f} pods/s {spread:<12} {ratio_of}   scheduler: {cpu:4.1f} ms CPU per pod")
 
 
 def _cpu(cluster: Cluster) -> float:
     """Seconds that the scheduler process and its workers have used."""
     parent = cluster.processes["scheduler"].pid
-    workers = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return sum(cpu_seconds(int(pid)) for pid in (parent, *workers))
+    workers = map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
+    return sum(map(cpu_seconds, (parent, *workers)))
 
 
 def _add_nodes(api: Api) -> None:
@@ -127,38 +105,6 @@ def _turn(cluster: Cluster, turn: int) -> float:
 def _pod(name: str) -> dict[str, Any]:
     pod = share(name, core=20, mib=4096)
     return {"metadata": {"name": name}, "spec": pod["spec"]}
-
-
-def serve_nothing() -> None:
-    """`<configuration> <kubeconfig> <port> [<extender port>]`: the webhook's or the scheduler's calls, answered yes."""
-    configuration, kubeconfig, port, *extender_port = sys.argv[1:]
-    app = new_app()
-    probes(app, str)
-    for path, kind in (("/mutate", "Pod"), ("/validate", "Pod"), ("/bind-admission", "Binding")):
-        reviewing(app, path, allow, kinds=(kind,))
-    _add_extender(app)
-    folder = Folder(Path(kubeconfig).parent / configuration)
-    folder.path.mkdir()
-    files = ensure(folder, {"127.0.0.1"}, datetime.now(UTC))
-    api = Api.connect(kubeconfig)
-    kinds = ["mutatingwebhookconfigurations"] + (["validatingwebhookconfigurations"] if not extender_port else [])
-    for kind in kinds:
-        publish(api, kind, configuration, files[CA])
-    api.close()
-    listen = [Listen("127.0.0.1", int(port)), *(Listen("127.0.0.1", int(p), tls=False) for p in extender_port)]
-    workers, threads = (1, 64) if extender_port else (2, 8)  # as the real ones
-    serve(app.wsgi_app, listen, certificate=(folder.chain, folder.key), workers=workers, threads=threads)
-
-
-def _add_extender(app: Flask) -> None:
-    def filter_all() -> Response:
-        return jsonify({"NodeNames": request.get_json()["NodeNames"], "FailedNodes": {}})
-
-    def score_none() -> Response:
-        return jsonify([{"Host": name, "Score": 0} for name in request.get_json()["NodeNames"]])
-
-    app.add_url_rule("/filter", "filter", filter_all, methods=["POST"])
-    app.add_url_rule("/prioritize", "prioritize", score_none, methods=["POST"])
 
 
 if __name__ == "__main__":

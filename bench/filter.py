@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import orjson
 
-from bench.made import running
+from bench.clusters import running
 from bench.serving import Client, cluster, quantiles
 from tests import builders as b
 

@@ -1,7 +1,6 @@
-"""Clusters that are made up, and the extender as it is over one of them, in a process of its own."""
+"""The extender as it is over a cluster that is made up, in a process of its own."""
 
 import gc
-import random
 import sys
 import time
 from typing import Any
@@ -9,9 +8,8 @@ from typing import Any
 import orjson
 from flask import Response, request
 
+from bench.clusters import fill, fill_but
 from mgpu.model.asks import Rejection
-from mgpu.model.inventory import write_device
-from mgpu.model.pods import Node
 from mgpu.serving.server import Listen, serve
 from mgpu.settings import load_settings
 from scheduler.deciding import Decider
@@ -20,9 +18,6 @@ from scheduler.extender import Extender, make_app
 from scheduler.filtering import Filter
 from scheduler.process import SWITCH_SECONDS
 from scheduler.state import State
-from tests import builders as b
-
-CARDS = PODS = 8
 
 
 class _Open:
@@ -130,41 +125,3 @@ def serve_cluster(nodes: int, spare: int) -> None:
     gc.freeze()  # this and the next as scheduler/process.py does
     sys.setswitchinterval(SWITCH_SECONDS)
     serve(app.wsgi_app, [Listen("127.0.0.1", 0, tls=False)], workers=1, threads=64)
-
-
-def fill_but(state: State, nodes: int, spare: int) -> None:
-    """Every card is held whole, but for the first `spare` of the cluster."""
-    for i in range(nodes):
-        name = f"node-{i}"
-        state.node_changed(b.node(name))
-        state.device_changed(write_device(Node(name), "", b.cards(CARDS, node=name)))
-        for card in range(CARDS):
-            if i * CARDS + card >= spare:
-                state.pod_changed(held(f"{i}-{card}", i, card, b.container("c", 100)))
-
-
-def held(name: str, node: int, card: int, container: dict[str, Any]) -> dict[str, Any]:
-    record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": str(card)}
-    raw = b.pod(name, container, annotations=record, node=f"node-{node}", phase="Running")
-    return {**raw, "metadata": {**raw["metadata"], "resourceVersion": "1"}}
-
-
-def fill(state: State, nodes: int) -> None:
-    """A pod on each card; every second node is so full that 80 % of a card are nowhere free."""
-    pick = random.Random(0)
-    for i in range(nodes):
-        name = f"node-{i}"
-        state.node_changed(b.node(name))
-        state.device_changed(write_device(Node(name), "", b.cards(CARDS, node=name)))
-        for j in range(PODS):
-            state.pod_changed(running(f"{i}-{j}", i, pick.randrange(1 << 30)))
-
-
-def running(name: str, node: int, seed: int) -> dict[str, Any]:
-    """A running pod with a share of one card."""
-    pick = random.Random(seed)
-    full = node % 2
-    core = 30 + pick.randrange(40) if full else 10 + pick.randrange(20)
-    card = int(name[-1]) % CARDS
-    mib = 1024 + pick.randrange(15 * 1024)
-    return held(name, node, card, b.container("c", core, mib))

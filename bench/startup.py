@@ -14,7 +14,7 @@ from pathlib import Path
 
 import orjson
 
-from bench.made import CARDS, PODS, fill, running
+from bench.clusters import CARDS, PODS, fill, running
 from bench.node import rss_mib
 from bench.serving import Client, quantiles
 from mgpu.settings import load_settings

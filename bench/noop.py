@@ -1,0 +1,61 @@
+"""The playground's cluster with processes of no use: the same calls, answered at once."""
+
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from flask import Flask, Response, jsonify, request
+
+from mgpu.kube import Api
+from mgpu.serving.app import new_app, probes, reviewing
+from mgpu.serving.certificates import CA, ensure
+from mgpu.serving.folder import Folder
+from mgpu.serving.review import allow
+from mgpu.serving.server import Listen, serve
+from mgpu.serving.trust import publish
+from playground.cluster import Cluster
+
+
+class NoOp(Cluster):
+    """The same calls to the same number of processes and threads, and nothing is decided."""
+
+    def commands(self, ports: Mapping[str, int]) -> dict[str, list[str]]:
+        run = [sys.executable, "-c", "from bench.noop import serve_nothing; serve_nothing()"]
+        kubeconfig = str(self.kubeconfig_of("admin"))
+        return {
+            "webhook": [*run, "mgpu-webhook", kubeconfig, str(ports["webhook"])],
+            "scheduler": [*run, "mgpu-scheduler", kubeconfig, str(ports["scheduler"]), str(ports["extender"])],
+        }
+
+
+def serve_nothing() -> None:
+    """`<configuration> <kubeconfig> <port> [<extender port>]`: the webhook's or the scheduler's calls, answered yes."""
+    configuration, kubeconfig, port, *extender_port = sys.argv[1:]
+    app = new_app()
+    probes(app, str)
+    for path, kind in (("/mutate", "Pod"), ("/validate", "Pod"), ("/bind-admission", "Binding")):
+        reviewing(app, path, allow, kinds=(kind,))
+    _add_extender(app)
+    folder = Folder(Path(kubeconfig).parent / configuration)
+    folder.path.mkdir()
+    files = ensure(folder, {"127.0.0.1"}, datetime.now(UTC))
+    api = Api.connect(kubeconfig)
+    kinds = ["mutatingwebhookconfigurations"] + (["validatingwebhookconfigurations"] if not extender_port else [])
+    for kind in kinds:
+        publish(api, kind, configuration, files[CA])
+    api.close()
+    listen = [Listen("127.0.0.1", int(port)), *(Listen("127.0.0.1", int(p), tls=False) for p in extender_port)]
+    workers, threads = (1, 64) if extender_port else (2, 8)  # as the real ones
+    serve(app.wsgi_app, listen, certificate=(folder.chain, folder.key), workers=workers, threads=threads)
+
+
+def _add_extender(app: Flask) -> None:
+    def filter_all() -> Response:
+        return jsonify({"NodeNames": request.get_json()["NodeNames"], "FailedNodes": {}})
+
+    def score_none() -> Response:
+        return jsonify([{"Host": name, "Score": 0} for name in request.get_json()["NodeNames"]])
+
+    app.add_url_rule("/filter", "filter", filter_all, methods=["POST"])
+    app.add_url_rule("/prioritize", "prioritize", score_none, methods=["POST"])
