@@ -31,13 +31,18 @@ def reasons(rows: Rows, ask: Ask, container: ContainerAsk) -> list[str]:
     core_short = (rows.data[CORE] if container.whole else container.core) - rows.data[CORE_FREE]
     memory_short = (rows.data[MEMORY] if container.whole else container.memory) - rows.data[MEMORY_FREE]
     kinds = _kinds(rows, ask, container, core_short, memory_short)
-    short = (kinds >= _CORE) & (kinds <= _BOTH)
-    amounts = np.where(short, np.maximum(core_short, 0), np.where(kinds == _SHARES, rows.data[SHARES], 0))
-    exactly = _alike(np.hstack((kinds, amounts, np.where(short, np.maximum(memory_short, 0), 0))), MOST)
-    alike = exactly or _alike(np.sort(kinds, axis=1), len(rows))
+
+    def exactly(count: int) -> Sequence[int]:
+        some = kinds[:count]
+        short = (some >= _CORE) & (some <= _BOTH)
+        core = np.where(some == _SHARES, rows.data[SHARES, :count], np.where(short, core_short[:count].clip(0), 0))
+        return _alike(np.hstack((some, core, np.where(short, memory_short[:count].clip(0), 0))), MOST)
+
+    exact = exactly(4 * MOST) and exactly(len(rows))  # the first ones mostly tell that there are too many
+    alike = exact or _alike(np.sort(kinds.astype(np.int16), axis=1), len(rows))
     texts: dict[int, str] = {}
     for i in set(alike):
-        found = alone(ask, container, rows.cards[i], bars(ask, rows.cards[i]), roughly=not exactly)
+        found = alone(ask, container, rows.cards[i], bars(ask, rows.cards[i]), roughly=not exact)
         assert found is not None
         texts[i] = told(found)
     return [texts[i] for i in alike]

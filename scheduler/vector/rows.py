@@ -60,8 +60,8 @@ class Rows:
             self.data.take(positions, axis=1),
             self.totals.take(positions, axis=1),
             self.odd.take(positions),
-            [self.nodes[i] for i in listed],
-            [self.cards[i] for i in listed],
+            list(map(self.nodes.__getitem__, listed)),
+            list(map(self.cards.__getitem__, listed)),
             None if self.bars is None else self.bars.take(positions, axis=0),
             self.bar_texts,
         )
