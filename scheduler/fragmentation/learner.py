@@ -5,10 +5,10 @@ from scheduler.fragmentation.shapes import Shape
 UNIT = 1000
 """What `counts` says of a pod that has just come."""
 
-_MEMORY = 4000
-_MOST = 4096
-_OFTEN = 1000
-_APART = 500
+_MEMORY = 4000  # pods; 2,000 to 100,000 are alike on the traces, where the mix stays the same
+_MOST = 4096  # shapes; more than are weighed, so that rare ones of a large cluster are not forgotten at once
+_OFTEN = 1000  # pods. What comes first decides most: in the experiment nothing leaves
+_APART = 500  # pods. Every 2,000 loses 0.2 points at 90 % on default
 
 
 class Learner:

@@ -36,6 +36,7 @@ class Types:
         self.pair = np.array([pairs.index((s, shape.cards)) for s, shape in zip(size, merged, strict=True)], np.int64)
         self.cpu = np.array([max(shape.cpu, 1) for shape in merged], np.float64)
         self.memory = np.array([max(shape.memory, 1) for shape in merged], np.float64)
+        self._known: dict[NodeClass, Floats] = {}
 
     def needs(self, node: NodeClass) -> tuple[int, ...]:
         """[S]: milli of each size on such a node's cards, NEVER where they are too small."""
@@ -43,15 +44,20 @@ class Types:
 
     def weights(self, classes: Sequence[NodeClass]) -> tuple[Floats, Floats]:
         """fit (per milli) and copy, [classes, T]: 0 where no type of the column may run. One row if all are equal."""
-        fit, copy = np.zeros((2, len(classes), len(self.shapes)))
-        for c, node in enumerate(classes):
-            for t, members in enumerate(self.members):
-                here = [one for one in members if milli_on(one.shape, node) is not None]
-                fit[c, t] = round(sum(one.fit for one in here) / CARD)
-                copy[c, t] = round(sum(one.copy for one in here))
-        if (fit == fit[:1]).all() and (copy == copy[:1]).all():
-            return fit[:1], copy[:1]
-        return fit, copy
+        rows = np.array([self._weights_on(node) for node in classes]).reshape(len(classes), 2, len(self.shapes))
+        if (rows == rows[:1]).all():
+            rows = rows[:1]
+        return rows[:, 0], rows[:, 1]
+
+    def _weights_on(self, node: NodeClass) -> Floats:
+        """[2, T]: a node's class comes in many sets of classes, and in a set of its own when its cards are chosen."""
+        found = self._known.get(node)
+        if found is None:
+            here = [[one for one in members if milli_on(one.shape, node) is not None] for members in self.members]
+            fit = [round(sum(one.fit for one in members) / CARD) for members in here]
+            copy = [round(sum(one.copy for one in members)) for members in here]
+            found = self._known[node] = np.array((fit, copy), np.float64)
+        return found
 
     def values(self, needs: Sequence[int]) -> Ints:
         """[1001]: what a card with so many milli free is worth."""
