@@ -125,4 +125,5 @@ def search(kinds: tuple[Kind, ...], cards: Sequence[Sequence[Option]], budget: i
             return edges(p, layers) if layers and p.goal in layers[-1] else [], True
         limit = min(4 * limit + 1 if bound is None else bound, everything)
     layers, _ = sweep(p, everything, width=1 + reserve // sum(map(len, cards)))
-    return edges(p, layers) if layers and p.goal in layers[-1] else [], False
+    steps = edges(p, layers) if layers and p.goal in layers[-1] else []
+    return steps if all(steps) else [], False  # what is kept need not have equal cards in order
