@@ -24,10 +24,14 @@ _LEFT = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Classes:
-    """What the types are to C classes of nodes. base: [C] where the rows of their cards begin in `cards`."""
+    """What the types are to C classes of nodes. base: [C] where the rows of their cards begin in `cards`.
+
+    weights: [C] which row of `fit` and `copy` holds.
+    """
 
     cards: Cards
     base: Ints
+    weights: Ints
     fit: Floats
     copy: Floats
 
@@ -89,11 +93,8 @@ class Fragmentation:
         many = np.floor(times[:, types.size] / types.cards) * (number[:, types.size] >= types.cards)
         room = np.minimum(many[:, types.pair], hosted)
         usable = usable[:, types.size][:, types.pair] * (room > 0)
-        if len(on.fit) == 1:
-            found: Floats = usable @ on.fit[0] + room @ on.copy[0]
-        else:
-            found = np.einsum("bt,bt->b", usable, on.fit[rows.kind]) + np.einsum("bt,bt->b", room, on.copy[rows.kind])
-        return value + found.astype(np.int64)
+        found: Floats = usable @ on.fit.T + room @ on.copy.T
+        return value + found[np.arange(len(found)), on.weights[rows.kind]].astype(np.int64)
 
     def _on(self, classes: tuple[NodeClass, ...]) -> _Classes:
         found = self._classes.get(classes)

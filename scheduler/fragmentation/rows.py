@@ -1,6 +1,7 @@
 """Nodes as columns, and which of them can take a pod."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,12 @@ def milli_or_never(shape: Shape, node: NodeClass) -> int:
 
 def needs(rows: Rows, shape: Shape) -> Ints:
     """[B]: milli of each card that the pod takes there, NEVER where it can never run."""
-    return np.array([milli_or_never(shape, node) for node in rows.classes], np.int64)[rows.kind]
+    return _needed(rows.classes, shape)[rows.kind]
+
+
+@lru_cache(maxsize=1024)
+def _needed(classes: tuple[NodeClass, ...], shape: Shape) -> Ints:
+    return np.array([milli_or_never(shape, node) for node in classes], np.int64)
 
 
 def able(rows: Rows, shape: Shape, need: Ints) -> Ints:

@@ -42,12 +42,13 @@ class Types:
         """[S]: milli of each size on such a node's cards, NEVER where they are too small."""
         return tuple(milli_or_never(Shape(0, 0, 1, *size), node) for size in self.sizes)
 
-    def weights(self, classes: Sequence[NodeClass]) -> tuple[Floats, Floats]:
-        """fit (per milli) and copy, [classes, T]: 0 where no type of the column may run. One row if all are equal."""
-        rows = np.array([self._weights_on(node) for node in classes]).reshape(len(classes), 2, len(self.shapes))
-        if (rows == rows[:1]).all():
-            rows = rows[:1]
-        return rows[:, 0], rows[:, 1]
+    def weights(self, classes: Sequence[NodeClass]) -> tuple[Ints, Floats, Floats]:
+        """fit (per milli) and copy: [W, T], 0 where no type of the column may run; and [classes] which row holds."""
+        rows = [self._weights_on(node) for node in classes]
+        different = {row.tobytes(): row for row in rows}
+        position = {key: w for w, key in enumerate(different)}
+        both = np.array(list(different.values())).reshape(len(different), 2, len(self.shapes))
+        return np.array([position[row.tobytes()] for row in rows], np.int64), both[:, 0], both[:, 1]
 
     def _weights_on(self, node: NodeClass) -> Floats:
         """[2, T]: a node's class comes in many sets of classes, and in a set of its own when its cards are chosen."""
