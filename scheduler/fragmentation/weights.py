@@ -11,7 +11,7 @@ ONE = 1 << 30
 
 _KEPT = 256  # 96 lose half a point where many pods are bound to models; the traces have 151
 _DOUBT = 2.0  # deviations. Without: 0.6 points less at 90 % on gpushare40, where 8-card pods come rarely and late
-_SMOOTH = 50.0  # cards². 20 to 100 are alike; 0 lets a pod that fits a single node outweigh all others
+_SMOOTH = 50.0  # cards. 20 to 100 are alike; without, a pod that fits on one node only would outweigh all others
 _UNSEEN = 15.0  # pods
 _UNSEEN_UNTIL = 1000.0  # pods. Without any unseen 0.15 points less at 90 % on default; not fading, as much at 130 %
 
