@@ -89,9 +89,14 @@ class Filter:
             else:
                 seen.fits[i] = True
         for refused, texts, hope in _refusals(ask, seen):
-            told_of = list(zip([names[i] for i in refused], texts, strict=True))
-            found.failed.update(compress(told_of, hope))
-            found.hopeless.update(compress(told_of, map(not_, hope)))
+            told_of = dict(zip(map(names.__getitem__, refused), texts, strict=True))
+            if not any(hope):
+                found.hopeless.update(told_of)
+            elif all(hope):
+                found.failed.update(told_of)
+            else:
+                found.failed.update(compress(told_of.items(), hope))
+                found.hopeless.update(compress(told_of.items(), map(not_, hope)))
         found.passed = list(compress(names, seen.fits.tolist()))
         return found
 

@@ -16,6 +16,7 @@ from scheduler.vector.fits import serving
 from scheduler.vector.rows import CORE, CORE_FREE, HEALTH, MEMORY, MEMORY_FREE, SHARES, UNHEALTHY, Ints, Rows
 
 MOST = 50
+_LARGEST = 1 << 62
 
 _ABSENT, _SERVES, _CORE, _MEMORY, _BOTH, _SHARES, _IN_USE, _UNHEALTHY, _BARRED = range(9)
 """What is said of a card, roughly; each text of wishes is one more, from _BARRED on."""
@@ -39,7 +40,7 @@ def reasons(rows: Rows, ask: Ask, container: ContainerAsk) -> list[str]:
         return _alike(np.hstack((some, core, np.where(short, memory_short[:count].clip(0), 0))), MOST)
 
     exact = exactly(4 * MOST) and exactly(len(rows))  # the first ones mostly tell that there are too many
-    alike = exact or _alike(np.sort(kinds.astype(np.int16), axis=1), len(rows))
+    alike = exact or _roughly_alike(kinds)
     texts: dict[int, str] = {}
     for i in set(alike):
         found = alone(ask, container, rows.cards[i], bars(ask, rows.cards[i]), roughly=not exact)
@@ -61,6 +62,19 @@ def _kinds(rows: Rows, ask: Ask, container: ContainerAsk, core_short: Ints, memo
     kinds[serving(rows, container, ask)] = _SERVES
     kinds[rows.data[HEALTH] == 0] = _ABSENT
     return kinds
+
+
+def _roughly_alike(kinds: Ints) -> Sequence[int]:
+    """For each node the first one of whose cards as many are of each kind: numbers are found faster than their bytes."""
+    base = int(kinds.max(initial=0)) + 1
+    code, codes = np.zeros(len(kinds), np.int64), 1
+    for column in np.sort(kinds.astype(np.int16), axis=1).T:
+        if codes > _LARGEST // base:
+            known, code = np.unique(code, return_inverse=True)
+            codes = len(known)
+        code, codes = code * base + column, codes * base
+    first: dict[int, int] = {}
+    return [first.setdefault(one, i) for i, one in enumerate(code.tolist())]
 
 
 def _alike(table: Ints, most: int) -> Sequence[int]:
