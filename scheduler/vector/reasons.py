@@ -65,7 +65,7 @@ def _kinds(rows: Rows, ask: Ask, container: ContainerAsk, core_short: Ints, memo
 
 
 def _roughly_alike(kinds: Ints) -> Sequence[int]:
-    """For each node the first one of whose cards as many are of each kind: numbers are found faster than their bytes."""
+    """For each node the first that has as many cards of each kind. Numbers are found faster than their bytes."""
     base = int(kinds.max(initial=0)) + 1
     code, codes = np.zeros(len(kinds), np.int64), 1
     for column in np.sort(kinds.astype(np.int16), axis=1).T:
