@@ -197,7 +197,7 @@ class Cluster(RuleBasedStateMachine):
         decision, ask = self.leader.state.decision(uid), read_gpu_pod(known, SETTINGS)
         if held or decision is None or ask is None or decision.node != node or not ask.wishes.spread:
             return
-        if [c.core for c in ask.containers] != [10 * core]:
+        if [c.core for c in decision.ask.containers] != [10 * core]:
             return  # an earlier pod of this name
         with_others = {s.card.index for s in cards if ask.wishes.spread in s.groups}
         able = {s.card.index for s in cards if s.card.healthy and s.core_free >= 10 * core}
