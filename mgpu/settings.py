@@ -59,6 +59,7 @@ class WebhookSettings(_Block):
     certDir: certificates to read (`tls.crt`, `tls.key`); empty: made by the process itself, for the Service's names and
     `names`, kept in `selfSignedDir` (empty: a private temporary one) and, inside a cluster, in a Secret.
     identities: the users that may write placement annotations; empty: the suite's service accounts in `namespace`.
+    schedulerName: what new GPU pods get as theirs (Koordinator's upgrade webhook); empty: what they have.
     """
 
     host: str = "0.0.0.0"
@@ -71,10 +72,15 @@ class WebhookSettings(_Block):
     service: str = "mgpu-webhook"
     configuration: str = "mgpu-webhook"
     namespace: str = "mgpu-system"
+    scheduler_name: str = Field("", alias="schedulerName")
 
 
 class SchedulerSettings(_Block):
-    """Binding admission over TLS on `port`, the extender over plain HTTP on `extenderPort` (loopback by default)."""
+    """Binding admission over TLS on `port`, the extender over plain HTTP on `extenderPort` (loopback by default).
+
+    bindingUsers: the users or groups that may bind GPU pods (with an extender that binds, its own account is one of
+    them); empty: anybody.
+    """
 
     host: str = "0.0.0.0"
     port: Port = 8444
@@ -88,10 +94,14 @@ class SchedulerSettings(_Block):
     namespace: str = "mgpu-system"
     leader_elect: bool = Field(True, alias="leaderElect")
     reservation_seconds: Annotated[float, Field(gt=0)] = Field(30, alias="reservationSeconds")
+    binding_users: Names = Field((), alias="bindingUsers")
 
 
 class DevicePluginSettings(_Block):
-    """`cards`: a file of simulated cards; empty: NVML. `healthPort` 0: no HTTP server."""
+    """`cards`: a file of simulated cards; empty: NVML. `healthPort` 0: no HTTP server.
+
+    wholeCards: who serves `nvidia.com/gpu` on the node, this agent or NVIDIA's own plugin. It changes on a drained node.
+    """
 
     node: str = ""
     cards: str = ""
@@ -100,6 +110,7 @@ class DevicePluginSettings(_Block):
     cdi_dir: str = Field("/var/run/cdi", alias="cdiDir")
     cdi: bool = True
     health_port: Port = Field(0, alias="healthPort")
+    whole_cards: Annotated[Literal["mgpu", "nvidia"], BeforeValidator(_lower)] = Field("mgpu", alias="wholeCards")
 
 
 class Settings(_Block):

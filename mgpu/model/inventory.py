@@ -15,6 +15,8 @@ from mgpu.model.quantities import MAX, QuantityError, quantity_of_bytes, whole_b
 DEVICE_API = "scheduling.koordinator.sh/v1alpha1"
 INDEX_LABEL = "mgpu.io/index"
 MODEL_LABEL = "node.koordinator.sh/gpu-model"
+WHOLE_CARDS_LABEL = "mgpu.io/whole-cards"
+"""Of a Node: who serves `nvidia.com/gpu` there, `nvidia` (its own plugin) or `mgpu`; absent: mgpu."""
 _PREFIXES = ("koordinator.sh/", "kubernetes.io/")
 
 
