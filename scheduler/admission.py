@@ -1,10 +1,14 @@
 """The admission of Bindings: the cards are decided in the write that gives a pod its node (kubernetes.md, "Binding").
 
 It sees every binding of the cluster, and nothing in a Binding says whether its pod asks for GPU.
+
+With `scheduler.bindingUsers` it takes over the bindings of GPU pods (koordinator.md, "Upgrade webhook"): anybody else's
+are refused. Only while it is asked: `failurePolicy: Ignore` lets every binding pass in an outage, and such a pod gets
+its cards late, on the node where it is.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from mgpu import dialects
@@ -16,15 +20,16 @@ log = logging.getLogger(__name__)
 
 _REFUSED = 409
 """client-go retries 429 and 5xx on the same node; 409 makes the scheduler think again."""
+_FORBIDDEN = 403
 
 
 class BindingAdmission:
     """may_decide raises RetryLater while this process must not decide: then `failurePolicy` lets the binding pass, and
-    the pod is decided late.
+    the pod is decided late. users: the users or groups that may bind GPU pods; empty: anybody.
     """
 
-    def __init__(self, decider: Decider, may_decide: Callable[[], None]) -> None:
-        self._decider, self._may_decide = decider, may_decide
+    def __init__(self, decider: Decider, may_decide: Callable[[], None], users: Collection[str] = ()) -> None:
+        self._decider, self._may_decide, self._users = decider, may_decide, frozenset(users)
 
     def __call__(self, review: Review) -> Reply:
         binding = review.object
@@ -40,6 +45,9 @@ class BindingAdmission:
         uid, known = self._decider.find(review.namespace, name, _text(meta, "uid"), live=live)
         if known is None or known.pod.node:
             return allow(review)  # no GPU pod; or no such pod, or bound already: the API server's to refuse
+        if self._users and self._users.isdisjoint((review.user, *review.groups)):
+            log.warning("binding refused: %s may not bind GPU pods", review.user, extra={"pod": uid, "node": node})
+            return deny(review, _not_theirs(review.user), _FORBIDDEN)
         if known.ask is None:
             return deny(review, known.problems, _REFUSED)
         decision = self._decider.decide(known, node, reserve=not review.dry_run)
@@ -47,6 +55,13 @@ class BindingAdmission:
             log.info("binding refused: %s", decision, extra={"pod": uid, "node": node})
             return deny(review, f"no cards for this pod on {node}: {decision}", _REFUSED)
         return allow(review, _patch(binding, uid, dict(decision.annotations)))
+
+
+def _not_theirs(user: str) -> str:
+    return (
+        f"{user or 'an unnamed user'} may not bind GPU pods: the setting scheduler.bindingUsers names neither this "
+        "user nor a group of it; let the pod's schedulerName name a scheduler that may, or add this one to the setting"
+    )
 
 
 def _table(table: dict[str, Any], key: str) -> dict[str, Any]:

@@ -29,7 +29,8 @@ def make_apps(
 ) -> tuple[Flask, Flask]:
     """(admission, extender), each with `/healthz` and `/readyz`."""
     admission = new_app()
-    reviewing(admission, "/bind-admission", BindingAdmission(decider, gate.may_decide), kinds=("Binding",))
+    binding = BindingAdmission(decider, gate.may_decide, settings.scheduler.binding_users)
+    reviewing(admission, "/bind-admission", binding, kinds=("Binding",))
     extender = make_extender_app(Extender(filter_, decider, preemption, api, settings, gate))
     for app in (admission, extender):
         probes(app, gate.ready)

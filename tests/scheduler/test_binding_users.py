@@ -1,0 +1,89 @@
+"""Who may bind GPU pods (koordinator.md, "Upgrade webhook")."""
+
+import json
+from typing import Any
+
+import orjson
+import pytest
+
+from mgpu.serving.review import Reply, parse
+from mgpu.settings import load_settings
+from scheduler.admission import BindingAdmission
+from scheduler.app import make_apps
+from tests import builders as b
+from tests.scheduler.fake import FakeApi, Replica, cluster, review
+
+OURS = "system:serviceaccount:kube-system:koord-scheduler"
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    api = cluster(("n1", 2))
+    api.put("pods", b.share("p"))
+    return api
+
+
+def ask(api: FakeApi, user: str, *groups: str, users: tuple[str, ...] = (OURS,), **more: Any) -> Reply:
+    replica = Replica(api)
+    body = review({"metadata": {"name": "p"}, "target": {"name": "n1"}}, **{"name": "p", **more})
+    body["request"]["userInfo"] = {"username": user, "groups": list(groups)}
+    reply = BindingAdmission(replica.decider, lambda: None, users)(parse(json.dumps(body).encode()))
+    if not reply.allowed:
+        assert replica.state.holdings() == ()
+    return reply
+
+
+def message(reply: Reply) -> str:
+    status = reply.body["response"]["status"]
+    assert status["code"] == 403
+    return str(status["message"])
+
+
+@pytest.mark.parametrize("resource", [{}, {"resource": "bindings", "name": ""}], ids=["pods/binding", "bindings"])
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_somebody_elses_binding_is_refused_and_nothing_held(api: FakeApi, resource: Any, *, dry_run: bool) -> None:
+    told = message(ask(api, "system:kube-scheduler", "system:authenticated", dry_run=dry_run, **resource))
+    assert "system:kube-scheduler" in told
+    assert "scheduler.bindingUsers" in told
+
+
+@pytest.mark.parametrize(
+    ("user", "groups", "users"),
+    [
+        (OURS, (), (OURS,)),
+        ("anybody", ("schedulers",), ("other", "schedulers")),
+        ("anybody", (), ()),
+    ],
+    ids=["a user that is named", "a member of a group that is named", "nobody is named: anybody"],
+)
+def test_who_may_bind(api: FakeApi, user: str, groups: tuple[str, ...], users: tuple[str, ...]) -> None:
+    assert "patch" in ask(api, user, *groups, users=users).body["response"]
+
+
+def test_a_user_without_a_name_is_nobody(api: FakeApi) -> None:
+    assert "an unnamed user" in message(ask(api, ""))
+
+
+def test_a_malformed_ask_is_no_way_round(api: FakeApi) -> None:
+    api.put("pods", b.share("p", 150))
+    assert "may not bind" in message(ask(api, "someone"))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b.pod("p", b.container("c")), b.share("p", node="n1")],
+    ids=["no GPU pod", "bound already: the API server refuses it"],
+)
+def test_what_is_none_of_ours_anybody_may_bind(api: FakeApi, raw: dict[str, Any]) -> None:
+    api.put("pods", raw)
+    assert ask(api, "someone").allowed
+
+
+def test_the_setting_reaches_the_webhook(api: FakeApi) -> None:
+    settings = load_settings("scheduler: {bindingUsers: [koord]}")
+    replica = Replica(api, settings=settings)
+    client: Any = api
+    app, _ = make_apps(replica.decider, replica.filter, replica.preemption, client, settings, replica)
+    body = review({"metadata": {"name": "p"}, "target": {"name": "n1"}}, name="p")
+    reply = app.test_client().post("/bind-admission", json=body)
+    assert orjson.loads(reply.data)["response"]["allowed"] is False
