@@ -1,5 +1,6 @@
 """Without CDI: what Allocate said stands, so the records are made to say the same (`deviceplugin.swap`)."""
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from deviceplugin.identity import Refused, Target, environment, environment_on, recorded_cards
@@ -61,7 +62,8 @@ class Exchange:
     def _amend(self, target: Target, cards: Sequence[Card]) -> None:
         # Both containers may be of one pod: what was amended before counts.
         now = self._pods.by_uid(target.known.pod.uid) or target.known
-        annotations = record(with_cards(Target(now, target.container), cards), self._cards(), self._settings)
+        amended = with_cards(Target(now, target.container), cards)
+        annotations = record(amended, self._cards(), self._settings, time.time_ns())
         self._pods.amend(now, annotations)
         self._write(now, annotations)
 

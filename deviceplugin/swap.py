@@ -13,7 +13,7 @@ from deviceplugin.pods import GpuPod
 from mgpu import dialects
 from mgpu.model.asks import Placement
 from mgpu.model.cards import Card
-from mgpu.model.ledger import Share
+from mgpu.model.ledger import share_of
 from mgpu.settings import Settings
 
 Key = tuple[str, str]
@@ -43,6 +43,8 @@ def partner(
     for other in sorted(targets, key=lambda other: other.key not in served):
         if other.known.pod.ended or other.known.problem or other.key in {*settled, target.key}:
             continue
+        if other.carrier != target.carrier:
+            continue  # what Allocate of one resource gives away is never another one's
         equal = replace(other.ask, container=target.container, stage=target.ask.stage) == target.ask
         named = {card for card in cards if any(share.is_on(card) for share in other.shares)}
         if equal and named == set(given):
@@ -59,13 +61,13 @@ def room(target: Target, given: Sequence[Card], cards: Sequence[Card], pods: Ite
 def with_cards(target: Target, cards: Sequence[Card]) -> GpuPod:
     """The pod as if its record gave `cards` to the container. Raises Refused where it asks for none."""
     known, ask = target.known, target.ask
-    new = tuple(Share(ask.container, card.index, ask.core, ask.memory, ask.whole, ask.stage) for card in cards)
+    new = tuple(share_of(ask, card.index) for card in cards)
     others = tuple(share for share in known.shares or () if share.container != ask.container)
     order = [c.container for c in known.ask.containers] if known.ask else []
     return replace(known, shares=tuple(sorted((*others, *new), key=lambda share: order.index(share.container))))
 
 
-def record(known: GpuPod, cards: Sequence[Card], settings: Settings) -> dict[str, str]:
+def record(known: GpuPod, cards: Sequence[Card], settings: Settings, now_ns: int) -> dict[str, str]:
     """The annotations that say what the pod's shares say; none where it asks for nothing."""
     if known.ask is None:
         return {}
@@ -75,4 +77,4 @@ def record(known: GpuPod, cards: Sequence[Card], settings: Settings) -> dict[str
         indexes = (card.index for card in cards if any(share.is_on(card) for share in own))
         placed.append((ask.container, tuple(sorted(indexes))))
     dialect = dialects.by_name(known.ask.dialect)
-    return dialect.write_placement(known.pod, known.ask, Placement(tuple(placed)), cards, settings)
+    return dialect.write_placement(known.pod, known.ask, Placement(tuple(placed)), cards, settings, now_ns)

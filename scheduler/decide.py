@@ -78,10 +78,12 @@ def score(ask: Ask, placement: Placement, cards: Sequence[CardState], settings: 
     return fresh_first(by_policy, ask, placement, cards)
 
 
-def record(pod: Pod, ask: Ask, placement: Placement, cards: Sequence[CardState], settings: Settings) -> dict[str, str]:
-    """The annotations that make `placement` known; they travel in the Binding."""
+def record(
+    pod: Pod, ask: Ask, placement: Placement, cards: Sequence[CardState], settings: Settings, now_ns: int
+) -> dict[str, str]:
+    """The annotations that make `placement` known; they travel in the Binding. cards: the node's, of all types."""
     known = [state.card for state in cards]
-    return dialects.by_name(ask.dialect).write_placement(pod, ask, placement, known, settings)
+    return dialects.by_name(ask.dialect).write_placement(pod, ask, placement, known, settings, now_ns)
 
 
 def _weight_of_core(settings: Settings) -> int:

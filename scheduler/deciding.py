@@ -1,6 +1,7 @@
 """`decide(pod, node)`: the cards of a pod on a node, reserved before anybody is told, and what became of them."""
 
 import logging
+import time
 from typing import Any
 from urllib.parse import quote
 
@@ -78,7 +79,7 @@ class Decider:
             found = assess(ask, view.node, view.cards, self._settings, foresight, seats=seats)
         if isinstance(found, Rejection):
             return found
-        annotations = record(pod, ask, found, view.cards, self._settings)
+        annotations = record(pod, ask, found, view.cards, self._settings, time.time_ns())
         return Decision(pod.uid, pod.namespace, pod.name, node, ask, found, annotations, pod.needs)
 
     def check_overdue(self) -> None:

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from mgpu.dialects import mgpu
-from mgpu.dialects.node_resources import NodeResource
+from mgpu.dialects import gpushare, mgpu
+from mgpu.dialects.node_resources import SHARE, NodeResource
 from mgpu.model.asks import Ask, ContainerAsk, Placement
 from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.ledger import Share
-from mgpu.model.pods import Pod
+from mgpu.model.pods import Container, Pod
 from mgpu.model.wishes import CARD_UUIDS, SAME_CARD_GROUP, Wishes, field, read_wishes
 from mgpu.settings import CARD_POLICIES, Settings
 
@@ -38,9 +38,12 @@ class Dialect(Protocol):
         """What the pod asks for in this vocabulary; None: nothing. Raises BadObject with every broken rule."""
 
     def write_placement(
-        self, pod: Pod, ask: Ask, placement: Placement, cards: Sequence[Card], settings: Settings
+        self, pod: Pod, ask: Ask, placement: Placement, cards: Sequence[Card], settings: Settings, now_ns: int
     ) -> dict[str, str]:
-        """The annotations that record `placement` on `cards` (all of the node's)."""
+        """The annotations that record `placement` on `cards` (all of the node's, of all types).
+
+        now_ns: nanoseconds since 1970.
+        """
 
     def read_placement(self, pod: Pod, ask: Ask) -> tuple[Share, ...] | None:
         """The shares that the pod's annotations record; None: no record. Raises BadObject for an unreadable one."""
@@ -51,11 +54,11 @@ class Dialect(Protocol):
     def resources(self, cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, ...]:
         """What a node with these cards offers in this vocabulary."""
 
-    def environment(self, ask: ContainerAsk, cards: Sequence[Card]) -> dict[str, str]:
-        """The dialect's own variables for a container that got `cards`, beside the common ones."""
+    def environment(self, pod: Pod, ask: ContainerAsk, cards: Sequence[Card]) -> dict[str, str]:
+        """The dialect's own variables for a container of `pod` that got `cards`, beside the common ones."""
 
 
-ALL: tuple[Dialect, ...] = (mgpu,)
+ALL: tuple[Dialect, ...] = (mgpu, gpushare)
 _BY_NAME: Mapping[str, Dialect] = {dialect.NAME: dialect for dialect in ALL}
 
 
@@ -71,9 +74,19 @@ def read_ask(pod: Pod, settings: Settings) -> Ask | None:
     """What the pod asks for, in whichever enabled vocabulary, and its wishes; None: it asks for no GPU of ours.
 
     Raises BadObject. A pod that mixes vocabularies is refused at admission (`vocabulary.mixing`); here the first
-    dialect that knows the pod reads it. Wishes count until cards are decided: one that nobody can read does not take
-    its cards away from a pod that has them.
+    dialect that knows the pod reads it. A pod that has its cards keeps them: wishes count until they are decided, and
+    what was admitted under other settings (a dialect enabled then, a smaller minimum) is read as it was.
     """
+    try:
+        ask = _read_ask(pod, settings)
+    except BadObject:
+        ask = _admitted_once(pod, settings)
+        if ask is None:
+            raise
+    return ask or _admitted_once(pod, settings)
+
+
+def _read_ask(pod: Pod, settings: Settings) -> Ask | None:
     ask = read_bare_ask(pod, settings)
     if ask is None:
         return None
@@ -81,6 +94,26 @@ def read_ask(pod: Pod, settings: Settings) -> Ask | None:
     if problems and not (pod.node and any(map(is_placement_annotation, pod.annotations))):
         raise BadObject(problems)
     return replace(ask, wishes=wishes)
+
+
+_WIDEST = {"enabled": True, "mgpu_enable": True, "min_gpu_memory": 0}
+"""Of the dialects' settings: under these, each reads all that it has ever admitted."""
+
+
+def _admitted_once(pod: Pod, settings: Settings) -> Ask | None:
+    """The ask of a pod that is bound and whose record can be read, whatever the settings are now."""
+    if not pod.node or not any(map(is_placement_annotation, pod.annotations)):
+        return None
+    blocks = {
+        name: block.model_copy(update={k: v for k, v in _WIDEST.items() if k in type(block).model_fields})
+        for name, block in settings.dialects
+    }
+    then = settings.model_copy(update={"dialects": settings.dialects.model_copy(update=blocks)})
+    try:
+        ask = _read_ask(pod, then)
+        return ask if ask and by_name(ask.dialect).read_placement(pod, ask) else None
+    except BadObject:
+        return None
 
 
 def read_bare_ask(pod: Pod, settings: Settings) -> Ask | None:
@@ -118,13 +151,21 @@ def card_policy(ask: Ask, settings: Settings) -> str:
     )
 
 
+def carrier(container: Container, settings: Settings) -> str | None:
+    """The resource that a container's cards are handed out with: of those that it asks for and that are served as
+    device ids the first by order of the dialects and of their resources, then `SHARE`; None: it asks for none.
+    """
+    served = [r.name for dialect in enabled(settings) for r in dialect.resources((), settings) if r.as_ids]
+    return next((name for name in (*served, SHARE) if container.asked(name)), None)
+
+
 def is_placement_annotation(key: str) -> bool:
     """Whether only the suite itself may write this annotation."""
     return any(dialect.owns_annotation(key) for dialect in ALL)
 
 
-def container_environment(dialect: str, ask: ContainerAsk, cards: Sequence[Card]) -> dict[str, str]:
-    """What a container with this ask sees of `cards`, its own, in the order of their indexes.
+def container_environment(pod: Pod, dialect: str, ask: ContainerAsk, cards: Sequence[Card]) -> dict[str, str]:
+    """What a container of `pod` with this ask sees of `cards`, its own, in the order of their indexes.
 
     `MGPU_MEMORY_BYTES` is per card; of whole cards that differ, the smallest.
     """
@@ -133,5 +174,5 @@ def container_environment(dialect: str, ask: ContainerAsk, cards: Sequence[Card]
         "MGPU_CARDS": ",".join(str(card.index) for card in cards),
         "MGPU_CORE_PERCENT": f"{ask.core / 10:g}",
         "MGPU_MEMORY_BYTES": str(min((ask.takes(card).memory for card in cards), default=0)),
-        **by_name(dialect).environment(ask, cards),
+        **by_name(dialect).environment(pod, ask, cards),
     }

@@ -78,6 +78,7 @@ def write_placement(
     placement: Placement,
     cards: Sequence[Card],
     settings: Settings,
+    now_ns: int,  # noqa: ARG001
 ) -> dict[str, str]:
     by_id = settings.dialects.mgpu.schedule_mode == "id"
     known = by_index(cards)
@@ -121,7 +122,7 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
     )
 
 
-def environment(ask: ContainerAsk, cards: Sequence[Card]) -> dict[str, str]:  # noqa: ARG001
+def environment(pod: Pod, ask: ContainerAsk, cards: Sequence[Card]) -> dict[str, str]:  # noqa: ARG001
     return {}
 
 

@@ -2,6 +2,11 @@
 
 from dataclasses import dataclass
 
+SHARE = "mgpu.io/share"
+"""What a container asks for that has no other resource served as ids, so that the kubelet has something to allocate."""
+
+SHARES_PER_CARD = 16
+
 
 @dataclass(frozen=True, slots=True)
 class NodeResource:

@@ -4,16 +4,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mgpu.model.cards import WHOLE_CORE, Card
+from mgpu.model.cards import GPU, WHOLE_CORE, WHOLE_RATIO, Card
 from mgpu.model.pods import Node, Stage
 from mgpu.model.wishes import NONE, Wishes
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerAsk:
-    """`cards` distinct cards; of each `core` milli and `memory` bytes, or all of it (`whole`: only idle cards).
+    """`cards` distinct cards of a type; of each `core` milli and `memory`, or all of it (`whole`: only idle cards).
 
     A whole ask has core 1000 and memory 0; what it takes is the memory of the card it gets.
+    memory: bytes. ratio: percent of the card's memory (`amount_of`); None: the ask does not count in percent.
     """
 
     container: str
@@ -22,22 +23,40 @@ class ContainerAsk:
     memory: int = 0
     whole: bool = False
     stage: Stage = Stage.APP
+    ratio: int | None = None
+    type: str = GPU
 
     def takes(self, card: Card) -> "Amount":
         """What this container takes of `card`."""
-        return Amount(card.core, card.memory, 1) if self.whole else Amount(self.core, self.memory, 1)
+        return whole_of(card) if self.whole else amount_of(self.core, self.memory, self.ratio, card)
 
 
-def whole_cards(container: str, cards: int, stage: Stage = Stage.APP) -> ContainerAsk:
-    return ContainerAsk(container, cards, core=WHOLE_CORE, whole=True, stage=stage)
+def whole_cards(container: str, cards: int, stage: Stage = Stage.APP, type: str = GPU) -> ContainerAsk:
+    return ContainerAsk(container, cards, core=WHOLE_CORE, whole=True, stage=stage, type=type)
 
 
 class Amount(NamedTuple):
-    """Of one card: core in milli, memory in bytes, number of containers."""
+    """Of one card: core in milli, memory in bytes, number of containers, memory in percent."""
 
     core: int = 0
     memory: int = 0
     shares: int = 0
+    ratio: int = 0
+
+
+def whole_of(card: Card) -> Amount:
+    return Amount(card.core, card.memory, 1, WHOLE_RATIO)
+
+
+def amount_of(core: int, memory: int, ratio: int | None, card: Card) -> Amount:
+    """One container's share of `card`, memory in bytes and in percent (koordinator.md, "Conversion").
+
+    Of `memory` and `ratio` the one that is 0 follows from the other: bytes are rounded down, percent up.
+    """
+    if ratio is None:
+        return Amount(core, memory, 1)
+    bytes_of_ratio, ratio_of_bytes = ratio * card.memory // 100, -(-100 * memory // max(1, card.memory))
+    return Amount(core, memory or bytes_of_ratio, 1, ratio or ratio_of_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +80,7 @@ class Requirement:
 class Ask:
     """What one pod asks for. `containers`: those that ask for GPU, in start order, none of them twice.
 
+    others: the same for devices of other types, per type in start order and none twice.
     max_shares: at most so many containers on a card it uses (0: any number).
     requirements: what the node must be; the first unmet one is the reason.
     wishes: what the pod says beside its dialect.
@@ -71,6 +91,7 @@ class Ask:
     max_shares: int = 0
     requirements: tuple[Requirement, ...] = ()
     wishes: Wishes = NONE
+    others: tuple[ContainerAsk, ...] = ()
 
     def unmet(self, node: Node) -> str | None:
         return next((reason for r in self.requirements if (reason := r.unmet(node))), None)
@@ -82,7 +103,7 @@ def peak(uses: Iterable[tuple[Stage, Amount]]) -> Amount:
     As the kubelet runs them (KEP-753): an init container runs beside the sidecars started before it, the app
     containers beside all sidecars. Per dimension: max(init containers, sum of sidecars and app containers).
     """
-    running, busiest = [0, 0, 0], [0, 0, 0]
+    running, busiest = [0] * len(Amount._fields), [0] * len(Amount._fields)
     for stage, amount in uses:
         for i, value in enumerate(amount):
             busiest[i] = max(busiest[i], running[i] + value)
@@ -95,15 +116,19 @@ def peak(uses: Iterable[tuple[Stage, Amount]]) -> Amount:
 class Placement:
     """The card indexes of each container of an ask, ascending, in the ask's order.
 
+    others: type, container and indexes, for each of the ask's others.
     proven: no better placement exists. False only where the search gave up at its node budget.
     """
 
     containers: tuple[tuple[str, tuple[int, ...]], ...]
     proven: bool = field(default=True, compare=False)
+    others: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
 
-    def cards(self, container: str) -> tuple[int, ...]:
-        """The container's cards; () for one that has none."""
-        return next((cards for name, cards in self.containers if name == container), ())
+    def cards(self, container: str, type: str = GPU) -> tuple[int, ...]:
+        """The container's cards of this type; () for one that has none."""
+        if type == GPU:
+            return next((cards for name, cards in self.containers if name == container), ())
+        return next((cards for kind, name, cards in self.others if (kind, name) == (type, container)), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,5 +160,5 @@ class Rejection:
         return f"{self.reason} ({listed})" if self.reason else listed
 
 
-def by_index(cards: Sequence[Card]) -> Mapping[int, Card]:
-    return {card.index: card for card in cards}
+def by_index(cards: Sequence[Card], type: str = GPU) -> Mapping[int, Card]:
+    return {card.index: card for card in cards if card.type == type}

@@ -4,15 +4,21 @@ from dataclasses import dataclass
 
 from mgpu.model.groups import Group
 
+GPU = "gpu"
+"""The type of the devices that all dialects share; others (rdma, fpga, any name) are Koordinator's."""
+
 WHOLE_CORE = 1000
 """The compute of one card, in milli."""
+
+WHOLE_RATIO = 100
+"""The memory of one card, in percent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One GPU of a node.
+    """One device of a node: a GPU, or of another `type`, which has milli and no memory.
 
-    index: what mGPU and gpushare write into annotations; unique on the node.
+    index: what mGPU and gpushare write into annotations; unique among the node's devices of its type.
     core: milli. memory: bytes. minor: the number in /dev/nvidia<minor>; not the index.
     """
 
@@ -24,6 +30,7 @@ class Card:
     healthy: bool = True
     numa: int | None = None
     minor: int | None = None
+    type: str = GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,7 @@ class CardState:
     """A card and what is held of it. `shares` counts containers; a card without any is idle.
 
     groups: those whose pods hold a share of it (`mgpu.model.wishes`).
+    ratio_used: percent of its memory, of those shares that are counted so.
     Used may exceed the card (a hand-written record, a card that came back smaller): free is then 0.
     """
 
@@ -39,6 +47,7 @@ class CardState:
     memory_used: int = 0
     shares: int = 0
     groups: frozenset[Group] = frozenset()
+    ratio_used: int = 0
 
     @property
     def core_free(self) -> int:
@@ -47,6 +56,10 @@ class CardState:
     @property
     def memory_free(self) -> int:
         return max(0, self.card.memory - self.memory_used)
+
+    @property
+    def ratio_free(self) -> int:
+        return max(0, WHOLE_RATIO - self.ratio_used)
 
     @property
     def idle(self) -> bool:

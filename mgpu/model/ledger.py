@@ -6,36 +6,56 @@ two alone. So it never depends on the order of events, and a release gives back 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import add
 from types import MappingProxyType
+from typing import NamedTuple
 
-from mgpu.model.asks import Amount, Ask, Placement, peak
-from mgpu.model.cards import Card, CardState
+from mgpu.model.asks import Amount, Ask, ContainerAsk, Placement, amount_of, peak, whole_of
+from mgpu.model.cards import GPU, Card, CardState
 from mgpu.model.groups import Group, Seat
 from mgpu.model.pods import Stage
 from mgpu.model.wishes import NONE, Wishes
+
+
+class Minor(NamedTuple):
+    """A card as a record names it that has neither its index nor its UUID."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
     """What one container holds of one card.
 
-    card: its index or its UUID, as the record names it; None: not known (an unreadable record), then the share is
-    held on every card of the node, since it may be on any.
-    whole: all of the card, whatever its size now.
+    card: its index, its UUID or its minor, as the record names it; None: not known (an unreadable record), then the
+    share is held on every card of the node of this type, since it may be on any.
+    whole: all of the card, whatever its size now. memory, ratio: as `amount_of` has it.
     """
 
     container: str
-    card: int | str | None
+    card: int | str | Minor | None
     core: int = 0
     memory: int = 0
     whole: bool = False
     stage: Stage = Stage.APP
+    ratio: int | None = None
+    type: str = GPU
 
     def amount(self, card: Card) -> Amount:
-        return Amount(card.core, card.memory, 1) if self.whole else Amount(self.core, self.memory, 1)
+        return whole_of(card) if self.whole else amount_of(self.core, self.memory, self.ratio, card)
 
     def is_on(self, card: Card) -> bool:
+        if self.type != card.type:
+            return False
+        if isinstance(self.card, Minor):
+            return self.card.number == (card.index if card.minor is None else card.minor)
         return self.card is None or self.card in (card.index, card.uuid)
+
+
+def share_of(ask: ContainerAsk, card: int | str | Minor | None) -> Share:
+    """What a container with this ask holds of a card that it got."""
+    return Share(ask.container, card, ask.core, ask.memory, ask.whole, ask.stage, ask.ratio, ask.type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +88,13 @@ class Holding:
 def shares_of(ask: Ask, placement: Placement) -> tuple[Share, ...]:
     """The shares that `placement` gives to `ask`."""
     return tuple(
-        Share(c.container, index, c.core, c.memory, c.whole, c.stage)
-        for c in ask.containers
-        for index in placement.cards(c.container)
+        share_of(c, index) for c in (*ask.containers, *ask.others) for index in placement.cards(c.container, c.type)
     )
 
 
 def unknown_shares(ask: Ask) -> tuple[Share, ...]:
     """The shares of a pod that runs on cards nobody can tell: held everywhere on its node."""
-    return tuple(Share(c.container, None, c.core, c.memory, c.whole, c.stage) for c in ask.containers)
+    return tuple(share_of(c, None) for c in (*ask.containers, *ask.others))
 
 
 class Ledger:
@@ -86,7 +104,7 @@ class Ledger:
         self._cards: dict[str, tuple[Card, ...]] = {}
         self._holdings: dict[str, Holding] = {}
         self._on_node: dict[str, dict[str, Holding]] = {}
-        self._states: dict[str, tuple[CardState, ...]] = {}
+        self._states: dict[str, Mapping[str, tuple[CardState, ...]]] = {}
         self._members: dict[Group, dict[str, Holding]] = {}
         self._used: dict[str, list[tuple[int, Amount]]] = {}
 
@@ -95,7 +113,7 @@ class Ledger:
         if cards is None:
             self._cards.pop(node, None)
         else:
-            self._cards[node] = tuple(sorted(cards, key=lambda card: card.index))
+            self._cards[node] = tuple(sorted(cards, key=lambda card: (card.type, card.index)))
         for uid in self._on_node.get(node, {}):
             self._used.pop(uid, None)
         self._states.pop(node, None)
@@ -137,14 +155,21 @@ class Ledger:
         return MappingProxyType(self._cards)
 
     def cards(self, node: str, without: str = "") -> tuple[CardState, ...]:
-        """The cards of a node by index and what is held of each; () for a node without cards.
+        """The GPUs of a node by index and what is held of each; () for a node without them.
 
         without: a pod UID whose own holding is left out (deciding again for the same pod).
         """
+        return self._by_type(node, without).get(GPU, ())
+
+    def others(self, node: str, without: str = "") -> tuple[CardState, ...]:
+        """The same of its devices of other types, by type and index."""
+        return tuple(s for type, states in self._by_type(node, without).items() if type != GPU for s in states)
+
+    def _by_type(self, node: str, without: str) -> Mapping[str, tuple[CardState, ...]]:
         if without and without in self._on_node.get(node, {}):
-            return self._derive(node, without)
+            return _grouped(self._derive(node, without))
         if node not in self._states:
-            self._states[node] = self._derive(node)
+            self._states[node] = _grouped(self._derive(node))
         return self._states[node]
 
     def members(self, group: Group) -> tuple[Holding, ...]:
@@ -154,26 +179,26 @@ class Ledger:
     def seats(self, group: Group | None, without: str = "") -> tuple[Seat, ...]:
         """The cards that a group holds, each once, by node and card; () for no group. without: as above."""
         held = [h for h in (self.members(group) if group else ()) if h.uid != without]
-        seats = {Seat(h.node, self._name(h.node, share.card)) for h in held for share in h.shares}
+        seats = {Seat(h.node, self._name(h.node, s)) for h in held for s in h.shares if s.type == GPU}
         return tuple(sorted(seats, key=lambda seat: (seat.node, len(seat.card), seat.card)))
 
     def groups(self) -> tuple[Group, ...]:
         """Those that hold anything, in order."""
         return tuple(sorted(self._members))
 
-    def _name(self, node: str, card: int | str | None) -> str:
-        """A card by its index, however the record names it; "" where that is not known."""
-        if isinstance(card, str):
-            return next((str(c.index) for c in self._cards.get(node, ()) if c.uuid == card), card)
-        return "" if card is None else str(card)
+    def _name(self, node: str, share: Share) -> str:
+        """A share's card by its index, however the record names it; "" where that is not known."""
+        if isinstance(share.card, str | Minor):
+            named = share.card if isinstance(share.card, str) else f"of minor {share.card.number}"
+            return next((str(c.index) for c in self._cards.get(node, ()) if share.is_on(c)), named)
+        return "" if share.card is None else str(share.card)
 
     def _derive(self, node: str, without: str = "") -> tuple[CardState, ...]:
         cards, held = self._cards.get(node, ()), [h for u, h in self._on_node.get(node, {}).items() if u != without]
         uses = [Amount()] * len(cards)
         for holding in held:
             for position, amount in self._uses(holding, cards):
-                core, memory, shares = uses[position]
-                uses[position] = Amount(core + amount.core, memory + amount.memory, shares + amount.shares)
+                uses[position] = Amount(*map(add, uses[position], amount))
         grouped = [(h, h.wishes.groups) for h in held if h.wishes.spread or h.wishes.same_card]
         return tuple(
             CardState(
@@ -182,6 +207,7 @@ class Ledger:
                 used.memory,
                 used.shares,
                 frozenset(g for h, its in grouped for g in its if h.is_known_on(card)) if grouped else frozenset(),
+                used.ratio,
             )
             for card, used in zip(cards, uses, strict=True)
         )
@@ -197,7 +223,12 @@ class Ledger:
         if not isinstance(other, Ledger):
             return NotImplemented
         return (self._cards, self._holdings) == (other._cards, other._holdings) and all(
-            self.cards(node) == other.cards(node) for node in self._cards
+            self._by_type(node, "") == other._by_type(node, "") for node in self._cards
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def _grouped(states: tuple[CardState, ...]) -> Mapping[str, tuple[CardState, ...]]:
+    """By type; they come so."""
+    return {type: tuple(of_type) for type, of_type in groupby(states, key=lambda state: state.card.type)}

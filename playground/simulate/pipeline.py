@@ -158,12 +158,12 @@ class _Cluster:
         if ask is None or placement is None:
             return
         cards = self.accounts.ledger.cards(node)
-        outcome.annotations = record(outcome.pod, ask, placement, cards, self._settings)
+        outcome.annotations = record(outcome.pod, ask, placement, cards, self._settings, now_ns=0)
         self.accounts.place(outcome.pod, ask, placement, node)
         by_index = {state.card.index: state.card for state in cards}
         for container in ask.containers:
             given = [by_index[index] for index in placement.cards(container.container)]
-            outcome.containers[container.container] = _delivered(ask.dialect, container, given)
+            outcome.containers[container.container] = _delivered(outcome.pod, ask.dialect, container, given)
 
 
 def _counted(node: Raw) -> Callable[[str], bool]:
@@ -172,13 +172,13 @@ def _counted(node: Raw) -> Callable[[str], bool]:
     return lambda name: vocabulary_of(name) is None and (name in there or name not in _OF_THE_NODE)
 
 
-def _delivered(dialect: str, container: ContainerAsk, cards: Sequence[Card]) -> dict[str, Any]:
+def _delivered(pod: Pod, dialect: str, container: ContainerAsk, cards: Sequence[Card]) -> dict[str, Any]:
     amounts = [container.takes(card) for card in cards]
     return {
         "cards": [card.index for card in cards],
         "core": [percent(amount.core) for amount in amounts],
         "memory": [amount.memory for amount in amounts],
-        "env": dialects.container_environment(dialect, container, cards),
+        "env": dialects.container_environment(pod, dialect, container, cards),
     }
 
 

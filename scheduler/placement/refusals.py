@@ -26,7 +26,7 @@ def refusal(
         return "in use, a whole card is asked for"
     if max_shares and state.shares >= max_shares:
         return "no share left" if roughly else f"holds {state.shares} of {max_shares} shares"
-    core, memory, _ = container.takes(state.card)
+    core, memory, *_ = container.takes(state.card)
     core -= state.core_free
     memory -= state.memory_free
     if core <= 0 and memory <= 0:

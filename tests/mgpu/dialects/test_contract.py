@@ -106,7 +106,7 @@ def test_property_a_record_reads_back_as_the_placement(case: Case, data: st.Data
     for settings in case.settings.values():
         ask = read(case, raw, settings)
         placement = placed(data, ask)
-        record = of(case).write_placement(read_pod(raw), ask, placement, NODE_CARDS, settings)
+        record = of(case).write_placement(read_pod(raw), ask, placement, NODE_CARDS, settings, 0)
         shares = of(case).read_placement(read_pod(with_annotations(raw, record)), ask)
         assert shares is not None
         assert {on_card(share) for share in shares} == set(shares_of(ask, placement))
@@ -132,7 +132,7 @@ def test_property_no_record_is_none_and_garbage_is_a_bad_object(case: Case, data
     raw = data.draw(case.pods)
     ask = read(case, raw)
     assert of(case).read_placement(read_pod(raw), ask) is None
-    record = of(case).write_placement(read_pod(raw), ask, placed(data, ask), NODE_CARDS, DEFAULT)
+    record = of(case).write_placement(read_pod(raw), ask, placed(data, ask), NODE_CARDS, DEFAULT, 0)
     garbage = with_annotations(raw, case.unreadable(record))
     with pytest.raises(BadObject) as error:
         of(case).read_placement(read_pod(garbage), ask)
@@ -167,11 +167,12 @@ def test_what_a_node_offers_is_positive_for_every_card(case: Case) -> None:
 @every_dialect
 @given(data=st.data())
 def test_property_a_container_sees_exactly_its_cards(case: Case, data: st.DataObject) -> None:
-    ask = read(case, data.draw(case.pods))
+    raw = data.draw(case.pods)
+    ask = read(case, raw)
     placement = placed(data, ask)
     for wanted in ask.containers:
         own: list[Card] = [NODE_CARDS[i] for i in placement.cards(wanted.container)]
-        seen = dialects.container_environment(case.name, wanted, own)
+        seen = dialects.container_environment(read_pod(raw), case.name, wanted, own)
         assert seen["NVIDIA_VISIBLE_DEVICES"] == ",".join(card.uuid for card in own)
         assert seen["MGPU_CARDS"] == ",".join(str(card.index) for card in own)
         assert float(seen["MGPU_CORE_PERCENT"]) == wanted.core / 10
@@ -214,7 +215,7 @@ def test_property_a_bad_wish_is_a_bad_object_until_cards_are_decided(case: Case,
         assert [problem.field for problem in error.value.problems] == ["metadata.annotations[mgpu.io/card-models]"]
     bare = dialects.read_bare_ask(read_pod(raw), DEFAULT)
     assert bare is not None
-    record = of(case).write_placement(read_pod(raw), bare, placed(data, bare), NODE_CARDS, DEFAULT)
+    record = of(case).write_placement(read_pod(raw), bare, placed(data, bare), NODE_CARDS, DEFAULT, 0)
     ask = dialects.read_ask(read_pod(with_annotations(bound, record)), DEFAULT)
     assert ask is not None
     assert str(ask.wishes) == "spread-group web"

@@ -282,7 +282,7 @@ class TestRecord:
 
     def written(self, settings: str = "") -> dict[str, str]:
         placement = Placement((("c1", (1,)), ("c2", (0, 2))))
-        return mgpu.write_placement(read_pod(self.raw), self.ask, placement, cards(3), load_settings(settings))
+        return mgpu.write_placement(read_pod(self.raw), self.ask, placement, cards(3), load_settings(settings), 0)
 
     def recorded(self, annotations: dict[str, str], raw: Raw | None = None, ask: Ask | None = None) -> Any:
         given = {**(raw or self.raw)}
@@ -370,7 +370,7 @@ class TestRecord:
         odd = tuple(type(card)(card.index, "a,b", "", GIB) for card in cards(1))
         ask, placement = Ask("mgpu", (ContainerAsk("c"),)), Placement((("c", (0,)),))
         mode = load_settings("dialects: {mgpu: {MGPUScheduleMode: id}}")
-        written = mgpu.write_placement(read_pod(share()), ask, placement, odd, mode)
+        written = mgpu.write_placement(read_pod(share()), ask, placement, odd, mode, 0)
         assert written[mgpu.INDEX_PREFIX + "c"] == "0"
 
 

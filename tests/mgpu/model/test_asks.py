@@ -43,7 +43,7 @@ def test_property_peak_is_the_busiest_moment(uses: list[tuple[Stage, int]]) -> N
 
 
 def test_a_whole_ask_takes_the_card_as_it_is() -> None:
-    assert whole_cards("c", 2).takes(card(0, gib=40)) == Amount(1000, 40 * GIB, 1)
+    assert whole_cards("c", 2).takes(card(0, gib=40)) == Amount(1000, 40 * GIB, 1, 100)
     assert ContainerAsk("c", core=250, memory=5).takes(card(0)) == Amount(250, 5, 1)
 
 
