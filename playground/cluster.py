@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from mgpu import dialects
+from mgpu.cli.setup import read_settings
 from mgpu.kube import Api, ApiError
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
 from playground.installation import install
@@ -27,11 +29,26 @@ from playground.processes import Process, StartError, until
 from playground.realapi import free_port, real_api_server
 from playground.runtime import Runtime
 from playground.scheduling import Extender, Scheduling
+from playground.stock import StockPlugin
 
 ASSETS = "KUBEBUILDER_ASSETS"
 CORE, MEMORY = "vke.volcengine.com/mgpu-core", "vke.volcengine.com/mgpu-memory"
-MANAGED = {CORE: False, MEMORY: True}
-"""What the extender is asked about; of memory it alone knows whether it fits."""
+MANAGED = {
+    CORE: False,
+    MEMORY: True,
+    "aliyun.com/gpu-mem": False,
+    "aliyun.com/gpu-count": False,
+    "koordinator.sh/gpu": True,
+    "koordinator.sh/gpu-core": False,
+    "koordinator.sh/gpu-memory": True,
+    "koordinator.sh/gpu-memory-ratio": False,
+    "koordinator.sh/gpu.shared": True,
+    "koordinator.sh/rdma": False,
+    "koordinator.sh/fpga": False,
+    "nvidia.com/gpu": False,
+}
+"""What the extender is asked about; True: it alone knows whether it fits."""
+_BESIDE_STOCK = {"MGPU_DEVICEPLUGIN__WHOLECARDS": "nvidia"}
 _NAMESPACE = "mgpu-system"
 _WEIGHT = 5
 _START_SECONDS = 60.0
@@ -60,6 +77,7 @@ class Cluster:
         self._config, self._with_extender, self._kubelet_options = config, extender, dict(kubelet or {})
         self._stack = ExitStack()
         self._ports: dict[str, int] = {}
+        self._offered = {node.name: self._offers_of(node) for node in self.nodes}
         self.processes: dict[str, Process] = {}
         self.kubelets: dict[str, Kubelet] = {}
 
@@ -156,11 +174,17 @@ class Cluster:
         stack.callback(kubelet.stop)
         kubelet.start()
         self.kubelets[node.name] = kubelet
+        if node.stock:
+            plugin = StockPlugin(config.plugins, [card.uuid for card in node.known_cards()])
+            stack.callback(plugin.stop)
+            plugin.start()
 
     def _start_processes(self, stack: ExitStack) -> None:
         """All at once, then wait for all: most of a start is Python's imports."""
+        stock = {f"deviceplugin-{node.name}" for node in self.nodes if node.stock}
         for name, command in self.commands(self._ports).items():
-            self.processes[name] = Process(name, command, self.logs / f"{name}.log", _environment(self.folder))
+            environ = _environment(self.folder) | (_BESIDE_STOCK if name in stock else {})
+            self.processes[name] = Process(name, command, self.logs / f"{name}.log", environ)
         stack.callback(self._stop_processes)
         for process in self.processes.values():
             process.start()
@@ -216,7 +240,13 @@ class Cluster:
     def _offers(self, node: str) -> bool:
         status = self.api.get(f"/api/v1/nodes/{node}").get("status") or {}
         there = status.get("allocatable") or {}
-        return all(there.get(name, "0") != "0" for name in (CORE, MEMORY))
+        return all(there.get(name, "0") != "0" for name in self._offered[node])
+
+    def _offers_of(self, node: NodeSpec) -> set[str]:
+        """The resources that a node with these cards is to have. Raises BadObject."""
+        settings = read_settings(self._config, {}, {})
+        offers = (d.resources(node.known_cards(), settings) for d in dialects.enabled(settings))
+        return {r.name for resources in offers for r in resources if any(amount for _, amount in r.amounts)}
 
 
 def _users() -> dict[str, User]:

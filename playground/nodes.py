@@ -4,6 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mgpu.model.cards import Card
+from mgpu.model.inventory import read_card_list
+
 MGPU = {"vke.node.gpu.schedule": "mgpu"}
 BURST = {**MGPU, "vke.volcengine.com/mgpu-compute-policy": "native-burst-share"}
 _KINDS = (("A100-SXM4-80GB", "80Gi"), ("L40S", "46068Mi"), ("H100-80GB-HBM3", "80Gi"))
@@ -11,11 +14,19 @@ _KINDS = (("A100-SXM4-80GB", "80Gi"), ("L40S", "46068Mi"), ("H100-80GB-HBM3", "8
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """cards: rows as in a file of simulated cards (`read_card_list`); none: a node without GPUs, and without agent."""
+    """cards: rows as in a file of simulated cards (`read_card_list`); none: a node without GPUs, and without agent.
+
+    stock: NVIDIA's own plugin serves `nvidia.com/gpu` there, beside our agent.
+    """
 
     name: str
     cards: Sequence[Mapping[str, Any]] = ()
     labels: Mapping[str, str] = field(default_factory=lambda: dict(MGPU))
+    stock: bool = False
+
+    def known_cards(self) -> tuple[Card, ...]:
+        """Raises BadObject."""
+        return read_card_list(list(self.cards), self.name, f"cards of {self.name}")
 
 
 def make_nodes(count: int, cards: int) -> list[NodeSpec]:

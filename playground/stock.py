@@ -1,0 +1,55 @@
+"""NVIDIA's own device plugin as far as others notice it: whole cards by UUID, answered by itself."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from proto import deviceplugin_pb2 as api
+from proto import deviceplugin_pb2_grpc as services
+
+RESOURCE = "nvidia.com/gpu"
+_SOCKET = "nvidia-gpu.sock"
+_SECONDS = 10.0
+
+
+class StockPlugin(services.DevicePluginServicer):
+    """Serves `uuids` to the kubelet whose plugin folder is `folder`; it asks nobody which card a pod is to have."""
+
+    def __init__(self, folder: Path, uuids: Sequence[str]) -> None:
+        self._folder, self._uuids = folder, tuple(uuids)
+        self._ended = threading.Event()
+        self._server: Any = None
+
+    def start(self) -> None:
+        """Once; a kubelet that starts again forgets it. Raises grpc.RpcError where the kubelet does not take it."""
+        self._server = grpc.server(ThreadPoolExecutor(4, "stock-plugin"), options=[("grpc.so_reuseport", 0)])
+        services.add_DevicePluginServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        self._server.add_insecure_port(f"unix:{self._folder / _SOCKET}")
+        self._server.start()
+        with grpc.insecure_channel(f"unix:{self._folder / 'kubelet.sock'}") as channel:
+            request = api.RegisterRequest(version="v1beta1", endpoint=_SOCKET, resource_name=RESOURCE)
+            services.RegistrationStub(channel).Register(  # type: ignore[no-untyped-call]
+                request, timeout=_SECONDS, wait_for_ready=True
+            )
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._server.stop(None).wait()
+
+    def GetDevicePluginOptions(self, request: Any, context: Any) -> api.DevicePluginOptions:  # noqa: N802, ARG002
+        return api.DevicePluginOptions()
+
+    def ListAndWatch(self, request: Any, context: Any) -> Iterator[api.ListAndWatchResponse]:  # noqa: N802, ARG002
+        yield api.ListAndWatchResponse(devices=[api.Device(ID=uuid, health="Healthy") for uuid in self._uuids])
+        self._ended.wait()
+
+    def Allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:  # noqa: N802, ARG002
+        answers = [
+            api.ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": ",".join(sorted(asked.devices_ids))})
+            for asked in request.container_requests
+        ]
+        return api.AllocateResponse(container_responses=answers)
