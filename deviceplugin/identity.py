@@ -42,6 +42,11 @@ class Target:
         return self.known.pod.uid, self.container
 
     @property
+    def carrier(self) -> str:
+        """The resource whose answer brings the container its cards; "" where none can."""
+        return self.known.carriers.get(self.container, "")
+
+    @property
     def ask(self) -> ContainerAsk:
         """What the container asks for. Raises Refused."""
         if self.known.problem:
@@ -97,7 +102,8 @@ def recorded_cards(target: Target, cards: Sequence[Card]) -> tuple[Card, ...]:
 def environment_on(target: Target, cards: Sequence[Card]) -> dict[str, str]:
     """What the container sees where these are its cards. Raises Refused where it asks for none."""
     ask = target.ask
-    return dialects.container_environment(target.known.ask.dialect if target.known.ask else "", ask, cards)
+    dialect = target.known.ask.dialect if target.known.ask else ""
+    return dialects.container_environment(target.known.pod, dialect, ask, cards)
 
 
 def environment(target: Target, cards: Sequence[Card]) -> dict[str, str]:

@@ -49,8 +49,21 @@ class MgpuSettings(_Block):
     min_gpu_memory: Annotated[int, Field(ge=0)] = Field(256, alias="minGPUMemory")
 
 
+def _unit(value: object) -> object:
+    return {"gib": "GiB", "mib": "MiB"}.get(value.lower(), value) if isinstance(value, str) else value
+
+
+class GpushareSettings(_Block):
+    """memoryUnit: what one `aliyun.com/gpu-mem` is, in every pod, annotation and node of the cluster."""
+
+    enabled: bool = True
+    memory_unit: Annotated[Literal["GiB", "MiB"], BeforeValidator(_unit)] = Field("GiB", alias="memoryUnit")
+    policy: CardPolicy | None = None
+
+
 class DialectSettings(_Block):
     mgpu: MgpuSettings = MgpuSettings()  # type: ignore[call-arg]
+    gpushare: GpushareSettings = GpushareSettings()  # type: ignore[call-arg]
 
 
 class WebhookSettings(_Block):

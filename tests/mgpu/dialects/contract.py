@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from mgpu.dialects import gpushare
 from mgpu.dialects import mgpu as mgpu_dialect
 from mgpu.settings import Settings, load_settings
 from tests.builders import CORE, MEMORY, container, pod
@@ -128,4 +129,74 @@ MGPU = Case(
     unreadable=lambda record: {key: "nonsense" if "index" in key else value for key, value in record.items()},
 )
 
-CASES = {case.name: case for case in (MGPU,)}
+
+@st.composite
+def _gpushare_pods(draw: st.DrawFn) -> Raw:
+    """One to three containers that ask, among init containers, sidecars and containers that do not."""
+
+    def one(name: str, *, asks: bool, **more: Any) -> Raw:
+        units = str(draw(st.integers(1, 20_000)))
+        kinds = draw(st.sampled_from([("requests",), ("limits",), ("requests", "limits")]))
+        amounts = {kind: {gpushare.MEMORY: units} for kind in kinds} if asks else {}
+        return {"name": name, "image": "cuda", "resources": amounts, **more}
+
+    asking = st.booleans()
+    init = tuple(
+        one(f"i{i}", asks=draw(asking), **({"restartPolicy": "Always"} if draw(st.booleans()) else {}))
+        for i in range(draw(st.integers(0, 2)))
+    )
+    apps = [one(f"c{i}", asks=i == 0 or draw(asking)) for i in range(draw(st.integers(1, 3)))]
+    return pod("p", *apps, init=init)
+
+
+_GPU_MEM, _GPU_COUNT = gpushare.MEMORY, gpushare.COUNT
+
+GPUSHARE = Case(
+    name="gpushare",
+    pods=_gpushare_pods(),
+    equal={
+        "requests, limits or both": (
+            pod("p", resources({_GPU_MEM: "4"})),
+            pod("p", resources(None, {_GPU_MEM: "4"})),
+            pod("p", resources({_GPU_MEM: "4"}, {_GPU_MEM: "4"})),
+        ),
+        "spellings of a quantity": (
+            pod("p", resources(None, {_GPU_MEM: "2000"})),
+            pod("p", resources(None, {_GPU_MEM: 2000})),
+            pod("p", resources(None, {_GPU_MEM: "2k"})),
+            pod("p", resources(None, {_GPU_MEM: "2000000m"})),
+        ),
+        "the one card said or not": (
+            pod("p", resources(None, {_GPU_MEM: "4"})),
+            pod("p", resources(None, {_GPU_MEM: "4", _GPU_COUNT: "1"})),
+        ),
+    },
+    malformed={
+        "no number": (pod("p", resources(None, {_GPU_MEM: "much"})), (f"{_PATH}.limits[{_GPU_MEM}]",)),
+        "nothing": (pod("p", resources(None, {_GPU_MEM: "0"})), (f"{_PATH}.limits[{_GPU_MEM}]",)),
+        "less than nothing": (pod("p", resources({_GPU_MEM: "-1"})), (f"{_PATH}.requests[{_GPU_MEM}]",)),
+        "a fraction": (pod("p", resources({_GPU_MEM: "500m"})), (f"{_PATH}.requests[{_GPU_MEM}]",)),
+        "beyond any quantity": (pod("p", resources({_GPU_MEM: str(2**63)})), (f"{_PATH}.requests[{_GPU_MEM}]",)),
+        "beyond any card": (pod("p", resources({_GPU_MEM: str(2**62)})), (f"{_PATH}.requests[{_GPU_MEM}]",)),
+        "gpu-count without gpu-mem": (pod("p", resources(None, {_GPU_COUNT: "1"})), (f"{_PATH}.limits[{_GPU_COUNT}]",)),
+        "two cards": (
+            pod("p", resources(None, {_GPU_MEM: "4", _GPU_COUNT: "2"})),
+            (f"{_PATH}.limits[{_GPU_COUNT}]",),
+        ),
+        "two problems in two containers": (
+            pod("p", resources({_GPU_MEM: "-1"}), {**resources({_GPU_MEM: "x"}), "name": "d"}),
+            (f"{_PATH}.requests[{_GPU_MEM}]", f"spec.containers[1].resources.requests[{_GPU_MEM}]"),
+        ),
+        "an init container": (
+            pod("p", resources({_GPU_MEM: "1"}), init=({**resources({_GPU_MEM: "0"}), "name": "i"},)),
+            (f"spec.initContainers[0].resources.requests[{_GPU_MEM}]",),
+        ),
+    },
+    settings={
+        "GiB": load_settings(""),
+        "MiB": load_settings("dialects: {gpushare: {memoryUnit: MiB}}"),
+    },
+    unreadable=lambda record: {**record, gpushare.INDEX: "nonsense", gpushare.ALLOCATION: "nonsense"},
+)
+
+CASES = {case.name: case for case in (MGPU, GPUSHARE)}
