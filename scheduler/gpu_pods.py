@@ -43,22 +43,8 @@ def gpu_pod_of(pod: Pod, raw: Mapping[str, Any], settings: Settings) -> GpuPod |
     try:
         ask = dialects.read_ask(pod, settings)
     except BadObject as error:
-        return _admitted_once(pod, settings, version) or GpuPod(pod, None, error.problems, version)
-    return GpuPod(pod, ask, (), version) if ask else _admitted_once(pod, settings, version)
-
-
-def _admitted_once(pod: Pod, settings: Settings, version: str) -> GpuPod | None:
-    """A pod that got its cards under other settings (a smaller minimum, a dialect that was enabled) still has them."""
-    if not pod.node or not any(map(dialects.is_placement_annotation, pod.annotations)):
-        return None
-    mgpu = settings.dialects.mgpu.model_copy(update={"enabled": True, "mgpu_enable": True, "min_gpu_memory": 0})
-    then = settings.model_copy(update={"dialects": settings.dialects.model_copy(update={"mgpu": mgpu})})
-    try:
-        ask = dialects.read_ask(pod, then)
-        known = GpuPod(pod, ask, (), version) if ask else None
-        return known if known and recorded(known) else None
-    except BadObject:
-        return None
+        return GpuPod(pod, None, error.problems, version)
+    return GpuPod(pod, ask, (), version) if ask else None
 
 
 def recorded(known: GpuPod) -> tuple[Share, ...] | None:
