@@ -7,7 +7,7 @@ from typing import Any
 from mgpu import dialects
 from mgpu.model import inventory
 from mgpu.model.asks import Ask
-from mgpu.model.cards import Card, CardState
+from mgpu.model.cards import GPU, Card, CardState
 from mgpu.model.errors import BadObject
 from mgpu.model.groups import Group, Seat
 from mgpu.model.ledger import Holding, Ledger, Share, unknown_shares
@@ -23,6 +23,7 @@ class Use:
     """What one pod holds of one card at its peak: core in milli, memory in bytes.
 
     certain: False where nobody can tell which cards the pod is on (an unreadable record). wishes: the pod's.
+    dialect: whose words it asked in; "": nobody can tell.
     """
 
     pod: str
@@ -31,6 +32,7 @@ class Use:
     memory: int
     certain: bool = True
     wishes: Wishes = NONE
+    dialect: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +48,16 @@ class CardView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """annotations: those that the suite writes on the node."""
+    """cards: its GPUs. others: its devices of other types. annotations: those that the suite writes on the node."""
 
     name: str
     cards: tuple[CardView, ...]
     annotations: Mapping[str, str] = field(default_factory=dict)
+    others: tuple[CardView, ...] = ()
+
+    @property
+    def devices(self) -> tuple[CardView, ...]:
+        return (*self.cards, *self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +159,13 @@ def overview(nodes: Iterable[Raw], devices: Iterable[Raw], pods: Iterable[Raw], 
 def views(ledger: Ledger) -> tuple[NodeView, ...]:
     """Every node of the ledger, by name."""
     return tuple(
-        NodeView(name, tuple(CardView(state, _uses(ledger, name, state.card)) for state in ledger.cards(name)))
+        NodeView(name, _viewed(ledger, name, ledger.cards(name)), others=_viewed(ledger, name, ledger.others(name)))
         for name in sorted(ledger.nodes())
     )
+
+
+def _viewed(ledger: Ledger, node: str, states: Iterable[CardState]) -> tuple[CardView, ...]:
+    return tuple(CardView(state, _uses(ledger, node, state.card)) for state in states)
 
 
 def groups(ledger: Ledger) -> tuple[GroupView, ...]:
@@ -172,14 +183,15 @@ def _uses(ledger: Ledger, node: str, card: Card) -> tuple[Use, ...]:
             amount = holding.uses(card)
             containers = tuple(sorted({share.container for share in shares}))
             certain = all(share.card is not None for share in shares)
-            uses.append(Use(holding.key, containers, amount.core, amount.memory, certain, holding.wishes))
+            held = (amount.core, amount.memory, certain, holding.wishes, holding.dialect)
+            uses.append(Use(holding.key, containers, *held))
     return tuple(uses)
 
 
 def nodes_json(nodes: Iterable[NodeView]) -> dict[str, Any]:
     """The `nodes` of simulate.md's JSON output."""
     return {
-        node.name: {"cards": [_card_json(card) for card in node.cards], "annotations": dict(node.annotations)}
+        node.name: {"cards": [_card_json(card) for card in node.devices], "annotations": dict(node.annotations)}
         for node in nodes
     }
 
@@ -189,6 +201,7 @@ def _card_json(view: CardView) -> dict[str, Any]:
     return {
         "index": state.card.index,
         "uuid": state.card.uuid,
+        **({} if state.card.type == GPU else {"type": state.card.type}),
         "healthy": state.card.healthy,
         "core": {"used": percent(state.core_used), "total": percent(state.card.core)},
         "memory": {"used": state.memory_used, "total": state.card.memory},

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mgpu.cli.overview import CardView, NodeView, Use
+from mgpu.model.cards import GPU, Card
 from mgpu.model.quantities import format_bytes, format_core
 from mgpu.model.wishes import NONE
 
@@ -56,10 +57,10 @@ class card_map:  # noqa: N801 (used like a function, as rich's own renderables o
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         coloured = console.color_system is not None and not console.no_color
         pen = _Pen(_ASCII if options.ascii_only else _Signs(), coloured=coloured)
-        served = [node for node in self.nodes if node.cards]
+        served = [node for node in self.nodes if node.devices]
         for node in served:
             yield _panel(node, pen, options.max_width)
-        bare = [node.name for node in self.nodes if not node.cards]
+        bare = [node.name for node in self.nodes if not node.devices]
         if bare:
             yield Text(f"Without cards: {', '.join(bare)}", style=_IDLE)
         if served:
@@ -82,7 +83,11 @@ def _panel(node: NodeView, pen: _Pen, width: int) -> Panel:
     labels = _labels(node)
     body = Table.grid(padding=0)
     body.add_column()
-    body.add_row(_cards(node, labels, pen, width - 4))
+    if node.cards:
+        body.add_row(_cards(node, labels, pen, width - 4))
+    if node.others:
+        body.add_row("")
+        body.add_row(_others(node, labels, pen))
     if labels:
         body.add_row("")
         body.add_row(_legend(node, labels, pen, width - 4))
@@ -95,7 +100,7 @@ def _labels(node: NodeView) -> dict[str, _Label]:
     """A letter and a colour for each pod on the node, in the order of the cards; `?` where the cards are not known."""
     labels: dict[str, _Label] = {}
     letters = iter(_LETTERS)
-    for use in (use for card in node.cards for use in card.uses):
+    for use in (use for card in node.devices for use in card.uses):
         if use.pod not in labels:
             letter = next(letters, _MORE) if use.certain else _UNKNOWN
             style = f"black on {_COLOURS[len(labels) % len(_COLOURS)]}" if use.certain else "white on red3"
@@ -121,6 +126,34 @@ def _cards(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> 
         table.add_row(Text("core", style=_IDLE), *(_bar(card, "core", labels, pen, bar) for card in shown))
         table.add_row(Text("mem", style=_IDLE), *(_bar(card, "memory", labels, pen, bar) for card in shown))
     return table
+
+
+def _others(node: NodeView, labels: dict[str, _Label], pen: _Pen) -> Table:
+    """A row for each type of device: `rdma  0 50% A   1 idle`."""
+    table = Table.grid(padding=(0, _GAP, 0, 0), pad_edge=False)
+    table.add_column(style=_IDLE)
+    table.add_column()
+    by_type: dict[str, list[CardView]] = {}
+    for device in node.others:
+        by_type.setdefault(device.state.card.type, []).append(device)
+    for type, devices in by_type.items():
+        row = Text(" " * _GAP).join(_device(device, labels, pen) for device in devices)
+        table.add_row(type, row)
+    return table
+
+
+def _device(device: CardView, labels: dict[str, _Label], pen: _Pen) -> Text:
+    state = device.state
+    text = Text.assemble((str(state.card.index), "bold"))
+    if not state.card.healthy:
+        text.append(f" {pen.signs.cross} unhealthy", style=_WARNING)
+    elif state.idle:
+        text.append(" idle", style=_IDLE)
+    if not state.idle:
+        text.append(f" {format_core(state.core_used)} ", style=_WARNING if state.core_used > state.card.core else "")
+        for use in device.uses:
+            text.append_text(_block(labels[use.pod], 1, pen))
+    return text
 
 
 def _head(card: CardView, pen: _Pen, width: int) -> Text:
@@ -177,7 +210,8 @@ def _cells(amounts: Sequence[int], total: int, width: int) -> list[int]:
 
 
 def _legend(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> Table:
-    entries = [_entry(pod, label, _on(node, pod), pen) for pod, label in labels.items()]
+    several = len({use.dialect for card in node.devices for use in card.uses}) > 1
+    entries = [_entry(pod, label, _on(node, pod), pen, several=several) for pod, label in labels.items()]
     longest = max(len(entry) for entry in entries)
     columns = max(1, min(len(entries), (width + _GAP) // (longest + _GAP)))
     rows = -(-len(entries) // columns)
@@ -189,19 +223,24 @@ def _legend(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) ->
     return table
 
 
-def _entry(pod: str, label: _Label, on: Sequence[tuple[int, Use]], pen: _Pen) -> Text:
-    """`A default/train (a, b) · 100% 8.0 GiB on 0,1 · card-models A100`: what the pod holds in total, and wished."""
+def _entry(pod: str, label: _Label, on: Sequence[tuple[Card, Use]], pen: _Pen, *, several: bool) -> Text:
+    """`A default/train (a, b) · 100% 8.0 GiB on 0,1 · card-models A100`: what the pod holds in total, and wished.
+
+    several: the node holds pods of several vocabularies, then each says which is its own.
+    """
     uses = [use for _, use in on]
     containers = sorted({container for use in uses for container in use.containers})
     text = Text.assemble((f" {label.letter} " if pen.coloured else label.letter, label.style), f" {pod}")
     if len(containers) > 1:
         text.append(f" ({', '.join(containers)})")
+    if several and uses[0].dialect:
+        text.append(f" {pen.signs.dot} {uses[0].dialect}")
     if not uses[0].certain:
         text.append(f" {pen.signs.dot} on which cards is not known", style=_WARNING)
         return text
-    core, memory = sum(use.core for use in uses), sum(use.memory for use in uses)
-    cards = ",".join(str(index) for index, _ in on)
-    text.append(f" {pen.signs.dot} {format_core(core)} {_short(memory)} on {cards}", style=_IDLE)
+    for type in dict.fromkeys(card.type for card, _ in on):
+        held = [(card.index, use) for card, use in on if card.type == type]
+        text.append(f" {pen.signs.dot} {'' if type == GPU else f'{type} '}{_total_of(held)}", style=_IDLE)
     if uses[0].wishes != NONE:
         wishes = Text(f" {pen.signs.dot} {uses[0].wishes}", style=_IDLE)
         wishes.truncate(_LONGEST_WISHES, overflow="ellipsis")
@@ -209,8 +248,15 @@ def _entry(pod: str, label: _Label, on: Sequence[tuple[int, Use]], pen: _Pen) ->
     return text
 
 
-def _on(node: NodeView, pod: str) -> list[tuple[int, Use]]:
-    return [(card.state.card.index, use) for card in node.cards for use in card.uses if use.pod == pod]
+def _total_of(held: Sequence[tuple[int, Use]]) -> str:
+    """`50% 8 GiB on 0,1`; what the pod does not ask for is left out."""
+    core, memory = sum(use.core for _, use in held), sum(use.memory for _, use in held)
+    amounts = ([format_core(core)] if core or not memory else []) + ([_short(memory)] if memory else [])
+    return f"{' '.join(amounts)} on {','.join(str(index) for index, _ in held)}"
+
+
+def _on(node: NodeView, pod: str) -> list[tuple[Card, Use]]:
+    return [(device.state.card, use) for device in node.devices for use in device.uses if use.pod == pod]
 
 
 def _models(node: NodeView) -> Iterator[str]:
@@ -234,7 +280,7 @@ def _share(node: NodeView, what: str) -> str:
 
 def _total(nodes: Sequence[NodeView], pen: _Pen) -> Text:
     cards = [card for node in nodes for card in node.cards]
-    pods = {use.pod for card in cards for use in card.uses}
+    pods = {use.pod for node in nodes for card in node.devices for use in card.uses}
     broken = sum(not card.state.card.healthy for card in cards)
     parts = [
         _count(len(nodes), "node"),

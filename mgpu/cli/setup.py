@@ -7,14 +7,18 @@ from typing import Any
 from mgpu.model.errors import BadObject, Problem
 from mgpu.settings import Settings, load_settings
 
+UNITS = ("GiB", "MiB")
 _TOP_LEVEL = ("card_policy", "node_policy")
+_ELSEWHERE = {"memory_unit": "dialects.gpushare.memoryUnit"}
+"""Flags whose setting is neither at the top nor in the command's own block."""
 
 
 def read_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any], block: str = "") -> Settings:
     """Settings from a file (None: none), the environment and flags; raises BadObject.
 
     flags: name of a setting as click spells it (`cert_dir`) → value, None: not given.
-    block: the block of the settings that the flags belong to (`webhook`), but for the policies; "": the top level.
+    block: the block of the settings that the flags belong to (`webhook`), but for the policies and the unit of gpu-mem;
+    "": the top level.
     """
     try:
         text = file.read_text() if file else ""
@@ -23,7 +27,10 @@ def read_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[
     except UnicodeDecodeError as error:
         raise BadObject([Problem(str(file), "is not text in UTF-8")]) from error
     above = {name for name in flags if not block or name in _TOP_LEVEL}
-    paths = {_camel(name) if name in above else f"{block}.{_camel(name)}": value for name, value in flags.items()}
+    paths = {
+        _ELSEWHERE.get(name) or (_camel(name) if name in above else f"{block}.{_camel(name)}"): value
+        for name, value in flags.items()
+    }
     return load_settings(text, str(file or "settings"), environ, paths)
 
 
