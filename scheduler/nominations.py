@@ -149,7 +149,7 @@ def _added(state: CardState, holding: Holding) -> CardState:
         return state
     groups = state.groups.union(holding.wishes.groups) if holding.is_known_on(state.card) else state.groups
     core, memory = state.core_used + used.core, state.memory_used + used.memory
-    return CardState(state.card, core, memory, state.shares + used.shares, groups)
+    return CardState(state.card, core, memory, state.shares + used.shares, groups, state.ratio_used + used.ratio)
 
 
 def _stands(nominee: _Nominee, cards: Sequence[CardState]) -> bool:
@@ -163,6 +163,7 @@ def _stands(nominee: _Nominee, cards: Sequence[CardState]) -> bool:
             return False
         used = nominee.kept.uses(state.card)
         full = nominee.ask.max_shares and state.shares + used.shares > nominee.ask.max_shares
-        if full or used.core > state.core_free or used.memory > state.memory_free:
+        short = used.core > state.core_free or used.memory > state.memory_free or used.ratio > state.ratio_free
+        if full or short:
             return False
     return True

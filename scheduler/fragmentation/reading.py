@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from mgpu.model.asks import Ask
-from mgpu.model.cards import CardState
+from mgpu.model.cards import WHOLE_RATIO, CardState
 from mgpu.model.pods import Node, Stage
 from mgpu.model.requests import Room
 from scheduler.fragmentation.rows import Rows
@@ -22,11 +22,18 @@ def shape_of(ask: Ask, needs: Room, models: Collection[str]) -> Shape:
     A pod of several containers is taken as one that wants equal cards: as many as run at the same time, each with the
     largest share that any container asks for. That is too much where containers go together on one card.
     """
+    if not ask.containers:
+        return Shape(needs.cpu, needs.memory)
     stays = sum(c.cards for c in ask.containers if c.stage is not Stage.INIT)
     cards = max([stays, *(c.cards for c in ask.containers)])
-    core = max(CARD if c.whole else c.core for c in ask.containers)
+    core = max(CARD if c.whole else max(c.core, _milli(c.ratio)) for c in ask.containers)
     memory = max(c.memory for c in ask.containers)
     return Shape(needs.cpu, needs.memory, cards, min(core, CARD), memory, _allowed(ask, models))
+
+
+def _milli(ratio: int | None) -> int:
+    """Memory that is asked for in percent, in milli of a card; a card has as much of one as of the other."""
+    return (ratio or 0) * CARD // WHOLE_RATIO
 
 
 def _allowed(ask: Ask, models: Collection[str]) -> tuple[str, ...]:

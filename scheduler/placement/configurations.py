@@ -7,11 +7,14 @@ packed into an integer with a field per kind.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from operator import add, gt
 from typing import NamedTuple
 
-from mgpu.model.asks import Ask, ContainerAsk
+from mgpu.model.asks import Amount, Ask, ContainerAsk
 from mgpu.model.cards import Card, CardState
 from mgpu.model.pods import Stage
+
+NOTHING = Amount()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +40,22 @@ class Kind:
 class Configuration(NamedTuple):
     """Containers that are on one card. `code`: how many of each kind, packed. whole: the card must be idle.
 
-    core, memory, shares: what they need of the card at their busiest moment (`mgpu.model.asks.peak`).
+    need: of the card at their busiest moment (`mgpu.model.asks.peak`).
     running: the same of those that keep running, so far; whole_runs: one of those takes the whole card.
     """
 
     code: int = 0
-    core: int = 0
-    memory: int = 0
-    shares: int = 0
+    need: Amount = NOTHING
     whole: bool = False
-    running: tuple[int, int, int] = (0, 0, 0)
+    running: Amount = NOTHING
     whole_runs: bool = False
 
     def fits(self, state: CardState, max_shares: int) -> bool:
         return (
-            self.core <= state.core_free
-            and self.memory <= state.memory_free
-            and (not max_shares or state.shares + self.shares <= max_shares)
+            self.need.core <= state.core_free
+            and self.need.memory <= state.memory_free
+            and self.need.ratio <= state.ratio_free
+            and (not max_shares or state.shares + self.need.shares <= max_shares)
             and (not self.whole or state.idle)
         )
 
@@ -81,8 +83,13 @@ def configurations(
 ) -> list[Configuration] | None:
     """Every configuration that may fit one of `states`, cards of one size; the empty one first. None: over `most`."""
     card = states[0].card
-    core, memory = max(s.core_free for s in states), max(s.memory_free for s in states)
     shares = max_shares - min(s.shares for s in states) if max_shares else sum(len(k.members) for k in kinds)
+    most_free = Amount(
+        max(s.core_free for s in states),
+        max(s.memory_free for s in states),
+        shares,
+        max(s.ratio_free for s in states),
+    )
     idle = any(s.idle for s in states)
     found = [Configuration()]
     for kind in kinds:
@@ -93,7 +100,7 @@ def configurations(
             grown: Configuration | None = one
             for _ in kind.members:
                 grown = grown and grow(grown, kind, card)
-                if grown is None or grown.core > core or grown.memory > memory or grown.shares > shares:
+                if grown is None or any(map(gt, grown.need, most_free)):
                     break
                 more.append(grown)
             if len(found) + len(more) > most:
@@ -105,18 +112,14 @@ def configurations(
 def grow(before: Configuration, kind: Kind, card: Card) -> Configuration | None:
     """One more container of this kind, started last. None: it would run beside a container with the whole card."""
     container = kind.container
-    if before.whole_runs or (container.whole and before.running[2]):
+    if before.whole_runs or (container.whole and before.running.shares):
         return None
-    taken = container.takes(card)
-    running = before.running
-    core, memory, shares = running[0] + taken.core, running[1] + taken.memory, running[2] + 1
+    at_once = Amount(*map(add, before.running, container.takes(card)))
     stays = container.stage is not Stage.INIT
     return Configuration(
         before.code + (1 << kind.shift),
-        max(before.core, core),
-        max(before.memory, memory),
-        max(before.shares, shares),
+        Amount(*map(max, before.need, at_once)),
         before.whole or container.whole,
-        (core, memory, shares) if stays else running,
+        at_once if stays else before.running,
         container.whole and stays,
     )

@@ -90,8 +90,8 @@ def _of_one(
         usable = state.card.healthy and not (container.whole and state.shares)
         if not usable or (max_shares and state.shares >= max_shares):
             continue
-        core, memory, *_ = container.takes(state.card)
-        if core <= state.core_free and memory <= state.memory_free:
+        core, memory, _, ratio = container.takes(state.card)
+        if core <= state.core_free and memory <= state.memory_free and ratio <= state.ratio_free:
             losses.append((avoided[i], score(i, 0, 0) - score(i, core, memory), i))
     if len(losses) < container.cards:
         return None
@@ -109,7 +109,7 @@ def _on_one_card(
     for i, state in enumerate(cards):
         all_of_them = configuration(kinds, tuple(len(kind.members) for kind in kinds), state)
         if state.card.healthy and all_of_them is not None and all_of_them.fits(state, ask.max_shares):
-            loss = score(i, 0, 0) - score(i, all_of_them.core, all_of_them.memory)
+            loss = score(i, 0, 0) - score(i, all_of_them.need.core, all_of_them.need.memory)
             losses.append((avoided[i], loss, i))
     return [(min(losses)[2],)] * len(ask.containers) if losses else None
 
@@ -149,7 +149,7 @@ def _options(
         for i in positions:
             alone = score(i, 0, 0)
             options[i] = [
-                (score(i, one.core, one.memory) - alone, one.code)
+                (score(i, one.need.core, one.need.memory) - alone, one.code)
                 for one in possible
                 if one.fits(cards[i], ask.max_shares)
             ]

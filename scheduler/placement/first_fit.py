@@ -33,10 +33,10 @@ def first_fit(
         return None
     order = sorted(
         ((kind, k, member) for k, kind in enumerate(kinds) for member in kind.members),
-        key=lambda row: (-row[0].container.whole, -row[0].container.cards * (1 + row[0].container.memory), row[2]),
+        key=lambda row: (-row[0].container.whole, -row[0].container.cards * (1 + _memory(row[0], cards)), row[2]),
     )
     alike = [
-        (s.card.healthy, avoid, s.card.core, s.card.memory, s.core_free, s.memory_free, s.shares)
+        (s.card.healthy, avoid, s.card.core, s.card.memory, s.core_free, s.memory_free, s.ratio_free, s.shares)
         for s, avoid in zip(cards, avoided, strict=True)
     ]
     contents: tuple[Contents, ...] = ((0,) * len(kinds),) * len(cards)
@@ -86,13 +86,18 @@ def _steps(
         more = tuple(n + (j == k) for j, n in enumerate(held))
         after = configuration(kinds, more, state)
         if state.card.healthy and after is not None and after.fits(state, max_shares):
-            now = configuration(kinds, held, state) or Configuration()
-            gain = score(i, now.core, now.memory) - score(i, after.core, after.memory)
+            now = (configuration(kinds, held, state) or Configuration()).need
+            gain = score(i, now.core, now.memory) - score(i, after.need.core, after.need.memory)
             gains.append((avoided[i] and not any(held), gain, i))
             grown[i] = more
     for chosen in combinations([i for *_, i in sorted(gains)], kinds[k].container.cards):
         placed = tuple(grown[i] if i in chosen else held for i, held in enumerate(contents))
         yield tuple(sorted(chosen)), placed
+
+
+def _memory(kind: Kind, cards: Sequence[CardState]) -> int:
+    """What a container takes of a card, for a comparison: what is asked for in percent is of the first card."""
+    return kind.container.memory or (kind.container.ratio or 0) * cards[0].card.memory // 100
 
 
 def _more_than_is_free(kinds: Sequence[Kind], cards: Sequence[CardState]) -> bool:
@@ -105,6 +110,7 @@ def _more_than_is_free(kinds: Sequence[Kind], cards: Sequence[CardState]) -> boo
     for sizes, free in (
         ([k.container.core for k in running for _ in range(k.units)], [s.core_free for s in healthy]),
         ([k.container.memory for k in running for _ in range(k.units)], [s.memory_free for s in healthy]),
+        ([k.container.ratio or 0 for k in running for _ in range(k.units)], [s.ratio_free for s in healthy]),
     ):
         smallest = list(accumulate(sorted(sizes)))
         if sum(sizes) > sum(free) or sum(bisect_right(smallest, room) for room in free) < len(sizes):

@@ -7,10 +7,11 @@ the best so far pays only a part of such a pod, it is decided: it goes, or it st
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import le, sub
 from typing import NamedTuple
 
 from mgpu.model.asks import Amount, Ask
-from mgpu.model.cards import CardState
+from mgpu.model.cards import WHOLE_RATIO, CardState
 from scheduler.placement.configurations import Configuration, configurations, kinds_of
 from scheduler.placement.search import search
 from scheduler.placement.ties import lowest
@@ -24,8 +25,8 @@ _CONFIGURATIONS = 500  # per card size
 _LABELS = 2_000  # ways to free a part of one card, of which none is better than another in all respects
 _CROWDED = 64
 
-_Need = tuple[int, int, int]
-"""What of a card is still to be freed: core in milli, memory in bytes, shares."""
+_Need = Amount
+"""What of a card is still to be freed."""
 
 
 class TooMuch(Exception):
@@ -160,20 +161,21 @@ def freed(state: CardState, gone: Sequence[Mapping[int, Amount]]) -> CardState:
     amounts = [uses[index] for uses in gone if index in uses]
     if not amounts:
         return state
-    core, memory, shares = state.core_used, state.memory_used, state.shares
+    held = Amount(state.core_used, state.memory_used, state.shares, state.ratio_used)
     for amount in amounts:
-        core, memory, shares = core - amount.core, memory - amount.memory, shares - amount.shares
-    return replace(state, core_used=core, memory_used=memory, shares=shares)
+        held = Amount(*map(sub, held, amount))
+    return replace(state, core_used=held.core, memory_used=held.memory, shares=held.shares, ratio_used=held.ratio)
 
 
 def _need(state: CardState, one: Configuration, max_shares: int) -> _Need:
     # A card may be held beyond its size: who asks for nothing more of it needs nothing freed.
-    shares = max(0, state.shares + one.shares - max_shares) if max_shares and one.shares else 0
-    if one.whole:
-        shares = state.shares
-    core = max(0, one.core + state.core_used - state.card.core) if one.core else 0
-    memory = max(0, one.memory + state.memory_used - state.card.memory) if one.memory else 0
-    return core, memory, shares
+    core, memory, shares, ratio = one.need
+    return Amount(
+        max(0, core + state.core_used - state.card.core) if core else 0,
+        max(0, memory + state.memory_used - state.card.memory) if memory else 0,
+        state.shares if one.whole else max(0, state.shares + shares - max_shares) if max_shares and shares else 0,
+        max(0, ratio + state.ratio_used - WHOLE_RATIO) if ratio else 0,
+    )
 
 
 def _cover(need: _Need, tenants: Sequence[tuple[int, Amount, str]]) -> _Going:
@@ -181,12 +183,12 @@ def _cover(need: _Need, tenants: Sequence[tuple[int, Amount, str]]) -> _Going:
 
     Pod by pod, the least cost of every need that can be left. Raises TooMuch.
     """
-    done = (0, 0, 0)
+    done = Amount()
     ways: dict[_Need, tuple[int, tuple[str, ...]]] = {need: (0, ())}
     for cost, frees, uid in sorted(tenants, key=lambda row: (row[0], row[2])):
         most = ways[done][0] if done in ways else None
         for left, (paid, uids) in list(ways.items()):
-            after = (max(0, left[0] - frees.core), max(0, left[1] - frees.memory), max(0, left[2] - frees.shares))
+            after = Amount(*(max(0, still - gone) for still, gone in zip(left, frees, strict=True)))
             total = paid + cost
             if after == left or (most is not None and total >= most):
                 continue
@@ -202,7 +204,7 @@ def _undominated(ways: Mapping[_Need, tuple[int, tuple[str, ...]]]) -> dict[_Nee
     """Without the ways that leave at least as much of everything as one that costs no more. Raises TooMuch."""
     kept: dict[_Need, tuple[int, tuple[str, ...]]] = {}
     for left, way in sorted(ways.items(), key=lambda row: (row[1], row[0])):
-        if not any(k[0] <= left[0] and k[1] <= left[1] and k[2] <= left[2] for k in kept):
+        if not any(all(map(le, k, left)) for k in kept):
             kept[left] = way
     if len(kept) > _LABELS:
         raise TooMuch

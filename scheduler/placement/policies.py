@@ -66,10 +66,30 @@ def spread(cards: Sequence[CardState], weight_of_core: int) -> CardScore:
     return lambda position, core, memory: -packed(position, core, memory)
 
 
+def minor(cards: Sequence[CardState], weight_of_core: int) -> CardScore:  # noqa: ARG001
+    """The lowest indexes that fit, container by container: all placements are equally good, so the first is taken."""
+    return lambda position, core, memory: 0  # noqa: ARG005
+
+
+def bestfit(cards: Sequence[CardState], weight_of_core: int) -> CardScore:  # noqa: ARG001
+    """The least memory remains free on the cards that the pod uses (gpushare.md, "Extender"), whatever their size."""
+    free = [state.memory_free for state in cards]
+    return lambda position, core, memory: memory - free[position] if core or memory else 0
+
+
 POLICIES: Mapping[str, Scoring] = MappingProxyType(
-    {"binpack": binpack, "spread": spread, "fragmentation": binpack, "fgd": binpack}
+    {
+        "binpack": binpack,
+        "spread": spread,
+        "fragmentation": binpack,
+        "fgd": binpack,
+        "minor": minor,
+        "bestfit": bestfit,
+    }
 )
-"""The last two until they have learnt what pods come: then `looking_ahead` takes their place."""
+"""`fragmentation` and `fgd` until they have learnt what pods come: then `looking_ahead` takes their place. The last two
+are dialects' defaults and no settings.
+"""
 
 
 def policy_named(name: str, weight_of_core: int) -> Policy:

@@ -26,22 +26,24 @@ def refusal(
         return "in use, a whole card is asked for"
     if max_shares and state.shares >= max_shares:
         return "no share left" if roughly else f"holds {state.shares} of {max_shares} shares"
-    core, memory, *_ = container.takes(state.card)
-    core -= state.core_free
-    memory -= state.memory_free
-    if core <= 0 and memory <= 0:
+    core, memory, _, ratio = container.takes(state.card)
+    core, memory = max(0, core - state.core_free), max(0, memory - state.memory_free)
+    # Who is short of memory in bytes too is told so, in the unit that is exact.
+    ratio = 0 if memory else max(0, ratio - state.ratio_free)
+    if not (core or memory or ratio):
         return None
-    return _roughly(core > 0, memory > 0) if roughly else _short(max(core, 0), max(memory, 0))
+    return _roughly(bool(core), bool(memory or ratio)) if roughly else _short(core, memory, ratio)
 
 
 @lru_cache(maxsize=10_000)
-def _short(core: int, memory: int) -> str:
+def _short(core: int, memory: int, ratio: int) -> str:
     """Cached: a filter over thousands of nodes says much the same of tens of thousands of cards.
 
     No percent sign: kube-scheduler gives what it is told to Sprintf, and its Event says `50%!s(MISSING)hort`.
     """
     parts = [f"core {core / 10:g} percent short"] if core else []
-    return " and ".join(parts + ([f"memory {format_bytes(memory)} short"] if memory else []))
+    parts += [f"memory {format_bytes(memory)} short"] if memory else []
+    return " and ".join(parts + ([f"memory ratio {ratio} percent short"] if ratio else []))
 
 
 def _roughly(core: bool, memory: bool) -> str:

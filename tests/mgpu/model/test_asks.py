@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.model.asks import Amount, CardRefusal, ContainerAsk, Rejection, Requirement, peak, whole_cards
+from mgpu.model.cards import Card
+from mgpu.model.ledger import Share
 from mgpu.model.pods import Node, Stage
 from tests.builders import GIB, card
 
@@ -45,6 +47,31 @@ def test_property_peak_is_the_busiest_moment(uses: list[tuple[Stage, int]]) -> N
 def test_a_whole_ask_takes_the_card_as_it_is() -> None:
     assert whole_cards("c", 2).takes(card(0, gib=40)) == Amount(1000, 40 * GIB, 1, 100)
     assert ContainerAsk("c", core=250, memory=5).takes(card(0)) == Amount(250, 5, 1)
+
+
+@pytest.mark.parametrize(
+    ("memory", "ratio", "of", "expected"),
+    [
+        (100, None, 8 * GIB, (100, 0)),
+        (0, 29, 100, (29, 29)),
+        (0, 33, 10, (3, 33)),
+        (1, 0, 8 * GIB, (1, 1)),
+        (GIB, 0, 8 * GIB, (GIB, 13)),
+        (8 * GIB, 0, 8 * GIB, (8 * GIB, 100)),
+        (12 * GIB, 0, 8 * GIB, (12 * GIB, 150)),
+        (3 * GIB, 40, 8 * GIB, (3 * GIB, 40)),
+        (0, 0, 8 * GIB, (0, 0)),
+        (0, 50, 0, (0, 50)),
+    ],
+)
+def test_of_bytes_and_percent_one_follows_from_the_other(
+    memory: int, ratio: int | None, of: int, expected: tuple[int, int]
+) -> None:
+    """Bytes are rounded down, percent up, in integers: 29 percent are 29."""
+    there = Card(0, "GPU-0", "", of)
+    takes = ContainerAsk("c", memory=memory, ratio=ratio).takes(there)
+    assert (takes.memory, takes.ratio) == expected
+    assert Share("c", 0, memory=memory, ratio=ratio).amount(there) == takes
 
 
 def test_a_rejection_adds_up_its_cards() -> None:

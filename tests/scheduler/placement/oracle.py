@@ -1,6 +1,6 @@
 """Exhaustive search, written from the specification (mgpu.md, "Allocate"; design.md, "Placement") and nothing else."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import combinations
@@ -15,9 +15,9 @@ Chosen = tuple[tuple[int, ...], ...]
 def exhaustive(ask: Ask, cards: Sequence[CardState], policy: str, weight: int) -> Chosen | None:
     """The card indexes per container of the best placement, the lexicographically first of equals; None: no fit."""
     card_of = {state.card.index: state for state in cards}
-    sign = -1 if policy == "binpack" else 1
-    worth = cache(lambda index, here: free(ask, here, card_of[index], weight))
-    ranked = ((sign * sum(worth(i, on(chosen, i)) for i in card_of), chosen) for chosen in feasible(ask, cards))
+    cost = COSTS[policy]
+    worth = cache(lambda index, here: cost(ask, here, card_of[index], weight))
+    ranked = ((sum(worth(i, on(chosen, i)) for i in card_of), chosen) for chosen in feasible(ask, cards))
     best = min(ranked, default=None)
     return best[1] if best else None
 
@@ -56,6 +56,7 @@ def fits(ask: Ask, here: tuple[int, ...], state: CardState) -> bool:
         state.card.healthy
         and taken.core <= state.core_free
         and taken.memory <= state.memory_free
+        and taken.ratio <= state.ratio_free
         and (not ask.max_shares or state.shares + taken.shares <= ask.max_shares)
         and not (state.shares and any(c.whole for c in containers))
         and not whole_beside_another
@@ -68,3 +69,18 @@ def free(ask: Ask, here: tuple[int, ...], state: CardState, weight: int) -> Frac
     c = Fraction(state.core_free - taken.core, state.card.core)
     m = Fraction(state.memory_free - taken.memory, state.card.memory)
     return weight * c * c + (100 - weight) * m * m
+
+
+def remaining(ask: Ask, here: tuple[int, ...], state: CardState) -> int:
+    """The memory that is left free of a card that the pod uses (gpushare.md, "Extender")."""
+    taken = peak((ask.containers[i].stage, ask.containers[i].takes(state.card)) for i in here)
+    return state.memory_free - taken.memory if taken.core or taken.memory else 0
+
+
+COSTS: Mapping[str, Callable[[Ask, tuple[int, ...], CardState, int], Fraction | int]] = {
+    "binpack": lambda ask, here, state, weight: -free(ask, here, state, weight),
+    "spread": free,
+    "minor": lambda *_: 0,
+    "bestfit": lambda ask, here, state, _: remaining(ask, here, state),
+}
+"""What a card costs under each policy with these containers of the ask on it; the least sum is best."""

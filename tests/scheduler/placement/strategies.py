@@ -13,7 +13,9 @@ from tests.builders import GIB
 
 MOST_PLACEMENTS = 2000
 
-policies = st.tuples(st.sampled_from(["binpack", "spread"]), st.sampled_from([0, 20, 50, 100]))
+policies = st.tuples(
+    st.sampled_from(["binpack", "binpack", "spread", "minor", "bestfit"]), st.sampled_from([0, 20, 50, 100])
+)
 
 
 def named(policy: tuple[str, int]) -> Policy:
@@ -28,7 +30,8 @@ def states(draw: st.DrawFn, index: int) -> CardState:
         return CardState(card)
     core = draw(st.sampled_from([0, 100, 200, 300, 500, 800, 1200]))
     memory = draw(st.sampled_from([0, 1, 2, 3, 7, 13]))
-    return CardState(card, core, memory * GIB, draw(st.integers(1, 3)))
+    ratio = draw(st.sampled_from([0, 0, 13, 50, 88]))
+    return CardState(card, core, memory * GIB, draw(st.integers(1, 3)), ratio_used=ratio)
 
 
 @st.composite
@@ -38,7 +41,11 @@ def containers(draw: st.DrawFn, name: str, stage: Stage, cards: int) -> Containe
         return ContainerAsk(name, min(count, cards), 1000, 0, whole=True, stage=stage)
     core = draw(st.sampled_from([100, 200, 300, 0, 400, 500, 700]))
     memory = draw(st.sampled_from([1, 2, 3, 0, 5, 6])) * GIB
-    return ContainerAsk(name, min(count, cards), core, memory, stage=stage)
+    if draw(st.booleans()):
+        return ContainerAsk(name, min(count, cards), core, memory, stage=stage)
+    in_bytes = draw(st.booleans())
+    ratio = 0 if in_bytes else draw(st.sampled_from([1, 13, 29, 50, 100]))
+    return ContainerAsk(name, min(count, cards), core, memory if in_bytes else 0, stage=stage, ratio=ratio)
 
 
 @st.composite
@@ -56,7 +63,7 @@ def problems(draw: st.DrawFn, most_containers: int = 4, most_cards: int = 6) -> 
         one = draw(containers(f"c{i}", stage, len(cards)))
         if asks and draw(st.integers(0, 2)) == 0:
             last = asks[-1]
-            one = ContainerAsk(f"c{i}", last.cards, last.core, last.memory, last.whole, stage)
+            one = replace(last, container=f"c{i}", stage=stage)
         if ways * comb(len(cards), one.cards) > MOST_PLACEMENTS:
             one = replace(one, cards=1)
         ways *= comb(len(cards), one.cards)

@@ -19,8 +19,8 @@ def share(name: str = "c", cards: int = 1, core: int = 300, gib: int = 10, stage
     return ContainerAsk(name, cards, core, gib * GIB, stage=stage)
 
 
-def placed(wanted: Ask, cards: list[CardState], policy: object = "binpack") -> list[tuple[int, ...]]:
-    found = place(wanted, cards, SPREAD if policy == "spread" else BINPACK)
+def placed(wanted: Ask, cards: list[CardState], policy: str = "binpack") -> list[tuple[int, ...]]:
+    found = place(wanted, cards, policy_named(policy, 20))
     assert isinstance(found, Placement), str(found)
     assert found.proven
     return [at for _, at in found.containers]
@@ -64,6 +64,31 @@ CASES = {
         [state(0), state(1)],
         "binpack",
         [(0,), (1,)],
+    ),
+    "minor order takes the lowest that fit": (ask(share(cards=2)), PART_USED, "minor", [(0, 1)]),
+    "minor order, container by container": (
+        ask(share("a", core=600), share("b", core=400)),
+        [state(0, 500), state(1), state(2)],
+        "minor",
+        [(1,), (0,)],
+    ),
+    "best fit takes the smallest room (the seed's example)": (
+        ask(share(core=0, gib=8)),
+        [state(i, 0, 80 - free) for i, free in enumerate((12, 8, 4, 16))],
+        "bestfit",
+        [(1,)],
+    ),
+    "best fit counts bytes, not parts of the card": (
+        ask(share(core=0, gib=8)),
+        [state(0, 0, 68), state(1, 0, 5, gib=16)],
+        "bestfit",
+        [(1,)],
+    ),
+    "best fit takes the lowest of equals": (
+        ask(share(core=0, gib=8)),
+        [state(0), state(1, 0, 70), state(2, 0, 70)],
+        "bestfit",
+        [(1,)],
     ),
     "an overfull card has nothing free, which is enough for nothing": (
         ask(share(core=0)),

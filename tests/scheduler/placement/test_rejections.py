@@ -33,6 +33,18 @@ CASES = {
         "1 card: 1 core 20 percent short and memory 8.0 GiB short",
         False,
     ),
+    "memory in percent, where the bytes would do": (
+        ask(ContainerAsk("c", ratio=20)),
+        [replace(state(0), ratio_used=85)],
+        "1 card: 1 memory ratio 5 percent short",
+        False,
+    ),
+    "both are told in bytes": (
+        ask(ContainerAsk("c", core=200, ratio=50)),
+        [replace(state(0, 900, 44), ratio_used=55)],
+        "1 card: 1 core 10 percent short and memory 4.0 GiB short",
+        False,
+    ),
     "no card": (ask(share()), [], "the node has no cards", True),
     "more cards than there are": (
         ask(share("a"), share("b", 3)),

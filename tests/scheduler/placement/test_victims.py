@@ -38,7 +38,7 @@ def tenant(uid: str, priority: int, *on: int, core: int = 500, gib: int = 0, **m
 
 def cards_with(tenants: Sequence[Tenant], count: int, kept: Sequence[Tenant] = ()) -> list[CardState]:
     negative = without([CardState(card) for card in b.cards(count)], [*tenants, *kept])
-    return [CardState(s.card, -s.core_used, -s.memory_used, -s.shares) for s in negative]
+    return [CardState(s.card, -s.core_used, -s.memory_used, -s.shares, ratio_used=-s.ratio_used) for s in negative]
 
 
 def fitting(wanted: Ask, cards: Sequence[CardState]) -> bool:
@@ -62,7 +62,11 @@ def exhaustive(wanted: Ask, cards: Sequence[CardState], tenants: Sequence[Tenant
 
 
 amounts = st.builds(
-    Amount, st.sampled_from((100, 200, 300, 500, 1000)), st.sampled_from((0, 8 * b.GIB, 30 * b.GIB)), st.just(1)
+    Amount,
+    st.sampled_from((100, 200, 300, 500, 1000)),
+    st.sampled_from((0, 8 * b.GIB, 30 * b.GIB)),
+    st.just(1),
+    st.sampled_from((0, 0, 30, 60)),
 )
 
 
@@ -86,6 +90,7 @@ def tenants_on(draw: st.DrawFn, cards: int) -> list[Tenant]:
 
 containers = st.one_of(
     st.builds(share, st.sampled_from((0, 300, 600, 1000)), st.sampled_from((0, 40, 80)), st.integers(1, 2)),
+    st.builds(lambda ratio, n: ContainerAsk("r", n, ratio=ratio), st.sampled_from((30, 60, 100)), st.integers(1, 2)),
     st.builds(lambda n: whole_cards("w", n), st.integers(1, 2)),
 )
 
@@ -95,7 +100,7 @@ def asks(draw: st.DrawFn) -> Ask:
     some = draw(st.lists(containers, min_size=1, max_size=3))
     stages = [draw(st.sampled_from((Stage.APP, Stage.APP, Stage.SIDECAR, Stage.INIT))) for _ in some]
     named = [
-        ContainerAsk(f"c{i}", c.cards, c.core, c.memory, c.whole, stage)
+        replace(c, container=f"c{i}", stage=stage)
         for i, (c, stage) in enumerate(zip(some, sorted(stages, key=lambda s: s is Stage.APP), strict=True))
     ]
     wishes = draw(st.sampled_from((NONE, NONE, Wishes(uuids=("GPU-n1-1",)), Wishes(same_card=GROUP))))

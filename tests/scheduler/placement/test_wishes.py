@@ -16,7 +16,7 @@ from scheduler.placement import place, policy_named
 from scheduler.placement.wishing import elsewhere, fresh, fresh_first
 from tests.builders import GIB, card, state
 from tests.examples import examples
-from tests.scheduler.placement.oracle import Chosen, feasible, free, on
+from tests.scheduler.placement.oracle import COSTS, Chosen, feasible, on
 from tests.scheduler.placement.strategies import named, policies, problems
 
 APART = Group("spread-group", "default", "web")
@@ -64,13 +64,12 @@ def allowed(ask: Ask, cards: Sequence[CardState]) -> Iterator[Chosen]:
 
 def best(ask: Ask, cards: Sequence[CardState], policy: str, weight: int) -> Chosen | None:
     card_of = {s.card.index: s for s in cards}
-    sign = -1 if policy == "binpack" else 1
-    worth = cache(lambda index, here: free(ask, here, card_of[index], weight))
+    worth = cache(lambda index, here: COSTS[policy](ask, here, card_of[index], weight))
     crowded = {s.card.index for s in cards if ask.wishes.spread in s.groups}
     ranked = (
         (
             sum(any(i in of_one for of_one in chosen) for i in crowded),
-            sign * sum(worth(i, on(chosen, i)) for i in card_of),
+            sum(worth(i, on(chosen, i)) for i in card_of),
             chosen,
         )
         for chosen in allowed(ask, cards)
