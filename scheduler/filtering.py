@@ -5,10 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
-from operator import not_
 from typing import NamedTuple
-
-import numpy as np
 
 from mgpu.model.asks import Ask, Placement
 from mgpu.model.cards import CardState
@@ -17,13 +14,11 @@ from mgpu.model.pods import Node
 from mgpu.settings import Settings
 from scheduler.decide import assess, score
 from scheduler.gpu_pods import GpuPod
-from scheduler.looking import Look, look
-from scheduler.placement.refusals import impossible
+from scheduler.looking import Closely, look
 from scheduler.ranking import Ranking
 from scheduler.state import State
-from scheduler.vector.fits import hopeless
-from scheduler.vector.reasons import reasons, told
-from scheduler.vector.rows import Mask
+from scheduler.stock import asks_stock
+from scheduler.vector.reasons import told
 
 _ASKS_KEPT = 256
 _ANSWERS_KEPT = 40_000
@@ -81,22 +76,27 @@ class Filter:
         ask = known.ask
         if ask is None:
             return Filtered(hopeless=dict.fromkeys(names, "; ".join(map(str, known.problems))))
+        theirs = self._state.chosen_by_nvidia(names, known.pod, ask) if asks_stock(ask) else {}
+        if not theirs:
+            return self._of_ours(known, ask, names)
+        found = self._of_ours(known, ask, [name for name in names if name not in theirs])
+        for name, refused in theirs.items():
+            if refused is not None:
+                (found.hopeless if refused.hopeless else found.failed)[name] = str(refused)
+        found.passed = [name for name in names if name not in found.failed and name not in found.hopeless]
+        return found
+
+    def _of_ours(self, known: GpuPod, ask: Ask, names: Sequence[str]) -> Filtered:
         seen = look(self._state, self._settings, known, ask, names)
         found = Filtered(hopeless={names[i]: reason for i, reason in seen.unmet.items()})
-        for i, answer in self._by_engine(ask, seen, seen.sifted.open):
+        for i, answer in self._by_engine(ask, seen.closely, seen.seats):
             if answer.reason:
                 (found.hopeless if answer.hopeless else found.failed)[names[i]] = answer.reason
             else:
                 seen.fits[i] = True
-        for refused, texts, hope in _refusals(ask, seen):
-            told_of = dict(zip(map(names.__getitem__, refused), texts, strict=True))
-            if not any(hope):
-                found.hopeless.update(told_of)
-            elif all(hope):
-                found.failed.update(told_of)
-            else:
-                found.failed.update(compress(told_of.items(), hope))
-                found.hopeless.update(compress(told_of.items(), map(not_, hope)))
+        for nodes, text, hopeless in seen.refused:
+            told_of = dict.fromkeys(map(names.__getitem__, nodes.tolist()), text)
+            (found.hopeless if hopeless else found.failed).update(told_of)
         found.passed = list(compress(names, seen.fits.tolist()))
         return found
 
@@ -108,39 +108,25 @@ class Filter:
         if known.ask is None:
             return [0] * len(names)
         seen = look(self._state, self._settings, known, known.ask, names, scoring=True)
-        for i, answer in self._by_engine(known.ask, seen, np.ones_like(seen.apart)):
+        for i, answer in self._by_engine(known.ask, seen.closely, seen.seats):
             seen.points[i] = answer.points
         points: list[int] = seen.points.tolist()
         return points
 
-    def _by_engine(self, ask: Ask, seen: Look, which: Mask) -> Iterator[tuple[int, _Answer]]:
-        """The answers for `which` of the nodes looked at closely; those in an equal state get the same."""
-        chosen = np.flatnonzero(which).tolist()
-        if not chosen:
-            return
-        memo, rows, positions = self._memo.of(ask), seen.rows, seen.closely.tolist()
-        for row in chosen:
-            key = b"" if seen.apart[row] else rows.key(row)
+    def _by_engine(self, ask: Ask, closely: Closely, seats: Sequence[Seat]) -> Iterator[tuple[int, _Answer]]:
+        """The answers for the nodes looked at closely; those in an equal state get the same."""
+        memo = self._memo.of(ask)
+        for i, position in enumerate(closely.at.tolist()):
+            key = b"" if closely.apart[i] else closely.rows.key(i)
             answer = memo.get(key)
             if answer is None:
-                answer = self._assess(ask, rows.nodes[row], rows.cards[row], seen.seats)
+                answer = self._assess(ask, closely.nodes[i], closely.cards[i], seats)
                 if key:
                     memo[key] = answer
-            yield positions[row], answer
+            yield position, answer
 
     def _assess(self, ask: Ask, node: Node, cards: Sequence[CardState], seats: Sequence[Seat]) -> _Answer:
         found = assess(ask, node, cards, self._settings, seats=seats)
         if isinstance(found, Placement):
             return _Answer(points=score(ask, found, cards, self._settings))
         return _Answer(told(found), found.hopeless)
-
-
-def _refusals(ask: Ask, seen: Look) -> Iterator[tuple[list[int], list[str], list[bool]]]:
-    """Positions, reasons, and whether there is hope, of the nodes that cannot be as the arrays say."""
-    few = np.flatnonzero(seen.sifted.too_few)
-    texts = [str(impossible(ask, seen.rows.cards[row])) for row in few.tolist()]
-    yield seen.closely[few].tolist(), texts, [False] * len(texts)
-    for number in sorted(set(seen.sifted.alone.tolist()) - {-1}):
-        refused, container = np.flatnonzero(seen.sifted.alone == number), ask.containers[number]
-        rows = seen.rows if len(refused) == len(seen.rows) else seen.rows.some(refused)
-        yield seen.closely[refused].tolist(), reasons(rows, ask, container), (~hopeless(rows, ask)).tolist()

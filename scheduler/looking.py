@@ -1,49 +1,62 @@
-"""One look at many nodes for one pod: what the arrays tell of them, and copies of those to look at closely."""
+"""One look at many nodes for one pod: what the arrays tell of them, and which are to be looked at closely."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from mgpu.model.asks import Ask
+from mgpu.model.cards import CardState
 from mgpu.model.groups import Seat
+from mgpu.model.pods import Node
 from mgpu.settings import Settings
 from scheduler.gpu_pods import GpuPod
 from scheduler.placement.wishing import behind, elsewhere, fresh
 from scheduler.state import State
 from scheduler.vector.beside import crowded, tells
-from scheduler.vector.fits import Sifted, sift
-from scheduler.vector.rows import COUNT, Ints, Mask, Places, Rows
+from scheduler.vector.fits import sift
+from scheduler.vector.reasons import Refusal, refusals
+from scheduler.vector.rows import COUNT, Ints, Mask, Places, Rows, Table
 from scheduler.vector.scores import same_on_any_cards, scores
+
+
+class Closely(NamedTuple):
+    """Nodes to look at closely, by their positions in the names asked about; all else of these.
+
+    apart: no other node is like it.
+    """
+
+    at: Places
+    rows: Rows
+    nodes: Sequence[Node]
+    cards: Sequence[tuple[CardState, ...]]
+    apart: Mask
 
 
 class Look(NamedTuple):
     """Nodes by their positions in the names asked about.
 
     unmet: where the pod cannot be whatever the cards hold, and why. fits, points: n each; points only where known.
-    closely: the nodes to look at closely; of these, as many each: rows, sifted, and apart: no other node is like it.
-    seats: where the pod's same-card group is.
+    refused: what the arrays refuse; () where points are asked for. seats: where the pod's same-card group is.
     """
 
-    unmet: dict[int, str]
+    unmet: Mapping[int, str]
     fits: Mask
     points: Ints
-    closely: Places
-    rows: Rows
-    sifted: Sifted
-    apart: Mask
+    refused: Sequence[Refusal]
+    closely: Closely
     seats: Sequence[Seat]
 
 
 def look(
     state: State, settings: Settings, known: GpuPod, ask: Ask, names: Sequence[str], *, scoring: bool = False
 ) -> Look:
-    """Closely: for the filter those that do not fit for sure; for scoring those that may fit and have no points yet."""
+    """Closely: those of which the arrays cannot tell whether they fit, and for scoring what points they have."""
     seats, beside = state.seats(ask, known.pod.uid), state.group_nodes(ask)
 
-    def needed(rows: Rows, at: Places, unmet: dict[int, str]) -> Look:
-        everything = sift(rows, ask)
-        sifted, apart = everything.at(at), (rows.odd | (rows.totals[COUNT] == 0)).take(at)
+    def needed(table: Table) -> Look:
+        rows, at, unmet = table.rows, table.at, table.unmet
+        sifted, apart = sift(rows, ask).at(at), (rows.odd | (rows.totals[COUNT] == 0)).take(at)
         if beside:
             apart |= np.fromiter([name in beside for name in names], np.bool_, len(names))
         if seats:  # the group's nodes are for the engine, which knows on which card it is
@@ -52,7 +65,7 @@ def look(
         which = np.ones(len(names), np.bool_)
         which[list(unmet)] = False
         fits, points = which & sifted.fits, np.zeros(len(names), np.int64)
-        closely = which & ~fits
+        closely = which & sifted.open
         if scoring:
             at_once = fits & same_on_any_cards(rows, ask).take(at)
             if not tells(ask):
@@ -61,13 +74,21 @@ def look(
             if ask.wishes.spread:
                 others = at_once & apart
                 beside_others = np.zeros(len(names), np.bool_)
-                beside_others[others] = crowded(rows, ask, at[others])
+                cards = map(table.cards.__getitem__, at[others].tolist())
+                beside_others[others] = crowded(rows.some(at[others]), cards, ask)
                 points[at_once] = np.where(beside_others, behind(points), fresh(points))[at_once]
-            closely = which & (sifted.open | (fits & ~at_once))
-        chosen = np.flatnonzero(closely)
-        return Look(unmet, fits, points, chosen, rows.some(at[chosen]), sifted.at(chosen), apart[chosen], seats)
+            closely |= fits & ~at_once
+        refused = [] if scoring else list(refusals(rows, at, sifted.without(~which), ask))
+        return Look(unmet, fits, points, refused, _closely(table, np.flatnonzero(closely), apart), seats)
 
     return state.look(names, known.pod, ask, needed)
+
+
+def _closely(table: Table, chosen: Places, apart: Mask) -> Closely:
+    places = table.at[chosen]
+    listed = places.tolist()
+    nodes, cards = [table.nodes[row] for row in listed], [table.cards[row] for row in listed]
+    return Closely(chosen, table.rows.some(places), nodes, cards, apart[chosen])
 
 
 def _weight(settings: Settings) -> int:

@@ -13,7 +13,7 @@ from mgpu.model.cards import CardState
 from mgpu.model.pods import Node
 from mgpu.model.wishes import Wishes
 from scheduler.eligibility import Eligibility
-from scheduler.vector.rows import FIELDS, TOTALS, Ints, Mask, Places, Rows, described
+from scheduler.vector.rows import FIELDS, TOTALS, Ints, Mask, Rows, Table, described
 
 UNKNOWN = "the node is not known to mgpu (yet)"
 _REQUIREMENTS_KEPT = 64
@@ -68,11 +68,8 @@ class Matrix:
             self._set(row, _NOBODY, ())
             self._free.append(row)
 
-    def look(
-        self, names: Sequence[str], ask: Ask, instead: Mapping[str, tuple[CardState, ...]]
-    ) -> tuple[Rows, Places, dict[int, str]]:
-        """All rows, good until anything else here is called; in which of them each name is; and, by position among the
-        names, why nodes are out that are not what the ask requires.
+    def look(self, names: Sequence[str], ask: Ask, instead: Mapping[str, tuple[CardState, ...]]) -> Table:
+        """Good until anything else here is called.
 
         instead: cards as they shall be taken to be, in place of those put here.
         """
@@ -89,8 +86,8 @@ class Matrix:
                 at[at == row] = guest
         used = len(self._nodes)
         data, totals, odd = self._data[:, :used], self._totals[:, :used], self._odd[:used]
-        bars = self._bars(ask.wishes)
-        return Rows(data, totals, odd, self._nodes, self._cards, bars, self._eligibility.texts), at, unmet
+        rows = Rows(data, totals, odd, self._bars(ask.wishes), self._eligibility.texts)
+        return Table(rows, self._nodes, self._cards, at, unmet)
 
     def _set(self, row: int, node: Node, cards: tuple[CardState, ...]) -> None:
         self._widen(len(cards))

@@ -27,7 +27,7 @@ from scheduler.nominations import LOWEST, Nominations
 from scheduler.outlook import LEARNT, Outlook
 from scheduler.placement.wishing import elsewhere
 from scheduler.usage import Usage
-from scheduler.vector.rows import Places, Rows
+from scheduler.vector.rows import Table
 
 Raw = Mapping[str, Any]
 T = TypeVar("T")
@@ -193,14 +193,14 @@ class State:
         with self._lock:
             return frozenset(held.node for group in ask.wishes.groups for held in self._ledger.members(group))
 
-    def look(self, names: Sequence[str], pod: Pod, ask: Ask, needed: Callable[[Rows, Places, dict[int, str]], T]) -> T:
+    def look(self, names: Sequence[str], pod: Pod, ask: Ask, needed: Callable[[Table], T]) -> T:
         """What `needed` makes of the nodes as this pod would find them (`Matrix.look`): a copy, and quickly."""
         with self._lock:
             self.refresh()
             own = self._ledger.holding(pod.uid)
             different = self._nominations.differing(pod.uid, pod.priority) | ({own.node} if own else set())
             instead = {name: self._cards(name, pod.uid, pod.priority) for name in different}
-            return needed(*self._matrix.look(names, ask, instead))
+            return needed(self._matrix.look(names, ask, instead))
 
     def refresh(self) -> None:
         """Bring the matrix up to date: what has changed since the last call costs some 20 µs a node."""

@@ -1,22 +1,35 @@
-"""Why a container cannot be placed even alone, for many nodes: the engine's words, made once for nodes that are alike.
+"""Why nodes are refused, for many of them: the engine's words, made once for nodes that are alike.
 
 kube-scheduler counts how many nodes gave which reason and writes all reasons into the pod's condition, uncut
 (handleSchedulingFailure; only the Event is cut, at 1,024 bytes). 5,000 nodes, each with amounts of its own, would make
 more than the 1.5 MiB that etcd takes. So beyond MOST different reasons they are given without amounts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from mgpu.model.asks import Ask, ContainerAsk, Rejection
-from scheduler.placement.refusals import alone
-from scheduler.placement.wishing import bars
-from scheduler.vector.fits import serving
-from scheduler.vector.rows import CORE, CORE_FREE, HEALTH, MEMORY, MEMORY_FREE, SHARES, UNHEALTHY, Ints, Rows
+from scheduler.placement.refusals import alone, impossible
+from scheduler.vector.fits import Sifted, hopeless, serving
+from scheduler.vector.rows import (
+    CORE,
+    CORE_FREE,
+    COUNT,
+    HEALTH,
+    MEMORY,
+    MEMORY_FREE,
+    SHARES,
+    UNHEALTHY,
+    Ints,
+    Places,
+    Rows,
+)
 
 MOST = 50
-_LARGEST = 1 << 62
+_LARGEST = 1 << 61
 
 _ABSENT, _SERVES, _CORE, _MEMORY, _BOTH, _SHARES, _IN_USE, _UNHEALTHY, _BARRED = range(9)
 """What is said of a card, roughly; each text of wishes is one more, from _BARRED on."""
@@ -27,63 +40,97 @@ def told(found: Rejection) -> str:
     return str(found) if found.reason else f"insufficient GPU ({found})"
 
 
-def reasons(rows: Rows, ask: Ask, container: ContainerAsk) -> list[str]:
-    """`told` of each node, where this container is the first of the ask that cannot be placed."""
-    core_short = (rows.data[CORE] if container.whole else container.core) - rows.data[CORE_FREE]
-    memory_short = (rows.data[MEMORY] if container.whole else container.memory) - rows.data[MEMORY_FREE]
-    kinds = _kinds(rows, ask, container, core_short, memory_short)
+Kinds = npt.NDArray[np.int32]
 
-    def exactly(count: int) -> Sequence[int]:
-        some = kinds[:count]
-        short = (some >= _CORE) & (some <= _BOTH)
-        core = np.where(some == _SHARES, rows.data[SHARES, :count], np.where(short, core_short[:count].clip(0), 0))
-        return _alike(np.hstack((some, core, np.where(short, memory_short[:count].clip(0), 0))), MOST)
 
-    exact = exactly(4 * MOST) and exactly(len(rows))  # the first ones mostly tell that there are too many
-    alike = exact or _roughly_alike(kinds)
-    texts: dict[int, str] = {}
-    for i in set(alike):
-        found = alone(ask, container, rows.cards[i], bars(ask, rows.cards[i]), roughly=not exact)
+class Refusal(NamedTuple):
+    """What is said of all these nodes, and that no eviction there can help."""
+
+    nodes: Places
+    text: str
+    hopeless: bool
+
+
+def refusals(rows: Rows, at: Places, sifted: Sifted, ask: Ask) -> Iterator[Refusal]:
+    """What the engine says (`told`) of the nodes that are refused. at, sifted: the rows of the nodes asked about."""
+    few = np.flatnonzero(sifted.too_few)
+    for alike in _groups(rows.totals[COUNT].take(at[few])):
+        yield Refusal(few[alike], str(impossible(ask, rows.cards(at[few[alike[0]]]))), hopeless=True)
+    for number in sorted(set(sifted.alone.tolist()) - {-1}):
+        nodes = np.flatnonzero(sifted.alone == number)
+        for alike, text, hope in _alone(rows, at[nodes], ask, ask.containers[number]):
+            yield Refusal(nodes[alike], text, hope)
+
+
+def _alone(rows: Rows, places: Places, ask: Ask, container: ContainerAsk) -> Iterator[Refusal]:
+    """Of nodes where this container is the first of the ask that cannot be placed even alone."""
+    kinds = _kinds(rows, ask, container).take(places, axis=0)
+    without_hope = hopeless(rows, ask).take(places)
+    few = _exactly_alike(rows, places[: 4 * MOST], container, kinds) is not None  # it mostly shows on the first
+    exact = _exactly_alike(rows, places, container, kinds) if few else None
+    alike = _roughly_alike(kinds) if exact is None else exact
+    for nodes in _groups(2 * alike + without_hope):
+        first, hope = places[nodes[0]], bool(without_hope[nodes[0]])
+        found = alone(ask, container, rows.cards(first), rows.barred(first), roughly=exact is None)
         assert found is not None
-        texts[i] = told(found)
-    return [texts[i] for i in alike]
+        yield Refusal(nodes, told(found), hope)
 
 
-def _kinds(rows: Rows, ask: Ask, container: ContainerAsk, core_short: Ints, memory_short: Ints) -> Ints:
+def _kinds(rows: Rows, ask: Ask, container: ContainerAsk) -> Kinds:
     """n × cards: as `refusal` has it; what comes last here comes first there."""
-    kinds = np.where(core_short > 0, np.where(memory_short > 0, _BOTH, _CORE), _MEMORY)
+    core_short = rows.data[CORE_FREE] < (rows.data[CORE] if container.whole else container.core)
+    memory_short = rows.data[MEMORY_FREE] < (rows.data[MEMORY] if container.whole else container.memory)
+    kinds = np.where(core_short, np.where(memory_short, _BOTH, _CORE), _MEMORY).astype(np.int32)
     if ask.max_shares:
         kinds[rows.data[SHARES] >= ask.max_shares] = _SHARES
     if container.whole:
         kinds[rows.data[SHARES] > 0] = _IN_USE
     kinds[rows.data[HEALTH] == UNHEALTHY] = _UNHEALTHY
     if rows.bars is not None:
-        kinds = np.where(rows.bars > 0, _BARRED + rows.bars, kinds)
+        np.copyto(kinds, _BARRED + rows.bars, "unsafe", where=rows.bars > 0)
     kinds[serving(rows, container, ask)] = _SERVES
     kinds[rows.data[HEALTH] == 0] = _ABSENT
     return kinds
 
 
-def _roughly_alike(kinds: Ints) -> Sequence[int]:
-    """For each node the first that has as many cards of each kind. Numbers are found faster than their bytes."""
+def _exactly_alike(rows: Rows, places: Places, container: ContainerAsk, kinds: Kinds) -> Ints | None:
+    """The same number for nodes with the same amounts; None where there are more than MOST different ones.
+
+    kinds: of these, and perhaps of further ones.
+    """
+    kinds, data = kinds[: len(places)], rows.data.take(places, axis=1)
+    short = (kinds >= _CORE) & (kinds <= _BOTH)
+    core = (data[CORE] if container.whole else container.core) - data[CORE_FREE]
+    memory = (data[MEMORY] if container.whole else container.memory) - data[MEMORY_FREE]
+    first = np.where(kinds == _SHARES, data[SHARES], np.where(short, core.clip(0), 0))
+    return _alike(np.hstack((kinds, first, np.where(short, memory.clip(0), 0))), MOST)
+
+
+def _roughly_alike(kinds: Kinds) -> Ints:
+    """The same number for nodes that have as many cards of each kind."""
     base = int(kinds.max(initial=0)) + 1
     code, codes = np.zeros(len(kinds), np.int64), 1
-    for column in np.sort(kinds.astype(np.int16), axis=1).T:
+    for column in np.sort(kinds, axis=1).T:
         if codes > _LARGEST // base:
             known, code = np.unique(code, return_inverse=True)
             codes = len(known)
         code, codes = code * base + column, codes * base
-    first: dict[int, int] = {}
-    return [first.setdefault(one, i) for i, one in enumerate(code.tolist())]
+    return code
 
 
-def _alike(table: Ints, most: int) -> Sequence[int]:
-    """For each row the first one that is equal; () where there are more than `most` different ones."""
+def _alike(table: Ints, most: int) -> Ints | None:
+    """The same number for rows that are equal; None where there are more than `most` different ones."""
     text, size = np.ascontiguousarray(table).tobytes(), table[:1].nbytes
-    first: dict[bytes, int] = {}
+    numbers: dict[bytes, int] = {}
     found = []
     for i in range(len(table)):
-        found.append(first.setdefault(text[i * size : (i + 1) * size], i))
-        if len(first) > most:
-            return ()
-    return found
+        found.append(numbers.setdefault(text[i * size : (i + 1) * size], len(numbers)))
+        if len(numbers) > most:
+            return None
+    return np.array(found, np.int64)
+
+
+def _groups(numbers: Ints) -> list[Places]:
+    """The positions of each number."""
+    order = np.argsort(numbers, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if len(order) else []

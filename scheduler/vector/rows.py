@@ -1,12 +1,13 @@
 """Nodes as arrays: one row per node, one column per card by position."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from mgpu.model.cards import CardState
+from mgpu.model.cards import Card, CardState
 from mgpu.model.pods import Node
 
 Mask = npt.NDArray[np.bool_]
@@ -26,7 +27,7 @@ EXACT = 1 << 53
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """n nodes. data: fields × n × cards. totals: fields × n. nodes, cards: what they were made of, at least n.
+    """n nodes. data: fields × n × cards. totals: fields × n.
 
     bars: n × cards, 0 or the number in `bar_texts` of why the pod's wishes rule the card out; None: no card is out.
     odd: amounts that the arrays cannot hold; such a row has no cards here, and is for the engine to judge.
@@ -35,8 +36,6 @@ class Rows:
     data: Ints
     totals: Ints
     odd: Mask
-    nodes: Sequence[Node]
-    cards: Sequence[tuple[CardState, ...]]
     bars: Ints | None = None
     bar_texts: Sequence[str] = ()
 
@@ -45,26 +44,50 @@ class Rows:
 
     def one_size(self) -> Mask:
         """Where all cards are of one size."""
-        sizes, has = self.data[[CORE, MEMORY]], self.data[HEALTH] > 0
-        return np.asarray(((sizes == sizes[:, :, :1]) | ~has).all(axis=(0, 2)))
+        alike = [self.data[field] == self.data[field, :, :1] for field in (CORE, MEMORY)]
+        return np.asarray((np.logical_and(*alike) | (self.data[HEALTH] == 0)).all(axis=1))
 
     def key(self, position: int) -> bytes:
         """Equal for nodes whose cards are equal in all that placing looks at, groups apart."""
         bars = b"" if self.bars is None else self.bars[position].tobytes()
         return self.data[:, position].tobytes() + self.totals[:, position].tobytes() + bars
 
+    def cards(self, position: int) -> list[CardState]:
+        """The cards of a node that is not odd, without their names and groups."""
+        of_cards = self.data[:, position, : self.totals[COUNT, position]].T.tolist()
+        return [
+            CardState(Card(column, "", "", size, core, health == HEALTHY), core - core_free, size - free, shares)
+            for column, (core_free, free, shares, health, core, size) in enumerate(of_cards)
+        ]
+
+    def barred(self, position: int) -> list[str | None]:
+        """By card of the node why the pod's wishes rule it out."""
+        count = self.totals[COUNT, position]
+        codes = [0] * count if self.bars is None else self.bars[position, :count].tolist()
+        return [self.bar_texts[code] if code else None for code in codes]
+
     def some(self, positions: Places) -> "Rows":
         """A copy of these."""
-        listed = positions.tolist()
         return Rows(
             self.data.take(positions, axis=1),
             self.totals.take(positions, axis=1),
             self.odd.take(positions),
-            list(map(self.nodes.__getitem__, listed)),
-            list(map(self.cards.__getitem__, listed)),
             None if self.bars is None else self.bars.take(positions, axis=0),
             self.bar_texts,
         )
+
+
+class Table(NamedTuple):
+    """Nodes as rows, what each row was made of, and which rows the nodes of one call are.
+
+    at: the row of each of them. unmet: by position among them, why those are out that are not what the ask requires.
+    """
+
+    rows: Rows
+    nodes: Sequence[Node]
+    cards: Sequence[tuple[CardState, ...]]
+    at: Places
+    unmet: Mapping[int, str]
 
 
 def described(cards: Sequence[CardState]) -> tuple[Ints, Ints] | None:

@@ -18,7 +18,7 @@ from scheduler.gpu_pods import GpuPod
 from scheduler.matrix import Matrix
 from scheduler.outlook import Outlook
 from scheduler.vector.reasons import MOST, told
-from scheduler.vector.rows import EXACT, Places, Rows
+from scheduler.vector.rows import EXACT, Table
 from tests.builders import GIB
 from tests.examples import examples
 
@@ -68,8 +68,8 @@ class Cluster:
         for i, of_node in enumerate(nodes):
             self.matrix.put(Node(f"n{i}"), of_node)
 
-    def look(self, names: Sequence[str], _pod: Pod, ask: Ask, needed: Callable[[Rows, Places, dict[int, str]], T]) -> T:
-        return needed(*self.matrix.look(names, ask, {}))
+    def look(self, names: Sequence[str], _pod: Pod, ask: Ask, needed: Callable[[Table], T]) -> T:
+        return needed(self.matrix.look(names, ask, {}))
 
     def seats(self, *_: object) -> tuple[()]:
         return ()
