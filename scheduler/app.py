@@ -18,20 +18,24 @@ from scheduler.deciding import Decider
 from scheduler.extender import Extender, Gate
 from scheduler.extender import make_app as make_extender_app
 from scheduler.filtering import Filter
+from scheduler.gpushare_routes import gpushare_routes
 from scheduler.preempting import Preemption
+from scheduler.state import State
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 
 def make_apps(
-    decider: Decider, filter_: Filter, preemption: Preemption, api: Api, settings: Settings, gate: Gate
+    state: State, decider: Decider, filter_: Filter, preemption: Preemption, api: Api, settings: Settings, gate: Gate
 ) -> tuple[Flask, Flask]:
     """(admission, extender), each with `/healthz` and `/readyz`."""
     admission = new_app()
     binding = BindingAdmission(decider, gate.may_decide, settings.scheduler.binding_users)
     reviewing(admission, "/bind-admission", binding, kinds=("Binding",))
-    extender = make_extender_app(Extender(filter_, decider, preemption, api, settings, gate))
+    verbs = Extender(filter_, decider, preemption, api, settings, gate)
+    extender = make_extender_app(verbs)
+    gpushare_routes(extender, verbs, state, settings, gate)
     for app in (admission, extender):
         probes(app, gate.ready)
     return admission, extender

@@ -152,11 +152,13 @@ def make_app(extender: Extender) -> Flask:
     app = new_app()
     app.config["MAX_CONTENT_LENGTH"] = _MAX_BODY
     for verb in (extender.filter, extender.prioritize, extender.preempt, extender.bind):
-        app.add_url_rule(f"/{verb.__name__}", verb.__name__, _posted(verb), methods=["POST"])
+        app.add_url_rule(f"/{verb.__name__}", verb.__name__, posted(verb), methods=["POST"])
     return app
 
 
-def _posted(verb: Any) -> Any:
+def posted(verb: Any) -> Any:
+    """The view of one verb."""
+
     def answer() -> Response:
         return Response(orjson.dumps(verb(request.get_data(cache=False))), mimetype="application/json")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from mgpu.cli.certificate import prepare
-from mgpu.cli.setup import read_settings
+from mgpu.cli.setup import UNITS, read_settings
 from mgpu.kube import Api
 from mgpu.serving import logs
 from mgpu.serving.server import Listen, serve
@@ -45,6 +45,7 @@ Examples:
 @click.option("--leader-elect/--no-leader-elect", default=None, help="One of several replicas decides.  [default: on]")
 @click.option("--card-policy", type=click.Choice(CARD_POLICIES), help="Holds over the settings'.")
 @click.option("--node-policy", type=click.Choice(NODE_POLICIES), help="Holds over the settings'.")
+@click.option("--memory-unit", type=click.Choice(UNITS, case_sensitive=False), help="Of gpu-mem.  [default: GiB]")
 @click.option("--kubeconfig", default="", help="The cluster to serve.  [default: the one this runs in]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str | int | bool | None) -> None:
@@ -78,7 +79,9 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
         process.stop()
 
     serve(
-        by_listener(*make_apps(process.decider, process.filter, process.preemption, api, settings, process)),
+        by_listener(
+            *make_apps(process.state, process.decider, process.filter, process.preemption, api, settings, process)
+        ),
         [Listen(own.host, own.port), Listen(own.extender_host, own.extender_port, tls=False)],
         certificate=certificate,
         workers=1,

@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Any
 
+from mgpu.dialects import gpushare
 from mgpu.kube import Api
 from mgpu.kube.events import Recorder
 from mgpu.kube.leader import Leader
@@ -61,6 +62,9 @@ class Process:
             ),
             "pods": self._pods,
         }
+        if gpushare.enabled(settings):
+            maps = f"/api/v1/namespaces/{gpushare.UNHEALTHY_NAMESPACE}/configmaps"
+            self._watches["configmaps"] = Reflector(api, maps, self.state.configmap_changed, self.state.configmap_gone)
         # Nobody waits for these: who may not read them evicts as if there were none.
         self._budgets = Reflector(api, disruption.PATH, budgets.changed, budgets.gone, optional=True)
         self._fresh_term = -1

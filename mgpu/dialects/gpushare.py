@@ -159,6 +159,13 @@ def environment(pod: Pod, ask: ContainerAsk, cards: Sequence[Card]) -> dict[str,
     }
 
 
+def node_of_unhealthy(raw: Mapping[str, Any]) -> str | None:
+    """The node whose unhealthy cards this ConfigMap lists; None: it is about something else."""
+    meta = raw["metadata"]
+    node = str(meta["name"]).removeprefix(UNHEALTHY_PREFIX)
+    return node if meta.get("namespace") == UNHEALTHY_NAMESPACE and node != meta["name"] else None
+
+
 def unhealthy_cards(raw: Mapping[str, Any]) -> frozenset[int]:
     """The indexes that a ConfigMap `unhealthy-gpu-<node>` lists. Raises BadObject: a list is taken whole or not at all.
 

@@ -36,6 +36,7 @@ class FakeApi:
         self.pods: dict[tuple[str, str], Raw] = {}
         self.nodes: dict[str, Raw] = {}
         self.devices: dict[str, Raw] = {}
+        self.configmaps: dict[str, Raw] = {}
         self.admit: Callable[[Raw], Raw] | None = None
         self.reachable = True
         self.refuse_bindings = False
@@ -50,16 +51,16 @@ class FakeApi:
         if kind == "pods":
             self.pods[meta["namespace"], meta["name"]] = item
         else:
-            (self.nodes if kind == "nodes" else self.devices)[meta["name"]] = item
+            self._named(kind)[meta["name"]] = item
         self._tell(kind, "changed", item)
         return item
 
     def remove(self, kind: str, name: str) -> None:
-        if kind == "pods":
-            item = self.pods.pop(("default", name))
-        else:
-            item = (self.nodes if kind == "nodes" else self.devices).pop(name)
+        item = self.pods.pop(("default", name)) if kind == "pods" else self._named(kind).pop(name)
         self._tell(kind, "gone", item)
+
+    def _named(self, kind: str) -> dict[str, Raw]:
+        return {"nodes": self.nodes, "devices": self.devices, "configmaps": self.configmaps}[kind]
 
     def edit_pod(self, name: str, change: Callable[[Raw], None]) -> None:
         item = copy.deepcopy(self.pods["default", name])
@@ -148,7 +149,7 @@ class Replica:
     """A scheduler process without its threads: events wait until they are delivered, work until it is done."""
 
     def __init__(self, api: FakeApi, clock: Clock | None = None, settings: Any = SETTINGS) -> None:
-        self.api, self.clock = api, clock or Clock()
+        self.api, self.clock, self.settings = api, clock or Clock(), settings
         self.events: list[tuple[str, str, str]] = []
         self.leading: Callable[[], None] = lambda: None
         self.state = State(settings, self._warn, lambda uid: self.late.add(uid), self.clock)
@@ -161,8 +162,15 @@ class Replica:
             self.state, self.decider, client, settings, self._warn, lambda: self.leading(), self.clock
         )
         self.admission = BindingAdmission(self.decider, lambda: self.leading())
-        self.waiting: dict[str, deque[tuple[str, Raw]]] = {kind: deque() for kind in ("nodes", "devices", "pods")}
-        everything: Any = (("nodes", api.nodes), ("devices", api.devices), ("pods", api.pods))
+        self.waiting: dict[str, deque[tuple[str, Raw]]] = {
+            kind: deque() for kind in ("nodes", "devices", "configmaps", "pods")
+        }
+        everything: Any = (
+            ("nodes", api.nodes),
+            ("devices", api.devices),
+            ("configmaps", api.configmaps),
+            ("pods", api.pods),
+        )
         for kind, items in everything:
             for item in items.values():
                 self._take(kind, "changed", copy.deepcopy(item))
@@ -234,7 +242,7 @@ def review(binding: Raw, *, name: str = "", resource: str = "pods/binding", dry_
 def clients(replica: Replica) -> tuple[FlaskClient, FlaskClient]:
     """(admission, extender) over HTTP."""
     api: Any = replica.api
-    made = make_apps(replica.decider, replica.filter, replica.preemption, api, SETTINGS, replica)
+    made = make_apps(replica.state, replica.decider, replica.filter, replica.preemption, api, replica.settings, replica)
     return made[0].test_client(), made[1].test_client()
 
 

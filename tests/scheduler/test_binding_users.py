@@ -83,7 +83,7 @@ def test_the_setting_reaches_the_webhook(api: FakeApi) -> None:
     settings = load_settings("scheduler: {bindingUsers: [koord]}")
     replica = Replica(api, settings=settings)
     client: Any = api
-    app, _ = make_apps(replica.decider, replica.filter, replica.preemption, client, settings, replica)
+    app, _ = make_apps(replica.state, replica.decider, replica.filter, replica.preemption, client, settings, replica)
     body = review({"metadata": {"name": "p"}, "target": {"name": "n1"}}, name="p")
     reply = app.test_client().post("/bind-admission", json=body)
     assert orjson.loads(reply.data)["response"]["allowed"] is False

@@ -1,0 +1,62 @@
+"""The extender under the paths of gpushare's own, so that a scheduler configured for that one is served unchanged, and
+its `/inspect` (gpushare.md, "Extender").
+"""
+
+from importlib.metadata import version
+from typing import Any
+
+import orjson
+from flask import Flask, Response
+
+from mgpu.dialects import gpushare
+from mgpu.model.cards import Card, CardState
+from mgpu.model.ledger import Holding
+from mgpu.serving.review import BadRequest
+from mgpu.settings import Settings
+from scheduler.extender import Extender, Gate, posted
+from scheduler.state import State
+
+_PREFIX = "/gpushare-scheduler"
+
+
+def gpushare_routes(app: Flask, extender: Extender, state: State, settings: Settings, gate: Gate) -> None:
+    """Add them to the extender's app."""
+    for verb in (extender.filter, extender.prioritize, extender.bind):
+        app.add_url_rule(f"{_PREFIX}/{verb.__name__}", f"gpushare {verb.__name__}", posted(verb), methods=["POST"])
+
+    def inspect(node: str = "") -> Response:
+        gate.may_answer()
+        names = (node,) if node else state.nodes_with_cards()
+        found = [(name, seen) for name in names if (seen := state.seen(name)) is not None]
+        if node and not found:
+            raise BadRequest(404, f"there is no node {node}")
+        rows = [_node(name, *seen, gpushare.unit(settings)) for name, seen in found]
+        return Response(orjson.dumps({"nodes": rows}), mimetype="application/json")
+
+    app.add_url_rule(f"{_PREFIX}/inspect", "gpushare inspect", inspect)
+    app.add_url_rule(f"{_PREFIX}/inspect/<node>", "gpushare inspect one", inspect)
+    app.add_url_rule("/version", "version", lambda: Response(version("mgpu"), mimetype="text/plain"))
+
+
+def _node(name: str, cards: tuple[CardState, ...], holdings: tuple[Holding, ...], unit: int) -> dict[str, Any]:
+    """A node in units of `gpu-mem`, whatever vocabulary its pods use; what they hold is rounded up."""
+    devices = [
+        {
+            "id": state.card.index,
+            "totalGPU": state.card.memory // unit,
+            "usedGPU": -(-state.memory_used // unit),
+            "pods": [_pod(holding, state.card, unit) for holding in holdings if holding.uses(state.card).shares],
+        }
+        for state in cards
+    ]
+    return {
+        "name": name,
+        "totalGPU": sum(device["totalGPU"] for device in devices),
+        "usedGPU": sum(device["usedGPU"] for device in devices),
+        "devs": devices,
+    }
+
+
+def _pod(holding: Holding, card: Card, unit: int) -> dict[str, Any]:
+    used = -(-holding.uses(card).memory // unit)
+    return {"name": holding.name, "namespace": holding.namespace, "usedGPU": used}
