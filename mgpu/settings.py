@@ -61,9 +61,15 @@ class GpushareSettings(_Block):
     policy: CardPolicy | None = None
 
 
+class KoordinatorSettings(_Block):
+    enabled: bool = True
+    policy: CardPolicy | None = None
+
+
 class DialectSettings(_Block):
     mgpu: MgpuSettings = MgpuSettings()  # type: ignore[call-arg]
     gpushare: GpushareSettings = GpushareSettings()  # type: ignore[call-arg]
+    koordinator: KoordinatorSettings = KoordinatorSettings()
 
 
 class WebhookSettings(_Block):

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from mgpu.cli.certificate import in_cluster, prepare
-from mgpu.cli.setup import read_settings
+from mgpu.cli.setup import UNITS, read_settings
 from mgpu.serving import logs
 from mgpu.serving.server import Listen, serve
 from mgpu.settings import Settings
@@ -41,6 +41,10 @@ Examples:
 @click.option("--self-signed-dir", help="Keep the self-made certificate here.  [default: a private directory]")
 @click.option("--names", help="More DNS names and addresses for the self-made certificate, with commas between.")
 @click.option("--identities", help="Users that may write placement annotations, with commas between.")
+@click.option("--scheduler-name", help="Set this schedulerName on every new GPU pod.  [default: leave it]")
+@click.option(
+    "--memory-unit", type=click.Choice(UNITS, case_sensitive=False), help="What one gpu-mem is.  [default: GiB]"
+)
 @click.option("--kubeconfig", default="", help="The cluster to publish the CA in.  [default: the one this runs in]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str | int | None) -> None:

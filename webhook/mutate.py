@@ -1,19 +1,25 @@
 """What admission changes in a new GPU pod. Pure; `mgpu simulate` calls it too."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mgpu import dialects
+from mgpu.dialects import koordinator
+from mgpu.dialects.node_resources import SHARE
 from mgpu.dialects.vocabulary import vocabularies, vocabulary_of
+from mgpu.model.asks import Ask
 from mgpu.model.errors import BadObject
 from mgpu.model.pods import Container, Pod, Stage, read_pod
+from mgpu.model.quantities import same_quantity
 from mgpu.serving.review import pointer
 from mgpu.settings import Settings
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
+_DEFAULT_SCHEDULER = "default-scheduler"
 
 Operation = Mapping[str, Any]
+Amounts = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +44,21 @@ def mutate(raw: Mapping[str, Any], settings: Settings) -> Mutation:
         if dialects.is_placement_annotation(key):
             patch.append({"op": "remove", "path": pointer("metadata", "annotations", key)})
             warnings.append(f"metadata.annotations[{key}]: removed; it records a placement, which only mgpu decides")
-    ours = _is_ours(pod, settings)
+    ours, ask = _read(pod, settings)
+    if ours and _schedules(pod, settings):
+        patch.append({"op": "add", "path": pointer("spec", "schedulerName"), "value": settings.webhook.scheduler_name})
+        if pod.scheduler not in ("", _DEFAULT_SCHEDULER):
+            warnings.append(f"spec.schedulerName: {pod.scheduler!r} is replaced; this cluster sets it for GPU pods")
     for container in pod.containers:
-        patch += _equalised(container)
+        requests, limits = _completed(container)
+        if ask is not None:
+            if koordinator.enabled(settings):
+                requests, limits = _translated(requests, limits)
+            requests, limits = _carried(container, requests, limits, ask, settings)
+            if container.asked(SHARE) and SHARE not in requests:
+                warnings.append(f"{container.path}.resources[{SHARE}]: removed; mgpu sets it where it is needed")
+        patch += _set(container, "requests", container.requests, requests)
+        patch += _set(container, "limits", container.limits, limits)
         if ours and any(vocabulary_of(name) for name in {**container.requests, **container.limits}):
             removed = list(_without_visible_devices(container))
             patch += removed
@@ -50,26 +68,59 @@ def mutate(raw: Mapping[str, Any], settings: Settings) -> Mutation:
     return Mutation(tuple(patch), tuple(warnings))
 
 
-def _is_ours(pod: Pod, settings: Settings) -> bool:
-    """Whether an enabled dialect reads the pod; a broken ask is one's own too (it is denied later)."""
+def _read(pod: Pod, settings: Settings) -> tuple[bool, Ask | None]:
+    """Whether an enabled dialect reads the pod, and its ask; a broken ask is one's own too (it is denied later)."""
     try:
-        return dialects.read_ask(pod, settings) is not None
+        ask = dialects.read_ask(pod, settings)
     except BadObject:
-        return True
+        return True, None
+    return ask is not None, ask
 
 
-def _equalised(container: Container) -> Iterator[Operation]:
+def _schedules(pod: Pod, settings: Settings) -> bool:
+    """Whether the pod's scheduler is to be set (koordinator.md, "Upgrade webhook"); one that has a node needs none."""
+    return settings.webhook.scheduler_name not in ("", pod.scheduler) and not pod.node
+
+
+def _completed(container: Container) -> tuple[Amounts, Amounts]:
     """Requests for limits and the reverse: extended resources need both, equal (kubernetes.md, "Pods")."""
-    for kind, present, other in (
-        ("limits", container.limits, container.requests),
-        ("requests", container.requests, container.limits),
-    ):
-        missing = {name: other[name] for name in sorted(other) if name not in present and vocabulary_of(name)}
-        if missing and not present:
-            yield {"op": "add", "path": _pointer(container, "resources", kind), "value": missing}
-        elif missing:
-            for name, amount in missing.items():
-                yield {"op": "add", "path": _pointer(container, "resources", kind, name), "value": amount}
+    requests, limits = dict(container.requests), dict(container.limits)
+    return (
+        requests | {n: limits[n] for n in limits.keys() - requests.keys() if vocabulary_of(n)},
+        limits | {n: requests[n] for n in requests.keys() - limits.keys() if vocabulary_of(n)},
+    )
+
+
+def _translated(requests: Amounts, limits: Amounts) -> tuple[Amounts, Amounts]:
+    """`koordinator.sh/gpu` replaced by what it stands for; unequal amounts of it are left for the validation."""
+    if not same_quantity(requests.get(koordinator.GPU, ""), limits.get(koordinator.GPU, "")):
+        return requests, limits
+    return koordinator.translated(requests), koordinator.translated(limits)
+
+
+def _carried(
+    container: Container, requests: Amounts, limits: Amounts, ask: Ask, settings: Settings
+) -> tuple[Amounts, Amounts]:
+    """With one `mgpu.io/share` where a container gets cards and nothing that it asks for is served as device ids."""
+    bare = replace(container, requests=_without_share(requests), limits=_without_share(limits))
+    needed = any(c.container == container.name for c in ask.containers) and not dialects.carrier(bare, settings)
+    share = {SHARE: "1"} if needed else {}
+    return {**bare.requests, **share}, {**bare.limits, **share}
+
+
+def _without_share(amounts: Amounts) -> Amounts:
+    return {name: amount for name, amount in amounts.items() if name != SHARE}
+
+
+def _set(container: Container, kind: str, before: Mapping[str, str], after: Amounts) -> Iterator[Operation]:
+    if after and not before:
+        yield {"op": "add", "path": _pointer(container, "resources", kind), "value": dict(sorted(after.items()))}
+        return
+    for name in sorted(before.keys() - after.keys()):
+        yield {"op": "remove", "path": _pointer(container, "resources", kind, name)}
+    for name in sorted(after):
+        if before.get(name) != after[name]:
+            yield {"op": "add", "path": _pointer(container, "resources", kind, name), "value": after[name]}
 
 
 def _without_visible_devices(container: Container) -> Iterator[Operation]:

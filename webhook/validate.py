@@ -7,11 +7,12 @@ from difflib import get_close_matches
 from typing import Any
 
 from mgpu import dialects
+from mgpu.dialects.node_resources import SHARE
 from mgpu.dialects.vocabulary import mixing, vocabularies, vocabulary_of
 from mgpu.model.asks import Ask
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.pods import Pod, read_pod
-from mgpu.model.quantities import QuantityError, parse_quantity
+from mgpu.model.quantities import same_quantity
 from mgpu.model.wishes import ALL, PREFIX, field
 from mgpu.settings import Settings
 
@@ -66,7 +67,8 @@ def strange_wishes(raw: Mapping[str, Any], old_raw: Mapping[str, Any] | None) ->
     before = read_pod(old_raw).annotations if old_raw is not None else {}
     if not vocabularies(pod):
         return []
-    strange = sorted(key for key in pod.annotations if key.startswith(PREFIX) and key not in (*ALL, *before))
+    new = sorted(key for key in pod.annotations if key.startswith(PREFIX) and key not in (*ALL, *before))
+    strange = [key for key in new if not dialects.is_placement_annotation(key)]
     return [f"{field(key)}: is not known to mgpu and has no effect{_meant(key)}" for key in strange]
 
 
@@ -85,16 +87,9 @@ def _unequal(pod: Pod) -> Iterator[Problem]:
     for container in pod.containers:
         for name in sorted(container.requests.keys() & container.limits.keys()):
             request, limit = container.requests[name], container.limits[name]
-            if vocabulary_of(name) and not _equal(request, limit):
+            if (vocabulary_of(name) or name == SHARE) and not same_quantity(request, limit):
                 path = f"{container.path}.resources.limits[{name}]"
                 yield Problem(path, f"must equal the request, which is {request}, not {limit}")
-
-
-def _equal(request: str, limit: str) -> bool:
-    try:
-        return parse_quantity(request) == parse_quantity(limit)
-    except QuantityError:
-        return request == limit
 
 
 def _placements(changed: Iterable[str], user: str, *, trusted: bool) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from mgpu.dialects import gpushare, mgpu
+from mgpu.dialects import gpushare, koordinator, mgpu
 from mgpu.dialects.node_resources import SHARE, NodeResource
 from mgpu.model.asks import Ask, ContainerAsk, Placement
 from mgpu.model.cards import Card
@@ -58,7 +58,7 @@ class Dialect(Protocol):
         """The dialect's own variables for a container of `pod` that got `cards`, beside the common ones."""
 
 
-ALL: tuple[Dialect, ...] = (mgpu, gpushare)
+ALL: tuple[Dialect, ...] = (mgpu, gpushare, koordinator)
 _BY_NAME: Mapping[str, Dialect] = {dialect.NAME: dialect for dialect in ALL}
 
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from mgpu.model.cards import GPU
+
 SHARE = "mgpu.io/share"
 """What a container asks for that has no other resource served as ids, so that the kubelet has something to allocate."""
 
@@ -13,9 +15,10 @@ class NodeResource:
     """An extended resource: (card index, amount) for every card, unhealthy ones too.
 
     as_ids: served by the device plugin, one device id per unit; else a number in node status, summed over healthy
-    cards (kubernetes.md, "Device manager": what has too many units cannot be ids).
+    cards (kubernetes.md, "Device manager": what has too many units cannot be ids). type: of the cards.
     """
 
     name: str
     amounts: tuple[tuple[int, int], ...]
     as_ids: bool
+    type: str = GPU

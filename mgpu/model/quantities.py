@@ -41,6 +41,14 @@ def _shortened(value: object) -> str:
     return text if len(text) <= _LONGEST + 2 else f"{text[:_LONGEST]}…"
 
 
+def same_quantity(one: str, other: str) -> bool:
+    """Whether two quantities have the same value; what is none is the same only as itself."""
+    try:
+        return parse_quantity(one) == parse_quantity(other)
+    except QuantityError:
+        return one == other
+
+
 def whole_number(value: object) -> int:
     """A quantity that must be an integer. Raises QuantityError for fractions such as `500m`."""
     number = parse_quantity(value)

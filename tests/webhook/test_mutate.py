@@ -8,6 +8,7 @@ from mgpu.settings import load_settings
 from tests.builders import CORE, MEMORY, container, pod, share
 from tests.mgpu.serving.reviews import patched
 from webhook.mutate import Mutation, mutate
+from webhook.validate import validate_create
 
 SETTINGS = load_settings()
 VISIBLE = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}
@@ -54,11 +55,14 @@ def test_unequal_amounts_are_left_for_the_validation() -> None:
     assert mutate(pod("p", {"name": "c", "resources": given}), SETTINGS) == Mutation()
 
 
-@pytest.mark.parametrize("resource", ["aliyun.com/gpu-mem", "koordinator.sh/gpu-core", "nvidia.com/mig-1g.10gb"])
-def test_the_other_vocabularies_are_completed_too_and_otherwise_left_alone(resource: str) -> None:
+@pytest.mark.parametrize("resource", ["aliyun.com/gpu-mem", "koordinator.sh/gpu", "nvidia.com/mig-1g.10gb"])
+def test_a_vocabulary_that_is_not_served_is_completed_too_and_otherwise_left_alone(resource: str) -> None:
+    off = load_settings(
+        "{dialects: {gpushare: {enabled: false}, koordinator: {enabled: false}}, webhook: {schedulerName: ours}}"
+    )
     raw = pod("p", {"name": "c", "env": [VISIBLE], "resources": {"limits": {resource: "1"}}})
-    assert resources(raw)["requests"] == {resource: "1"}
-    assert mutate(raw, SETTINGS).warnings == ()
+    added = {"op": "add", "path": "/spec/containers/0/resources/requests", "value": {resource: "1"}}
+    assert mutate(raw, off) == Mutation((added,))
 
 
 @pytest.mark.parametrize(
@@ -93,3 +97,110 @@ def test_gpu_containers_lose_their_own_visible_devices_with_a_warning() -> None:
     assert spec["containers"][1]["env"] == [VISIBLE]
     assert spec["initContainers"][0]["env"] == []
     assert len(mutate(raw, SETTINGS).warnings) == 2
+
+
+SHARE = "mgpu.io/share"
+GPU, GPU_CORE, GPU_MEMORY, RATIO = (f"koordinator.sh/gpu{rest}" for rest in ("", "-core", "-memory", "-memory-ratio"))
+
+
+def asking(**given: Any) -> dict[str, Any]:
+    return pod("p", {"name": "c", "resources": given})
+
+
+def test_the_koordinator_shorthand_is_replaced_by_what_it_stands_for() -> None:
+    both = {GPU_CORE: "50", RATIO: "50"}
+    for given in (
+        {"requests": {GPU: "50"}},
+        {"limits": {GPU: "50"}},
+        {"requests": {GPU: "50"}, "limits": {GPU: "50"}},
+    ):
+        assert resources(asking(**given)) == {"requests": both, "limits": both}
+    assert resources(asking(requests={GPU: "200", "cpu": "4"})) == {
+        "requests": {"cpu": "4", GPU_CORE: "200", RATIO: "200"},
+        "limits": {GPU_CORE: "200", RATIO: "200"},
+    }
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"requests": {GPU: "50"}, "limits": {GPU: "60"}},
+        {"requests": {GPU: "50", RATIO: "1"}, "limits": {GPU: "50", RATIO: "1"}},
+        {"requests": {GPU: "150"}, "limits": {GPU: "150"}},
+        {"requests": {GPU: "x"}, "limits": {GPU: "x"}},
+        {"requests": {GPU: "50", CORE: "50"}, "limits": {GPU: "50", CORE: "50"}},
+    ],
+    ids=["unequal", "beside another", "no whole cards", "no number", "vocabularies mixed"],
+)
+def test_a_shorthand_that_breaks_a_rule_is_left_for_the_validation(given: Any) -> None:
+    got = resources(asking(**given))
+    assert [got[kind][GPU] for kind in given] == [given[kind][GPU] for kind in given]
+    assert validate_create(asking(**given), SETTINGS)
+
+
+def test_whole_cards_keep_their_name() -> None:
+    assert resources(asking(requests={"nvidia.com/gpu": "2"})) == {
+        "requests": {"nvidia.com/gpu": "2"},
+        "limits": {"nvidia.com/gpu": "2"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("amounts", "text"),
+    [
+        ({GPU_MEMORY: "4Gi"}, ""),
+        ({GPU_MEMORY: "4Gi", "koordinator.sh/gpu.shared": "2"}, ""),
+        ({GPU_MEMORY: "4Gi", "koordinator.sh/rdma": "100"}, ""),
+        ({"aliyun.com/gpu-mem": "4096"}, "dialects: {gpushare: {memoryUnit: MiB}}"),
+    ],
+)
+def test_what_the_kubelet_has_no_ids_for_gets_a_carrier(amounts: dict[str, str], text: str) -> None:
+    raw, settings = asking(requests=amounts), load_settings(text)
+    once = patched(raw, mutate(raw, settings).patch)
+    both = {**amounts, SHARE: "1"}
+    assert once["spec"]["containers"][0]["resources"] == {"requests": both, "limits": both}
+    assert mutate(once, settings) == Mutation()
+    assert validate_create(once, settings) == []
+
+
+@pytest.mark.parametrize(
+    "amounts",
+    [
+        {GPU_MEMORY: "4Gi", GPU_CORE: "50"},
+        {RATIO: "50"},
+        {"nvidia.com/gpu": "1"},
+        {"koordinator.sh/rdma": "100"},
+        {"aliyun.com/gpu-mem": "4"},
+        {CORE: "50", MEMORY: "512"},
+    ],
+)
+def test_all_others_have_none_and_lose_the_one_they_set_themselves(amounts: dict[str, str]) -> None:
+    assert SHARE not in resources(asking(requests=amounts))["limits"]
+    given = asking(requests={**amounts, SHARE: "7"}, limits=amounts)
+    assert resources(given) == {"requests": amounts, "limits": amounts}
+    assert mutate(given, SETTINGS).warnings == (
+        f"spec.containers[0].resources[{SHARE}]: removed; mgpu sets it where it is needed",
+    )
+
+
+def test_a_wrong_number_of_carriers_becomes_one() -> None:
+    given = asking(requests={GPU_MEMORY: "4Gi", SHARE: "7"})
+    assert resources(given)["limits"] == resources(given)["requests"] == {GPU_MEMORY: "4Gi", SHARE: "1"}
+
+
+@pytest.mark.parametrize(
+    ("before", "warned"), [(None, False), ("default-scheduler", False), ("volcano", True), ("ours", None)]
+)
+def test_gpu_pods_get_the_scheduler_that_the_settings_name(before: str | None, warned: bool | None) -> None:
+    settings = load_settings("webhook: {schedulerName: ours}")
+    container_only = asking(requests={"cpu": "1"})
+    gpu = asking(requests={"nvidia.com/gpu": "1"}, limits={"nvidia.com/gpu": "1"})
+    for raw in (container_only, gpu):
+        if before:
+            raw["spec"]["schedulerName"] = before
+    assert mutate(container_only, settings) == Mutation()
+    changed = mutate(gpu, settings)
+    expected = [] if warned is None else [{"op": "add", "path": "/spec/schedulerName", "value": "ours"}]
+    assert (list(changed.patch), bool(changed.warnings)) == (expected, bool(warned))
+    assert mutate(gpu, SETTINGS) == Mutation()
+    assert mutate({**gpu, "spec": {**gpu["spec"], "nodeName": "n1"}}, settings) == Mutation()

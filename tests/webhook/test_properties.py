@@ -18,7 +18,10 @@ SETTINGS = load_settings()
 CLIENT = make_app(SETTINGS).test_client()
 
 AMOUNTS = st.dictionaries(
-    st.sampled_from([CORE, MEMORY, "cpu", "aliyun.com/gpu-mem", "nvidia.com/gpu", "nvidia.com/gpu-4gb"]),
+    st.sampled_from(
+        [CORE, MEMORY, "cpu", "aliyun.com/gpu-mem", "nvidia.com/gpu", "nvidia.com/gpu-4gb", "mgpu.io/share"]
+        + [f"koordinator.sh/{name}" for name in ("gpu", "gpu-core", "gpu-memory", "rdma")]
+    ),
     st.sampled_from(["0", "50", "100", "120", "200", "512", "6k", "500m", "-1", "x", ""]),
     max_size=3,
 )

@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from mgpu.dialects import gpushare
+from mgpu.dialects import koordinator as koord
 from mgpu.dialects import mgpu as mgpu_dialect
 from mgpu.settings import Settings, load_settings
 from tests.builders import CORE, MEMORY, container, pod
@@ -135,7 +136,7 @@ def _gpushare_pods(draw: st.DrawFn) -> Raw:
     """One to three containers that ask, among init containers, sidecars and containers that do not."""
 
     def one(name: str, *, asks: bool, **more: Any) -> Raw:
-        units = str(draw(st.integers(1, 20_000)))
+        units = str(draw(st.integers(1, 16)))
         kinds = draw(st.sampled_from([("requests",), ("limits",), ("requests", "limits")]))
         amounts = {kind: {gpushare.MEMORY: units} for kind in kinds} if asks else {}
         return {"name": name, "image": "cuda", "resources": amounts, **more}
@@ -199,4 +200,110 @@ GPUSHARE = Case(
     unreadable=lambda record: {**record, gpushare.INDEX: "nonsense", gpushare.ALLOCATION: "nonsense"},
 )
 
-CASES = {case.name: case for case in (MGPU, GPUSHARE)}
+
+@st.composite
+def _koordinator_pods(draw: st.DrawFn) -> Raw:
+    """Pods of every combination, with init containers, sidecars, other devices and containers that ask for nothing."""
+    percents, counts = st.integers(1, 100), st.integers(1, 4)
+
+    def one(name: str, *, gpu: bool, **more: Any) -> Raw:
+        n, core, ratio, memory = draw(counts), draw(percents), draw(percents), draw(st.integers(1, 2**37))
+        kinds: list[dict[str, object]] = [
+            {koord.NVIDIA: n},
+            {koord.GPU: core},
+            {koord.GPU: 100 * n},
+            {koord.MEMORY: memory},
+            {koord.RATIO: ratio},
+            {koord.CORE: core, koord.MEMORY: memory},
+            {koord.CORE: 100 * n, koord.MEMORY: memory},
+            {koord.CORE: core, koord.RATIO: ratio},
+            {koord.SHARED: n, koord.MEMORY: memory},
+            {koord.SHARED: n, koord.RATIO: n * ratio},
+            {koord.SHARED: n, koord.CORE: n * core, koord.MEMORY: memory},
+            {koord.SHARED: n, koord.CORE: n * core, koord.RATIO: n * ratio},
+        ]
+        amounts = dict(draw(st.sampled_from(kinds if gpu else [{}, *kinds])))
+        rdma = {koord.PREFIX + "rdma": draw(percents), koord.PREFIX + "fpga": 100 * n}
+        amounts |= draw(st.sampled_from([{}, {}, rdma, {koord.PREFIX + "rdma": 200}]))
+        return {**resources(amounts), "name": name, **more}
+
+    init = tuple(
+        one(f"i{i}", gpu=False, **({"restartPolicy": "Always"} if draw(st.booleans()) else {}))
+        for i in range(draw(st.integers(0, 2)))
+    )
+    apps = [one(f"c{i}", gpu=i == 0) for i in range(draw(st.integers(1, 3)))]
+    return pod("p", *apps, init=init)
+
+
+def _koordinator_malformed() -> Mapping[str, tuple[Raw, tuple[str, ...]]]:
+    bad: dict[str, tuple[Mapping[str, object], str]] = {
+        "no number": ({koord.GPU: "much"}, koord.GPU),
+        "nothing": ({koord.GPU: "0"}, koord.GPU),
+        "no whole card": ({koord.NVIDIA: "0"}, koord.NVIDIA),
+        "less than nothing": ({koord.PREFIX + "rdma": "-100"}, koord.PREFIX + "rdma"),
+        "a fraction": ({koord.GPU: "500m"}, koord.GPU),
+        "beyond any quantity": ({koord.MEMORY: str(2**63)}, koord.MEMORY),
+        "beyond any node": ({koord.GPU: str(100 * 2**50)}, koord.GPU),
+        "core alone": ({koord.CORE: "50"}, koord.CORE),
+        "a number of cards alone": ({koord.SHARED: "2"}, koord.SHARED),
+        "two forms at once": ({koord.GPU: "50", koord.RATIO: "50"}, koord.GPU),
+        "whole cards and shares": ({koord.NVIDIA: "1", koord.GPU: "50"}, koord.NVIDIA),
+        "more than a card, not whole cards": ({koord.GPU: "150"}, koord.GPU),
+        "more than a device, not whole devices": ({koord.PREFIX + "npu": "150"}, koord.PREFIX + "npu"),
+        "not divisible by the cards": ({koord.SHARED: "2", koord.RATIO: "75"}, koord.RATIO),
+        "not divisible by the cards of the other amount": ({koord.CORE: "300", koord.RATIO: "100"}, koord.RATIO),
+        "more than the cards have": ({koord.SHARED: "2", koord.RATIO: "202"}, koord.RATIO),
+        "a typo": ({koord.PREFIX + "gpu-mem": "4"}, koord.PREFIX + "gpu-mem"),
+    }
+    return {
+        title: (pod("p", resources(amounts)), (f"{_PATH}.requests[{name}]",)) for title, (amounts, name) in bad.items()
+    } | {
+        "two problems in a container, one in another": (
+            pod(
+                "p",
+                resources(None, {koord.CORE: "150", koord.RATIO: "250", "cpu": "1"}),
+                {**resources({koord.GPU: "x"}), "name": "d"},
+            ),
+            (
+                f"{_PATH}.limits[{koord.CORE}]",
+                f"{_PATH}.limits[{koord.RATIO}]",
+                f"spec.containers[1].resources.requests[{koord.GPU}]",
+            ),
+        ),
+        "an init container": (
+            pod("p", resources({koord.GPU: "1"}), init=({**resources({koord.CORE: "1"}), "name": "i"},)),
+            (f"spec.initContainers[0].resources.requests[{koord.CORE}]",),
+        ),
+    }
+
+
+KOORDINATOR = Case(
+    name="koordinator",
+    pods=_koordinator_pods(),
+    equal={
+        "requests, limits or both": (
+            pod("p", resources({koord.GPU: "50"})),
+            pod("p", resources(None, {koord.GPU: "50"})),
+            pod("p", resources({koord.GPU: "50"}, {koord.GPU: "50"})),
+        ),
+        "the shorthand and what it stands for": (
+            pod("p", resources({koord.GPU: "50"})),
+            pod("p", resources({koord.CORE: "50", koord.RATIO: "50"})),
+            pod("p", resources({koord.CORE: "50", koord.RATIO: "50", koord.SHARED: "1"})),
+        ),
+        "whole cards": (
+            pod("p", resources({koord.GPU: "200"})),
+            pod("p", resources({koord.CORE: "0.2k", koord.RATIO: "200"})),
+            pod("p", resources({koord.SHARED: "2", koord.CORE: "200", koord.RATIO: "200"})),
+        ),
+        "spellings of a quantity": (
+            pod("p", resources({koord.CORE: "60", koord.MEMORY: "4Gi"})),
+            pod("p", resources({koord.CORE: 60, koord.MEMORY: "4096Mi"})),
+            pod("p", resources({koord.CORE: "6e1", koord.MEMORY: 4 << 30})),
+        ),
+    },
+    malformed=_koordinator_malformed(),
+    unreadable=lambda record: dict.fromkeys(record, "nonsense"),
+)
+
+CASES = {case.name: case for case in (MGPU, GPUSHARE, KOORDINATOR)}

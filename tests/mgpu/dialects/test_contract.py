@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mgpu import dialects
 from mgpu.dialects.vocabulary import vocabularies, vocabulary_of
-from mgpu.model.asks import Ask, Placement
+from mgpu.model.asks import Ask, ContainerAsk, Placement
 from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject
 from mgpu.model.groups import Group
@@ -22,6 +22,8 @@ from tests.mgpu.dialects.contract import CASES, Case, Raw
 
 DEFAULT = load_settings("")
 NODE_CARDS = cards(8)
+OTHER_DEVICES = tuple(Card(i, f"{t}-{i}", "", 0, minor=i, type=t) for t in ("fpga", "rdma") for i in range(4))
+DEVICES = (*NODE_CARDS, *OTHER_DEVICES)
 
 every_dialect = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
@@ -92,7 +94,9 @@ def test_property_an_ask_is_sound(case: Case, data: st.DataObject) -> None:
     started = [c.name for c in read_pod(raw).containers]
     assert ask.dialect == case.name
     assert names == [name for name in started if name in names]
-    for wanted in ask.containers:
+    assert all(wanted.type != "gpu" and wanted.container in started for wanted in ask.others)
+    assert len({(wanted.type, wanted.container) for wanted in ask.others}) == len(ask.others)
+    for wanted in (*ask.containers, *ask.others):
         assert wanted.cards >= 1
         assert 0 <= wanted.core <= 1000
         assert (wanted.core, wanted.memory) == (1000, 0) if wanted.whole else wanted.memory >= 0
@@ -106,7 +110,7 @@ def test_property_a_record_reads_back_as_the_placement(case: Case, data: st.Data
     for settings in case.settings.values():
         ask = read(case, raw, settings)
         placement = placed(data, ask)
-        record = of(case).write_placement(read_pod(raw), ask, placement, NODE_CARDS, settings, 0)
+        record = of(case).write_placement(read_pod(raw), ask, placement, DEVICES, settings, 0)
         shares = of(case).read_placement(read_pod(with_annotations(raw, record)), ask)
         assert shares is not None
         assert {on_card(share) for share in shares} == set(shares_of(ask, placement))
@@ -116,14 +120,18 @@ def test_property_a_record_reads_back_as_the_placement(case: Case, data: st.Data
 
 
 def placed(data: st.DataObject, ask: Ask) -> Placement:
-    indexes = st.permutations(range(len(NODE_CARDS)))
-    return Placement(tuple((c.container, tuple(sorted(data.draw(indexes)[: c.cards]))) for c in ask.containers))
+    def some(wanted: ContainerAsk, of: int) -> tuple[int, ...]:
+        return tuple(sorted(data.draw(st.permutations(range(of)))[: wanted.cards]))
+
+    return Placement(
+        tuple((c.container, some(c, len(NODE_CARDS))) for c in ask.containers),
+        others=tuple((c.type, c.container, some(c, 4)) for c in ask.others),
+    )
 
 
 def on_card(share: Share) -> Share:
     """The share with its card's index, however the record names the card."""
-    card = next(card for card in NODE_CARDS if share.is_on(card))
-    return Share(share.container, card.index, share.core, share.memory, share.whole, share.stage)
+    return replace(share, card=next(card.index for card in DEVICES if share.is_on(card)))
 
 
 @every_dialect
@@ -132,7 +140,7 @@ def test_property_no_record_is_none_and_garbage_is_a_bad_object(case: Case, data
     raw = data.draw(case.pods)
     ask = read(case, raw)
     assert of(case).read_placement(read_pod(raw), ask) is None
-    record = of(case).write_placement(read_pod(raw), ask, placed(data, ask), NODE_CARDS, DEFAULT, 0)
+    record = of(case).write_placement(read_pod(raw), ask, placed(data, ask), DEVICES, DEFAULT, 0)
     garbage = with_annotations(raw, case.unreadable(record))
     with pytest.raises(BadObject) as error:
         of(case).read_placement(read_pod(garbage), ask)
@@ -176,7 +184,8 @@ def test_property_a_container_sees_exactly_its_cards(case: Case, data: st.DataOb
         assert seen["NVIDIA_VISIBLE_DEVICES"] == ",".join(card.uuid for card in own)
         assert seen["MGPU_CARDS"] == ",".join(str(card.index) for card in own)
         assert float(seen["MGPU_CORE_PERCENT"]) == wanted.core / 10
-        assert int(seen["MGPU_MEMORY_BYTES"]) == (own[0].memory if wanted.whole else wanted.memory)
+        memory = own[0].memory * wanted.ratio // 100 if wanted.ratio else wanted.memory
+        assert int(seen["MGPU_MEMORY_BYTES"]) == (own[0].memory if wanted.whole else memory)
         assert all(isinstance(value, str) for value in seen.values())
 
 
@@ -215,7 +224,7 @@ def test_property_a_bad_wish_is_a_bad_object_until_cards_are_decided(case: Case,
         assert [problem.field for problem in error.value.problems] == ["metadata.annotations[mgpu.io/card-models]"]
     bare = dialects.read_bare_ask(read_pod(raw), DEFAULT)
     assert bare is not None
-    record = of(case).write_placement(read_pod(raw), bare, placed(data, bare), NODE_CARDS, DEFAULT, 0)
+    record = of(case).write_placement(read_pod(raw), bare, placed(data, bare), DEVICES, DEFAULT, 0)
     ask = dialects.read_ask(read_pod(with_annotations(bound, record)), DEFAULT)
     assert ask is not None
     assert str(ask.wishes) == "spread-group web"

@@ -1,0 +1,313 @@
+"""Koordinator fine-grained devices (seeds/koordinator-fine-grained-device.md; spec page koordinator.md).
+
+GPU in percent of cards (`gpu`, `gpu-core`, `gpu-memory-ratio`) and bytes (`gpu-memory`), in total over a container's
+cards; whole cards as `nvidia.com/gpu`. Every other `koordinator.sh/<type>` is percent of devices of that type, whether
+any node has such a device or not: types are an open set. Names that begin with `gpu` are never types.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+
+from mgpu.dialects.device_allocated import ALLOCATED, Device, load, read, write
+from mgpu.dialects.node_resources import NodeResource
+from mgpu.model.asks import Ask, ContainerAsk, Placement, by_index, peak
+from mgpu.model.cards import GPU as GPU_TYPE
+from mgpu.model.cards import WHOLE_CORE, WHOLE_RATIO, Card
+from mgpu.model.errors import BadObject, Problem
+from mgpu.model.ledger import Minor, Share, share_of
+from mgpu.model.pods import Container, Pod
+from mgpu.model.quantities import QuantityError, whole_bytes, whole_number
+from mgpu.settings import Settings
+
+NAME = "koordinator"
+DEFAULT_CARD_POLICY = "minor"
+
+PREFIX = "koordinator.sh/"
+GPU = PREFIX + "gpu"
+CORE = PREFIX + "gpu-core"
+MEMORY = PREFIX + "gpu-memory"
+RATIO = PREFIX + "gpu-memory-ratio"
+SHARED = PREFIX + "gpu.shared"
+NVIDIA = "nvidia.com/gpu"
+PER_CONTAINER = "mgpu.io/container-devices"
+"""`{"a":{"gpu":[0,1]},"b":{"rdma":[0]}}`: which minors of the pod's allocation each container has."""
+
+MAX_DEVICES = 1024
+"""Of one container; no node has more."""
+_COMBINATIONS = (
+    (NVIDIA,),
+    (GPU,),
+    (MEMORY,),
+    (RATIO,),
+    (CORE, MEMORY),
+    (CORE, RATIO),
+    (SHARED, MEMORY),
+    (SHARED, RATIO),
+    (SHARED, CORE, MEMORY),
+    (SHARED, CORE, RATIO),
+)
+_OF_GPU = (NVIDIA, GPU, SHARED, CORE, MEMORY, RATIO)
+_VALID = frozenset(map(frozenset, _COMBINATIONS))
+_ALLOWED = ", ".join("{" + ", ".join(name.removeprefix(PREFIX) for name in names) + "}" for names in _COMBINATIONS)
+_TYPE = re.compile(r"(?!gpu)[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
+
+
+def enabled(settings: Settings) -> bool:
+    return settings.dialects.koordinator.enabled
+
+
+def card_policy(settings: Settings) -> str | None:
+    return settings.dialects.koordinator.policy
+
+
+def read_ask(pod: Pod, settings: Settings) -> Ask | None:  # noqa: ARG001
+    found: list[ContainerAsk] = []
+    problems: list[Problem] = []
+    for container in pod.containers:
+        try:
+            found += _container_asks(container)
+        except BadObject as error:
+            problems += error.problems
+    if problems:
+        raise BadObject(problems)
+    of_gpu = tuple(ask for ask in found if ask.type == GPU_TYPE)
+    others = sorted((ask for ask in found if ask.type != GPU_TYPE), key=lambda ask: ask.type)
+    return Ask(NAME, of_gpu, others=tuple(others)) if found else None
+
+
+def write_placement(
+    pod: Pod,  # noqa: ARG001
+    ask: Ask,
+    placement: Placement,
+    cards: Sequence[Card],
+    settings: Settings,  # noqa: ARG001
+    now_ns: int,  # noqa: ARG001
+) -> dict[str, str]:
+    asks = (*ask.containers, *ask.others)
+    devices: list[Device] = []
+    for type in dict.fromkeys(a.type for a in asks):
+        known = by_index(cards, type)
+        chosen = [(a, i) for a in asks if a.type == type for i in placement.cards(a.container, type)]
+        for index in sorted({i for _, i in chosen}):
+            card = known[index]
+            of_pod = peak((a.stage, a.takes(card)) for a, i in chosen if i == index)
+            percent, memory, ratio = of_pod.core * WHOLE_RATIO // WHOLE_CORE, of_pod.memory, of_pod.ratio
+            devices.append(Device(type, _minor(card), card.uuid, percent, memory, ratio))
+    written = {ALLOCATED: write(devices)}
+    if len({a.container for a in asks}) > 1:
+        written[PER_CONTAINER] = _per_container(asks, placement, cards)
+    return written
+
+
+def read_placement(pod: Pod, ask: Ask) -> tuple[Share, ...] | None:
+    """What is recorded: by container, as mgpu does; else as Koordinator itself leaves it, one allocation for the pod.
+
+    There every container of the pod that asks for a type may use all of the pod's devices of it; which holds how much
+    is not known, so that the first one is said to hold all that the pod holds.
+    """
+    text, by_container = pod.annotations.get(ALLOCATED), pod.annotations.get(PER_CONTAINER)
+    if text is None:
+        if by_container is not None:
+            raise BadObject([Problem(_path(PER_CONTAINER), f"is a part of {ALLOCATED}, which is missing")])
+        return None
+    devices = read(text)
+    asks = (*ask.containers, *ask.others)
+    if by_container is not None:
+        return tuple(_shares_by_container(asks, devices, by_container))
+    return tuple(_shares_of_pod(asks, devices))
+
+
+def owns_annotation(key: str) -> bool:
+    return key in (ALLOCATED, PER_CONTAINER)
+
+
+def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, ...]:
+    """Types other than GPU are numbers in node status: there is nothing that the node would give to a container."""
+    if not enabled(settings):
+        return ()
+    gpus = [card for card in cards if card.type == GPU_TYPE]
+    percent = tuple((card.index, 100) for card in gpus)
+    others = {card.type: by_index(cards, card.type) for card in cards if card.type != GPU_TYPE}
+    return (
+        NodeResource(NVIDIA, tuple((card.index, 1) for card in gpus), as_ids=True),
+        NodeResource(CORE, percent, as_ids=True),
+        NodeResource(RATIO, percent, as_ids=True),
+        NodeResource(MEMORY, tuple((card.index, card.memory) for card in gpus), as_ids=False),
+        NodeResource(SHARED, percent, as_ids=False),
+        *(NodeResource(PREFIX + t, tuple((i, 100) for i in others[t]), as_ids=False, type=t) for t in sorted(others)),
+    )
+
+
+def environment(pod: Pod, ask: ContainerAsk, cards: Sequence[Card]) -> dict[str, str]:  # noqa: ARG001
+    """None: what Koordinator sets is `NVIDIA_VISIBLE_DEVICES`, which every container gets."""
+    return {}
+
+
+def translated(amounts: Mapping[str, str]) -> dict[str, str]:
+    """A container's requests or limits, `koordinator.sh/gpu` in them replaced by the core and ratio that it stands for.
+
+    Where it stands beside other names for GPU, or is no amount of it, it is left for the validation.
+    """
+    named = [name for name in _OF_GPU if name in amounts]
+    if named != [GPU]:
+        return dict(amounts)
+    numbers, problems = _numbers({GPU: (amounts[GPU], "")})
+    if problems or any(_broken(numbers)):
+        return dict(amounts)
+    of_gpu = {CORE: amounts[GPU], RATIO: amounts[GPU]}
+    return {name: amount for name, amount in amounts.items() if name != GPU} | of_gpu
+
+
+def _container_asks(container: Container) -> Iterable[ContainerAsk]:
+    """The asks of one container, one per type. Raises BadObject."""
+    names = sorted({name for name in (*container.requests, *container.limits) if _is_own(name)})
+    asked = {name: found for name in names if (found := container.asked(name))}
+    if not asked:
+        return ()
+    numbers, problems = _numbers(asked)
+    problems += (Problem(asked[name][1], text) for name in asked if (text := _strange(name)))
+    if not problems:
+        problems += (Problem(asked[name][1], text) for name, text in _broken(numbers))
+    if problems:
+        raise BadObject(sorted(problems))
+    return _asks_of(container, numbers)
+
+
+def _is_own(name: str) -> bool:
+    return name == NVIDIA or name.startswith(PREFIX)
+
+
+def _strange(name: str) -> str:
+    """What is wrong with a name; "": nothing."""
+    if name in _OF_GPU or _TYPE.fullmatch(name.removeprefix(PREFIX)):
+        return ""
+    close = get_close_matches(name, _OF_GPU, n=1, cutoff=0.8)
+    return "is no resource of a GPU" + (f"; did you mean {close[0]}?" if close else "")
+
+
+def _numbers(asked: Mapping[str, tuple[str, str]]) -> tuple[dict[str, int], list[Problem]]:
+    numbers: dict[str, int] = {}
+    problems: list[Problem] = []
+    for name, (text, path) in asked.items():
+        most = MAX_DEVICES if name in (NVIDIA, SHARED) else 100 * MAX_DEVICES
+        try:
+            number = whole_bytes(text) if name == MEMORY else whole_number(text)
+        except QuantityError as error:
+            problems.append(Problem(path, str(error)))
+            continue
+        if number <= 0:
+            problems.append(Problem(path, f"must be greater than 0, not {text}"))
+        elif name != MEMORY and number > most:
+            problems.append(Problem(path, f"asks for more than {MAX_DEVICES} devices, which no node has: {text}"))
+        numbers[name] = number
+    return numbers, problems
+
+
+def _broken(numbers: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """The rules of koordinator.md, "Resources", that the amounts of one container break, as (resource, message)."""
+    of_gpu = [name for name in _OF_GPU if name in numbers]
+    known = not of_gpu or frozenset(of_gpu) in _VALID
+    if not known:
+        one = "cannot be asked for alone" if len(of_gpu) == 1 else f"cannot stand beside {' and '.join(of_gpu[1:])}"
+        yield of_gpu[0], f"{one}; a container asks for one of {_ALLOWED}"
+    free = (NVIDIA, MEMORY, SHARED, *((CORE, RATIO) if SHARED in numbers else ()))
+    odd = [name for name, number in numbers.items() if name not in free and number > 100 and number % 100]
+    for name in odd:
+        yield name, f"above 100 must be a multiple of 100 (whole devices), not {numbers[name]}"
+    if odd or not known:
+        return
+    cards = _cards(numbers)
+    for name in (CORE, RATIO):
+        if numbers.get(name, 0) % cards:
+            yield name, f"must be divisible by the number of cards: {numbers[name]} over {cards} cards"
+        elif numbers.get(name, 0) > 100 * cards:
+            yield name, f"must be at most 100 per card: {numbers[name]} over {cards} card{'' if cards == 1 else 's'}"
+
+
+def _cards(numbers: Mapping[str, int]) -> int:
+    if NVIDIA in numbers:
+        return numbers[NVIDIA]
+    if SHARED in numbers:
+        return numbers[SHARED]
+    return max(1, *(numbers.get(name, 0) // 100 for name in (GPU, CORE, RATIO)))
+
+
+def _asks_of(container: Container, numbers: Mapping[str, int]) -> Iterator[ContainerAsk]:
+    name, stage = container.name, container.stage
+    if any(resource in numbers for resource in _OF_GPU):
+        cards, both = _cards(numbers), numbers.get(GPU, 0)
+        core, ratio = (numbers.get(resource, both) // cards for resource in (CORE, RATIO))
+        memory = -(-numbers.get(MEMORY, 0) // cards)
+        whole = NVIDIA in numbers or (core, ratio) == (100, WHOLE_RATIO)
+        if whole:
+            yield ContainerAsk(name, cards, core=WHOLE_CORE, whole=True, stage=stage, stock=NVIDIA in numbers)
+        else:
+            yield ContainerAsk(name, cards, core * 10, memory, stage=stage, ratio=ratio)
+    for resource in sorted(numbers.keys() - {*_OF_GPU}):
+        percent, type = numbers[resource], resource.removeprefix(PREFIX)
+        devices = max(1, percent // 100)
+        yield ContainerAsk(name, devices, percent * 10 // devices, stage=stage, type=type)
+
+
+def _per_container(asks: Iterable[ContainerAsk], placement: Placement, cards: Sequence[Card]) -> str:
+    minors: dict[str, dict[str, list[int]]] = {}
+    for ask in asks:
+        known, chosen = by_index(cards, ask.type), placement.cards(ask.container, ask.type)
+        minors.setdefault(ask.container, {})[ask.type] = [_minor(known[i]) for i in chosen]
+    return json.dumps(minors, separators=(",", ":"))
+
+
+def _shares_by_container(asks: Iterable[ContainerAsk], devices: Iterable[Device], text: str) -> Iterator[Share]:
+    table, by_minor = load(text, _path(PER_CONTAINER)), {(d.type, d.minor): d for d in devices}
+    for ask in asks:
+        row = table.get(ask.container)
+        minors = row.get(ask.type) if isinstance(row, dict) else None
+        what = f"{ask.type} of container {ask.container!r}"
+        if not isinstance(minors, list) or len(minors) != ask.cards or len(set(map(str, minors))) != ask.cards:
+            rule = f"must be {ask.cards} different minor{'' if ask.cards == 1 else 's'}"
+            raise BadObject([Problem(_path(PER_CONTAINER), f"{what} {rule}, not {str(minors)[:80]}")])
+        for minor in minors:
+            device = by_minor.get((ask.type, minor)) if isinstance(minor, int) else None
+            if device is None:
+                raise BadObject([Problem(_path(PER_CONTAINER), f"{what} names {minor!r}, which {ALLOCATED} does not")])
+            yield share_of(ask, _named(device))
+
+
+def _shares_of_pod(asks: Sequence[ContainerAsk], devices: Sequence[Device]) -> Iterator[Share]:
+    for type in dict.fromkeys([*(a.type for a in asks), *(d.type for d in devices)]):
+        wanted, given = [a for a in asks if a.type == type], [d for d in devices if d.type == type]
+        if wanted and not given:
+            raise BadObject(
+                [Problem(_path(ALLOCATED), f"names no {type}, container {wanted[0].container!r} asks for it")]
+            )
+        if len(wanted) == 1 and len(given) == wanted[0].cards and all(_gives(d, wanted[0]) for d in given):
+            yield from (share_of(wanted[0], _named(d)) for d in given)
+            continue
+        first, *others = wanted or asks[:1]
+        percent = None if type != GPU_TYPE else 0
+        for d in given:
+            ratio = None if percent is None else d.ratio
+            yield Share(first.container, _named(d), d.core * 10, d.memory, stage=first.stage, ratio=ratio, type=type)
+            yield from (Share(a.container, _named(d), stage=a.stage, ratio=percent, type=type) for a in others)
+
+
+def _gives(device: Device, ask: ContainerAsk) -> bool:
+    """Whether what is recorded of a device is what the ask takes of it."""
+    if ask.whole:
+        return (device.core, device.ratio) == (100, WHOLE_RATIO)
+    memory = device.memory == ask.memory if ask.memory else device.ratio == (ask.ratio or 0)
+    return device.core * 10 == ask.core and memory
+
+
+def _named(device: Device) -> str | Minor:
+    return device.id or Minor(device.minor)
+
+
+def _minor(card: Card) -> int:
+    return card.index if card.minor is None else card.minor
+
+
+def _path(key: str) -> str:
+    return f"metadata.annotations[{key}]"
