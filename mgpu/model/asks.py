@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mgpu.model.cards import GPU, WHOLE_CORE, WHOLE_RATIO, Card
+from mgpu.model.cards import GPU, WHOLE_CORE, WHOLE_RATIO, Card, noun
 from mgpu.model.pods import Node, Stage
 from mgpu.model.wishes import NONE, Wishes
 
@@ -139,6 +139,7 @@ class CardRefusal:
 
     index: int
     reason: str
+    type: str = GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ class Rejection:
         for refusal in self.cards:
             counts[refusal.reason] = counts.get(refusal.reason, 0) + 1
         rows = sorted(counts.items(), key=lambda row: (-row[1], row[0]))
-        cards = f"{len(self.cards)} card{'s' if len(self.cards) != 1 else ''}"
+        cards = f"{len(self.cards)} {noun(self.cards[0].type)}{'s' if len(self.cards) != 1 else ''}"
         listed = f"{cards}: {', '.join(f'{n} {reason}' for reason, n in rows)}"
         return f"{self.reason} ({listed})" if self.reason else listed
 

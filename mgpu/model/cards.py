@@ -14,6 +14,11 @@ WHOLE_RATIO = 100
 """The memory of one card, in percent."""
 
 
+def noun(type: str) -> str:
+    """What people call a device of this type."""
+    return "card" if type == GPU else f"{type} device"
+
+
 @dataclass(frozen=True, slots=True)
 class Card:
     """One device of a node: a GPU, or of another `type`, which has milli and no memory.

@@ -1,13 +1,14 @@
-"""The cards of a node: its `Device` object, for every dialect (koordinator.md, "Device CRD").
+"""The cards and other devices of a node: its `Device` object, for every dialect (koordinator.md, "Device CRD").
 
 Written in `koordinator.sh/` names; the older spellings of the Koordinator seed are read too (`deviceType`,
 `resource`, `kubernetes.io/gpu-*`).
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from mgpu.model.cards import Card
+from mgpu.model.cards import GPU, Card, noun
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.pods import Node
 from mgpu.model.quantities import MAX, QuantityError, quantity_of_bytes, whole_bytes, whole_number
@@ -18,10 +19,15 @@ MODEL_LABEL = "node.koordinator.sh/gpu-model"
 WHOLE_CARDS_LABEL = "mgpu.io/whole-cards"
 """Of a Node: who serves `nvidia.com/gpu` there, `nvidia` (its own plugin) or `mgpu`; absent: mgpu."""
 _PREFIXES = ("koordinator.sh/", "kubernetes.io/")
+_TYPE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 
 def read_device(raw: Mapping[str, Any]) -> tuple[Card, ...]:
-    """The GPUs of a Device object, by index. Raises BadObject: the inventory is taken whole or not at all."""
+    """The devices in a Device object: the GPUs by index, then those of other types, by type and index.
+
+    A device of another type than `gpu`, whatever that is, has 1000 milli and no memory. Raises BadObject: the inventory
+    is taken whole or not at all.
+    """
     spec = raw.get("spec")
     rows = spec.get("devices") if isinstance(spec, dict) else None
     if rows is not None and not isinstance(rows, list):
@@ -31,7 +37,7 @@ def read_device(raw: Mapping[str, Any]) -> tuple[Card, ...]:
         path = f"spec.devices[{i}]"
         if not isinstance(row, dict):
             problems.append(Problem(path, "must be an object"))
-        elif row.get("type", row.get("deviceType")) == "gpu":
+        else:
             try:
                 cards.append(_read_card(row, path))
             except BadObject as error:
@@ -39,10 +45,13 @@ def read_device(raw: Mapping[str, Any]) -> tuple[Card, ...]:
     problems += _repeated(cards, "spec.devices")
     if problems:
         raise BadObject(problems)
-    return tuple(sorted(cards, key=lambda card: card.index))
+    return tuple(sorted(cards, key=lambda card: (card.type != GPU, card.type, card.index)))
 
 
 def _read_card(row: Mapping[str, Any], path: str) -> Card:
+    type_ = row.get("type", row.get("deviceType"))
+    if not isinstance(type_, str) or not _TYPE.fullmatch(type_):
+        raise BadObject([Problem(f"{path}.type", f"must be gpu or the name of another type of devices, not {type_!r}")])
     resources = row.get("resources", row.get("resource")) or {}
     labels, topology = row.get("labels") or {}, row.get("topology") or {}
     for part, name in ((resources, "resources"), (labels, "labels"), (topology, "topology")):
@@ -51,14 +60,15 @@ def _read_card(row: Mapping[str, Any], path: str) -> Card:
     minor = row.get("minor")
     if not isinstance(minor, int) or isinstance(minor, bool) or minor < 0:
         raise BadObject([Problem(f"{path}.minor", f"must be an integer of at least 0, not {minor!r}")])
-    uuid = row.get("id")
+    uuid = row.get("id", "" if type_ == GPU else f"{type_}-{minor}")
     if not isinstance(uuid, str) or not uuid:
-        raise BadObject([Problem(f"{path}.id", "must be the UUID of the card")])
-    name, amount = next(
-        ((p + "gpu-memory", resources[p + "gpu-memory"]) for p in _PREFIXES if p + "gpu-memory" in resources),
-        (_PREFIXES[0] + "gpu-memory", None),
-    )
-    memory = _amount(whole_bytes, amount, f"{path}.resources[{name}]", least=1)
+        raise BadObject([Problem(f"{path}.id", f"must be the UUID of the {noun(type_)}")])
+    for name, amount in resources.items():
+        _amount(whole_bytes, amount, f"{path}.resources[{name}]", least=0)
+    name = next((p + "gpu-memory" for p in _PREFIXES if p + "gpu-memory" in resources), _PREFIXES[0] + "gpu-memory")
+    memory = 0
+    if type_ == GPU:
+        memory = _amount(whole_bytes, resources.get(name), f"{path}.resources[{name}]", least=1)
     index = _amount(whole_number, labels.get(INDEX_LABEL, minor), f"{path}.labels[{INDEX_LABEL}]", least=0)
     numa = topology.get("nodeID")
     return Card(
@@ -69,6 +79,7 @@ def _read_card(row: Mapping[str, Any], path: str) -> Card:
         healthy=row.get("health") is not False,
         numa=numa if isinstance(numa, int) and numa >= 0 else None,
         minor=minor,
+        type=type_,
     )
 
 
@@ -84,35 +95,33 @@ def _amount(read: Callable[[object], int], value: object, path: str, *, least: i
 
 def gained(before: Iterable[Card], after: Iterable[Card]) -> bool:
     """Whether there is a card that can take what none of those before could."""
-    usable = {card.uuid: card for card in before if card.healthy}
-    return any(
-        card.uuid not in usable or (card.core, card.memory) > (usable[card.uuid].core, usable[card.uuid].memory)
-        for card in after
-        if card.healthy
-    )
+    usable = {(card.type, card.uuid): (card.core, card.memory) for card in before if card.healthy}
+    after = [card for card in after if card.healthy]
+    return any((card.core, card.memory) > usable.get((card.type, card.uuid), (-1, -1)) for card in after)
 
 
 def write_device(node: Node, node_uid: str, cards: Sequence[Card]) -> dict[str, Any]:
-    """The Device object of a node: one entry per card, by index; owned by the Node so that it goes with it."""
+    """The Device object of a node: one entry per card, in their order; owned by the Node so that it goes with it."""
     meta: dict[str, Any] = {"name": node.name}
     if node_uid:
         owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node_uid}
         meta["ownerReferences"] = [owner]
-    devices = [_write_card(card) for card in sorted(cards, key=lambda card: card.index)]
+    devices = [_write_card(card) for card in sorted(cards, key=lambda card: (card.type != GPU, card.type, card.index))]
     return {"apiVersion": DEVICE_API, "kind": "Device", "metadata": meta, "spec": {"devices": devices}}
 
 
 def _write_card(card: Card) -> dict[str, Any]:
+    of_gpu = {
+        "koordinator.sh/gpu-core": "100",
+        "koordinator.sh/gpu-memory": quantity_of_bytes(card.memory),
+        "koordinator.sh/gpu-memory-ratio": "100",
+    }
     entry: dict[str, Any] = {
-        "type": "gpu",
+        "type": card.type,
         "id": card.uuid,
         "minor": card.index if card.minor is None else card.minor,
         "health": card.healthy,
-        "resources": {
-            "koordinator.sh/gpu-core": "100",
-            "koordinator.sh/gpu-memory": quantity_of_bytes(card.memory),
-            "koordinator.sh/gpu-memory-ratio": "100",
-        },
+        "resources": of_gpu if card.type == GPU else {f"koordinator.sh/{card.type}": "100"},
         "labels": {INDEX_LABEL: str(card.index), **({MODEL_LABEL: card.model} if card.model else {})},
     }
     if card.numa is not None:
@@ -193,8 +202,11 @@ def _listed(row: object, path: str, node: str, following: int) -> list[Card]:
     ]
 
 
-def equal_cards(node: Node) -> tuple[Card, ...]:
-    """The cards of a node that has no Device but `aliyun.com/gpu-mem` (GiB) and `gpu-count` in its capacity."""
+def equal_cards(node: Node, unit: int = 1 << 30) -> tuple[Card, ...]:
+    """The cards of a node that has no Device but `aliyun.com/gpu-mem` and `gpu-count` in its capacity.
+
+    unit: bytes of one `gpu-mem`. Until both are there it has none.
+    """
     try:
         total = whole_number(node.capacity.get("aliyun.com/gpu-mem", "0"))
         count = whole_number(node.capacity.get("aliyun.com/gpu-count", "0"))
@@ -202,14 +214,14 @@ def equal_cards(node: Node) -> tuple[Card, ...]:
         return ()
     if not 0 < count <= min(total, _MOST_CARDS):
         return ()
-    return tuple(Card(i, f"GPU-{node.name}-{i}", "", (total // count) << 30) for i in range(count))
+    return tuple(Card(i, f"GPU-{node.name}-{i}", "", total // count * unit) for i in range(count))
 
 
 def _repeated(cards: Iterable[Card], path: str) -> list[Problem]:
     problems, seen = [], set()
     for card in cards:
         for what, value in (("index", str(card.index)), ("UUID", card.uuid), ("minor", str(card.minor))):
-            if (what, value) in seen and value != "None":
-                problems.append(Problem(path, f"two cards have the {what} {value}"))
-            seen.add((what, value))
+            if (card.type, what, value) in seen and value != "None":
+                problems.append(Problem(path, f"two {noun(card.type)}s have the {what} {value}"))
+            seen.add((card.type, what, value))
     return problems

@@ -28,11 +28,13 @@ def _cards(draw: st.DrawFn) -> tuple[Card, ...]:
             index=i,
             uuid=f"GPU-{i}",
             model=draw(st.sampled_from(["", "A100", "H200"])),
-            memory=draw(st.integers(1, 1 << 40)),
+            memory=draw(st.integers(1, 1 << 40)) if type == "gpu" else 0,
             healthy=draw(st.booleans()),
             numa=draw(st.none() | st.integers(0, 3)),
             minor=minor,
+            type=type,
         )
+        for type in draw(st.sampled_from([("gpu",), ("gpu", "rdma"), ("fpga", "xpu")]))
         for i, minor in zip(indexes, minors, strict=True)
     )
 
@@ -40,7 +42,7 @@ def _cards(draw: st.DrawFn) -> tuple[Card, ...]:
 @given(_cards())
 def test_property_what_is_written_reads_back(given_cards: tuple[Card, ...]) -> None:
     device = write_device(Node("n1"), "uid-1", given_cards)
-    assert read_device(device) == tuple(sorted(given_cards, key=lambda card: card.index))
+    assert read_device(device) == tuple(sorted(given_cards, key=lambda card: (card.type, card.index)))
 
 
 def test_the_device_goes_with_its_node() -> None:
@@ -54,8 +56,20 @@ def test_the_seeds_older_spellings_are_read() -> None:
     assert read_device({"spec": {"devices": [entry]}}) == (Card(3, "GPU-a", "", 8 * GIB, minor=3),)
 
 
-def test_other_types_are_no_cards() -> None:
-    assert read_device({"spec": {"devices": [{"type": "rdma", "minor": 0}, {"type": "fpga"}]}}) == ()
+def test_any_other_type_is_a_hundred_percent_of_itself() -> None:
+    rows = [
+        {"type": "rdma", "minor": 1, "id": "0000:1f:00.0", "health": False, "topology": {"nodeID": 1}},
+        {"type": "xpu", "minor": 0, "resources": {"koordinator.sh/xpu": "100"}},
+        gpu(),
+        {"deviceType": "rdma", "minor": 0, "labels": {"mgpu.io/index": "3"}},
+    ]
+    read = read_device({"spec": {"devices": rows}})
+    assert [(c.type, c.index, c.uuid, c.core, c.memory, c.healthy) for c in read] == [
+        ("gpu", 0, "GPU-0", 1000, 8 * GIB, True),
+        ("rdma", 1, "0000:1f:00.0", 1000, 0, False),
+        ("rdma", 3, "rdma-0", 1000, 0, True),
+        ("xpu", 0, "xpu-0", 1000, 0, True),
+    ]
     assert read_device({}) == ()
 
 
@@ -75,6 +89,14 @@ def gpu(**changed: object) -> dict[str, object]:
         (gpu(resources={"koordinator.sh/gpu-memory": "0"}), "spec.devices[0].resources[koordinator.sh/gpu-memory]"),
         (gpu(resources={"kubernetes.io/gpu-memory": "x"}), "spec.devices[0].resources[kubernetes.io/gpu-memory]"),
         (gpu(resources=7), "spec.devices[0].resources"),
+        (
+            gpu(resources={"koordinator.sh/gpu-memory": "8Gi", "koordinator.sh/gpu-core": "-100"}),
+            "spec.devices[0].resources[koordinator.sh/gpu-core]",
+        ),
+        (gpu(type="rdma", resources={"koordinator.sh/rdma": -1}), "spec.devices[0].resources[koordinator.sh/rdma]"),
+        (gpu(type="rdma", minor=-1), "spec.devices[0].minor"),
+        (gpu(type="r/dma"), "spec.devices[0].type"),
+        (gpu(type=None), "spec.devices[0].type"),
         (gpu(labels=7), "spec.devices[0].labels"),
         (gpu(topology="a"), "spec.devices[0].topology"),
         (gpu(labels={"mgpu.io/index": "x"}), "spec.devices[0].labels[mgpu.io/index]"),
@@ -90,6 +112,11 @@ def test_a_wrong_device_is_named(device: object, path: str) -> None:
 def test_two_cards_are_never_the_same() -> None:
     found = problems(read_device, {"spec": {"devices": [gpu(), gpu(labels={"mgpu.io/index": "1"})]}})
     assert found == ["spec.devices: two cards have the UUID GPU-0", "spec.devices: two cards have the minor 0"]
+    twice = [gpu(), {"type": "rdma", "minor": 0, "id": "a"}, {"type": "rdma", "minor": 0, "id": "b"}]
+    assert problems(read_device, {"spec": {"devices": twice}}) == [
+        "spec.devices: two rdma devices have the index 0",
+        "spec.devices: two rdma devices have the minor 0",
+    ]
 
 
 def test_equal_cards_are_listed_once() -> None:
