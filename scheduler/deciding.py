@@ -6,10 +6,11 @@ from typing import Any
 from urllib.parse import quote
 
 from mgpu.kube import Api, ApiError, Unreachable
-from mgpu.model.asks import Ask, Rejection
+from mgpu.model.asks import Ask, Placement, Rejection
 from mgpu.model.cards import CardState
 from mgpu.model.errors import RetryLater
 from mgpu.settings import Settings
+from scheduler import stock
 from scheduler.decide import Foresight, assess, record
 from scheduler.decisions import Decision
 from scheduler.gpu_pods import GpuPod, read_gpu_pod
@@ -72,6 +73,9 @@ class Decider:
         if view.node is None:
             return Rejection(f"node {node} is not known to mgpu (yet)")
         pod = known.pod
+        if stock.chooses(view.node, ask):
+            refused = stock.refusal(ask, view.node, view.cards, view.ours)
+            return refused or Decision(pod.uid, pod.namespace, pod.name, node, ask, Placement(()), {}, pod.needs)
         foresight = Foresight(self._state.outlook.judges, view.room, pod.needs)
         seats = self._state.seats(ask, pod.uid)
         found = assess(ask, view.node, view.unkept, self._settings, foresight, seats=seats)

@@ -15,6 +15,7 @@ from mgpu.model.ledger import Holding
 from mgpu.model.pods import Pod
 from mgpu.model.wishes import PREFIX
 from mgpu.settings import Settings
+from scheduler import stock
 from scheduler.decide import assess
 from scheduler.disruption import Budgets
 from scheduler.gpu_pods import GpuPod
@@ -65,6 +66,8 @@ class Preemption:
         node, seats = view.node, self._state.seats(ask, known.pod.uid)
         if node is None:
             return None
+        if stock.chooses(node, ask):
+            return None if stock.refusal(ask, node, view.cards, view.ours) else theirs
 
         def fits(cards: Sequence[CardState]) -> bool:
             return isinstance(assess(ask, node, cards, self._settings, seats=seats, budget=_EFFORT), Placement)

@@ -7,19 +7,21 @@ cache: the same objects in any order give the same state, but for reservations, 
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from mgpu.dialects import gpushare
 from mgpu.kube.events import node_reference, pod_reference
 from mgpu.model import inventory
-from mgpu.model.asks import Ask
-from mgpu.model.cards import Card, CardState
+from mgpu.model.asks import Ask, Rejection
+from mgpu.model.cards import GPU, Card, CardState
 from mgpu.model.errors import BadObject
 from mgpu.model.groups import Seat, where
 from mgpu.model.ledger import Holding, Ledger, shares_of, unknown_shares
 from mgpu.model.pods import Node, Pod, read_node, read_pod
 from mgpu.model.requests import UNBOUNDED, Room
 from mgpu.settings import Settings
+from scheduler import stock
 from scheduler.decisions import Decision, Decisions
 from scheduler.gpu_pods import GpuPod, gpu_pod_of, recorded, shares_unknown
 from scheduler.matrix import Matrix
@@ -41,6 +43,7 @@ class View:
 
     room: what is free of its cpu and memory, beside all other pods.
     unkept: its cards without what is kept for pods nominated there (scheduler/nominations.py).
+    ours: where NVIDIA's plugin gives out cards too (scheduler/stock.py), the indexes of those that mgpu gave out.
     """
 
     node: Node | None
@@ -48,6 +51,7 @@ class View:
     version: int
     room: Room = UNBOUNDED
     unkept: tuple[CardState, ...] = ()
+    ours: tuple[int, ...] = ()
 
 
 class State:
@@ -68,6 +72,7 @@ class State:
         self._ledger = Ledger()
         self._nodes: dict[str, Node] = {}
         self._devices: dict[str, tuple[Card, ...]] = {}
+        self._unhealthy: dict[str, frozenset[int]] = {}
         self._pods: dict[str, GpuPod] = {}
         self._uids: dict[tuple[str, str], str] = {}
         self._undecided: set[str] = set()
@@ -86,9 +91,14 @@ class State:
     def node_changed(self, raw: Raw) -> None:
         node = read_node(raw)
         with self._lock:
-            if self._nodes.get(node.name) != node:
-                self._nodes[node.name] = node
-                self._set_cards(node.name)
+            before = self._nodes.get(node.name)
+            if before == node:
+                return
+            self._nodes[node.name] = node
+            self._set_cards(node.name)
+            if stock.is_there(before) != stock.is_there(node):
+                for known in [known for known in self._pods.values() if known.pod.node == node.name]:
+                    self._settle(known)
 
     def node_gone(self, raw: Raw) -> None:
         with self._lock:
@@ -113,6 +123,29 @@ class State:
         with self._lock:
             self._devices.pop(raw["metadata"]["name"], None)
             self._set_cards(raw["metadata"]["name"])
+
+    def configmap_changed(self, raw: Raw) -> None:
+        """What a ConfigMap says of unhealthy cards (gpushare.md); one that cannot be read says nothing."""
+        name, node = raw["metadata"]["name"], gpushare.node_of_unhealthy(raw)
+        if node is None:
+            return
+        try:
+            listed = gpushare.unhealthy_cards(raw)
+        except BadObject as error:
+            self._warn(node_reference(node), "BadUnhealthyList", f"ConfigMap {name} marks no card: {error}")
+            listed = frozenset()
+        self._mark(node, listed)
+
+    def configmap_gone(self, raw: Raw) -> None:
+        node = gpushare.node_of_unhealthy(raw)
+        if node is not None:
+            self._mark(node, frozenset())
+
+    def _mark(self, node: str, unhealthy: frozenset[int]) -> None:
+        with self._lock:
+            if self._unhealthy.get(node, frozenset()) != unhealthy:
+                self._unhealthy[node] = unhealthy
+                self._set_cards(node)
 
     def pod_changed(self, raw: Raw) -> None:
         pod, meta = read_pod(raw), raw["metadata"]
@@ -164,13 +197,23 @@ class State:
             room = known.room.less(self._usage.on(node, without)) if known else UNBOUNDED
             pod = self._pods.get(without)
             unkept = self._cards(node, without, pod.pod.priority if pod else 0)
-            return View(known, self._ledger.cards(node, without), version, room, unkept)
+            ours = stock.given_by_mgpu(self._ledger, node, without) if stock.is_there(known) else ()
+            return View(known, self._ledger.cards(node, without), version, room, unkept, ours)
 
     def occupied(self, node: str, without: str) -> tuple[View, tuple[tuple[Holding, GpuPod], ...]]:
         """The same, and at the same moment which of the pods that are known here hold its cards."""
         with self._lock:
             held = (h for h in self._ledger.holdings(node) if h.uid != without and h.uid in self._pods)
             return self.view(node, without), tuple((h, self._pods[h.uid]) for h in held)
+
+    def nodes_with_cards(self) -> tuple[str, ...]:
+        with self._lock:
+            return tuple(sorted(name for name, cards in self._ledger.nodes().items() if cards))
+
+    def seen(self, node: str) -> tuple[tuple[CardState, ...], tuple[Holding, ...]] | None:
+        """The GPUs of a node and who holds them, at one moment; None: there is no such node."""
+        with self._lock:
+            return (self._ledger.cards(node), self._ledger.holdings(node)) if node in self._nodes else None
 
     def moved(self) -> list[tuple[str, View]]:
         """The nodes whose cards or room have changed since the last call; kept only for a `nodePolicy` that asks."""
@@ -201,6 +244,13 @@ class State:
             different = self._nominations.differing(pod.uid, pod.priority) | ({own.node} if own else set())
             instead = {name: self._cards(name, pod.uid, pod.priority) for name in different}
             return needed(self._matrix.look(names, ask, instead))
+
+    def chosen_by_nvidia(self, names: Sequence[str], pod: Pod, ask: Ask) -> dict[str, Rejection | None]:
+        """Of these nodes, those where NVIDIA's plugin chooses for the pod: why it must not go there, None: it may."""
+        with self._lock:
+            there = [node for name in names if stock.chooses(node := self._nodes.get(name), ask) and node]
+            given = {node.name: stock.given_by_mgpu(self._ledger, node.name, pod.uid) for node in there}
+            return {n.name: stock.refusal(ask, n, self._ledger.cards(n.name), given[n.name]) for n in there}
 
     def refresh(self) -> None:
         """Bring the matrix up to date: what has changed since the last call costs some 20 µs a node."""
@@ -233,9 +283,11 @@ class State:
             cards = self._ledger.cards(decision.node, decision.uid)
             if elsewhere(decision.ask, cards, self.seats(decision.ask, decision.uid)):
                 return False
-            shares = shares_of(decision.ask, decision.placement)
-            who = (decision.uid, decision.namespace, decision.name, decision.node)
-            self._hold(Holding(*who, decision.ask.dialect, shares, bound=False, wishes=decision.ask.wishes))
+            ask, who = decision.ask, (decision.uid, decision.namespace, decision.name, decision.node)
+            dialect, shares = ask.dialect, shares_of(ask, decision.placement)
+            if stock.chooses(self._nodes.get(decision.node), ask):
+                dialect, shares = stock.NVIDIA, unknown_shares(ask)
+            self._hold(Holding(*who, dialect, shares, bound=False, wishes=ask.wishes))
             self._decisions.put(decision)
             self._usage.put(decision.uid, decision.node, decision.needs)
             return True
@@ -288,6 +340,9 @@ class State:
             shares, unreadable = recorded(known), ""
         except BadObject as error:
             shares, unreadable = None, str(error)
+        dialect = known.dialect
+        if shares is None and stock.chooses(self._nodes.get(pod.node), known.ask):
+            dialect, shares = stock.NVIDIA, shares_unknown(known)
         if shares is None and not pod.started:
             self._await_decision(known, unreadable)
             return
@@ -299,7 +354,7 @@ class State:
                 f"runs on {pod.node} without a readable record of its cards; its share is held on every card there"
                 + (f": {unreadable}" if unreadable else ""),
             )
-        before, held = self._ledger.holding(uid), (uid, pod.namespace, pod.name, pod.node, known.dialect, shares)
+        before, held = self._ledger.holding(uid), (uid, pod.namespace, pod.name, pod.node, dialect, shares)
         self._release(uid)
         self._hold(Holding(*held, wishes=known.wishes))
         if before != self._ledger.holding(uid):
@@ -356,7 +411,7 @@ class State:
 
     def _set_cards(self, name: str) -> None:
         node = self._nodes.get(name)
-        cards = None if node is None else self._devices.get(name, inventory.equal_cards(node))
+        cards = None if node is None else self._inventory(node)
         before = self._ledger.nodes().get(name, ())
         self._ledger.set_cards(name, cards)
         if inventory.gained(before, cards or ()):
@@ -366,6 +421,16 @@ class State:
         for uid in self._undecided:
             if self._pods[uid].pod.node == name:
                 self._tell_undecided(uid)
+
+    def _inventory(self, node: Node) -> tuple[Card, ...]:
+        """The cards as the node has them, unhealthy where anybody says so."""
+        cards = self._devices.get(node.name)
+        if cards is None:
+            cards = inventory.equal_cards(node, gpushare.unit(self._settings))
+        listed = self._unhealthy.get(node.name)
+        if not listed:
+            return cards
+        return tuple(replace(c, healthy=False) if c.type == GPU and c.index in listed else c for c in cards)
 
     def _touch(self, node: str) -> None:
         self._last_version += 1  # of all nodes: one that comes again has no version that it had before

@@ -1,0 +1,58 @@
+"""Nodes where NVIDIA's own plugin serves `nvidia.com/gpu` (the Node's label says so, `inventory.WHOLE_CARDS_LABEL`).
+
+It chooses among its free cards, and nobody is asked: so mgpu stays out of the way of such a pod, holds every card of
+the node for it until the node tells which ones it got, and shares out none that it was given. For the same reason such
+a pod must not come where a card carries shares: it could get that one.
+"""
+
+from collections.abc import Collection, Sequence
+
+from mgpu.model.asks import Ask, Rejection
+from mgpu.model.cards import GPU, CardState
+from mgpu.model.inventory import WHOLE_CARDS_LABEL
+from mgpu.model.ledger import Ledger
+from mgpu.model.pods import Node
+
+NVIDIA = "nvidia"
+"""The label's value, and the dialect of what is held for such pods."""
+
+
+def is_there(node: Node | None) -> bool:
+    return node is not None and node.labels.get(WHOLE_CARDS_LABEL) == NVIDIA
+
+
+def asks_stock(ask: Ask | None) -> bool:
+    """Whether NVIDIA's plugin, where it is, gives out cards to a pod with this ask."""
+    return ask is not None and any(container.stock for container in ask.containers)
+
+
+def chooses(node: Node | None, ask: Ask | None) -> bool:
+    """Whether it is NVIDIA's plugin that gives a pod with this ask cards on this node."""
+    return is_there(node) and asks_stock(ask)
+
+
+def given_by_mgpu(ledger: Ledger, node: str, without: str = "") -> tuple[int, ...]:
+    """The indexes of the GPUs of a node that mgpu gave to pods other than `without`."""
+    held = [h for h in ledger.holdings(node) if h.dialect != NVIDIA and h.uid != without]
+    cards = [card for card in ledger.nodes().get(node, ()) if card.type == GPU]
+    return tuple(card.index for card in cards if any(h.uses(card).shares for h in held))
+
+
+def refusal(ask: Ask, node: Node, cards: Sequence[CardState], ours: Collection[int]) -> Rejection | None:
+    """Why a pod whose cards are NVIDIA's plugin's to choose must not come here; None: it may.
+
+    Whether enough are free is the kubelet's own count. ours: the indexes of the cards that mgpu has given to others.
+    """
+    unmet = ask.unmet(node)
+    if unmet is not None:
+        return Rejection(unmet, hopeless=True)
+    if ask.others or not all(container.stock for container in ask.containers):
+        text = "NVIDIA's plugin serves nvidia.com/gpu on this node, and the pod asks for more of mgpu than that"
+        return Rejection(text, hopeless=True)
+    if ask.wishes.same_card or any(ask.wishes.bar(state.card) for state in cards):
+        text = "NVIDIA's plugin chooses the cards on this node, and the pod wishes for certain ones"
+        return Rejection(text, hopeless=True)
+    if ours:
+        listed = f"card{'s' if len(ours) > 1 else ''} {', '.join(map(str, sorted(ours)))}"
+        return Rejection(f"NVIDIA's plugin on this node could give out {listed}, where pods of mgpu are")
+    return None
