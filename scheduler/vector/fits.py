@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mgpu.model.asks import Amount, Ask, ContainerAsk, peak
+from mgpu.model.cards import WHOLE_RATIO
 from scheduler.vector.rows import (
     CORE,
     CORE_FREE,
@@ -17,6 +18,7 @@ from scheduler.vector.rows import (
     HEALTHY,
     MEMORY,
     MEMORY_FREE,
+    RATIO_FREE,
     SHARES,
     Ints,
     Mask,
@@ -68,6 +70,17 @@ def _tells(ask: Ask) -> bool:
     return sum(c.cards * (c.core + c.memory) for c in ask.containers) < EXACT
 
 
+def taken(data: Ints, container: ContainerAsk) -> tuple[Ints | int, Ints | int, Ints | int]:
+    """What the container takes of each card: core, memory and ratio (`ContainerAsk.takes`). data: fields × …"""
+    if container.whole:
+        return data[CORE], data[MEMORY], WHOLE_RATIO
+    if container.ratio is None:
+        return container.core, container.memory, 0
+    size = data[MEMORY]
+    ratio_of_bytes = -(-100 * container.memory // np.maximum(size, 1))
+    return container.core, container.memory or container.ratio * size // 100, container.ratio or ratio_of_bytes
+
+
 def eligible(rows: Rows) -> Mask:
     """n × cards: healthy, and not ruled out by the pod's wishes."""
     healthy = rows.data[HEALTH] == HEALTHY
@@ -76,15 +89,15 @@ def eligible(rows: Rows) -> Mask:
 
 def serving(rows: Rows, container: ContainerAsk, ask: Ask, shares: int = 1) -> Mask:
     """n × cards: those that have room for the container and `shares` shares; where `refusals.refusal` has no reason."""
-    able = eligible(rows)
+    core, memory, ratio = taken(rows.data, container)
+    able = eligible(rows) & (rows.data[CORE_FREE] >= core) & (rows.data[MEMORY_FREE] >= memory)
+    if container.ratio is not None:
+        able &= rows.data[RATIO_FREE] >= ratio
     if container.whole:
-        able &= (rows.data[SHARES] == 0) & (rows.data[CORE_FREE] >= rows.data[CORE])
-        able &= rows.data[MEMORY_FREE] >= rows.data[MEMORY]
-    else:
-        able &= (rows.data[CORE_FREE] >= container.core) & (rows.data[MEMORY_FREE] >= container.memory)
+        able &= (rows.data[SHARES] == 0) & (rows.data[RATIO_FREE] >= ratio)
     if ask.max_shares:
         able &= rows.data[SHARES] + shares <= ask.max_shares
-    return able
+    return np.asarray(able)
 
 
 def hopeless(rows: Rows, ask: Ask) -> Mask:
@@ -92,7 +105,8 @@ def hopeless(rows: Rows, ask: Ask) -> Mask:
     found = np.zeros(len(rows), np.bool_)
     able = eligible(rows)
     for c in ask.containers:
-        large = able if c.whole else able & (rows.data[CORE] >= c.core) & (rows.data[MEMORY] >= c.memory)
+        core, memory, ratio = taken(rows.data, c)
+        large = able & (rows.data[CORE] >= core) & (rows.data[MEMORY] >= memory) & (ratio <= WHOLE_RATIO)
         found |= large.sum(axis=1) < c.cards
     return found
 
@@ -103,7 +117,7 @@ def _fit_together(rows: Rows, ask: Ask) -> Mask | bool:
     """
     if len(ask.containers) == 1:
         return True
-    if any(c.whole for c in ask.containers):
+    if any(c.whole or c.ratio is not None for c in ask.containers):
         return False
     most = peak((c.stage, Amount(c.core, c.memory, 1)) for c in ask.containers)
     cards = max(c.cards for c in ask.containers)

@@ -13,14 +13,13 @@ import numpy.typing as npt
 
 from mgpu.model.asks import Ask, ContainerAsk, Rejection
 from scheduler.placement.refusals import alone, impossible
-from scheduler.vector.fits import Sifted, hopeless, serving
+from scheduler.vector.fits import Sifted, hopeless, serving, taken
 from scheduler.vector.rows import (
-    CORE,
     CORE_FREE,
     COUNT,
     HEALTH,
-    MEMORY,
     MEMORY_FREE,
+    RATIO_FREE,
     SHARES,
     UNHEALTHY,
     Ints,
@@ -78,8 +77,10 @@ def _alone(rows: Rows, places: Places, ask: Ask, container: ContainerAsk) -> Ite
 
 def _kinds(rows: Rows, ask: Ask, container: ContainerAsk) -> Kinds:
     """n × cards: as `refusal` has it; what comes last here comes first there."""
-    core_short = rows.data[CORE_FREE] < (rows.data[CORE] if container.whole else container.core)
-    memory_short = rows.data[MEMORY_FREE] < (rows.data[MEMORY] if container.whole else container.memory)
+    core, memory, ratio = taken(rows.data, container)
+    core_short, memory_short = rows.data[CORE_FREE] < core, rows.data[MEMORY_FREE] < memory
+    if container.ratio is not None or container.whole:
+        memory_short |= rows.data[RATIO_FREE] < ratio
     kinds = np.where(core_short, np.where(memory_short, _BOTH, _CORE), _MEMORY).astype(np.int32)
     if ask.max_shares:
         kinds[rows.data[SHARES] >= ask.max_shares] = _SHARES
@@ -100,10 +101,12 @@ def _exactly_alike(rows: Rows, places: Places, container: ContainerAsk, kinds: K
     """
     kinds, data = kinds[: len(places)], rows.data.take(places, axis=1)
     short = (kinds >= _CORE) & (kinds <= _BOTH)
-    core = (data[CORE] if container.whole else container.core) - data[CORE_FREE]
-    memory = (data[MEMORY] if container.whole else container.memory) - data[MEMORY_FREE]
-    first = np.where(kinds == _SHARES, data[SHARES], np.where(short, core.clip(0), 0))
-    return _alike(np.hstack((kinds, first, np.where(short, memory.clip(0), 0))), MOST)
+    core, memory, ratio = taken(data, container)
+    first = np.where(kinds == _SHARES, data[SHARES], np.where(short, (core - data[CORE_FREE]).clip(0), 0))
+    amounts = [kinds, first, np.where(short, (memory - data[MEMORY_FREE]).clip(0), 0)]
+    if container.ratio is not None or container.whole:
+        amounts.append(np.where(short & (amounts[-1] == 0), (ratio - data[RATIO_FREE]).clip(0), 0))
+    return _alike(np.hstack(amounts), MOST)
 
 
 def _roughly_alike(kinds: Kinds) -> Ints:

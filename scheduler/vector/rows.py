@@ -7,14 +7,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mgpu.model.cards import Card, CardState
+from mgpu.model.cards import WHOLE_RATIO, Card, CardState
 from mgpu.model.pods import Node
 
 Mask = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 Places = npt.NDArray[np.intp]
 
-CORE_FREE, MEMORY_FREE, SHARES, HEALTH, CORE, MEMORY = FIELDS = range(6)
+CORE_FREE, MEMORY_FREE, SHARES, HEALTH, CORE, MEMORY, RATIO_FREE = FIELDS = range(7)
 """Of a card. HEALTH: 0 for a column without a card."""
 UNHEALTHY, HEALTHY = 1, 2
 
@@ -56,8 +56,14 @@ class Rows:
         """The cards of a node that is not odd, without their names and groups."""
         of_cards = self.data[:, position, : self.totals[COUNT, position]].T.tolist()
         return [
-            CardState(Card(column, "", "", size, core, health == HEALTHY), core - core_free, size - free, shares)
-            for column, (core_free, free, shares, health, core, size) in enumerate(of_cards)
+            CardState(
+                Card(column, "", "", size, core, health == HEALTHY),
+                core - core_free,
+                size - free,
+                shares,
+                ratio_used=WHOLE_RATIO - ratio_free,
+            )
+            for column, (core_free, free, shares, health, core, size, ratio_free) in enumerate(of_cards)
         ]
 
     def barred(self, position: int) -> list[str | None]:
@@ -92,7 +98,10 @@ class Table(NamedTuple):
 
 def described(cards: Sequence[CardState]) -> tuple[Ints, Ints] | None:
     """A row's data (fields × cards) and totals; None: odd."""
-    table = [(s.core_free, s.memory_free, s.shares, 1 + s.card.healthy, s.card.core, s.card.memory) for s in cards]
+    table = [
+        (s.core_free, s.memory_free, s.shares, 1 + s.card.healthy, s.card.core, s.card.memory, s.ratio_free)
+        for s in cards
+    ]
     used = [sum(s.core_used for s in cards), sum(s.memory_used for s in cards)]
     sizes = [sum(s.card.core for s in cards), sum(s.card.memory for s in cards)]
     if max((*used, *sizes)) >= EXACT or any(s.shares >= EXACT for s in cards):

@@ -8,13 +8,12 @@ import numpy as np
 from mgpu.model.asks import Ask
 from mgpu.model.pods import Stage
 from scheduler.placement.node_score import HIGHEST, NODE_POLICIES, by_fullness
+from scheduler.vector.fits import taken
 from scheduler.vector.rows import (
     ALL_CORE,
     ALL_CORE_USED,
     ALL_MEMORY,
     ALL_MEMORY_USED,
-    CORE,
-    MEMORY,
     Mask,
     Places,
     Rows,
@@ -28,20 +27,19 @@ def same_on_any_cards(rows: Rows, ask: Ask) -> Mask:
     """n: where what the pod takes of all the cards together is known without its placement."""
     if len(ask.containers) > 1 and any(c.whole or c.stage is Stage.INIT for c in ask.containers):
         return np.zeros(len(rows), np.bool_)
-    return rows.one_size() if ask.containers[0].whole else np.ones(len(rows), np.bool_)
+    by_size = any(c.whole or (c.ratio and not c.memory) for c in ask.containers)
+    return rows.one_size() if by_size else np.ones(len(rows), np.bool_)
 
 
 def scores(rows: Rows, ask: Ask, places: Places, node_policy: str, weight_of_core: int) -> list[int]:
     """The score of each of these nodes by a policy of NODE_POLICIES: the pod fits there, on any cards alike."""
-    first = ask.containers[0]
     totals = (rows.totals[field].take(places) for field in (ALL_CORE_USED, ALL_MEMORY_USED, ALL_CORE, ALL_MEMORY))
     core_used, memory_used, core, memory = totals
-    if first.whole:
-        core_used += first.cards * rows.data[CORE, places, 0]
-        memory_used += first.cards * rows.data[MEMORY, places, 0]
-    else:
-        core_used += sum(c.cards * c.core for c in ask.containers)
-        memory_used += sum(c.cards * c.memory for c in ask.containers)
+    first_cards = rows.data[:, places, 0]
+    for container in ask.containers:
+        of_core, of_memory, _ = taken(first_cards, container)
+        core_used += container.cards * of_core
+        memory_used += container.cards * of_memory
     used = (weight_of_core * (core_used / core) + (100 - weight_of_core) * (memory_used / memory)) / 100
     of_fraction: Any = NODE_POLICIES[node_policy]
     found: list[int] = of_fraction(np.minimum(used, 1.0), 1.0).astype(np.int64).tolist()

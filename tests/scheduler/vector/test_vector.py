@@ -45,7 +45,9 @@ def cards(draw: st.DrawFn) -> tuple[CardState, ...]:
         model, healthy = draw(st.sampled_from(["A100", "T4"])), draw(st.integers(0, 9)) < 9
         card = Card(index, f"GPU-{index}", model, one_size or draw(sizes), healthy=healthy)
         shares = draw(st.sampled_from([0, 0, 1, 2, 16]))
-        found.append(CardState(card, draw(cores), draw(amounts), shares) if shares else CardState(card))
+        ratio = draw(st.sampled_from([0, 0, 13, 50, 87, 100, 130]))
+        used = CardState(card, draw(cores), draw(amounts), shares, ratio_used=ratio)
+        found.append(used if shares else CardState(card))
     return tuple(found)
 
 
@@ -56,7 +58,9 @@ def asks(draw: st.DrawFn) -> Ask:
         count, stage = draw(st.sampled_from([1, 1, 2, 3])), draw(st.sampled_from([Stage.APP, *Stage]))
         whole = draw(st.integers(0, 4)) == 0
         core, memory = (1000, 0) if whole else (draw(cores), draw(amounts))
-        containers.append(ContainerAsk(f"c{i}", count, core, memory, whole=whole, stage=stage))
+        ratio = None if whole else draw(st.sampled_from([None, None, 0, 1, 13, 29, 50, 87, 100]))
+        memory = 0 if ratio else memory
+        containers.append(ContainerAsk(f"c{i}", count, core, memory, whole=whole, stage=stage, ratio=ratio))
     return Ask("mgpu", tuple(containers), draw(st.sampled_from([0, 1, 2, 16])), (), draw(wishes))
 
 
