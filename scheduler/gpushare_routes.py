@@ -44,7 +44,7 @@ def _node(name: str, cards: tuple[CardState, ...], holdings: tuple[Holding, ...]
         {
             "id": state.card.index,
             "totalGPU": state.card.memory // unit,
-            "usedGPU": -(-state.memory_used // unit),
+            "usedGPU": gpushare.units_of(state.memory_used, state.card, unit),
             "pods": [_pod(holding, state.card, unit) for holding in holdings if holding.uses(state.card).shares],
         }
         for state in cards
@@ -58,5 +58,5 @@ def _node(name: str, cards: tuple[CardState, ...], holdings: tuple[Holding, ...]
 
 
 def _pod(holding: Holding, card: Card, unit: int) -> dict[str, Any]:
-    used = -(-holding.uses(card).memory // unit)
+    used = gpushare.units_of(holding.uses(card).memory, card, unit)
     return {"name": holding.name, "namespace": holding.namespace, "usedGPU": used}

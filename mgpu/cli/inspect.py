@@ -41,7 +41,7 @@ def command(names: tuple[str, ...], kubeconfig: str, config: Path | None, output
     """
     settings = read_settings(config, os.environ, {})
     try:
-        nodes, devices, pods = _objects(Api.connect(kubeconfig))
+        nodes, devices, pods = objects(Api.connect(kubeconfig))
     except (ApiError, Unreachable) as error:
         raise click.ClickException(str(error)) from error
     found = overview(nodes, devices, pods, settings)
@@ -56,7 +56,8 @@ def command(names: tuple[str, ...], kubeconfig: str, config: Path | None, output
         Console(highlight=False).print(_shown(found))
 
 
-def _objects(api: Api) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+def objects(api: Api) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+    """The cluster's Nodes, Devices and Pods. Raises ApiError and Unreachable."""
     nodes, _ = api.list("/api/v1/nodes")
     pods, _ = api.list("/api/v1/pods")
     try:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mgpu import dialects
+from mgpu.dialects import gpushare
 from mgpu.model import inventory
 from mgpu.model.asks import Ask
 from mgpu.model.cards import GPU, Card, CardState
@@ -137,7 +138,7 @@ def overview(nodes: Iterable[Raw], devices: Iterable[Raw], pods: Iterable[Raw], 
             unclear[f"Device {name}"] = str(error)
     for raw in nodes:
         node = read_node(raw)
-        ledger.set_cards(node.name, inventories.get(node.name, inventory.equal_cards(node)))
+        ledger.set_cards(node.name, inventories.get(node.name, inventory.equal_cards(node, gpushare.unit(settings))))
     for raw in pods:
         pod = read_pod(raw)
         ask = ask_of(pod, settings)

@@ -159,6 +159,12 @@ def environment(pod: Pod, ask: ContainerAsk, cards: Sequence[Card]) -> dict[str,
     }
 
 
+def units_of(held: int, card: Card, of_one: int) -> int:
+    """Bytes that are held of a card in units, rounded up; all of a card is what it has, a rest of a unit or not."""
+    units = -(-held // of_one)
+    return min(units, card.memory // of_one) if held <= card.memory else units
+
+
 def node_of_unhealthy(raw: Mapping[str, Any]) -> str | None:
     """The node whose unhealthy cards this ConfigMap lists; None: it is about something else."""
     meta = raw["metadata"]

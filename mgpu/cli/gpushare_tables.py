@@ -1,0 +1,115 @@
+"""The tables of `kubectl inspect gpushare`, as its users know them (seeds/aliyun-gpushare.md). Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+_PADDING = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PodRow:
+    """What a pod holds of each card, by index, and what it holds nobody can tell where. In units."""
+
+    namespace: str
+    name: str
+    cards: Mapping[int, int]
+    pending: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CardRow:
+    index: int
+    total: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    name: str
+    address: str
+    cards: tuple[CardRow, ...]
+    pods: tuple[PodRow, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(card.total for card in self.cards)
+
+    @property
+    def pending(self) -> int:
+        return sum(pod.pending for pod in self.pods)
+
+    @property
+    def used(self) -> int:
+        return self.pending + sum(card.used for card in self.cards)
+
+
+def summary(nodes: Sequence[NodeRow], unit: str) -> str:
+    """One line per node, then the cluster's total."""
+    indexes = sorted({card.index for node in nodes for card in node.cards})
+    pending = any(node.pending for node in nodes)
+    head = ["NAME", "IPADDRESS", *(f"GPU{i}(Allocated/Total)" for i in indexes)]
+    rows = ["\t".join([*head, *(["PENDING(Allocated)"] if pending else []), f"GPU Memory({unit})"])]
+    for node in nodes:
+        cards = {card.index: f"{card.used}/{card.total}" for card in node.cards}
+        cells = [node.name, node.address, *(cards.get(i, "0/0") for i in indexes)]
+        rows.append("\t".join([*cells, *([str(node.pending)] if pending else []), f"{node.used}/{node.total}"]))
+    table = aligned(rows)
+    line = "-" * max(map(len, table.splitlines()))
+    used, total = _cluster(nodes)
+    return f"{table}{line}\nAllocated/Total GPU Memory In Cluster:\n{used}/{total} ({_percent(used, total)})  \n"
+
+
+def details(nodes: Sequence[NodeRow]) -> str:
+    """The pods of every node, each with what it holds of each card, then the cluster's total."""
+    pods = [_pod(node, pod) for node in nodes for pod in node.pods]
+    line = "-" * (10 + max((len(row) + 1 for row in pods), default=len(_head(nodes[0])) if nodes else 0))
+    rows: list[str] = []
+    for node in nodes:
+        rows += ["", f"NAME:\t{node.name}", f"IPADDRESS:\t{node.address}", "", _head(node)]
+        rows += (_pod(node, pod) for pod in node.pods)
+        allocated = f"Allocated :\t{node.used} ({_percent(node.used, node.total)})\t"
+        rows += [allocated, f"Total :\t{node.total} \t", line]
+    used, total = _cluster(nodes)
+    rows += ["", "", f"Allocated/Total GPU Memory In Cluster:\t{used}/{total} ({_percent(used, total)})\t"]
+    return aligned(rows)
+
+
+def _head(node: NodeRow) -> str:
+    cards = (f"GPU{card.index}(Allocated)\t" for card in node.cards)
+    return f"NAME\tNAMESPACE\t{''.join(cards)}" + ("Pending(Allocated)\t" if node.pending else "")
+
+
+def _pod(node: NodeRow, pod: PodRow) -> str:
+    cards = (f"{pod.cards.get(card.index, 0)}\t" for card in node.cards)
+    return f"{pod.name}\t{pod.namespace}\t{''.join(cards)}" + (f"{pod.pending}\t" if node.pending else "")
+
+
+def _cluster(nodes: Iterable[NodeRow]) -> tuple[int, int]:
+    pairs = [(node.used, node.total) for node in nodes]
+    return sum(used for used, _ in pairs), sum(total for _, total in pairs)
+
+
+def _percent(used: int, total: int) -> str:
+    return f"{used * 100 // total if total else 0}%"
+
+
+def aligned(rows: Sequence[str]) -> str:
+    """Lines whose cells, each ended by a tab, stand in columns; what follows a line's last tab stands as it is.
+
+    A column goes on for as long as each line has it, so that blocks with something else between them are aligned
+    apart. That is Go's text/tabwriter, which the peer prints with.
+    """
+    lines = [row.split("\t") for row in rows]
+    widths: list[list[int]] = [[0] * (len(line) - 1) for line in lines]
+    for column in range(max(map(len, widths), default=0)):
+        for has, block in groupby(range(len(lines)), key=lambda i: column < len(widths[i])):
+            if has:
+                own = list(block)
+                width = max(len(lines[i][column]) for i in own) + _PADDING
+                for i in own:
+                    widths[i][column] = width
+    return "".join(
+        "".join(cell.ljust(width) for cell, width in zip(line, of, strict=False)) + line[-1] + "\n"
+        for line, of in zip(lines, widths, strict=True)
+    )

@@ -1,0 +1,160 @@
+"""`kubectl inspect gpushare`: GPU memory by node and card in units of `aliyun.com/gpu-mem`, in whatever vocabulary the
+pods asked for it.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+
+from mgpu.cli.gpushare_tables import CardRow, NodeRow, PodRow, details, summary
+from mgpu.cli.inspect import objects
+from mgpu.cli.main import BadInput
+from mgpu.cli.overview import NodeView, ask_of, overview
+from mgpu.cli.setup import UNITS, read_settings
+from mgpu.dialects import gpushare
+from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.model.asks import Amount, Ask, peak
+from mgpu.model.cards import GPU
+from mgpu.model.errors import BadObject
+from mgpu.model.inventory import equal_cards
+from mgpu.model.pods import Pod, read_node, read_pod
+from mgpu.settings import Settings
+
+Raw = Mapping[str, Any]
+
+_MOST_GIB = 1024
+"""Of one card: a node that reports more units per card counts in MiB."""
+
+EXAMPLES = """
+\b
+Examples:
+  kubectl inspect gpushare
+  kubectl inspect gpushare -d
+  kubectl inspect gpushare -d node-1
+  kubectl inspect gpushare -o json | jq '.nodes[].devs[]'
+"""
+
+
+@click.command(epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.argument("name", required=False, metavar="[NODE]")
+@click.option("-d", "--details", "detailed", is_flag=True, help="Show every pod.")
+@click.option("--kubeconfig", default="", help="The cluster to look at.  [default: as kubectl chooses it]")
+@click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).")
+@click.option("--memory-unit", type=click.Choice(UNITS, case_sensitive=False), help="[default: as the nodes count]")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def main(
+    name: str | None, detailed: bool, kubeconfig: str, config: Path | None, memory_unit: str | None, output: str
+) -> None:
+    """Show how much GPU memory of each node and card is allocated, as the pods' own records say.
+
+    Exit code 1 where NODE is not there or the cluster does not answer.
+    """
+    try:
+        settings = read_settings(config, os.environ, {"memory_unit": memory_unit})
+        nodes, devices, pods = objects(Api.connect(kubeconfig))
+    except BadObject as error:
+        raise BadInput(str(error)) from error
+    except (ApiError, Unreachable) as error:
+        raise click.ClickException(str(error)) from error
+    if name and not any(node["metadata"]["name"] == name for node in nodes):
+        raise click.ClickException(f"no node is named {name}")
+    if not memory_unit:
+        settings = in_unit(settings, unit_of_nodes(nodes))
+    rows = [row for row in node_rows(nodes, devices, pods, settings) if name in (None, row.name)]
+    unit = settings.dialects.gpushare.memory_unit
+    if output == "json":
+        answer = {"unit": unit, "nodes": [_json(row) for row in rows]}
+        click.echo(orjson.dumps(answer, option=orjson.OPT_INDENT_2).decode())
+    else:
+        click.echo(details(rows) if detailed else summary(rows, unit), nl=False)
+
+
+def unit_of_nodes(nodes: Iterable[Raw]) -> str | None:
+    """The unit that the nodes count `gpu-mem` in; None: none of them reports any."""
+    per_card = [card.memory for raw in nodes for card in equal_cards(read_node(raw), unit=1)]
+    return None if not per_card else "MiB" if max(per_card) > _MOST_GIB else "GiB"
+
+
+def in_unit(settings: Settings, unit: str | None) -> Settings:
+    if unit is None:
+        return settings
+    own = settings.dialects.gpushare.model_copy(update={"memory_unit": unit})
+    return settings.model_copy(update={"dialects": settings.dialects.model_copy(update={"gpushare": own})})
+
+
+def node_rows(nodes: Sequence[Raw], devices: Iterable[Raw], raws: Sequence[Raw], settings: Settings) -> list[NodeRow]:
+    """The nodes that have GPUs, by name. raws: the cluster's pods."""
+    found = overview(nodes, devices, raws, settings)
+    addresses = {str(raw["metadata"]["name"]): _address(raw) for raw in nodes}
+    pods = [pod for raw in raws if (pod := read_pod(raw)).node and not pod.ended and f"Pod {pod.key}" in found.unclear]
+    rows = []
+    for view in found.nodes:
+        waiting = {pod.key: _asked(pod, settings) for pod in pods if pod.node == view.name}
+        row = _node(view, addresses[view.name], waiting, gpushare.unit(settings))
+        rows += [row] if row.cards else []
+    return rows
+
+
+def _node(view: NodeView, address: str, waiting: Mapping[str, int], unit: int) -> NodeRow:
+    """waiting: bytes that pods hold nobody can tell where."""
+    gpus = [card for card in view.cards if card.state.card.type == GPU]
+    held: dict[str, dict[int, int]] = {}
+    for view_of_card in gpus:
+        card = view_of_card.state.card
+        for use in view_of_card.uses:
+            if use.pod not in waiting:
+                held.setdefault(use.pod, {})[card.index] = gpushare.units_of(use.memory, card, unit)
+    pods = [_pod(key, cards, 0) for key, cards in held.items()]
+    pods += (_pod(key, {}, -(-amount // unit)) for key, amount in waiting.items() if amount)
+    pods.sort(key=lambda pod: (min(pod.cards, default=-1), pod.namespace, pod.name))
+    cards = tuple(
+        CardRow(c.index, c.memory // unit, sum(of.get(c.index, 0) for of in held.values()))
+        for c in (v.state.card for v in gpus)
+    )
+    return NodeRow(view.name, address, cards, tuple(pods))
+
+
+def _pod(key: str, cards: Mapping[int, int], pending: int) -> PodRow:
+    namespace, _, name = key.partition("/")
+    return PodRow(namespace, name, cards, pending)
+
+
+def _asked(pod: Pod, settings: Settings) -> int:
+    """Bytes that the pod asks for beside whole cards; 0 where nobody can tell."""
+    ask = ask_of(pod, settings)
+    amounts = ((c.stage, Amount(memory=c.memory * c.cards)) for c in ask.containers) if isinstance(ask, Ask) else ()
+    return peak(amounts).memory
+
+
+def _address(raw: Raw) -> str:
+    rows = (raw.get("status") or {}).get("addresses") or []
+    known = {row.get("type"): str(row.get("address")) for row in reversed(rows)}
+    return known.get("InternalIP") or next(iter(reversed(known.values())), "unknown")
+
+
+def _json(row: NodeRow) -> dict[str, Any]:
+    """As the extender's `/inspect` has it, and more."""
+    return {
+        "name": row.name,
+        "ipAddress": row.address,
+        "totalGPU": row.total,
+        "usedGPU": row.used,
+        "pending": row.pending,
+        "devs": [
+            {
+                "id": card.index,
+                "totalGPU": card.total,
+                "usedGPU": card.used,
+                "pods": [
+                    {"name": pod.name, "namespace": pod.namespace, "usedGPU": pod.cards[card.index]}
+                    for pod in row.pods
+                    if card.index in pod.cards
+                ],
+            }
+            for card in row.cards
+        ],
+    }

@@ -1,0 +1,29 @@
+"""gpushare pods for tests, as their users and the peer's own scheduler write them."""
+
+from typing import Any
+
+from mgpu.dialects import gpushare
+from tests.builders import pod
+
+Raw = dict[str, Any]
+
+
+def container(name: str = "c", units: object = 1, **more: Any) -> Raw:
+    """A container that asks in limits, as the seed's example does."""
+    return {"name": name, "image": "cuda", "resources": {"limits": {gpushare.MEMORY: str(units)}}, **more}
+
+
+def asking(name: str = "p", units: object = 1, **more: Any) -> Raw:
+    return pod(name, container("c", units), **more)
+
+
+def allocated(name: str, units: object, node: str, card: object, **more: Any) -> Raw:
+    """A pod that the peer's scheduler has bound: one card, no record per container."""
+    record = {
+        gpushare.INDEX: str(card),
+        gpushare.OF_CARD: "80",
+        gpushare.OF_POD: str(units),
+        gpushare.ASSUME_TIME: "1632984663000000000",
+        gpushare.ASSIGNED: "true",
+    }
+    return asking(name, units, node=node, annotations=record, **more)
