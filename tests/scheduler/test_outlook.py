@@ -99,7 +99,10 @@ def test_a_judge_is_replaced_as_a_whole_and_only_where_there_is_reason() -> None
         ("cardPolicy: spread", []),
         ("cardPolicy: fgd", ["fgd"]),
         ("dialects: {mgpu: {MGPUPolicy: fgd}}", ["fgd"]),
-        ("{cardPolicy: fgd, dialects: {mgpu: {MGPUPolicy: spread}, gpushare: {policy: spread}}}", []),
+        (
+            "{cardPolicy: fgd, dialects: {mgpu: {MGPUPolicy: spread}, gpushare: {policy: spread}, koordinator: {policy: spread}}}",
+            [],
+        ),
     ],
 )
 def test_only_policies_in_use_are_worked_out(settings: str, made: list[str]) -> None:
