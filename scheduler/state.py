@@ -7,14 +7,13 @@ cache: the same objects in any order give the same state, but for reservations, 
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from mgpu.dialects import gpushare
-from mgpu.kube.events import node_reference, pod_reference
+from mgpu.kube.events import pod_reference
 from mgpu.model import inventory
 from mgpu.model.asks import Ask, Rejection
-from mgpu.model.cards import GPU, Card, CardState
+from mgpu.model.cards import CardState
 from mgpu.model.errors import BadObject
 from mgpu.model.groups import Seat, where
 from mgpu.model.ledger import Holding, Ledger, shares_of, unknown_shares
@@ -24,6 +23,7 @@ from mgpu.settings import Settings
 from scheduler import stock
 from scheduler.decisions import Decision, Decisions
 from scheduler.gpu_pods import GpuPod, gpu_pod_of, recorded, shares_unknown
+from scheduler.inventories import Inventories
 from scheduler.matrix import Matrix
 from scheduler.nominations import LOWEST, Nominations
 from scheduler.outlook import LEARNT, Outlook
@@ -71,8 +71,7 @@ class State:
         self._lock = threading.RLock()
         self._ledger = Ledger()
         self._nodes: dict[str, Node] = {}
-        self._devices: dict[str, tuple[Card, ...]] = {}
-        self._unhealthy: dict[str, frozenset[int]] = {}
+        self._inventories = Inventories(settings, warn)
         self._pods: dict[str, GpuPod] = {}
         self._uids: dict[tuple[str, str], str] = {}
         self._undecided: set[str] = set()
@@ -97,55 +96,41 @@ class State:
             self._nodes[node.name] = node
             self._set_cards(node.name)
             if stock.is_there(before) != stock.is_there(node):
-                for known in [known for known in self._pods.values() if known.pod.node == node.name]:
-                    self._settle(known)
+                self._settle_all_on(node.name)
 
     def node_gone(self, raw: Raw) -> None:
+        name = raw["metadata"]["name"]
         with self._lock:
-            self._nodes.pop(raw["metadata"]["name"], None)
-            self._set_cards(raw["metadata"]["name"])
+            before = self._nodes.pop(name, None)
+            self._set_cards(name)
+            if stock.is_there(before):
+                self._settle_all_on(name)
 
     def device_changed(self, raw: Raw) -> None:
-        """A Device that cannot be read leaves the last good inventory in force."""
-        name = raw["metadata"]["name"]
-        try:
-            cards = inventory.read_device(raw)
-        except BadObject as error:
-            self._warn(node_reference(name), "BadDevice", f"Device {name} is not taken: {error}")
-            return
         with self._lock:
-            if self._devices.get(name) != cards:
-                self._devices[name] = cards
-                self._set_cards(name)
+            before = self._inventories.given(raw["metadata"]["name"])
+            name = self._inventories.device_changed(raw)
+            if name is None:
+                return
+            self._set_cards(name)
+            given = self._inventories.given(name)
+            changed = sorted(uid for uid in {**before, **given} if before.get(uid) != given.get(uid))
+            for uid in changed:
+                self._follow_given(uid, name)
+            if changed:
+                self._tell_freed(name)
 
     def device_gone(self, raw: Raw) -> None:
-        """Its cards are no longer given; what is held on them stays held."""
         with self._lock:
-            self._devices.pop(raw["metadata"]["name"], None)
-            self._set_cards(raw["metadata"]["name"])
+            self._set_cards(self._inventories.device_gone(raw))
 
     def configmap_changed(self, raw: Raw) -> None:
-        """What a ConfigMap says of unhealthy cards (gpushare.md); one that cannot be read says nothing."""
-        name, node = raw["metadata"]["name"], gpushare.node_of_unhealthy(raw)
-        if node is None:
-            return
-        try:
-            listed = gpushare.unhealthy_cards(raw)
-        except BadObject as error:
-            self._warn(node_reference(node), "BadUnhealthyList", f"ConfigMap {name} marks no card: {error}")
-            listed = frozenset()
-        self._mark(node, listed)
+        with self._lock:
+            self._set_cards(self._inventories.configmap_changed(raw))
 
     def configmap_gone(self, raw: Raw) -> None:
-        node = gpushare.node_of_unhealthy(raw)
-        if node is not None:
-            self._mark(node, frozenset())
-
-    def _mark(self, node: str, unhealthy: frozenset[int]) -> None:
         with self._lock:
-            if self._unhealthy.get(node, frozenset()) != unhealthy:
-                self._unhealthy[node] = unhealthy
-                self._set_cards(node)
+            self._set_cards(self._inventories.configmap_gone(raw))
 
     def pod_changed(self, raw: Raw) -> None:
         pod, meta = read_pod(raw), raw["metadata"]
@@ -154,6 +139,8 @@ class State:
             self._uids[meta["namespace"], meta["name"]] = meta["uid"]
             if known is None:
                 self._forget(meta["uid"])
+                if pod.node and not pod.ended:
+                    self._hold_given(meta["uid"], meta["namespace"], meta["name"], pod.node)
             else:
                 if known.ask is not None and meta["uid"] not in self._pods:
                     self.outlook.saw(pod, known.ask)
@@ -166,6 +153,8 @@ class State:
         meta = raw["metadata"]
         with self._lock:
             self._forget(meta["uid"])
+            node = (raw.get("spec") or {}).get("nodeName") or ""
+            self._hold_given(meta["uid"], meta["namespace"], meta["name"], node)
             self._usage.drop(meta["uid"])
             if self._uids.get((meta["namespace"], meta["name"])) == meta["uid"]:
                 del self._uids[meta["namespace"], meta["name"]]
@@ -340,7 +329,9 @@ class State:
             shares, unreadable = recorded(known), ""
         except BadObject as error:
             shares, unreadable = None, str(error)
-        dialect = known.dialect
+        dialect, given = known.dialect, self._inventories.given(pod.node).get(uid)
+        if shares is None and given:
+            dialect, shares = stock.NVIDIA, given
         if shares is None and stock.chooses(self._nodes.get(pod.node), known.ask):
             dialect, shares = stock.NVIDIA, shares_unknown(known)
         if shares is None and not pod.started:
@@ -359,6 +350,25 @@ class State:
         self._hold(Holding(*held, wishes=known.wishes))
         if before != self._ledger.holding(uid):
             self._warn_of_split(known)
+
+    def _settle_all_on(self, node: str) -> None:
+        for known in [known for known in self._pods.values() if known.pod.node == node]:
+            self._settle(known)
+
+    def _follow_given(self, uid: str, node: str) -> None:
+        """What the node says of the cards that the kubelet gave to this pod has changed."""
+        known, held = self._pods.get(uid), self._ledger.holding(uid)
+        if known is not None:
+            self._settle(known)
+            return
+        self._release(uid)
+        self._hold_given(uid, held.namespace if held else "", held.name if held else "", node)
+
+    def _hold_given(self, uid: str, namespace: str, name: str, node: str) -> None:
+        """Of a pod that asks for nothing of ours, or is not known here: as long as the node says so."""
+        shares = self._inventories.given(node).get(uid)
+        if shares:
+            self._hold(Holding(uid, namespace, name, node, stock.NVIDIA, shares))
 
     def _warn_of_split(self, known: GpuPod) -> None:
         """No decision leads there, but a record can: one written by hand, or an account that was lost."""
@@ -409,9 +419,11 @@ class State:
         if before is not None:
             self._touch(before.node)
 
-    def _set_cards(self, name: str) -> None:
+    def _set_cards(self, name: str | None) -> None:
+        if name is None:
+            return
         node = self._nodes.get(name)
-        cards = None if node is None else self._inventory(node)
+        cards = None if node is None else self._inventories.cards(node)
         before = self._ledger.nodes().get(name, ())
         self._ledger.set_cards(name, cards)
         if inventory.gained(before, cards or ()):
@@ -421,16 +433,6 @@ class State:
         for uid in self._undecided:
             if self._pods[uid].pod.node == name:
                 self._tell_undecided(uid)
-
-    def _inventory(self, node: Node) -> tuple[Card, ...]:
-        """The cards as the node has them, unhealthy where anybody says so."""
-        cards = self._devices.get(node.name)
-        if cards is None:
-            cards = inventory.equal_cards(node, gpushare.unit(self._settings))
-        listed = self._unhealthy.get(node.name)
-        if not listed:
-            return cards
-        return tuple(replace(c, healthy=False) if c.type == GPU and c.index in listed else c for c in cards)
 
     def _touch(self, node: str) -> None:
         self._last_version += 1  # of all nodes: one that comes again has no version that it had before

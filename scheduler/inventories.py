@@ -1,0 +1,87 @@
+"""What nodes and their Devices say of cards: which there are, which are healthy, which the kubelet itself gave out."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from mgpu.dialects import gpushare
+from mgpu.kube.events import node_reference
+from mgpu.model import inventory
+from mgpu.model.cards import GPU, Card
+from mgpu.model.errors import BadObject
+from mgpu.model.given import read_given, shares_given
+from mgpu.model.ledger import Share
+from mgpu.model.pods import Node
+from mgpu.settings import Settings
+
+Raw = Mapping[str, Any]
+Given = Mapping[str, tuple[Share, ...]]
+
+
+class Inventories:
+    """Not thread-safe. The methods that take an object return the name of the node of which it changes something."""
+
+    def __init__(self, settings: Settings, warn: Callable[[dict[str, Any], str, str], None]) -> None:
+        self._settings, self._warn = settings, warn
+        self._cards: dict[str, tuple[Card, ...]] = {}
+        self._given: dict[str, Given] = {}
+        self._unhealthy: dict[str, frozenset[int]] = {}
+
+    def device_changed(self, raw: Raw) -> str | None:
+        """A Device that cannot be read leaves the last good inventory in force, and so does each part of it."""
+        name = raw["metadata"]["name"]
+        cards, given = self._cards.get(name), self.given(name)
+        try:
+            cards = inventory.read_device(raw)
+        except BadObject as error:
+            self._warn(node_reference(name), "BadDevice", f"Device {name} is not taken: {error}")
+        try:
+            given = shares_given(read_given(raw))
+        except BadObject as error:
+            self._warn(node_reference(name), "BadCheckpoints", f"what was given out on {name} is not taken: {error}")
+        if (cards, given) == (self._cards.get(name), self.given(name)):
+            return None
+        self._given[name] = given
+        if cards is not None:
+            self._cards[name] = cards
+        return str(name)
+
+    def device_gone(self, raw: Raw) -> str | None:
+        """Its cards are no longer given; what is held on them stays held."""
+        name = str(raw["metadata"]["name"])
+        return name if self._cards.pop(name, None) is not None else None
+
+    def configmap_changed(self, raw: Raw) -> str | None:
+        """What a ConfigMap says of unhealthy cards (gpushare.md); one that cannot be read says nothing."""
+        name, node = raw["metadata"]["name"], gpushare.node_of_unhealthy(raw)
+        if node is None:
+            return None
+        try:
+            return self._mark(node, gpushare.unhealthy_cards(raw))
+        except BadObject as error:
+            self._warn(node_reference(node), "BadUnhealthyList", f"ConfigMap {name} marks no card: {error}")
+            return self._mark(node, frozenset())
+
+    def configmap_gone(self, raw: Raw) -> str | None:
+        node = gpushare.node_of_unhealthy(raw)
+        return None if node is None else self._mark(node, frozenset())
+
+    def _mark(self, node: str, unhealthy: frozenset[int]) -> str | None:
+        if self._unhealthy.get(node, frozenset()) == unhealthy:
+            return None
+        self._unhealthy[node] = unhealthy
+        return node
+
+    def cards(self, node: Node) -> tuple[Card, ...]:
+        """The cards as the node has them, unhealthy where anybody says so."""
+        cards = self._cards.get(node.name)
+        if cards is None:
+            cards = inventory.equal_cards(node, gpushare.unit(self._settings))
+        listed = self._unhealthy.get(node.name)
+        if not listed:
+            return cards
+        return tuple(replace(c, healthy=False) if c.type == GPU and c.index in listed else c for c in cards)
+
+    def given(self, node: str) -> Given:
+        """By UID, the shares of the pods to which the kubelet itself gave cards of this node."""
+        return self._given.get(node, {})

@@ -1,0 +1,73 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mgpu.model.errors import BadObject
+from mgpu.model.given import CHECKPOINTS, Given, read_given, shares_given, write_given
+
+OLDER = "node.koordinator.sh/gpu-checkpoints"
+SEEDS = """[
+        {
+          "podUID": "fa8983dc-bb76-4eeb-8dcc-556fbd44d7ce",
+          "containerName": "cuda-container",
+          "resourceName": "nvidia.com/gpu",
+          "deviceIDs": ["GPU-36b27e44-b086-46f7-f2dc-73c36dc65991"]
+        }
+      ]"""
+
+
+def device(text: object, key: str = CHECKPOINTS) -> dict[str, Any]:
+    return {"metadata": {"name": "n1", "annotations": {key: text}}}
+
+
+@pytest.mark.parametrize("key", [CHECKPOINTS, OLDER])
+def test_the_seeds_example_under_both_its_keys(key: str) -> None:
+    (row,) = read_given(device(SEEDS, key))
+    uid = "fa8983dc-bb76-4eeb-8dcc-556fbd44d7ce"
+    assert row == Given(uid, "cuda-container", "nvidia.com/gpu", ("GPU-36b27e44-b086-46f7-f2dc-73c36dc65991",))
+    (share,) = shares_given([row])[uid]
+    assert (share.container, share.card, share.whole) == ("cuda-container", row.ids[0], True)
+
+
+def test_nothing_is_listed() -> None:
+    assert read_given({"metadata": {"name": "n1"}}) == read_given(device("[]")) == ()
+
+
+def test_what_is_listed_under_both_keys_counts_once() -> None:
+    both = {"metadata": {"annotations": {CHECKPOINTS: SEEDS, OLDER: SEEDS}}}
+    assert len(read_given(both)) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [SEEDS[:80], "{}", "null", "", 7, "[1]", '[{"podUID": ""}]', '[{"podUID": "u", "deviceIDs": [0]}]', "[" * 100_000],
+    ids=["half written", "an object", "null", "empty", "no text", "a number", "no uid", "ids of a wrong type", "deep"],
+)
+def test_garbage_is_a_bad_object(text: object) -> None:
+    with pytest.raises(BadObject, match=r"metadata\.annotations\[node\.koordinator\.sh/devices-checkpoints\]"):
+        read_given(device(text))
+
+
+@pytest.mark.parametrize(
+    ("resource", "name", "card"),
+    [
+        ("nvidia.com/gpu", "GPU-a", "GPU-a"),
+        ("nvidia.com/gpu.shared", "GPU-a::3", "GPU-a"),
+        ("nvidia.com/gpu", "1", 1),
+        ("nvidia.com/mig-1g.5gb", "MIG-b", None),
+        ("example.com/nic", "1", "1"),
+    ],
+    ids=["uuid", "a replica of it", "index", "a MIG device: on any card", "no card's index: another resource"],
+)
+def test_how_plugins_name_cards(resource: str, name: str, card: object) -> None:
+    assert [s.card for s in shares_given([Given("u", "c", resource, (name, name))])["u"]] == [card]
+
+
+TEXTS = st.text(min_size=1, max_size=5)
+
+
+@given(st.frozensets(st.builds(Given, TEXTS, TEXTS, TEXTS, st.lists(TEXTS).map(lambda ids: tuple(sorted(ids))))))
+def test_property_what_is_written_is_read(rows: frozenset[Given]) -> None:
+    assert set(read_given(device(write_given(rows)))) == rows
