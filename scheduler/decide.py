@@ -1,11 +1,11 @@
 """What the scheduler decides about one pod and one node: pure, for the scheduler process and `mgpu simulate` alike."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mgpu import dialects
 from mgpu.model.asks import Ask, Placement, Rejection
-from mgpu.model.cards import CardState
+from mgpu.model.cards import CardState, noun, of_type
 from mgpu.model.groups import Seat
 from mgpu.model.pods import Node, Pod
 from mgpu.model.requests import Room
@@ -43,8 +43,9 @@ def assess(
 ) -> Placement | Rejection:
     """The cards that `node` gives to a pod with this ask, or why it has none.
 
-    cards: the node's, by index, without what the pod itself holds there. A Rejection is hopeless where no eviction
-    on the node can help: it has no cards, or it is not what the dialect requires (mgpu.md, "Filter").
+    cards: the node's, without what the pod itself holds there, and its devices of other types if the pod asks for some.
+    A Rejection is hopeless where no eviction on the node can help: it has no cards, or it is not what the dialect
+    requires (mgpu.md, "Filter").
     foresight: makes a difference to which cards, never to whether there are any.
     seats: where the pods of the ask's same-card group are, on whatever node, without the pod itself.
     budget: steps of the search, where what matters is whether there are cards and not which.
@@ -52,13 +53,33 @@ def assess(
     unmet = ask.unmet(node)
     if unmet is not None:
         return Rejection(unmet, hopeless=True)
-    if not cards:
-        return Rejection(f"node {node.name} has no GPU cards (no Device)", hopeless=True)
-    rejection = elsewhere(ask, cards, seats)
-    if rejection is not None:
-        return rejection
-    policy = _card_policy(ask, node, cards, settings, foresight)
-    return place(ask, cards, policy, budget=_budget(ask, settings) if budget is None else budget)
+    budget = _budget(ask, settings) if budget is None else budget
+    found: Placement | Rejection = Placement(())
+    if ask.containers:
+        gpus = of_type(cards)
+        if not gpus:
+            return Rejection(f"node {node.name} has no GPU cards (no Device)", hopeless=True)
+        found = elsewhere(ask, gpus, seats) or place(
+            ask, gpus, _card_policy(ask, node, gpus, settings, foresight), budget=budget
+        )
+    return found if isinstance(found, Rejection) or not ask.others else _with_others(found, ask, node, cards, budget)
+
+
+def _with_others(
+    found: Placement, ask: Ask, node: Node, cards: Sequence[CardState], budget: int
+) -> Placement | Rejection:
+    """The same with devices of the other types that the pod asks for, each type by itself, in minor order."""
+    for type in dict.fromkeys(c.type for c in ask.others):
+        devices = of_type(cards, type)
+        if not devices:
+            return Rejection(f"node {node.name} has no {noun(type)}", hopeless=True)
+        part = Ask(ask.dialect, tuple(c for c in ask.others if c.type == type))
+        placed = place(part, devices, policy_named("minor", 0), budget=budget)
+        if isinstance(placed, Rejection):
+            return placed
+        chosen = tuple((type, container, indexes) for container, indexes in placed.containers)
+        found = replace(found, others=(*found.others, *chosen), proven=found.proven and placed.proven)
+    return found
 
 
 def _card_policy(
@@ -73,9 +94,9 @@ def _card_policy(
 
 
 def score(ask: Ask, placement: Placement, cards: Sequence[CardState], settings: Settings) -> int:
-    """How good a node is for the pod under `nodePolicy`, 0..10; `cards` are its cards before the placement."""
+    """How good a node is for the pod under `nodePolicy`, 0..10; cards: as for `assess`."""
     by_policy = node_score(ask, placement, cards, settings.node_policy, _weight_of_core(settings))
-    return fresh_first(by_policy, ask, placement, cards)
+    return fresh_first(by_policy, ask, placement, of_type(cards))
 
 
 def record(

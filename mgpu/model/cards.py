@@ -1,5 +1,6 @@
 """Cards as a node has them, and how full they are."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mgpu.model.groups import Group
@@ -69,3 +70,7 @@ class CardState:
     @property
     def idle(self) -> bool:
         return self.shares == 0
+
+
+def of_type(states: Iterable[CardState], type: str = GPU) -> list[CardState]:
+    return [state for state in states if state.card.type == type]

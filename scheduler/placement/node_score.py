@@ -28,16 +28,22 @@ def node_score(
 ) -> int:
     """0..10 by how full all the node's cards are with the pod on them: core and memory, by weight of core in percent.
 
+    A pod that asks for no GPU: by how full the devices are of the types that it asks for.
     Raises KeyError for a policy that is not in NODE_POLICIES; settings are checked before.
     """
     core_used = memory_used = core = memory = 0
-    for state in cards:
+    asks = ask.containers or ask.others
+    types = {c.type for c in asks}
+    for state in (s for s in cards if s.card.type in types):
         card = state.card
-        added = peak((c.stage, c.takes(card)) for c in ask.containers if card.index in placement.cards(c.container))
+        on_it = [c for c in asks if c.type == card.type and card.index in placement.cards(c.container, c.type)]
+        added = peak((c.stage, c.takes(card)) for c in on_it)
         core_used += state.core_used + added.core
         memory_used += state.memory_used + added.memory
         core += card.core
         memory += card.memory
+    if not memory:
+        return by_fullness(core_used, 0, core, 1, node_policy, 100)
     return by_fullness(core_used, memory_used, core, memory, node_policy, weight_of_core)
 
 

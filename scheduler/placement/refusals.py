@@ -6,7 +6,7 @@ from functools import lru_cache
 from itertools import islice
 
 from mgpu.model.asks import Ask, CardRefusal, ContainerAsk, Rejection
-from mgpu.model.cards import CardState
+from mgpu.model.cards import GPU, CardState, noun
 from mgpu.model.quantities import format_bytes
 from scheduler.placement.wishing import bars
 
@@ -32,6 +32,8 @@ def refusal(
     ratio = 0 if memory else max(0, ratio - state.ratio_free)
     if not (core or memory or ratio):
         return None
+    if state.card.type != GPU:
+        return f"{core / 10:g} percent short"
     return _roughly(bool(core), bool(memory or ratio)) if roughly else _short(core, memory, ratio)
 
 
@@ -56,10 +58,8 @@ def impossible(ask: Ask, cards: Sequence[CardState]) -> Rejection | None:
         return Rejection("the node has no cards", hopeless=True)
     for container in ask.containers:
         if container.cards > len(cards):
-            has = f"the node has {len(cards)}"
-            return Rejection(
-                f"container {container.container!r} asks for {container.cards} cards, {has}", hopeless=True
-            )
+            asked = f"{container.cards} {noun(container.type)}s, the node has {len(cards)}"
+            return Rejection(f"container {container.container!r} asks for {asked}", hopeless=True)
         if container.cards > 1 and ask.wishes.same_card:
             asks = f"container {container.container!r} asks for {container.cards}"
             return Rejection(f"{ask.wishes.same_card} shares one card, {asks}", hopeless=True)
@@ -93,13 +93,16 @@ def alone(
     if fitting >= container.cards:
         return None
     refused = tuple(
-        CardRefusal(state.card.index, reason) for state, reason in zip(cards, reasons, strict=True) if reason
+        CardRefusal(state.card.index, reason, state.card.type)
+        for state, reason in zip(cards, reasons, strict=True)
+        if reason
     )
     reason = ""
     if container.cards > 1:
-        reason = f"container {container.container!r} needs {container.cards} cards, {fitting or 'none'} can serve it"
+        needed = f"{container.cards} {noun(container.type)}s, {fitting or 'none'} can serve it"
+        reason = f"container {container.container!r} needs {needed}"
     elif len(ask.containers) > 1:
-        reason = f"no card can serve container {container.container!r}"
+        reason = f"no {noun(container.type)} can serve container {container.container!r}"
     return Rejection(reason, refused)
 
 
@@ -123,11 +126,17 @@ def not_together(ask: Ask, *, hopeless: bool) -> Rejection:
     count, group = len(ask.containers), ask.wishes.same_card
     together = f"on one card, as {group} has it" if group else "together"
     return Rejection(
-        f"each of the {count} GPU containers fits alone, but not all of them {together}", hopeless=hopeless
+        f"each of the {count} {_kind(ask)} containers fits alone, but not all of them {together}", hopeless=hopeless
     )
 
 
 def without_proof(ask: Ask) -> Rejection:
     """The search ended undecided: said as it is, and never taken for "does not fit" (`hopeless`)."""
     count = len(ask.containers)
-    return Rejection(f"no cards were found for the {count} GPU containers in time; whether there are any is not proven")
+    text = f"no cards were found for the {count} {_kind(ask)} containers in time; whether there are any is not proven"
+    return Rejection(text)
+
+
+def _kind(ask: Ask) -> str:
+    type = ask.containers[0].type
+    return "GPU" if type == GPU else type
