@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from deviceplugin.pods import GpuPod
 from mgpu.model.asks import Amount
-from mgpu.model.cards import Card
+from mgpu.model.cards import GPU, WHOLE_RATIO, Card
 from mgpu.model.ledger import Holding, Share, unknown_shares
 from mgpu.model.quantities import format_bytes, format_core
 
@@ -18,20 +18,30 @@ Handed = Mapping[tuple[str, str], Sequence[str]]
 
 
 def holding(known: GpuPod, cards: Sequence[Card], handed: Handed | None = None) -> Holding:
-    """What the pod holds: of each container what was handed out to it, else what the record says, else any card."""
+    """What the pod holds: of each container what was handed out to it, else what the record says, else any card.
+
+    Cards are named by index, however the record does it, so that the same holding is the same whoever tells of it.
+    """
     pod, ask = known.pod, known.ask
-    indexes = {card.uuid: card.index for card in cards}
     shares: list[Share] = []
     for unknown in unknown_shares(ask) if ask else ():
-        uuids = (handed or {}).get((pod.uid, unknown.container))
-        if uuids:
+        own = [s for s in known.shares or () if (s.container, s.type) == (unknown.container, unknown.type)]
+        named = {card.uuid for card in cards if any(s.is_on(card) for s in own)}
+        uuids = (handed or {}).get((pod.uid, unknown.container)) if unknown.type == GPU else None
+        if uuids and (known.shares is None or set(uuids) != named):
             shares += (replace(unknown, card=uuid) for uuid in uuids)
         elif known.shares is not None:
-            shares += (share for share in known.shares if share.container == unknown.container)
+            shares += own
         else:
             shares.append(unknown)
-    by_index = (replace(s, card=indexes.get(s.card, s.card)) if isinstance(s.card, str) else s for s in shares)
-    return Holding(pod.uid, pod.namespace, pod.name, pod.node, ask.dialect if ask else "", tuple(by_index))
+    dialect = ask.dialect if ask else ""
+    return Holding(pod.uid, pod.namespace, pod.name, pod.node, dialect, tuple(_by_index(s, cards) for s in shares))
+
+
+def _by_index(share: Share, cards: Sequence[Card]) -> Share:
+    if share.card is None:
+        return share
+    return replace(share, card=next((card.index for card in cards if share.is_on(card)), share.card))
 
 
 def excess(wanted: Holding, others: Sequence[Holding], cards: Sequence[Card]) -> str:
@@ -40,18 +50,25 @@ def excess(wanted: Holding, others: Sequence[Holding], cards: Sequence[Card]) ->
         own = wanted.uses(card)
         if not own.shares:
             continue
-        uses = {other.key: use for other in others if (use := other.uses(card)).shares}
-        used = Amount(sum(use.core for use in uses.values()), sum(use.memory for use in uses.values()))
-        short = []
-        if own.core and used.core + own.core > card.core:
-            short.append(f"core {format_core(own.core)} asked, {format_core(max(0, card.core - used.core))} free")
-        if own.memory and used.memory + own.memory > card.memory:
-            free = format_bytes(max(0, card.memory - used.memory))
-            short.append(f"memory {format_bytes(own.memory)} asked, {free} free")
+        uses = [(other.key, use) for other in others if (use := other.uses(card)).shares]
+        used = Amount(*map(sum, zip(*(use for _, use in uses), strict=True))) if uses else Amount()
+        short = [
+            f"{what} {show(asked)} asked, {show(max(0, size - taken))} free"
+            for what, show, asked, taken, size in (
+                ("core", format_core, own.core, used.core, card.core),
+                ("memory", format_bytes, own.memory, used.memory, card.memory),
+                ("memory ratio", _percent, own.ratio, used.ratio, WHOLE_RATIO),
+            )
+            if asked and taken + asked > size
+        ]
         if short:
-            holders = f"; held by {', '.join(sorted(uses))}" if uses else ""
+            holders = f"; held by {', '.join(sorted({key for key, _ in uses}))}" if uses else ""
             return f"card {card.index} ({card.uuid}) has no room: {', '.join(short)}{holders}"
     return ""
+
+
+def _percent(amount: int) -> str:
+    return f"{amount}%"
 
 
 class Grants:
@@ -61,13 +78,19 @@ class Grants:
         self._handed = dict(handed)
         self._granted: dict[str, Holding] = {}
 
-    def refusal(self, known: GpuPod, pods: Iterable[GpuPod], cards: Sequence[Card]) -> str:
-        """Why the pod must not start now beside the other `pods` of the node; "" where it may."""
-        active = {other.pod.uid: other for other in pods if not other.pod.ended}
+    def refusal(
+        self, known: GpuPod, pods: Iterable[GpuPod], cards: Sequence[Card], foreign: Sequence[Holding] = ()
+    ) -> str:
+        """Why the pod must not start now beside the other `pods` of the node; "" where it may.
+
+        foreign: what another plugin gave out, whatever the pods' records say.
+        """
+        theirs = {held.uid for held in foreign}
+        active = {other.pod.uid: other for other in pods if not other.pod.ended and other.pod.uid not in theirs}
         for uid, other in active.items():
             if uid not in self._granted and (other.ran or any(key[0] == uid for key in self._handed)):
                 self._granted[uid] = holding(other, cards, self._handed)
-        wanted, before = holding(known, cards), []
+        wanted, before = holding(known, cards), [held for held in foreign if held.uid != known.pod.uid]
         for uid, granted in self._granted.items():
             if uid == known.pod.uid:
                 if granted == wanted:

@@ -14,21 +14,23 @@ from deviceplugin.cdi import CdiFiles
 from deviceplugin.checkpoint import FILE, read_checkpoint
 from deviceplugin.exchange import Exchange
 from deviceplugin.ids import MAX_IDS, device_ids
+from deviceplugin.offers import WHOLE_CARDS, as_ids, budget
 from deviceplugin.plugin import Plugin
 from deviceplugin.podresources import PodResources
 from deviceplugin.pods import GpuPod, NodePods
 from deviceplugin.records import RecordWriter
-from deviceplugin.registration import Registration
+from deviceplugin.registration import CHECK_SECONDS, Registration
 from deviceplugin.reporter import Reporter
 from deviceplugin.upkeep import Keeper, keep_clean
 from deviceplugin.wakeup import Wakeup
-from mgpu import dialects
-from mgpu.dialects.node_resources import NodeResource
+from deviceplugin.wholecards import NVIDIA, OURS, WholeCards
+from mgpu.dialects import gpushare
 from mgpu.kube import Api
 from mgpu.kube.events import Recorder, node_reference, pod_reference
 from mgpu.kube.reflector import Reflector
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
+from mgpu.model.given import write_given
 from mgpu.settings import DevicePluginSettings, Settings
 
 log = logging.getLogger(__name__)
@@ -56,11 +58,18 @@ class Agent:
         self._reflector = Reflector(
             api, "/api/v1/pods", self._pods.take, self._pods.drop, {"fieldSelector": f"spec.nodeName={own.node}"}
         )
-        self._reporter = Reporter(api, own.node, settings, self._held)
+        self._reporter = Reporter(api, own.node, settings, self._held, self._told_of_whole_cards)
         self._records = RecordWriter(api)
         self._owners = PodResources(pod_resources_socket(own))
         files = CdiFiles(Path(own.cdi_dir))
-        names = [resource.name for resource in self._resources(())]
+        self._whole = WholeCards(
+            own.whole_cards,
+            self._folder,
+            self._pods,
+            self._owners,
+            lambda: self._reporter.capacity(WHOLE_CARDS),
+        )
+        names = [resource.name for resource in as_ids((), settings)]
         self._node = Node(
             pods=self._pods,
             cards=self._known_cards,
@@ -71,10 +80,15 @@ class Agent:
             changed=self._pods_changed,
             refused=self._warn_pod,
             resend=lambda resource: self._plugins[resource].resend(),
+            given=self._mark_given,
+            foreign=self._whole.holdings,
         )
         self._allocations = {name: Allocations(name, self._node) for name in names}
         self._plugins = {name: Plugin(name, allocations) for name, allocations in self._allocations.items()}
-        self._registrations = [Registration(self._folder, plugin) for plugin in self._plugins.values()]
+        self._registrations = [
+            Registration(self._folder, plugin, left=self._whole.left if name == WHOLE_CARDS else lambda: "")
+            for name, plugin in self._plugins.items()
+        ]
 
     async def run(self) -> None:
         """Serve until `stop`; then streams are ended and sockets removed before it returns.
@@ -90,7 +104,8 @@ class Agent:
         for part in (self._reflector, self._reporter, self._cards, self._records):
             part.start()
         log.info("started", extra={"node": self._node_name})
-        tasks = [asyncio.create_task(work) for work in (self._serve(), self._follow_pods())]
+        works = (self._serve(), self._follow_pods(), self._follow_whole_cards())
+        tasks = [asyncio.create_task(work) for work in works]
         ending = asyncio.create_task(self._until_stopped())
         try:
             done, _ = await asyncio.wait([*tasks, ending], return_when=asyncio.FIRST_COMPLETED)
@@ -119,8 +134,8 @@ class Agent:
             return f"cards: {self._cards.problem}"
         if not self._reflector.synced:
             return "the pods of this node are not known yet"
-        waiting = [r.state or "the kubelet has not asked for the devices" for r in self._registrations]
-        states = [state for r, state in zip(self._registrations, waiting, strict=True) if not r.registered]
+        wanted = [r for r in self._registrations if not (self._whole.server == NVIDIA and r.left())]
+        states = [r.state or "the kubelet has not asked for the devices" for r in wanted if not r.registered]
         return "; ".join([*states, *filter(None, [self._reporter.problem])])
 
     async def _until_stopped(self) -> None:
@@ -146,20 +161,22 @@ class Agent:
 
     def _offer(self, cards: Sequence[Card]) -> bool:
         """Hand the ids of these cards to the plugins. False: of unhealthy ones it is not known which pods hold them."""
-        limit, complete = MAX_IDS, True
-        for resource in self._resources(cards):
+        complete, shares = True, budget(cards, self._settings, MAX_IDS)
+        for resource in as_ids(cards, self._settings):
             try:
                 held, taken = self._held_ids(resource.name, cards)
             except RetryLater as error:
                 log.warning("which ids are held is not known: %s", error)
                 held, taken, complete = {}, set(), False
             plugin = self._plugins[resource.name]
-            total = sum(amount for _, amount in resource.amounts)
+            total, limit = sum(amount for _, amount in resource.amounts), shares[resource.name]
             if total > limit:
-                self._warn_node(f"{total} units of {resource.name}, but a node can offer {limit}: the rest is not used")
+                self._warn_node(
+                    f"{total} units of {resource.name}, of which {limit} are offered: a node has at most {MAX_IDS} ids "
+                    "of all resources together; disable the dialects that are not used"
+                )
             before = [i for i, healthy in plugin.devices.items() if not healthy]
             plugin.offer(device_ids(resource, cards, limit, held, taken, before))
-            limit -= min(limit, total)
         return complete
 
     def _held_ids(self, resource: str, cards: Sequence[Card]) -> tuple[dict[int, list[str]], set[str]]:
@@ -193,12 +210,37 @@ class Agent:
                 await self._pods_changed.wait()
             for allocations in self._allocations.values():
                 allocations.resume()
-            self._pods_changed.wake()
+            while True:
+                # Before this agent was there too.
+                for known in self._pods.all():
+                    if known.ran:
+                        self._mark_given(known)
+                await self._pods_changed.wait()
 
-    def _resources(self, cards: Sequence[Card]) -> list[NodeResource]:
-        """The resources that are served as device ids."""
-        enabled = dialects.enabled(self._settings)
-        return [r for dialect in enabled for r in dialect.resources(cards, self._settings) if r.as_ids]
+    async def _follow_whole_cards(self) -> None:
+        """Who serves them, and what another plugin gave out: whenever pods or the kubelet's checkpoint change."""
+        warned = ""
+        while True:
+            if await self._whole.look(synced=self._reflector.synced):
+                self._reporter.update()
+                self._pods_changed.wake()
+                if self._whole.why not in (warned, "") and self._settings.deviceplugin.whole_cards == OURS:
+                    self._warn_node(f"{self._whole.left()}, while deviceplugin.wholeCards is {OURS}")
+                warned = self._whole.why
+            if WHOLE_CARDS in self._plugins:
+                self._plugins[WHOLE_CARDS].silent = bool(self._whole.left())
+            await self._pods_changed.wait(CHECK_SECONDS)
+
+    def _told_of_whole_cards(self) -> tuple[str, str | None]:
+        """For the reporter, on its thread."""
+        given = self._whole.given
+        return self._whole.server, None if given is None else write_given(given) if given else ""
+
+    def _mark_given(self, known: GpuPod) -> None:
+        """gpushare: the record says once the node has given the card out."""
+        if annotations := gpushare.assigned(known.pod):
+            self._pods.amend(known, annotations)
+            self._records.write(known, annotations)
 
     def _held(self, resource: str) -> int:
         return sum(known.held.get(resource, 0) for known in self._pods.all() if not known.pod.ended)

@@ -1,4 +1,9 @@
-"""What Allocate and PreStartContainer answer for one resource; no gRPC in here, and no call to the API server."""
+"""What Allocate and PreStartContainer answer for one resource; no gRPC in here, and no call to the API server.
+
+Of a container with several such resources only one is its carrier: its answer brings the cards. The others' answers
+say nothing, so that the order in which the kubelet asks and merges them does not matter; and since every one of them
+has to pass PreStartContainer, none starts a container that the carrier's refuses.
+"""
 
 import asyncio
 import logging
@@ -7,14 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deviceplugin.accounts import Grants
-from deviceplugin.cdi import ANSWER_ANNOTATION, CdiFiles, new_name
+from deviceplugin.cdi import ANSWER_ANNOTATION, CARRIER_VARIABLE, CdiFiles, new_name
 from deviceplugin.checkpoint import Given, read_checkpoint
 from deviceplugin.exchange import Exchange
-from deviceplugin.identity import VOID, Refused, Target, candidates, environment
+from deviceplugin.identity import VISIBLE, VOID, Refused, Target, candidates, environment
 from deviceplugin.pods import GpuPod, NodePods
 from deviceplugin.wakeup import Wakeup
 from deviceplugin.whose import Owners, Whose
 from mgpu.model.cards import Card
+from mgpu.model.ledger import Holding
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +45,7 @@ class Node:
     """What the answers are made from. delivery: CDI files, or where the runtime has none the exchange of records.
 
     changed: wakes when pods or cards change. resend: sends the device list of a resource to the kubelet once more.
+    given: hears of every pod that may start on its cards. foreign: what another plugin gave out.
     """
 
     pods: NodePods
@@ -50,6 +57,8 @@ class Node:
     changed: Wakeup
     refused: Callable[[GpuPod, str], None]
     resend: Callable[[str], None]
+    given: Callable[[GpuPod], None]
+    foreign: Callable[[], Sequence[Holding]]
 
 
 class Allocations:
@@ -77,12 +86,12 @@ class Allocations:
         delivery, mismatched = self._node.delivery, []
         if not isinstance(delivery, Exchange):
             return
-        for given in read_checkpoint(self._node.checkpoint, self._resource):
+        for given in self._rows(self._resource):
             known = self._node.pods.by_uid(given.uid)
             if known is not None and not known.pod.ended:
                 target = Target(known, given.container)
                 self._served.add(target.key)
-                if known.shares is not None and not delivery.agrees(target, given.env):
+                if known.shares is not None and self._carries(target) and not delivery.agrees(target, given.env):
                     mismatched.append(given)
         for given in mismatched:
             known = self._node.pods.by_uid(given.uid)
@@ -113,7 +122,9 @@ class Allocations:
         """Let the containers that hold `ids` have what their pod's record says. Raises Refused."""
         deadline = asyncio.get_running_loop().time() + self._wait_seconds
         given = await self._whose.holders(frozenset(ids), deadline)
-        known = await self._decided(given[0].uid, deadline)
+        known = await self._known(given[0].uid, deadline)
+        if any(self._carries(Target(known, row.container)) for row in given):
+            known = await self._decided(known, deadline)
         try:
             self._start(known, given)
         except Refused as error:
@@ -126,8 +137,10 @@ class Allocations:
         target, other = next(found, None), next(found, None)
         if target is None or other is not None:
             return VOID
+        env: Mapping[str, str] = {}
         try:
-            env = environment(target, self._node.cards())
+            if self._carries(target):
+                env = environment(target, self._node.cards())
         except Refused:
             return VOID  # PreStartContainer waits for the decision, or says what is wrong
         self._served.add(target.key)
@@ -144,7 +157,7 @@ class Allocations:
             why = f"no pod on this node waits for this amount of {self._resource}"
             for target in self._waiting(amount) if self._resumed else ():
                 try:
-                    env = environment(target, self._node.cards())
+                    env = environment(target, self._node.cards()) if self._carries(target) else {}
                 except Refused as error:
                     why = str(error)
                 else:
@@ -156,20 +169,31 @@ class Allocations:
     def _waiting(self, amount: int) -> Iterator[Target]:
         return candidates(self._node.pods.all(), self._resource, amount, self._served)
 
-    async def _decided(self, uid: str, deadline: float) -> GpuPod:
-        """The pod, once its cards have been decided. Raises Refused at the deadline."""
+    def _carries(self, target: Target) -> bool:
+        """Whether the container's cards come by this resource's answers; what no resource can bring is told here."""
+        return target.carrier in (self._resource, "")
+
+    async def _known(self, uid: str, deadline: float) -> GpuPod:
+        """Raises Refused at the deadline."""
         loop = asyncio.get_running_loop()
         while True:
             known = self._node.pods.by_uid(uid)
-            if self._resumed and known is not None and known.decided:
+            if self._resumed and known is not None:
                 return known
             if not await self._node.changed.wait(max(0.0, deadline - loop.time())):
                 if not self._resumed:
                     raise Refused("the pods and cards of this node are not known yet", uid)
-                if known is None:
-                    raise Refused(f"pod {uid} is not known from the API server yet")
+                raise Refused(f"pod {uid} is not known from the API server yet")
+
+    async def _decided(self, known: GpuPod, deadline: float) -> GpuPod:
+        """The pod, once its cards have been decided. Raises Refused at the deadline."""
+        loop = asyncio.get_running_loop()
+        while not known.decided:
+            if not await self._node.changed.wait(max(0.0, deadline - loop.time())):
                 limit = f"within {self._wait_seconds:g} s"
-                raise Refused(f"{known.pod.key}: no cards have been decided for the pod {limit}", uid)
+                raise Refused(f"{known.pod.key}: no cards have been decided for the pod {limit}", known.pod.uid)
+            known = await self._known(known.pod.uid, deadline)
+        return known
 
     def _start(self, known: GpuPod, given: Sequence[Given]) -> None:
         """All that share the ids are served, since any of them may be the one that starts; each by its own answer.
@@ -178,19 +202,46 @@ class Allocations:
         """
         ready: list[tuple[Given, Mapping[str, str]]] = []
         refused: list[tuple[Given, Refused]] = []
+        carried = False
         for row in given:
+            target = Target(known, row.container)
             try:
-                ready.append((row, self._environment(Target(known, row.container), row)))
+                env = self._environment(target, row) if self._carries(target) else self._beside(target, row)
+                carried = carried or self._carries(target)
+                ready.append((row, env))
             except Refused as error:
                 refused.append((row, error))
         if not ready:
             raise refused[0][1]
+        if not carried:
+            self._deliver(known, ready, refused)
+            return
         cards = self._node.cards()
         known = self._node.pods.by_uid(known.pod.uid) or known
-        if short := self._node.grants.refusal(known, self._node.pods.all(), cards):
+        if short := self._node.grants.refusal(known, self._node.pods.all(), cards, self._node.foreign()):
             raise Refused(f"{known.pod.key}: {short}", known.pod.uid)
         self._deliver(known, ready, refused)
         self._node.grants.grant(known, cards)
+        self._node.given(known)
+
+    def _beside(self, target: Target, given: Given) -> Mapping[str, str]:
+        """What this resource brings a container that another one carries. Raises Refused.
+
+        The kubelet gives no ids of a resource that the node does not have at all, and starts the container even so.
+        """
+        uid, carrier = target.known.pod.uid, target.carrier
+        if not any((row.uid, row.container) == (given.uid, given.container) for row in self._rows(carrier)):
+            self._node.resend(self._resource)
+            why = (
+                f"{target}: the kubelet gave it ids of {self._resource}, but none of {carrier}, which brings its cards"
+            )
+            raise Refused(why, uid)
+        if not given.device and VISIBLE in given.env:
+            raise Refused(f"{target}: at admission the cards of another pod were given to it", uid)
+        return {CARRIER_VARIABLE: carrier}
+
+    def _rows(self, resource: str) -> list[Given]:
+        return read_checkpoint(self._node.checkpoint, resource)
 
     def _environment(self, target: Target, given: Given) -> Mapping[str, str]:
         delivery = self._node.delivery

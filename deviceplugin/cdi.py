@@ -16,6 +16,8 @@ import orjson
 log = logging.getLogger(__name__)
 
 KIND = "mgpu.io/card"
+CARRIER_VARIABLE = "MGPU_CARRIER"
+"""All that is in the spec of a resource which is not its container's carrier. CDI takes no device without edits."""
 ANSWER_ANNOTATION = "mgpu.io/answer"
 """Where an answer's name stands when the runtime has no CDI; the runtime itself makes nothing of it."""
 _VERSION = "0.5.0"
@@ -69,7 +71,8 @@ class CdiFiles:
                 log.warning("CDI file %s is not readable: %r", file, error)
                 continue
             env = dict(line.split("=", 1) for line in lines)
-            found[uid, container] = tuple(env.get("NVIDIA_VISIBLE_DEVICES", "").split(","))
+            if cards := env.get("NVIDIA_VISIBLE_DEVICES"):
+                found[uid, container] = tuple(cards.split(","))
         return found
 
     def _file(self, name: str, uid: str, container: str) -> Path:

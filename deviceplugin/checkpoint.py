@@ -17,6 +17,7 @@ import orjson
 from google.protobuf.message import DecodeError
 
 from deviceplugin.cdi import ANSWER_ANNOTATION, KIND
+from mgpu.model.errors import RetryLater
 from proto import deviceplugin_pb2
 
 log = logging.getLogger(__name__)
@@ -42,13 +43,28 @@ class Given:
 def read_checkpoint(file: Path, resource: str, ids: frozenset[str] | None = None) -> list[Given]:
     """The containers that hold ids of `resource`, or exactly `ids`; none where the file cannot be read."""
     try:
-        rows = orjson.loads(file.read_bytes())["Data"]["PodDeviceEntries"] or ()
-        return [_given(row, own) for row in rows if row["ResourceName"] == resource and (own := _ids(row, ids))]
-    except FileNotFoundError:
+        return read_known(file, resource, ids)[0]
+    except RetryLater as error:
+        if file.exists():
+            log.warning("%s", error)
         return []
+
+
+def read_known(
+    file: Path, resource: str, ids: frozenset[str] | None = None
+) -> tuple[list[Given], frozenset[str] | None]:
+    """The containers that hold ids of `resource` (or exactly `ids`), and its healthy ids; None: no plugin offers it.
+
+    Raises RetryLater where the file is not there, half written or damaged.
+    """
+    try:
+        data = orjson.loads(file.read_bytes())["Data"]
+        rows = data["PodDeviceEntries"] or ()
+        given = [_given(row, own) for row in rows if row["ResourceName"] == resource and (own := _ids(row, ids))]
+        offered = data.get("RegisteredDevices") or {}
+        return given, frozenset(offered[resource] or ()) if resource in offered else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, DecodeError) as error:
-        log.warning("the kubelet's checkpoint %s is not readable: %r", file, error)
-        return []
+        raise RetryLater(f"the kubelet's checkpoint {file} is not readable: {error!r}") from error
 
 
 def _ids(row: Mapping[str, Any], wanted: frozenset[str] | None) -> frozenset[str] | None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from deviceplugin.identity import Refused, Target, environment, environment_on, recorded_cards
 from deviceplugin.pods import GpuPod, NodePods
-from deviceplugin.swap import Key, cards_in, partner, record, room, with_cards
+from deviceplugin.swap import Key, cards_in, exchangeable, partner, record, room, with_cards
 from mgpu.model.cards import Card
 from mgpu.settings import Settings
 
@@ -34,6 +34,8 @@ class Exchange:
         if not given or dict(env) != environment_on(target, given):
             raise Refused(why, target.known.pod.uid)
         other = None
+        if own != given and not exchangeable(target):
+            raise Refused(why, target.known.pod.uid)
         if own != given or target.key not in served:
             other = partner(target, given, cards, self._pods.all(), self._settled, served)
         if own != given:

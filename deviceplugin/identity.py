@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from deviceplugin.pods import GpuPod
 from mgpu import dialects
 from mgpu.model.asks import ContainerAsk
-from mgpu.model.cards import Card
+from mgpu.model.cards import GPU, Card
 from mgpu.model.ledger import Share
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
@@ -58,8 +58,8 @@ class Target:
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """What the pod's record gives to the container."""
-        return tuple(share for share in self.known.shares or () if share.container == self.container)
+        """What the pod's record gives to the container of the node's GPUs."""
+        return tuple(s for s in self.known.shares or () if (s.container, s.type) == (self.container, GPU))
 
 
 def candidates(

@@ -15,6 +15,7 @@ from deviceplugin.cards import CardSource
 from deviceplugin.cards.nvml import NvmlCards
 from deviceplugin.cards.simulated import SimulatedCards
 from deviceplugin.health import HealthServer
+from deviceplugin.offers import as_ids
 from deviceplugin.registration import socket_name
 from deviceplugin.reporter import known_indexes
 from mgpu import dialects
@@ -51,6 +52,12 @@ Examples:
 @click.option("--pod-resources", help="PodResources socket.  [default: pod-resources/kubelet.sock in --kubelet-dir]")
 @click.option("--cdi-dir", help="Where the runtime looks for CDI specs.  [default: /var/run/cdi]")
 @click.option("--cdi/--no-cdi", default=None, help="Whether the runtime has CDI.  [default: --cdi]")
+@click.option(
+    "--whole-cards",
+    type=click.Choice(["auto", "mgpu", "nvidia"]),
+    help="Who serves nvidia.com/gpu here: this agent or NVIDIA's plugin.  [default: auto, as it is found]",
+)
+@click.option("--memory-unit", type=click.Choice(["GiB", "MiB"], case_sensitive=False), help="Of aliyun.com/gpu-mem.")
 @click.option("--health-port", type=int, help="Serve /healthz and /readyz here; 0: not at all.  [default: 0]")
 @click.option("--kubeconfig", default="", help="The cluster.  [default: the one this runs in]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
@@ -90,9 +97,9 @@ def _settings(config: Path | None, flags: dict[str, str | int | None]) -> Settin
 
 
 def _check_paths(own: DevicePluginSettings, settings: Settings) -> None:
-    served = [r for dialect in dialects.enabled(settings) for r in dialect.resources((), settings) if r.as_ids]
-    if not served:
-        raise BadObject([Problem("dialects", "none that is enabled has a resource to serve")])
+    if not any(dialects.enabled(settings)):
+        raise BadObject([Problem("dialects", "none is enabled: there is no resource to serve")])
+    served = as_ids((), settings)
     folder = Path(own.kubelet_dir) / "device-plugins"
     sockets = [("kubeletDir", folder / name) for name in ("kubelet.sock", *(socket_name(r.name) for r in served))]
     sockets.append(("podResources", pod_resources_socket(own)))

@@ -19,12 +19,14 @@ OPTIONS = api.DevicePluginOptions(pre_start_required=True, get_preferred_allocat
 class Plugin:
     """`devices`: what is offered. `streams`: how many ListAndWatch streams are open now.
 
-    `opened`: how many were since `open`. One loop only.
+    `opened`: how many were since `open`. `silent`: nothing more is sent; ending the stream would disconnect the plugin
+    that serves the resource now (`deviceplugin.registration`). One loop only.
     """
 
     def __init__(self, resource: str, allocations: Allocations) -> None:
         self.resource, self._allocations = resource, allocations
         self.devices: dict[str, bool] = {}
+        self.silent = False
         self._ended = False
         self._turn = 0
         self._changed = Wakeup()
@@ -61,7 +63,7 @@ class Plugin:
         try:
             sent: tuple[int, dict[str, bool]] | None = None
             while not self._ended:
-                if (self._turn, self.devices) != sent:
+                if not self.silent and (self._turn, self.devices) != sent:
                     sent = self._turn, self.devices
                     yield _list(self.devices)
                 else:

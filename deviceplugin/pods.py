@@ -28,6 +28,7 @@ class GpuPod:
     ran: its containers that ask for GPU and have run. done: its init containers that ended well.
     amounts: resource → its containers that ask for it and how much, in the order in which the kubelet allocates.
     held: resource → how much the pod occupies on its node, at its busiest moment, as the scheduler counts.
+    carriers: container → the one of its resources whose answer brings its cards (`dialects.carrier`).
     """
 
     pod: Pod
@@ -38,6 +39,7 @@ class GpuPod:
     done: frozenset[str] = frozenset()
     amounts: Mapping[str, tuple[tuple[Container, int], ...]] = field(default_factory=dict, hash=False)
     held: Mapping[str, int] = field(default_factory=dict, hash=False)
+    carriers: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def decided(self) -> bool:
@@ -62,6 +64,8 @@ class NodePods:
         self._pods: dict[str, GpuPod] = {}
         # UID → annotations of ours that are still on their way to the API server.
         self._amended: dict[str, Mapping[str, str]] = {}
+        # The kubelet's UID of every pod, GPU or not → (namespace/name, ended).
+        self._present: dict[str, tuple[str, bool]] = {}
         self.dropped = 0
         self._ordered: tuple[GpuPod, ...] | None = None
         self._lock = threading.Lock()
@@ -70,19 +74,25 @@ class NodePods:
         uid = raw["metadata"]["uid"]
         with self._lock:
             annotations = raw["metadata"].get("annotations") or {}
+            key = f"{raw['metadata'].get('namespace', 'default')}/{raw['metadata']['name']}"
+            ended = (raw.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+            kept = self._present.get(annotations.get(_MIRROR, uid)) == (key, ended)
+            self._present[annotations.get(_MIRROR, uid)] = key, ended
             amended = self._amended.get(uid, {})
             if amended.items() <= annotations.items():
                 self._amended.pop(uid, None)
             known = read_gpu_pod(raw, self._settings, amended)
-            if known is None:
+            if known is None and kept:
                 return
-            self._pods[uid], self._ordered = known, None
+            if known is not None:
+                self._pods[uid], self._ordered = known, None
         self._changed()
 
     def drop(self, raw: dict[str, Any]) -> None:
         uid = raw["metadata"]["uid"]
         with self._lock:
             self._amended.pop(uid, None)
+            self._present.pop((raw["metadata"].get("annotations") or {}).get(_MIRROR, uid), None)
             self._pods.pop(uid, None)
             self._ordered = None
             self.dropped += 1
@@ -104,6 +114,11 @@ class NodePods:
             if uid in self._pods or "-" in uid:
                 return self._pods.get(uid)
             return next((known for known in self._pods.values() if known.pod.annotations.get(_MIRROR) == uid), None)
+
+    def present(self) -> Mapping[str, tuple[str, bool]]:
+        """All pods of the node, those without GPU too: the kubelet's UID → (namespace/name, whether it has ended)."""
+        with self._lock:
+            return dict(self._present)
 
     def all(self) -> tuple[GpuPod, ...]:
         """Oldest first, then by namespace, name and UID."""
@@ -129,7 +144,8 @@ def read_gpu_pod(raw: Mapping[str, Any], settings: Settings, amended: Mapping[st
     amounts = _amounts(pod)
     held = {r: peak((c.stage, Amount(memory=n)) for c, n in rows).memory for r, rows in amounts.items()}
     ran, done = _history(raw.get("status") or {})
-    known = GpuPod(pod, done=done, amounts=amounts, held=held)
+    carriers = {c.name: name for c in pod.containers if (name := dialects.carrier(c, settings))}
+    known = GpuPod(pod, done=done, amounts=amounts, held=held, carriers=carriers)
     try:
         ask = dialects.read_ask(pod, settings)
     except BadObject as error:

@@ -8,7 +8,7 @@ own is gone or a stream has ended, the streams are ended, a new server takes the
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -35,10 +35,19 @@ def socket_name(resource: str) -> str:
 
 
 class Registration:
-    """`run` until cancelled. `folder`: the kubelet's device-plugins folder."""
+    """`run` until cancelled. `folder`: the kubelet's device-plugins folder.
 
-    def __init__(self, folder: Path, plugin: Plugin, check_seconds: float = CHECK_SECONDS) -> None:
-        self._plugin, self._check = plugin, check_seconds
+    left: why the resource is another plugin's to serve now, "" where it is not: then nothing is begun anew.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        plugin: Plugin,
+        check_seconds: float = CHECK_SECONDS,
+        left: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._plugin, self._check, self.left = plugin, check_seconds, left
         self._kubelet = folder / "kubelet.sock"
         self._socket = folder / socket_name(plugin.resource)
         self.state = "not registered yet"
@@ -53,6 +62,10 @@ class Registration:
         pause = _FIRST_PAUSE
         while True:
             kubelet = await self._kubelet_there()
+            if why := self.left():
+                self._say(why)
+                await asyncio.sleep(self._check)
+                continue
             began = loop.time()
             async with self._server():
                 if await self._register():

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mgpu import dialects
+from deviceplugin.offers import as_ids, in_status
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.reflector import Reflector
-from mgpu.model.cards import Card
+from mgpu.model.cards import GPU, Card
 from mgpu.model.errors import BadObject
-from mgpu.model.inventory import DEVICE_API, MODEL_LABEL, read_device, write_device
+from mgpu.model.given import CHECKPOINTS
+from mgpu.model.inventory import DEVICE_API, MODEL_LABEL, WHOLE_CARDS_LABEL, read_device, write_device
 from mgpu.model.pods import read_node
 from mgpu.model.quantities import QuantityError, whole_number
 from mgpu.settings import Settings
@@ -25,13 +26,16 @@ log = logging.getLogger(__name__)
 
 Raw = dict[str, Any]
 DRIVER_LABEL = "node.koordinator.sh/gpu-driver-version"
+PUBLISHED_ANNOTATION = "mgpu.io/status-resources"
+"""Of a Node: the resources in its status that are ours to change and to remove."""
 DEVICES = f"/apis/{DEVICE_API}/devices"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 30.0
 
 
-def device_patch(seen: Mapping[str, Any], wanted: Mapping[str, Any]) -> Raw | None:
+def device_patch(seen: Mapping[str, Any], wanted: Mapping[str, Any], given: str | None = None) -> Raw | None:
     """A merge patch that makes `seen` say what `wanted` does; None where it does already.
 
+    given: the annotation of what another plugin gave out, "" for none; None: not known, what stands there stays.
     Devices of other types, other owners, labels and annotations stay. With the resourceVersion it was made for: the
     list of devices is replaced as a whole, so what another wrote meanwhile must not be lost.
     """
@@ -45,6 +49,8 @@ def device_patch(seen: Mapping[str, Any], wanted: Mapping[str, Any]) -> Raw | No
     if any(owner not in owners for owner in ours):
         kept = [owner for owner in owners if (owner.get("kind"), owner.get("name")) != ("Node", meta["name"])]
         patch["metadata"] = {"ownerReferences": [*kept, *ours]}
+    if given is not None and given != (meta.get("annotations") or {}).get(CHECKPOINTS, ""):
+        patch.setdefault("metadata", {})["annotations"] = {CHECKPOINTS: given or None}
     if not patch:
         return None
     patch.setdefault("metadata", {})["resourceVersion"] = meta["resourceVersion"]
@@ -56,18 +62,24 @@ def capacity_patch(
 ) -> Raw | None:
     """A merge patch of node status with the amounts that are no device ids; None where they are there already.
 
-    Summed over healthy cards, but never less than `held` of the resource: the kubelet would fail running pods.
+    cards: devices of all types. Summed over healthy ones, but never less than `held` of the resource: the kubelet would
+    fail running pods. What was published before and is not any more (its dialect was disabled, its last device went)
+    is removed once no pod holds it; what is served as ids now is the kubelet's.
     """
     capacity = (seen.get("status") or {}).get("capacity") or {}
-    healthy = {card.index for card in cards if card.healthy}
-    wanted = {}
-    for dialect in dialects.enabled(settings):
-        for resource in dialect.resources(cards, settings):
-            if not resource.as_ids:
-                free = sum(amount for index, amount in resource.amounts if index in healthy)
-                wanted[resource.name] = max(free, held(resource.name))
-    changed = {name: str(amount) for name, amount in wanted.items() if _number(capacity.get(name)) != amount}
-    return {"status": {"capacity": changed}} if changed else None
+    said = ((seen.get("metadata") or {}).get("annotations") or {}).get(PUBLISHED_ANNOTATION, "")
+    by_kubelet = {resource.name for resource in as_ids((), settings)}
+    wanted = {name: max(amount, held(name)) for name, amount in in_status(cards, settings).items()}
+    leaving = sorted({*said.split(",")} - {"", *wanted, *by_kubelet})
+    wanted |= {name: amount for name in leaving if (amount := held(name))}
+    changed: dict[str, str | None] = {
+        n: str(amount) for n, amount in wanted.items() if _number(capacity.get(n)) != amount
+    }
+    changed |= {name: None for name in leaving if name not in wanted and name in capacity}
+    patch: Raw = {"status": {"capacity": changed}} if changed else {}
+    if (published := ",".join(sorted(wanted))) != said:
+        patch["metadata"] = {"annotations": {PUBLISHED_ANNOTATION: published or None}}
+    return patch or None
 
 
 def _number(value: object) -> int | None:
@@ -77,10 +89,17 @@ def _number(value: object) -> int | None:
         return None
 
 
-def labels_patch(seen: Mapping[str, Any], cards: Sequence[Card], driver: str) -> Raw | None:
-    """A merge patch of the Node that says its cards' model (the first one's) and driver; None where it does already."""
+def labels_patch(seen: Mapping[str, Any], cards: Sequence[Card], driver: str, server: str = "") -> Raw | None:
+    """A merge patch of the Node that says its cards' model (the first one's) and driver; None where it does already.
+
+    server: who serves whole cards there; "": not known.
+    """
     labels = seen["metadata"].get("labels") or {}
-    wanted = {MODEL_LABEL: _label(cards[0].model if cards else ""), DRIVER_LABEL: _label(driver)}
+    wanted = {
+        MODEL_LABEL: _label(cards[0].model if cards else ""),
+        DRIVER_LABEL: _label(driver),
+        WHOLE_CARDS_LABEL: server,
+    }
     changed = {name: value for name, value in wanted.items() if value and labels.get(name) != value}
     return {"metadata": {"labels": changed}} if changed else None
 
@@ -95,7 +114,7 @@ def known_indexes(api: Api, node: str, seconds: float = 5.0) -> dict[str, int]:
     deadline = time.monotonic() + seconds
     while True:
         try:
-            return {card.uuid: card.index for card in read_device(api.get(f"{DEVICES}/{node}"))}
+            return {card.uuid: card.index for card in read_device(api.get(f"{DEVICES}/{node}")) if card.type == GPU}
         except (ApiError, Unreachable, BadObject) as error:
             if isinstance(error, ApiError) and error.status == 404:
                 return {}
@@ -108,11 +127,19 @@ def known_indexes(api: Api, node: str, seconds: float = 5.0) -> dict[str, int]:
 class Reporter:
     """Works on a thread of its own. `update` after every change of the cards or of what pods hold.
 
-    held: how much of a resource the pods of the node hold.
+    held: how much of a resource the pods of the node hold. whole: who serves whole cards ("": not known), and the
+    annotation of what another plugin gave out (None: not known).
     """
 
-    def __init__(self, api: Api, node: str, settings: Settings, held: Callable[[str], int]) -> None:
-        self._api, self._node_name, self._settings, self._held = api, node, settings, held
+    def __init__(
+        self,
+        api: Api,
+        node: str,
+        settings: Settings,
+        held: Callable[[str], int],
+        whole: Callable[[], tuple[str, str | None]] = lambda: ("", None),
+    ) -> None:
+        self._api, self._node_name, self._settings, self._held, self._whole = api, node, settings, held, whole
         self._cards: tuple[Card, ...] | None = None
         self._driver = ""
         self._node: Raw | None = None
@@ -142,6 +169,12 @@ class Reporter:
             with self._lock:
                 self._cards, self._driver = cards, driver
         self._wake.set()
+
+    def capacity(self, resource: str) -> int | None:
+        """What the Node has of it now; None: the Node is not known yet."""
+        with self._lock:
+            node = self._node
+        return None if node is None else _number(((node.get("status") or {}).get("capacity") or {}).get(resource, 0))
 
     def _take_node(self, raw: Raw | None) -> None:
         with self._lock:
@@ -178,16 +211,21 @@ class Reporter:
         if not self._devices.synced:
             return f"Devices cannot be listed yet (is the CRD, {DEVICE_API}, installed?)"
         wanted = write_device(read_node(node), node["metadata"]["uid"], cards)
+        server, given = self._whole()
         if device is None:
+            if given:
+                wanted["metadata"]["annotations"] = {CHECKPOINTS: given}
             created = self._api.create(DEVICES, wanted)
             log.info("Device created", extra={"node": self._node_name})
             self._saw(device=(device, created))
-        elif patch := device_patch(device, wanted):
+        elif patch := device_patch(device, wanted, given):
             patched = self._api.patch(f"{DEVICES}/{self._node_name}", patch)
             log.info("Device updated", extra={"node": self._node_name})
             self._saw(device=(device, patched))
-        capacity = capacity_patch(node, cards, self._settings, self._held) or {}
-        if patch := capacity | (labels_patch(node, cards, driver) or {}):
+        devices = (*cards, *_others(device))
+        if patch := _merged(
+            capacity_patch(node, devices, self._settings, self._held), labels_patch(node, cards, driver, server)
+        ):
             # A node's labels can be written through its status too: one write, one right.
             answer = self._api.patch(f"/api/v1/nodes/{self._node_name}/status", patch)
             log.info("node updated", extra=patch)
@@ -207,6 +245,21 @@ class Reporter:
             self.problem = problem
             if problem:
                 log.warning("not reported yet: %s", problem)
+
+
+def _others(device: Raw | None) -> tuple[Card, ...]:
+    """The devices of other types, which others wrote: an object that is damaged has none."""
+    try:
+        return tuple(card for card in read_device(device or {}) if card.type != GPU)
+    except BadObject as error:
+        log.warning("the Device is not readable: %s", error)
+        return ()
+
+
+def _merged(capacity: Raw | None, labels: Raw | None) -> Raw:
+    """Two patches of a Node as one; they have nothing in common but `metadata`."""
+    metadata = {**(capacity or {}).get("metadata", {}), **(labels or {}).get("metadata", {})}
+    return {**(capacity or {}), **({"metadata": metadata} if metadata else {})}
 
 
 def _explain(error: ApiError | Unreachable) -> str:

@@ -12,7 +12,7 @@ from deviceplugin.identity import VISIBLE, Target
 from deviceplugin.pods import GpuPod
 from mgpu import dialects
 from mgpu.model.asks import Placement
-from mgpu.model.cards import Card
+from mgpu.model.cards import GPU, Card
 from mgpu.model.ledger import share_of
 from mgpu.settings import Settings
 
@@ -43,13 +43,18 @@ def partner(
     for other in sorted(targets, key=lambda other: other.key not in served):
         if other.known.pod.ended or other.known.problem or other.key in {*settled, target.key}:
             continue
-        if other.carrier != target.carrier:
+        if other.carrier != target.carrier or not exchangeable(other):
             continue  # what Allocate of one resource gives away is never another one's
         equal = replace(other.ask, container=target.container, stage=target.ask.stage) == target.ask
         named = {card for card in cards if any(share.is_on(card) for share in other.shares)}
         if equal and named == set(given):
             return other
     return None
+
+
+def exchangeable(target: Target) -> bool:
+    """Whether the pod's record can be written anew from what the agent knows: all of it is about GPUs."""
+    return target.known.ask is not None and not target.known.ask.others
 
 
 def room(target: Target, given: Sequence[Card], cards: Sequence[Card], pods: Iterable[GpuPod]) -> str:
@@ -62,9 +67,11 @@ def with_cards(target: Target, cards: Sequence[Card]) -> GpuPod:
     """The pod as if its record gave `cards` to the container. Raises Refused where it asks for none."""
     known, ask = target.known, target.ask
     new = tuple(share_of(ask, card.index) for card in cards)
-    others = tuple(share for share in known.shares or () if share.container != ask.container)
+    own = tuple(share for share in known.shares or () if share.type == GPU)
+    gpus = (*(share for share in own if share.container != ask.container), *new)
     order = [c.container for c in known.ask.containers] if known.ask else []
-    return replace(known, shares=tuple(sorted((*others, *new), key=lambda share: order.index(share.container))))
+    devices = tuple(share for share in known.shares or () if share.type != GPU)
+    return replace(known, shares=(*sorted(gpus, key=lambda share: order.index(share.container)), *devices))
 
 
 def record(known: GpuPod, cards: Sequence[Card], settings: Settings, now_ns: int) -> dict[str, str]:
@@ -73,7 +80,7 @@ def record(known: GpuPod, cards: Sequence[Card], settings: Settings, now_ns: int
         return {}
     placed = []
     for ask in known.ask.containers:
-        own = [share for share in known.shares or () if share.container == ask.container]
+        own = Target(known, ask.container).shares
         indexes = (card.index for card in cards if any(share.is_on(card) for share in own))
         placed.append((ask.container, tuple(sorted(indexes))))
     dialect = dialects.by_name(known.ask.dialect)

@@ -119,7 +119,8 @@ class SchedulerSettings(_Block):
 class DevicePluginSettings(_Block):
     """`cards`: a file of simulated cards; empty: NVML. `healthPort` 0: no HTTP server.
 
-    wholeCards: who serves `nvidia.com/gpu` on the node, this agent or NVIDIA's own plugin. It changes on a drained node.
+    wholeCards: who serves `nvidia.com/gpu` on the node, this agent or NVIDIA's own plugin; auto: this agent, unless
+    another plugin does (then it never does, whatever is set). It changes on a drained node.
     """
 
     node: str = ""
@@ -129,7 +130,9 @@ class DevicePluginSettings(_Block):
     cdi_dir: str = Field("/var/run/cdi", alias="cdiDir")
     cdi: bool = True
     health_port: Port = Field(0, alias="healthPort")
-    whole_cards: Annotated[Literal["mgpu", "nvidia"], BeforeValidator(_lower)] = Field("mgpu", alias="wholeCards")
+    whole_cards: Annotated[Literal["auto", "mgpu", "nvidia"], BeforeValidator(_lower)] = Field(
+        "auto", alias="wholeCards"
+    )
 
 
 class Settings(_Block):

@@ -14,6 +14,7 @@ from deviceplugin.pods import GpuPod, NodePods
 from deviceplugin.wakeup import Wakeup
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
+from mgpu.model.ledger import Holding
 from mgpu.settings import load_settings
 from playground.cdi import resolve
 from playground.kubelet import checkpoint
@@ -40,6 +41,8 @@ class Desk:
         self.silent = self.resent = 0
         self.on_resend: Callable[[], None] = lambda: None
         self.refusals: list[tuple[str, str]] = []
+        self.given: list[str] = []
+        self.foreign: tuple[Holding, ...] = ()
         self.written: list[tuple[str, dict[str, str]]] = []
         self.restart()
 
@@ -60,6 +63,8 @@ class Desk:
             changed=self.changed,
             refused=lambda known, why: self.refusals.append((known.pod.name, why)),
             resend=self._resend,
+            given=lambda known: self.given.append(known.pod.name),
+            foreign=lambda: self.foreign,
         )
         self.of = Allocations(CORE, node, self._wait, guess_seconds=self._wait)
         if synced:

@@ -24,7 +24,7 @@ def desk(tmp_path: Path) -> Desk:
     return desk
 
 
-def recorded(desk: Desk, name: str, container_name: str = "c") -> list[int | str | None]:
+def recorded(desk: Desk, name: str, container_name: str = "c") -> list[object]:
     known = desk.pods.by_uid(f"uid-{name}")
     assert known is not None
     return [share.card for share in known.shares or () if share.container == container_name]

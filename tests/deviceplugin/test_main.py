@@ -43,7 +43,7 @@ def test_help_has_examples() -> None:
         (["--health-port", "70000"], "deviceplugin.healthPort: Input should be less than or equal to 65535"),
         (["--cards", "cards.yaml", "--kubeconfig", "none.yaml"], "none.yaml: Invalid kube-config file"),
         (["--kubelet-dir", "/" + "x" * 100], "is too long for a unix socket"),
-        (["--config", "off.yaml"], "dialects: none that is enabled has a resource to serve"),
+        (["--config", "off.yaml"], "dialects: none is enabled: there is no resource to serve"),
     ],
 )
 def test_wrong_input_is_one_clear_line_and_exit_code_2(
@@ -53,7 +53,9 @@ def test_wrong_input_is_one_clear_line_and_exit_code_2(
     (tmp_path / "cards.yaml").write_text("[{memory: 80Gi}]")
     (tmp_path / "twice.yaml").write_text("[{memory: 80Gi, uuid: a}, {memory: 80Gi, uuid: a}]")
     (tmp_path / "unknown.yaml").write_text("deviceplugin: {colour: red}")
-    (tmp_path / "off.yaml").write_text("dialects: {mgpu: {enabled: false}}")
+    (tmp_path / "off.yaml").write_text(
+        "dialects: {mgpu: {enabled: false}, gpushare: {enabled: false}, koordinator: {enabled: false}}"
+    )
     result = CliRunner().invoke(main, ["deviceplugin", *arguments])
     assert result.exit_code == 2, result.output
     assert said in result.output

@@ -64,12 +64,18 @@ def test_the_store_follows_the_watch() -> None:
     pods.take(share("a"))
     pods.take(pod("none", container("c")))
     assert [known.pod.name for known in pods.all()] == ["a", "b"]
-    assert len(changes) == 2
+    assert len(changes) == 3
+    pods.take(pod("none", container("c"), annotations={"of": "no interest"}))
+    assert len(changes) == 3
+    pods.take(pod("none", container("c"), phase="Failed"))
+    assert pods.present()["uid-none"] == ("default/none", True)
+    pods.drop(pod("none", container("c")))
+    assert set(pods.present()) == {"uid-a", "uid-b"}
     pods.take(share("a", uid="again"))
     pods.drop(share("a"))
     assert pods.by_uid("uid-a") is None
     assert [known.pod.uid for known in pods.all()] == ["again", "uid-b"]
-    assert pods.dropped == 1
+    assert pods.dropped == 2
 
 
 def test_a_static_pod_is_known_by_the_uid_that_the_kubelet_gave_it() -> None:

@@ -5,14 +5,17 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.reporter import capacity_patch, device_patch, known_indexes, labels_patch
+from deviceplugin.reporter import PUBLISHED_ANNOTATION, capacity_patch, device_patch, known_indexes, labels_patch
 from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.model.cards import Card
+from mgpu.model.given import CHECKPOINTS
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import read_node
 from mgpu.settings import load_settings
 from tests.builders import MEMORY, card, cards, node
 
 OWNER = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "u1"}
+NONE = "dialects: {mgpu: {enabled: false}, gpushare: {enabled: false}, koordinator: {enabled: false}}"
 RDMA = {"type": "rdma", "id": "mlx5_0", "minor": 0, "health": True}
 
 
@@ -58,18 +61,18 @@ def test_an_empty_object_is_filled() -> None:
 
 
 def memory(capacity: dict[str, str], *, held: int = 0, own: Any = None) -> Any:
-    raw = {"status": {"capacity": capacity}}
+    raw = {"metadata": {}, "status": {"capacity": capacity}}
     patch = capacity_patch(raw, own or cards(2), load_settings(), lambda name: held if name == MEMORY else 0)
-    return None if patch is None else patch["status"]["capacity"]
+    return patch["status"]["capacity"].get(MEMORY) if patch and "status" in patch else None
 
 
 def test_memory_is_summed_over_healthy_cards() -> None:
-    assert memory({}) == {MEMORY: "163840"}
-    assert memory({}, own=(card(0), card(1, healthy=False))) == {MEMORY: "81920"}
+    assert memory({}) == "163840"
+    assert memory({}, own=(card(0), card(1, healthy=False))) == "81920"
 
 
 def test_it_is_never_less_than_pods_hold() -> None:
-    assert memory({}, held=100_000, own=(card(0), card(1, healthy=False))) == {MEMORY: "100000"}
+    assert memory({}, held=100_000, own=(card(0), card(1, healthy=False))) == "100000"
 
 
 @pytest.mark.parametrize("value", ["163840", "160Ki"])
@@ -79,12 +82,73 @@ def test_what_is_there_is_not_written_again_however_it_is_spelled(value: str) ->
 
 @pytest.mark.parametrize("value", ["0", "163839", "many"])
 def test_what_the_kubelet_zeroed_or_another_wrote_is_asserted_again(value: str) -> None:
-    assert memory({MEMORY: value}) == {MEMORY: "163840"}
+    assert memory({MEMORY: value}) == "163840"
 
 
 def test_a_dialect_that_is_not_enabled_publishes_nothing() -> None:
-    settings = load_settings("dialects: {mgpu: {enabled: false}}")
-    assert capacity_patch({}, cards(2), settings, lambda _: 0) is None
+    assert capacity_patch({}, cards(2), load_settings(NONE), lambda _: 0) is None
+
+
+def test_what_is_no_device_id_is_in_the_nodes_status() -> None:
+    devices = (*cards(2), Card(0, "mlx5_0", "", 0, type="rdma"), Card(0, "f", "", 0, type="fpga", healthy=False))
+    patch = capacity_patch({}, devices, load_settings("dialects: {gpushare: {memoryUnit: MiB}}"), lambda _: 0)
+    assert patch is not None
+    assert patch["status"]["capacity"] == {
+        MEMORY: "163840",
+        "aliyun.com/gpu-mem": "163840",
+        "aliyun.com/gpu-count": "2",
+        "koordinator.sh/gpu-memory": str(160 << 30),
+        "koordinator.sh/gpu.shared": "200",
+        "koordinator.sh/rdma": "100",
+        "koordinator.sh/fpga": "0",
+    }
+    assert patch["metadata"]["annotations"][PUBLISHED_ANNOTATION] == ",".join(sorted(patch["status"]["capacity"]))
+
+
+def left(published: str, *, held: int = 0, text: str = NONE) -> Any:
+    """What becomes of an amount of gpu-mem that was published before."""
+    raw = {
+        "metadata": {"annotations": {PUBLISHED_ANNOTATION: published}},
+        "status": {"capacity": {"aliyun.com/gpu-mem": "9", "theirs.com/x": "1"}},
+    }
+    return capacity_patch(raw, cards(2), load_settings(text), lambda name: held if name == "aliyun.com/gpu-mem" else 0)
+
+
+def test_what_was_published_goes_when_no_pod_holds_it_any_more() -> None:
+    gone = {
+        "status": {"capacity": {"aliyun.com/gpu-mem": None}},
+        "metadata": {"annotations": {PUBLISHED_ANNOTATION: None}},
+    }
+    assert left("aliyun.com/gpu-mem") == gone
+    assert left("aliyun.com/gpu-mem", held=4)["status"]["capacity"] == {"aliyun.com/gpu-mem": "4"}
+    assert left("") is None, "nobody knows whose it is"
+
+
+def test_what_is_served_as_ids_now_is_the_kubelets() -> None:
+    only = "dialects: {mgpu: {enabled: false}, koordinator: {enabled: false}}"
+    patch = left("aliyun.com/gpu-mem,aliyun.com/gpu-count", text=only)
+    assert patch["status"]["capacity"] == {"aliyun.com/gpu-count": "2"}
+    assert patch["metadata"]["annotations"] == {PUBLISHED_ANNOTATION: "aliyun.com/gpu-count"}
+
+
+def test_what_another_plugin_gave_out_is_written_beside_what_others_wrote() -> None:
+    device = seen(annotations={"theirs": "x"})
+    assert device_patch(device, wanted(), None) is None
+    assert device_patch(device, wanted(), "") is None
+    patch = device_patch(device, wanted(), "[1]")
+    assert patch == {"metadata": {"annotations": {CHECKPOINTS: "[1]"}, "resourceVersion": "7"}}
+    device["metadata"]["annotations"][CHECKPOINTS] = "[1]"
+    assert device_patch(device, wanted(), "[1]") is None
+    assert device_patch(device, wanted(), None) is None
+    patch = device_patch(device, wanted(), "")
+    assert patch == {"metadata": {"annotations": {CHECKPOINTS: None}, "resourceVersion": "7"}}
+
+
+def test_the_node_says_who_serves_whole_cards() -> None:
+    label = "mgpu.io/whole-cards"
+    assert labels_patch(node(), (), "", "nvidia") == {"metadata": {"labels": {label: "nvidia"}}}
+    assert labels_patch(node(labels={label: "nvidia"}), (), "", "nvidia") is None
+    assert labels_patch(node(labels={label: "nvidia"}), (), "", "") is None
 
 
 def test_the_node_says_its_cards_model_and_driver() -> None:

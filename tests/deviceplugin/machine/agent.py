@@ -74,6 +74,8 @@ class Agent:
             changed=self._changed,
             refused=lambda *_: None,
             resend=lambda _: self.plugin.resend(),
+            given=lambda _: None,
+            foreign=lambda: (),
         )
         self._allocations = Allocations(CORE, node, WAIT_SECONDS)
         self.plugin = Plugin(CORE, self._allocations)

@@ -1,0 +1,160 @@
+"""Whole cards (`nvidia.com/gpu`): who serves them on this node, and which cards another plugin gave out.
+
+NVIDIA's own plugin gives out what it likes, and nobody can veto it. So where it serves the resource, this agent does
+not; and the cards that it gave out are told to the scheduler (the Device's annotation) and to the last line of defence.
+The kubelet's checkpoint knows them, and where that is gone its PodResources.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from deviceplugin import checkpoint
+from deviceplugin.offers import WHOLE_CARDS
+from deviceplugin.pods import NodePods
+from deviceplugin.whose import Owners
+from mgpu.model.errors import RetryLater
+from mgpu.model.given import Given, shares_given
+from mgpu.model.ledger import Holding
+
+log = logging.getLogger(__name__)
+
+OURS, NVIDIA = "mgpu", "nvidia"
+_SOCKETS = ("nvidia-gpu.sock", "nvidia.sock")
+_UNKNOWN_SECONDS = 30.0
+"""So long a pod that only the kubelet knows is taken for one that the API server has not told of yet."""
+
+
+class WholeCards:
+    """On one event loop. `server`: who serves whole cards, OURS or NVIDIA; "": not known yet.
+
+    setting: `deviceplugin.wholeCards`. folder: the kubelet's device-plugins folder. capacity: of whole cards as the
+    Node has it; None: not known yet.
+    given: what another plugin gave out and has not ended; None: not known yet.
+    """
+
+    def __init__(
+        self,
+        setting: str,
+        folder: Path,
+        pods: NodePods,
+        owners: Owners,
+        capacity: Callable[[], int | None],
+    ) -> None:
+        self._setting, self._folder, self._pods, self._owners = setting, folder, pods, owners
+        self._capacity = capacity
+        self._stamp: tuple[int, int, int] | None = None
+        self._rows: list[checkpoint.Given] | None = None
+        self._offered: frozenset[str] | None = None
+        self._since: dict[str, float] = {}
+        self._problem = ""
+        self.server = NVIDIA if setting == NVIDIA else ""
+        self.why = "deviceplugin.wholeCards is nvidia" if setting == NVIDIA else ""
+        self.given: tuple[Given, ...] | None = None
+
+    def left(self) -> str:
+        """Why whole cards are not ours to serve now; "" where they are."""
+        if self.server == OURS:
+            return ""
+        return f"{WHOLE_CARDS} is left to NVIDIA's plugin: {self.why}" if self.server else "who serves it is not known"
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """What another plugin gave out, as the accounts have it; by pod."""
+        present = self._pods.present()
+        keys = {uid: key.partition("/") for uid, (key, _) in present.items()}
+        return tuple(
+            Holding(uid, *keys.get(uid, ("", "", f"pod {uid}"))[::2], "", NVIDIA, shares)
+            for uid, shares in shares_given(self.given or ()).items()
+        )
+
+    async def look(self, *, synced: bool) -> bool:
+        """Look again; whether anything is different. synced: all pods of the node are known."""
+        before = self.server, self.given
+        await self._read(synced=synced)
+        if synced:
+            self.given = self._foreign()
+        if self._setting != NVIDIA:
+            self._decide()
+        if before[0] != self.server:
+            log.info("whole cards are served by %s %s", self.server, self.why and f"({self.why})")
+        return before != (self.server, self.given)
+
+    async def _read(self, *, synced: bool) -> None:
+        """A file that is half written, or gone, takes nothing away from what was read before."""
+        file = self._folder / checkpoint.FILE
+        stamp = _stamp(file)
+        if stamp is not None and stamp == self._stamp:
+            return
+        try:
+            self._rows, self._offered = checkpoint.read_known(file, WHOLE_CARDS)
+            self._stamp, self._problem = stamp, ""
+        except RetryLater as error:
+            if stamp is not None and str(error) != self._problem:
+                self._problem = str(error)
+                log.warning("%s", error)
+            if self._rows is None and synced:
+                await self._ask_kubelet()
+
+    async def _ask_kubelet(self) -> None:
+        try:
+            owners = await self._owners.owners(WHOLE_CARDS)
+        except RetryLater as error:
+            log.info("which whole cards are given out is not known: %s", error)
+            return
+        uids = {key: uid for uid, (key, _) in self._pods.present().items()}
+        known = [(uids.get(f"{o.namespace}/{o.name}"), o) for o in owners if not _own_ids(o.ids)]
+        # Without a name that is the API server's no pod can be told; it is looked for again with the next look.
+        rows = (Given(uid, o.container, WHOLE_CARDS, tuple(sorted(o.ids))) for uid, o in known if uid)
+        self.given = tuple(sorted(rows))
+
+    def _foreign(self) -> tuple[Given, ...] | None:
+        """Of pods that have not ended and have no record of ours."""
+        if self._rows is None:
+            return self.given
+        others = [row for row in self._rows if not row.name and self._runs(row.uid)]
+        self._since = {uid: at for uid, at in self._since.items() if any(row.uid == uid for row in others)}
+        known = ((self._pods.by_uid(row.uid), row) for row in others)
+        rows = [row for pod, row in known if pod is None or pod.shares is None]
+        return tuple(sorted(Given(row.uid, row.container, WHOLE_CARDS, tuple(sorted(row.ids))) for row in rows))
+
+    def _runs(self, uid: str) -> bool:
+        """The checkpoint keeps what ended pods had until the next allocation."""
+        present = self._pods.present().get(uid)
+        if present is not None:
+            return not present[1]
+        now = asyncio.get_running_loop().time()
+        return now - self._since.setdefault(uid, now) < _UNKNOWN_SECONDS
+
+    def _decide(self) -> None:
+        why = self._other()
+        if why:
+            self.server, self.why = NVIDIA, why
+        elif self._rows is not None or self._capacity() is not None:
+            self.server, self.why = OURS, ""
+
+    def _other(self) -> str:
+        """What shows that another plugin serves whole cards, or did for pods that still run; "" where nothing does."""
+        if name := next((name for name in _SOCKETS if (self._folder / name).exists()), ""):
+            return f"its socket {name} is there"
+        if self._offered and not _own_ids(self._offered):
+            return f"the kubelet knows its devices, as {min(self._offered)}"
+        if self.given:
+            return f"pod {self.given[0].uid} has cards from it"
+        if self._offered is None and self._capacity() and self.server != OURS:
+            return f"the node has {self._capacity()} of it, which this agent has not registered"
+        return ""
+
+
+def _own_ids(ids: Collection[str]) -> bool:
+    """Whether they are as this agent makes them (`deviceplugin.ids`); NVIDIA's are UUIDs unless told otherwise."""
+    return all(i.isdecimal() for i in ids)
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
