@@ -12,7 +12,7 @@ from difflib import get_close_matches
 
 from mgpu.dialects.device_allocated import ALLOCATED, Device, load, read, write
 from mgpu.dialects.node_resources import NodeResource
-from mgpu.model.asks import Ask, ContainerAsk, Placement, by_index, peak
+from mgpu.model.asks import Ask, ContainerAsk, Placement, by_index, peak, whole_cards
 from mgpu.model.cards import GPU as GPU_TYPE
 from mgpu.model.cards import WHOLE_CORE, WHOLE_RATIO, Card
 from mgpu.model.errors import BadObject, Problem
@@ -242,7 +242,7 @@ def _asks_of(container: Container, numbers: Mapping[str, int]) -> Iterator[Conta
         memory = -(-numbers.get(MEMORY, 0) // cards)
         whole = NVIDIA in numbers or (core, ratio) == (100, WHOLE_RATIO)
         if whole:
-            yield ContainerAsk(name, cards, core=WHOLE_CORE, whole=True, stage=stage, stock=NVIDIA in numbers)
+            yield whole_cards(name, cards, stage)
         else:
             yield ContainerAsk(name, cards, core * 10, memory, stage=stage, ratio=ratio)
     for resource in sorted(numbers.keys() - {*_OF_GPU}):

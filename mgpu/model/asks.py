@@ -15,7 +15,6 @@ class ContainerAsk:
 
     A whole ask has core 1000 and memory 0; what it takes is the memory of the card it gets.
     memory: bytes. ratio: percent of the card's memory (`amount_of`); None: the ask does not count in percent.
-    stock: asked for as `nvidia.com/gpu`, which NVIDIA's own plugin serves on some nodes.
     """
 
     container: str
@@ -26,7 +25,6 @@ class ContainerAsk:
     stage: Stage = Stage.APP
     ratio: int | None = None
     type: str = GPU
-    stock: bool = False
 
     def takes(self, card: Card) -> "Amount":
         """What this container takes of `card`."""
