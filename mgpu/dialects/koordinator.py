@@ -242,7 +242,7 @@ def _asks_of(container: Container, numbers: Mapping[str, int]) -> Iterator[Conta
         memory = -(-numbers.get(MEMORY, 0) // cards)
         whole = NVIDIA in numbers or (core, ratio) == (100, WHOLE_RATIO)
         if whole:
-            yield whole_cards(name, cards, stage)
+            yield whole_cards(name, cards, stage, stock=NVIDIA in numbers)
         else:
             yield ContainerAsk(name, cards, core * 10, memory, stage=stage, ratio=ratio)
     for resource in sorted(numbers.keys() - {*_OF_GPU}):

@@ -15,6 +15,7 @@ class ContainerAsk:
 
     A whole ask has core 1000 and memory 0; what it takes is the memory of the card it gets.
     memory: bytes. ratio: percent of the card's memory (`amount_of`); None: the ask does not count in percent.
+    stock: asked for as `nvidia.com/gpu`, which NVIDIA's own plugin serves on some nodes.
     """
 
     container: str
@@ -25,14 +26,15 @@ class ContainerAsk:
     stage: Stage = Stage.APP
     ratio: int | None = None
     type: str = GPU
+    stock: bool = False
 
     def takes(self, card: Card) -> "Amount":
         """What this container takes of `card`."""
         return whole_of(card) if self.whole else amount_of(self.core, self.memory, self.ratio, card)
 
 
-def whole_cards(container: str, cards: int, stage: Stage = Stage.APP, type: str = GPU) -> ContainerAsk:
-    return ContainerAsk(container, cards, core=WHOLE_CORE, whole=True, stage=stage, type=type)
+def whole_cards(container: str, cards: int, stage: Stage = Stage.APP, *, stock: bool = False) -> ContainerAsk:
+    return ContainerAsk(container, cards, core=WHOLE_CORE, whole=True, stage=stage, stock=stock)
 
 
 class Amount(NamedTuple):
