@@ -12,6 +12,7 @@ from flask.testing import FlaskClient
 
 from mgpu.kube import ApiError, Unreachable
 from mgpu.model.inventory import write_device
+from mgpu.model.ledger import Minor
 from mgpu.model.pods import Node
 from mgpu.serving.review import parse
 from mgpu.settings import load_settings
@@ -207,7 +208,7 @@ class Replica:
     def may_decide(self) -> None:
         self.leading()
 
-    def cards_held(self) -> dict[str, list[tuple[int | str | None, int]]]:
+    def cards_held(self) -> dict[str, list[tuple[int | str | Minor | None, int]]]:
         """pod name → (card, core in milli) of each share."""
         return {h.name: [(s.card, s.core) for s in h.shares] for h in self.state.holdings()}
 
