@@ -147,3 +147,20 @@ def test_which_card_policy_holds() -> None:
     assert chosen(both) == "binpack"
     assert chosen("cardPolicy: spread") == "spread"
     assert chosen("") == "default"
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "unit"),
+    [
+        ("", {}, "GiB"),
+        ("dialects: {gpushare: {memoryUnit: mib}}", {}, "MiB"),
+        ("dialects: {gpushare: {memoryUnit: MiB}}", {"dialects.gpushare.memoryUnit": "GIB"}, "GiB"),
+    ],
+)
+def test_the_unit_of_gpu_mem(text: str, flags: dict[str, Any], unit: str) -> None:
+    assert load_settings(text, flags=flags).dialects.gpushare.memory_unit == unit
+
+
+def test_other_units_of_gpu_mem_are_refused() -> None:
+    (problem,) = problems("dialects: {gpushare: {memoryUnit: Gi}}")
+    assert problem == "mgpu.yaml: dialects.gpushare.memoryUnit: Input should be 'GiB' or 'MiB', not 'Gi'"
