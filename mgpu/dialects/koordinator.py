@@ -18,7 +18,7 @@ from mgpu.model.cards import WHOLE_CORE, WHOLE_RATIO, Card
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.ledger import Minor, Share, share_of
 from mgpu.model.pods import Container, Pod
-from mgpu.model.quantities import QuantityError, whole_bytes, whole_number
+from mgpu.model.quantities import MAX, QuantityError, whole_bytes, whole_number
 from mgpu.settings import Settings
 
 NAME = "koordinator"
@@ -35,7 +35,8 @@ PER_CONTAINER = "mgpu.io/container-devices"
 """`{"a":{"gpu":[0,1]},"b":{"rdma":[0]}}`: which minors of the pod's allocation each container has."""
 
 MAX_DEVICES = 1024
-"""Of one container; no node has more."""
+MAX_MEMORY = MAX // 1000
+"""Of one container, in bytes; no node has more."""
 _COMBINATIONS = (
     (NVIDIA,),
     (GPU,),
@@ -191,7 +192,7 @@ def _numbers(asked: Mapping[str, tuple[str, str]]) -> tuple[dict[str, int], list
     numbers: dict[str, int] = {}
     problems: list[Problem] = []
     for name, (text, path) in asked.items():
-        most = MAX_DEVICES if name in (NVIDIA, SHARED) else 100 * MAX_DEVICES
+        most = MAX_MEMORY if name == MEMORY else MAX_DEVICES * (1 if name in (NVIDIA, SHARED) else 100)
         try:
             number = whole_bytes(text) if name == MEMORY else whole_number(text)
         except QuantityError as error:
@@ -199,8 +200,8 @@ def _numbers(asked: Mapping[str, tuple[str, str]]) -> tuple[dict[str, int], list
             continue
         if number <= 0:
             problems.append(Problem(path, f"must be greater than 0, not {text}"))
-        elif name != MEMORY and number > most:
-            problems.append(Problem(path, f"asks for more than {MAX_DEVICES} devices, which no node has: {text}"))
+        elif number > most:
+            problems.append(Problem(path, f"{text} is more than any node has"))
         numbers[name] = number
     return numbers, problems
 

@@ -244,6 +244,8 @@ def _koordinator_malformed() -> Mapping[str, tuple[Raw, tuple[str, ...]]]:
         "a fraction": ({koord.GPU: "500m"}, koord.GPU),
         "beyond any quantity": ({koord.MEMORY: str(2**63)}, koord.MEMORY),
         "beyond any node": ({koord.GPU: str(100 * 2**50)}, koord.GPU),
+        "more memory than any node": ({koord.MEMORY: str(2**63 - 1)}, koord.MEMORY),
+        "more cards than any node": ({koord.NVIDIA: "1025"}, koord.NVIDIA),
         "core alone": ({koord.CORE: "50"}, koord.CORE),
         "a number of cards alone": ({koord.SHARED: "2"}, koord.SHARED),
         "two forms at once": ({koord.GPU: "50", koord.RATIO: "50"}, koord.GPU),
