@@ -40,6 +40,9 @@ _RECORD = frozenset((INDEX, OF_CARD, OF_POD, ASSUME_TIME, ASSIGNED, UNIT, ALLOCA
 UNHEALTHY_NAMESPACE = "kube-system"
 UNHEALTHY_PREFIX = "unhealthy-gpu-"
 
+_MOST = MAX // 1000
+"""Bytes of one container: far beyond any card, and sums over containers stay within 2^63."""
+
 _CARD = re.compile(r"\d{1,9}", re.ASCII)
 _UNITS = re.compile(r"\d{1,19}", re.ASCII)
 
@@ -68,7 +71,7 @@ def read_ask(pod: Pod, settings: Settings) -> Ask | None:
     asks: list[ContainerAsk] = []
     problems: list[Problem] = []
     for container in pod.containers:
-        units, broken = _asked(container, MAX // of_one)
+        units, broken = _asked(container, _MOST // of_one)
         problems += broken
         if units:
             asks.append(ContainerAsk(container.name, memory=units * of_one, stage=container.stage))

@@ -98,9 +98,10 @@ class Node:
 
     @contextmanager
     def agent(self, **settings: Any) -> Iterator[Agent]:
+        """settings: of the block `deviceplugin`, or by their whole path."""
         own = {"node": "n1", "kubeletDir": str(self.folder), "cdiDir": str(self.folder / "cdi"), **settings}
         api = api_of(self.url)
-        parsed = load_settings(flags={f"deviceplugin.{key}": value for key, value in own.items()})
+        parsed = load_settings(flags={k if "." in k else f"deviceplugin.{k}": value for k, value in own.items()})
         agent = Agent(parsed, SimulatedCards(self.file, "n1"), api)
         with served(agent):
             until(lambda: not agent.not_ready() and self.healthy_ids())
