@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.asks import Ask, Placement, Rejection
-from mgpu.model.cards import CardState
 from mgpu.model.errors import RetryLater
+from mgpu.model.ledger import shares_of
 from mgpu.settings import Settings
 from scheduler import stock
 from scheduler.decide import Foresight, assess, record
@@ -56,7 +56,7 @@ class Decider:
             if ask is None or refusal:
                 return Rejection(refusal or "; ".join(map(str, known.problems)), hopeless=True)
             held, view = self._state.decision(uid), self._state.view(node, uid)
-            if held is not None and held.node == node and held.ask == ask and _stands(held, view.cards):
+            if held is not None and held.node == node and held.ask == ask and _stands(held, view):
                 if not reserve or self._state.renew(held):
                     return held
                 continue
@@ -78,12 +78,13 @@ class Decider:
             return refused or Decision(pod.uid, pod.namespace, pod.name, node, ask, Placement(()), {}, pod.needs)
         foresight = Foresight(self._state.outlook.judges, view.room, pod.needs)
         seats = self._state.seats(ask, pod.uid)
-        found = assess(ask, view.node, view.unkept, self._settings, foresight, seats=seats)
-        if isinstance(found, Rejection) and view.unkept is not view.cards:
-            found = assess(ask, view.node, view.cards, self._settings, foresight, seats=seats)
+        cards, unkept = (*view.cards, *view.others), (*view.unkept, *view.unkept_others)
+        found = assess(ask, view.node, unkept, self._settings, foresight, seats=seats)
+        if isinstance(found, Rejection) and unkept != cards:
+            found = assess(ask, view.node, cards, self._settings, foresight, seats=seats)
         if isinstance(found, Rejection):
             return found
-        annotations = record(pod, ask, found, view.cards, self._settings, time.time_ns())
+        annotations = record(pod, ask, found, cards, self._settings, time.time_ns())
         return Decision(pod.uid, pod.namespace, pod.name, node, ask, found, annotations, pod.needs)
 
     def check_overdue(self) -> None:
@@ -125,7 +126,7 @@ class Decider:
             raise RetryLater(str(error)) from error
 
 
-def _stands(held: Decision, cards: tuple[CardState, ...]) -> bool:
+def _stands(held: Decision, view: View) -> bool:
     """Whether a reservation's cards are still there and healthy; they are still free, being reserved."""
-    healthy = {state.card.index for state in cards if state.card.healthy}
-    return all(healthy.issuperset(chosen) for _, chosen in held.placement.containers)
+    healthy = [state.card for state in (*view.cards, *view.others) if state.card.healthy]
+    return all(any(share.is_on(card) for card in healthy) for share in shares_of(held.ask, held.placement))

@@ -15,6 +15,7 @@ from mgpu.settings import Settings
 from scheduler.decide import assess, score
 from scheduler.gpu_pods import GpuPod
 from scheduler.looking import Closely, look
+from scheduler.matrix import UNKNOWN
 from scheduler.ranking import Ranking
 from scheduler.state import State
 from scheduler.stock import asks_stock
@@ -87,6 +88,8 @@ class Filter:
         return found
 
     def _of_ours(self, known: GpuPod, ask: Ask, names: Sequence[str]) -> Filtered:
+        if ask.others:
+            return self._one_by_one(known, ask, names)
         seen = look(self._state, self._settings, known, ask, names)
         found = Filtered(hopeless={names[i]: reason for i, reason in seen.unmet.items()})
         for i, answer in self._by_engine(ask, seen.closely, seen.seats):
@@ -100,6 +103,25 @@ class Filter:
         found.passed = list(compress(names, seen.fits.tolist()))
         return found
 
+    def _one_by_one(self, known: GpuPod, ask: Ask, names: Sequence[str]) -> Filtered:
+        """For asks that the arrays do not hold: those for devices of other types than GPU."""
+        found = Filtered()
+        for name, answer in zip(names, self._answers(known, ask, names), strict=True):
+            if not answer.reason:
+                found.passed.append(name)
+            else:
+                (found.hopeless if answer.hopeless else found.failed)[name] = answer.reason
+        return found
+
+    def _answers(self, known: GpuPod, ask: Ask, names: Sequence[str]) -> Iterator[_Answer]:
+        seats = self._state.seats(ask, known.pod.uid)
+        for name in names:
+            view = self._state.view(name, known.pod.uid)
+            if view.node is None:
+                yield _Answer(UNKNOWN, hopeless=True)
+            else:
+                yield self._assess(ask, view.node, (*view.unkept, *view.unkept_others), seats)
+
     def scores(self, known: GpuPod, names: Sequence[str]) -> list[int]:
         """0..10 for each node; 0 where the pod does not fit (any more)."""
         ranked = self._ranking.points(known, names)
@@ -107,6 +129,8 @@ class Filter:
             return ranked
         if known.ask is None:
             return [0] * len(names)
+        if known.ask.others:
+            return [answer.points for answer in self._answers(known, known.ask, names)]
         seen = look(self._state, self._settings, known, known.ask, names, scoring=True)
         for i, answer in self._by_engine(known.ask, seen.closely, seen.seats):
             seen.points[i] = answer.points

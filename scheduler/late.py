@@ -144,7 +144,7 @@ class LateDecisions:
             return "; ".join(map(str, known.problems))
         view = self._state.view(pod.node, pod.uid)
         waited = self._clock() - self._first_seen.setdefault(pod.uid, self._clock())
-        if view.node is None or (not view.cards and waited < _NO_CARDS_YET_SECONDS):
+        if view.node is None or (not (view.cards or view.others) and waited < _NO_CARDS_YET_SECONDS):
             return 1.0  # a node that is starting: Kubernetes itself removes pods of nodes that never come
         decision = self._decider.decide(known, pod.node)
         return decision if isinstance(decision, Decision) else str(decision)

@@ -111,7 +111,7 @@ class Nominations:
         return _with(cards, [held for held in kept if self._ledger.holding(held.uid) is None])
 
     def _choose(self, node: str) -> None:
-        now = self._ledger.cards(node)
+        now = (*self._ledger.cards(node), *self._ledger.others(node))
         staying = [h for h in self._ledger.holdings(node) if not self._leaves(h.uid)]
         later = _with([CardState(state.card) for state in now], staying)
         for nominee in sorted(self._on_node[node].values(), key=lambda n: n.order):
@@ -156,9 +156,9 @@ def _stands(nominee: _Nominee, cards: Sequence[CardState]) -> bool:
     """Whether what is kept is still there, healthy, and has room."""
     if nominee.kept is None:
         return False
-    there = {state.card.index: state for state in cards if state.card.healthy}
+    there = {(state.card.type, state.card.index): state for state in cards if state.card.healthy}
     for share in nominee.kept.shares:
-        state = there.get(share.card) if isinstance(share.card, int) else None
+        state = there.get((share.type, share.card)) if isinstance(share.card, int) else None
         if state is None or (share.whole and not state.idle):
             return False
         used = nominee.kept.uses(state.card)

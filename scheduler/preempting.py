@@ -19,7 +19,7 @@ from scheduler import stock
 from scheduler.decide import assess
 from scheduler.disruption import Budgets
 from scheduler.gpu_pods import GpuPod
-from scheduler.placement.freeing import BUDGET
+from scheduler.placement.freeing import BUDGET, freed
 from scheduler.placement.victims import LOWEST, Tenant, by_importance, victims, without
 from scheduler.state import State, View
 
@@ -72,6 +72,11 @@ class Preemption:
         def fits(cards: Sequence[CardState]) -> bool:
             return isinstance(assess(ask, node, cards, self._settings, seats=seats, budget=_EFFORT), Placement)
 
+        if ask.others:
+            # Which of the pods there hold such devices, and that no others hold them, is not looked for.
+            gone = [h for h, _ in occupants if h.uid in theirs.uids]
+            left = [_without(state, gone) for state in (*view.unkept, *view.unkept_others)]
+            return theirs if fits(left) else None
         lower = [(h, p.pod) for h, p in occupants if h.bound and p.pod.priority < known.pod.priority]
         tenants = self._tenants(view, lower)
         if only_cards and all(state.card.healthy for state in view.unkept):
@@ -90,16 +95,17 @@ class Preemption:
     def _tenants(self, view: View, lower: Sequence[tuple[Holding, Pod]]) -> list[Tenant]:
         """Those that hold something of the node's cards."""
         cards, pods = [state.card for state in view.unkept], {pod.uid: pod for _, pod in lower}
-        named = {name: card for card in cards for name in (card.index, card.uuid)}
         found = []
         for holding, pod in lower:
-            at = {s.card for s in holding.shares}
-            on = cards if None in at else [named[name] for name in at if name in named]
-            uses = {card.index: holding.uses(card) for card in on}
+            uses = {card.index: used for card in cards if (used := holding.uses(card)).shares}
             if uses:
                 found.append(Tenant(pod.uid, pod.priority, uses, pod.start_time, leaving=pod.deleting))
         violating = self._budgets.violated_by([pods[t.uid] for t in by_importance(found)])
         return [replace(t, violates=t.uid in violating) for t in found]
+
+
+def _without(state: CardState, gone: Iterable[Holding]) -> CardState:
+    return freed(state, [{state.card.index: holding.uses(state.card)} for holding in gone])
 
 
 def _has_room(view: View, pod: Pod, going: Iterable[Pod]) -> bool:

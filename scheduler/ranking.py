@@ -98,7 +98,8 @@ class Ranking:
             keys[i] = self._key(ask, judge, shape, self._state.view(names[i], uid), self._state.seats(ask, uid))
 
     def _key(self, ask: Ask, judge: Judge, shape: Shape, view: View, seats: Sequence[Seat]) -> int:
-        found = assess(ask, view.node, view.cards, self._settings, seats=seats) if view.node else None
+        cards = (*view.cards, *view.others)
+        found = assess(ask, view.node, cards, self._settings, seats=seats) if view.node else None
         if view.node is None or not isinstance(found, Placement):
             return UNFIT
         key = int(judge.keys(rows_of(class_of(view.node, view.cards), view.room, [free_of(view.cards)]), shape)[0])

@@ -43,6 +43,7 @@ class View:
 
     room: what is free of its cpu and memory, beside all other pods.
     unkept: its cards without what is kept for pods nominated there (scheduler/nominations.py).
+    others, unkept_others: the same of its devices of other types.
     ours: where NVIDIA's plugin gives out cards too (scheduler/stock.py), the indexes of those that mgpu gave out.
     """
 
@@ -52,6 +53,8 @@ class View:
     room: Room = UNBOUNDED
     unkept: tuple[CardState, ...] = ()
     ours: tuple[int, ...] = ()
+    others: tuple[CardState, ...] = ()
+    unkept_others: tuple[CardState, ...] = ()
 
 
 class State:
@@ -184,10 +187,11 @@ class State:
         with self._lock:
             known, version = self._nodes.get(node), self._versions.get(node, 0)
             room = known.room.less(self._usage.on(node, without)) if known else UNBOUNDED
-            pod = self._pods.get(without)
-            unkept = self._cards(node, without, pod.pod.priority if pod else 0)
+            priority = self._pods[without].pod.priority if without in self._pods else 0
+            cards, others = self._ledger.cards(node, without), self._ledger.others(node, without)
+            unkept, unkept_others = (self._nominations.beside(node, s, without, priority) for s in (cards, others))
             ours = stock.given_by_mgpu(self._ledger, node, without) if stock.is_there(known) else ()
-            return View(known, self._ledger.cards(node, without), version, room, unkept, ours)
+            return View(known, cards, version, room, unkept, ours, others, unkept_others)
 
     def occupied(self, node: str, without: str) -> tuple[View, tuple[tuple[Holding, GpuPod], ...]]:
         """The same, and at the same moment which of the pods that are known here hold its cards."""

@@ -77,7 +77,7 @@ def taken(data: Ints, container: ContainerAsk) -> tuple[Ints | int, Ints | int, 
     if container.ratio is None:
         return container.core, container.memory, 0
     size = data[MEMORY]
-    ratio_of_bytes = -(-100 * container.memory // np.maximum(size, 1))
+    ratio_of_bytes = -(-100 * min(container.memory, EXACT) // np.maximum(size, 1))
     return container.core, container.memory or container.ratio * size // 100, container.ratio or ratio_of_bytes
 
 

@@ -33,6 +33,8 @@ def same_on_any_cards(rows: Rows, ask: Ask) -> Mask:
 
 def scores(rows: Rows, ask: Ask, places: Places, node_policy: str, weight_of_core: int) -> list[int]:
     """The score of each of these nodes by a policy of NODE_POLICIES: the pod fits there, on any cards alike."""
+    if not len(places):
+        return []
     totals = (rows.totals[field].take(places) for field in (ALL_CORE_USED, ALL_MEMORY_USED, ALL_CORE, ALL_MEMORY))
     core_used, memory_used, core, memory = totals
     first_cards = rows.data[:, places, 0]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mgpu.model.asks import Ask, ContainerAsk, Placement
 from mgpu.model.cards import Card, CardState
 from mgpu.model.pods import Node, Pod, Stage
+from mgpu.model.quantities import MAX
 from mgpu.model.wishes import Wishes
 from mgpu.settings import Settings, load_settings
 from scheduler.decide import assess, score
@@ -130,4 +131,7 @@ def test_amounts_that_no_array_holds_are_the_engines() -> None:
     idle = CardState(Card(0, "GPU-0", "", 8 * GIB))
     ask = Ask("mgpu", (ContainerAsk("c", 1, 100, GIB),))
     check([(full,), (idle,)], ask, load_settings())
-    check([(idle,)], Ask("mgpu", (ContainerAsk("c", 1, 100, 4 * EXACT),)), load_settings())
+    for memory in (4 * EXACT, MAX):
+        for ratio in (None, 0):
+            check([(idle,)], Ask("mgpu", (ContainerAsk("c", 2, 100, memory, ratio=ratio),)), load_settings())
+            check([(idle,)], Ask("mgpu", (ContainerAsk("c", 1, 100, memory, ratio=ratio),)), load_settings())
