@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.builders import container, pod
-from tests.deviceplugin.machine.world import INDEX, World
+from tests.deviceplugin.machine.agent import RESOURCES
+from tests.deviceplugin.machine.world import World
 from tests.examples import examples
 
 GIB = 1 << 10
@@ -20,6 +21,22 @@ def small(name: str, **more: Any) -> dict[str, Any]:
     return container(name, 2, 30 * GIB, **more)
 
 
+def asking(name: str, **amounts: object) -> dict[str, Any]:
+    """A container that asks for `koordinator.sh/` and other resources; `_` stands for `-`."""
+    named = {NAMES[key]: str(amount) for key, amount in amounts.items()}
+    return {"name": name, "image": "cuda", "resources": {"requests": named, "limits": dict(named)}}
+
+
+NAMES = {
+    "core": "koordinator.sh/gpu-core",
+    "ratio": "koordinator.sh/gpu-memory-ratio",
+    "memory": "koordinator.sh/gpu-memory",
+    "mem": "aliyun.com/gpu-mem",
+    "gpu": "nvidia.com/gpu",
+    "share": "mgpu.io/share",
+    "mgpu": "vke.volcengine.com/mgpu-core",
+    "mib": "vke.volcengine.com/mgpu-memory",
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "one": {"app": [small("c")]},
     "big": {"app": [container("c", 2, 50 * GIB)]},
@@ -30,6 +47,16 @@ SHAPES: dict[str, dict[str, Any]] = {
     "inits": {"init": [small("i"), container("j", 3, 20 * GIB)], "app": [small("c"), container("d", 1, 10 * GIB)]},
     "sidecar": {"init": [small("s", restartPolicy="Always"), container("i", 3, 10 * GIB)], "app": [small("c")]},
     "whole": {"app": [container("c", 100)]},
+    "two ids": {"app": [asking("c", core=3, ratio=30)]},
+    "two ids beside one": {"app": [asking("c", core=3, ratio=20), asking("d", ratio=20)]},
+    "one id, then two": {
+        "init": [asking("i", ratio=30), asking("j", core=3, memory=20 << 30)],
+        "app": [asking("c", core=2, ratio=30), asking("d", ratio=10)],
+    },
+    "two ids, then one": {"init": [asking("i", mgpu=2, mib=20 * GIB, share=1)], "app": [small("c")]},
+    "a share alone": {"app": [asking("c", memory=30 << 30, share=1)]},
+    "gpushare": {"init": [asking("i", mem=3)], "app": [asking("c", mem=2), asking("d", mem=3)]},
+    "whole card": {"app": [asking("c", gpu=1)]},
 }
 shapes, places = st.sampled_from(sorted(SHAPES)), st.integers(0, 15)
 names = st.sampled_from(["p", "q", "r", "s"])
@@ -57,14 +84,14 @@ class NodeMachine(RuleBasedStateMachine):
         raw, record = self.make(name, shape, where)
         self.world.create(raw, record, late=kind == "late", forged=kind == "forged")
 
-    def make(self, name: str, shape: str, where: int) -> tuple[dict[str, Any], dict[str, str]]:
+    def make(self, name: str, shape: str, where: int) -> tuple[dict[str, Any], dict[str, int]]:
         self.created += 1
         spec = SHAPES[shape]
         raw = pod(name, *spec["app"], init=tuple(spec.get("init", ())), uid=f"{name}-{self.created}", node="n1")
         raw["spec"]["restartPolicy"] = spec.get("restartPolicy", "Always")
         raw["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{self.created // 2:02}Z"
         asking = [c["name"] for c in (*spec.get("init", ()), *spec["app"]) if c.get("resources")]
-        return raw, {INDEX + c: str(where >> i & 1) for i, c in enumerate(asking)}
+        return raw, {c: where >> i & 1 for i, c in enumerate(asking)}
 
     @rule(
         name=names,
@@ -122,16 +149,18 @@ class NodeMachine(RuleBasedStateMachine):
     def the_agent_sees_pods(self, count: int) -> None:
         self.world.agent.see(count)
 
-    @rule(what=st.sampled_from(["killed", "back", "lists", "registers"]))
-    def the_agent_is(self, what: str) -> None:
+    @rule(what=st.sampled_from(["killed", "back", "lists", "registers", "registers one"]), which=numbers)
+    def the_agent_is(self, what: str, which: int) -> None:
         if what == "killed":
             self.world.kill_agent()
         elif what == "back":
             self.world.start_agent()
         elif what == "lists":
             self.world.sync_agent()
-        else:
+        elif what == "registers":
             self.world.register()
+        else:
+            self.world.register([RESOURCES[which % len(RESOURCES)]])
 
     @rule(
         what=st.sampled_from(["kubelet", "kubelet", "sick", "well", "reboot", "without checkpoint"]),
@@ -171,9 +200,9 @@ class NodeMachine(RuleBasedStateMachine):
         world.settle()
         assert not world.cluster.pods
         world.check_settled()
-        raw, record = self.make("last", "whole", 0)
-        raw["spec"]["containers"].append(container("d", 100))
-        world.create(raw, {**record, INDEX + "d": "1"})
+        raw, _ = self.make("last", "whole", 0)
+        raw["spec"]["containers"] = [asking(name, mgpu=100, share=16) for name in "cd"]
+        world.create(raw, {"c": 0, "d": 1})
         world.settle()
         assert world.cluster.pods["last"]["status"]["phase"] == "Running", world.kubelet.failed
 

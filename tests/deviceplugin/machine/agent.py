@@ -8,24 +8,24 @@ from deviceplugin.accounts import Grants
 from deviceplugin.allocation import Allocations, Node
 from deviceplugin.cdi import CdiFiles
 from deviceplugin.ids import device_ids
+from deviceplugin.offers import as_ids
 from deviceplugin.plugin import Plugin
 from deviceplugin.podresources import PodResources
 from deviceplugin.pods import NodePods
 from deviceplugin.upkeep import keep_clean
 from deviceplugin.wakeup import Wakeup
-from mgpu.dialects import mgpu
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
 from mgpu.settings import load_settings
 from playground.kubelet.devices import PluginError
 from proto import deviceplugin_pb2 as api
 from proto import podresources_pb2
-from tests.builders import CORE
 from tests.deviceplugin.machine.cluster import Raw
 from tests.deviceplugin.machine.loop import VirtualLoop
 
 WAIT_SECONDS = 1.0
 SETTINGS = load_settings()
+RESOURCES = tuple(resource.name for resource in as_ids((), SETTINGS))
 
 
 class Listing(PodResources):
@@ -73,12 +73,12 @@ class Agent:
             grants=self._grants,
             changed=self._changed,
             refused=lambda *_: None,
-            resend=lambda _: self.plugin.resend(),
+            resend=lambda resource: self.plugins[resource].resend(),
             given=lambda _: None,
             foreign=lambda: (),
         )
-        self._allocations = Allocations(CORE, node, WAIT_SECONDS)
-        self.plugin = Plugin(CORE, self._allocations)
+        self._allocations = {name: Allocations(name, node, WAIT_SECONDS) for name in RESOURCES}
+        self.plugins = {name: Plugin(name, allocations) for name, allocations in self._allocations.items()}
         self._loop, self._tasks = loop, [loop.create_task(self._clean_up())]
         loop.let_pass(0)
 
@@ -87,20 +87,20 @@ class Agent:
         for task in self._tasks:
             task.cancel()
 
-    def serve(self, update: Callable[[dict[str, bool]], None]) -> None:
+    def serve(self, resource: str, update: Callable[[dict[str, bool]], None]) -> None:
         """A stream of device lists."""
-        self._tasks.append(self._loop.create_task(self._stream(update)))
+        self._tasks.append(self._loop.create_task(self._stream(self.plugins[resource], update)))
         self._loop.let_pass(0)
 
-    async def _stream(self, update: Callable[[dict[str, bool]], None]) -> None:
-        self.plugin.open()
-        async for response in self.plugin.ListAndWatch(api.Empty(), None):
+    async def _stream(self, plugin: Plugin, update: Callable[[dict[str, bool]], None]) -> None:
+        plugin.open()
+        async for response in plugin.ListAndWatch(api.Empty(), None):
             update({device.ID: device.health == "Healthy" for device in response.devices})
 
-    def offer(self, held: dict[int, list[str]], taken: set[str]) -> None:
-        (core, _) = mgpu.resources(self._cards(), SETTINGS)
-        before = [i for i, healthy in self.plugin.devices.items() if not healthy]
-        self.plugin.offer(device_ids(core, self._cards(), held=held, taken=taken, before=before))
+    def offer(self, name: str, held: dict[int, list[str]], taken: set[str]) -> None:
+        resource = next(r for r in as_ids(self._cards(), SETTINGS) if r.name == name)
+        before = [i for i, healthy in self.plugins[name].devices.items() if not healthy]
+        self.plugins[name].offer(device_ids(resource, self._cards(), held=held, taken=taken, before=before))
         self._loop.let_pass(0)
 
     def sync(self, pods: Sequence[Raw]) -> None:
@@ -131,5 +131,6 @@ class Agent:
         self._changed.bind()
         while not self.synced:
             await self._changed.wait()
-        self._allocations.resume()
-        await keep_clean(self._pods, (self._cdi, self._grants, self._allocations), self._changed)
+        for allocations in self._allocations.values():
+            allocations.resume()
+        await keep_clean(self._pods, (self._cdi, self._grants, *self._allocations.values()), self._changed)

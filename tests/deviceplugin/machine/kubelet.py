@@ -13,7 +13,7 @@ from playground.kubelet.status import rejected
 from playground.kubelet.worker import STRATEGIC_PATCH, Machine, PodWorker
 from playground.runtime import Runtime
 from proto import podresources_pb2
-from tests.builders import CORE
+from tests.deviceplugin.machine.agent import RESOURCES
 from tests.deviceplugin.machine.cluster import Cluster, Raw
 
 
@@ -103,10 +103,10 @@ class Kubelet:
                 latest = self.runtime.latest(uid, container["name"])
                 running = uid in self._found and latest is not None and latest.running
                 self.devices.allocate(raw, container, running=running)
-                asks = CORE in container.get("resources", {}).get("limits", {})
-                if asks and not running and not self.devices.ids(uid, container["name"]):
+                asked = {name for name in container.get("resources", {}).get("limits", {}) if name in RESOURCES}
+                if not running and (missing := asked - self.devices.ids(uid, container["name"]).keys()):
                     # Without a checkpoint it knows no such resource, and has set the node's amount of it to 0.
-                    return f"OutOf{CORE}"
+                    return f"OutOf{min(missing)}"
         except AdmissionError as error:
             return str(error)
         return ""

@@ -10,19 +10,21 @@ from typing import Any
 
 from deviceplugin.cdi import CdiFiles
 from deviceplugin.pods import read_gpu_pod
-from mgpu.model.cards import Card
+from mgpu import dialects
+from mgpu.model.asks import Placement
+from mgpu.model.cards import WHOLE_RATIO, Card
 from mgpu.model.ledger import Holding, Share
+from mgpu.model.pods import read_pod
 from playground.kubelet.checkpoint import FILE
 from playground.kubelet.devices import DeviceManager, PluginError
 from playground.runtime import Runtime
 from proto import deviceplugin_pb2 as api
 from tests.builders import CORE, cards
-from tests.deviceplugin.machine.agent import SETTINGS, Agent, Context, Listing
+from tests.deviceplugin.machine.agent import RESOURCES, SETTINGS, Agent, Context, Listing
 from tests.deviceplugin.machine.cluster import Cluster, Raw
 from tests.deviceplugin.machine.kubelet import Killed, Kubelet
 from tests.deviceplugin.machine.loop import VirtualLoop
 
-ASSUMED, INDEX = "vke.volcengine.com/assumed", "vke.volcengine.com/gpu-index-container-"
 CARDS = cards(2)
 _STEP = 0.3
 _ENDED = ("Succeeded", "Failed")
@@ -47,7 +49,8 @@ class World:
         self.cluster.watchers.append(self._queue)
         self.agent = self._new_agent()
         self._checked = 0
-        self.registered = self.late = self.stale = False
+        self.registered: set[str] = set()
+        self.late = self.stale = False
         self.before_answer = b""
 
     def close(self) -> None:
@@ -57,9 +60,12 @@ class World:
 
     # Pods
 
-    def create(self, raw: Raw, record: Mapping[str, str], *, late: bool = False, forged: bool = False) -> None:
-        """Bind a pod here, unless it does not fit. `late`: its record comes later; `forged`: fits or not, by hand."""
-        uid, annotations = raw["metadata"]["uid"], {ASSUMED: "true", **record}
+    def create(self, raw: Raw, record: Mapping[str, int], *, late: bool = False, forged: bool = False) -> None:
+        """Bind a pod here, unless it does not fit. `record`: container → card.
+
+        `late`: its record comes later; `forged`: fits or not, by hand.
+        """
+        uid, annotations = raw["metadata"]["uid"], annotated(raw, record)
         decided = {**raw, "metadata": {**raw["metadata"], "annotations": annotations}}
         known = read_gpu_pod(decided, SETTINGS)
         assert known is not None
@@ -91,7 +97,8 @@ class World:
         found = []
         for card in CARDS:
             uses = [Holding("", "", "", "", "", tuple(shares)).uses(card) for shares in held]
-            if sum(u.core for u in uses) > card.core or sum(u.memory for u in uses) > card.memory:
+            core, memory, _, ratio = map(sum, zip(*uses, strict=True)) if uses else (0, 0, 0, 0)
+            if core > card.core or memory > card.memory or ratio > WHOLE_RATIO:
                 found.append(card.index)
         return found
 
@@ -113,7 +120,12 @@ class World:
         self.fates = []
 
     def admit(self, position: int) -> None:
-        calm = self.registered and not self.fates and not self.forged and all(card.healthy for card in self.cards)
+        calm = (
+            len(self.registered) == len(RESOURCES)
+            and not self.fates
+            and not self.forged
+            and all(card.healthy for card in self.cards)
+        )
         failed = len(self.kubelet.failed)
         self.kubelet.admit(position)
         assert not calm or len(self.kubelet.failed) == failed, self.kubelet.failed
@@ -121,8 +133,9 @@ class World:
     def kill_agent(self) -> None:
         if self.agent.alive:
             self.agent.kill()
-            self.registered = False
-            self.kubelet.devices.disconnected(CORE)
+            for resource in sorted(self.registered):
+                self.kubelet.devices.disconnected(resource)
+            self.registered = set()
 
     def start_agent(self) -> None:
         self.kill_agent()
@@ -132,20 +145,21 @@ class World:
         if self.agent.alive:
             self.agent.sync(list(self.cluster.pods.values()))
 
-    def register(self) -> None:
-        if self.agent.alive:
-            self.registered = True
-            self.kubelet.devices.connected(CORE, Endpoint(self, self.agent))
-            self._offer()
-            self.agent.serve(self._hears(self.agent, self.kubelet.devices))
+    def register(self, resources: Sequence[str] = RESOURCES) -> None:
+        for resource in resources if self.agent.alive else ():
+            self.registered.add(resource)
+            self.kubelet.devices.connected(resource, Endpoint(self, self.agent, resource))
+            self._offer(resource)
+            self.agent.serve(resource, self._hears(self.agent, self.kubelet.devices, resource))
 
     def restart_kubelet(self) -> None:
         if self.stale:
             devices = self.kubelet.devices  # writes it once more: a kubelet that forgets is another story
-            devices.update(CORE, {i: devices.health(CORE, i) == "Healthy" for i in devices.all_ids()[CORE]})
+            known = devices.all_ids().get(CORE, ())
+            devices.update(CORE, {i: devices.health(CORE, i) == "Healthy" for i in known})
         self.stale = False
         self.kubelet.start()
-        self.registered = False
+        self.registered = set()
 
     def reboot(self, *, keep_checkpoint: bool) -> None:
         """What lies in memory is gone, /var/run too, and on some nodes the kubelet's folder."""
@@ -157,8 +171,8 @@ class World:
 
     def set_health(self, index: int, *, healthy: bool) -> None:
         self.cards = tuple(replace(c, healthy=healthy) if c.index == index else c for c in self.cards)
-        if self.registered:
-            self._offer()
+        for resource in sorted(self.registered):
+            self._offer(resource)
 
     def fate(self, *, writing: bool = False) -> None:
         """The next of the fates, in the middle of a call; `writing`: while the agent writes a CDI file."""
@@ -221,10 +235,10 @@ class World:
         if not self.agent.alive:
             raise asyncio.CancelledError
 
-    def _hears(self, agent: Agent, devices: DeviceManager) -> Callable[[dict[str, bool]], None]:
+    def _hears(self, agent: Agent, devices: DeviceManager, resource: str) -> Callable[[dict[str, bool]], None]:
         def update(ids: dict[str, bool]) -> None:
             if agent.alive and devices is self.kubelet.devices:
-                devices.update(CORE, ids)
+                devices.update(resource, ids)
 
         return update
 
@@ -232,15 +246,19 @@ class World:
         if self.agent.alive and self.agent.synced:
             self.agent.queue.append((what, raw))
 
-    def _offer(self) -> None:
+    def _offer(self, resource: str) -> None:
         held: dict[int, list[str]] = {}
         taken: set[str] = set()
         for entry in self.kubelet.devices.entries():
-            taken.update(entry.ids)
-            for share in self.shares.get(entry.uid, ()):
-                if share.container == entry.container and isinstance(share.card, int):
-                    held.setdefault(share.card, []).extend(entry.ids)
-        self.agent.offer(held, taken)
+            if entry.resource == resource:
+                taken.update(entry.ids)
+                for index in self._cards_of(entry.uid, entry.container):
+                    held.setdefault(index, []).extend(entry.ids)
+        self.agent.offer(resource, held, taken)
+
+    def _cards_of(self, uid: str, container: str) -> list[int]:
+        own = [share for share in self.shares.get(uid, ()) if share.container == container]
+        return [card.index for card in CARDS if any(share.is_on(card) for share in own)]
 
     # What must hold
 
@@ -254,11 +272,13 @@ class World:
         """Every container that was started since the last look got the cards of its own record, all of them."""
         containers = self.runtime.containers()
         for container in containers[self._checked :]:
-            own = [s.card for s in self.shares[container.uid] if s.container == container.name]
+            own = self._cards_of(container.uid, container.name)
             expected = ",".join(c.uuid for c in CARDS if c.index in own)
             seen = container.env.get("NVIDIA_VISIBLE_DEVICES", "")
             sick = [c.index for c in self.cards if not c.healthy and c.index in own]
-            assert not (sick and self.registered), f"{container.pod}/{container.name} started on sick cards {sick}"
+            assert not (sick and len(self.registered) == len(RESOURCES)), (
+                f"{container.pod}/{container.name} started on sick cards {sick}"
+            )
             assert seen == expected, f"{container.pod}/{container.name} sees {seen or 'none'}, its record: {expected}"
         self._checked = len(containers)
 
@@ -269,7 +289,7 @@ class World:
         if not self.agent.synced:
             self.sync_agent()
         self.agent.see()
-        if not self.registered:
+        if len(self.registered) < len(RESOURCES):
             self.register()
 
     def settle(self) -> None:
@@ -292,12 +312,21 @@ class World:
         crowded = self.over(list(self._held()))
         for raw in self.live():
             uid = raw["metadata"]["uid"]
-            if not any(share.card in crowded for share in self.shares[uid]):
+            if not any(share.is_on(CARDS[index]) for share in self.shares[uid] for index in crowded):
                 why = [row.get("state") for row in raw["status"].get("containerStatuses", ())]
                 assert raw["status"]["phase"] == "Running", (raw["metadata"]["name"], why)
         there = {raw["metadata"]["uid"] for raw in self.cluster.pods.values()}
         left = {file.name.split("_")[1] for file in self.cdi_folder.iterdir()} - there
         assert not left, f"CDI files of {left} are left"
+
+
+def annotated(raw: Raw, record: Mapping[str, int]) -> dict[str, str]:
+    """What the pod's own dialect writes where its containers get these cards."""
+    pod = read_pod(raw)
+    ask = dialects.read_ask(pod, SETTINGS)
+    assert ask is not None
+    placement = Placement(tuple((c.container, (record[c.container],)) for c in ask.containers))
+    return dialects.by_name(ask.dialect).write_placement(pod, ask, placement, CARDS, SETTINGS, 1)
 
 
 class Lowest(random.Random):
@@ -324,19 +353,20 @@ class Endpoint:
 
     pre_start_required = True
 
-    def __init__(self, world: World, agent: Agent) -> None:
-        self._world, self._agent = world, agent
+    def __init__(self, world: World, agent: Agent, resource: str) -> None:
+        self._world, self._agent, self._resource = world, agent, resource
 
     def allocate(self, ids: Sequence[str]) -> api.ContainerAllocateResponse:
         file = self._world.folder / FILE
         self._world.before_answer = file.read_bytes() if file.exists() else b""
         asked = api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=ids)])
-        response = self._call(self._agent.plugin.Allocate(asked, Context()))
+        response = self._call(self._agent.plugins[self._resource].Allocate(asked, Context()))
         answer: api.ContainerAllocateResponse = response.container_responses[0]
         return answer
 
     def pre_start(self, ids: Sequence[str]) -> None:
-        self._call(self._agent.plugin.PreStartContainer(api.PreStartContainerRequest(devices_ids=ids), Context()))
+        asked = api.PreStartContainerRequest(devices_ids=ids)
+        self._call(self._agent.plugins[self._resource].PreStartContainer(asked, Context()))
 
     def _call(self, work: Any) -> Any:
         loop = self._world.loop
