@@ -21,6 +21,9 @@ WHOLE_CARDS_LABEL = "mgpu.io/whole-cards"
 _PREFIXES = ("koordinator.sh/", "kubernetes.io/")
 _TYPE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
+_MOST_MEMORY = MAX // 1000
+"""Bytes of one card: far beyond any, and sums and percents of it stay within 2^63."""
+
 
 def read_device(raw: Mapping[str, Any]) -> tuple[Card, ...]:
     """The devices in a Device object: the GPUs by index, then those of other types, by type and index.
@@ -68,7 +71,7 @@ def _read_card(row: Mapping[str, Any], path: str) -> Card:
     name = next((p + "gpu-memory" for p in _PREFIXES if p + "gpu-memory" in resources), _PREFIXES[0] + "gpu-memory")
     memory = 0
     if type_ == GPU:
-        memory = _amount(whole_bytes, resources.get(name), f"{path}.resources[{name}]", least=1)
+        memory = _amount(whole_bytes, resources.get(name), f"{path}.resources[{name}]", least=1, most=_MOST_MEMORY)
     index = _amount(whole_number, labels.get(INDEX_LABEL, minor), f"{path}.labels[{INDEX_LABEL}]", least=0)
     numa = topology.get("nodeID")
     return Card(
@@ -83,13 +86,15 @@ def _read_card(row: Mapping[str, Any], path: str) -> Card:
     )
 
 
-def _amount(read: Callable[[object], int], value: object, path: str, *, least: int) -> int:
+def _amount(read: Callable[[object], int], value: object, path: str, *, least: int, most: int = MAX) -> int:
     try:
         amount = read(value)
     except QuantityError as error:
         raise BadObject([Problem(path, str(error))]) from error
     if amount < least:
         raise BadObject([Problem(path, f"must be at least {least}, not {value}")])
+    if amount > most:
+        raise BadObject([Problem(path, f"{value} is more than any card has")])
     return amount
 
 
@@ -176,8 +181,8 @@ def _listed(row: object, path: str, node: str, following: int) -> list[Card]:
             problems.append(Problem(f"{path}.{key}", f"must be a {'string' if kind is str else 'boolean'}"))
     try:
         memory = whole_bytes(row.get("memory"))
-        if memory <= 0:
-            problems.append(Problem(f"{path}.memory", "must be positive"))
+        if not 0 < memory <= _MOST_MEMORY:
+            problems.append(Problem(f"{path}.memory", "must be positive, and no more than any card has"))
     except QuantityError as error:
         problems.append(Problem(f"{path}.memory", str(error)))
     problems += (
@@ -212,7 +217,7 @@ def equal_cards(node: Node, unit: int = 1 << 30) -> tuple[Card, ...]:
         count = whole_number(node.capacity.get("aliyun.com/gpu-count", "0"))
     except QuantityError:
         return ()
-    if not 0 < count <= min(total, _MOST_CARDS):
+    if not 0 < count <= min(total, _MOST_CARDS) or total * unit > _MOST_MEMORY * count:
         return ()
     return tuple(Card(i, f"GPU-{node.name}-{i}", "", total // count * unit) for i in range(count))
 

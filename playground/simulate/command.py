@@ -14,6 +14,7 @@ from rich.text import Text
 
 from mgpu.cli.picture import card_map
 from mgpu.cli.setup import read_settings
+from mgpu.dialects import gpushare
 from mgpu.settings import CARD_POLICIES, NODE_POLICIES
 from playground.simulate.documents import read
 from playground.simulate.pipeline import Outcome, Result, result_json, simulate
@@ -73,7 +74,7 @@ def command(
     input could be read, else 2.
     """
     settings = read_settings(config, os.environ, {"card_policy": card_policy, "node_policy": node_policy})
-    world = read_world(read(files, sys.stdin), _note)
+    world = read_world(read(files, sys.stdin), _note, gpushare.unit(settings))
     result = simulate(world, settings, _note)
     if output == "json":
         click.echo(orjson.dumps(result_json(result), option=orjson.OPT_INDENT_2).decode())

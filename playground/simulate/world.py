@@ -28,8 +28,11 @@ class World:
     submitted: list[Raw] = field(default_factory=list)
 
 
-def read_world(documents: Iterable[Document], skipped: Callable[[str], None]) -> World:
-    """Raises BadObject: one problem, with the document it is in. skipped: told of objects that play no part."""
+def read_world(documents: Iterable[Document], skipped: Callable[[str], None], unit: int) -> World:
+    """Raises BadObject: one problem, with the document it is in.
+
+    skipped: told of objects that play no part. unit: bytes of one `aliyun.com/gpu-mem`.
+    """
     found = list(documents)
     world = World()
     for document in _of(found, "Node"):
@@ -37,7 +40,7 @@ def read_world(documents: Iterable[Document], skipped: Callable[[str], None]) ->
     for document in _of(found, "Device"):
         _add_device(world, document)
     for name in world.nodes:
-        world.cards.setdefault(name, inventory.equal_cards(read_node(world.nodes[name])))
+        world.cards.setdefault(name, inventory.equal_cards(read_node(world.nodes[name]), unit))
     seen: dict[tuple[str, str], str] = {}
     for document in found:
         pods = _pods(document)

@@ -87,6 +87,7 @@ def gpu(**changed: object) -> dict[str, object]:
         (gpu(id=7), "spec.devices[0].id"),
         (gpu(resources={}), "spec.devices[0].resources[koordinator.sh/gpu-memory]"),
         (gpu(resources={"koordinator.sh/gpu-memory": "0"}), "spec.devices[0].resources[koordinator.sh/gpu-memory]"),
+        (gpu(resources={"koordinator.sh/gpu-memory": "8E"}), "spec.devices[0].resources[koordinator.sh/gpu-memory]"),
         (gpu(resources={"kubernetes.io/gpu-memory": "x"}), "spec.devices[0].resources[kubernetes.io/gpu-memory]"),
         (gpu(resources=7), "spec.devices[0].resources"),
         (
@@ -136,6 +137,7 @@ def test_equal_cards_are_listed_once() -> None:
         ([{"memory": "8Gi", "colour": "red"}], "cards[0].colour"),
         ([{}], "cards[0].memory"),
         ([{"memory": "-1"}], "cards[0].memory"),
+        ([{"memory": "8E"}], "cards[0].memory"),
         ([{"memory": "8Gi", "index": "0"}], "cards[0].index"),
         ([{"memory": "8Gi", "index": -1}], "cards[0].index"),
         ([{"memory": "8Gi", "count": 0}], "cards[0].count"),
@@ -164,6 +166,9 @@ def test_every_problem_of_a_list_is_named() -> None:
         ({"aliyun.com/gpu-mem": "1", "aliyun.com/gpu-count": "2"}, []),
         ({"aliyun.com/gpu-mem": "x", "aliyun.com/gpu-count": "2"}, []),
         ({"aliyun.com/gpu-mem": "9E", "aliyun.com/gpu-count": "8E"}, []),
+        ({"aliyun.com/gpu-mem": "9E", "aliyun.com/gpu-count": "2"}, []),
+        ({"aliyun.com/gpu-mem": "-32", "aliyun.com/gpu-count": "2"}, []),
+        ({"aliyun.com/gpu-count": "2"}, []),
         ({}, []),
     ],
 )
