@@ -55,7 +55,7 @@ def main(
     """
     try:
         settings = read_settings(config, os.environ, {"memory_unit": memory_unit})
-        nodes, devices, pods = objects(Api.connect(kubeconfig))
+        nodes, devices, pods, *_ = objects(Api.connect(kubeconfig))
     except BadObject as error:
         raise BadInput(str(error)) from error
     except (ApiError, Unreachable) as error:

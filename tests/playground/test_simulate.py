@@ -162,10 +162,10 @@ def test_policies_by_flag() -> None:
 
 
 def test_a_pod_of_a_vocabulary_that_is_not_served_waits() -> None:
-    asks = pod("other", {"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": "2"}}})
+    asks = pod("other", {"name": "c", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "2"}}})
     found = simulated(served(), asks)["pods"][0]
-    assert (found["dialect"], found["node"]) == ("gpushare", None)
-    assert found["rejections"] == {"n1": "no node serves gpushare pods"}
+    assert (found["dialect"], found["node"]) == ("slices", None)
+    assert found["rejections"] == {"n1": "no node serves slices pods"}
 
 
 def test_fail_on_pending() -> None:
