@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mgpu.model.asks import Ask, ContainerAsk, Rejection
+from mgpu.model.cards import GPU
 from scheduler.placement.refusals import alone, impossible
 from scheduler.vector.fits import Sifted, hopeless, serving, taken
 from scheduler.vector.rows import (
@@ -36,7 +37,8 @@ _ABSENT, _SERVES, _CORE, _MEMORY, _BOTH, _SHARES, _IN_USE, _UNHEALTHY, _BARRED =
 
 def told(found: Rejection) -> str:
     """Readable behind the number of nodes: `0/3 nodes are available: 2 insufficient GPU (8 cards: 8 unhealthy)`."""
-    return str(found) if found.reason else f"insufficient GPU ({found})"
+    type = found.cards[0].type if found.cards else GPU
+    return str(found) if found.reason else f"insufficient {'GPU' if type == GPU else type} ({found})"
 
 
 Kinds = npt.NDArray[np.int32]

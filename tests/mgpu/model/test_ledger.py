@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mgpu.model.asks import Ask, ContainerAsk, Placement, whole_cards
 from mgpu.model.cards import Card, CardState
 from mgpu.model.groups import Group, Seat
-from mgpu.model.ledger import Holding, Ledger, Share, shares_of, unknown_shares
+from mgpu.model.ledger import Holding, Ledger, Minor, Share, shares_of, unknown_shares
 from mgpu.model.pods import Stage
 from mgpu.model.wishes import Wishes
 from tests.builders import GIB, card, cards
@@ -63,6 +63,37 @@ def test_a_whole_share_is_the_card_at_its_size_now() -> None:
     for gib in (80, 40):
         ledger.set_cards("n1", cards(1, gib=gib))
         assert used(ledger) == [(1000, gib, 1)]
+
+
+def test_devices_of_other_types_are_accounted_by_themselves() -> None:
+    ledger = Ledger()
+    ledger.set_cards("n1", (*cards(1), Card(0, "rdma-0", "", 0, type="rdma"), Card(1, "x", "", 0, type="fpga")))
+    wanted = Ask(
+        "koordinator", (ContainerAsk("c", core=500, ratio=50),), others=(ContainerAsk("c", core=300, type="rdma"),)
+    )
+    ledger.hold(holding("a", *shares_of(wanted, Placement((("c", (0,)),), others=(("rdma", "c", (0,)),)))))
+    assert used(ledger) == [(500, 40, 1)]
+    assert [(s.card.type, s.core_used) for s in ledger.others("n1")] == [("fpga", 0), ("rdma", 300)]
+    assert [s.core_used for s in ledger.others("n1", without="a")] == [0, 0]
+    ledger.hold(holding("a", *unknown_shares(wanted)))
+    assert [(s.card.type, s.core_used) for s in ledger.others("n1")] == [("fpga", 0), ("rdma", 300)]
+
+
+def test_memory_in_percent_is_counted_for_those_who_ask_so() -> None:
+    ledger = Ledger()
+    ledger.set_cards("n1", cards(1))
+    ledger.hold(holding("a", Share("c", 0, 0, 10 * GIB)))
+    ledger.hold(holding("b", Share("c", 0, 0, GIB, ratio=0), Share("d", 0, ratio=29)))
+    (state,) = ledger.cards("n1")
+    assert (state.ratio_used, state.ratio_free) == (2 + 29, 69)
+    assert state.memory_used == 11 * GIB + 29 * 80 * GIB // 100
+
+
+def test_a_record_may_name_a_card_by_its_minor() -> None:
+    ledger = Ledger()
+    ledger.set_cards("n1", (replace(card(0), minor=3), replace(card(1), minor=None)))
+    ledger.hold(holding("a", Share("c", Minor(3), 300), Share("c", Minor(1), 200), Share("c", Minor(0), 100)))
+    assert used(ledger) == [(300, 0, 1), (200, 0, 1)]
 
 
 def test_a_share_on_nobody_knows_which_card_is_held_on_all() -> None:
@@ -121,14 +152,22 @@ def test_holdings_have_one_order() -> None:
 _shares = st.builds(
     Share,
     st.sampled_from(["c", "d"]),
-    st.none() | st.integers(0, 3) | st.sampled_from([f"GPU-n1-{i}" for i in range(3)]),
+    st.none() | st.integers(0, 3) | st.sampled_from([f"GPU-n1-{i}" for i in range(3)]) | st.integers(0, 3).map(Minor),
     st.integers(0, 1000),
     st.integers(0, 1 << 34),
     st.booleans(),
     st.sampled_from(Stage),
+    st.none() | st.integers(0, 100),
+    st.sampled_from(["gpu", "gpu", "rdma"]),
 )
+
+
+def _of_both_types(indexes: list[int]) -> tuple[Card, ...]:
+    return tuple(c for i in indexes for c in (Card(i, f"rdma-{i}", "", 0, type="rdma"), card(i)))
+
+
 _nodes = st.sampled_from(["n1", "n2"])
-_card_lists = st.none() | st.lists(st.integers(0, 3), unique=True).map(lambda found: tuple(card(i) for i in found))
+_card_lists = st.none() | st.lists(st.integers(0, 3), unique=True).map(_of_both_types)
 _events = st.one_of(
     st.tuples(st.just("hold"), st.sampled_from("abc"), _nodes, st.lists(_shares, max_size=3).map(tuple)),
     st.tuples(st.just("release"), st.sampled_from("abc")),
@@ -164,7 +203,9 @@ def test_property_any_history_equals_a_ledger_rebuilt_from_what_is(events: list[
     assert ledger == rebuilt
     assert ledger.holdings() == rebuilt.holdings()
     assert all(
-        s.core_used >= 0 and s.memory_used >= 0 and s.idle == (s.shares == 0) for n in there for s in ledger.cards(n)
+        s.core_used >= 0 and s.memory_used >= 0 and s.ratio_used >= 0 and s.idle == (s.shares == 0)
+        for n in there
+        for s in (*ledger.cards(n), *ledger.others(n))
     )
 
 
