@@ -67,8 +67,13 @@ def spread(cards: Sequence[CardState], weight_of_core: int) -> CardScore:
 
 
 def minor(cards: Sequence[CardState], weight_of_core: int) -> CardScore:  # noqa: ARG001
-    """The lowest indexes that fit, container by container: all placements are equally good, so the first is taken."""
-    return lambda position, core, memory: 0  # noqa: ARG005
+    """The lowest minors that fit. Where indexes are in their order, all placements are equally good and the first is
+    taken, container by container.
+    """
+    minors = [state.card.index if state.card.minor is None else state.card.minor for state in cards]
+    if minors == sorted(minors):
+        return lambda position, core, memory: 0  # noqa: ARG005
+    return lambda position, core, memory: -minors[position] if core or memory else 0
 
 
 def bestfit(cards: Sequence[CardState], weight_of_core: int) -> CardScore:  # noqa: ARG001

@@ -72,6 +72,12 @@ CASES = {
         "minor",
         [(1,), (0,)],
     ),
+    "minor order where indexes are in another": (
+        ask(share(cards=2)),
+        [CardState(Card(i, f"GPU-{i}", "", 80 * GIB, minor=(i + 1) % 3)) for i in range(3)],
+        "minor",
+        [(0, 2)],
+    ),
     "best fit takes the smallest room (the seed's example)": (
         ask(share(core=0, gib=8)),
         [state(i, 0, 80 - free) for i, free in enumerate((12, 8, 4, 16))],
