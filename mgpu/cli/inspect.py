@@ -13,10 +13,12 @@ from rich.text import Text
 from mgpu.cli.overview import GroupView, Overview, nodes_json, overview
 from mgpu.cli.picture import card_map
 from mgpu.cli.setup import read_settings
+from mgpu.dialects import gpushare
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.groups import where
 from mgpu.model.wishes import NONE, Wishes
 
+Raw = dict[str, Any]
 _MOST_SEATS = 4  # to be listed one by one
 _DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
 
@@ -41,10 +43,10 @@ def command(names: tuple[str, ...], kubeconfig: str, config: Path | None, output
     """
     settings = read_settings(config, os.environ, {})
     try:
-        nodes, devices, pods = objects(Api.connect(kubeconfig))
+        api = Api.connect(kubeconfig)
+        found = overview(*objects(api), settings, _unhealthy_lists(api))
     except (ApiError, Unreachable) as error:
         raise click.ClickException(str(error)) from error
-    found = overview(nodes, devices, pods, settings)
     unknown = sorted(set(names) - {node.name for node in found.nodes})
     if unknown:
         raise click.ClickException(f"no node is named {', '.join(unknown)}")
@@ -56,17 +58,25 @@ def command(names: tuple[str, ...], kubeconfig: str, config: Path | None, output
         Console(highlight=False).print(_shown(found))
 
 
-def objects(api: Api) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+def objects(api: Api) -> tuple[list[Raw], list[Raw], list[Raw]]:
     """The cluster's Nodes, Devices and Pods. Raises ApiError and Unreachable."""
-    nodes, _ = api.list("/api/v1/nodes")
-    pods, _ = api.list("/api/v1/pods")
+    devices = _listed(api, _DEVICES, without=404)  # the kind is not there: nodes may still say what cards they have
+    return _listed(api, "/api/v1/nodes"), devices, _listed(api, "/api/v1/pods")
+
+
+def _unhealthy_lists(api: Api) -> list[Raw]:
+    """The ConfigMaps among which they are; not everybody may look into that namespace. Raises as above."""
+    return _listed(api, f"/api/v1/namespaces/{gpushare.UNHEALTHY_NAMESPACE}/configmaps", without=403)
+
+
+def _listed(api: Api, path: str, without: int = 0) -> list[Raw]:
+    """The objects; none where the API server answers with the status `without`."""
     try:
-        devices, _ = api.list(_DEVICES)
+        return api.list(path)[0]
     except ApiError as error:
-        if error.status != 404:  # the kind is not there: nodes may still say what cards they have
+        if error.status != without:
             raise
-        devices = []
-    return nodes, devices, pods
+        return []
 
 
 def _json(found: Overview) -> dict[str, Any]:
@@ -74,6 +84,7 @@ def _json(found: Overview) -> dict[str, Any]:
         "nodes": nodes_json(found.nodes),
         "pending": list(found.pending),
         "unclear": dict(found.unclear),
+        "dialects": {use.pod: use.dialect for node in found.nodes for device in node.devices for use in device.uses},
         "wishes": {pod: wishes.shown() for pod, wishes in found.wishes.items()},
         "groups": [
             {**view.group._asdict(), "pods": list(view.pods), "cards": [seat._asdict() for seat in view.seats]}

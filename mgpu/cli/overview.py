@@ -1,7 +1,7 @@
 """Nodes, cards and who holds what, as `mgpu simulate`, `mgpu inspect` and the demo show it. Pure."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mgpu import dialects
@@ -10,6 +10,7 @@ from mgpu.model import inventory
 from mgpu.model.asks import Ask
 from mgpu.model.cards import GPU, Card, CardState
 from mgpu.model.errors import BadObject
+from mgpu.model.given import read_given, shares_given
 from mgpu.model.groups import Group, Seat
 from mgpu.model.ledger import Holding, Ledger, Share, unknown_shares
 from mgpu.model.pods import Pod, read_node, read_pod
@@ -24,7 +25,7 @@ class Use:
     """What one pod holds of one card at its peak: core in milli, memory in bytes.
 
     certain: False where nobody can tell which cards the pod is on (an unreadable record). wishes: the pod's.
-    dialect: whose words it asked in; "": nobody can tell.
+    dialect: whose words it asked in, or STOCK; "": nobody can tell.
     """
 
     pod: str
@@ -93,14 +94,25 @@ class Claim:
 
 
 NO_RECORD = "its cards are not decided yet"
+STOCK = "nvidia"
+"""In place of a dialect: NVIDIA's own plugin gave the cards out."""
 
 
-def claim(pod: Pod, ask: Ask | BadObject | None) -> Claim:
-    """What `pod`, whose ask was read as `ask`, holds by its own record.
+def claim(pod: Pod, ask: Ask | BadObject | None, given: tuple[Share, ...] = ()) -> Claim:
+    """What `pod`, whose ask was read as `ask`, holds by its own record, else what the kubelet itself gave it (`given`).
 
     An unreadable record is held on every card of the node; so is all of every card where not even the ask can be read.
     """
-    if ask is None or not pod.node or pod.ended:
+    if not pod.node or pod.ended:
+        return Claim()
+    found = _recorded(pod, ask)
+    if given and (found.problem or not found.holding):
+        return Claim(Holding(pod.uid, pod.namespace, pod.name, pod.node, STOCK, given))
+    return found
+
+
+def _recorded(pod: Pod, ask: Ask | BadObject | None) -> Claim:
+    if ask is None:
         return Claim()
     if isinstance(ask, BadObject):
         if not any(map(dialects.is_placement_annotation, pod.annotations)):
@@ -126,19 +138,32 @@ def _holding(pod: Pod, ask: Ask, shares: tuple[Share, ...]) -> Holding:
     return Holding(pod.uid, pod.namespace, pod.name, pod.node, ask.dialect, shares, wishes=ask.wishes)
 
 
-def overview(nodes: Iterable[Raw], devices: Iterable[Raw], pods: Iterable[Raw], settings: Settings) -> Overview:
-    """From the API's objects as they are. What cannot be read is told in `unclear`, by `kind name`; never raises."""
+def overview(
+    nodes: Iterable[Raw],
+    devices: Iterable[Raw],
+    pods: Iterable[Raw],
+    settings: Settings,
+    configmaps: Iterable[Raw] = (),
+) -> Overview:
+    """From the API's objects as they are. What cannot be read is told in `unclear`, by `kind name`; never raises.
+
+    configmaps: those that may list unhealthy cards (gpushare.md).
+    """
     ledger, pending, unclear, wishes = Ledger(), [], {}, {}
     inventories: dict[str, tuple[Card, ...]] = {}
+    given: dict[str, tuple[str, tuple[Share, ...]]] = {}
     for raw in devices:
         name = str(raw["metadata"]["name"])
         try:
             inventories[name] = inventory.read_device(raw)
+            given |= {uid: (name, shares) for uid, shares in shares_given(read_given(raw)).items()}
         except BadObject as error:
             unclear[f"Device {name}"] = str(error)
+    unhealthy = _unhealthy(configmaps, unclear)
     for raw in nodes:
         node = read_node(raw)
-        ledger.set_cards(node.name, inventories.get(node.name, inventory.equal_cards(node, gpushare.unit(settings))))
+        cards = inventories.get(node.name, inventory.equal_cards(node, gpushare.unit(settings)))
+        ledger.set_cards(node.name, marked(cards, unhealthy.get(node.name, frozenset())))
     for raw in pods:
         pod = read_pod(raw)
         ask = ask_of(pod, settings)
@@ -148,13 +173,33 @@ def overview(nodes: Iterable[Raw], devices: Iterable[Raw], pods: Iterable[Raw], 
                 unclear[f"Pod {pod.key}"] = str(ask)
         if isinstance(ask, Ask) and ask.wishes != NONE and not pod.ended:
             wishes[pod.key] = ask.wishes
-        found = claim(pod, ask)
+        _, theirs = given.pop(pod.uid, ("", ()))
+        found = claim(pod, ask, theirs)
         if found.holding:
             ledger.hold(found.holding)
         if found.problem:
             unclear[f"Pod {pod.key}"] = found.problem
+    for uid, (name, shares) in given.items():
+        ledger.hold(Holding(uid, "", "", name, STOCK, shares))
     known = dict(sorted(wishes.items()))
     return Overview(views(ledger), tuple(sorted(pending)), dict(sorted(unclear.items())), known, groups(ledger))
+
+
+def _unhealthy(configmaps: Iterable[Raw], unclear: dict[str, str]) -> dict[str, frozenset[int]]:
+    found = {}
+    for raw in configmaps:
+        node = gpushare.node_of_unhealthy(raw)
+        if node is not None:
+            try:
+                found[node] = gpushare.unhealthy_cards(raw)
+            except BadObject as error:
+                unclear[f"ConfigMap {raw['metadata']['name']}"] = str(error)
+    return found
+
+
+def marked(cards: Iterable[Card], unhealthy: Collection[int]) -> tuple[Card, ...]:
+    """The cards, those GPUs unhealthy whose indexes are listed."""
+    return tuple(replace(c, healthy=False) if c.type == GPU and c.index in unhealthy else c for c in cards)
 
 
 def views(ledger: Ledger) -> tuple[NodeView, ...]:
@@ -185,7 +230,8 @@ def _uses(ledger: Ledger, node: str, card: Card) -> tuple[Use, ...]:
             containers = tuple(sorted({share.container for share in shares}))
             certain = all(share.card is not None for share in shares)
             held = (amount.core, amount.memory, certain, holding.wishes, holding.dialect)
-            uses.append(Use(holding.key, containers, *held))
+            pod = holding.key if holding.name else f"pod {holding.uid}"
+            uses.append(Use(pod, containers, *held))
     return tuple(uses)
 
 
