@@ -7,7 +7,7 @@ any node has such a device or not: types are an open set. Names that begin with 
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
 from mgpu.dialects.device_allocated import ALLOCATED, Device, load, read, write
@@ -155,7 +155,7 @@ def translated(amounts: Mapping[str, str]) -> dict[str, str]:
     if named != [GPU]:
         return dict(amounts)
     numbers, problems = _numbers({GPU: (amounts[GPU], "")})
-    if problems or any(_broken(numbers)):
+    if problems or any(_broken(named, numbers)):
         return dict(amounts)
     of_gpu = {CORE: amounts[GPU], RATIO: amounts[GPU]}
     return {name: amount for name, amount in amounts.items() if name != GPU} | of_gpu
@@ -167,10 +167,10 @@ def _container_asks(container: Container) -> Iterable[ContainerAsk]:
     asked = {name: found for name in names if (found := container.asked(name))}
     if not asked:
         return ()
-    numbers, problems = _numbers(asked)
-    problems += (Problem(asked[name][1], text) for name in asked if (text := _strange(name)))
-    if not problems:
-        problems += (Problem(asked[name][1], text) for name, text in _broken(numbers))
+    strange = {name: text for name in asked if (text := _strange(name))}
+    numbers, problems = _numbers({name: found for name, found in asked.items() if name not in strange})
+    problems += (Problem(asked[name][1], text) for name, text in strange.items())
+    problems += (Problem(asked[name][1], text) for name, text in _broken(asked, numbers))
     if problems:
         raise BadObject(sorted(problems))
     return _asks_of(container, numbers)
@@ -189,6 +189,7 @@ def _strange(name: str) -> str:
 
 
 def _numbers(asked: Mapping[str, tuple[str, str]]) -> tuple[dict[str, int], list[Problem]]:
+    """The amounts that are in bounds, and what is wrong with the others."""
     numbers: dict[str, int] = {}
     problems: list[Problem] = []
     for name, (text, path) in asked.items():
@@ -202,22 +203,26 @@ def _numbers(asked: Mapping[str, tuple[str, str]]) -> tuple[dict[str, int], list
             problems.append(Problem(path, f"must be greater than 0, not {text}"))
         elif number > most:
             problems.append(Problem(path, f"{text} is more than any node has"))
-        numbers[name] = number
+        else:
+            numbers[name] = number
     return numbers, problems
 
 
-def _broken(numbers: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """The rules of koordinator.md, "Resources", that the amounts of one container break, as (resource, message)."""
-    of_gpu = [name for name in _OF_GPU if name in numbers]
+def _broken(names: Collection[str], numbers: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """The rules of koordinator.md, "Resources", that a container breaks which asks for `names`: (resource, message).
+
+    numbers: those of its amounts that are in bounds.
+    """
+    of_gpu = [name for name in _OF_GPU if name in names]
     known = not of_gpu or frozenset(of_gpu) in _VALID
     if not known:
         one = "cannot be asked for alone" if len(of_gpu) == 1 else f"cannot stand beside {' and '.join(of_gpu[1:])}"
         yield of_gpu[0], f"{one}; a container asks for one of {_ALLOWED}"
-    free = (NVIDIA, MEMORY, SHARED, *((CORE, RATIO) if SHARED in numbers else ()))
+    free = (NVIDIA, MEMORY, SHARED, *((CORE, RATIO) if SHARED in names else ()))
     odd = [name for name, number in numbers.items() if name not in free and number > 100 and number % 100]
     for name in odd:
         yield name, f"above 100 must be a multiple of 100 (whole devices), not {numbers[name]}"
-    if odd or not known:
+    if not known or not numbers.keys() >= {*of_gpu} or not {*odd}.isdisjoint(of_gpu):
         return
     cards = _cards(numbers)
     for name in (CORE, RATIO):

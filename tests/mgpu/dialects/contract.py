@@ -255,7 +255,7 @@ def _koordinator_malformed() -> Mapping[str, tuple[Raw, tuple[str, ...]]]:
         "not divisible by the cards": ({koord.SHARED: "2", koord.RATIO: "75"}, koord.RATIO),
         "not divisible by the cards of the other amount": ({koord.CORE: "300", koord.RATIO: "100"}, koord.RATIO),
         "more than the cards have": ({koord.SHARED: "2", koord.RATIO: "202"}, koord.RATIO),
-        "a typo": ({koord.PREFIX + "gpu-mem": "4"}, koord.PREFIX + "gpu-mem"),
+        "a typo": ({koord.PREFIX + "gpu-mem": "4Gi"}, koord.PREFIX + "gpu-mem"),
     }
     return {
         title: (pod("p", resources(amounts)), (f"{_PATH}.requests[{name}]",)) for title, (amounts, name) in bad.items()
