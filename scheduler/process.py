@@ -64,7 +64,9 @@ class Process:
         }
         if gpushare.enabled(settings):
             maps = f"/api/v1/namespaces/{gpushare.UNHEALTHY_NAMESPACE}/configmaps"
-            self._watches["configmaps"] = Reflector(api, maps, self.state.configmap_changed, self.state.configmap_gone)
+            self._watches["configmaps"] = Reflector(
+                api, maps, self.state.configmap_changed, self.state.configmap_gone, optional=True
+            )
         # Nobody waits for these: who may not read them evicts as if there were none.
         self._budgets = Reflector(api, disruption.PATH, budgets.changed, budgets.gone, optional=True)
         self._fresh_term = -1
