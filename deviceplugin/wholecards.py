@@ -25,6 +25,8 @@ OURS, NVIDIA = "mgpu", "nvidia"
 _SOCKETS = ("nvidia-gpu.sock", "nvidia.sock")
 _UNKNOWN_SECONDS = 30.0
 """So long a pod that only the kubelet knows is taken for one that the API server has not told of yet."""
+_SEEN = float("-inf")
+"""In place of the time since when a pod is missed: it was there, and has gone."""
 
 
 class WholeCards:
@@ -113,8 +115,9 @@ class WholeCards:
         """Of pods that have not ended and have no record of ours."""
         if self._rows is None:
             return self.given
-        others = [row for row in self._rows if not row.name and self._runs(row.uid)]
-        self._since = {uid: at for uid, at in self._since.items() if any(row.uid == uid for row in others)}
+        theirs = [row for row in self._rows if not row.name]
+        others = [row for row in theirs if self._runs(row.uid)]
+        self._since = {uid: at for uid, at in self._since.items() if any(row.uid == uid for row in theirs)}
         known = ((self._pods.by_uid(row.uid), row) for row in others)
         rows = [row for pod, row in known if pod is None or pod.shares is None]
         return tuple(sorted(Given(row.uid, row.container, WHOLE_CARDS, tuple(sorted(row.ids))) for row in rows))
@@ -123,6 +126,7 @@ class WholeCards:
         """The checkpoint keeps what ended pods had until the next allocation."""
         present = self._pods.present().get(uid)
         if present is not None:
+            self._since[uid] = _SEEN
             return not present[1]
         now = asyncio.get_running_loop().time()
         return now - self._since.setdefault(uid, now) < _UNKNOWN_SECONDS

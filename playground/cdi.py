@@ -22,8 +22,8 @@ class Edits:
 def resolve(names: Sequence[str], directory: Path) -> Edits:
     """The edits of all devices in `names` (`vendor/class=name`), read from the spec files that are there now.
 
-    As in the CDI library, a file that cannot be read or parsed is as good as absent, and a spec's own edits come once,
-    before those of its devices. Raises Unresolvable with every name that is not found.
+    As in the CDI library, a file that cannot be read or parsed, or has a device without edits, is as good as absent;
+    a spec's own edits come once, before those of its devices. Raises Unresolvable with every name that is not found.
     """
     specs = list(_specs(directory)) if names else []
     env: dict[str, str] = {}
@@ -50,8 +50,13 @@ def _specs(directory: Path) -> Iterator[dict[str, Any]]:
             spec = json.loads(path.read_text())
         except (OSError, ValueError):
             continue
-        if isinstance(spec, dict) and spec.get("cdiVersion") and spec.get("devices"):
+        if isinstance(spec, dict) and spec.get("cdiVersion") and _complete(spec.get("devices")):
             yield spec
+
+
+def _complete(devices: Sequence[dict[str, Any]] | None) -> bool:
+    """Whether there are devices, and each changes something in a container."""
+    return bool(devices) and all(any((device.get("containerEdits") or {}).values()) for device in devices or ())
 
 
 def _find(name: str, specs: Sequence[dict[str, Any]]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:

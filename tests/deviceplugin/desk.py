@@ -1,7 +1,7 @@
 """What the allocations of a node see, without gRPC: pods and cards, the kubelet's checkpoint and PodResources."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -9,12 +9,16 @@ from deviceplugin.accounts import Grants
 from deviceplugin.allocation import Allocations, Answer, Node
 from deviceplugin.cdi import CdiFiles
 from deviceplugin.exchange import Exchange
+from deviceplugin.offers import as_ids
 from deviceplugin.podresources import Owner
 from deviceplugin.pods import GpuPod, NodePods
 from deviceplugin.wakeup import Wakeup
+from mgpu import dialects
+from mgpu.model.asks import Placement
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
 from mgpu.model.ledger import Holding
+from mgpu.model.pods import read_pod
 from mgpu.settings import load_settings
 from playground.cdi import resolve
 from playground.kubelet import checkpoint
@@ -28,6 +32,22 @@ T = TypeVar("T")
 
 def decided(name: str, on: str, core: int = 2, **more: Any) -> dict[str, Any]:
     return share(name, core=core, annotations={ASSUMED: "true", RECORD + "c": on}, **more)
+
+
+def asking(name: str, amounts: Mapping[str, object]) -> dict[str, Any]:
+    """A container that asks for these resources, in requests and limits."""
+    texts = {resource: str(amount) for resource, amount in amounts.items()}
+    return {"name": name, "image": "cuda", "resources": {"requests": texts, "limits": dict(texts)}}
+
+
+def recorded(raw: dict[str, Any], on: Mapping[str, int], own: Sequence[Card] = ()) -> dict[str, Any]:
+    """The pod with what its own dialect writes where its containers get these cards of `own` (else of two)."""
+    pod, settings = read_pod(raw), load_settings()
+    ask = dialects.read_ask(pod, settings)
+    assert ask is not None
+    placement = Placement(tuple((c.container, (on[c.container],)) for c in ask.containers))
+    written = dialects.by_name(ask.dialect).write_placement(pod, ask, placement, own or cards(2), settings, 1)
+    return {**raw, "metadata": {**raw["metadata"], "annotations": {**raw["metadata"]["annotations"], **written}}}
 
 
 class Desk:
@@ -66,48 +86,51 @@ class Desk:
             given=lambda known: self.given.append(known.pod.name),
             foreign=lambda: self.foreign,
         )
-        self.of = Allocations(CORE, node, self._wait, guess_seconds=self._wait)
+        names = [resource.name for resource in as_ids((), load_settings())]
+        self.each = {name: Allocations(name, node, self._wait, guess_seconds=self._wait) for name in names}
+        self.of = self.each[CORE]
         if synced:
-            self.of.resume()
+            for allocations in self.each.values():
+                allocations.resume()
 
     def _write(self, known: GpuPod, annotations: Any) -> None:
         self.written.append((known.pod.name, dict(annotations)))
 
     def _resend(self, resource: str) -> None:
-        assert resource == CORE
+        assert resource in self.each
         self.resent += 1
         self.on_resend()
 
     async def owners(self, resource: str) -> list[Owner]:
-        assert resource == CORE
+        assert resource in self.each
         if self.silent:
             self.silent -= 1
             raise RetryLater("PodResources: RESOURCE_EXHAUSTED")
         return self.owned
 
-    def admit(self, ids: list[str], uid: str, container: str = "c") -> Answer:
+    def admit(self, ids: list[str], uid: str, container: str = "c", resource: str = CORE) -> Answer:
         """The kubelet allocates for a container and writes it down."""
-        answer = self.allocate(ids)
-        self.note(answer, ids, uid, container)
+        answer = self.allocate(ids, resource=resource)
+        self.note(answer, ids, uid, container, resource)
         return answer
 
-    def note(self, answer: Answer, ids: list[str], uid: str, container: str = "c") -> None:
+    def note(self, answer: Answer, ids: list[str], uid: str, container: str = "c", resource: str = CORE) -> None:
         names = [api.CDIDevice(name=name) for name in answer.cdi]
         response = api.ContainerAllocateResponse(
             envs=answer.env, cdi_devices=names, annotations=answer.annotations
         ).SerializeToString()
-        self.entries.append(checkpoint.Entry(uid, container, CORE, tuple(ids), response))
+        self.entries.append(checkpoint.Entry(uid, container, resource, tuple(ids), response))
         checkpoint.write(self.folder / "checkpoint", self.entries, {})
 
     def visible(self, answer: Answer) -> str:
         return resolve(answer.cdi, self.folder / "cdi").env["NVIDIA_VISIBLE_DEVICES"]
 
-    def allocate(self, ids: list[str], meanwhile: Callable[[], None] = lambda: None) -> Answer:
-        return self._run(lambda: self.of.allocate(ids), meanwhile)
+    def allocate(self, ids: list[str], meanwhile: Callable[[], None] = lambda: None, resource: str = CORE) -> Answer:
+        return self._run(lambda: self.each[resource].allocate(ids), meanwhile)
 
-    def start(self, ids: list[str], meanwhile: Callable[[], None] = lambda: None) -> None:
+    def start(self, ids: list[str], meanwhile: Callable[[], None] = lambda: None, resource: str = CORE) -> None:
         """PreStartContainer; `meanwhile` happens while it waits."""
-        self._run(lambda: self.of.pre_start(ids), meanwhile)
+        self._run(lambda: self.each[resource].pre_start(ids), meanwhile)
 
     def _run(self, call: Callable[[], Coroutine[Any, Any, T]], meanwhile: Callable[[], None]) -> T:
         async def run() -> T:

@@ -10,16 +10,14 @@ from typing import Any
 
 from deviceplugin.cdi import CdiFiles
 from deviceplugin.pods import read_gpu_pod
-from mgpu import dialects
-from mgpu.model.asks import Placement
 from mgpu.model.cards import WHOLE_RATIO, Card
 from mgpu.model.ledger import Holding, Share
-from mgpu.model.pods import read_pod
 from playground.kubelet.checkpoint import FILE
 from playground.kubelet.devices import DeviceManager, PluginError
 from playground.runtime import Runtime
 from proto import deviceplugin_pb2 as api
 from tests.builders import CORE, cards
+from tests.deviceplugin.desk import recorded
 from tests.deviceplugin.machine.agent import RESOURCES, SETTINGS, Agent, Context, Listing
 from tests.deviceplugin.machine.cluster import Cluster, Raw
 from tests.deviceplugin.machine.kubelet import Killed, Kubelet
@@ -65,8 +63,7 @@ class World:
 
         `late`: its record comes later; `forged`: fits or not, by hand.
         """
-        uid, annotations = raw["metadata"]["uid"], annotated(raw, record)
-        decided = {**raw, "metadata": {**raw["metadata"], "annotations": annotations}}
+        uid, decided = raw["metadata"]["uid"], recorded(raw, record, CARDS)
         known = read_gpu_pod(decided, SETTINGS)
         assert known is not None
         assert known.shares
@@ -76,7 +73,7 @@ class World:
         if forged:
             self.forged.add(uid)
         if late:
-            self.planned[uid] = annotations
+            self.planned[uid] = decided["metadata"]["annotations"]
         self.cluster.put(raw if late else decided)
 
     def decide(self, count: int = 1) -> None:
@@ -318,15 +315,6 @@ class World:
         there = {raw["metadata"]["uid"] for raw in self.cluster.pods.values()}
         left = {file.name.split("_")[1] for file in self.cdi_folder.iterdir()} - there
         assert not left, f"CDI files of {left} are left"
-
-
-def annotated(raw: Raw, record: Mapping[str, int]) -> dict[str, str]:
-    """What the pod's own dialect writes where its containers get these cards."""
-    pod = read_pod(raw)
-    ask = dialects.read_ask(pod, SETTINGS)
-    assert ask is not None
-    placement = Placement(tuple((c.container, (record[c.container],)) for c in ask.containers))
-    return dialects.by_name(ask.dialect).write_placement(pod, ask, placement, CARDS, SETTINGS, 1)
 
 
 class Lowest(random.Random):
