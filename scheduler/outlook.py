@@ -48,6 +48,8 @@ class Outlook:
 
     def saw(self, pod: Pod, ask: Ask) -> None:
         """A pod that was not there before; pods that were there from the start in any order, until `refresh`."""
+        if not ask.containers:
+            return
         with self._lock:
             if ask.wishes.card_policy in LEARNT and ask.wishes.card_policy not in self._wanted:
                 self._wanted.add(ask.wishes.card_policy)

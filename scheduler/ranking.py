@@ -53,8 +53,10 @@ class Ranking:
         self._judge: Judge | None = None
 
     def points(self, known: GpuPod, names: Sequence[str]) -> list[int] | None:
-        """0..10 for each node, exactly one 10; None: `nodePolicy` is none of these, or nothing is learnt yet."""
-        if self._judge is None or known.ask is None:
+        """0..10 for each node, exactly one 10; None: `nodePolicy` is none of these, nothing is learnt yet, or the pod
+        asks for no GPU.
+        """
+        if self._judge is None or known.ask is None or not known.ask.containers:
             return None
         shape = self._state.outlook.shape(known.pod, known.ask)
         with self._lock:

@@ -11,6 +11,7 @@ from mgpu.model.asks import Ask, ContainerAsk, Placement, Rejection
 from mgpu.model.cards import Card, CardState
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import Node
+from mgpu.settings import Settings, load_settings
 from scheduler.decide import assess, score
 from scheduler.decisions import Decision
 from scheduler.preempting import Victims
@@ -39,12 +40,12 @@ def asking(name: str = "p", *containers: dict[str, object], **more: Any) -> dict
     return b.pod(name, *made, **more)
 
 
-def cluster(**nodes: tuple[Card, ...]) -> Replica:
+def cluster(settings: Settings = SETTINGS, **nodes: tuple[Card, ...]) -> Replica:
     api = FakeApi()
     for name, cards in nodes.items():
         api.put("nodes", b.node(name))
         api.put("devices", write_device(Node(name), "", cards))
-    return Replica(api)
+    return Replica(api, settings=settings)
 
 
 def ask(*others: ContainerAsk, gpu: int = 0) -> Ask:
@@ -131,6 +132,22 @@ def test_only_nodes_with_such_devices_pass_and_what_is_decided_counts() -> None:
     }
     assert replica.filter.filter(third, names).passed == ["n3"]
     assert replica.filter.scores(third, names) == [0, 0, 10, 0]
+
+
+def test_a_learnt_node_policy_leaves_pods_without_gpus_to_fullness() -> None:
+    settings = load_settings("nodePolicy: fragmentation")
+    replica = cluster(settings, n1=(b.card(0), device(0)), n2=(device(0), device(1)))
+    replica.api.put("pods", asking("p", {"gpu": 50, "rdma": 10}))
+    replica.api.put("pods", asking("q", {"rdma": 50}))
+    replica.deliver()
+    replica.state.outlook.refresh()
+    replica.filter.refresh()
+    gpu, without = (replica.state.gpu_pod(f"uid-{name}") for name in "pq")
+    assert gpu
+    assert without
+    assert replica.filter.scores(gpu, ["n1"]) == [10]
+    assert isinstance(replica.decider.decide(without, "n2"), Decision)
+    assert replica.filter.scores(without, ["n1", "n2"]) == [5, 2]
 
 
 def test_what_is_recorded_is_held_while_the_device_is_away() -> None:
