@@ -333,11 +333,9 @@ class State:
             shares, unreadable = recorded(known), ""
         except BadObject as error:
             shares, unreadable = None, str(error)
-        dialect, given = known.dialect, self._inventories.given(pod.node).get(uid)
-        if shares is None and given:
-            dialect, shares = stock.NVIDIA, given
-        if shares is None and stock.chooses(self._nodes.get(pod.node), known.ask):
-            dialect, shares = stock.NVIDIA, shares_unknown(known)
+        dialect, given = known.dialect, self._inventories.given(pod.node).get(uid, ())
+        if shares is None and (given or stock.chooses(self._nodes.get(pod.node), known.ask)):
+            dialect, shares = stock.NVIDIA, stock.held(known.ask, given)
         if shares is None and not pod.started:
             self._await_decision(known, unreadable)
             return
@@ -364,9 +362,9 @@ class State:
         known, held = self._pods.get(uid), self._ledger.holding(uid)
         if known is not None:
             self._settle(known)
-            return
-        self._release(uid)
-        self._hold_given(uid, held.namespace if held else "", held.name if held else "", node)
+        elif self.decision(uid) is None:
+            self._release(uid)
+            self._hold_given(uid, held.namespace if held else "", held.name if held else "", node)
 
     def _hold_given(self, uid: str, namespace: str, name: str, node: str) -> None:
         """Of a pod that asks for nothing of ours, or is not known here: as long as the node says so."""

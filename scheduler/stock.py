@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from mgpu.model.asks import Ask, Rejection
 from mgpu.model.cards import GPU, CardState
 from mgpu.model.inventory import WHOLE_CARDS_LABEL
-from mgpu.model.ledger import Ledger
+from mgpu.model.ledger import Ledger, Share, unknown_shares
 from mgpu.model.pods import Node
 
 NVIDIA = "nvidia"
@@ -29,6 +29,14 @@ def asks_stock(ask: Ask | None) -> bool:
 def chooses(node: Node | None, ask: Ask | None) -> bool:
     """Whether it is NVIDIA's plugin that gives a pod with this ask cards on this node."""
     return is_there(node) and asks_stock(ask)
+
+
+def held(ask: Ask | None, given: Sequence[Share]) -> tuple[Share, ...]:
+    """What is held for a pod that was given cards so: its containers are served one by one, and the node may not have
+    told of the last ones yet.
+    """
+    told = {share.container for share in given}
+    return (*given, *(share for share in (unknown_shares(ask) if ask else ()) if share.container not in told))
 
 
 def given_by_mgpu(ledger: Ledger, node: str, without: str = "") -> tuple[int, ...]:
