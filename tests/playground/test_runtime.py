@@ -41,8 +41,9 @@ def test_an_image_without_cuda_sets_nothing(tmp_path: Path) -> None:
 def test_without_its_cdi_file_a_container_is_not_created(tmp_path: Path) -> None:
     runtime = Runtime(tmp_path)
     (tmp_path / "broken.json").write_text("{")
-    empty = {"cdiVersion": "0.6.0", "kind": "example.com/gpu", "devices": [{"name": "x", "containerEdits": {"env": []}}]}
-    (tmp_path / "empty.json").write_text(json.dumps(empty))
+    without = [{"name": "x", "containerEdits": {"env": []}}]
+    empty = json.dumps({"cdiVersion": "0.6.0", "kind": "example.com/gpu", "devices": without})
+    (tmp_path / "empty.json").write_text(empty)
     with pytest.raises(CreateError, match=r"unresolvable CDI devices example\.com/gpu=x"):
         runtime.start(*pod(), RunOptions(cdi=("example.com/gpu=x",)))
     assert runtime.containers() == ()
