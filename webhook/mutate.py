@@ -44,8 +44,8 @@ def mutate(raw: Mapping[str, Any], settings: Settings) -> Mutation:
         if dialects.is_placement_annotation(key):
             patch.append({"op": "remove", "path": pointer("metadata", "annotations", key)})
             warnings.append(f"metadata.annotations[{key}]: removed; it records a placement, which only mgpu decides")
-    ours, ask = _read(pod, settings)
-    if ours and _schedules(pod, settings):
+    ask = _ask(pod, settings)
+    if ask is not None and _schedules(pod, settings):
         patch.append({"op": "add", "path": pointer("spec", "schedulerName"), "value": settings.webhook.scheduler_name})
         if pod.scheduler not in ("", _DEFAULT_SCHEDULER):
             warnings.append(f"spec.schedulerName: {pod.scheduler!r} is replaced; this cluster sets it for GPU pods")
@@ -59,7 +59,7 @@ def mutate(raw: Mapping[str, Any], settings: Settings) -> Mutation:
                 warnings.append(f"{container.path}.resources[{SHARE}]: removed; mgpu sets it where it is needed")
         patch += _set(container, "requests", container.requests, requests)
         patch += _set(container, "limits", container.limits, limits)
-        if ours and any(vocabulary_of(name) for name in {**container.requests, **container.limits}):
+        if ask is not None and _gets_cards(container, ask):
             removed = list(_without_visible_devices(container))
             patch += removed
             if removed:
@@ -68,13 +68,16 @@ def mutate(raw: Mapping[str, Any], settings: Settings) -> Mutation:
     return Mutation(tuple(patch), tuple(warnings))
 
 
-def _read(pod: Pod, settings: Settings) -> tuple[bool, Ask | None]:
-    """Whether an enabled dialect reads the pod, and its ask; a broken ask is one's own too (it is denied later)."""
+def _ask(pod: Pod, settings: Settings) -> Ask | None:
+    """None for a vocabulary that is not served, and for an ask that is broken: it is denied later."""
     try:
-        ask = dialects.read_ask(pod, settings)
+        return dialects.read_ask(pod, settings)
     except BadObject:
-        return True, None
-    return ask is not None, ask
+        return None
+
+
+def _gets_cards(container: Container, ask: Ask) -> bool:
+    return any(c.container == container.name for c in ask.containers)
 
 
 def _schedules(pod: Pod, settings: Settings) -> bool:
@@ -103,7 +106,7 @@ def _carried(
 ) -> tuple[Amounts, Amounts]:
     """With one `mgpu.io/share` where a container gets cards and nothing that it asks for is served as device ids."""
     bare = replace(container, requests=_without_share(requests), limits=_without_share(limits))
-    needed = any(c.container == container.name for c in ask.containers) and not dialects.carrier(bare, settings)
+    needed = _gets_cards(container, ask) and not dialects.carrier(bare, settings)
     share = {SHARE: "1"} if needed else {}
     return {**bare.requests, **share}, {**bare.limits, **share}
 

@@ -99,6 +99,16 @@ def test_gpu_containers_lose_their_own_visible_devices_with_a_warning() -> None:
     assert len(mutate(raw, SETTINGS).warnings) == 2
 
 
+def test_a_container_that_gets_no_card_keeps_its_own_visible_devices() -> None:
+    """Its image may say `all`: what the pod says against that must stay."""
+    void = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
+    amounts = {"koordinator.sh/rdma": "100"}
+    assert (
+        mutate(pod("p", {"name": "c", "env": [void], "resources": {"requests": amounts, "limits": amounts}}), SETTINGS)
+        == Mutation()
+    )
+
+
 SHARE = "mgpu.io/share"
 GPU, GPU_CORE, GPU_MEMORY, RATIO = (f"koordinator.sh/gpu{rest}" for rest in ("", "-core", "-memory", "-memory-ratio"))
 
