@@ -23,7 +23,7 @@ from playground.nodes import MGPU
 from playground.samples import Json, Outcome, Samples, example
 from playground.scheduling.extender import Extender, ExtenderError
 
-SHOWN = ("share", "several-containers", "multi-gpu", "whole-cards")
+SHOWN = ("share", "gpushare", "koordinator", "nvidia", "several-containers", "multi-gpu", "whole-cards")
 CROWD = 12
 _SECONDS = 30.0
 

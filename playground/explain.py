@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from mgpu import dialects
 from mgpu.model.asks import Ask, ContainerAsk, by_index
-from mgpu.model.cards import Card, CardState
+from mgpu.model.cards import GPU, Card, CardState
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Stage
@@ -16,7 +16,7 @@ VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 
 def asked(ask: Ask) -> str:
     """`train: 60% and 16.0 GiB of one card; evaluate: …`."""
-    return "; ".join(f"{_role(c)}{c.container}: {_amount(c)}" for c in ask.containers)
+    return "; ".join(f"{_role(c)}{c.container}: {_amount(c)}" for c in (*ask.containers, *ask.others))
 
 
 def given(shares: Sequence[Share], cards: Sequence[CardState]) -> str:
@@ -36,6 +36,8 @@ def choice(ask: Ask, settings: Settings) -> str:
     return {
         "binpack": "binpack: as full as possible, so that other cards stay free",
         "spread": "spread: as even as possible",
+        "bestfit": "best fit: the least free memory that is enough",
+        "minor": "the first cards that have room, by minor",
     }.get(policy, policy)
 
 
@@ -64,13 +66,14 @@ def refusals(reasons: Mapping[str, str]) -> str:
 
 
 def _by_container(shares: Sequence[Share], cards: Sequence[Card]) -> dict[str, list[int]]:
-    index = {card.uuid: card.index for card in cards} | {card.index: card.index for card in cards}
+    """Container → indexes of its GPUs."""
     found: dict[str, list[int]] = {}
-    for share in shares:
-        if share.card not in index:
+    for share in (share for share in shares if share.type == GPU):
+        card = next((card for card in cards if share.is_on(card)), None)
+        if card is None:
             problem = f"names card {share.card}, which is not there"
             raise BadObject([Problem(f"record of {share.container}", problem)])
-        found.setdefault(share.container, []).append(index[share.card])
+        found.setdefault(share.container, []).append(card.index)
     return {container: sorted(indexes) for container, indexes in found.items()}
 
 
@@ -79,11 +82,15 @@ def _role(container: ContainerAsk) -> str:
 
 
 def _amount(container: ContainerAsk) -> str:
-    cards = "one card" if container.cards == 1 else f"{container.cards} cards"
+    noun = "card" if container.type == GPU else container.type
+    cards = f"one {noun}" if container.cards == 1 else f"{container.cards} {noun}s"
     if container.whole:
         return f"{cards}, whole"
+    memory = [format_bytes(container.memory)] if container.memory else []
+    memory += [f"{container.ratio}% of the memory"] if container.ratio else []
+    amounts = [format_core(container.core)] * bool(container.core) + memory
     of = "of" if container.cards == 1 else "of each of"
-    return f"{format_core(container.core)} and {format_bytes(container.memory)} {of} {cards}"
+    return f"{' and '.join(amounts)} {of} {cards}"
 
 
 def _before(state: CardState) -> str:

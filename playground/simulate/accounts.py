@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from mgpu.model.asks import Ask, Placement
+from mgpu.model.cards import CardState
 from mgpu.model.groups import Seat
 from mgpu.model.ledger import Holding, Ledger, shares_of
 from mgpu.model.pods import Pod, read_node
@@ -10,6 +11,7 @@ from mgpu.model.requests import Requests, add, requests_of
 from mgpu.settings import Settings
 from playground.simulate.documents import Raw
 from playground.simulate.world import World
+from scheduler import stock
 from scheduler.outlook import Outlook
 from scheduler.state import View
 from scheduler.usage import Usage
@@ -43,8 +45,13 @@ class Accounts:
         self._moved.add(holding.node)
 
     def place(self, pod: Pod, ask: Ask, placement: Placement, node: str) -> None:
+        dialect = stock.NVIDIA if stock.chooses(self.nodes[node], ask) else ask.dialect
         shares = shares_of(ask, placement)
-        self.hold(Holding(pod.uid, pod.namespace, pod.name, node, ask.dialect, shares, wishes=ask.wishes))
+        self.hold(Holding(pod.uid, pod.namespace, pod.name, node, dialect, shares, wishes=ask.wishes))
+
+    def devices(self, node: str, without: str = "") -> tuple[CardState, ...]:
+        """Of all types."""
+        return (*self.ledger.cards(node, without), *self.ledger.others(node, without))
 
     def moved(self) -> Iterable[tuple[str, View]]:
         """The nodes that have changed since the last call."""

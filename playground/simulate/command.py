@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ def _lines(outcome: Outcome, width: int) -> Iterator[RenderableType]:
         reasons = [f"{node}: {reason}" for node, reason in outcome.rejections.items()]
         yield from _reasons(reasons or ["there are no nodes"])
     else:
-        given = (f"{name} on {_cards(given['cards'])}" for name, given in outcome.containers.items())
+        given = (f"{name} on {_devices(given)}" for name, given in outcome.containers.items())
         where = "; ".join(given) if outcome.dialect else "asks for no GPU"
         yield Text.assemble(f"{pod}   ", (outcome.node, "green"), f"   {where}")
 
@@ -114,5 +114,8 @@ def _reasons(reasons: Iterable[str]) -> Iterator[Padding]:
     return (Padding(Text(reason), (0, 0, 0, 4)) for reason in reasons)
 
 
-def _cards(indexes: Sequence[int]) -> str:
-    return f"card{'' if len(indexes) == 1 else 's'} {','.join(map(str, indexes))}"
+def _devices(given: Mapping[str, Any]) -> str:
+    """`cards 0,1 and rdma 0`."""
+    cards = given["cards"]
+    kinds = {"card" if len(cards) == 1 else "cards": cards, **given.get("others", {})}
+    return " and ".join(f"{kind} {','.join(map(str, indexes))}" for kind, indexes in kinds.items() if indexes)

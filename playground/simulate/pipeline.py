@@ -1,24 +1,28 @@
 """mutate → validate → filter → score → bind → allocate, pod after pod, by the functions of the three processes."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jsonpatch
 
 from mgpu import dialects
-from mgpu.cli.overview import NO_RECORD, NodeView, ask_of, claim, nodes_json, percent, views
+from mgpu.cli.overview import NO_RECORD, STOCK, NodeView, ask_of, claim, nodes_json, percent, views
+from mgpu.dialects.node_resources import SHARE
 from mgpu.dialects.vocabulary import vocabularies, vocabulary_of
-from mgpu.model.asks import Ask, ContainerAsk, Placement, Rejection
+from mgpu.model.asks import Ask, ContainerAsk, Placement, Rejection, by_index
 from mgpu.model.cards import Card
 from mgpu.model.errors import Problem
+from mgpu.model.ledger import Holding, Share
 from mgpu.model.pods import Pod, read_pod
-from mgpu.model.requests import allocatable
+from mgpu.model.quantities import QuantityError
+from mgpu.model.requests import allocatable, requests_of
 from mgpu.settings import Settings
 from playground import fit
 from playground.simulate.accounts import Accounts
 from playground.simulate.documents import Raw
 from playground.simulate.world import World
+from scheduler import stock
 from scheduler.decide import Foresight, assess, record, score
 from scheduler.gpu_pods import GpuPod
 from scheduler.ranking import Ranking
@@ -58,7 +62,7 @@ class Result:
 def simulate(world: World, settings: Settings, note: Callable[[str], None]) -> Result:
     """note: told, in a line each, what is odd about pods that run already."""
     cluster = _Cluster(world, settings, note)
-    cluster.take_in(world.running)
+    cluster.take_in(world.running, world.given)
     outcomes = [cluster.submit(raw) for raw in world.submitted]
     return Result(outcomes, views(cluster.accounts.ledger))
 
@@ -69,24 +73,28 @@ class _Cluster:
         self.accounts = Accounts(world, settings)
         self._ranking = Ranking(self.accounts, settings)
 
-    def take_in(self, running: Iterable[Raw]) -> None:
+    def take_in(self, running: Iterable[Raw], given: Mapping[str, Mapping[str, tuple[Share, ...]]]) -> None:
         """Records first: cards that somebody holds must be known before any are decided late."""
+        unknown = {uid: Holding(uid, "", "", node, STOCK, rows[uid]) for node, rows in given.items() for uid in rows}
         undecided: list[tuple[Pod, Ask]] = []
         for raw in running:
             pod = read_pod(raw)
             ask = ask_of(pod, self._settings)
+            unknown.pop(pod.uid, None)
             if isinstance(ask, Ask):
                 self.accounts.outlook.saw(pod, ask)
             if pod.ended:
                 continue
             self.accounts.reserve(pod, raw, pod.node)
-            found = claim(pod, ask)
+            found = claim(pod, ask, given.get(pod.node, {}).get(pod.uid, ()))
             if found.holding:
                 self.accounts.hold(found.holding)
             if found.problem == NO_RECORD and isinstance(ask, Ask):
                 undecided.append((pod, ask))
             elif found.problem:
                 self._note(f"pod {pod.key}: {found.problem}")
+        for holding in unknown.values():
+            self.accounts.hold(holding)
         self._learn()
         for pod, ask in undecided:
             placement = self._assess(pod, ask, pod.node)
@@ -118,7 +126,7 @@ class _Cluster:
         outcome.dialect = next(iter(vocabularies(outcome.pod)), None)
         outcome.patch = [dict(operation) for operation in mutate(raw, self._settings).patch]
         raw = jsonpatch.apply_patch(raw, outcome.patch)
-        outcome.denied = validate_create(raw, self._settings)
+        outcome.denied = validate_create(raw, self._settings) or _unreadable(raw)
         for warning in strange_wishes(raw, None):
             self._note(f"pod {outcome.pod.key}: {warning}")
         outcome.pod = read_pod(raw)
@@ -141,7 +149,7 @@ class _Cluster:
                     outcome.rejections[name] = str(found)
                 else:
                     placements[name] = found
-                    outcome.scores[name] = score(ask, found, self.accounts.ledger.cards(name), self._settings)
+                    outcome.scores[name] = score(ask, found, self.accounts.devices(name), self._settings)
         points = self._ranking.points(GpuPod(outcome.pod, ask), list(placements))
         if points is not None:
             outcome.scores = dict(zip(placements, points, strict=True))
@@ -149,27 +157,44 @@ class _Cluster:
 
     def _assess(self, pod: Pod, ask: Ask, node: str) -> Placement | Rejection:
         view, seats = self.accounts.view(node, pod.uid), self.accounts.seats(ask, pod.uid)
+        known, devices = self.accounts.nodes[node], self.accounts.devices(node, pod.uid)
+        if stock.chooses(known, ask):
+            refused = stock.refusal(ask, known, view.cards, stock.given_by_mgpu(self.accounts.ledger, node, pod.uid))
+            return refused or assess(ask, known, devices, self._settings)  # one of the choices that the plugin has
         foresight = Foresight(self.accounts.outlook.judges, view.room, pod.needs)
-        return assess(ask, self.accounts.nodes[node], view.cards, self._settings, foresight, seats=seats)
+        return assess(ask, known, devices, self._settings, foresight, seats=seats)
 
     def _bind(self, outcome: Outcome, raw: Raw, ask: Ask | None, placement: Placement | None, node: str) -> None:
         outcome.node = node
         self.accounts.reserve(outcome.pod, raw, node)
         if ask is None or placement is None:
             return
-        cards = self.accounts.ledger.cards(node)
-        outcome.annotations = record(outcome.pod, ask, placement, cards, self._settings, now_ns=0)
+        devices = self.accounts.devices(node)
+        if not stock.chooses(self.accounts.nodes[node], ask):
+            outcome.annotations = record(outcome.pod, ask, placement, devices, self._settings, now_ns=0)
         self.accounts.place(outcome.pod, ask, placement, node)
-        by_index = {state.card.index: state.card for state in cards}
+        cards = by_index([state.card for state in devices])
         for container in ask.containers:
-            given = [by_index[index] for index in placement.cards(container.container)]
+            given = [cards[index] for index in placement.cards(container.container)]
             outcome.containers[container.container] = _delivered(outcome.pod, ask.dialect, container, given)
+        for type, container_name, indexes in placement.others:
+            told = outcome.containers.setdefault(container_name, {"cards": [], "core": [], "memory": [], "env": {}})
+            told.setdefault("others", {})[type] = list(indexes)
+
+
+def _unreadable(raw: Raw) -> list[Problem]:
+    """An amount that the API server refuses in whatever resource."""
+    try:
+        requests_of(raw)
+    except QuantityError as error:
+        return [Problem("spec.containers", str(error))]
+    return []
 
 
 def _counted(node: Raw) -> Callable[[str], bool]:
     """GPU resources follow from cards and labels; cpu, memory and pods count where the Node says how many."""
     there = allocatable(node)
-    return lambda name: vocabulary_of(name) is None and (name in there or name not in _OF_THE_NODE)
+    return lambda name: name != SHARE and vocabulary_of(name) is None and (name in there or name not in _OF_THE_NODE)
 
 
 def _delivered(pod: Pod, dialect: str, container: ContainerAsk, cards: Sequence[Card]) -> dict[str, Any]:

@@ -5,9 +5,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from mgpu.cli.overview import marked
+from mgpu.dialects import gpushare
 from mgpu.model import inventory
 from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject
+from mgpu.model.given import read_given, shares_given
+from mgpu.model.ledger import Share
 from mgpu.model.pods import read_node, read_pod
 from mgpu.model.quantities import QuantityError
 from mgpu.model.requests import allocatable, requests_of
@@ -20,10 +24,14 @@ _SILENT = ("ConfigMap",)
 
 @dataclass(slots=True)
 class World:
-    """nodes, cards: by node name. running: pods with a node, in file order; submitted: the others."""
+    """nodes, cards: by node name. running: pods with a node, in file order; submitted: the others.
+
+    given: node → UID → what the kubelet itself gave to that pod.
+    """
 
     nodes: dict[str, Raw] = field(default_factory=dict)
     cards: dict[str, tuple[Card, ...]] = field(default_factory=dict)
+    given: dict[str, dict[str, tuple[Share, ...]]] = field(default_factory=dict)
     running: list[Raw] = field(default_factory=list)
     submitted: list[Raw] = field(default_factory=list)
 
@@ -41,6 +49,8 @@ def read_world(documents: Iterable[Document], skipped: Callable[[str], None], un
         _add_device(world, document)
     for name in world.nodes:
         world.cards.setdefault(name, inventory.equal_cards(read_node(world.nodes[name]), unit))
+    for document in _of(found, "ConfigMap"):
+        _mark(world, document, skipped)
     seen: dict[tuple[str, str], str] = {}
     for document in found:
         pods = _pods(document)
@@ -89,14 +99,27 @@ def _add_device(world: World, document: Document) -> None:
         raise document.wrong("metadata.name", f"the cards of {name} stand in {other} already")
     try:
         world.cards[name] = inventory.read_device(document.raw)
+        world.given[name] = shares_given(read_given(document.raw))
     except BadObject as error:
         raise document.blame(error) from error
+
+
+def _mark(world: World, document: Document, skipped: Callable[[str], None]) -> None:
+    """A list of unhealthy cards (gpushare.md). As in the cluster, one that cannot be read marks none."""
+    node = gpushare.node_of_unhealthy(document.raw)
+    if node not in world.cards:
+        return
+    try:
+        world.cards[node] = marked(world.cards[node], gpushare.unhealthy_cards(document.raw))
+    except BadObject as error:
+        skipped(f"{document.where}: ConfigMap {document.name} marks no card: {error}")
 
 
 def _add_pod(world: World, document: Document, raw: Raw, seen: dict[tuple[str, str], str]) -> None:
     try:
         pod = read_pod(raw)
-        requests_of(raw)
+        if pod.node:  # of the others an amount that is none is for admission to refuse
+            requests_of(raw)
     except BadObject as error:
         raise document.blame(error) from error
     except QuantityError as error:

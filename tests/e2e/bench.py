@@ -1,5 +1,6 @@
 """What the end-to-end tests do and look at, through the Kubernetes Python client."""
 
+import json
 from typing import Any
 
 from kubernetes import client, config
@@ -12,6 +13,33 @@ from tests.waiting import until
 Json = dict[str, Any]
 CORE, MEMORY = "vke.volcengine.com/mgpu-core", "vke.volcengine.com/mgpu-memory"
 INDEX, ASSUMED = "vke.volcengine.com/gpu-index-container-", "vke.volcengine.com/assumed"
+GPUSHARE = "scheduler.framework.gpushare.allocation"
+KOORDINATOR, PER_CONTAINER = "scheduling.koordinator.sh/device-allocated", "mgpu.io/container-devices"
+
+
+_GPU = {CORE, "aliyun.com/gpu-mem", "nvidia.com/gpu"} | {
+    f"koordinator.sh/{name}" for name in ("gpu", "gpu-core", "gpu-memory", "gpu-memory-ratio")
+}
+
+
+def asking(name: str, *, requests: bool = False, **amounts: object) -> Json:
+    """A pod whose container `c` asks in any vocabulary: `asking("p", gpu_mem=8)`, in limits or in requests alone."""
+    resources = {_NAMES[key]: str(amount) for key, amount in amounts.items()}
+    own = {"name": "c", "image": "cuda", "resources": {"requests" if requests else "limits": resources}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"containers": [own]}}
+
+
+_NAMES = {
+    "cpu": "cpu",
+    "gpu_mem": "aliyun.com/gpu-mem",
+    "nvidia": "nvidia.com/gpu",
+    "gpu": "koordinator.sh/gpu",
+    "core": "koordinator.sh/gpu-core",
+    "memory": "koordinator.sh/gpu-memory",
+    "ratio": "koordinator.sh/gpu-memory-ratio",
+    "rdma": "koordinator.sh/rdma",
+    "ram": "memory",
+}
 
 
 def share(name: str, core: int = 30, mib: int | None = 4096, **spec: Any) -> Json:
@@ -19,6 +47,11 @@ def share(name: str, core: int = 30, mib: int | None = 4096, **spec: Any) -> Jso
     limits = {CORE: str(core)} | ({} if mib is None else {MEMORY: str(mib)})
     own = {"name": "c", "image": "cuda", "resources": {"limits": limits}}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"containers": [own], **spec}}
+
+
+def _of_gpu(pod: Any) -> list[Any]:
+    containers = [*(pod.spec.init_containers or ()), *pod.spec.containers]
+    return [c for c in containers if _GPU & (c.resources.limits or {}).keys()]
 
 
 class Bench:
@@ -54,8 +87,17 @@ class Bench:
         return [pod for pod in pods if pod.spec.node_name]
 
     def cards(self, name: str) -> dict[str, list[int]]:
-        """Container → card indexes, as the pod's annotations say."""
-        annotations = self.pod(name).metadata.annotations or {}
+        """Container → card indexes, as the pod's annotations say in whichever vocabulary."""
+        pod = self.pod(name)
+        annotations = pod.metadata.annotations or {}
+        if GPUSHARE in annotations:
+            return {container: sorted(map(int, row)) for container, row in json.loads(annotations[GPUSHARE]).items()}
+        if PER_CONTAINER in annotations:
+            rows = json.loads(annotations[PER_CONTAINER]).items()
+            return {container: sorted(row["gpu"]) for container, row in rows if "gpu" in row}
+        if KOORDINATOR in annotations:
+            cards = sorted(row["minor"] for row in json.loads(annotations[KOORDINATOR]).get("gpu", ()))
+            return {container.name: cards for container in _of_gpu(pod)}
         found = {key.removeprefix(INDEX): value for key, value in annotations.items() if key.startswith(INDEX)}
         return {container: sorted(map(int, value.split(","))) for container, value in found.items()}
 
@@ -64,13 +106,16 @@ class Bench:
         pod = self.pod(name)
         prefix = f"GPU-{pod.spec.node_name}-"
         seen = {}
-        for container in [*(pod.spec.init_containers or ()), *pod.spec.containers]:
-            if CORE in (container.resources.limits or {}):
-                text = self.core.read_namespaced_pod_log(name, "default", container=container.name)
-                uuids = dict(line.split("=", 1) for line in text.splitlines())["NVIDIA_VISIBLE_DEVICES"].split(",")
-                assert all(uuid.startswith(prefix) for uuid in uuids), uuids
-                seen[container.name] = sorted(int(uuid.removeprefix(prefix)) for uuid in uuids)
+        for container in _of_gpu(pod):
+            uuids = self.environment(name, container.name)["NVIDIA_VISIBLE_DEVICES"].split(",")
+            assert all(uuid.startswith(prefix) for uuid in uuids), uuids
+            seen[container.name] = sorted(int(uuid.removeprefix(prefix)) for uuid in uuids)
         return seen
+
+    def environment(self, name: str, container: str) -> dict[str, str]:
+        """What the container sees: its log."""
+        text = self.core.read_namespaced_pod_log(name, "default", container=container)
+        return dict(line.split("=", 1) for line in text.splitlines())
 
     def exact(self, name: str) -> None:
         """The pod runs, and every container has exactly the cards of its record."""

@@ -11,7 +11,7 @@ from playground.samples import EXAMPLES, example
 from tests.e2e.bench import ASSUMED, Bench
 from tests.waiting import until
 
-RUN = ("share", "several-containers", "multi-gpu", "whole-cards")
+RUN = ("share", "gpushare", "koordinator", "nvidia", "several-containers", "multi-gpu", "whole-cards")
 REFUSED = ("denied", "fits-nowhere")
 Kubectl = Callable[..., Any]
 

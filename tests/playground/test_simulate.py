@@ -168,6 +168,81 @@ def test_a_pod_of_a_vocabulary_that_is_not_served_waits() -> None:
     assert found["rejections"] == {"n1": "no node serves slices pods"}
 
 
+def test_an_amount_that_is_none_is_denied_as_any_broken_rule() -> None:
+    """It does not end the run: other pods of the file are placed."""
+    huge = {"name": "c", "image": "x", "resources": {"limits": {"aliyun.com/gpu-mem": "9223372036854775808"}}}
+    odd = {"name": "c", "image": "x", "resources": {"requests": {"cpu": "banana"}}}
+    found = simulated(served(), pod("huge", huge), pod("odd", odd), share("good"))["pods"]
+    assert [row["admitted"] for row in found] == [False, False, True]
+    assert found[0]["denied"][0]["field"] == "spec.containers[0].resources.requests[aliyun.com/gpu-mem]"
+    assert "banana" in found[1]["denied"][0]["message"]
+
+
+def test_every_node_with_cards_serves_all_but_mgpu_without_labels() -> None:
+    bare = served()
+    bare["metadata"]["labels"] = {}
+    asks = {"gpushare": {"aliyun.com/gpu-mem": "1"}, "memory": {"koordinator.sh/gpu-memory": "1Gi"}}
+    asks |= {"ratio": {"koordinator.sh/gpu-memory-ratio": "10"}, "whole": {"nvidia.com/gpu": "1"}}
+    pods = [pod(name, {"name": "c", "image": "x", "resources": {"limits": a}}) for name, a in asks.items()]
+    found = simulated(bare, *pods, share("mgpu"))["pods"]
+    assert [row["node"] for row in found] == ["n1"] * 4 + [None]
+    assert "vke.node.gpu.schedule" in found[-1]["rejections"]["n1"]
+
+
+def device(*more: dict[str, Any], **annotations: str) -> dict[str, Any]:
+    cards = [
+        {"type": "gpu", "id": f"GPU-{i}", "minor": i, "resources": {"koordinator.sh/gpu-memory": "8Gi"}} for i in (0, 1)
+    ]
+    return {**DEVICE, "metadata": {"name": "n1", "annotations": annotations}, "spec": {"devices": [*cards, *more]}}
+
+
+def test_other_devices_stand_among_the_cards_with_their_type() -> None:
+    rdma = {"type": "rdma", "id": "mlx5_0", "minor": 0, "resources": {"koordinator.sh/rdma": "100"}}
+    asks = {"koordinator.sh/rdma": "25", "koordinator.sh/gpu-memory-ratio": "50"}
+    found = simulated(node(), device(rdma), pod("p", {"name": "c", "image": "x", "resources": {"limits": asks}}))
+    cards = found["nodes"]["n1"]["cards"]
+    assert [(card.get("type"), card["index"], card["holders"]) for card in cards] == [
+        (None, 0, ["default/p/c"]),
+        (None, 1, []),
+        ("rdma", 0, ["default/p/c"]),
+    ]
+    assert cards[2]["core"] == {"used": 25, "total": 100}
+    assert found["pods"][0]["containers"]["c"]["cards"] == [0]
+    assert found["pods"][0]["containers"]["c"]["others"] == {"rdma": [0]}
+
+
+def test_what_the_kubelet_gave_out_is_never_shared() -> None:
+    given = [{"podUID": "old", "containerName": "c", "resourceName": "nvidia.com/gpu", "deviceIDs": ["GPU-0"]}]
+    there = device(**{"node.koordinator.sh/devices-checkpoints": json.dumps(given)})
+    old = pod("old", {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1"}}}, uid="old", node="n1")
+    asks = [pod(f"p{i}", {"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": "5"}}}) for i in (0, 1)]
+    for running in ([old], []):
+        found = simulated(node(), there, *running, *asks)
+        holders = [card["holders"] for card in found["nodes"]["n1"]["cards"]]
+        assert holders == [["default/old/c" if running else "pod old/c"], ["default/p0/c"]]
+        assert found["pods"][1]["node"] is None
+
+
+def test_cards_on_the_unhealthy_list_are_left_alone() -> None:
+    listed = {"kind": "ConfigMap", "metadata": {"name": "unhealthy-gpu-n1", "namespace": "kube-system"}}
+    found = simulated(served(), {**listed, "data": {"gpus": "0"}}, share("p"))
+    assert [card["healthy"] for card in found["nodes"]["n1"]["cards"]] == [False, True]
+    assert found["pods"][0]["containers"]["c"]["cards"] == [1]
+    result = run("-", objects=[served(), {**listed, "data": {"gpus": "x"}}, share("p")])
+    assert result.stderr.startswith("<stdin>: document 2: ConfigMap unhealthy-gpu-n1 marks no card: data.gpus")
+
+
+def test_where_nvidias_plugin_gives_out_whole_cards_mgpu_only_looks_on() -> None:
+    theirs = served("n1")
+    theirs["metadata"]["labels"]["mgpu.io/whole-cards"] = "nvidia"
+    whole = pod("whole", {"name": "c", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "1"}}})
+    found = simulated(theirs, whole, share("p"), {**whole, "metadata": {"name": "late"}})
+    first, second, third = found["pods"]
+    assert (first["node"], first["annotations"]) == ("n1", {})
+    assert second["containers"]["c"]["cards"] == [1]
+    assert "could give out card 1" in third["rejections"]["n1"]
+
+
 def test_fail_on_pending() -> None:
     assert run("-", "--fail-on-pending", objects=[served(), share()]).exit_code == 0
     assert run("-", "--fail-on-pending", objects=[node(), share()]).exit_code == 1
