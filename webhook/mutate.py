@@ -36,7 +36,8 @@ def mutate(raw: Mapping[str, Any], settings: Settings) -> Mutation:
     Raises BadObject where the pod's JSON has parts of a wrong type.
     """
     pod = read_pod(raw)
-    if not vocabularies(pod):
+    spoken = vocabularies(pod)
+    if not spoken:
         return Mutation()
     patch: list[Operation] = []
     warnings: list[str] = []
@@ -44,7 +45,7 @@ def mutate(raw: Mapping[str, Any], settings: Settings) -> Mutation:
         if dialects.is_placement_annotation(key):
             patch.append({"op": "remove", "path": pointer("metadata", "annotations", key)})
             warnings.append(f"metadata.annotations[{key}]: removed; it records a placement, which only mgpu decides")
-    ask = _ask(pod, settings)
+    ask = _ask(pod, settings) if len(spoken) == 1 else None
     if ask is not None and _schedules(pod, settings):
         patch.append({"op": "add", "path": pointer("spec", "schedulerName"), "value": settings.webhook.scheduler_name})
         if pod.scheduler not in ("", _DEFAULT_SCHEDULER):
@@ -69,7 +70,7 @@ def mutate(raw: Mapping[str, Any], settings: Settings) -> Mutation:
 
 
 def _ask(pod: Pod, settings: Settings) -> Ask | None:
-    """None for a vocabulary that is not served, and for an ask that is broken: it is denied later."""
+    """None for a vocabulary that is not served, and for an ask that is broken: it is denied later, as it was written."""
     try:
         return dialects.read_ask(pod, settings)
     except BadObject:

@@ -60,7 +60,7 @@ def _read_card(row: Mapping[str, Any], path: str) -> Card:
     for part, name in ((resources, "resources"), (labels, "labels"), (topology, "topology")):
         if not isinstance(part, dict):
             raise BadObject([Problem(f"{path}.{name}", "must be an object")])
-    minor = row.get("minor")
+    minor = row.get("minor", 0)  # the seed's own writer leaves 0 out
     if not isinstance(minor, int) or isinstance(minor, bool) or minor < 0:
         raise BadObject([Problem(f"{path}.minor", f"must be an integer of at least 0, not {minor!r}")])
     uuid = row.get("id", "" if type_ == GPU else f"{type_}-{minor}")

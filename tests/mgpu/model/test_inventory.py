@@ -54,6 +54,7 @@ def test_the_device_goes_with_its_node() -> None:
 def test_the_seeds_older_spellings_are_read() -> None:
     entry = {"deviceType": "gpu", "id": "GPU-a", "minor": 3, "resource": {"kubernetes.io/gpu-memory": "8Gi"}}
     assert read_device({"spec": {"devices": [entry]}}) == (Card(3, "GPU-a", "", 8 * GIB, minor=3),)
+    assert [card.minor for card in read_device({"spec": {"devices": [entry, {"type": "rdma"}]}})] == [3, 0]
 
 
 def test_any_other_type_is_a_hundred_percent_of_itself() -> None:
