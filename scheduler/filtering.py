@@ -139,6 +139,8 @@ class Filter:
 
     def _by_engine(self, ask: Ask, closely: Closely, seats: Sequence[Seat]) -> Iterator[tuple[int, _Answer]]:
         """The answers for the nodes looked at closely; those in an equal state get the same."""
+        if not len(closely.at):
+            return  # and no answer that is known is dropped for it
         memo = self._memo.of(ask)
         for i, position in enumerate(closely.at.tolist()):
             key = b"" if closely.apart[i] else closely.rows.key(i)

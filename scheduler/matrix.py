@@ -39,6 +39,7 @@ class Matrix:
 
     def __init__(self) -> None:
         self._row = _Row()
+        self._scattered = 0
         self._free: list[int] = []
         self._guests: list[int] = []
         self._nodes = [_NOBODY]
@@ -54,8 +55,8 @@ class Matrix:
         """The node as it is now."""
         row = self._row.get(node.name)
         if row is None:
-            # A copy: names that stand together in memory are found twice as fast, and all are looked up in every call.
-            row = self._row[node.name.encode().decode()] = self._new_row()
+            row = self._row[node.name] = self._new_row()
+            self._scattered += 1
         before = self._nodes[row]
         self._set(row, node, cards)
         if before is _NOBODY or before.labels != node.labels:
@@ -73,6 +74,8 @@ class Matrix:
 
         instead: cards as they shall be taken to be, in place of those put here.
         """
+        if 2 * self._scattered > len(self._row):
+            self._gather()
         at = np.fromiter(map(self._row.__getitem__, names), np.intp, len(names))
         known = self._judged(ask.requirements)
         unmet = {i: known.reasons[at[i]] for i in np.flatnonzero(~known.met[at]).tolist()}
@@ -98,6 +101,14 @@ class Matrix:
         self._odd[row] = made is None
         if made is not None:
             self._data[:, row, : len(cards)], self._totals[:, row] = made
+
+    def _gather(self) -> None:
+        """All names are looked up in every call, and many times as fast where they and their numbers stand together in
+        memory: so they are made anew, one after the other.
+        """
+        rows = np.fromiter(self._row.values(), np.intp, len(self._row)).tolist()
+        names = [name.encode().decode() for name in self._row]
+        self._row, self._scattered = _Row(zip(names, rows, strict=True)), 0
 
     def _dismiss_guests(self) -> None:
         for row in self._guests:
