@@ -70,7 +70,7 @@ def mutate(raw: Mapping[str, Any], settings: Settings) -> Mutation:
 
 
 def _ask(pod: Pod, settings: Settings) -> Ask | None:
-    """None for a vocabulary that is not served, and for an ask that is broken: it is denied later, as it was written."""
+    """None for a vocabulary that is not served, and for a broken ask: that is denied later, as it was written."""
     try:
         return dialects.read_ask(pod, settings)
     except BadObject:
