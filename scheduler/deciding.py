@@ -14,7 +14,8 @@ from scheduler import stock
 from scheduler.decide import Foresight, assess, record
 from scheduler.decisions import Decision
 from scheduler.gpu_pods import GpuPod, read_gpu_pod
-from scheduler.state import State, View
+from scheduler.state import State
+from scheduler.views import View
 
 log = logging.getLogger(__name__)
 

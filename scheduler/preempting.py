@@ -21,7 +21,8 @@ from scheduler.disruption import Budgets
 from scheduler.gpu_pods import GpuPod
 from scheduler.placement.freeing import BUDGET, freed
 from scheduler.placement.victims import LOWEST, Tenant, by_importance, victims, without
-from scheduler.state import State, View
+from scheduler.state import State
+from scheduler.views import View
 
 _EFFORT = 10_000
 """Steps of a search for whether the pod fits: some milliseconds, and there may be a hundred of them."""

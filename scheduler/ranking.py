@@ -17,7 +17,7 @@ from scheduler.fragmentation.shapes import Shape
 from scheduler.gpu_pods import GpuPod
 from scheduler.outlook import Outlook
 from scheduler.placement.wishing import beside_others
-from scheduler.state import View
+from scheduler.views import View
 
 _LATELY = 64
 """Shapes."""

@@ -7,22 +7,20 @@ cache: the same objects in any order give the same state, but for reservations, 
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from mgpu.kube.events import pod_reference
 from mgpu.model import inventory
 from mgpu.model.asks import Ask, Rejection
 from mgpu.model.cards import CardState
-from mgpu.model.errors import BadObject
-from mgpu.model.groups import Seat, where
-from mgpu.model.ledger import Holding, Ledger, shares_of, unknown_shares
+from mgpu.model.groups import Seat
+from mgpu.model.ledger import Holding
 from mgpu.model.pods import Node, Pod, read_node, read_pod
-from mgpu.model.requests import UNBOUNDED, Room
+from mgpu.model.requests import UNBOUNDED
 from mgpu.settings import Settings
 from scheduler import stock
+from scheduler.accounts import Accounts
 from scheduler.decisions import Decision, Decisions
-from scheduler.gpu_pods import GpuPod, gpu_pod_of, recorded, shares_unknown
+from scheduler.gpu_pods import GpuPod, gpu_pod_of
 from scheduler.inventories import Inventories
 from scheduler.matrix import Matrix
 from scheduler.nominations import LOWEST, Nominations
@@ -30,31 +28,12 @@ from scheduler.outlook import LEARNT, Outlook
 from scheduler.placement.wishing import elsewhere
 from scheduler.usage import Usage
 from scheduler.vector.rows import Table
+from scheduler.views import View
 
 Raw = Mapping[str, Any]
 T = TypeVar("T")
 Warn = Callable[[dict[str, Any], str, str], None]
 """(object reference, reason, message): an Event; must return at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """A node at one moment, without what one pod holds on it. `version` moves with every change of node and cards.
-
-    room: what is free of its cpu and memory, beside all other pods.
-    unkept: its cards without what is kept for pods nominated there (scheduler/nominations.py).
-    others, unkept_others: the same of its devices of other types.
-    ours: where NVIDIA's plugin gives out cards too (scheduler/stock.py), the indexes of those that mgpu gave out.
-    """
-
-    node: Node | None
-    cards: tuple[CardState, ...]
-    version: int
-    room: Room = UNBOUNDED
-    unkept: tuple[CardState, ...] = ()
-    ours: tuple[int, ...] = ()
-    others: tuple[CardState, ...] = ()
-    unkept_others: tuple[CardState, ...] = ()
 
 
 class State:
@@ -70,15 +49,17 @@ class State:
         clock: Callable[[], float] = time.monotonic,
         freed: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._settings, self._warn, self._tell_undecided, self._tell_freed = settings, warn, undecided, freed
+        self._settings, self._tell_undecided, self._tell_freed = settings, undecided, freed
         self._lock = threading.RLock()
-        self._ledger = Ledger()
         self._nodes: dict[str, Node] = {}
         self._inventories = Inventories(settings, warn)
         self._pods: dict[str, GpuPod] = {}
         self._uids: dict[tuple[str, str], str] = {}
-        self._undecided: set[str] = set()
         self._decisions = Decisions(settings.scheduler.reservation_seconds, clock)
+        self._accounts = Accounts(
+            self._nodes, self._pods, self._inventories.given, self._decisions, self._touch, undecided, warn
+        )
+        self._ledger, self._undecided = self._accounts.ledger, self._accounts.undecided
         self._nominations = Nominations(self._ledger, self._nodes, self._pods, settings)
         self._versions: dict[str, int] = {}
         self._last_version = 0
@@ -99,7 +80,7 @@ class State:
             self._nodes[node.name] = node
             self._set_cards(node.name)
             if stock.is_there(before) != stock.is_there(node):
-                self._settle_all_on(node.name)
+                self._accounts.settle_all_on(node.name)
 
     def node_gone(self, raw: Raw) -> None:
         name = raw["metadata"]["name"]
@@ -107,7 +88,7 @@ class State:
             before = self._nodes.pop(name, None)
             self._set_cards(name)
             if stock.is_there(before):
-                self._settle_all_on(name)
+                self._accounts.settle_all_on(name)
 
     def device_changed(self, raw: Raw) -> None:
         with self._lock:
@@ -119,7 +100,7 @@ class State:
             given = self._inventories.given(name)
             changed = sorted(uid for uid in {**before, **given} if before.get(uid) != given.get(uid))
             for uid in changed:
-                self._follow_given(uid, name)
+                self._accounts.follow_given(uid, name)
             if changed:
                 self._tell_freed(name)
 
@@ -142,13 +123,12 @@ class State:
             self._uids[meta["namespace"], meta["name"]] = meta["uid"]
             if known is None:
                 self._forget(meta["uid"])
-                if pod.node and not pod.ended:
-                    self._hold_given(meta["uid"], meta["namespace"], meta["name"], pod.node)
+                self._accounts.follow_stranger(pod, meta["uid"])
             else:
                 if known.ask is not None and meta["uid"] not in self._pods:
                     self.outlook.saw(pod, known.ask)
                 self._pods[meta["uid"]] = known
-                self._settle(known)
+                self._accounts.settle(known)
                 self._dirty |= self._nominations.follow(known)
             self._count(pod)
 
@@ -156,8 +136,7 @@ class State:
         meta = raw["metadata"]
         with self._lock:
             self._forget(meta["uid"])
-            node = (raw.get("spec") or {}).get("nodeName") or ""
-            self._hold_given(meta["uid"], meta["namespace"], meta["name"], node)
+            self._accounts.gone(meta["uid"], (raw.get("spec") or {}).get("nodeName") or "")
             self._usage.drop(meta["uid"])
             if self._uids.get((meta["namespace"], meta["name"])) == meta["uid"]:
                 del self._uids[meta["namespace"], meta["name"]]
@@ -276,12 +255,7 @@ class State:
             cards = self._ledger.cards(decision.node, decision.uid)
             if elsewhere(decision.ask, cards, self.seats(decision.ask, decision.uid)):
                 return False
-            ask, who = decision.ask, (decision.uid, decision.namespace, decision.name, decision.node)
-            dialect, shares = ask.dialect, shares_of(ask, decision.placement)
-            if stock.chooses(self._nodes.get(decision.node), ask):
-                dialect, shares = stock.NVIDIA, unknown_shares(ask)
-            self._hold(Holding(*who, dialect, shares, bound=False, wishes=ask.wishes))
-            self._decisions.put(decision)
+            self._accounts.reserve(decision)
             self._usage.put(decision.uid, decision.node, decision.needs)
             return True
 
@@ -305,12 +279,12 @@ class State:
         """Release the reservation, if it is still this one."""
         with self._lock:
             if self.decision(decision.uid) is decision:
-                self._release(decision.uid)
+                self._accounts.release(decision.uid)
                 self._tell_freed(decision.node)
                 self._usage.drop(decision.uid)
                 known = self._pods.get(decision.uid)
                 if known is not None:
-                    self._settle(known)
+                    self._accounts.settle(known)
                     self._count(known.pod)
 
     def overdue(self) -> tuple[Decision, ...]:
@@ -318,108 +292,16 @@ class State:
         with self._lock:
             return self._decisions.overdue()
 
-    # What a pod holds.
-
-    def _settle(self, known: GpuPod) -> None:
-        """Make the ledger say of this pod what the API says of it."""
-        pod, uid = known.pod, known.pod.uid
-        self._undecided.discard(uid)
-        if pod.ended:
-            self._release(uid)
-            return
-        if not pod.node:
-            return  # what is reserved for it stays so: this may be an event from before the decision
-        try:
-            shares, unreadable = recorded(known), ""
-        except BadObject as error:
-            shares, unreadable = None, str(error)
-        dialect, given = known.dialect, self._inventories.given(pod.node).get(uid, ())
-        if shares is None and (given or stock.chooses(self._nodes.get(pod.node), known.ask)):
-            dialect, shares = stock.NVIDIA, stock.held(known.ask, given)
-        if shares is None and not pod.started:
-            self._await_decision(known, unreadable)
-            return
-        if shares is None:
-            shares = shares_unknown(known)
-            self._warn(
-                pod_reference(pod.namespace, pod.name, uid),
-                "UnknownCards",
-                f"runs on {pod.node} without a readable record of its cards; its share is held on every card there"
-                + (f": {unreadable}" if unreadable else ""),
-            )
-        before, held = self._ledger.holding(uid), (uid, pod.namespace, pod.name, pod.node, dialect, shares)
-        self._release(uid)
-        self._hold(Holding(*held, wishes=known.wishes))
-        if before != self._ledger.holding(uid):
-            self._warn_of_split(known)
-
-    def _settle_all_on(self, node: str) -> None:
-        for known in [known for known in self._pods.values() if known.pod.node == node]:
-            self._settle(known)
-
-    def _follow_given(self, uid: str, node: str) -> None:
-        """What the node says of the cards that the kubelet gave to this pod has changed."""
-        known, held = self._pods.get(uid), self._ledger.holding(uid)
-        if known is not None:
-            self._settle(known)
-        elif self.decision(uid) is None:
-            self._release(uid)
-            self._hold_given(uid, held.namespace if held else "", held.name if held else "", node)
-
-    def _hold_given(self, uid: str, namespace: str, name: str, node: str) -> None:
-        """Of a pod that asks for nothing of ours, or is not known here: as long as the node says so."""
-        shares = self._inventories.given(node).get(uid)
-        if shares:
-            self._hold(Holding(uid, namespace, name, node, stock.NVIDIA, shares))
-
-    def _warn_of_split(self, known: GpuPod) -> None:
-        """No decision leads there, but a record can: one written by hand, or an account that was lost."""
-        group, pod = known.wishes.same_card, known.pod
-        seats = self._ledger.seats(group)
-        if len(seats) > 1:
-            message = f"{group} is on {where(seats)}; its pods may join it there, and on no further card"
-            self._warn(pod_reference(pod.namespace, pod.name, pod.uid), "GroupSplit", message)
-
-    def _await_decision(self, known: GpuPod, unreadable: str) -> None:
-        """A pod that is bound without a readable record and has not started: its cards are decided late."""
-        pod, uid = known.pod, known.pod.uid
-        decision = self.decision(uid)
-        if decision is None or decision.node != pod.node:
-            self._release(uid)
-            if unreadable and known.ask is not None:
-                # Until they are decided, whoever wrote the record may rely on any of them.
-                shares = unknown_shares(known.ask)
-                who = (uid, pod.namespace, pod.name, pod.node)
-                self._hold(Holding(*who, known.ask.dialect, shares, wishes=known.wishes))
-        if unreadable:
-            message = f"the record of its cards cannot be read: {unreadable}"
-            self._warn(pod_reference(pod.namespace, pod.name, uid), "UnreadableRecord", message)
-        if not pod.deleting:
-            self._undecided.add(uid)
-            self._tell_undecided(uid)
+    # What both of them change.
 
     def _count(self, pod: Pod) -> None:
         decision = self.decision(pod.uid)
         self._usage.follow(pod, decision.node if decision else "")
 
     def _forget(self, uid: str) -> None:
-        self._release(uid)
-        self._undecided.discard(uid)
+        self._accounts.forget(uid)
         self._pods.pop(uid, None)
         self._dirty |= self._nominations.drop(uid)
-
-    def _hold(self, holding: Holding) -> None:
-        before = self._ledger.holding(holding.uid)
-        if before is not None:
-            self._touch(before.node)
-        self._ledger.hold(holding)
-        self._touch(holding.node)
-
-    def _release(self, uid: str) -> None:
-        self._decisions.drop(uid)
-        before = self._ledger.release(uid)
-        if before is not None:
-            self._touch(before.node)
 
     def _set_cards(self, name: str | None) -> None:
         if name is None:

@@ -90,6 +90,17 @@ def test_the_order_of_the_watches_makes_no_difference(api: FakeApi, order: tuple
     for kind in order:
         replica.deliver(kind)
     assert free(replica) == free(Replica(api)) == [0, 0]
+    assert replica.state.holdings() == Replica(api).state.holdings()
+
+
+@pytest.mark.parametrize("order", [("devices", "pods"), ("pods", "devices")])
+def test_a_pod_that_has_ended_holds_nothing_though_the_list_lags(api: FakeApi, order: tuple[str, str]) -> None:
+    replica = Replica(api)
+    told(api, json.dumps([row()]))
+    api.put("pods", b.pod("old", b.container("c"), node="n1", phase="Succeeded"))
+    for kind in order:
+        replica.deliver(kind)
+    assert free(replica) == [1000, 1000]
 
 
 def test_cards_that_come_free_so_are_announced(api: FakeApi) -> None:

@@ -1,0 +1,152 @@
+"""What pods hold, made from what the API says of them: records, reservations, and what the kubelet itself gave out."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mgpu.kube.events import pod_reference
+from mgpu.model.errors import BadObject
+from mgpu.model.groups import where
+from mgpu.model.ledger import Holding, Ledger, shares_of, unknown_shares
+from mgpu.model.pods import Node, Pod
+from scheduler import stock
+from scheduler.decisions import Decision, Decisions
+from scheduler.gpu_pods import GpuPod, recorded, shares_unknown
+from scheduler.inventories import Given
+
+
+class Accounts:
+    """Not thread-safe. The only one that changes who holds what in `ledger`.
+
+    nodes, pods: as they are now, by name and by uid. given: what the kubelet gave out on a node.
+    touch: told of each node where something changes. undecided: the uids of pods that are bound without cards and have
+    not started; each is told to `tell_undecided`.
+    """
+
+    def __init__(
+        self,
+        nodes: Mapping[str, Node],
+        pods: Mapping[str, GpuPod],
+        given: Callable[[str], Given],
+        decisions: Decisions,
+        touch: Callable[[str], None],
+        tell_undecided: Callable[[str], None],
+        warn: Callable[[dict[str, Any], str, str], None],
+    ) -> None:
+        self._nodes, self._pods, self._given, self._decisions = nodes, pods, given, decisions
+        self._touch, self._tell_undecided, self._warn = touch, tell_undecided, warn
+        self._strangers: dict[str, tuple[str, str, bool]] = {}  # uid → namespace, name, whether it has ended
+        self.ledger = Ledger()
+        self.undecided: set[str] = set()
+
+    def settle(self, known: GpuPod) -> None:
+        """Make the ledger say of this pod what the API says of it."""
+        pod, uid = known.pod, known.pod.uid
+        self.undecided.discard(uid)
+        if pod.ended:
+            self.release(uid)
+            return
+        if not pod.node:
+            return  # what is reserved for it stays so: this may be an event from before the decision
+        try:
+            shares, unreadable = recorded(known), ""
+        except BadObject as error:
+            shares, unreadable = None, str(error)
+        dialect, given = known.dialect, self._given(pod.node).get(uid, ())
+        if shares is None and (given or stock.chooses(self._nodes.get(pod.node), known.ask)):
+            dialect, shares = stock.NVIDIA, stock.held(known.ask, given)
+        if shares is None and not pod.started:
+            self._await_decision(known, unreadable)
+            return
+        if shares is None:
+            shares = shares_unknown(known)
+            why = f": {unreadable}" if unreadable else ""
+            message = "without a readable record of its cards; its share is held on every card there"
+            self._tell(pod, "UnknownCards", f"runs on {pod.node} {message}{why}")
+        before, held = self.ledger.holding(uid), (uid, pod.namespace, pod.name, pod.node, dialect, shares)
+        self.release(uid)
+        self._hold(Holding(*held, wishes=known.wishes))
+        if before != self.ledger.holding(uid):
+            self._warn_of_split(known)
+
+    def settle_all_on(self, node: str) -> None:
+        for known in [known for known in self._pods.values() if known.pod.node == node]:
+            self.settle(known)
+
+    def follow_given(self, uid: str, node: str) -> None:
+        """What the node says of the cards that the kubelet gave to this pod has changed."""
+        if uid in self._pods:
+            self.settle(self._pods[uid])
+        elif self._decisions.get(uid) is None:
+            self.release(uid)
+            self._hold_given(uid, node)
+
+    def follow_stranger(self, pod: Pod, uid: str) -> None:
+        """A pod that asks for nothing of ours may have been given cards all the same."""
+        self._strangers[uid] = pod.namespace, pod.name, pod.ended
+        self._hold_given(uid, pod.node)
+
+    def gone(self, uid: str, node: str) -> None:
+        """The pod is; what it was given is held until its node says otherwise."""
+        self._strangers.pop(uid, None)
+        self._hold_given(uid, node)
+
+    def reserve(self, decision: Decision) -> None:
+        """Hold what was decided, in place of what was reserved for the pod before."""
+        ask = decision.ask
+        dialect, shares = ask.dialect, shares_of(ask, decision.placement)
+        if stock.chooses(self._nodes.get(decision.node), ask):
+            dialect, shares = stock.NVIDIA, unknown_shares(ask)
+        who = (decision.uid, decision.namespace, decision.name, decision.node)
+        self._hold(Holding(*who, dialect, shares, bound=False, wishes=ask.wishes))
+        self._decisions.put(decision)
+
+    def forget(self, uid: str) -> None:
+        self.release(uid)
+        self.undecided.discard(uid)
+
+    def release(self, uid: str) -> None:
+        self._decisions.drop(uid)
+        before = self.ledger.release(uid)
+        if before is not None:
+            self._touch(before.node)
+
+    def _hold(self, holding: Holding) -> None:
+        before = self.ledger.holding(holding.uid)
+        if before is not None:
+            self._touch(before.node)
+        self.ledger.hold(holding)
+        self._touch(holding.node)
+
+    def _hold_given(self, uid: str, node: str) -> None:
+        shares = self._given(node).get(uid)
+        namespace, name, ended = self._strangers.get(uid, ("", "", False))
+        if shares and not ended:
+            self._hold(Holding(uid, namespace, name, node, stock.NVIDIA, shares))
+
+    def _await_decision(self, known: GpuPod, unreadable: str) -> None:
+        """A pod that is bound without a readable record and has not started: its cards are decided late."""
+        pod, uid = known.pod, known.pod.uid
+        decision = self._decisions.get(uid)
+        if decision is None or decision.node != pod.node:
+            self.release(uid)
+            if unreadable and known.ask is not None:
+                # Until they are decided, whoever wrote the record may rely on any of them.
+                shares = unknown_shares(known.ask)
+                who = (uid, pod.namespace, pod.name, pod.node)
+                self._hold(Holding(*who, known.ask.dialect, shares, wishes=known.wishes))
+        if unreadable:
+            self._tell(pod, "UnreadableRecord", f"the record of its cards cannot be read: {unreadable}")
+        if not pod.deleting:
+            self.undecided.add(uid)
+            self._tell_undecided(uid)
+
+    def _warn_of_split(self, known: GpuPod) -> None:
+        """No decision leads there, but a record can: one written by hand, or an account that was lost."""
+        group = known.wishes.same_card
+        seats = self.ledger.seats(group)
+        if len(seats) > 1:
+            message = f"{group} is on {where(seats)}; its pods may join it there, and on no further card"
+            self._tell(known.pod, "GroupSplit", message)
+
+    def _tell(self, pod: Pod, reason: str, message: str) -> None:
+        self._warn(pod_reference(pod.namespace, pod.name, pod.uid), reason, message)
