@@ -164,3 +164,10 @@ def test_the_unit_of_gpu_mem(text: str, flags: dict[str, Any], unit: str) -> Non
 def test_other_units_of_gpu_mem_are_refused() -> None:
     (problem,) = problems("dialects: {gpushare: {memoryUnit: Gi}}")
     assert problem == "mgpu.yaml: dialects.gpushare.memoryUnit: Input should be 'GiB' or 'MiB', not 'Gi'"
+
+
+def test_koordinator_has_a_policy_of_its_own() -> None:
+    own = load_settings("{cardPolicy: spread, dialects: {koordinator: {policy: Binpack}}}").dialects.koordinator
+    assert (own.enabled, own.policy) == (True, "binpack")
+    (problem,) = problems("dialects: {koordinator: {schedulerName: x}}")
+    assert problem == "mgpu.yaml: dialects.koordinator.schedulerName: unknown; allowed: enabled, policy"
