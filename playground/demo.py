@@ -23,7 +23,8 @@ from playground.nodes import MGPU
 from playground.samples import Json, Outcome, Samples, example
 from playground.scheduling.extender import Extender, ExtenderError
 
-SHOWN = ("share", "gpushare", "koordinator", "nvidia", "several-containers", "multi-gpu", "whole-cards")
+SIDE_BY_SIDE = ("share", "gpushare", "koordinator", "nvidia")
+SHOWN = ("several-containers", "multi-gpu", "whole-cards")
 CROWD = 12
 _SECONDS = 30.0
 
@@ -60,6 +61,9 @@ class Demo:
         self.problems: list[str] = []
 
     def run(self) -> list[str]:
+        for name in SIDE_BY_SIDE:
+            self._show_placed(example(name))
+        self._show_side_by_side()
         for name in SHOWN:
             self._show_placed(example(name))
         self._show_denied(example("denied"))
@@ -87,6 +91,19 @@ class Demo:
         told |= self._placement(created, outcome, before, took)
         wrong = self._check(outcome)
         self._tell(pod, told | self._sees(outcome, wrong), good=not wrong)
+
+    def _show_side_by_side(self) -> None:
+        """Each card that pods of several vocabularies share now; under other policies there may be none."""
+        cards = [(node.name, card) for node in self._samples.overview().nodes for card in node.cards]
+        together = {
+            f"{node}, card {card.state.card.index}": ", ".join(
+                sorted(f"{use.dialect} ({use.pod})" for use in card.uses)
+            )
+            for node, card in cards
+            if len({use.dialect for use in card.uses}) > 1
+        }
+        if together:
+            self._tell({"metadata": {"name": "side by side"}}, together, good=True)
 
     def _show_denied(self, pod: Json) -> None:
         try:

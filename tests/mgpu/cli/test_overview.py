@@ -1,11 +1,17 @@
 """Who holds what, from the API's objects."""
 
+import json
+from typing import Any
+
 from mgpu.cli.overview import nodes_json, overview
+from mgpu.model.given import CHECKPOINTS
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import read_node
 from mgpu.settings import load_settings
 from tests.builders import cards, container, node, pod, share
 
+Raw = dict[str, Any]
+ALLOCATED = "scheduling.koordinator.sh/device-allocated"
 ON_CARD_1 = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "1"}
 DEVICE = write_device(read_node(node()), "", cards(2))
 
@@ -60,6 +66,75 @@ def test_wishes_and_groups_are_shown() -> None:
     assert found.pending == ("default/bad", "default/waits")
     assert list(found.unclear) == ["Pod default/bad"]
     assert [str(use.wishes) for use in found.nodes[0].cards[1].uses] == ["same-card-group pair"] * 2
+
+
+def asking(name: str, resource: str, amount: str, annotations: dict[str, str] | None = None) -> Raw:
+    own = {"name": "c", "resources": {"limits": {resource: amount}}}
+    return pod(name, own, node="n1", annotations=annotations)
+
+
+def test_holders_of_all_vocabularies_on_one_card() -> None:
+    allocated = {"minor": 1, "resources": {"koordinator.sh/gpu-core": "25", "koordinator.sh/gpu-memory-ratio": "25"}}
+    pods = [
+        share(node="n1", annotations=ON_CARD_1),
+        asking("g", "aliyun.com/gpu-mem", "8", {"ALIYUN_COM_GPU_MEM_IDX": "1"}),
+        asking("k", "koordinator.sh/gpu", "25", {ALLOCATED: json.dumps({"gpu": [allocated]})}),
+    ]
+    found = overview([node()], [DEVICE], pods, load_settings())
+    assert not found.unclear
+    card = found.nodes[0].cards[1]
+    assert {use.pod: (use.dialect, use.core, use.memory >> 30) for use in card.uses} == {
+        "default/p": ("mgpu", 500, 1),
+        "default/g": ("gpushare", 0, 8),
+        "default/k": ("koordinator", 250, 20),
+    }
+
+
+def test_other_devices_and_who_holds_them() -> None:
+    rdma = {"type": "rdma", "id": "mlx5_0", "minor": 3, "resources": {"koordinator.sh/rdma": "100"}}
+    device = {**DEVICE, "spec": {"devices": [*DEVICE["spec"]["devices"], rdma]}}
+    allocated = {"rdma": [{"minor": 3, "resources": {"koordinator.sh/rdma": "50"}}]}
+    held = asking("r", "koordinator.sh/rdma", "50", {ALLOCATED: json.dumps(allocated)})
+    (seen,) = overview([node()], [device], [held], load_settings()).nodes
+    assert [card.uses for card in seen.cards] == [(), ()]
+    (other,) = seen.others
+    assert (other.state.card.type, other.state.core_used, other.holders) == ("rdma", 500, ["default/r/c"])
+    assert nodes_json([seen])["n1"]["cards"][2]["type"] == "rdma"
+
+
+def test_what_nvidias_plugin_gave_out_and_to_whom() -> None:
+    rows = [
+        {"podUID": uid, "containerName": "c", "resourceName": "nvidia.com/gpu", "deviceIDs": [f"GPU-n1-{i}"]}
+        for i, uid in enumerate(["uid-old", "uid-gone"])
+    ]
+    device = {**DEVICE, "metadata": {"name": "n1", "annotations": {CHECKPOINTS: json.dumps(rows)}}}
+    old = asking("old", "nvidia.com/gpu", "1")
+    found = overview([node()], [device], [old], load_settings())
+    assert not found.unclear
+    uses = [use for card in found.nodes[0].cards for use in card.uses]
+    assert [(use.pod, use.dialect, use.core) for use in uses] == [
+        ("default/old", "nvidia", 1000),
+        ("pod uid-gone", "nvidia", 1000),
+    ]
+    ended = overview([node()], [device], [{**old, "status": {"phase": "Succeeded"}}], load_settings())
+    assert [len(card.uses) for card in ended.nodes[0].cards] == [0, 1]
+
+
+def test_a_record_of_ours_counts_more_than_what_the_kubelet_lists() -> None:
+    rows = [{"podUID": "uid-p", "containerName": "c", "resourceName": "nvidia.com/gpu", "deviceIDs": ["GPU-n1-0"]}]
+    device = {**DEVICE, "metadata": {"name": "n1", "annotations": {CHECKPOINTS: json.dumps(rows)}}}
+    found = overview([node()], [device], [share(node="n1", annotations=ON_CARD_1)], load_settings())
+    assert [len(card.uses) for card in found.nodes[0].cards] == [0, 1]
+
+
+def test_a_list_of_unhealthy_cards_is_read() -> None:
+    lists = [
+        {"metadata": {"name": f"unhealthy-gpu-{name}", "namespace": "kube-system"}, "data": {"gpus": gpus}}
+        for name, gpus in (("n1", "1"), ("n2", "?"))
+    ]
+    found = overview([node()], [DEVICE], [], load_settings(), lists)
+    assert [card.state.card.healthy for card in found.nodes[0].cards] == [True, False]
+    assert list(found.unclear) == ["ConfigMap unhealthy-gpu-n2"]
 
 
 def test_a_wish_that_went_bad_takes_no_cards_away() -> None:

@@ -3,8 +3,9 @@
 import pytest
 from rich.console import Console
 
-from mgpu.cli.overview import overview
+from mgpu.cli.overview import CardView, NodeView, Use, overview
 from mgpu.cli.picture import card_map
+from mgpu.model.cards import Card, CardState
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import read_node
 from mgpu.settings import load_settings
@@ -43,3 +44,27 @@ def test_a_full_card_is_full_and_half_of_it_is_each_pods() -> None:
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     assert max(map(len, drawn(width).splitlines())) <= width
+
+
+def test_vocabularies_are_told_where_there_are_several_and_other_devices_have_a_row() -> None:
+    one = CardView(CardState(card(0), 300, 24 << 30, 2), (use("a", "mgpu", 300, 4), use("b", "gpushare", 0, 20)))
+    rdma = Card(1, "mlx5_1", "", 0, type="rdma")
+    other = CardView(CardState(rdma, 500, 0, 1), (use("c", "koordinator", 500, 0),))
+    idle = CardView(CardState(Card(0, "mlx5_0", "", 0, type="rdma")))
+    text = shown(NodeView("n1", (one,), others=(idle, other)))
+    for part in ("a · mgpu · 30% 4 GiB on 0", "b · gpushare · 20 GiB on 0", "c · koordinator · rdma 50% on 1"):
+        assert part in text
+    assert "rdma   0 idle   1 50% C" in text
+    alone = shown(NodeView("n1", (CardView(one.state, one.uses[:1]),)))
+    assert "a · 30% 4 GiB on 0" in alone
+
+
+def use(pod: str, dialect: str, core: int, gib: int) -> Use:
+    return Use(pod, ("c",), core, gib << 30, dialect=dialect)
+
+
+def shown(node: NodeView) -> str:
+    console = Console(width=100, no_color=True, force_terminal=False)
+    with console.capture() as captured:
+        console.print(card_map([node]))
+    return captured.get()
