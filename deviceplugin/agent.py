@@ -21,6 +21,8 @@ from deviceplugin.pods import GpuPod, NodePods
 from deviceplugin.records import RecordWriter
 from deviceplugin.registration import CHECK_SECONDS, Registration
 from deviceplugin.reporter import Reporter
+from deviceplugin.runtime import ContainerRuntime
+from deviceplugin.unrecorded import Unrecorded
 from deviceplugin.upkeep import Keeper, keep_clean
 from deviceplugin.wakeup import Wakeup
 from deviceplugin.wholecards import NVIDIA, OURS, WholeCards
@@ -61,12 +63,14 @@ class Agent:
         self._reporter = Reporter(api, own.node, settings, self._held, self._told_of_whole_cards)
         self._records = RecordWriter(api)
         self._owners = PodResources(pod_resources_socket(own))
+        self._runtime = ContainerRuntime(Path(own.cri_socket) if own.cri_socket else None)
         files = CdiFiles(Path(own.cdi_dir))
         self._whole = WholeCards(
             own.whole_cards,
             self._folder,
             self._pods,
             self._owners,
+            Unrecorded(self._runtime, self._pods, self._known_cards),
             lambda: self._reporter.capacity(WHOLE_CARDS),
         )
         names = [resource.name for resource in as_ids((), settings)]
@@ -117,6 +121,7 @@ class Agent:
             await asyncio.gather(*tasks, ending, return_exceptions=True)
             self._close()
             await self._owners.close()
+            await self._runtime.close()
             log.info("stopped", extra={"node": self._node_name})
 
     def stop(self) -> None:

@@ -51,6 +51,7 @@ Examples:
 @click.option("--kubelet-dir", help="The kubelet's folder.  [default: /var/lib/kubelet]")
 @click.option("--pod-resources", help="PodResources socket.  [default: pod-resources/kubelet.sock in --kubelet-dir]")
 @click.option("--cdi-dir", help="Where the runtime looks for CDI specs.  [default: /var/run/cdi]")
+@click.option("--cri-socket", help="The container runtime's.  [default: /run/containerd/containerd.sock]")
 @click.option("--cdi/--no-cdi", default=None, help="Whether the runtime has CDI.  [default: --cdi]")
 @click.option(
     "--whole-cards",

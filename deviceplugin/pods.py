@@ -17,7 +17,8 @@ from mgpu.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_MIRROR = "kubernetes.io/config.mirror"
+MIRROR = "kubernetes.io/config.mirror"
+"""Of the API server's pod for a static one: the UID by which the kubelet knows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,8 @@ class NodePods:
             annotations = raw["metadata"].get("annotations") or {}
             key = f"{raw['metadata'].get('namespace', 'default')}/{raw['metadata']['name']}"
             ended = (raw.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-            kept = self._present.get(annotations.get(_MIRROR, uid)) == (key, ended)
-            self._present[annotations.get(_MIRROR, uid)] = key, ended
+            kept = self._present.get(annotations.get(MIRROR, uid)) == (key, ended)
+            self._present[annotations.get(MIRROR, uid)] = key, ended
             amended = self._amended.get(uid, {})
             if amended.items() <= annotations.items():
                 self._amended.pop(uid, None)
@@ -92,7 +93,7 @@ class NodePods:
         uid = raw["metadata"]["uid"]
         with self._lock:
             self._amended.pop(uid, None)
-            self._present.pop((raw["metadata"].get("annotations") or {}).get(_MIRROR, uid), None)
+            self._present.pop((raw["metadata"].get("annotations") or {}).get(MIRROR, uid), None)
             self._pods.pop(uid, None)
             self._ordered = None
             self.dropped += 1
@@ -113,7 +114,7 @@ class NodePods:
         with self._lock:
             if uid in self._pods or "-" in uid:
                 return self._pods.get(uid)
-            return next((known for known in self._pods.values() if known.pod.annotations.get(_MIRROR) == uid), None)
+            return next((known for known in self._pods.values() if known.pod.annotations.get(MIRROR) == uid), None)
 
     def present(self) -> Mapping[str, tuple[str, bool]]:
         """All pods of the node, those without GPU too: the kubelet's UID → (namespace/name, whether it has ended)."""

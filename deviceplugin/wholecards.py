@@ -14,6 +14,7 @@ from pathlib import Path
 from deviceplugin import checkpoint
 from deviceplugin.offers import WHOLE_CARDS
 from deviceplugin.pods import NodePods
+from deviceplugin.unrecorded import Unrecorded
 from deviceplugin.whose import Owners
 from mgpu.model.errors import RetryLater
 from mgpu.model.given import Given, shares_given
@@ -43,10 +44,12 @@ class WholeCards:
         folder: Path,
         pods: NodePods,
         owners: Owners,
+        unrecorded: Unrecorded,
         capacity: Callable[[], int | None],
     ) -> None:
         self._setting, self._folder, self._pods, self._owners = setting, folder, pods, owners
-        self._capacity = capacity
+        self._unrecorded, self._capacity = unrecorded, capacity
+        self._listed: tuple[Given, ...] | None = None
         self._stamp: tuple[int, int, int] | None = None
         self._rows: list[checkpoint.Given] | None = None
         self._offered: frozenset[str] | None = None
@@ -76,7 +79,10 @@ class WholeCards:
         before = self.server, self.given
         await self._read(synced=synced)
         if synced:
-            self.given = self._foreign()
+            self._listed = self._foreign()
+        if synced and self._listed is not None:
+            others = await self._unrecorded.look({row.uid for row in self._listed})
+            self.given = tuple(sorted((*self._listed, *others)))
         if self._setting != NVIDIA:
             self._decide()
         if before[0] != self.server:
@@ -108,19 +114,22 @@ class WholeCards:
         uids = {key: uid for uid, (key, _) in self._pods.present().items()}
         known = [(uids.get(f"{o.namespace}/{o.name}"), o) for o in owners if not _own_ids(o.ids)]
         # Without a name that is the API server's no pod can be told; it is looked for again with the next look.
-        rows = (Given(uid, o.container, WHOLE_CARDS, tuple(sorted(o.ids))) for uid, o in known if uid)
-        self.given = tuple(sorted(rows))
+        rows = ((self._pods.by_uid(uid), Given(uid, o.container, WHOLE_CARDS, tuple(o.ids))) for uid, o in known if uid)
+        self._listed = tuple(row for pod, row in rows if pod is None or pod.shares is None)
 
     def _foreign(self) -> tuple[Given, ...] | None:
         """Of pods that have not ended and have no record of ours."""
         if self._rows is None:
-            return self.given
+            return self._listed
         theirs = [row for row in self._rows if not row.name]
         others = [row for row in theirs if self._runs(row.uid)]
         self._since = {uid: at for uid, at in self._since.items() if any(row.uid == uid for row in theirs)}
         known = ((self._pods.by_uid(row.uid), row) for row in others)
-        rows = [row for pod, row in known if pod is None or pod.shares is None]
-        return tuple(sorted(Given(row.uid, row.container, WHOLE_CARDS, tuple(sorted(row.ids))) for row in rows))
+        return tuple(
+            Given(pod.pod.uid if pod else row.uid, row.container, WHOLE_CARDS, tuple(sorted(row.ids)))
+            for pod, row in known
+            if pod is None or pod.shares is None
+        )
 
     def _runs(self, uid: str) -> bool:
         """The checkpoint keeps what ended pods had until the next allocation."""
@@ -144,8 +153,8 @@ class WholeCards:
             return f"its socket {name} is there"
         if self._offered and not _own_ids(self._offered):
             return f"the kubelet knows its devices, as {min(self._offered)}"
-        if self.given:
-            return f"pod {self.given[0].uid} has cards from it"
+        if holder := next((row.uid for row in self.given or () if row.resource == WHOLE_CARDS), ""):
+            return f"pod {holder} has cards from it"
         if self._offered is None and self._capacity() and self.server != OURS:
             return f"the node has {self._capacity()} of it, which this agent has not registered"
         return ""

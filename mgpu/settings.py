@@ -121,6 +121,8 @@ class DevicePluginSettings(_Block):
 
     wholeCards: who serves `nvidia.com/gpu` on the node, this agent or NVIDIA's own plugin; auto: this agent, unless
     another plugin does (then it never does, whatever is set). It changes on a drained node.
+    criSocket: the container runtime's, asked only about pods that run without a record and that the kubelet's checkpoint
+    does not know; empty: not asked.
     """
 
     node: str = ""
@@ -130,6 +132,7 @@ class DevicePluginSettings(_Block):
     cdi_dir: str = Field("/var/run/cdi", alias="cdiDir")
     cdi: bool = True
     health_port: Port = Field(0, alias="healthPort")
+    cri_socket: str = Field("/run/containerd/containerd.sock", alias="criSocket")
     whole_cards: Annotated[Literal["auto", "mgpu", "nvidia"], BeforeValidator(_lower)] = Field(
         "auto", alias="wholeCards"
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("proto/deviceplugin.proto", "proto/podresources.proto")
+SOURCES = ("proto/cri.proto", "proto/deviceplugin.proto", "proto/podresources.proto")
 KINDS = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
 
 

@@ -99,7 +99,8 @@ class Node:
     @contextmanager
     def agent(self, **settings: Any) -> Iterator[Agent]:
         """settings: of the block `deviceplugin`, or by their whole path."""
-        own = {"node": "n1", "kubeletDir": str(self.folder), "cdiDir": str(self.folder / "cdi"), **settings}
+        folders = {"kubeletDir": str(self.folder), "cdiDir": str(self.folder / "cdi")}
+        own = {"node": "n1", **folders, "criSocket": str(self.folder / "cri.sock"), **settings}
         api = api_of(self.url)
         parsed = load_settings(flags={k if "." in k else f"deviceplugin.{k}": value for k, value in own.items()})
         agent = Agent(parsed, SimulatedCards(self.file, "n1"), api)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from deviceplugin.ids import device_ids
 from deviceplugin.offers import WHOLE_CARDS, as_ids
 from deviceplugin.podresources import Owner
 from deviceplugin.pods import NodePods
+from deviceplugin.unrecorded import Unrecorded
 from deviceplugin.wholecards import WholeCards
 from mgpu.model.errors import RetryLater
 from mgpu.model.given import CHECKPOINTS, Given
@@ -48,15 +50,24 @@ class Place:
         self.capacity: int | None = None
         self.pods = NodePods(load_settings(), lambda: None)
         self.now, self.silent = 0.0, False
+        self.environment: dict[str, str] = {}
+        self.asked: list[str] = []
         self.setting = setting
         self.restart()
 
     def restart(self) -> None:
-        self.whole = WholeCards(self.setting, self.folder, self.pods, self, lambda: self.capacity)
+        unrecorded = Unrecorded(self, self.pods, lambda: cards(2))
+        self.whole = WholeCards(self.setting, self.folder, self.pods, self, unrecorded, lambda: self.capacity)
 
     def write(self, *entries: checkpoint.Entry, **offered: list[str]) -> None:
         registered = {"r": ["0"]} | ({WHOLE_CARDS: offered["ids"]} if offered else {})
         checkpoint.write(self.folder / checkpoint.FILE, entries, registered)
+
+    async def environments(self, uid: str) -> dict[str, Mapping[str, str]]:
+        self.asked.append(uid)
+        if uid not in self.environment:
+            raise RetryLater("no container runtime")
+        return {"c": {"A": "B", "NVIDIA_VISIBLE_DEVICES": self.environment[uid]}, "other": {}}
 
     async def owners(self, resource: str) -> list[Owner]:
         assert resource == WHOLE_CARDS
@@ -211,6 +222,50 @@ def test_where_there_is_no_checkpoint_the_kubelet_is_asked(place: Place) -> None
         Owner("default", "unknown", "c", frozenset({"GPU-n1-0"})),
     ]
     assert place.look()[1] == (Given("uid-p", "c", WHOLE_CARDS, (UUID,)),)
+
+
+RUNS = {"phase": "Running", "containerStatuses": [{"name": "c", "containerID": "x", "state": {"running": {}}}]}
+
+
+@pytest.mark.parametrize(
+    ("visible", "ids"),
+    [
+        (UUID, (UUID,)),
+        (f"GPU-n1-0,{UUID}", ("GPU-n1-0", UUID)),
+        ("all", ("GPU-n1-0", UUID)),
+        ("1", ("1",)),
+        ("void", None),
+    ],
+)
+def test_a_pod_that_runs_without_a_record_and_is_in_no_checkpoint_shows_its_cards(
+    place: Place, visible: str, ids: tuple[str, ...] | None
+) -> None:
+    place.pods.take(whole("p"))
+    place.write()
+    assert place.look()[1] == ()
+    assert not place.asked, "it does not run yet"
+    place.pods.take({**whole("p"), "status": RUNS})
+    assert place.look()[1] == ()
+    assert place.look(seconds=1)[1] == ()
+    assert place.asked == ["uid-p"], "a runtime that is not there is not asked all the time"
+    place.environment["uid-p"] = visible
+    assert place.look(seconds=10)[1] == ((Given("uid-p", "c", WHOLE_CARDS, ids),) if ids else ())
+    place.pods.take({**recorded(whole("p"), {"c": 0}), "status": RUNS})
+    assert place.look(seconds=10)[1] == ()
+
+
+def test_what_the_checkpoint_knows_is_asked_of_nobody_else(place: Place) -> None:
+    place.pods.take({**whole("p"), "status": RUNS})
+    place.write(theirs("uid-p", UUID), ids=[UUID])
+    assert place.look()[1] == (Given("uid-p", "c", WHOLE_CARDS, (UUID,)),)
+    assert not place.asked
+
+
+def test_a_share_that_runs_without_a_record_is_held_too(place: Place) -> None:
+    place.pods.take({**pod("p", asking("c", {"koordinator.sh/gpu-memory-ratio": 20})), "status": RUNS})
+    place.write()
+    place.environment["uid-p"] = UUID
+    assert place.look() == ("mgpu", (Given("uid-p", "c", "koordinator.sh/gpu-memory-ratio", (UUID,)),))
 
 
 def listed(node: Node) -> list[dict[str, Any]]:

@@ -1,0 +1,61 @@
+"""The environment of a pod's containers as the container runtime reports it (CRI): the last that knows what they have,
+where neither a record nor the kubelet does."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+import orjson
+
+from mgpu.model.errors import RetryLater
+from proto import cri_pb2 as api
+from proto import cri_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+_QUERY_SECONDS = 2.0
+_OPTIONS = [("grpc.max_receive_message_length", 64 << 20), ("grpc.enable_http_proxy", 0)]
+_UID, _NAME = "io.kubernetes.pod.uid", "io.kubernetes.container.name"
+
+
+class ContainerRuntime:
+    """socket: CRI's; None, or one that is not there: nothing is known."""
+
+    def __init__(self, socket: Path | None) -> None:
+        self._socket = socket
+        self._channel: Any = None
+
+    async def environments(self, uid: str) -> dict[str, Mapping[str, str]]:
+        """Container → environment, of the pod's containers that run. uid: the kubelet's. Raises RetryLater."""
+        if self._socket is None or not self._socket.exists():
+            raise RetryLater(f"there is no container runtime at {self._socket}")
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS)
+        stub = cri_pb2_grpc.RuntimeServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        asked = api.ListContainersRequest(filter=api.ContainerFilter(label_selector={_UID: uid}))
+        try:
+            listed = await stub.ListContainers(asked, timeout=_QUERY_SECONDS)
+            found: dict[str, Mapping[str, str]] = {}
+            for row in listed.containers:
+                if row.state == api.CONTAINER_RUNNING:
+                    request = api.ContainerStatusRequest(container_id=row.id, verbose=True)
+                    status = await stub.ContainerStatus(request, timeout=_QUERY_SECONDS)
+                    found[row.labels.get(_NAME, "")] = _environment(status.info)
+        except grpc.aio.AioRpcError as error:
+            raise RetryLater(f"container runtime: {error.code().name}: {error.details()}") from error
+        return found
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+
+
+def _environment(info: Mapping[str, str]) -> dict[str, str]:
+    """Raises RetryLater where the runtime reports it in another form."""
+    try:
+        lines: list[str] = orjson.loads(info["info"])["runtimeSpec"]["process"]["env"]
+        return dict(line.split("=", 1) for line in lines if "=" in line)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RetryLater(f"container runtime: the environment of a container is not readable: {error!r}") from error

@@ -1,0 +1,91 @@
+"""What a container runtime says of a pod's containers."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from deviceplugin.runtime import ContainerRuntime
+from mgpu.model.errors import RetryLater
+from proto import cri_pb2 as api
+from proto import cri_pb2_grpc
+
+ENV = {
+    "info": json.dumps({"pid": 1, "runtimeSpec": {"process": {"env": ["A=1", "NVIDIA_VISIBLE_DEVICES=GPU-1,GPU-2"]}}})
+}
+
+
+class Cri(cri_pb2_grpc.RuntimeServiceServicer):
+    """Two pods; of the first one `c` runs and `init` has ended."""
+
+    def __init__(self, info: dict[str, str]) -> None:
+        self._info = info
+        self._rows = [("1", "u", "init", api.CONTAINER_EXITED), ("2", "u", "c", api.CONTAINER_RUNNING)]
+        self._rows.append(("3", "v", "c", api.CONTAINER_RUNNING))
+
+    def ListContainers(self, request: Any, context: Any) -> api.ListContainersResponse:  # noqa: N802, ARG002
+        wanted = request.filter.label_selector["io.kubernetes.pod.uid"]
+        labels = {"io.kubernetes.pod.uid": wanted}
+        rows = [
+            api.Container(id=i, state=state, labels=labels | {"io.kubernetes.container.name": name})
+            for i, uid, name, state in self._rows
+            if uid == wanted
+        ]
+        return api.ListContainersResponse(containers=rows)
+
+    def ContainerStatus(self, request: Any, context: Any) -> api.ContainerStatusResponse:  # noqa: N802, ARG002
+        assert request.verbose
+        assert request.container_id == "2"
+        return api.ContainerStatusResponse(info=self._info)
+
+
+@contextmanager
+def serving(socket: Path, info: dict[str, str]) -> Iterator[None]:
+    server = grpc.server(ThreadPoolExecutor(2))
+    cri_pb2_grpc.add_RuntimeServiceServicer_to_server(Cri(info), server)  # type: ignore[no-untyped-call]
+    server.add_insecure_port(f"unix:{socket}")
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop(None).wait()
+
+
+def ask(socket: Path | None, uid: str = "u") -> Any:
+    async def run() -> Any:
+        runtime = ContainerRuntime(socket)
+        try:
+            return await runtime.environments(uid)
+        finally:
+            await runtime.close()
+
+    return asyncio.run(run())
+
+
+def test_it_is_asked_about_the_containers_that_run(folder: Path) -> None:
+    with serving(folder / "cri.sock", ENV):
+        assert ask(folder / "cri.sock") == {"c": {"A": "1", "NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"}}
+        assert ask(folder / "cri.sock", "w") == {}
+
+
+@pytest.mark.parametrize(
+    "info", [{}, {"info": "{"}, {"info": "{}"}, {"info": '{"runtimeSpec": {"process": {"env": 1}}}'}]
+)
+def test_a_runtime_that_reports_in_another_form_has_said_nothing(folder: Path, info: dict[str, str]) -> None:
+    with serving(folder / "cri.sock", info), pytest.raises(RetryLater, match="not readable"):
+        ask(folder / "cri.sock")
+
+
+def test_without_a_runtime_nothing_is_known(folder: Path) -> None:
+    for socket in (None, folder / "none.sock"):
+        with pytest.raises(RetryLater, match="there is no container runtime"):
+            ask(socket)
+    (folder / "dead.sock").touch()
+    with pytest.raises(RetryLater, match="container runtime: UNAVAILABLE"):
+        ask(folder / "dead.sock")
