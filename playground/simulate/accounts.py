@@ -13,7 +13,7 @@ from playground.simulate.documents import Raw
 from playground.simulate.world import World
 from scheduler import stock
 from scheduler.outlook import Outlook
-from scheduler.state import View
+from scheduler.views import View
 from scheduler.usage import Usage
 
 
