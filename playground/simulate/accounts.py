@@ -13,8 +13,8 @@ from playground.simulate.documents import Raw
 from playground.simulate.world import World
 from scheduler import stock
 from scheduler.outlook import Outlook
-from scheduler.views import View
 from scheduler.usage import Usage
+from scheduler.views import View
 
 
 class Accounts:
