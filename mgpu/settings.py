@@ -121,8 +121,8 @@ class DevicePluginSettings(_Block):
 
     wholeCards: who serves `nvidia.com/gpu` on the node, this agent or NVIDIA's own plugin; auto: this agent, unless
     another plugin does (then it never does, whatever is set). It changes on a drained node.
-    criSocket: the container runtime's, asked only about pods that run without a record and that the kubelet's checkpoint
-    does not know; empty: not asked.
+    criSocket: the container runtime's, asked only about pods that run without a record and that the kubelet's
+    checkpoint does not know; empty: not asked.
     """
 
     node: str = ""

@@ -100,7 +100,8 @@ def test_a_judge_is_replaced_as_a_whole_and_only_where_there_is_reason() -> None
         ("cardPolicy: fgd", ["fgd"]),
         ("dialects: {mgpu: {MGPUPolicy: fgd}}", ["fgd"]),
         (
-            "{cardPolicy: fgd, dialects: {mgpu: {MGPUPolicy: spread}, gpushare: {policy: spread}, koordinator: {policy: spread}}}",
+            "cardPolicy: fgd\n"
+            "dialects: {mgpu: {MGPUPolicy: spread}, gpushare: {policy: spread}, koordinator: {policy: spread}}",
             [],
         ),
     ],
