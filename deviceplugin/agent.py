@@ -25,7 +25,7 @@ from deviceplugin.runtime import ContainerRuntime
 from deviceplugin.unrecorded import Unrecorded
 from deviceplugin.upkeep import Keeper, keep_clean
 from deviceplugin.wakeup import Wakeup
-from deviceplugin.wholecards import NVIDIA, OURS, WholeCards
+from deviceplugin.wholecards import OURS, WholeCards
 from mgpu.dialects import gpushare
 from mgpu.kube import Api
 from mgpu.kube.events import Recorder, node_reference, pod_reference
@@ -89,8 +89,9 @@ class Agent:
         )
         self._allocations = {name: Allocations(name, self._node) for name in names}
         self._plugins = {name: Plugin(name, allocations) for name, allocations in self._allocations.items()}
+        left = {WHOLE_CARDS: self._whole.left, gpushare.MEMORY: lambda: self._reporter.undrained(gpushare.MEMORY)}
         self._registrations = [
-            Registration(self._folder, plugin, left=self._whole.left if name == WHOLE_CARDS else lambda: "")
+            Registration(self._folder, plugin, left=left.get(name, lambda: ""))
             for name, plugin in self._plugins.items()
         ]
 
@@ -139,7 +140,9 @@ class Agent:
             return f"cards: {self._cards.problem}"
         if not self._reflector.synced:
             return "the pods of this node are not known yet"
-        wanted = [r for r in self._registrations if not (self._whole.server == NVIDIA and r.left())]
+        # Once it is known whose they are, what is left to others is not waited for.
+        known = self._whole.server and self._reporter.capacity(WHOLE_CARDS) is not None
+        wanted = [r for r in self._registrations if not (known and r.left())]
         states = [r.state or "the kubelet has not asked for the devices" for r in wanted if not r.registered]
         return "; ".join([*states, *filter(None, [self._reporter.problem])])
 

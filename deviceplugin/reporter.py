@@ -64,20 +64,22 @@ def capacity_patch(
 
     cards: devices of all types. Summed over healthy ones, but never less than `held` of the resource: the kubelet would
     fail running pods. What was published before and is not any more (its dialect was disabled, its last device went)
-    is removed once no pod holds it; what is served as ids now is the kubelet's.
+    is removed once no pod holds it; what is served as ids now is the kubelet's, from then on too.
     """
     capacity = (seen.get("status") or {}).get("capacity") or {}
     said = ((seen.get("metadata") or {}).get("annotations") or {}).get(PUBLISHED_ANNOTATION, "")
     by_kubelet = {resource.name for resource in as_ids((), settings)}
     wanted = {name: max(amount, held(name)) for name, amount in in_status(cards, settings).items()}
-    leaving = sorted({*said.split(",")} - {"", *wanted, *by_kubelet})
+    before = {*said.split(",")} - {"", *wanted}
+    leaving = sorted(before - by_kubelet)
     wanted |= {name: amount for name in leaving if (amount := held(name))}
     changed: dict[str, str | None] = {
         n: str(amount) for n, amount in wanted.items() if _number(capacity.get(n)) != amount
     }
     changed |= {name: None for name in leaving if name not in wanted and name in capacity}
     patch: Raw = {"status": {"capacity": changed}} if changed else {}
-    if (published := ",".join(sorted(wanted))) != said:
+    still = {name for name in before & by_kubelet if held(name)}
+    if (published := ",".join(sorted({*wanted, *still}))) != said:
         patch["metadata"] = {"annotations": {PUBLISHED_ANNOTATION: published or None}}
     return patch or None
 
@@ -175,6 +177,20 @@ class Reporter:
         with self._lock:
             node = self._node
         return None if node is None else _number(((node.get("status") or {}).get("capacity") or {}).get(resource, 0))
+
+    def undrained(self, resource: str) -> str:
+        """Why the resource cannot be served as ids yet, "" where it can: its publisher changes on a drained node only.
+
+        What is offered as ids in other units than before would be less than running pods hold.
+        """
+        with self._lock:
+            node = self._node
+        if node is None:
+            return f"node {self._node_name} is not known yet"
+        said = (node["metadata"].get("annotations") or {}).get(PUBLISHED_ANNOTATION, "")
+        if resource in said.split(",") and self._held(resource):
+            return f"pods hold {resource} as it was published before; it changes when they have ended"
+        return ""
 
     def _take_node(self, raw: Raw | None) -> None:
         with self._lock:

@@ -5,7 +5,7 @@ from typing import Any
 from mgpu.dialects import gpushare
 from mgpu.dialects.node_resources import SHARE
 from tests.builders import pod
-from tests.deviceplugin.node import Node, until
+from tests.deviceplugin.node import PODS, Node, until
 from tests.scheduler.gpushare import container
 
 Json = dict[str, Any]
@@ -67,6 +67,33 @@ def test_a_container_sees_its_share_and_the_record_says_that_it_was_given(node: 
         }
         assert node.env("p").items() >= own.items()
         until(lambda: node.pod("p")["metadata"]["annotations"][gpushare.ASSIGNED] == "true")
+
+
+def test_what_an_agent_that_died_did_not_write_the_next_one_does(node: Node) -> None:
+    with node.agent():
+        serving(node)
+        node.create(decided("p", c=1))
+        node.runs("p")
+        until(lambda: node.pod("p")["metadata"]["annotations"][gpushare.ASSIGNED] == "true")
+    node.api.patch(f"{PODS}/p", {"metadata": {"annotations": {gpushare.ASSIGNED: "false"}}})
+    with node.agent():
+        until(lambda: node.pod("p")["metadata"]["annotations"][gpushare.ASSIGNED] == "true")
+
+
+def test_a_change_of_the_unit_waits_for_the_pods_that_count_in_the_other_one(node: Node) -> None:
+    """The kubelet would fail running pods that hold more than the node has."""
+    amount = str(2 * 80 * 1024)
+    with node.agent(**{"dialects.gpushare.memoryUnit": "MiB"}):
+        serving(node, amount)
+        raw = decided("p", units=8138, c=1)
+        raw["spec"]["containers"][0]["resources"]["limits"][SHARE] = "1"
+        node.create(raw)
+        node.runs("p")
+    with node.agent():
+        until(lambda: node.allocatable().get(SHARE) == "32")
+        assert node.allocatable()[gpushare.MEMORY] in (amount, "160Ki")
+        node.api.delete(f"{PODS}/p")
+        serving(node)
 
 
 def test_where_nothing_can_be_given_the_container_waits_and_says_why(node: Node) -> None:

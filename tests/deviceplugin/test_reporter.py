@@ -129,6 +129,8 @@ def test_what_is_served_as_ids_now_is_the_kubelets() -> None:
     patch = left("aliyun.com/gpu-mem,aliyun.com/gpu-count", text=only)
     assert patch["status"]["capacity"] == {"aliyun.com/gpu-count": "2"}
     assert patch["metadata"]["annotations"] == {PUBLISHED_ANNOTATION: "aliyun.com/gpu-count"}
+    held = left("aliyun.com/gpu-count,aliyun.com/gpu-mem", held=4, text=only)
+    assert held == {"status": {"capacity": {"aliyun.com/gpu-count": "2"}}}, "not before the node is drained"
 
 
 def test_what_another_plugin_gave_out_is_written_beside_what_others_wrote() -> None:
