@@ -122,12 +122,15 @@ class Cluster:
 
     def log_of(self, namespace: str, pod: str, container: str) -> str:
         """A container's log, which is its environment. Raises KeyError where there is none."""
-        for kubelet in self.kubelets.values():
-            try:
-                return kubelet.runtime.logs(namespace, pod, container)
-            except KeyError:
-                continue
-        raise KeyError(f"container {container!r} of {namespace}/{pod} has not started")
+        started = {
+            max(c.started for c in found): kubelet
+            for kubelet in self.kubelets.values()
+            if (found := [c for c in kubelet.runtime.containers() if (c.namespace, c.pod) == (namespace, pod)])
+        }
+        if not started:
+            raise KeyError(f"container {container!r} of {namespace}/{pod} has not started")
+        # A pod of this name may have been on another node before.
+        return started[max(started)].runtime.logs(namespace, pod, container)
 
     def _start(self, stack: ExitStack) -> None:
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mgpu-")))

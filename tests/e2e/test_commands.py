@@ -48,11 +48,11 @@ def test_the_demo_runs_to_its_end_in_a_pipe_and_in_a_narrow_terminal(temporary: 
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "✗" not in done.stdout
-    assert re.search(r"2 of 2 run with exactly the cards of\s+their own\s+record", done.stdout)
+    assert re.search(r"([1-9]) of \1 run with exactly the cards of\s+their own\s+record", done.stdout)
     assert "must be a multiple of 100" in " ".join(done.stdout.split())
     assert "2 nodes · 8 cards" in done.stdout
-    together = r"node-1, card 0\s+gpushare \(default/gpushare\), koordinator\s+\(default/koordinator\), mgpu"
-    assert re.search(together, done.stdout)
+    together = "node-1, card 0 gpushare (default/gpushare), koordinator (default/koordinator), mgpu (default/share)"
+    assert together in " ".join(done.stdout.split())
     assert max(map(len, done.stdout.splitlines())) <= columns
     assert left(temporary) == ([], [])
 
