@@ -7,6 +7,7 @@ import pytest
 
 from mgpu.model.asks import Rejection
 from scheduler.filtering import Filtered
+from scheduler.preempting import Victims
 from tests import builders as b
 from tests.scheduler.fake import FakeApi, Replica, admitted, cluster
 
@@ -138,6 +139,19 @@ def test_a_pod_that_asks_for_more_than_that_goes_elsewhere(replica: Replica) -> 
 )
 def test_wishes_that_nobody_there_hears_are_refused(replica: Replica, wish: dict[str, str]) -> None:
     assert list(filtered(replica, plain("p", annotations=wish), "n1").hopeless) == ["n1"]
+
+
+def test_whom_kube_scheduler_evicts_for_such_a_pod_is_its_own_choice(replica: Replica) -> None:
+    """It counts cards as the kubelet does; but no eviction of whole-card pods helps where a card carries a share."""
+    bound(replica, plain("low"))
+    raw = plain("high", 2)
+    filtered(replica, raw)
+    known, theirs = replica.state.gpu_pod("uid-high"), {"n1": Victims(("uid-low",))}
+    assert known is not None
+    assert replica.preemption.choose(known, raw, theirs) == theirs
+    told(replica.api, ("uid-low", "GPU-n1-1"))
+    bound(replica, b.share("q", 10))
+    assert replica.preemption.choose(known, raw, theirs) == {}
 
 
 def test_a_node_without_an_agent_needs_no_device(replica: Replica) -> None:
