@@ -116,7 +116,7 @@ def serve_cluster(nodes: int, spare: int) -> None:
     nothing: Any = None
     api: Any = _Pods(state)
     filter_, decider = Filter(state, settings), _Timed(state, api, settings)
-    noop: Any = _NoOp(Extender(filter_, decider, nothing, api, settings, _Open()))
+    noop: Any = _NoOp(Extender(filter_, decider, nothing, api, _Open()))
     app = make_app(noop)
     for rule, answer in (("noop/<verb>", noop.answer), ("changed", api.changed), ("took", decider.took)):
         app.add_url_rule(f"/{rule}", rule, answer, methods=["POST"])

@@ -33,7 +33,7 @@ def make_apps(
     admission = new_app()
     binding = BindingAdmission(decider, gate.may_decide, settings.scheduler.binding_users)
     reviewing(admission, "/bind-admission", binding, kinds=("Binding",))
-    verbs = Extender(filter_, decider, preemption, api, settings, gate)
+    verbs = Extender(filter_, decider, preemption, api, gate)
     extender = make_extender_app(verbs)
     gpushare_routes(extender, verbs, state, settings, gate)
     for app in (admission, extender):

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -47,6 +48,16 @@ class Decider:
         if raw is None or (uid and uid != found and not live):
             return "", None
         return found, read_gpu_pod(raw, self._settings)
+
+    def read(self, raw: Mapping[str, Any]) -> GpuPod | None:
+        """The pod, if it asks for GPU; of the same version as in the cache it is not read again.
+
+        Raises BadObject only where it is no pod at all.
+        """
+        meta = raw.get("metadata")
+        uid, version = (meta.get("uid"), meta.get("resourceVersion")) if isinstance(meta, dict) else ("", "")
+        cached = self._state.gpu_pod(uid) if isinstance(uid, str) else None
+        return cached if cached and version and cached.version == version else read_gpu_pod(raw, self._settings)
 
     def decide(self, known: GpuPod, node: str, *, reserve: bool = True) -> Decision | Rejection:
         """reserve False (dry run): nothing is held for the pod. Raises RetryLater."""

@@ -15,11 +15,10 @@ from mgpu.model.asks import Rejection
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.serving.app import new_app
 from mgpu.serving.review import BadRequest
-from mgpu.settings import Settings
 from scheduler.deciding import Decider, pod_path
 from scheduler.decisions import Decision
 from scheduler.filtering import Filter, Filtered
-from scheduler.gpu_pods import GpuPod, read_gpu_pod
+from scheduler.gpu_pods import GpuPod
 from scheduler.preempting import Preemption, Victims
 
 # The form with whole Nodes: 5,000 of them are some 50 MB.
@@ -48,11 +47,10 @@ class Extender:
         decider: Decider,
         preemption: Preemption,
         api: Api,
-        settings: Settings,
         gate: Gate,
     ) -> None:
         self._filter, self._decider, self._preemption = filter_, decider, preemption
-        self._api, self._settings, self._gate = api, settings, gate
+        self._api, self._gate = api, gate
 
     def filter(self, body: bytes) -> dict[str, Any]:
         known, names, nodes = self._scheduling(body)
@@ -133,7 +131,7 @@ class Extender:
         if names is None:
             nodes = _nodes(arguments.get("nodes"))
             names = list(nodes)
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        if not isinstance(names, list) or set(map(type, names)) - {str}:
             raise BadRequest(400, "NodeNames must be a list of strings")
         return self._pod(arguments.get("pod")), names, nodes
 
@@ -143,7 +141,7 @@ class Extender:
             raise BadRequest(400, "Pod must be an object")
         self._gate.may_answer()
         try:
-            return read_gpu_pod(raw, self._settings)
+            return self._decider.read(raw)
         except BadObject as error:
             raise BadRequest(400, f"Pod is no pod: {error}") from error
 

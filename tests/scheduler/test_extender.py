@@ -46,6 +46,16 @@ def test_keys_in_any_case(client: FlaskClient) -> None:
     assert post(client, "/filter", pod=b.share("p"), nodenames=["n1"])["NodeNames"] == ["n1"]
 
 
+def test_a_pod_of_the_version_that_is_known_is_not_read_again(replica: Replica, client: FlaskClient) -> None:
+    place(replica, "x", 60, "n2")
+    replica.api.put("pods", b.share("p", 60))
+    replica.deliver()
+    meta = replica.api.pod("p")["metadata"]
+    for version, fits in ((meta["resourceVersion"], []), (meta["resourceVersion"] + "0", ["n2"])):
+        without_gpu = {"metadata": {**meta, "resourceVersion": version}, "spec": {"containers": []}}
+        assert post(client, "/filter", Pod=without_gpu, NodeNames=["n2"])["NodeNames"] == fits
+
+
 def test_no_names_is_a_list_and_not_null(client: FlaskClient) -> None:
     assert post(client, "/filter", Pod=b.share("p"), NodeNames=["n9"])["NodeNames"] == []
 

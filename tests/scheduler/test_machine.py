@@ -103,9 +103,8 @@ class Cluster(RuleBasedStateMachine):
     def the_extender_binds(self, name: str, cores: list[int], wished: Wished, node: str, again: bool) -> None:
         uid = self.pod(name, cores, wished, again=again)["metadata"]["uid"]
         body = {"PodName": name, "PodNamespace": "default", "PodUID": uid, "Node": node}
-        extender = Extender(
-            self.leader.filter, self.leader.decider, self.leader.preemption, self.client, SETTINGS, self.leader
-        )
+        leader = self.leader
+        extender = Extender(leader.filter, leader.decider, leader.preemption, self.client, leader)
         with contextlib.suppress(RetryLater):
             extender.bind(orjson.dumps(body))
 
