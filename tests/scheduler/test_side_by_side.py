@@ -22,12 +22,16 @@ from scheduler.gpu_pods import read_gpu_pod, recorded
 from tests import builders as b
 from tests.examples import examples
 from tests.scheduler.fake import SETTINGS, Clock, FakeApi, Replica, admitted
-from tests.scheduler.vocabularies import GIB, SHAPES, Use, held
+from tests.scheduler.vocabularies import GIB, SHAPES, Key, Use, held
 from webhook.mutate import mutate
 
 NODES = {
     # Neither is the minor the index, nor are cards equal.
-    "n1": (Card(0, "GPU-a", "A100", 80 * GIB, minor=1), Card(1, "GPU-b", "L40S", 46068 << 20, minor=0)),
+    "n1": (
+        Card(0, "GPU-a", "A100", 80 * GIB, minor=1),
+        Card(1, "GPU-b", "L40S", 46068 << 20, minor=0),
+        Card(0, "mlx5_0", "", 0, minor=0, type="rdma"),
+    ),
     "n2": (Card(0, "GPU-c", "A100", 80 * GIB, minor=0),),
 }
 MOST = 20
@@ -147,15 +151,16 @@ class Sides(RuleBasedStateMachine):
 
     @invariant()
     def no_card_is_over_its_size(self) -> None:
-        total: dict[tuple[str, int], list[Use]] = defaultdict(list)
+        total: dict[tuple[str, Key], list[Use]] = defaultdict(list)
         for raw in self.bound():
-            for index, use in held(raw, self.shape(raw), self.cards(raw)).items():
-                total[raw["spec"]["nodeName"], index].append(use)
-        for (node, index), uses in total.items():
+            for key, use in held(raw, self.shape(raw), self.cards(raw)).items():
+                total[raw["spec"]["nodeName"], key].append(use)
+        sizes = {(node, (card.type, card.index)): card.memory for node, cards in NODES.items() for card in cards}
+        for where, uses in total.items():
             core, memory, ratio = (sum(amounts) for amounts in zip(*uses, strict=True))
-            assert core <= 100, (node, index, uses)
-            assert memory <= NODES[node][index].memory, (node, index, uses)
-            assert ratio <= 100, (node, index, uses)
+            assert core <= 100, (where, uses)
+            assert memory <= sizes[where], (where, uses)
+            assert ratio <= 100, (where, uses)
 
     @invariant()
     def every_dialect_reads_back_what_it_wrote(self) -> None:
@@ -172,12 +177,12 @@ class Sides(RuleBasedStateMachine):
             assert any(
                 self.uses(shares_of(d.ask, d.placement), raw) == self.uses(shares, raw) for d in self.decided[uid]
             )
-            assert {index for _, index in self.uses(shares, raw)} == set(by_hand)
+            assert {key for _, key in self.uses(shares, raw)} == set(by_hand)
             assert len(self.uses(shares, raw)) == shape.cards
 
-    def uses(self, shares: tuple[Share, ...], raw: dict[str, Any]) -> dict[tuple[str, int], object]:
+    def uses(self, shares: tuple[Share, ...], raw: dict[str, Any]) -> dict[tuple[str, Key], object]:
         cards = self.cards(raw)
-        return {(s.container, card.index): s.amount(card) for s in shares for card in cards if s.is_on(card)}
+        return {(s.container, (c.type, c.index)): s.amount(c) for s in shares for c in cards if s.is_on(c)}
 
     def bound(self) -> list[dict[str, Any]]:
         return [
@@ -205,4 +210,4 @@ class Sides(RuleBasedStateMachine):
 
 
 TestSides = Sides.TestCase
-TestSides.settings = examples(150)
+TestSides.settings = examples(100)

@@ -17,6 +17,10 @@ GPUSHARE = "scheduler.framework.gpushare.allocation"
 KOORDINATOR = "scheduling.koordinator.sh/device-allocated"
 
 
+Key = tuple[str, int]
+"""Of a device on a node: its type and index."""
+
+
 class Use(NamedTuple):
     """Of one card: core in percent, memory in bytes, and in percent where a Koordinator pod has it."""
 
@@ -27,7 +31,7 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """containers: of the pod, as a user writes them. cards: how many it gets in all.
+    """containers: of the pod, as a user writes them. cards: how many devices it gets in all.
 
     uses: container → what it gets of each of its cards; only for vocabularies that do not write amounts.
     """
@@ -55,6 +59,7 @@ _NAMES = {
     "memory": "koordinator.sh/gpu-memory",
     "ratio": "koordinator.sh/gpu-memory-ratio",
     "shared": "koordinator.sh/gpu.shared",
+    "rdma": "koordinator.sh/rdma",
 }
 
 
@@ -84,28 +89,29 @@ SHAPES: dict[str, Shape] = {
     "ratio": Shape("koordinator", (asking(ratio=33),)),
     "core and ratio": Shape("koordinator", (asking(core=10, ratio=70),)),
     "shared": Shape("koordinator", (asking(shared=2, core=100, ratio=40),), 2),
+    "rdma": Shape("koordinator", (asking(rdma=40),)),
+    "gpu and rdma": Shape("koordinator", (asking(gpu=20, rdma=70),), 2),
     "nvidia": Shape("koordinator", (asking(nvidia=1),)),
     "nvidia two": Shape("koordinator", (asking(nvidia=2),), 2),
 }
 
 
-def held(raw: Raw, shape: Shape, cards: tuple[Card, ...]) -> dict[int, Use]:
-    """Card index → what a bound pod of this shape holds of it, as its annotations say; {}: it has no record."""
+def held(raw: Raw, shape: Shape, cards: tuple[Card, ...]) -> dict[Key, Use]:
+    """What a bound pod of this shape holds of each device, as its annotations say; {}: it has no record."""
     annotations = raw["metadata"]["annotations"]
-    total: dict[int, Use] = defaultdict(Use)
-    for index, use in _READERS[shape.vocabulary](annotations, shape, {card.index: card for card in cards}):
-        before = total[index]
-        total[index] = Use(*(a + b for a, b in zip(before, use, strict=True)))
+    total: dict[Key, Use] = defaultdict(Use)
+    for key, use in _READERS[shape.vocabulary](annotations, shape, {(card.type, card.index): card for card in cards}):
+        total[key] = Use(*(a + b for a, b in zip(total[key], use, strict=True)))
     return dict(total)
 
 
-Cards = Mapping[int, Card]
-Found = list[tuple[int, Use]]
+Cards = Mapping[Key, Card]
+Found = list[tuple[Key, Use]]
 
 
 def _mgpu(annotations: Mapping[str, str], shape: Shape, cards: Cards) -> Found:
     return [
-        (int(index), use(cards[int(index)]))
+        (("gpu", int(index)), use(cards["gpu", int(index)]))
         for name, use in (shape.uses or {}).items()
         for index in annotations.get(INDEX + name, "").split(",")
         if index
@@ -114,17 +120,19 @@ def _mgpu(annotations: Mapping[str, str], shape: Shape, cards: Cards) -> Found:
 
 def _gpushare(annotations: Mapping[str, str], shape: Shape, cards: Cards) -> Found:  # noqa: ARG001
     rows = json.loads(annotations.get(GPUSHARE, "{}")).values()
-    return [(int(index), Use(0, units * GIB)) for row in rows for index, units in row.items()]
+    return [(("gpu", int(index)), Use(0, units * GIB)) for row in rows for index, units in row.items()]
 
 
 def _koordinator(annotations: Mapping[str, str], shape: Shape, cards: Cards) -> Found:  # noqa: ARG001
-    by_uuid = {card.uuid: card for card in cards.values()}
+    keys = {card.uuid: key for key, card in cards.items()}
     found = []
-    for row in json.loads(annotations.get(KOORDINATOR, "{}")).get("gpu", ()):
-        card, given = by_uuid[row["id"]], row["resources"]
-        assert card.minor == row["minor"]
-        amounts = [given.get(_NAMES[key], "0") for key in ("core", "memory", "ratio")]
-        found.append((card.index, Use(int(amounts[0]), whole_bytes(amounts[1]), int(amounts[2]))))
+    for type, rows in json.loads(annotations.get(KOORDINATOR, "{}")).items():
+        for row in rows:
+            key, given = keys[row["id"]], row["resources"]
+            assert (key[0], cards[key].minor) == (type, row["minor"])
+            core = given.get(_NAMES["core" if type == "gpu" else type], "0")
+            memory, ratio = (given.get(_NAMES[name], "0") for name in ("memory", "ratio"))
+            found.append((key, Use(int(core), whole_bytes(memory), int(ratio))))
     return found
 
 
