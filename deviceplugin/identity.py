@@ -12,7 +12,7 @@ from deviceplugin.pods import GpuPod
 from mgpu import dialects
 from mgpu.model.asks import ContainerAsk
 from mgpu.model.cards import GPU, Card
-from mgpu.model.ledger import Share
+from mgpu.model.ledger import Minor, Share
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 VOID = {VISIBLE: "void"}
@@ -89,7 +89,8 @@ def recorded_cards(target: Target, cards: Sequence[Card]) -> tuple[Card, ...]:
         card = next((card for card in cards if share.is_on(card)), None)
         if card is None:
             names = ", ".join(f"{c.index} ({c.uuid})" for c in cards) or "none"
-            why = f"{target}: its record names card {share.card}, which this node has not; it has {names}"
+            named = f"with minor {share.card.number}" if isinstance(share.card, Minor) else str(share.card)
+            why = f"{target}: its record names card {named}, which this node has not; it has {names}"
             raise Refused(why, uid)
         if not card.healthy:
             raise Refused(f"{target}: card {card.index} ({card.uuid}) is unhealthy", uid)

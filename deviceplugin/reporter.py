@@ -139,7 +139,7 @@ class Reporter:
         node: str,
         settings: Settings,
         held: Callable[[str], int],
-        whole: Callable[[], tuple[str, str | None]] = lambda: ("", None),
+        whole: Callable[[], tuple[str, str | None]],
     ) -> None:
         self._api, self._node_name, self._settings, self._held, self._whole = api, node, settings, held, whole
         self._cards: tuple[Card, ...] | None = None
@@ -226,18 +226,10 @@ class Reporter:
             return f"node {self._node_name} is not known yet"
         if not self._devices.synced:
             return f"Devices cannot be listed yet (is the CRD, {DEVICE_API}, installed?)"
-        wanted = write_device(read_node(node), node["metadata"]["uid"], cards)
         server, given = self._whole()
-        if device is None:
-            if given:
-                wanted["metadata"]["annotations"] = {CHECKPOINTS: given}
-            created = self._api.create(DEVICES, wanted)
-            log.info("Device created", extra={"node": self._node_name})
-            self._saw(device=(device, created))
-        elif patch := device_patch(device, wanted, given):
-            patched = self._api.patch(f"{DEVICES}/{self._node_name}", patch)
-            log.info("Device updated", extra={"node": self._node_name})
-            self._saw(device=(device, patched))
+        if not server:
+            return "who serves whole cards is not known yet"
+        # First who serves whole cards: once there is a Device, the scheduler decides about them where we do.
         devices = (*cards, *_others(device))
         if patch := _merged(
             capacity_patch(node, devices, self._settings, self._held), labels_patch(node, cards, driver, server)
@@ -246,6 +238,20 @@ class Reporter:
             answer = self._api.patch(f"/api/v1/nodes/{self._node_name}/status", patch)
             log.info("node updated", extra=patch)
             self._saw(node=(node, answer))
+        return self._report_device(device, write_device(read_node(node), node["metadata"]["uid"], cards), given)
+
+    def _report_device(self, device: Raw | None, wanted: Raw, given: str | None) -> str:
+        if device is None and given is None:
+            return "which cards another plugin gave out is not known yet"
+        if device is None:
+            wanted["metadata"]["annotations"] = {CHECKPOINTS: given} if given else {}
+            created = self._api.create(DEVICES, wanted)
+            log.info("Device created", extra={"node": self._node_name})
+            self._saw(device=(device, created))
+        elif patch := device_patch(device, wanted, given):
+            patched = self._api.patch(f"{DEVICES}/{self._node_name}", patch)
+            log.info("Device updated", extra={"node": self._node_name})
+            self._saw(device=(device, patched))
         return ""
 
     def _saw(self, node: tuple[Raw, Raw] | None = None, device: tuple[Raw | None, Raw] | None = None) -> None:

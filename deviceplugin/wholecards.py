@@ -35,7 +35,8 @@ class WholeCards:
 
     setting: `deviceplugin.wholeCards`. folder: the kubelet's device-plugins folder. capacity: of whole cards as the
     Node has it; None: not known yet.
-    given: what another plugin gave out and has not ended; None: not known yet.
+    held: what another plugin gave to pods that have not ended. given: the part of it that no record of ours tells of,
+    for the scheduler; None: not known yet.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class WholeCards:
         self._problem = ""
         self.server = NVIDIA if setting == NVIDIA else ""
         self.why = "deviceplugin.wholeCards is nvidia" if setting == NVIDIA else ""
+        self.held: tuple[Given, ...] = ()
         self.given: tuple[Given, ...] | None = None
 
     def left(self) -> str:
@@ -66,28 +68,33 @@ class WholeCards:
         return f"{WHOLE_CARDS} is left to NVIDIA's plugin: {self.why}" if self.server else "who serves it is not known"
 
     def holdings(self) -> tuple[Holding, ...]:
-        """What another plugin gave out, as the accounts have it; by pod."""
+        """What another plugin gave out, as the accounts have it; by pod. It holds, whatever a record says."""
         present = self._pods.present()
         keys = {uid: key.partition("/") for uid, (key, _) in present.items()}
         return tuple(
             Holding(uid, *keys.get(uid, ("", "", f"pod {uid}"))[::2], "", NVIDIA, shares)
-            for uid, shares in shares_given(self.given or ()).items()
+            for uid, shares in shares_given(self.held).items()
         )
 
     async def look(self, *, synced: bool) -> bool:
         """Look again; whether anything is different. synced: all pods of the node are known."""
-        before = self.server, self.given
+        before = self.server, self.held, self.given
         await self._read(synced=synced)
         if synced:
             self._listed = self._foreign()
         if synced and self._listed is not None:
             others = await self._unrecorded.look({row.uid for row in self._listed})
-            self.given = tuple(sorted((*self._listed, *others)))
+            self.held = tuple(sorted((*self._listed, *others)))
+            self.given = tuple(row for row in self.held if not self._recorded(row.uid))
         if self._setting != NVIDIA:
             self._decide()
         if before[0] != self.server:
             log.info("whole cards are served by %s %s", self.server, self.why and f"({self.why})")
-        return before != (self.server, self.given)
+        return before != (self.server, self.held, self.given)
+
+    def _recorded(self, uid: str) -> bool:
+        known = self._pods.by_uid(uid)
+        return known is not None and known.shares is not None
 
     async def _read(self, *, synced: bool) -> None:
         """A file that is half written, or gone, takes nothing away from what was read before."""
@@ -114,11 +121,10 @@ class WholeCards:
         uids = {key: uid for uid, (key, _) in self._pods.present().items()}
         known = [(uids.get(f"{o.namespace}/{o.name}"), o) for o in owners if not _own_ids(o.ids)]
         # Without a name that is the API server's no pod can be told; it is looked for again with the next look.
-        rows = ((self._pods.by_uid(uid), Given(uid, o.container, WHOLE_CARDS, tuple(o.ids))) for uid, o in known if uid)
-        self._listed = tuple(row for pod, row in rows if pod is None or pod.shares is None)
+        self._listed = tuple(Given(uid, o.container, WHOLE_CARDS, tuple(o.ids)) for uid, o in known if uid)
 
     def _foreign(self) -> tuple[Given, ...] | None:
-        """Of pods that have not ended and have no record of ours."""
+        """Of pods that have not ended."""
         if self._rows is None:
             return self._listed
         theirs = [row for row in self._rows if not row.name]
@@ -128,7 +134,6 @@ class WholeCards:
         return tuple(
             Given(pod.pod.uid if pod else row.uid, row.container, WHOLE_CARDS, tuple(sorted(row.ids)))
             for pod, row in known
-            if pod is None or pod.shares is None
         )
 
     def _runs(self, uid: str) -> bool:
@@ -153,7 +158,7 @@ class WholeCards:
             return f"its socket {name} is there"
         if self._offered and not _own_ids(self._offered):
             return f"the kubelet knows its devices, as {min(self._offered)}"
-        if holder := next((row.uid for row in self.given or () if row.resource == WHOLE_CARDS), ""):
+        if holder := next((row.uid for row in self.held if row.resource == WHOLE_CARDS), ""):
             return f"pod {holder} has cards from it"
         if self._offered is None and self._capacity() and self.server != OURS:
             return f"the node has {self._capacity()} of it, which this agent has not registered"

@@ -165,7 +165,8 @@ def test_what_it_gave_out_is_told_but_not_what_mgpu_placed(place: Place) -> None
     assert [(h.key, [c.index for c in cards(2) if h.uses(c).core]) for h in held] == [
         ("default/none", [0]),
         ("default/p", [1]),
-    ]
+        ("default/recorded", [0]),
+    ], "by whatever record, that plugin gave it this card"
 
 
 def test_pods_that_ended_hold_nothing_though_the_checkpoint_still_has_them(place: Place) -> None:
