@@ -243,4 +243,4 @@ class Cluster(RuleBasedStateMachine):
 
 
 TestCluster = Cluster.TestCase
-TestCluster.settings = examples(200)
+TestCluster.settings = examples(120)
