@@ -225,7 +225,7 @@ def equal_cards(node: Node, unit: int = 1 << 30) -> tuple[Card, ...]:
 def _repeated(cards: Iterable[Card], path: str) -> list[Problem]:
     problems, seen = [], set()
     for card in cards:
-        for what, value in (("index", str(card.index)), ("UUID", card.uuid), ("minor", str(card.minor))):
+        for what, value in (("minor", str(card.minor)), ("UUID", card.uuid), ("index", str(card.index))):
             if (card.type, what, value) in seen and value != "None":
                 problems.append(Problem(path, f"two {noun(card.type)}s have the {what} {value}"))
             seen.add((card.type, what, value))

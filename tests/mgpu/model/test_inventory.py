@@ -113,11 +113,11 @@ def test_a_wrong_device_is_named(device: object, path: str) -> None:
 
 def test_two_cards_are_never_the_same() -> None:
     found = problems(read_device, {"spec": {"devices": [gpu(), gpu(labels={"mgpu.io/index": "1"})]}})
-    assert found == ["spec.devices: two cards have the UUID GPU-0", "spec.devices: two cards have the minor 0"]
+    assert found == ["spec.devices: two cards have the minor 0", "spec.devices: two cards have the UUID GPU-0"]
     twice = [gpu(), {"type": "rdma", "minor": 0, "id": "a"}, {"type": "rdma", "minor": 0, "id": "b"}]
     assert problems(read_device, {"spec": {"devices": twice}}) == [
-        "spec.devices: two rdma devices have the index 0",
         "spec.devices: two rdma devices have the minor 0",
+        "spec.devices: two rdma devices have the index 0",
     ]
 
 
