@@ -1,12 +1,12 @@
 """What pods hold, made from what the API says of them: records, reservations, and what the kubelet itself gave out."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mgpu.kube.events import pod_reference
 from mgpu.model.errors import BadObject
 from mgpu.model.groups import where
-from mgpu.model.ledger import Holding, Ledger, shares_of, unknown_shares
+from mgpu.model.ledger import Holding, Ledger, Share, absent, shares_of, unknown_shares
 from mgpu.model.pods import Node, Pod
 from scheduler import stock
 from scheduler.decisions import Decision, Decisions
@@ -67,6 +67,7 @@ class Accounts:
         self._hold(Holding(*held, wishes=known.wishes))
         if before != self.ledger.holding(uid):
             self._warn_of_split(known)
+            self._warn_of_absent(pod, shares)
 
     def settle_all_on(self, node: str) -> None:
         for known in [known for known in self._pods.values() if known.pod.node == node]:
@@ -147,6 +148,14 @@ class Accounts:
         if len(seats) > 1:
             message = f"{group} is on {where(seats)}; its pods may join it there, and on no further card"
             self._tell(known.pod, "GroupSplit", message)
+
+    def _warn_of_absent(self, pod: Pod, shares: Sequence[Share]) -> None:
+        """Where the node's cards are known: at the start pods may come before them."""
+        cards = [s.card for s in (*self.ledger.cards(pod.node), *self.ledger.others(pod.node))]
+        names = ", ".join(absent(shares, cards)) if cards else ""
+        if names:
+            text = f"its record names {names}, which {pod.node} does not have; held as soon as it does"
+            self._tell(pod, "UnknownCards", text)
 
     def _tell(self, pod: Pod, reason: str, message: str) -> None:
         self._warn(pod_reference(pod.namespace, pod.name, pod.uid), reason, message)

@@ -4,7 +4,7 @@ The ledger keeps each pod's record and each node's cards, and derives the fullne
 two alone. So it never depends on the order of events, and a release gives back exactly what was taken.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import add
@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from mgpu.model.asks import Amount, Ask, ContainerAsk, Placement, amount_of, peak, whole_of
-from mgpu.model.cards import GPU, Card, CardState
+from mgpu.model.cards import GPU, Card, CardState, noun
 from mgpu.model.groups import Group, Seat
 from mgpu.model.pods import Stage
 from mgpu.model.wishes import NONE, Wishes
@@ -95,6 +95,22 @@ def shares_of(ask: Ask, placement: Placement) -> tuple[Share, ...]:
 def unknown_shares(ask: Ask) -> tuple[Share, ...]:
     """The shares of a pod that runs on cards nobody can tell: held everywhere on its node."""
     return tuple(share_of(c, None) for c in (*ask.containers, *ask.others))
+
+
+def absent(shares: Iterable[Share], cards: Iterable[Card]) -> tuple[str, ...]:
+    """The cards that a record names and that are not among `cards`, as people read them: `minor 7`, `card 3`, a UUID.
+
+    What is held of them counts as soon as they are there.
+    """
+    there = tuple(cards)
+    named = {(s.type, s.card) for s in shares if s.card is not None and not any(s.is_on(card) for card in there)}
+    return tuple(sorted(_named(type_, card) for type_, card in named))
+
+
+def _named(type_: str, card: object) -> str:
+    if isinstance(card, Minor):
+        return f"{noun(type_)} of minor {card.number}"
+    return f"{noun(type_)} {card}"
 
 
 class Ledger:

@@ -13,7 +13,7 @@ from mgpu.dialects.vocabulary import vocabularies, vocabulary_of
 from mgpu.model.asks import Ask, ContainerAsk, Placement, Rejection, by_index
 from mgpu.model.cards import Card
 from mgpu.model.errors import Problem
-from mgpu.model.ledger import Holding, Share
+from mgpu.model.ledger import Holding, Share, absent
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.quantities import QuantityError
 from mgpu.model.requests import allocatable, requests_of
@@ -89,6 +89,9 @@ class _Cluster:
             found = claim(pod, ask, given.get(pod.node, {}).get(pod.uid, ()))
             if found.holding:
                 self.accounts.hold(found.holding)
+                cards = (state.card for state in self.accounts.devices(pod.node))
+                for name in absent(found.holding.shares, cards):
+                    self._note(f"pod {pod.key}: its record names {name}, which {pod.node} does not have")
             if found.problem == NO_RECORD and isinstance(ask, Ask):
                 undecided.append((pod, ask))
             elif found.problem:

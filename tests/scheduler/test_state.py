@@ -133,6 +133,13 @@ def test_a_running_pod_with_a_garbled_record_is_held_on_every_card(one: Replica)
     assert "banana" in one.events[0][2]
 
 
+def test_a_record_of_a_card_that_is_not_there_is_told_and_held_for_when_it_is(one: Replica) -> None:
+    given(one, running(bound(cards="7")))
+    assert free(one) == [1000, 1000]
+    assert [(name, reason) for name, reason, _ in one.events] == [("p", "UnknownCards")]
+    assert "card 7, which n1 does not have" in one.events[0][2]
+
+
 def test_a_running_pod_without_a_record_is_held_on_every_card(one: Replica) -> None:
     given(one, running(b.share("p", node="n1")))
     assert free(one) == [500, 500]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mgpu.model.asks import Ask, ContainerAsk, Placement, whole_cards
 from mgpu.model.cards import Card, CardState
 from mgpu.model.groups import Group, Seat
-from mgpu.model.ledger import Holding, Ledger, Minor, Share, shares_of, unknown_shares
+from mgpu.model.ledger import Holding, Ledger, Minor, Share, absent, shares_of, unknown_shares
 from mgpu.model.pods import Stage
 from mgpu.model.wishes import Wishes
 from tests.builders import GIB, card, cards
@@ -266,3 +266,8 @@ def test_property_the_index_of_groups_follows_from_the_holdings(steps: list[tupl
             assert {held.uid for held in ledger.members(group)} == {held.uid for held in those}
             assert set(ledger.seats(group)) == {Seat(h.node, str(s.card)) for h in those for s in h.shares}
             assert (group in ledger.groups()) is bool(those)
+
+
+def test_a_record_may_name_cards_that_are_not_there() -> None:
+    shares = [Share("c", 0), Share("c", Minor(7)), Share("c", "GPU-x"), Share("c", 3, type="rdma"), Share("c", None)]
+    assert absent(shares, cards(2)) == ("card GPU-x", "card of minor 7", "rdma device 3")
