@@ -38,6 +38,7 @@ from mgpu.settings import DevicePluginSettings, Settings
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 2.0
+_STOP_SECONDS = 5.0
 
 
 def pod_resources_socket(own: DevicePluginSettings) -> Path:
@@ -119,7 +120,12 @@ class Agent:
         finally:
             for task in (*tasks, ending):
                 task.cancel()
-            await asyncio.gather(*tasks, ending, return_exceptions=True)
+            # A server may never hear of the end of a kubelet that died in the same moment: what is left by then is
+            # cancelled once more, task by task, when the loop is closed.
+            ended = asyncio.gather(*tasks, ending, return_exceptions=True)
+            _, left = await asyncio.wait([ended], timeout=_STOP_SECONDS)
+            if left:
+                log.warning("not everything ended in time", extra={"node": self._node_name})
             self._close()
             await self._owners.close()
             await self._runtime.close()
