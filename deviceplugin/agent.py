@@ -120,8 +120,8 @@ class Agent:
         finally:
             for task in (*tasks, ending):
                 task.cancel()
-            # A server may never hear of the end of a kubelet that died in the same moment: what is left by then is
-            # cancelled once more, task by task, when the loop is closed.
+            # Whatever else keeps a task from ending is not waited for: it is cancelled once more, and alone, when the
+            # loop is closed.
             ended = asyncio.gather(*tasks, ending, return_exceptions=True)
             _, left = await asyncio.wait([ended], timeout=_STOP_SECONDS)
             if left:

@@ -96,7 +96,7 @@ class Registration:
             yield
         finally:
             self._plugin.end_streams()
-            await server.stop(_GRACE_SECONDS)
+            await _stop(server)
             if own is not None and _stamp(self._socket) == own:
                 self._socket.unlink(missing_ok=True)
 
@@ -135,6 +135,20 @@ class Registration:
         if state != self.state:
             self.state = state
             log.warning("%s", state, extra={"resource": self._plugin.resource})
+
+
+async def _stop(server: grpc.aio.Server) -> None:
+    """Ends what it began, even where it is cancelled meanwhile, and is cancelled then.
+
+    `Server.stop` awaits Python 3.11's `wait_for`, which loses a cancellation that comes in the moment of its end: who
+    awaited it directly would begin anew, for ever.
+    """
+    stopping = asyncio.create_task(server.stop(_GRACE_SECONDS))
+    try:
+        await asyncio.shield(stopping)
+    except asyncio.CancelledError:
+        await stopping
+        raise
 
 
 def _stamp(path: Path) -> Stamp | None:

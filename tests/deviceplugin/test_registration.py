@@ -1,5 +1,6 @@
 """Registered with the kubelet, whatever happens to either."""
 
+import asyncio
 import queue
 import threading
 from collections.abc import Iterator
@@ -173,6 +174,47 @@ def test_a_refusal_is_told_and_tried_again(kubelet: Kubelet, registration: Regis
         assert not registration.registered
         kubelet.registered.get(timeout=10)
         until(lambda: registration.registered)
+
+
+class Ending:
+    """A server that is told when it has stopped, and awaits that as grpc.aio's does."""
+
+    def __init__(self) -> None:
+        self.asked, self.ended = asyncio.Event(), asyncio.get_running_loop().create_future()
+
+    def add_registered_method_handlers(self, *_: object) -> None: ...
+
+    def add_generic_rpc_handlers(self, _: object) -> None: ...
+
+    def add_insecure_port(self, _: str) -> None: ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self, grace: float) -> None:
+        self.asked.set()
+        await asyncio.wait_for(asyncio.shield(self.ended), grace)
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_it_ends_where_it_is_told_to_while_a_server_stops(
+    folder: Path, registration: Registration, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    """Whatever turn of the loop that is: the kubelet and the agent may be killed in the same moment."""
+    (folder / "kubelet.sock").write_text("nobody listens")
+
+    async def work() -> bool:
+        server = Ending()
+        monkeypatch.setattr(grpc.aio, "server", lambda **_: server)
+        task = asyncio.create_task(registration.run())
+        await server.asked.wait()
+        server.ended.set_result(None)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task], timeout=5)
+        return task.cancelled()
+
+    assert asyncio.run(work())
 
 
 @pytest.mark.parametrize(
