@@ -66,6 +66,7 @@ class State:
         self._dirty: set[str] = set()
         self._moved: set[str] = set()
         self._usage = Usage(self._move)
+        self._ours: dict[str, tuple[int, ...]] = {}
         self.outlook = Outlook(settings)
         self._matrix = Matrix()
 
@@ -169,7 +170,7 @@ class State:
             priority = self._pods[without].pod.priority if without in self._pods else 0
             cards, others = self._ledger.cards(node, without), self._ledger.others(node, without)
             unkept, unkept_others = (self._nominations.beside(node, s, without, priority) for s in (cards, others))
-            ours = stock.given_by_mgpu(self._ledger, node, without) if stock.is_there(known) else ()
+            ours = self._given_by_mgpu(node, without) if stock.is_there(known) else ()
             return View(known, cards, version, room, unkept, ours, others, unkept_others)
 
     def occupied(self, node: str, without: str) -> tuple[View, tuple[tuple[Holding, GpuPod], ...]]:
@@ -219,10 +220,13 @@ class State:
 
     def chosen_by_nvidia(self, names: Sequence[str], pod: Pod, ask: Ask) -> dict[str, Rejection | None]:
         """Of these nodes, those where NVIDIA's plugin chooses for the pod: why it must not go there, None: it may."""
+        found: list[tuple[Node, tuple[CardState, ...], tuple[int, ...]]] = []
         with self._lock:
-            there = [node for name in names if stock.chooses(node := self._nodes.get(name), ask) and node]
-            given = {node.name: stock.given_by_mgpu(self._ledger, node.name, pod.uid) for node in there}
-            return {n.name: stock.refusal(ask, n, self._ledger.cards(n.name), given[n.name]) for n in there}
+            for name in names:
+                node = self._nodes.get(name)
+                if node is not None and stock.is_there(node):
+                    found.append((node, self._ledger.cards(name), self._given_by_mgpu(name, pod.uid)))
+        return {node.name: stock.refusal(ask, node, cards, ours) for node, cards, ours in found}
 
     def refresh(self) -> None:
         """Bring the matrix up to date: what has changed since the last call costs some 20 µs a node."""
@@ -234,6 +238,15 @@ class State:
                     self._matrix.drop(name)
                     self._versions.pop(name, None)
             self._dirty.clear()
+
+    def _given_by_mgpu(self, node: str, without: str) -> tuple[int, ...]:
+        """Kept while nothing changes on the node: a filter asks it of thousands."""
+        own = self._ledger.holding(without)
+        if own is not None and own.node == node:
+            return stock.given_by_mgpu(self._ledger, node, without)
+        if node not in self._ours:
+            self._ours[node] = stock.given_by_mgpu(self._ledger, node)
+        return self._ours[node]
 
     def _cards(self, node: str, uid: str = "", priority: int = LOWEST) -> tuple[CardState, ...]:
         """As a pod of this uid and priority finds them."""
@@ -322,6 +335,7 @@ class State:
         self._last_version += 1  # of all nodes: one that comes again has no version that it had before
         self._versions[node] = self._last_version
         self._dirty.add(node)
+        self._ours.pop(node, None)
         self._nominations.touch(node)
         self._move(node)
 

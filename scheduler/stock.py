@@ -57,7 +57,8 @@ def refusal(ask: Ask, node: Node, cards: Sequence[CardState], ours: Collection[i
     if ask.others or not all(container.stock for container in ask.containers):
         text = "NVIDIA's plugin serves nvidia.com/gpu on this node, and the pod asks for more of mgpu than that"
         return Rejection(text, hopeless=True)
-    if ask.wishes.same_card or any(ask.wishes.bar(state.card) for state in cards):
+    wishes = ask.wishes
+    if wishes.same_card or (wishes.limits_cards and any(wishes.bar(state.card) for state in cards)):
         text = "NVIDIA's plugin chooses the cards on this node, and the pod wishes for certain ones"
         return Rejection(text, hopeless=True)
     if ours:

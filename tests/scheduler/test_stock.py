@@ -185,3 +185,13 @@ def test_a_pod_that_has_ended_holds_nothing(replica: Replica) -> None:
     replica.api.put("pods", {**raw, "status": {"phase": "Succeeded"}})
     replica.deliver()
     assert free(replica) == [1000, 1000]
+
+
+def test_what_is_on_its_nodes_is_worked_out_once_for_each_change(replica: Replica) -> None:
+    """A filter asks it of thousands of nodes, under the lock for which bindings wait."""
+    bound(replica, b.share("q", 10))
+    before = replica.state.view("n1", "uid-p").ours
+    filtered(replica, plain("p"))
+    assert before == (0,)
+    assert replica.state.view("n1", "uid-p").ours is before
+    assert replica.state.view("n1", "uid-q").ours == ()
