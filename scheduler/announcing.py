@@ -75,8 +75,13 @@ class Announcements:
         try:
             self._api.patch(f"/api/v1/nodes/{quote(node, safe='')}", change)
         except ApiError as error:
-            if error.status != 404:
+            if error.status == 429 or error.status >= 500:
+                self._later(node, error)
+            elif error.status != 404:
                 log.warning("cards of %s came free, which cannot be announced: %s", node, error)
         except Unreachable as error:
-            log.warning("cards of %s came free, to be announced later: %s", node, error)
-            self.add(node)
+            self._later(node, error)
+
+    def _later(self, node: str, error: Exception) -> None:
+        log.warning("cards of %s came free, to be announced later: %s", node, error)
+        self.add(node)

@@ -119,19 +119,24 @@ def test_a_replica_that_does_not_decide_is_silent(one: Announcing) -> None:
     assert one.announced(PAUSE) == []
 
 
-def test_what_could_not_be_said_is_said_later(one: Announcing) -> None:
+@pytest.mark.parametrize(
+    "error", [Unreachable("no answer"), ApiError(503, "ServiceUnavailable", ""), ApiError(429, "TooManyRequests", "")]
+)
+def test_what_could_not_be_said_is_said_later(one: Announcing, error: Exception) -> None:
     one.device(ILL, SECOND)
     one.device(FIRST, SECOND)
-    one.api.error = Unreachable("no answer")
+    one.api.error = error
     assert one.announced() == []
     one.api.error = None
     assert one.announced(PAUSE) == ["n1"]
 
 
-def test_a_node_that_is_gone_is_left_alone(one: Announcing) -> None:
+@pytest.mark.parametrize("error", [ApiError(404, "NotFound", "n1"), ApiError(403, "Forbidden", "")])
+def test_what_no_other_try_changes_is_left_alone(one: Announcing, error: Exception) -> None:
+    """The node is gone, or the right to patch it was never given."""
     one.device(ILL, SECOND)
     one.device(FIRST, SECOND)
-    one.api.error = ApiError(404, "NotFound", "n1")
+    one.api.error = error
     assert one.announced() == []
     one.api.error = None
     assert one.announced(PAUSE) == []
