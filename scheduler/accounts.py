@@ -67,7 +67,8 @@ class Accounts:
         self._hold(Holding(*held, wishes=known.wishes))
         if before != self.ledger.holding(uid):
             self._warn_of_split(known)
-            self._warn_of_absent(pod, shares)
+            if dialect != stock.NVIDIA:  # there ids of other resources' devices stand too
+                self._warn_of_absent(pod, shares)
 
     def settle_all_on(self, node: str) -> None:
         for known in [known for known in self._pods.values() if known.pod.node == node]:

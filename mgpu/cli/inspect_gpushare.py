@@ -100,16 +100,17 @@ def node_rows(nodes: Sequence[Raw], devices: Iterable[Raw], raws: Sequence[Raw],
 
 
 def _node(view: NodeView, address: str, waiting: Mapping[str, int], unit: int) -> NodeRow:
-    """waiting: bytes that pods hold nobody can tell where."""
+    """waiting: bytes that pods ask for which do not, or not all, stand on a card of the node for certain."""
     gpus = [card for card in view.cards if card.state.card.type == GPU]
     held: dict[str, dict[int, int]] = {}
+    left = dict(waiting)
     for view_of_card in gpus:
         card = view_of_card.state.card
         for use in view_of_card.uses:
-            if use.pod not in waiting:
+            if use.certain or use.pod not in waiting:
                 held.setdefault(use.pod, {})[card.index] = gpushare.units_of(use.memory, card, unit)
-    pods = [_pod(key, cards, 0) for key, cards in held.items()]
-    pods += (_pod(key, {}, -(-amount // unit)) for key, amount in waiting.items() if amount)
+                left[use.pod] = max(0, left.get(use.pod, 0) - use.memory)
+    pods = [_pod(key, held.get(key, {}), -(-left[key] // unit)) for key in left if key in held or left[key]]
     pods.sort(key=lambda pod: (min(pod.cards, default=-1), pod.namespace, pod.name))
     cards = tuple(
         CardRow(c.index, c.memory // unit, sum(of.get(c.index, 0) for of in held.values()))

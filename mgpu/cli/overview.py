@@ -12,7 +12,7 @@ from mgpu.model.cards import GPU, Card, CardState
 from mgpu.model.errors import BadObject
 from mgpu.model.given import read_given, shares_given
 from mgpu.model.groups import Group, Seat
-from mgpu.model.ledger import Holding, Ledger, Share, unknown_shares
+from mgpu.model.ledger import Holding, Ledger, Share, absent, unknown_shares
 from mgpu.model.pods import Pod, read_node, read_pod
 from mgpu.model.wishes import NONE, Wishes
 from mgpu.settings import Settings
@@ -94,6 +94,7 @@ class Claim:
 
 
 NO_RECORD = "its cards are not decided yet"
+_RUNS = "it runs without a record of its cards; its share is held on every card there"
 STOCK = "nvidia"
 """In place of a dialect: NVIDIA's own plugin gave the cards out."""
 
@@ -124,6 +125,15 @@ def _recorded(pod: Pod, ask: Ask | BadObject | None) -> Claim:
     except BadObject as error:
         return Claim(_holding(pod, ask, unknown_shares(ask)), str(error))
     return Claim(problem=NO_RECORD) if shares is None else Claim(_holding(pod, ask, shares))
+
+
+def missing(holding: Holding, cards: Iterable[Card]) -> str:
+    """Which cards a pod's record names that are not among `cards`, its node's of all types; "": none.
+
+    What the kubelet gave out may be other devices altogether.
+    """
+    names = "" if holding.dialect == STOCK else ", ".join(absent(holding.shares, cards))
+    return f"its record names {names}, which {holding.node} does not have" if names else ""
 
 
 def ask_of(pod: Pod, settings: Settings) -> Ask | BadObject | None:
@@ -175,10 +185,13 @@ def overview(
             wishes[pod.key] = ask.wishes
         _, theirs = given.pop(pod.uid, ("", ()))
         found = claim(pod, ask, theirs)
+        if found.problem == NO_RECORD and pod.started and isinstance(ask, Ask):
+            found = Claim(_holding(pod, ask, unknown_shares(ask)), _RUNS)
         if found.holding:
             ledger.hold(found.holding)
-        if found.problem:
-            unclear[f"Pod {pod.key}"] = found.problem
+        problem = found.problem or (missing(found.holding, ledger.nodes().get(pod.node, ())) if found.holding else "")
+        if problem:
+            unclear[f"Pod {pod.key}"] = problem
     for uid, (name, shares) in given.items():
         ledger.hold(Holding(uid, "", "", name, STOCK, shares))
     known = dict(sorted(wishes.items()))

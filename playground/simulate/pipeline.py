@@ -7,13 +7,13 @@ from typing import Any
 import jsonpatch
 
 from mgpu import dialects
-from mgpu.cli.overview import NO_RECORD, STOCK, NodeView, ask_of, claim, nodes_json, percent, views
+from mgpu.cli.overview import NO_RECORD, STOCK, NodeView, ask_of, claim, missing, nodes_json, percent, views
 from mgpu.dialects.node_resources import SHARE
 from mgpu.dialects.vocabulary import vocabularies, vocabulary_of
 from mgpu.model.asks import Ask, ContainerAsk, Placement, Rejection, by_index
 from mgpu.model.cards import Card
 from mgpu.model.errors import Problem
-from mgpu.model.ledger import Holding, Share, absent
+from mgpu.model.ledger import Holding, Share
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.quantities import QuantityError
 from mgpu.model.requests import allocatable, requests_of
@@ -89,9 +89,9 @@ class _Cluster:
             found = claim(pod, ask, given.get(pod.node, {}).get(pod.uid, ()))
             if found.holding:
                 self.accounts.hold(found.holding)
-                cards = (state.card for state in self.accounts.devices(pod.node))
-                for name in absent(found.holding.shares, cards):
-                    self._note(f"pod {pod.key}: its record names {name}, which {pod.node} does not have")
+                odd = missing(found.holding, (state.card for state in self.accounts.devices(pod.node)))
+                if odd:
+                    self._note(f"pod {pod.key}: {odd}")
             if found.problem == NO_RECORD and isinstance(ask, Ask):
                 undecided.append((pod, ask))
             elif found.problem:

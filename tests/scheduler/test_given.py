@@ -54,6 +54,14 @@ def test_a_pod_that_runs_without_a_record_holds_what_is_listed_and_no_more(api: 
     assert replica.state.undecided() == ()
 
 
+def test_ids_of_other_resources_are_no_cards_that_are_missing(api: FakeApi) -> None:
+    told(api, json.dumps([row(), {**row(card="mlx5_0"), "resourceName": "rdma/hca"}]))
+    api.put("pods", b.pod("old", b.container("c"), node="n1", phase="Running"))
+    replica = Replica(api)
+    assert free(replica) == [0, 1000]
+    assert not replica.events
+
+
 def test_a_record_wins_over_the_list(api: FakeApi) -> None:
     told(api, json.dumps([row("uid-p")]))
     record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "1"}

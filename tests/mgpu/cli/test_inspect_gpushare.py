@@ -162,6 +162,17 @@ def test_what_holds_cards_nobody_can_tell_is_pending(ask: Ask, create: Callable[
     assert ["Allocated", ":", "8", "(9%)"] in rows
 
 
+def test_what_a_record_puts_on_a_card_that_is_not_there_is_pending(
+    ask: Ask, create: Callable[[dict[str, Any]], None]
+) -> None:
+    raw = asking("half", 3, node=FIRST, annotations={gpushare.ALLOCATION: '{"c":{"1":3},"d":{"9":4}}'})
+    raw["spec"]["containers"] += asking("other", 4)["spec"]["containers"]
+    raw["spec"]["containers"][1]["name"] = "d"
+    create(raw)
+    rows = [line.split() for line in ask("-d", FIRST).stdout.splitlines()]
+    assert ["half", "default", "0", "3", "0", "0", "4"] in rows
+
+
 def test_pods_of_other_vocabularies_count_in_whole_units(ask: Ask, create: Callable[[dict[str, Any]], None]) -> None:
     record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "1"}
     create(pod("shares", container("c", 50, 1500), node=FIRST, annotations=record))

@@ -127,6 +127,31 @@ def test_a_record_of_ours_counts_more_than_what_the_kubelet_lists() -> None:
     assert [len(card.uses) for card in found.nodes[0].cards] == [0, 1]
 
 
+def test_a_record_of_a_card_that_is_not_there_is_told() -> None:
+    away = {**ON_CARD_1, "vke.volcengine.com/gpu-index-container-c": "7"}
+    found = overview([node()], [DEVICE], [share(node="n1", annotations=away)], load_settings())
+    assert dict(found.unclear) == {"Pod default/p": "its record names card 7, which n1 does not have"}
+
+
+def test_other_devices_that_the_kubelet_gave_out_are_no_missing_cards() -> None:
+    rows = [
+        {"podUID": "uid-old", "containerName": "c", "resourceName": resource, "deviceIDs": [id]}
+        for resource, id in (("nvidia.com/gpu", "GPU-n1-0"), ("rdma/hca", "mlx5_0"))
+    ]
+    device = {**DEVICE, "metadata": {"name": "n1", "annotations": {CHECKPOINTS: json.dumps(rows)}}}
+    found = overview([node()], [device], [asking("old", "nvidia.com/gpu", "1")], load_settings())
+    assert not found.unclear
+    assert [card.holders for card in found.nodes[0].cards] == [["default/old/c"], []]
+
+
+def test_what_runs_without_a_record_holds_its_share_everywhere() -> None:
+    """As the scheduler counts it: no card there may look free."""
+    found = overview([node()], [DEVICE], [share("before", node="n1", phase="Running")], load_settings())
+    assert [card.state.core_used for card in found.nodes[0].cards] == [500, 500]
+    assert not any(use.certain for card in found.nodes[0].cards for use in card.uses)
+    assert list(found.unclear) == ["Pod default/before"]
+
+
 def test_a_list_of_unhealthy_cards_is_read() -> None:
     lists = [
         {"metadata": {"name": f"unhealthy-gpu-{name}", "namespace": "kube-system"}, "data": {"gpus": gpus}}
