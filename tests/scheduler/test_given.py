@@ -56,7 +56,8 @@ def test_a_pod_that_runs_without_a_record_holds_what_is_listed_and_no_more(api: 
 
 def test_ids_of_other_resources_are_no_cards_that_are_missing(api: FakeApi) -> None:
     told(api, json.dumps([row(), {**row(card="mlx5_0"), "resourceName": "rdma/hca"}]))
-    api.put("pods", b.pod("old", b.container("c"), node="n1", phase="Running"))
+    amounts = {"nvidia.com/gpu": "1", "rdma/hca": "1"}
+    api.put("pods", b.pod("old", {"name": "c", "resources": {"limits": amounts}}, node="n1", phase="Running"))
     replica = Replica(api)
     assert free(replica) == [0, 1000]
     assert not replica.events
