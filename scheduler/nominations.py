@@ -86,6 +86,12 @@ class Nominations:
             self._stale.discard(node)
         return {node}
 
+    def reserved(self, uid: str) -> set[str]:
+        """A reservation for the pod, on whatever node, was made or given up; the node where that changes what is kept."""
+        node = self._node_of.get(uid, "")
+        self.touch(node)
+        return {node} - {""}
+
     def touch(self, node: str) -> None:
         """What is held on the node, or its cards, have changed."""
         if node in self._on_node:

@@ -269,6 +269,7 @@ class State:
             if elsewhere(decision.ask, cards, self.seats(decision.ask, decision.uid)):
                 return False
             self._accounts.reserve(decision)
+            self._dirty |= self._nominations.reserved(decision.uid)
             self._usage.put(decision.uid, decision.node, decision.needs)
             return True
 
@@ -293,6 +294,7 @@ class State:
         with self._lock:
             if self.decision(decision.uid) is decision:
                 self._accounts.release(decision.uid)
+                self._dirty |= self._nominations.reserved(decision.uid)
                 self._tell_freed(decision.node)
                 self._usage.drop(decision.uid)
                 known = self._pods.get(decision.uid)

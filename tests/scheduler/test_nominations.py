@@ -4,6 +4,7 @@ import pytest
 
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import Node
+from scheduler.decisions import Decision
 from tests import builders as b
 from tests.scheduler.fake import Replica, cluster
 
@@ -78,6 +79,18 @@ def test_once_decided_it_counts_once(replica: Replica) -> None:
     replica.decider.decide(known, "n1")
     assert passed(replica, "small", 40) == ["n1", "n2"]
     assert passed(replica, "large", 60) == ["n2"]
+
+
+def test_while_it_is_decided_for_another_node_nothing_is_kept(replica: Replica) -> None:
+    given(replica, waiting("member", 60))
+    assert passed(replica, "other", 60) == ["n2"]
+    known = replica.state.gpu_pod("uid-member")
+    assert known is not None
+    decision = replica.decider.decide(known, "n2")
+    assert isinstance(decision, Decision)
+    assert passed(replica, "other", 60) == ["n1"]
+    replica.state.cancel(decision)
+    assert passed(replica, "other", 60) == ["n2"]
 
 
 def test_cards_are_kept_while_those_who_hold_them_are_being_deleted(replica: Replica) -> None:
