@@ -87,7 +87,7 @@ class Nominations:
         return {node}
 
     def reserved(self, uid: str) -> set[str]:
-        """A reservation for the pod, on whatever node, was made or given up; the node where that changes what is kept."""
+        """A reservation for the pod, wherever, was made or given up; the node where that changes what is kept."""
         node = self._node_of.get(uid, "")
         self.touch(node)
         return {node} - {""}
