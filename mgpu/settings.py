@@ -33,7 +33,7 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 
 
 class _Block(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
 
 
 class MgpuSettings(_Block):
@@ -186,9 +186,21 @@ def load_settings(
     return settings
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice: what is below the first one would be lost without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def _parse(text: str, source: str) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(text)
+        tree = yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise BadObject([Problem(source, f"is not YAML: {' '.join(str(error).split())}")]) from error
     if tree is None:
@@ -202,6 +214,11 @@ def _parse(text: str, source: str) -> dict[str, Any]:
 
 def _from_volcano(tree: Mapping[str, Any], source: str) -> dict[str, Any]:
     """The `predicate.MGPU…` arguments of a Volcano scheduler configuration (the seed, "Volcano Plugin Config")."""
+    own = sorted(field.alias or name for name, field in Settings.model_fields.items())
+    beside = next((key for key in own if key in tree), None)
+    if beside:
+        text = "cannot stand beside tiers: of a Volcano configuration its predicate.MGPU… arguments alone are read"
+        raise BadObject([Problem(f"{source}: {beside}", text)])
     found: dict[str, Any] = {}
     for path, arguments in _arguments(tree, source):
         for key, value in arguments.items():

@@ -92,6 +92,10 @@ def test_a_volcano_configuration_without_arguments_is_the_defaults() -> None:
         ("dialects: {other: {}}", "mgpu.yaml: dialects.other: unknown; allowed: mgpu"),
         ("tiers: 5", "mgpu.yaml: tiers: is not a Volcano scheduler configuration"),
         ("tiers: [{plugins: [5]}]", "mgpu.yaml: tiers: is not"),
+        ("scheduler: {reservationSeconds: .inf}", "mgpu.yaml: scheduler.reservationSeconds: Input should be a finite"),
+        ("cardPolicy: spread\ntiers: []", "mgpu.yaml: cardPolicy: cannot stand beside tiers"),
+        ("dialects: {}\nwebhook: {}\ndialects: {}", "mgpu.yaml: is not YAML: 'dialects' stands twice"),
+        ("webhook:\n  port: 1\n  port: 2", "mgpu.yaml: is not YAML: 'port' stands twice"),
         (
             "tiers: [{plugins: [{name: predicates, arguments: {predicate.MGPUPolicie: spread}}]}]",
             "mgpu.yaml: tiers[0].plugins[0].arguments.predicate.MGPUPolicie: unknown; allowed: enabled, MGPUEnable",
