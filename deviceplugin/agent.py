@@ -242,7 +242,10 @@ class Agent:
                     self._warn_node(f"{self._whole.left()}, while deviceplugin.wholeCards is {OURS}")
                 warned = self._whole.why
             if WHOLE_CARDS in self._plugins:
-                self._plugins[WHOLE_CARDS].silent = bool(self._whole.left())
+                plugin, silent = self._plugins[WHOLE_CARDS], bool(self._whole.left())
+                if plugin.silent and not silent:
+                    plugin.end_streams()  # the other plugin's registration took the place of this one's
+                plugin.silent = silent
             await self._pods_changed.wait(CHECK_SECONDS)
 
     def _told_of_whole_cards(self) -> tuple[str, str | None]:

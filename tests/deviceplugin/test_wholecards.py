@@ -20,7 +20,7 @@ from mgpu.settings import load_settings
 from playground.kubelet import checkpoint
 from playground.stock import StockPlugin
 from proto import deviceplugin_pb2 as api
-from tests.builders import cards, pod
+from tests.builders import cards, pod, share
 from tests.deviceplugin.desk import asking, recorded
 from tests.deviceplugin.node import PODS, Node, until
 
@@ -337,3 +337,19 @@ def test_a_stock_plugin_that_comes_later_keeps_what_it_registered(node: Node) ->
             assert not agent.not_ready()
         finally:
             stock.stop()
+
+
+def test_when_a_stock_plugin_has_gone_they_are_ours_again(node: Node) -> None:
+    stock = StockPlugin(node.folder / "device-plugins", ["GPU-n1-0", UUID])
+    with node.agent():
+        until(lambda: label(node) == "mgpu")
+        stock.start()
+        until(lambda: label(node) == "nvidia")
+        stock.stop()
+        # The kubelet writes with an allocation that it has no such devices any more.
+        node.create(recorded(share("q", node="n1"), {"c": 0}))
+        until(lambda: label(node) == "mgpu")
+        until(lambda: node.allocatable().get(WHOLE_CARDS) == "2")
+        node.create(recorded(whole("p", node="n1"), {"c": 1}))
+        node.runs("p")
+        assert node.visible("p") == UUID
