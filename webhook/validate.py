@@ -36,6 +36,8 @@ def validate_create(raw: Mapping[str, Any], settings: Settings) -> list[Problem]
             asks += [ask] if ask else []
     if vocabularies(pod):
         problems += dialects.wish_problems(pod, asks[0] if len(asks) == 1 else None)
+    else:
+        problems += _shares_of_nothing(pod)
     return _in_order(problems)
 
 
@@ -90,6 +92,12 @@ def _unequal(pod: Pod) -> Iterator[Problem]:
             if (vocabulary_of(name) or name == SHARE) and not same_quantity(request, limit):
                 path = f"{container.path}.resources.limits[{name}]"
                 yield Problem(path, f"must equal the request, which is {request}, not {limit}")
+
+
+def _shares_of_nothing(pod: Pod) -> Iterator[Problem]:
+    """The kubelet would hand out an id of it, and the container would wait for a decision for ever."""
+    for asked in filter(None, (container.asked(SHARE) for container in pod.containers)):
+        yield Problem(asked[1], "stands for no card by itself; mgpu sets it for a pod that asks for GPU and needs it")
 
 
 def _placements(changed: Iterable[str], user: str, *, trusted: bool) -> Iterator[Problem]:

@@ -46,6 +46,12 @@ def test_vocabularies_do_not_mix(other: str) -> None:
     assert fields(raw) == [f"spec.containers[1].resources.limits[{other}]"]
 
 
+def test_the_carrier_alone_stands_for_no_card() -> None:
+    carrier = {"resources": {"limits": {"mgpu.io/share": "1"}}}
+    assert fields(pod("p", {"name": "a", **carrier})) == ["spec.containers[0].resources.limits[mgpu.io/share]"]
+    assert fields(pod("p", container("a", 50, 1024), {"name": "b", **carrier})) == []  # removed at admission
+
+
 def test_an_annotation_of_another_vocabulary_mixes_too() -> None:
     assert fields(share(annotations={"lsalab.nthu/GPUID": "a"})) == ["metadata.annotations[lsalab.nthu/GPUID]"]
 
