@@ -39,12 +39,12 @@ def mutate(raw: Mapping[str, Any], settings: Settings) -> Mutation:
     spoken = vocabularies(pod)
     if not spoken:
         return Mutation()
-    patch: list[Operation] = []
-    warnings: list[str] = []
-    for key in sorted(pod.annotations):
-        if dialects.is_placement_annotation(key):
-            patch.append({"op": "remove", "path": pointer("metadata", "annotations", key)})
-            warnings.append(f"metadata.annotations[{key}]: removed; it records a placement, which only mgpu decides")
+    placed = sorted(filter(dialects.is_placement_annotation, pod.annotations))
+    patch: list[Operation] = [{"op": "remove", "path": pointer("metadata", "annotations", key)} for key in placed]
+    rule = "removed; it records a placement, which only mgpu decides"
+    warnings = [f"metadata.annotations[{key}]: {rule}" for key in placed]
+    # What it asks for is read without them: an exported pod has a node too, and is none that has its cards.
+    pod = replace(pod, annotations={k: v for k, v in pod.annotations.items() if k not in placed})
     ask = _ask(pod, settings) if len(spoken) == 1 else None
     if ask is not None and _schedules(pod, settings):
         patch.append({"op": "add", "path": pointer("spec", "schedulerName"), "value": settings.webhook.scheduler_name})

@@ -65,6 +65,18 @@ def test_a_vocabulary_that_is_not_served_is_completed_too_and_otherwise_left_alo
     assert mutate(raw, off) == Mutation((added,))
 
 
+def test_an_exported_pod_of_a_vocabulary_that_is_not_served_any_more_is_left_alone_too() -> None:
+    """Its node and its record make it look like one that has its cards."""
+    amounts = {"requests": {"nvidia.com/gpu": "1"}, "limits": {"nvidia.com/gpu": "1"}}
+    key = "scheduling.koordinator.sh/device-allocated"
+    record = (
+        '{"gpu":[{"minor":0,"resources":{"koordinator.sh/gpu-core":"100","koordinator.sh/gpu-memory-ratio":"100"}}]}'
+    )
+    raw = pod("p", {"name": "c", "env": [VISIBLE], "resources": amounts}, node="n1", annotations={key: record})
+    (removed,) = mutate(raw, load_settings("dialects: {koordinator: {enabled: false}}")).patch
+    assert removed["path"] == "/metadata/annotations/scheduling.koordinator.sh~1device-allocated"
+
+
 @pytest.mark.parametrize(
     "raw",
     [
