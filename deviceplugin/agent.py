@@ -61,7 +61,9 @@ class Agent:
         self._reflector = Reflector(
             api, "/api/v1/pods", self._pods.take, self._pods.drop, {"fieldSelector": f"spec.nodeName={own.node}"}
         )
-        self._reporter = Reporter(api, own.node, settings, self._held, self._told_of_whole_cards)
+        self._reporter = Reporter(
+            api, own.node, settings, lambda: self._reflector.synced, self._held, self._told_of_whole_cards
+        )
         self._records = RecordWriter(api)
         self._owners = PodResources(pod_resources_socket(own))
         self._runtime = ContainerRuntime(Path(own.cri_socket) if own.cri_socket else None)

@@ -30,6 +30,7 @@ PUBLISHED_ANNOTATION = "mgpu.io/status-resources"
 """Of a Node: the resources in its status that are ours to change and to remove."""
 DEVICES = f"/apis/{DEVICE_API}/devices"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 30.0
+_PODS_UNKNOWN = "the pods of this node are not known yet"
 
 
 def device_patch(seen: Mapping[str, Any], wanted: Mapping[str, Any], given: str | None = None) -> Raw | None:
@@ -129,8 +130,8 @@ def known_indexes(api: Api, node: str, seconds: float = 5.0) -> dict[str, int]:
 class Reporter:
     """Works on a thread of its own. `update` after every change of the cards or of what pods hold.
 
-    held: how much of a resource the pods of the node hold. whole: who serves whole cards ("": not known), and the
-    annotation of what another plugin gave out (None: not known).
+    pods_known: whether all pods of the node are known. held: how much of a resource they hold, of those that are.
+    whole: who serves whole cards ("": not known), and the annotation of what another plugin gave out (None: not known).
     """
 
     def __init__(
@@ -138,10 +139,12 @@ class Reporter:
         api: Api,
         node: str,
         settings: Settings,
+        pods_known: Callable[[], bool],
         held: Callable[[str], int],
         whole: Callable[[], tuple[str, str | None]],
     ) -> None:
-        self._api, self._node_name, self._settings, self._held, self._whole = api, node, settings, held, whole
+        self._api, self._node_name, self._settings = api, node, settings
+        self._pods_known, self._held, self._whole = pods_known, held, whole
         self._cards: tuple[Card, ...] | None = None
         self._driver = ""
         self._node: Raw | None = None
@@ -188,7 +191,11 @@ class Reporter:
         if node is None:
             return f"node {self._node_name} is not known yet"
         said = (node["metadata"].get("annotations") or {}).get(PUBLISHED_ANNOTATION, "")
-        if resource in said.split(",") and self._held(resource):
+        if resource not in said.split(","):
+            return ""
+        if not self._pods_known():
+            return _PODS_UNKNOWN
+        if self._held(resource):
             return f"pods hold {resource} as it was published before; it changes when they have ended"
         return ""
 
@@ -224,6 +231,8 @@ class Reporter:
             return "the cards are not known yet"
         if node is None:
             return f"node {self._node_name} is not known yet"
+        if not self._pods_known():
+            return _PODS_UNKNOWN  # what they hold is not taken away
         if not self._devices.synced:
             return f"Devices cannot be listed yet (is the CRD, {DEVICE_API}, installed?)"
         server, given = self._whole()

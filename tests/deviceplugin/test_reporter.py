@@ -1,11 +1,20 @@
 """What the node says of itself; against an API server in test_agent.py."""
 
+import threading
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from deviceplugin.reporter import PUBLISHED_ANNOTATION, capacity_patch, device_patch, known_indexes, labels_patch
+from deviceplugin.reporter import (
+    PUBLISHED_ANNOTATION,
+    Reporter,
+    capacity_patch,
+    device_patch,
+    known_indexes,
+    labels_patch,
+)
+from mgpu.dialects import gpushare
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.cards import Card
 from mgpu.model.given import CHECKPOINTS
@@ -13,6 +22,7 @@ from mgpu.model.inventory import write_device
 from mgpu.model.pods import read_node
 from mgpu.settings import load_settings
 from tests.builders import MEMORY, card, cards, node
+from tests.deviceplugin.node import NODE, Node, until
 
 OWNER = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "u1"}
 NONE = "dialects: {mgpu: {enabled: false}, gpushare: {enabled: false}, koordinator: {enabled: false}}"
@@ -183,3 +193,30 @@ def test_the_indexes_are_what_the_device_said() -> None:
     assert known_indexes(Devices(ApiError(404, "NotFound", "")), "n1") == {}
     assert known_indexes(Devices(down), "n1", seconds=-1) == {}
     assert known_indexes(Devices({"spec": {"devices": [{"type": "gpu"}]}}), "n1") == {}
+
+
+def published(node: Node) -> list[str]:
+    annotations = node.api.get(NODE)["metadata"].get("annotations") or {}
+    return str(annotations.get(PUBLISHED_ANNOTATION, "")).split(",")
+
+
+def test_what_pods_hold_is_not_taken_away_before_they_are_known(node: Node) -> None:
+    """The pods of a node may be listed long after the node itself."""
+    api, pods_known, held = node.api, threading.Event(), dict[str, int]()
+    until(lambda: api.list("/api/v1/nodes")[0])
+    api.patch(NODE, {"metadata": {"annotations": {PUBLISHED_ANNOTATION: gpushare.MEMORY}}})
+    amounts = (pods_known.is_set, lambda name: held.get(name, 0), lambda: ("mgpu", ""))
+    reporter = Reporter(api, "n1", load_settings(), *amounts)
+    reporter.start()
+    try:
+        reporter.update(cards(2))
+        until(lambda: "pods of this node are not known" in reporter.problem)
+        assert "not known" in reporter.undrained(gpushare.MEMORY)
+        assert published(node) == [gpushare.MEMORY]
+        held[gpushare.MEMORY] = 8138
+        pods_known.set()
+        until(lambda: not reporter.problem)
+        assert gpushare.MEMORY in published(node)
+        assert "pods hold" in reporter.undrained(gpushare.MEMORY)
+    finally:
+        reporter.stop()
