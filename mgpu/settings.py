@@ -5,14 +5,16 @@ Keys are spelled as in the dialects' own documents. A Volcano `volcano-scheduler
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from mgpu.model.errors import BadObject, Problem
 
-CARD_POLICIES = NODE_POLICIES = ("binpack", "spread", "fragmentation", "fgd")
+_Policy = Literal["binpack", "spread", "fragmentation", "fgd"]
+CARD_POLICIES: tuple[str, ...] = get_args(_Policy)
+NODE_POLICIES = CARD_POLICIES
 """`fragmentation` is ours and learns from the pods it sees; `fgd` the published one, for comparison."""
 
 
@@ -20,8 +22,7 @@ def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
-CardPolicy = Annotated[Literal["binpack", "spread", "fragmentation", "fgd"], BeforeValidator(_lower)]
-NodePolicy = Annotated[Literal["binpack", "spread", "fragmentation", "fgd"], BeforeValidator(_lower)]
+Policy = Annotated[_Policy, BeforeValidator(_lower)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -41,7 +42,7 @@ class MgpuSettings(_Block):
 
     enabled: bool = True
     mgpu_enable: bool = Field(True, alias="MGPUEnable")
-    policy: CardPolicy | None = Field(None, alias="MGPUPolicy")
+    policy: Policy | None = Field(None, alias="MGPUPolicy")
     weight_of_core: Annotated[int, Field(ge=0, le=100)] = Field(20, alias="MGPUWeightOfCore")
     schedule_mode: Annotated[Literal["index", "id"], BeforeValidator(_lower)] = Field("index", alias="MGPUScheduleMode")
     max_containers_per_card: Annotated[int, Field(ge=1)] = Field(16, alias="MGPUMaxContainersPerCard")
@@ -58,12 +59,12 @@ class GpushareSettings(_Block):
 
     enabled: bool = True
     memory_unit: Annotated[Literal["GiB", "MiB"], BeforeValidator(_unit)] = Field("GiB", alias="memoryUnit")
-    policy: CardPolicy | None = None
+    policy: Policy | None = None
 
 
 class KoordinatorSettings(_Block):
     enabled: bool = True
-    policy: CardPolicy | None = None
+    policy: Policy | None = None
 
 
 class DialectSettings(_Block):
@@ -141,13 +142,13 @@ class DevicePluginSettings(_Block):
 class Settings(_Block):
     """Everything that can be set. Which card policy holds for a pod: `card_policy_for`."""
 
-    card_policy: CardPolicy | None = Field(None, alias="cardPolicy")
-    node_policy: NodePolicy = Field("binpack", alias="nodePolicy")
+    card_policy: Policy | None = Field(None, alias="cardPolicy")
+    node_policy: Policy = Field("binpack", alias="nodePolicy")
     dialects: DialectSettings = DialectSettings()
     webhook: WebhookSettings = WebhookSettings()  # type: ignore[call-arg]
     scheduler: SchedulerSettings = SchedulerSettings()  # type: ignore[call-arg]
     deviceplugin: DevicePluginSettings = DevicePluginSettings()  # type: ignore[call-arg]
-    card_policy_flag: CardPolicy | None = Field(None, alias="cardPolicyFlag", exclude=True)
+    card_policy_flag: Policy | None = Field(None, alias="cardPolicyFlag", exclude=True)
 
     def card_policy_for(self, dialect_setting: str | None, dialect_default: str) -> str:
         """The flag, else the dialect's setting, else `cardPolicy`, else the dialect's default (design.md)."""
