@@ -65,8 +65,8 @@ class NodePods:
         self._pods: dict[str, GpuPod] = {}
         # UID → annotations of ours that are still on their way to the API server.
         self._amended: dict[str, Mapping[str, str]] = {}
-        # The kubelet's UID of every pod, GPU or not → (namespace/name, ended).
-        self._present: dict[str, tuple[str, bool]] = {}
+        # UID of every pod, GPU or not → (the kubelet's UID, namespace/name, ended).
+        self._present: dict[str, tuple[str, str, bool]] = {}
         self.dropped = 0
         self._ordered: tuple[GpuPod, ...] | None = None
         self._lock = threading.Lock()
@@ -77,8 +77,9 @@ class NodePods:
             annotations = raw["metadata"].get("annotations") or {}
             key = f"{raw['metadata'].get('namespace', 'default')}/{raw['metadata']['name']}"
             ended = (raw.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-            kept = self._present.get(annotations.get(MIRROR, uid)) == (key, ended)
-            self._present[annotations.get(MIRROR, uid)] = key, ended
+            present = annotations.get(MIRROR, uid), key, ended
+            kept = self._present.get(uid) == present
+            self._present[uid] = present
             amended = self._amended.get(uid, {})
             if amended.items() <= annotations.items():
                 self._amended.pop(uid, None)
@@ -90,20 +91,26 @@ class NodePods:
         self._changed()
 
     def drop(self, raw: dict[str, Any]) -> None:
+        """Of a pod that vanished while the watch was down no more than its name and UID are told."""
         uid = raw["metadata"]["uid"]
         with self._lock:
             self._amended.pop(uid, None)
-            self._present.pop((raw["metadata"].get("annotations") or {}).get(MIRROR, uid), None)
+            self._present.pop(uid, None)
             self._pods.pop(uid, None)
             self._ordered = None
             self.dropped += 1
         self._changed()
 
     def amend(self, known: GpuPod, annotations: Mapping[str, str]) -> None:
-        """The pod's record says this from now on; until the API server says so too, it stands over what it says."""
+        """The pod's record says this from now on; until the API server says so too, it stands over what it says.
+
+        Nothing where the pod has gone meanwhile.
+        """
         uid = known.pod.uid
         with self._lock:
-            now = self._pods.get(uid, known)
+            now = self._pods.get(uid)
+            if now is None:
+                return
             self._amended[uid] = {**self._amended.get(uid, {}), **annotations}
             self._pods[uid] = _with_record(replace(now, pod=_annotated(now.pod, annotations)))
             self._ordered = None
@@ -119,7 +126,7 @@ class NodePods:
     def present(self) -> Mapping[str, tuple[str, bool]]:
         """All pods of the node, those without GPU too: the kubelet's UID → (namespace/name, whether it has ended)."""
         with self._lock:
-            return dict(self._present)
+            return {kubelets: (key, ended) for kubelets, key, ended in self._present.values()}
 
     def all(self) -> tuple[GpuPod, ...]:
         """Oldest first, then by namespace, name and UID."""

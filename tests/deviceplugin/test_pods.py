@@ -86,6 +86,9 @@ def test_a_static_pod_is_known_by_the_uid_that_the_kubelet_gave_it() -> None:
     assert found is not None
     assert found.pod.uid == "0b6f7a1e-0000"
     assert pods.by_uid("5d41402abc4b2a76b9719d911017c593") is None
+    assert set(pods.present()) == {mirror["kubernetes.io/config.mirror"]}
+    pods.drop(share("static", uid="0b6f7a1e-0000"))
+    assert not pods.present(), "a pod that vanished while the watch was down is told without its annotations"
 
 
 def test_what_was_amended_stands_until_the_api_server_says_so_too() -> None:
@@ -105,3 +108,6 @@ def test_what_was_amended_stands_until_the_api_server_says_so_too() -> None:
     pods.take(share(annotations={**RECORD, **amended}))
     pods.take(share(annotations=RECORD))
     assert recorded() == 1
+    pods.drop(share())
+    pods.amend(known, amended)
+    assert not pods.all(), "it went before it was amended"
