@@ -58,7 +58,8 @@ class PodResources:
         asked = loop.time()
         async with self._lock:
             if self._answer is None or self._began < asked:
-                self._began = loop.time()
+                # Where this one fails, those who wait must not take the one before it for its answer.
+                self._began, self._answer = loop.time(), None
                 self._answer = await self._query()
             return self._answer
 

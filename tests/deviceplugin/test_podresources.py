@@ -23,9 +23,13 @@ class Kubelet:
         self.queries = 0
         self.go_on = threading.Event()
         self.error: grpc.StatusCode | None = None
+        self.failing = 0
 
     def List(self, request: Any, context: Any) -> api.ListPodResourcesResponse:  # noqa: N802, ARG002
+        """The query of number `failing` fails."""
         self.queries += 1
+        if self.queries == self.failing:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "this one")
         self.go_on.wait(5)
         if self.error:
             context.abort(self.error, "rejected by rate limit")
@@ -71,6 +75,27 @@ def test_those_who_wait_together_share_one_query(folder: Path, kubelet: Kubelet)
     threading.Timer(0.05, kubelet.go_on.set).start()
     assert len(ask(folder, 50)) == 50
     assert kubelet.queries <= 2
+
+
+def test_who_waits_behind_a_query_that_fails_is_not_given_an_older_answer(folder: Path, kubelet: Kubelet) -> None:
+    kubelet.failing = 2
+
+    async def run() -> list[Any]:
+        client = PodResources(folder / "k.sock")
+        first = asyncio.create_task(client.owners("r"))
+        while not kubelet.queries:
+            await asyncio.sleep(0.001)
+        waiting = [asyncio.create_task(client.owners("r")) for _ in range(2)]
+        await asyncio.sleep(0)
+        kubelet.go_on.set()
+        answers = await asyncio.gather(first, *waiting, return_exceptions=True)
+        await client.close()
+        return answers
+
+    _, failed, answer = asyncio.run(run())
+    assert isinstance(failed, RetryLater)
+    assert answer
+    assert kubelet.queries == 3
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL])
