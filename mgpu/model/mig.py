@@ -1,0 +1,192 @@
+"""MIG as NVIDIA has it: into which GPU instances a card can be cut, and where each of them may lie. Pure.
+
+A card's memory is a row of slices. An instance takes as many as its profile has, from one of the profile's legal
+starts; instances do not overlap, of a profile there are only so many, and of those with media engines (`+me`) one
+(slices.md, "Choosing a geometry"). The tables are what `nvidia-smi mig -lgipp` says of A30, A100 and H100; the starts
+of H200 and B200 are inferred from the H100's.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+_GIB = 1 << 30
+
+
+class Instance(NamedTuple):
+    """A GPU instance, by its first memory slice and the name of its profile."""
+
+    start: int
+    profile: str
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """name: as NVIDIA writes it (`1g.10gb+me`). compute, size: its compute and memory slices. most: per card."""
+
+    name: str
+    compute: int
+    size: int
+    starts: tuple[int, ...]
+    most: int
+
+    @property
+    def media(self) -> bool:
+        """Whether it has the card's media engines; only one instance can."""
+        return self.name.endswith("+me")
+
+    def mask(self, start: int) -> int:
+        """The memory slices that it takes from `start` on, as bits."""
+        return ((1 << self.size) - 1) << start
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the cards of a model can be cut into. slices: of memory; compute: of compute. inferred: not read off one."""
+
+    name: str
+    slices: int
+    compute: int
+    profiles: tuple[Profile, ...]
+    inferred: bool = False
+
+    def profile(self, name: str) -> Profile | None:
+        return next((p for p in self.profiles if p.name == name), None)
+
+
+def _of_eight(name: str, one: int, two: int, four: int, all_: int, *, inferred: bool = False) -> Layout:
+    """The layout that all cards but the A30 share; the GB in its profiles' names for one, two, four and all slices."""
+    profiles = (
+        Profile(f"1g.{one}gb", 1, 1, tuple(range(7)), 7),
+        Profile(f"1g.{one}gb+me", 1, 1, tuple(range(7)), 1),
+        Profile(f"1g.{two}gb", 1, 2, (0, 2, 4, 6), 4),
+        Profile(f"2g.{two}gb", 2, 2, (0, 2, 4), 3),
+        Profile(f"3g.{four}gb", 3, 4, (0, 4), 2),
+        Profile(f"4g.{four}gb", 4, 4, (0,), 1),
+        Profile(f"7g.{all_}gb", 7, 8, (0,), 1),
+    )
+    return Layout(name, 8, 7, profiles, inferred)
+
+
+_A30 = Layout(
+    "A30-24",
+    4,
+    4,
+    (
+        Profile("1g.6gb", 1, 1, (0, 1, 2, 3), 4),
+        Profile("1g.6gb+me", 1, 1, (0, 1, 2, 3), 1),
+        Profile("2g.12gb", 2, 2, (0, 2), 2),
+        Profile("2g.12gb+me", 2, 2, (0, 2), 1),
+        Profile("4g.24gb", 4, 4, (0,), 1),
+    ),
+)
+_A100_40 = _of_eight("A100-40", 5, 10, 20, 40)
+_A100_80 = _of_eight("A100-80", 10, 20, 40, 80)
+_H100_80 = _of_eight("H100-80", 10, 20, 40, 80)
+_H100_94 = _of_eight("H100-NVL-94", 12, 24, 47, 94)
+_H200 = _of_eight("H200-141", 18, 35, 71, 141, inferred=True)
+_B200 = _of_eight("B200-180", 23, 45, 90, 180, inferred=True)
+
+LAYOUTS = (_A30, _A100_40, _A100_80, _H100_80, _H100_94, _H200, _B200)
+
+_MODELS = (
+    ("A30", 0, _A30),
+    ("A100", 60, _A100_80),
+    ("A100", 0, _A100_40),
+    ("H100", 88, _H100_94),
+    ("H100", 0, _H100_80),
+    ("H200", 0, _H200),
+    ("B200", 0, _B200),
+)
+"""Word in the model's name, least GiB of memory → layout; the first that fits."""
+
+_ALIASES = {"7g.79gb": "7g.80gb"}
+
+
+def layout_of(model: str, memory: int) -> Layout | None:
+    """What a card of this model (`NVIDIA A100-SXM4-80GB`) and so many bytes can be cut into; None: it cannot be."""
+    words = set(re.split(r"[^A-Z0-9]+", model.upper()))
+    return next((layout for word, least, layout in _MODELS if word in words and memory >= least * _GIB), None)
+
+
+def canonical(profile: str) -> str:
+    """The name that the tables have for a profile which some drivers name differently."""
+    return _ALIASES.get(profile, profile)
+
+
+def problem(layout: Layout, instances: Iterable[Instance]) -> str:
+    """Why a card cannot be cut so, "" where it can."""
+    taken, counts = 0, dict.fromkeys((p.name for p in layout.profiles), 0)
+    for start, name in sorted(instances):
+        profile = layout.profile(name)
+        if profile is None:
+            return f"{layout.name} has no profile {name}; it has {', '.join(p.name for p in layout.profiles)}"
+        if start not in profile.starts:
+            return f"{name} cannot start at {start}, only at {', '.join(map(str, profile.starts))}"
+        if taken & profile.mask(start):
+            return f"{name} at {start} overlaps another instance"
+        taken |= profile.mask(start)
+        counts[name] += 1
+        if counts[name] > profile.most:
+            return f"a card has at most {profile.most} of {name}"
+    if sum(counts[p.name] for p in layout.profiles if p.media) > 1:
+        return "a card has at most one instance with media engines (+me)"
+    return ""
+
+
+def openings(layout: Layout, instances: Iterable[Instance]) -> tuple[Instance, ...]:
+    """Each instance that could be made beside these, which lie well, in the order of profiles and starts."""
+    return _openings(layout, frozenset(instances))
+
+
+@lru_cache(maxsize=50_000)
+def _openings(layout: Layout, instances: frozenset[Instance]) -> tuple[Instance, ...]:
+    taken, counts, media = 0, dict.fromkeys((p.name for p in layout.profiles), 0), False
+    for profile in layout.profiles:
+        for instance in instances:
+            if instance.profile == profile.name:
+                taken |= profile.mask(instance.start)
+                counts[profile.name] += 1
+                media = media or profile.media
+    return tuple(
+        Instance(start, profile.name)
+        for profile in layout.profiles
+        if counts[profile.name] < profile.most and not (media and profile.media)
+        for start in profile.starts
+        if not taken & profile.mask(start)
+    )
+
+
+def arrange(layout: Layout, fixed: Iterable[Instance], wanted: Mapping[str, int]) -> tuple[Instance, ...] | None:
+    """Where `wanted` (profile → how many) can lie beside `fixed`, ascending; None: nowhere.
+
+    Of all ways the one that leaves the most openings, then the one with the lowest starts.
+    """
+    asked = tuple(sorted((name, count) for name, count in wanted.items() if count > 0))
+    return _arranged(layout, frozenset(fixed), asked)
+
+
+@lru_cache(maxsize=50_000)
+def _arranged(
+    layout: Layout, fixed: frozenset[Instance], wanted: tuple[tuple[str, int], ...]
+) -> tuple[Instance, ...] | None:
+    """Cached: the cards of a cluster are in few different states, and pods ask for few different slices."""
+    found = (tuple(sorted(made)) for made in _ways(layout, fixed, wanted, 0))
+    return min(found, key=lambda made: (-len(_openings(layout, fixed.union(made))), made), default=None)
+
+
+def _ways(
+    layout: Layout, fixed: frozenset[Instance], wanted: tuple[tuple[str, int], ...], least: int
+) -> Iterator[tuple[Instance, ...]]:
+    """Every way to put `wanted` beside `fixed`, equal ones in ascending order: the first profile from `least` on."""
+    if not wanted:
+        yield ()
+        return
+    (name, count), rest = wanted[0], wanted[1:]
+    for first in _openings(layout, fixed):
+        if first.profile == name and first.start >= least:
+            left = ((name, count - 1), *rest) if count > 1 else rest
+            for others in _ways(layout, fixed | {first}, left, first.start + 1 if count > 1 else 0):
+                yield (first, *others)

@@ -1,0 +1,325 @@
+"""What a Node's annotations say of its slices, written by two: the scheduler and the node's agent. Pure.
+
+The scheduler writes what there shall be (`spec-…`), the agent what there is (`status-…`), both into the one annotation
+of the seed (`dynamicgpuslice`); each has besides it an annotation of its own, since what can still be made depends on
+where the instances lie (slices.md, "Node annotation").
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mgpu.model.cards import WHOLE_CORE, Card
+from mgpu.model.errors import BadObject, Problem
+from mgpu.model.ledger import Share
+from mgpu.model.mig import layout_of
+from mgpu.model.pods import Node
+from mgpu.model.slices import MIG, MPS, PLACES, Counts, Slice, gigabytes, mode_of, read_name, type_of
+
+LABEL = "gpu.partitioning"
+ANNOTATION = "dynamicgpuslice"
+MADE = "mgpu.io/slices"
+"""The agent's: `{"cards": {"0": [{"profile", "start", "uuid", "pod"}]}, "refused": {"plan", "why"}}`."""
+PLANNED = "mgpu.io/slices-planned"
+"""The scheduler's: `{"plan": 5, "cards": {"0": [{"profile", "start"}]}}`."""
+SOMEBODY = "?"
+"""In place of a pod: an agent that writes only the seed's counts does not say which."""
+
+_GIB = 1 << 30
+_SPEC = re.compile(r"spec-gpu-(\d{1,3})-(.+)", re.ASCII)
+_STATUS = re.compile(r"status-gpu-(\d{1,3})-(.+)-(used|free)", re.ASCII)
+_SPEC_PLAN, _STATUS_PLAN = "spec-partitioning-plan", "status-partitioning-plan"
+
+
+@dataclass(frozen=True, slots=True)
+class Partitioning:
+    """The annotation `dynamicgpuslice`. plan: of the spec. applied: the plan in force. None: none yet."""
+
+    spec: Counts = field(default_factory=dict)
+    plan: int | None = None
+    used: Counts = field(default_factory=dict)
+    free: Counts = field(default_factory=dict)
+    applied: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSlices:
+    """What a node with the label `gpu.partitioning` says. mode: MIG, MPS, or "" (no label).
+
+    made: the slices that there are. cards: those that can be cut now (in MIG mode; under MPS those that are).
+    planned: where the slices of the plan lie; None: not said.
+    refused: the plan that the agent could not apply, and why.
+    placed: whether it is known where instances lie. An agent that writes only the seed's counts does not say.
+    """
+
+    mode: str = ""
+    partitioning: Partitioning = Partitioning()
+    made: tuple[Slice, ...] = ()
+    cards: frozenset[int] = frozenset()
+    planned: tuple[Slice, ...] | None = None
+    refused: tuple[int, str] | None = None
+    placed: bool = True
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a plan is under way (the barrier of slices.md); one that the node refused is not."""
+        plan = self.partitioning.plan
+        return plan is not None and plan != self.partitioning.applied and not (self.refused and self.refused[0] == plan)
+
+    @property
+    def offered(self) -> tuple[Slice, ...]:
+        """The slices that there are and that stay: what pods can be given now."""
+        if self.partitioning.plan in (None, self.partitioning.applied):
+            return self.made
+        if self.planned is not None:
+            kept = {s.place for s in self.planned}
+            return tuple(s for s in self.made if s.place in kept)
+        left = {(card, name): n for card, names in self.partitioning.spec.items() for name, n in names.items()}
+        found = []
+        for s in sorted(self.made, key=lambda s: (not s.pod, s)):  # those in use stay first
+            if left.get((s.card, s.name), 0) > 0:
+                left[s.card, s.name] -= 1
+                found.append(s)
+        return tuple(sorted(found))
+
+
+NOTHING = NodeSlices()
+
+
+def read_slices(node: Node) -> NodeSlices:
+    """Raises BadObject with the path of every value that is wrong: a node's annotations are taken whole or not at all.
+
+    A node without the label has no slices, whatever its annotations say.
+    """
+    mode = node.labels.get(LABEL, "")
+    if not mode:
+        return NOTHING
+    if mode not in (MIG, MPS):
+        raise BadObject([Problem(f"metadata.labels[{LABEL}]", f"must be {MIG} or {MPS}, not {mode!r}")])
+    partitioning = read_partitioning(node.annotations.get(ANNOTATION))
+    made, cards, refused = _read_made(node.annotations.get(MADE), mode)
+    planned = _read_planned(node.annotations.get(PLANNED), partitioning.plan, mode)
+    placed = made is not None
+    if made is None:
+        made = _counted(partitioning)
+        cards = frozenset(s.card for s in made)
+    return NodeSlices(mode, partitioning, made, cards, planned, refused, placed)
+
+
+def _counted(found: Partitioning) -> tuple[Slice, ...]:
+    """The slices of an agent that writes only the seed's counts: numbered, those in use first."""
+    applied = found.plan is not None and found.plan == found.applied
+    slices = []
+    for card in sorted({*found.used, *found.free, *(found.spec if applied else ())}):
+        used, free, spec = (dict(counts.get(card, {})) for counts in (found.used, found.free, found.spec))
+        if not free and applied:
+            free = {name: count - used.get(name, 0) for name, count in spec.items()}
+        names = [name for name in sorted(used) for _ in range(used[name])]
+        pods = [SOMEBODY] * len(names)
+        names += [name for name in sorted(free) for _ in range(free[name])]
+        pods += [""] * (len(names) - len(pods))
+        slices += [Slice(card, i, name, pod=pod) for i, (name, pod) in enumerate(zip(names, pods, strict=True))]
+    return tuple(slices)
+
+
+# The seed's annotation.
+
+
+def read_partitioning(text: str | None) -> Partitioning:
+    """Raises BadObject with the path of every value that is wrong. Keys that it does not know mean nothing."""
+    problems: list[Problem] = []
+    spec: dict[int, dict[str, int]] = {}
+    used: dict[int, dict[str, int]] = {}
+    free: dict[int, dict[str, int]] = {}
+    plans: dict[str, int] = {}
+    for key, value in _object(text).items():
+        wanted, there = _SPEC.fullmatch(key), _STATUS.fullmatch(key)
+        if key not in (_SPEC_PLAN, _STATUS_PLAN) and not wanted and not there:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            problems.append(Problem(_path(key), f"must be an integer of at least 0, not {value!r}"))
+        elif match := wanted or there:
+            name = read_name(match[2])
+            if name is None:
+                problems.append(Problem(_path(key), f"{match[2]!r} is no slice such as 2g.20gb or 4gb"))
+            elif value:
+                counts = spec if wanted else used if match[3] == "used" else free
+                card = counts.setdefault(int(match[1]), {})
+                card[name] = card.get(name, 0) + value
+        else:
+            plans[key] = value
+    if problems:
+        raise BadObject(problems)
+    return Partitioning(spec, plans.get(_SPEC_PLAN), used, free, plans.get(_STATUS_PLAN))
+
+
+def with_spec(text: str | None, spec: Counts, plan: int) -> str:
+    """The annotation with this spec and everything else as it was. Raises BadObject where it cannot be read."""
+    written = {f"spec-gpu-{card}-{name}": n for card, names in spec.items() for name, n in names.items() if n}
+    return _rewritten(text, _SPEC, _SPEC_PLAN, written | {_SPEC_PLAN: plan})
+
+
+def with_status(text: str | None, slices: Iterable[Slice], applied: int | None) -> str:
+    """The annotation with the status that these slices are and everything else as it was; applied None: as it was.
+
+    Raises BadObject where it cannot be read.
+    """
+    counts = Counter((s.card, s.name, "used" if s.pod else "free") for s in slices)
+    written = {f"status-gpu-{card}-{name}-{what}": n for (card, name, what), n in counts.items()}
+    if applied is None:
+        applied = read_partitioning(text).applied
+    return _rewritten(text, _STATUS, _STATUS_PLAN, written | ({} if applied is None else {_STATUS_PLAN: applied}))
+
+
+def next_plan(before: int | None, now: int) -> int:
+    """The id of the plan that follows; now: seconds since 1970."""
+    return max((before or 0) + 1, now)
+
+
+def _rewritten(text: str | None, owned: re.Pattern[str], plan: str, written: Mapping[str, int]) -> str:
+    kept = {key: value for key, value in _object(text).items() if key != plan and not owned.fullmatch(key)}
+    return json.dumps(dict(sorted({**kept, **written}.items())))
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    return _json_object(text, ANNOTATION) if text else {}
+
+
+def _json_object(text: str, annotation: str) -> dict[str, Any]:
+    path = f"metadata.annotations[{annotation}]"
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadObject([Problem(path, f"is not JSON: {error}")]) from error
+    if not isinstance(found, dict):
+        raise BadObject([Problem(path, "must be a JSON object")])
+    return found
+
+
+def _path(key: str) -> str:
+    return f"metadata.annotations[{ANNOTATION}][{key}]"
+
+
+# The annotations of our own.
+
+
+def write_made(slices: Iterable[Slice], cards: Iterable[int], refused: tuple[int, str] | None) -> str:
+    """What the agent says of the slices that there are, on the cards that can be cut."""
+    rows: dict[str, list[dict[str, Any]]] = {str(card): [] for card in sorted({*cards})}
+    for s in sorted(slices):
+        row = {"profile": s.name, "start": s.start, "uuid": s.uuid, "pod": s.pod}
+        rows.setdefault(str(s.card), []).append({key: value for key, value in row.items() if value != ""})
+    said: dict[str, Any] = {"cards": rows}
+    if refused:
+        said["refused"] = {"plan": refused[0], "why": refused[1]}
+    return json.dumps(said)
+
+
+def write_planned(slices: Iterable[Slice], plan: int) -> str:
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for s in sorted(slices):
+        rows.setdefault(str(s.card), []).append({"profile": s.name, "start": s.start})
+    return json.dumps({"plan": plan, "cards": rows})
+
+
+def _read_made(text: str | None, mode: str) -> tuple[tuple[Slice, ...] | None, frozenset[int], tuple[int, str] | None]:
+    if text is None:
+        return None, frozenset(), None
+    found = _json_object(text, MADE)
+    slices, cards = _read_cards(found.get("cards"), MADE, mode)
+    refused = found.get("refused")
+    if refused is None:
+        return slices, cards, None
+    if not isinstance(refused, dict) or not isinstance(refused.get("plan"), int):
+        raise BadObject([Problem(f"metadata.annotations[{MADE}].refused", "must have plan and why")])
+    return slices, cards, (refused["plan"], str(refused.get("why", "")))
+
+
+def _read_planned(text: str | None, plan: int | None, mode: str) -> tuple[Slice, ...] | None:
+    """None where it is not of this plan: another writer of the seed's annotation says only counts."""
+    if text is None or plan is None:
+        return None
+    found = _json_object(text, PLANNED)
+    return _read_cards(found.get("cards"), PLANNED, mode)[0] if found.get("plan") == plan else None
+
+
+def _read_cards(rows: object, annotation: str, mode: str) -> tuple[tuple[Slice, ...], frozenset[int]]:
+    path = f"metadata.annotations[{annotation}].cards"
+    if not isinstance(rows, dict) or not all(re.fullmatch(r"\d{1,3}", str(card), re.ASCII) for card in rows):
+        raise BadObject([Problem(path, "must be an object with the indexes of cards")])
+    problems, found = [], []
+    for card, listed in rows.items():
+        for i, row in enumerate(listed if isinstance(listed, list) else [None]):
+            read = _read_row(int(card), row, mode)
+            if read is None:
+                text = f"must have profile, a slice of {mode}, and start, an integer below {PLACES}"
+                problems.append(Problem(f"{path}[{card}][{i}]", text))
+            else:
+                found.append(read)
+    if problems:
+        raise BadObject(problems)
+    return tuple(sorted(found)), frozenset(map(int, rows))
+
+
+def _read_row(card: int, row: object, mode: str) -> Slice | None:
+    if not isinstance(row, dict):
+        return None
+    name, start, uuid, pod = (row.get(key, "") for key in ("profile", "start", "uuid", "pod"))
+    if not all(isinstance(text, str) for text in (name, uuid, pod)):
+        return None
+    if not isinstance(start, int) or isinstance(start, bool) or not 0 <= start < PLACES:
+        return None
+    named = read_name(name)
+    return Slice(card, start, named, uuid, pod) if named and mode_of(named) == mode else None
+
+
+# Slices as devices.
+
+
+def devices(found: NodeSlices, gpus: Sequence[Card]) -> tuple[Card, ...]:
+    """The slices that are offered, as devices of their types; one on a card that is not well, or not there, is not.
+
+    Of a card's core and memory each has its share: memory of MIG by memory slices, of MPS as its name says.
+    """
+    by_index = {card.index: card for card in gpus}
+    return tuple(
+        _device(s, card) for s in found.offered if s.pod != SOMEBODY and (card := by_index.get(s.card)) is not None
+    )
+
+
+def _device(s: Slice, card: Card) -> Card:
+    if mode_of(s.name) == MPS:
+        memory = gigabytes(s.name) * _GIB
+        core = min(WHOLE_CORE, WHOLE_CORE * memory // max(1, card.memory))
+    else:
+        layout = layout_of(card.model, card.memory)
+        profile = layout.profile(s.name) if layout else None
+        memory = card.memory * profile.size // layout.slices if layout and profile else 0
+        core = WHOLE_CORE * profile.compute // layout.compute if layout and profile else 0
+    uuid = s.uuid or f"{card.uuid}/{s.name}/{s.start}"
+    return Card(s.index, uuid, card.model, memory, core, card.healthy, card.numa, s.index, type_of(s.name))
+
+
+def undivided(found: NodeSlices, gpus: Iterable[Card]) -> tuple[Card, ...]:
+    """The cards that are whole: those that other vocabularies can have.
+
+    Under MIG a card that can be cut is never among them, whether its mode is on already or not; under MPS one that is
+    cut, or that shall be, is not.
+    """
+    if not found.mode:
+        return tuple(gpus)
+    cut = {*found.cards, *(s.card for s in found.made), *found.partitioning.spec}
+    mig = found.mode == MIG
+    return tuple(c for c in gpus if c.index not in cut and not (mig and layout_of(c.model, c.memory)))
+
+
+def held(found: NodeSlices) -> dict[str, tuple[Share, ...]]:
+    """By the pod's UID, the slices that the node gave out, as the agent knows."""
+    shares: dict[str, tuple[Share, ...]] = {}
+    for s in found.made:
+        if s.pod not in ("", SOMEBODY):
+            shares[s.pod] = (*shares.get(s.pod, ()), Share("", s.index, whole=True, type=type_of(s.name)))
+    return shares
