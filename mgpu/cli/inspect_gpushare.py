@@ -18,7 +18,6 @@ from mgpu.cli.setup import UNITS, read_settings
 from mgpu.dialects import gpushare
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.asks import Amount, Ask, peak
-from mgpu.model.cards import GPU
 from mgpu.model.errors import BadObject
 from mgpu.model.inventory import equal_cards
 from mgpu.model.pods import Pod, read_node, read_pod
@@ -101,22 +100,20 @@ def node_rows(nodes: Sequence[Raw], devices: Iterable[Raw], raws: Sequence[Raw],
 
 def _node(view: NodeView, address: str, waiting: Mapping[str, int], unit: int) -> NodeRow:
     """waiting: bytes that pods ask for which do not, or not all, stand on a card of the node for certain."""
-    gpus = [card for card in view.cards if card.state.card.type == GPU]
     held: dict[str, dict[int, int]] = {}
     left = dict(waiting)
-    for view_of_card in gpus:
-        card = view_of_card.state.card
+    cards = []
+    for view_of_card in view.cards:
+        card, used = view_of_card.state.card, 0
         for use in view_of_card.uses:
             if use.certain or use.pod not in waiting:
                 held.setdefault(use.pod, {})[card.index] = gpushare.units_of(use.memory, card, unit)
                 left[use.pod] = max(0, left.get(use.pod, 0) - use.memory)
+                used += use.memory
+        cards.append(CardRow(card.index, card.memory // unit, gpushare.units_of(used, card, unit)))
     pods = [_pod(key, held.get(key, {}), -(-left[key] // unit)) for key in left if key in held or left[key]]
     pods.sort(key=lambda pod: (min(pod.cards, default=-1), pod.namespace, pod.name))
-    cards = tuple(
-        CardRow(c.index, c.memory // unit, sum(of.get(c.index, 0) for of in held.values()))
-        for c in (v.state.card for v in gpus)
-    )
-    return NodeRow(view.name, address, cards, tuple(pods))
+    return NodeRow(view.name, address, tuple(cards), tuple(pods))
 
 
 def _pod(key: str, cards: Mapping[int, int], pending: int) -> PodRow:

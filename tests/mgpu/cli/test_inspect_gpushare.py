@@ -182,6 +182,14 @@ def test_pods_of_other_vocabularies_count_in_whole_units(ask: Ask, create: Calla
     assert ["whole", "default", "0", "0", "22", "0"] in rows
 
 
+def test_small_shares_do_not_add_up_to_more_than_their_card(ask: Ask, create: Callable[[dict[str, Any]], None]) -> None:
+    """Rounded up one by one they would; the extender's `/inspect` says the same of the card."""
+    for i in range(5):
+        record = {"vke.volcengine.com/assumed": "true", INDEX_OF_MGPU: "3"}
+        create(pod(f"small-{i}", container("c", 10, 256), node=FIRST, annotations=record))
+    assert ask(FIRST).stdout.splitlines()[1].split()[2:6] == ["1/22", "0/22", "0/22", "2/22"]
+
+
 INDEX_OF_MGPU = "vke.volcengine.com/gpu-index-container-c"
 
 
