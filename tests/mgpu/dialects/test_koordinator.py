@@ -182,11 +182,11 @@ class TestForeignRecord:
         assert shares == (Share("c", Minor(1), 600, ratio=50),)
         assert shares[0].amount(card(1, 16)) == (600, 8 * GIB, 1, 50)
 
-    def test_amounts_that_it_counted_otherwise_are_held_as_it_did(self) -> None:
-        shares = recorded(
-            {ALLOCATED: {"gpu": [entry(0, 60, "8Gi", 28), entry(1, 60, "8Gi", 28)]}}, asking(core=60, ratio=29)
-        )
-        assert shares == tuple(Share("c", Minor(i), 600, 8 * GIB, ratio=28) for i in (0, 1))
+    @pytest.mark.parametrize("minors", [(0,), (0, 1)])
+    def test_amounts_that_it_counted_otherwise_are_held_as_it_did(self, minors: tuple[int, ...]) -> None:
+        rows = [entry(minor, 60, "8Gi", 28) for minor in minors]
+        shares = recorded({ALLOCATED: {"gpu": rows}}, asking(core=60, ratio=29))
+        assert shares == tuple(Share("c", Minor(i), 600, 8 * GIB, ratio=28) for i in minors)
 
     def test_of_several_containers_is_all_of_theirs_and_counted_once(self) -> None:
         containers = asking("a", gpu=30), asking("b", gpu=40)
