@@ -251,6 +251,13 @@ def test_an_unreadable_record_names_its_annotation(annotations: dict[str, object
     assert [problem.field for problem in error.value.problems] == [path]
 
 
+def test_a_container_of_two_cards_has_two_different_ones() -> None:
+    part = {"a": {"gpu": [0, 0]}, "b": {"gpu": [1]}}
+    with pytest.raises(BadObject) as error:
+        recorded({ALLOCATED: GOOD, PER_CONTAINER: part}, asking("a", gpu=200), asking("b", gpu=50))
+    assert [problem.field for problem in error.value.problems] == [PER_CONTAINER_PATH]
+
+
 def test_a_node_offers_percent_bytes_and_whole_cards() -> None:
     found = koord.resources((*cards(2, 16), device(0), device(4), device(1, "npu")), DEFAULT)
     percent = ((0, 100), (1, 100))
