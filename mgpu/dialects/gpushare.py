@@ -262,7 +262,7 @@ def _allocation(pod: Pod, problems: list[Problem]) -> dict[str, int]:
         problems.append(Problem(_path(ALLOCATION), "must be an object of container → card → units"))
         return {}
     names, units, found = {c.name for c in pod.containers}, _units(pod), {}
-    positions = {str(c.position): c.name for c in pod.app_containers if str(c.position) not in names}
+    positions = {str(c.position): c.name for c in pod.app_containers}
     for key, row in table.items():
         name = key if key in names else positions.get(key, key)
         if name not in units:
