@@ -21,6 +21,7 @@ from mgpu.model.pods import Node
 from mgpu.settings import Settings
 from scheduler.decide import assess
 from scheduler.gpu_pods import GpuPod
+from scheduler.placement.wishing import elsewhere
 
 LOWEST = -(1 << 31)
 """Pod priorities are int32."""
@@ -106,15 +107,22 @@ class Nominations:
         }
 
     def beside(self, node: str, cards: tuple[CardState, ...], uid: str, priority: int) -> tuple[CardState, ...]:
-        """`cards`, and on them what is kept from a pod of this uid and priority."""
+        """`cards`, and on them what is kept from a pod of this uid and priority.
+
+        Nothing is kept for a pod whose same-card group has gone to another node: it cannot come here any more.
+        """
         if node not in self._on_node:
             return cards
         if node in self._stale:
             self._stale.discard(node)
             self._choose(node)
         nominees = (n for n in self._on_node[node].values() if n.known.pod.uid != uid)
-        kept = [n.kept for n in nominees if n.kept and n.known.pod.priority >= priority]
+        kept = [n.kept for n in nominees if n.kept and n.known.pod.priority >= priority and not self._barred(n, node)]
         return _with(cards, [held for held in kept if self._ledger.holding(held.uid) is None])
+
+    def _barred(self, nominee: _Nominee, node: str) -> bool:
+        seats = self._ledger.seats(nominee.ask.wishes.same_card, nominee.known.pod.uid)
+        return elsewhere(nominee.ask, self._ledger.cards(node), seats) is not None
 
     def _choose(self, node: str) -> None:
         now = (*self._ledger.cards(node), *self._ledger.others(node))

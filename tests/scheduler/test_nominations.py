@@ -140,3 +140,20 @@ def test_a_process_that_starts_keeps_the_same(replica: Replica) -> None:
     given(replica, waiting("member", 60))
     again = Replica(replica.api)
     assert passed(again, "other", 60) == ["n2"]
+
+
+def test_nothing_is_kept_where_the_group_cannot_come_any_more() -> None:
+    """Else cards are chosen beside those kept, and never reserved: the binding would pass without any."""
+    replica = Replica(cluster(("n1", 2), ("n2", 2)))
+    pods = {name: waiting(name, 20, node) for name, node in (("member", "n2"), ("first", ""), ("next", ""))}
+    for raw in pods.values():
+        raw["metadata"]["annotations"] = {"mgpu.io/same-card-group": "pair"}
+    given(replica, *pods.values())
+    first, another = (replica.state.gpu_pod(f"uid-{name}") for name in ("first", "next"))
+    assert first is not None
+    assert another is not None
+    assert replica.state.view("n2", "uid-next").unkept[0].core_free == 800
+    assert isinstance(replica.decider.decide(first, "n1"), Decision)
+    assert replica.state.view("n2", "uid-next").unkept[0].core_free == 1000
+    refused = replica.decider.decide(another, "n2")
+    assert str(refused) == "same-card-group pair is on card 0 of n1"
