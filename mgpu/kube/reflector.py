@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 Raw = dict[str, Any]
 _MAX_PAUSE = 10.0
+_Name = tuple[str, str]
 
 
 class Reflector:
@@ -24,7 +25,8 @@ class Reflector:
 
     Both run on the reflector's own thread, one after the other, in the order of the API's history; after a re-list
     `changed` only where the resourceVersion moved, then `gone` for what is no longer there (its last known name and
-    uid). An exception from a callback is logged and does not stop the watch.
+    uid). Of one name there is one object at a time: `gone` for it comes before `changed` for its successor.
+    An exception from a callback is logged and does not stop the watch.
 
     path: the collection (`/api/v1/pods`). query: labelSelector, fieldSelector.
     optional: an API server that does not know the kind has no objects of it, and is asked again.
@@ -42,7 +44,7 @@ class Reflector:
     ) -> None:
         self._api, self._path, self._query, self._optional = api, path, dict(query or {}), optional
         self._changed, self._gone = changed, gone
-        self._known: dict[str, tuple[str, Raw]] = {}
+        self._known: dict[_Name, Raw] = {}
         self._stop = threading.Event()
         self._lists = threading.Condition()
         self._begun = self._finished = 0
@@ -120,13 +122,13 @@ class Reflector:
         try:
             for page, version in self._api.pages(self._path, **self._query):  # noqa: B007
                 for item in page:
-                    present.add(item["metadata"]["uid"])
+                    present.add(_name(item))
                     self._take(item)
         except ApiError as error:
             if not (self._optional and error.status == 404):
                 raise
-        for uid in [uid for uid in self._known if uid not in present]:
-            self._forget(uid)
+        for name in [name for name in self._known if name not in present]:
+            self._call(self._gone, self._known.pop(name))
         self._broken_since = None
         with self._lists:
             self._finished = begun
@@ -146,8 +148,8 @@ class Reflector:
                         return
                     version = item["metadata"]["resourceVersion"]
                     if kind == "DELETED":
-                        self._known[item["metadata"]["uid"]] = (version, item)
-                        self._forget(item["metadata"]["uid"])
+                        self._known.pop(_name(item), None)
+                        self._call(self._gone, item)
                     elif kind != "BOOKMARK":
                         self._take(item)
             finally:
@@ -157,13 +159,14 @@ class Reflector:
                 self._stop.wait(0.1)  # a server that ends every watch at once must not be asked in a tight loop
 
     def _take(self, item: Raw) -> None:
-        uid, version = item["metadata"]["uid"], item["metadata"]["resourceVersion"]
-        if self._known.get(uid, ("",))[0] != version:
-            self._known[uid] = (version, _identity(item))
-            self._call(self._changed, item)
-
-    def _forget(self, uid: str) -> None:
-        self._call(self._gone, self._known.pop(uid)[1])
+        name, new = _name(item), _identity(item)
+        known = self._known.get(name)
+        if known == new:
+            return
+        if known is not None and known["metadata"]["uid"] != new["metadata"]["uid"]:
+            self._call(self._gone, known)
+        self._known[name] = new
+        self._call(self._changed, item)
 
     def _call(self, callback: Callable[[Raw], None], item: Raw) -> None:
         try:
@@ -171,6 +174,10 @@ class Reflector:
         except Exception:
             meta = item["metadata"]
             log.exception("%s %s/%s could not be taken in", self._path, meta.get("namespace", ""), meta["name"])
+
+
+def _name(item: Raw) -> _Name:
+    return item["metadata"].get("namespace", ""), item["metadata"]["name"]
 
 
 def _identity(item: Raw) -> Raw:
