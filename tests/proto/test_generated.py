@@ -1,9 +1,9 @@
-"""The wire format is the kubelet's: one wrong number, and it silently reads nothing."""
+"""The wire format is the kubelet's and the container runtime's: one wrong number, and it silently reads nothing."""
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from proto import deviceplugin_pb2, podresources_pb2
+from proto import cri_pb2, deviceplugin_pb2, podresources_pb2
 from proto.generate import stale
 
 DEVICE_PLUGIN = {
@@ -45,7 +45,17 @@ POD_RESOURCES = {
     "GetPodResourcesRequest": "1 pod_name, 2 pod_namespace",
     "GetPodResourcesResponse": "1 pod_resources",
 }
+CRI = {
+    "ContainerFilter": "4 label_selector*",
+    "ListContainersRequest": "1 filter",
+    "Container": "1 id, 6 state, 8 labels*",
+    "ListContainersResponse": "1 containers*",
+    "ContainerStatusRequest": "1 container_id, 2 verbose",
+    "ContainerStatusResponse": "2 info*",
+}
+STATES = {"CONTAINER_CREATED": 0, "CONTAINER_RUNNING": 1, "CONTAINER_EXITED": 2, "CONTAINER_UNKNOWN": 3}
 INTEGERS = {
+    "Container.state": FieldDescriptor.TYPE_ENUM,
     "NUMANode.ID": FieldDescriptor.TYPE_INT64,
     "ContainerPreferredAllocationRequest.allocation_size": FieldDescriptor.TYPE_INT32,
     "ContainerMemory.size": FieldDescriptor.TYPE_UINT64,
@@ -66,11 +76,15 @@ CALLS = {
         "GetAllocatableResources": ("AllocatableResourcesRequest", "AllocatableResourcesResponse"),
         "Get": ("GetPodResourcesRequest", "GetPodResourcesResponse"),
     },
+    "runtime.v1.RuntimeService": {
+        "ListContainers": ("ListContainersRequest", "ListContainersResponse"),
+        "ContainerStatus": ("ContainerStatusRequest", "ContainerStatusResponse"),
+    },
 }
 MODULES = pytest.mark.parametrize(
     ("module", "messages"),
-    [(deviceplugin_pb2, DEVICE_PLUGIN), (podresources_pb2, POD_RESOURCES)],
-    ids=["deviceplugin", "podresources"],
+    [(deviceplugin_pb2, DEVICE_PLUGIN), (podresources_pb2, POD_RESOURCES), (cri_pb2, CRI)],
+    ids=["deviceplugin", "podresources", "cri"],
 )
 
 
@@ -80,29 +94,33 @@ def written(message: Descriptor) -> str:
 
 
 @MODULES
-def test_messages_have_the_kubelets_fields(module: object, messages: dict[str, str]) -> None:
+def test_messages_have_the_fields_of_the_interface(module: object, messages: dict[str, str]) -> None:
     found = module.DESCRIPTOR.message_types_by_name  # type: ignore[attr-defined]
     assert {name: written(message) for name, message in found.items()} == messages
 
 
 @MODULES
-def test_numbers_have_the_kubelets_width(module: object, messages: dict[str, str]) -> None:  # noqa: ARG001
+def test_numbers_have_the_width_of_the_interface(module: object, messages: dict[str, str]) -> None:  # noqa: ARG001
     for message in module.DESCRIPTOR.message_types_by_name.values():  # type: ignore[attr-defined]
         for field in message.fields:
             if field.cpp_type not in (field.CPPTYPE_STRING, field.CPPTYPE_MESSAGE, field.CPPTYPE_BOOL):
                 assert field.type == INTEGERS[f"{message.name}.{field.name}"]
 
 
-def test_services_have_the_kubelets_calls() -> None:
+def test_services_have_the_calls_of_the_interface() -> None:
     services = [
         service
-        for module in (deviceplugin_pb2, podresources_pb2)
+        for module in (deviceplugin_pb2, podresources_pb2, cri_pb2)
         for service in module.DESCRIPTOR.services_by_name.values()
     ]
     found = {s.full_name: {m.name: (m.input_type.name, m.output_type.name) for m in s.methods} for s in services}
     assert found == CALLS
     streams = [m.name for s in services for m in s.methods if m.server_streaming]
     assert streams == ["ListAndWatch"]
+
+
+def test_states_of_containers_have_the_interfaces_numbers() -> None:
+    assert dict(cri_pb2.ContainerState.items()) == STATES
 
 
 def test_the_committed_modules_are_what_the_sources_give() -> None:
