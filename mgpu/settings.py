@@ -1,16 +1,18 @@
 """The settings: one YAML file, the environment over it, flags over both; parsed once into frozen objects.
 
 Keys are spelled as in the dialects' own documents. A Volcano `volcano-scheduler.conf` is read too: its
-`predicate.MGPU…` arguments are settings here, its other keys are Volcano's own.
+`predicate.MGPU…` and `dynamicgpuslice.…` arguments are settings here, its other keys are Volcano's own.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
+from mgpu.blocks import Block, Names, lower
 from mgpu.model.errors import BadObject, Problem
+from mgpu.slices_settings import SlicesSettings, impossible, with_weights
 
 _Policy = Literal["binpack", "spread", "fragmentation", "fgd"]
 CARD_POLICIES: tuple[str, ...] = get_args(_Policy)
@@ -18,33 +20,19 @@ NODE_POLICIES = CARD_POLICIES
 """`fragmentation` is ours and learns from the pods it sees; `fgd` the published one, for comparison."""
 
 
-def _lower(value: object) -> object:
-    return value.lower() if isinstance(value, str) else value
-
-
-Policy = Annotated[_Policy, BeforeValidator(_lower)]
+Policy = Annotated[_Policy, BeforeValidator(lower)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+_SLICES = "dialects.slices"
 
 
-def _listed(value: object) -> object:
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
-
-
-Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
-
-
-class _Block(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
-
-
-class MgpuSettings(_Block):
+class MgpuSettings(Block):
     """The seed's `predicate.*` keys without prefix, and `minGPUMemory` (MiB)."""
 
     enabled: bool = True
     mgpu_enable: bool = Field(True, alias="MGPUEnable")
     policy: Policy | None = Field(None, alias="MGPUPolicy")
     weight_of_core: Annotated[int, Field(ge=0, le=100)] = Field(20, alias="MGPUWeightOfCore")
-    schedule_mode: Annotated[Literal["index", "id"], BeforeValidator(_lower)] = Field("index", alias="MGPUScheduleMode")
+    schedule_mode: Annotated[Literal["index", "id"], BeforeValidator(lower)] = Field("index", alias="MGPUScheduleMode")
     max_containers_per_card: Annotated[int, Field(ge=1)] = Field(16, alias="MGPUMaxContainersPerCard")
     max_containers_exact: Annotated[int, Field(ge=1)] | None = Field(None, alias="MGPUMaxContainersNumPolicyValid")
     min_gpu_memory: Annotated[int, Field(ge=0)] = Field(256, alias="minGPUMemory")
@@ -54,7 +42,7 @@ def _unit(value: object) -> object:
     return {"gib": "GiB", "mib": "MiB"}.get(value.lower(), value) if isinstance(value, str) else value
 
 
-class GpushareSettings(_Block):
+class GpushareSettings(Block):
     """memoryUnit: what one `aliyun.com/gpu-mem` is, in every pod, annotation and node of the cluster."""
 
     enabled: bool = True
@@ -62,18 +50,19 @@ class GpushareSettings(_Block):
     policy: Policy | None = None
 
 
-class KoordinatorSettings(_Block):
+class KoordinatorSettings(Block):
     enabled: bool = True
     policy: Policy | None = None
 
 
-class DialectSettings(_Block):
+class DialectSettings(Block):
     mgpu: MgpuSettings = MgpuSettings()  # type: ignore[call-arg]
     gpushare: GpushareSettings = GpushareSettings()  # type: ignore[call-arg]
     koordinator: KoordinatorSettings = KoordinatorSettings()
+    slices: SlicesSettings = SlicesSettings()  # type: ignore[call-arg]
 
 
-class WebhookSettings(_Block):
+class WebhookSettings(Block):
     """Where /mutate and /validate are served.
 
     certDir: certificates to read (`tls.crt`, `tls.key`); empty: made by the process itself, for the Service's names and
@@ -95,7 +84,7 @@ class WebhookSettings(_Block):
     scheduler_name: str = Field("", alias="schedulerName")
 
 
-class SchedulerSettings(_Block):
+class SchedulerSettings(Block):
     """Binding admission over TLS on `port`, the extender over plain HTTP on `extenderPort` (loopback by default).
 
     bindingUsers: the users or groups that may bind GPU pods (with an extender that binds, its own account is one of
@@ -117,13 +106,16 @@ class SchedulerSettings(_Block):
     binding_users: Names = Field((), alias="bindingUsers")
 
 
-class DevicePluginSettings(_Block):
+class DevicePluginSettings(Block):
     """`cards`: a file of simulated cards; empty: NVML. `healthPort` 0: no HTTP server.
 
     wholeCards: who serves `nvidia.com/gpu` on the node, this agent or NVIDIA's own plugin; auto: this agent, unless
     another plugin does (then it never does, whatever is set). It changes on a drained node.
     criSocket: the container runtime's, asked only about pods that run without a record and that the kubelet's
     checkpoint does not know; empty: not asked.
+    enforce: `mps`: cards that are shared run an MPS control daemon (the program `mpsControl`, directories below
+    `mpsDir`), which holds each share to its memory and compute.
+    migManager: whether this agent may switch the MIG mode of cards.
     """
 
     node: str = ""
@@ -134,12 +126,16 @@ class DevicePluginSettings(_Block):
     cdi: bool = True
     health_port: Port = Field(0, alias="healthPort")
     cri_socket: str = Field("/run/containerd/containerd.sock", alias="criSocket")
-    whole_cards: Annotated[Literal["auto", "mgpu", "nvidia"], BeforeValidator(_lower)] = Field(
+    whole_cards: Annotated[Literal["auto", "mgpu", "nvidia"], BeforeValidator(lower)] = Field(
         "auto", alias="wholeCards"
     )
+    enforce: Annotated[Literal["none", "mps"], BeforeValidator(lower)] = "none"
+    mps_dir: str = Field("/run/mgpu/mps", alias="mpsDir")
+    mps_control: str = Field("nvidia-cuda-mps-control", alias="mpsControl")
+    mig_manager: bool = Field(True, alias="migManager")
 
 
-class Settings(_Block):
+class Settings(Block):
     """Everything that can be set. Which card policy holds for a pod: `card_policy_for`."""
 
     card_policy: Policy | None = Field(None, alias="cardPolicy")
@@ -182,6 +178,8 @@ def load_settings(
         settings = Settings.model_validate(tree, by_alias=True, by_name=False)
     except ValidationError as error:
         problems += [_problem(source, e) for e in error.errors(include_url=False)]
+    else:
+        problems += impossible(settings.dialects.slices, f"{source}: {_SLICES}")
     if problems:
         raise BadObject(problems)
     return settings
@@ -210,26 +208,39 @@ def _parse(text: str, source: str) -> dict[str, Any]:
         raise BadObject([Problem(source, "must be an object with the settings' keys")])
     if "cardPolicyFlag" in tree:  # where the flag is kept; a file has `cardPolicy`
         raise BadObject([Problem(f"{source}: cardPolicyFlag", f"unknown; allowed: {_keys(Settings)}")])
-    return _from_volcano(tree, source) if "tiers" in tree else tree
+    tree = _from_volcano(tree, source) if "tiers" in tree else tree
+    match tree:
+        case {"dialects": {"slices": dict(block)} as blocks}:
+            return {**tree, "dialects": {**blocks, "slices": with_weights(block, f"{source}: {_SLICES}")}}
+    return tree
+
+
+_VOLCANO: Mapping[str, tuple[str, type[BaseModel]]] = {
+    "predicate.MGPU": ("mgpu", MgpuSettings),
+    "dynamicgpuslice.": ("slices", SlicesSettings),
+}
+"""How arguments begin that are settings of a dialect. Keys of ours alone have no alias."""
 
 
 def _from_volcano(tree: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The `predicate.MGPU…` arguments of a Volcano scheduler configuration (the seed, "Volcano Plugin Config")."""
+    """The arguments of a Volcano scheduler configuration that are settings here (the seeds that have one)."""
     own = sorted(field.alias or name for name, field in Settings.model_fields.items())
     beside = next((key for key in own if key in tree), None)
     if beside:
-        text = "cannot stand beside tiers: of a Volcano configuration its predicate.MGPU… arguments alone are read"
-        raise BadObject([Problem(f"{source}: {beside}", text)])
-    found: dict[str, Any] = {}
+        text = f"cannot stand beside tiers: of a Volcano configuration its {' and '.join(_VOLCANO)}… arguments alone"
+        raise BadObject([Problem(f"{source}: {beside}", f"{text} are read")])
+    found: dict[str, dict[str, Any]] = {}
     for path, arguments in _arguments(tree, source):
         for key, value in arguments.items():
-            name = str(key).removeprefix("predicate.")
-            if name == key or not name.startswith("MGPU"):
+            prefix = next((prefix for prefix in _VOLCANO if str(key).startswith(prefix)), None)
+            if prefix is None:
                 continue
-            if not any(field.alias == name for field in MgpuSettings.model_fields.values()):
-                raise BadObject([Problem(f"{path}.{key}", f"unknown; allowed: {_keys(MgpuSettings)}")])
-            found[name] = value
-    return {"dialects": {"mgpu": found}}
+            (dialect, block), name = _VOLCANO[prefix], str(key).partition(".")[2]
+            allowed = [field.alias for field in block.model_fields.values() if field.alias]
+            if name.partition(".")[0] not in allowed:
+                raise BadObject([Problem(f"{path}.{key}", f"unknown; allowed: {', '.join(allowed)}")])
+            found.setdefault(dialect, {})[name] = value
+    return {"dialects": found}
 
 
 def _arguments(tree: Mapping[str, Any], source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -285,6 +296,9 @@ def _problem(source: str, error: Any) -> Problem:
     if error["type"] == "extra_forbidden":
         block: Any = Settings
         for part in error["loc"][:-1]:
-            block = next(f.annotation for n, f in block.model_fields.items() if part in (n, f.alias))
+            if isinstance(part, int):
+                (block, *_) = get_args(block)
+            else:
+                block = next(f.annotation for n, f in block.model_fields.items() if part in (n, f.alias))
         return Problem(f"{source}: {path}", f"unknown; allowed: {_keys(block)}")
-    return Problem(f"{source}: {path}", f"{error['msg']}, not {error['input']!r}")
+    return Problem(f"{source}: {path}", f"{error['msg'].removeprefix('Value error, ')}, not {error['input']!r}")

@@ -111,6 +111,27 @@ def layout_of(model: str, memory: int) -> Layout | None:
     return next((layout for word, least, layout in _MODELS if word in words and memory >= least * _GIB), None)
 
 
+def geometry_problem(model: str, geometry: Mapping[str, int]) -> str:
+    """Why no card with this name for a model can be cut into `geometry`, "" where one can or the model is not known.
+
+    A name may leave the memory open (`A100`), and write it in GB (`NVIDIA-A100-SXM4-80GB`).
+    """
+    words = set(re.split(r"[^A-Z0-9]+", model.upper()))
+    sizes = [int(word[:-2]) for word in words if re.fullmatch(r"\d{1,4}GB", word, re.ASCII)]
+    known = [layout_of(model, size * _GIB) for size in sizes] or [lay for word, _, lay in _MODELS if word in words]
+    problems = [_unplaceable(layout, geometry) for layout in known if layout]
+    return "" if not problems or "" in problems else problems[0]
+
+
+def _unplaceable(layout: Layout, geometry: Mapping[str, int]) -> str:
+    unknown = next((name for name in geometry if layout.profile(name) is None), None)
+    if unknown is not None:
+        return problem(layout, (Instance(0, unknown),))
+    if arrange(layout, (), geometry) is None:
+        return f"{layout.name} cannot be cut into {', '.join(f'{n} of {name}' for name, n in geometry.items())}"
+    return ""
+
+
 def canonical(profile: str) -> str:
     """The name that the tables have for a profile which some drivers name differently."""
     return _ALIASES.get(profile, profile)

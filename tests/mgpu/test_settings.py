@@ -98,7 +98,7 @@ def test_a_volcano_configuration_without_arguments_is_the_defaults() -> None:
         ("webhook:\n  port: 1\n  port: 2", "mgpu.yaml: is not YAML: 'port' stands twice"),
         (
             "tiers: [{plugins: [{name: predicates, arguments: {predicate.MGPUPolicie: spread}}]}]",
-            "mgpu.yaml: tiers[0].plugins[0].arguments.predicate.MGPUPolicie: unknown; allowed: enabled, MGPUEnable",
+            "mgpu.yaml: tiers[0].plugins[0].arguments.predicate.MGPUPolicie: unknown; allowed: MGPUEnable, MGPUPolicy",
         ),
     ],
 )  # fmt: skip
@@ -175,3 +175,119 @@ def test_koordinator_has_a_policy_of_its_own() -> None:
     assert (own.enabled, own.policy) == (True, "binpack")
     (problem,) = problems("dialects: {koordinator: {schedulerName: x}}")
     assert problem == "mgpu.yaml: dialects.koordinator.schedulerName: unknown; allowed: enabled, policy"
+
+
+SEED = """
+tiers:
+- plugins:
+  - name: dynamicgpuslice
+    arguments:
+      dynamicgpuslice.schedulePolicy: Spread
+      dynamicgpuslice.scheduleWeight: 5
+      dynamicgpuslice.weight.cpu: 1
+      dynamicgpuslice.weight.memory: 2
+      dynamicgpuslice.weight.gpu: 5
+      dynamicgpuslice.weight.resources: example.com/a, example.com/b
+      dynamicgpuslice.weight.resources.example.com/b: 3
+      dynamicgpuslice.DevicePluginCMName: other
+      dynamicgpuslice.DevicePluginCMNamespace: default
+      dynamicgpuslice.KnowGeometries:
+        - models: ["NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-80GB-PCIe"]
+          allowedGeometries:
+            - 1g.10gb: 7
+            - {2g.20gb: 2, 3g.40gb: 1}
+            - 7g.79gb: 1
+"""
+
+
+def of_slices(*lines: str) -> str:
+    return "\n".join(["dialects:", "  slices:", *(f"    {line}" for line in lines)])
+
+
+def test_the_slices_of_the_seeds_volcano_configuration() -> None:
+    own = load_settings(SEED).dialects.slices
+    assert (own.schedule_policy, own.schedule_weight) == ("spread", 5)
+    assert own.weights == {"cpu": 1, "memory": 2, "gpu": 5, "example.com/a": 1, "example.com/b": 3}
+    assert (own.config_map, own.config_map_namespace) == ("other", "default")
+    ((models, allowed),) = own.geometries
+    assert models == ("NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-80GB-PCIe")
+    assert allowed == ({"1g.10gb": 7}, {"2g.20gb": 2, "3g.40gb": 1}, {"7g.80gb": 1})
+
+
+def test_the_same_in_a_file_of_our_own_flat_and_below_weight() -> None:
+    flat = of_slices("weight.cpu: 0", "weight.gpu: 5", "weight.resources: a/b", "weight.resources.a/b: 2")
+    nested = of_slices("weight: {cpu: 0, gpu: 5, resources: {a/b: 2}}")
+    for text in (flat, nested):
+        assert load_settings(text).dialects.slices.weights == {"memory": 1, "gpu": 5, "a/b": 2}
+    over = load_settings(flat, environ={"MGPU_DIALECTS__SLICES__WEIGHT__CPU": "7"}).dialects.slices
+    assert over.weights["cpu"] == 7
+
+
+def test_slices_and_the_nodes_part_by_default() -> None:
+    settings = load_settings("")
+    own, node = settings.dialects.slices, settings.deviceplugin
+    assert (own.enabled, own.schedule_policy, own.schedule_weight, own.geometries) == (True, "binpack", 10, ())
+    assert own.weights == {"cpu": 1, "memory": 1, "gpu": 1}
+    assert (own.config_map, own.config_map_namespace) == ("mps-configmap", "mgpu-system")
+    assert (node.enforce, node.mps_dir, node.mps_control, node.mig_manager) == (
+        "none",
+        "/run/mgpu/mps",
+        "nvidia-cuda-mps-control",
+        True,
+    )
+
+
+def geometries(models: str, allowed: str) -> str:
+    return of_slices(f"KnowGeometries: [{{models: {models}, allowedGeometries: {allowed}}}]")
+
+
+A_LIST = "mgpu.yaml: dialects.slices.KnowGeometries.0.allowedGeometries"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (of_slices("schedulePolicy: best"), "mgpu.yaml: dialects.slices.schedulePolicy: Input should be 'binpack' or"),
+        (of_slices("weights: {}"), "mgpu.yaml: dialects.slices.weights: unknown; allowed: enabled, schedulePolicy"),
+        (of_slices("weight.gpus: 1"), "mgpu.yaml: dialects.slices.weight.gpus: unknown; allowed: cpu, memory, gpu"),
+        (of_slices("weight.gpu: -1"), "mgpu.yaml: dialects.slices.weight.gpu: Input should be greater than or"),
+        (of_slices("weight.resources.a/b: 1"), "mgpu.yaml: dialects.slices.weight.resources.a/b: 'a/b' is not among"),
+        (of_slices("weight.resources: 7"), "mgpu.yaml: dialects.slices.weight.resources: Input should be a valid"),
+        (
+            of_slices("weight.resources: a/b", "weight.resources.a/b: x"),
+            "mgpu.yaml: dialects.slices.weight.resources.a/b: Input should be a valid integer",
+        ),
+        (of_slices("weight.resources: cpu"), "mgpu.yaml: dialects.slices.weight: resources names cpu"),
+        (of_slices("weight: {cpu: 0, memory: 0, gpu: 0}"), "mgpu.yaml: dialects.slices.weight: at least one weight"),
+        (of_slices("weight: {cpu: 0}", "weight.gpu: 1"), "mgpu.yaml: dialects.slices.weight: stands beside"),
+        (geometries("[A100]", "[{1g.10gb: 1.5}]"), f"{A_LIST}.0.1g.10gb: Input should be a valid integer"),
+        (geometries("[A100]", "[{1g.10gb: 7}, {1g.10gb: 0}]"), f"{A_LIST}.1.1g.10gb: Input should be greater"),
+        (geometries("[A100]", "[{10gb: 1}]"), f"{A_LIST}.0.10gb.[key]: is no MIG profile such as 2g.20gb, not '10gb'"),
+        (geometries("[A100]", "[{}]"), f"{A_LIST}.0: Dictionary should have at least 1 item"),
+        (geometries("[A100]", "[]"), f"{A_LIST}: Tuple should have at least 1 item"),
+        (geometries("[]", "[{1g.10gb: 7}]"), "mgpu.yaml: dialects.slices.KnowGeometries.0.models: Value should have"),
+        (geometries("[A100]", "[{7g.80gb: 1, 7g.79gb: 1}]"), f"{A_LIST}.0: names a profile twice"),
+        (geometries("[A100-80GB]", "[{1g.10gb: 8}]"), f"{A_LIST}.0: A100-80 cannot be cut into 8 of 1g.10gb"),
+        (geometries("[A100-SXM4-40GB]", "[{1g.5gb: 7}, {1g.10gb: 5}]"), f"{A_LIST}.1: A100-40 cannot be cut into 5"),
+        (geometries("[NVIDIA-A30]", "[{2g.20gb: 1}]"), f"{A_LIST}.0: A30-24 has no profile 2g.20gb; it has 1g.6gb"),
+        (geometries("[A100, H100-80GB]", "[{1g.5gb: 7}]"), f"{A_LIST}.0: H100-80 has no profile 1g.5gb"),
+        (of_slices("KnowGeometries: [{model: A100}]"), "mgpu.yaml: dialects.slices.KnowGeometries.0.models: Field"),
+        ("deviceplugin: {enforce: mig}", "mgpu.yaml: deviceplugin.enforce: Input should be 'none' or 'mps'"),
+        (SEED.replace("schedulePolicy", "policy"), "mgpu.yaml: tiers[0].plugins[0].arguments.dynamicgpuslice.policy: "),
+        (SEED.replace("cpu: 1", "cpu: much"), "mgpu.yaml: dialects.slices.weight.cpu: Input should be a valid integer"),
+    ],
+)  # fmt: skip
+def test_a_bad_setting_of_slices_names_its_path(text: str, problem: str) -> None:
+    assert any(found.startswith(problem) for found in problems(text)), problems(text)
+
+
+def test_geometries_of_a_model_that_is_not_known_are_the_users_own() -> None:
+    own = load_settings(geometries("[Z900]", "[{9g.99gb: 3}]")).dialects.slices
+    assert own.geometries == ((("Z900",), ({"9g.99gb": 3},)),)
+
+
+def test_an_unknown_key_within_a_list_is_named() -> None:
+    found = problems(of_slices("KnowGeometries: [{models: [A100], allowedGeometries: [{1g.10gb: 1}], more: 1}]"))
+    assert found == [
+        "mgpu.yaml: dialects.slices.KnowGeometries.0.more: unknown; allowed: models, allowedGeometries",
+    ]
