@@ -286,11 +286,13 @@ def devices(found: NodeSlices, gpus: Sequence[Card]) -> tuple[Card, ...]:
     """
     by_index = {card.index: card for card in gpus}
     return tuple(
-        _device(s, card) for s in found.offered if s.pod != SOMEBODY and (card := by_index.get(s.card)) is not None
+        _device(s, card, found)
+        for s in found.offered
+        if s.pod != SOMEBODY and (card := by_index.get(s.card)) is not None
     )
 
 
-def _device(s: Slice, card: Card) -> Card:
+def _device(s: Slice, card: Card, found: NodeSlices) -> Card:
     if mode_of(s.name) == MPS:
         memory = gigabytes(s.name) * _GIB
         core = min(WHOLE_CORE, WHOLE_CORE * memory // max(1, card.memory))
@@ -300,7 +302,11 @@ def _device(s: Slice, card: Card) -> Card:
         memory = card.memory * profile.size // layout.slices if layout and profile else 0
         core = WHOLE_CORE * profile.compute // layout.compute if layout and profile else 0
     uuid = s.uuid or f"{card.uuid}/{s.name}/{s.start}"
-    return Card(s.index, uuid, card.model, memory, core, card.healthy, card.numa, s.index, type_of(s.name))
+    # Devices are taken in the order of their minors: the instance of the highest start first, which leaves more of the
+    # card to be cut otherwise (slices.md: 96 % of arrival orders are served so, 79 % from the lowest start).
+    last_first = found.mode == MIG and found.placed
+    minor = s.card * PLACES + (PLACES - 1 - s.start if last_first else s.start)
+    return Card(s.index, uuid, card.model, memory, core, card.healthy, card.numa, minor, type_of(s.name))
 
 
 def undivided(found: NodeSlices, gpus: Iterable[Card]) -> tuple[Card, ...]:
