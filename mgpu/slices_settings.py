@@ -1,7 +1,7 @@
 """The settings of the dialect of slices: the seed's `dynamicgpuslice.*` keys without prefix (slices.md)."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -12,13 +12,6 @@ from mgpu.model.slices import MIG, mode_of, read_name
 
 _WEIGHT, _OF = "weight.", "resources."
 Weight = Annotated[int, Field(ge=0)]
-
-
-class Geometries(NamedTuple):
-    """What cards of these models may be cut into: each of `allowed` is all of a card, profile → how many."""
-
-    models: tuple[str, ...]
-    allowed: tuple[Mapping[str, int], ...]
 
 
 def _each_one(value: object) -> object:
@@ -100,9 +93,16 @@ class SlicesSettings(Block):
         return self.weight.of
 
     @property
-    def geometries(self) -> tuple[Geometries, ...]:
-        """In the order of the file; () where cards may be cut into all that they can be."""
-        return tuple(Geometries(entry.models, entry.allowed) for entry in self.know_geometries)
+    def geometries(self) -> Mapping[str, tuple[Mapping[str, int], ...]]:
+        """Model → what its cards may be cut into, profile → how many, in the order of the file. {}: into all they can.
+
+        Of a model that two entries name, those of both.
+        """
+        found: dict[str, tuple[Mapping[str, int], ...]] = {}
+        for entry in self.know_geometries:
+            for model in dict.fromkeys(entry.models):
+                found[model] = (*found.get(model, ()), *entry.allowed)
+        return found
 
 
 def impossible(settings: SlicesSettings, path: str) -> Iterator[Problem]:

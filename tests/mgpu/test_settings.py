@@ -209,9 +209,10 @@ def test_the_slices_of_the_seeds_volcano_configuration() -> None:
     assert (own.schedule_policy, own.schedule_weight) == ("spread", 5)
     assert own.weights == {"cpu": 1, "memory": 2, "gpu": 5, "example.com/a": 1, "example.com/b": 3}
     assert (own.config_map, own.config_map_namespace) == ("other", "default")
-    ((models, allowed),) = own.geometries
-    assert models == ("NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-80GB-PCIe")
-    assert allowed == ({"1g.10gb": 7}, {"2g.20gb": 2, "3g.40gb": 1}, {"7g.80gb": 1})
+    assert own.geometries == dict.fromkeys(
+        ["NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-80GB-PCIe"],
+        ({"1g.10gb": 7}, {"2g.20gb": 2, "3g.40gb": 1}, {"7g.80gb": 1}),
+    )
 
 
 def test_the_same_in_a_file_of_our_own_flat_and_below_weight() -> None:
@@ -226,7 +227,7 @@ def test_the_same_in_a_file_of_our_own_flat_and_below_weight() -> None:
 def test_slices_and_the_nodes_part_by_default() -> None:
     settings = load_settings("")
     own, node = settings.dialects.slices, settings.deviceplugin
-    assert (own.enabled, own.schedule_policy, own.schedule_weight, own.geometries) == (True, "binpack", 10, ())
+    assert (own.enabled, own.schedule_policy, own.schedule_weight, own.geometries) == (True, "binpack", 10, {})
     assert own.weights == {"cpu": 1, "memory": 1, "gpu": 1}
     assert (own.config_map, own.config_map_namespace) == ("mps-configmap", "mgpu-system")
     assert (node.enforce, node.mps_dir, node.mps_control, node.mig_manager) == (
@@ -282,8 +283,9 @@ def test_a_bad_setting_of_slices_names_its_path(text: str, problem: str) -> None
 
 
 def test_geometries_of_a_model_that_is_not_known_are_the_users_own() -> None:
-    own = load_settings(geometries("[Z900]", "[{9g.99gb: 3}]")).dialects.slices
-    assert own.geometries == ((("Z900",), ({"9g.99gb": 3},)),)
+    two = "[{models: Z900, allowedGeometries: [{9g.99gb: 3}]}, {models: 'Z8,Z900', allowedGeometries: [{1g.1gb: 1}]}]"
+    own = load_settings(of_slices(f"KnowGeometries: {two}")).dialects.slices
+    assert own.geometries == {"Z900": ({"9g.99gb": 3}, {"1g.1gb": 1}), "Z8": ({"1g.1gb": 1},)}
 
 
 def test_an_unknown_key_within_a_list_is_named() -> None:
