@@ -1,0 +1,153 @@
+"""What a node's cards shall be cut into under MPS, as the ConfigMap of the seed says it. Pure.
+
+The scheduler writes it, the node's agent reads it: NVIDIA's device plugin configuration v1 with the seed's
+`sharing.mps.resources[]` (slices.md, "MPS"). A card that it does not list is served whole.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from mgpu.model.errors import BadObject, Problem
+from mgpu.model.slices import MOST_CLIENTS, Counts, gigabytes, slice_named, type_of
+
+DEFAULT = "default"
+"""The key of all nodes that have none of their own."""
+_VERSION = "v1"
+_NAME = "nvidia.com/gpu"
+_SHARING = "sharing.mps.resources"
+
+Json = Mapping[str, Any]
+
+
+def config_of(data: Mapping[str, str], node: str) -> tuple[str, str] | None:
+    """(key, text) of the ConfigMap's `data` that holds for this node; None: nothing is said about it."""
+    return next(((key, data[key]) for key in (node, DEFAULT) if key in data), None)
+
+
+def write_config(spec: Counts) -> str:
+    """The configuration with one entry per card and size, in their order; of what nothing is asked there is none."""
+    rows = [
+        {
+            "devices": [str(card)],
+            "memoryGB": gigabytes(name),
+            "name": _NAME,
+            "rename": type_of(name),
+            "replicas": names[name],
+        }
+        for card, names in sorted(spec.items())
+        for name in sorted(names, key=gigabytes)
+        if names[name]
+    ]
+    mps = {"failRequestsGreaterThanOne": True, "resources": rows}
+    config = {"version": _VERSION, "flags": {"migStrategy": "none"}, "sharing": {"mps": mps}}
+    return yaml.safe_dump(config, sort_keys=False)
+
+
+def read_config(text: str, source: str = "configuration") -> dict[int, dict[str, int]]:
+    """Card index → slice (`4gb`) → how many. Raises BadObject with the path of every value that is wrong.
+
+    source: what the paths begin with. Keys that it does not know mean nothing. Whether the cards have the memory is
+    not known here.
+    """
+    problems: list[Problem] = []
+    found: dict[int, dict[str, int]] = {}
+    for path, row in _rows(_document(text, problems), problems):
+        replicas, size = _integer(row, "replicas", path, problems), _integer(row, "memoryGB", path, problems)
+        problems += _misnamed(path, row, size)
+        for card in _devices(path, row, problems):
+            if replicas and size:
+                names = found.setdefault(card, {})
+                names[f"{size}gb"] = names.get(f"{size}gb", 0) + replicas
+    for card, names in sorted(found.items()):
+        if sum(names.values()) > MOST_CLIENTS:
+            most = f"card {card} is cut into {sum(names.values())}, a card has at most {MOST_CLIENTS} MPS clients"
+            problems.append(Problem(_SHARING, most))
+    if problems:
+        raise BadObject(Problem(f"{source}: {p.field}" if p.field else source, p.message) for p in problems)
+    return found
+
+
+def _document(text: str, problems: list[Problem]) -> Json:
+    try:
+        found = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problems.append(Problem("", f"is not YAML: {' '.join(str(error).split())}"))
+        return {}
+    if isinstance(found, dict):
+        return found
+    problems.append(Problem("", "must be an object with version, flags and sharing"))
+    return {}
+
+
+def _rows(config: Json, problems: list[Problem]) -> Iterator[tuple[str, Json]]:
+    """The entries with their paths."""
+    if problems:
+        return
+    if config.get("version") != _VERSION:
+        problems.append(Problem("version", f"must be {_VERSION}, not {config.get('version')!r}"))
+        return
+    flags, sharing = (_object(config, key, key, problems) for key in ("flags", "sharing"))
+    mps = _object(sharing, "mps", "sharing.mps", problems)
+    if flags.get("migStrategy", "none") != "none":
+        text = f"must be none, not {flags['migStrategy']!r}: a card is cut by MIG or by MPS"
+        problems.append(Problem("flags.migStrategy", text))
+    if mps.get("failRequestsGreaterThanOne", True) is not True:
+        problems.append(
+            Problem("sharing.mps.failRequestsGreaterThanOne", "must be true: a container has one MPS slice")
+        )
+    rows = mps.get("resources") or []
+    if not isinstance(rows, list):
+        problems.append(Problem(_SHARING, "must be a list"))
+        return
+    for i, row in enumerate(rows):
+        if isinstance(row, dict):
+            yield f"{_SHARING}[{i}]", row
+        else:
+            problems.append(Problem(f"{_SHARING}[{i}]", "must be an object"))
+
+
+def _object(of: Json, key: str, path: str, problems: list[Problem]) -> Json:
+    found = of.get(key) or {}
+    if isinstance(found, dict):
+        return found
+    problems.append(Problem(path, "must be an object"))
+    return {}
+
+
+def _integer(row: Json, key: str, path: str, problems: list[Problem]) -> int:
+    """At least 1; 0: it is wrong, and said so."""
+    value = row.get(key)
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    problems.append(Problem(f"{path}.{key}", f"must be an integer of at least 1, not {value!r}"))
+    return 0
+
+
+def _misnamed(path: str, row: Json, size: int) -> Iterator[Problem]:
+    if row.get("name") != _NAME:
+        yield Problem(f"{path}.name", f"must be {_NAME}, not {row.get('name')!r}")
+    resource = f"nvidia.com/gpu-{size}gb"
+    if size and slice_named(resource) is None:
+        yield Problem(f"{path}.memoryGB", f"{size} GiB is more than any card has")
+    elif size and row.get("rename") not in (type_of(f"{size}gb"), resource):
+        yield Problem(f"{path}.rename", f"must be {type_of(f'{size}gb')}, as memoryGB says, not {row.get('rename')!r}")
+
+
+def _devices(path: str, row: Json, problems: list[Problem]) -> Iterator[int]:
+    """Indexes of cards, each once."""
+    devices = row.get("devices")
+    if not isinstance(devices, list) or not devices:
+        problems.append(Problem(f"{path}.devices", "must be a list of card indexes"))
+        return
+    seen: set[int] = set()
+    for i, device in enumerate(devices):
+        index = int(device) if re.fullmatch(r"\d{1,3}", str(device), re.ASCII) else None
+        if index is None or index in seen:
+            text = f"{device!r} is no index of a card" if index is None else f"card {index} stands there twice"
+            problems.append(Problem(f"{path}.devices[{i}]", text))
+        else:
+            seen.add(index)
+            yield index
