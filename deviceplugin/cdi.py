@@ -21,6 +21,7 @@ CARRIER_VARIABLE = "MGPU_CARRIER"
 ANSWER_ANNOTATION = "mgpu.io/answer"
 """Where an answer's name stands when the runtime has no CDI; the runtime itself makes nothing of it."""
 _VERSION = "0.5.0"
+_BIND = ["rbind", "rw", "nosuid", "nodev"]
 _PREFIX = "mgpu"
 
 
@@ -35,12 +36,17 @@ class CdiFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def write(self, name: str, uid: str, container: str, env: Mapping[str, str]) -> None:
+    def write(
+        self, name: str, uid: str, container: str, env: Mapping[str, str], mounts: Iterable[tuple[str, str]] = ()
+    ) -> None:
         """Make device `name` (as `new_name` gave it) stand for `env`, for this container of the pod `uid`.
 
+        mounts: (path on the host, path in the container); over what the pod itself mounts there.
         Atomic: the runtime sees the old file, the new one or none. Raises OSError.
         """
-        edits = {"env": [f"{key}={value}" for key, value in sorted(env.items())]}
+        edits: dict[str, object] = {"env": [f"{key}={value}" for key, value in sorted(env.items())]}
+        if bound := [{"hostPath": at, "containerPath": to, "options": _BIND} for at, to in mounts]:
+            edits["mounts"] = bound
         device = {"name": name.removeprefix(f"{KIND}="), "containerEdits": edits}
         spec = {"cdiVersion": _VERSION, "kind": KIND, "devices": [device]}
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -60,19 +66,23 @@ class CdiFiles:
         self._remove(file for file in ours if file.name.split("_")[1] not in uids)
 
     def handed_out(self) -> dict[tuple[str, str], tuple[str, ...]]:
-        """(pod UID, container) → the UUIDs of the cards that it may run on. A file that is damaged tells nothing."""
-        found = {}
+        """(pod UID, container) → the UUIDs of the cards that it may run on."""
+        found = {key: env.get("NVIDIA_VISIBLE_DEVICES", "") for key, env in self.environments().items()}
+        return {key: tuple(cards.split(",")) for key, cards in found.items() if cards}
+
+    def environments(self) -> dict[tuple[str, str], dict[str, str]]:
+        """(pod UID, container) → what its files say together. A file that is damaged tells nothing."""
+        found: dict[tuple[str, str], dict[str, str]] = {}
         for file in sorted(self._folder.glob(f"{_PREFIX}_*_*_*.json")):
             _, uid, container, _ = file.stem.split("_")
             try:
                 (device,) = orjson.loads(file.read_bytes())["devices"]
                 lines: list[str] = device["containerEdits"]["env"]
-            except (OSError, ValueError, KeyError, TypeError) as error:
+                env = dict(line.split("=", 1) for line in lines)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 log.warning("CDI file %s is not readable: %r", file, error)
                 continue
-            env = dict(line.split("=", 1) for line in lines)
-            if cards := env.get("NVIDIA_VISIBLE_DEVICES"):
-                found[uid, container] = tuple(cards.split(","))
+            found.setdefault((uid, container), {}).update(env)
         return found
 
     def _file(self, name: str, uid: str, container: str) -> Path:

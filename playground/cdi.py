@@ -13,10 +13,14 @@ class Unresolvable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """What CDI devices change in a container: environment (later wins) and device nodes."""
+    """What CDI devices change in a container: environment (later wins), device nodes and mounts.
+
+    mounts: (path in the container, path on the host), the later one of two in the same place.
+    """
 
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
     nodes: tuple[str, ...] = ()
+    mounts: tuple[tuple[str, str], ...] = ()
 
 
 def resolve(names: Sequence[str], directory: Path) -> Edits:
@@ -28,6 +32,7 @@ def resolve(names: Sequence[str], directory: Path) -> Edits:
     specs = list(_specs(directory)) if names else []
     env: dict[str, str] = {}
     nodes: list[str] = []
+    mounts: dict[str, str] = {}
     missing: list[str] = []
     used: list[dict[str, Any]] = []
     for name in names:
@@ -37,11 +42,11 @@ def resolve(names: Sequence[str], directory: Path) -> Edits:
             continue
         if not any(spec is seen for seen in used):
             used.append(spec)
-            _apply(spec.get("containerEdits"), env, nodes)
-        _apply(device.get("containerEdits"), env, nodes)
+            _apply(spec.get("containerEdits"), env, nodes, mounts)
+        _apply(device.get("containerEdits"), env, nodes, mounts)
     if missing:
         raise Unresolvable(f"unresolvable CDI devices {', '.join(missing)}")
-    return Edits(env, tuple(nodes))
+    return Edits(env, tuple(nodes), tuple(mounts.items()))
 
 
 def _specs(directory: Path) -> Iterator[dict[str, Any]]:
@@ -68,8 +73,9 @@ def _find(name: str, specs: Sequence[dict[str, Any]]) -> tuple[dict[str, Any] | 
     return None, None
 
 
-def _apply(edits: Mapping[str, Any] | None, env: dict[str, str], nodes: list[str]) -> None:
+def _apply(edits: Mapping[str, Any] | None, env: dict[str, str], nodes: list[str], mounts: dict[str, str]) -> None:
     for entry in (edits or {}).get("env") or ():
         key, _, value = entry.partition("=")
         env[key] = value
     nodes += (node["path"] for node in (edits or {}).get("deviceNodes") or ())
+    mounts.update((mount["containerPath"], mount["hostPath"]) for mount in (edits or {}).get("mounts") or ())

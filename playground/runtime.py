@@ -30,7 +30,10 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container, running or ended (`exit_code`). Times are seconds since the epoch."""
+    """One container, running or ended (`exit_code`). Times are seconds since the epoch.
+
+    mounts: (path in the container, path on the host).
+    """
 
     id: str
     uid: str
@@ -66,13 +69,16 @@ class Runtime:
     def start(self, pod: Raw, container: Raw, options: RunOptions) -> Container:
         """Create and start. The environment, later over earlier: image, device plugins, the pod's own, CDI.
 
-        Raises CreateError where a CDI device is not there.
+        Raises CreateError where a CDI device, or what it mounts, is not there.
         """
         meta = pod["metadata"]
         try:
             edits = cdi.resolve(options.cdi, self._cdi_dir)
         except cdi.Unresolvable as error:
             raise CreateError(f"failed to inject CDI devices: {error}") from error
+        for _, host in edits.mounts:
+            if not Path(host).exists():
+                raise CreateError(f"failed to create mount: {host}: no such file or directory")
         own = own_environment(pod, container)
         env = {**image_environment(container), **dict(options.env), **own, **edits.env}
         with self._lock:
@@ -87,7 +93,7 @@ class Runtime:
                 image=container.get("image", ""),
                 env=env,
                 nodes=(*options.nodes, *edits.nodes),
-                mounts=options.mounts,
+                mounts=tuple({**dict(options.mounts), **dict(edits.mounts)}.items()),
                 started=time.time(),
             )
             of_pod[record.id] = record
@@ -117,9 +123,9 @@ class Runtime:
             self.end(container, 255)
 
     def logs(self, namespace: str, pod: str, container: str = "") -> str:
-        """The environment of a pod's newest container as `KEY=VALUE` lines; container "": the pod's first one.
+        """The environment of a pod's newest container as `KEY=VALUE` lines, then its mounts (`host → container`).
 
-        Raises KeyError where there is none (yet).
+        container "": the pod's first one. Raises KeyError where there is none (yet).
         """
         found = [c for c in self.containers() if (c.namespace, c.pod) == (namespace, pod) and container in ("", c.name)]
         if not found:
@@ -127,7 +133,8 @@ class Runtime:
         # Of a pod that was created anew under the same name, the newest.
         of_pod = [c for c in found if c.uid == found[-1].uid]
         newest = [c for c in of_pod if c.name == (container or of_pod[0].name)][-1]
-        return "".join(f"{key}={value}\n" for key, value in sorted(newest.env.items()))
+        lines = [f"{key}={value}" for key, value in sorted(newest.env.items())]
+        return "".join(f"{line}\n" for line in [*lines, *(f"{at} → {to}" for to, at in newest.mounts)])
 
 
 def image_environment(container: Raw) -> dict[str, str]:

@@ -55,3 +55,31 @@ def test_a_folder_that_is_not_there_has_nothing_to_remove(tmp_path: Path) -> Non
     files.keep_only(set())
     files.remove(new_name(), "a", "main")
     assert not files.handed_out()
+
+
+def test_mounts_come_with_the_device(tmp_path: Path) -> None:
+    name = new_name()
+    files = CdiFiles(tmp_path)
+    files.write(name, "a", "main", {"A": "1"}, [("/run/x", "/run/x"), ("/run/shm", "/dev/shm")])
+    assert resolve([name], tmp_path).mounts == (("/run/x", "/run/x"), ("/dev/shm", "/run/shm"))
+    (file,) = tmp_path.iterdir()
+    (mount, _) = json.loads(file.read_text())["devices"][0]["containerEdits"]["mounts"]
+    assert mount == {
+        "hostPath": "/run/x",
+        "containerPath": "/run/x",
+        "options": ["rbind", "rw", "nosuid", "nodev"],
+    }
+
+
+def test_without_mounts_the_file_says_nothing_of_any(tmp_path: Path) -> None:
+    CdiFiles(tmp_path).write(new_name(), "a", "main", {"A": "1"})
+    (file,) = tmp_path.iterdir()
+    assert list(json.loads(file.read_text())["devices"][0]["containerEdits"]) == ["env"]
+
+
+def test_the_environment_that_was_handed_out_is_known_again(tmp_path: Path) -> None:
+    files = CdiFiles(tmp_path)
+    files.write(new_name(), "a", "main", {"X": "a=b", "Y": ""})
+    for i, text in enumerate(("[]", '{"devices": [{"containerEdits": {"env": ["X"]}}]}', '{"devices": [3]}')):
+        (tmp_path / f"mgpu_b_main_{i}.json").write_text(text)
+    assert files.environments() == {("a", "main"): {"X": "a=b", "Y": ""}}

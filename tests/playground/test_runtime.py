@@ -70,3 +70,29 @@ def test_attempts_count_up_and_fields_are_resolved(tmp_path: Path) -> None:
     assert (again.attempt, again.env["N"]) == (1, "b")
     runtime.reboot()
     assert [c.exit_code for c in runtime.containers("u")] == [1, 255]
+
+
+def mounting(folder: Path, **paths: Path) -> RunOptions:
+    """Devices that each mount one path at /data."""
+    for name, host in paths.items():
+        edits = {"mounts": [{"hostPath": str(host), "containerPath": "/data", "options": ["rbind"]}]}
+        text = {"cdiVersion": "0.6.0", "kind": "example.com/gpu", "devices": [{"name": name, "containerEdits": edits}]}
+        (folder / f"{name}.json").write_text(json.dumps(text))
+    return RunOptions(
+        cdi=tuple(f"example.com/gpu={name}" for name in paths), mounts=(("/data", "/plugin"), ("/a", "/b"))
+    )
+
+
+def test_a_mount_of_cdi_takes_the_place_of_another_and_is_seen_in_the_log(tmp_path: Path) -> None:
+    runtime = Runtime(tmp_path)
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    started = runtime.start(*pod(image="i"), mounting(tmp_path, x=first, y=second))
+    assert started.mounts == (("/data", str(second)), ("/a", "/b"))
+    assert runtime.logs("default", "p") == f"{second} → /data\n/b → /a\n"
+
+
+def test_a_container_whose_mount_is_not_there_is_not_created(tmp_path: Path) -> None:
+    with pytest.raises(CreateError, match="failed to create mount: /no/such: no such file"):
+        Runtime(tmp_path).start(*pod(), mounting(tmp_path, x=Path("/no/such")))
