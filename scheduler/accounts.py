@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mgpu.kube.events import pod_reference
+from mgpu.model.cards import GPU
 from mgpu.model.errors import BadObject
-from mgpu.model.groups import where
+from mgpu.model.groups import Group, where
 from mgpu.model.ledger import Holding, Ledger, Share, absent, shares_of, unknown_shares
 from mgpu.model.pods import Node, Pod
 from scheduler import stock
@@ -18,8 +19,8 @@ class Accounts:
     """Not thread-safe. The only one that changes who holds what in `ledger`.
 
     nodes, pods: as they are now, by name and by uid. given: what the kubelet gave out on a node.
-    touch: told of each node where something changes. undecided: the uids of pods that are bound without cards and have
-    not started; each is told to `tell_undecided`.
+    touch: told of each node where something changes, and of the same-card group that it is of. undecided: the uids of
+    pods that are bound without cards and have not started; each is told to `tell_undecided`.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class Accounts:
         pods: Mapping[str, GpuPod],
         given: Callable[[str], Given],
         decisions: Decisions,
-        touch: Callable[[str], None],
+        touch: Callable[[str, Group | None], None],
         tell_undecided: Callable[[str], None],
         warn: Callable[[dict[str, Any], str, str], None],
     ) -> None:
@@ -44,6 +45,7 @@ class Accounts:
         self.undecided.discard(uid)
         if pod.ended:
             self.release(uid)
+            self._hold_given(uid, pod.node)
             return
         if not pod.node:
             return  # what is reserved for it stays so: this may be an event from before the decision
@@ -52,7 +54,10 @@ class Accounts:
         except BadObject as error:
             shares, unreadable = None, str(error)
         dialect, given = known.dialect, self._given(pod.node).get(uid, ())
-        if shares is None and (given or stock.chooses(self._nodes.get(pod.node), known.ask)):
+        sliced = tuple(share for share in given if share.type != GPU)
+        if shares is None and sliced:
+            shares = ()
+        elif shares is None and (given or stock.chooses(self._nodes.get(pod.node), known.ask)):
             dialect, shares = stock.NVIDIA, stock.held(known.ask, given)
         if shares is None and not pod.started:
             self._await_decision(known, unreadable)
@@ -62,6 +67,8 @@ class Accounts:
             why = f": {unreadable}" if unreadable else ""
             message = "without a readable record of its cards; its share is held on every card there"
             self._tell(pod, "UnknownCards", f"runs on {pod.node} {message}{why}")
+        # A slice that the node says it has is not free, whatever the record says.
+        shares = (*shares, *(s for s in sliced if not any((s.type, s.card) == (t.type, t.card) for t in shares)))
         before, held = self.ledger.holding(uid), (uid, pod.namespace, pod.name, pod.node, dialect, shares)
         self.release(uid)
         self._hold(Holding(*held, wishes=known.wishes))
@@ -110,19 +117,22 @@ class Accounts:
         self._decisions.drop(uid)
         before = self.ledger.release(uid)
         if before is not None:
-            self._touch(before.node)
+            self._touch(before.node, before.wishes.same_card)
 
     def _hold(self, holding: Holding) -> None:
         before = self.ledger.holding(holding.uid)
         if before is not None:
-            self._touch(before.node)
+            self._touch(before.node, before.wishes.same_card)
         self.ledger.hold(holding)
-        self._touch(holding.node)
+        self._touch(holding.node, holding.wishes.same_card)
 
     def _hold_given(self, uid: str, node: str) -> None:
-        shares = self._given(node).get(uid)
-        namespace, name, ended = self._strangers.get(uid, ("", "", False))
-        if shares and not ended:
+        """Cards until the pod has ended, slices until the node says that they are free."""
+        known = self._pods[uid].pod if uid in self._pods else None
+        who = (known.namespace, known.name, known.ended) if known else ("", "", False)
+        namespace, name, ended = self._strangers.get(uid, who)
+        shares = tuple(s for s in self._given(node).get(uid, ()) if not (ended and s.type == GPU))
+        if shares:
             self._hold(Holding(uid, namespace, name, node, stock.NVIDIA, shares))
 
     def _await_decision(self, known: GpuPod, unreadable: str) -> None:

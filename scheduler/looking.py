@@ -52,15 +52,17 @@ def look(
     state: State, settings: Settings, known: GpuPod, ask: Ask, names: Sequence[str], *, scoring: bool = False
 ) -> Look:
     """Closely: those of which the arrays cannot tell whether they fit, and for scoring what points they have."""
-    seats, beside = state.seats(ask, known.pod.uid), state.group_nodes(ask)
+    seats = state.seats(ask, known.pod.uid)
+    beside = {seat.node for seat in seats} or state.group_nodes(ask)
 
     def needed(table: Table) -> Look:
         rows, at, unmet = table.rows, table.at, table.unmet
         sifted, apart = sift(rows, ask).at(at), (rows.odd | (rows.totals[COUNT] == 0)).take(at)
         if beside:
             apart |= np.fromiter([name in beside for name in names], np.bool_, len(names))
-        if seats:  # the group's nodes are for the engine, which knows on which card it is
+        if ask.wishes.same_card:  # the group's nodes are for the engine, which knows on which card it is
             sifted = sifted.without(apart)
+        if seats:
             unmet = {**dict.fromkeys(np.flatnonzero(~apart).tolist(), str(elsewhere(ask, (), seats))), **unmet}
         which = np.ones(len(names), np.bool_)
         which[list(unmet)] = False

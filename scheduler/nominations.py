@@ -11,11 +11,12 @@ Which cards: what the engine chooses, first among those that are free now, then 
 stay the pod's until they are lost to a binding or to a fault; then others are chosen.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mgpu.model.asks import Ask, Placement
 from mgpu.model.cards import CardState
+from mgpu.model.groups import Group
 from mgpu.model.ledger import Holding, Ledger, shares_of
 from mgpu.model.pods import Node
 from mgpu.settings import Settings
@@ -104,6 +105,14 @@ class Nominations:
             node
             for node, nominees in self._on_node.items()
             if uid in nominees or any(n.known.pod.priority < priority for n in nominees.values())
+        }
+
+    def group_nodes(self, groups: Collection[Group]) -> set[str]:
+        """The nodes where pods of any of these groups are nominated."""
+        return {
+            node
+            for node, nominees in self._on_node.items()
+            if any(group in groups for n in nominees.values() for group in n.ask.wishes.groups)
         }
 
     def beside(self, node: str, cards: tuple[CardState, ...], uid: str, priority: int) -> tuple[CardState, ...]:

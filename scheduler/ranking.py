@@ -100,9 +100,9 @@ class Ranking:
             keys[i] = self._key(ask, judge, shape, self._state.view(names[i], uid), self._state.seats(ask, uid))
 
     def _key(self, ask: Ask, judge: Judge, shape: Shape, view: View, seats: Sequence[Seat]) -> int:
-        cards = (*view.cards, *view.others)
-        found = assess(ask, view.node, cards, self._settings, seats=seats) if view.node else None
+        unkept = (*view.unkept, *view.unkept_others)
+        found = assess(ask, view.node, unkept, self._settings, seats=seats) if view.node else None
         if view.node is None or not isinstance(found, Placement):
             return UNFIT
         key = int(judge.keys(rows_of(class_of(view.node, view.cards), view.room, [free_of(view.cards)]), shape)[0])
-        return key - BEHIND if key != UNFIT and beside_others(ask, found, view.cards) else key
+        return key - BEHIND if key != UNFIT and beside_others(ask, found, view.unkept) else key

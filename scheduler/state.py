@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from mgpu.model import inventory
 from mgpu.model.asks import Ask, Rejection
 from mgpu.model.cards import CardState
-from mgpu.model.groups import Seat
+from mgpu.model.groups import Group, Seat
 from mgpu.model.ledger import Holding
 from mgpu.model.pods import Node, Pod, read_node, read_pod
 from mgpu.model.requests import UNBOUNDED
@@ -205,9 +205,13 @@ class State:
             return self._ledger.seats(ask.wishes.same_card, without)
 
     def group_nodes(self, ask: Ask) -> frozenset[str]:
-        """The nodes where a pod of one of the ask's groups is."""
+        """The nodes where a pod of one of the ask's groups is, or is nominated."""
+        groups = ask.wishes.groups
+        if not groups:
+            return frozenset()
         with self._lock:
-            return frozenset(held.node for group in ask.wishes.groups for held in self._ledger.members(group))
+            held = (held.node for group in groups for held in self._ledger.members(group))
+            return frozenset(held) | self._nominations.group_nodes(groups)
 
     def look(self, names: Sequence[str], pod: Pod, ask: Ask, needed: Callable[[Table], T]) -> T:
         """What `needed` makes of the nodes as this pod would find them (`Matrix.look`): a copy, and quickly."""
@@ -333,12 +337,15 @@ class State:
             if self._pods[uid].pod.node == name:
                 self._tell_undecided(uid)
 
-    def _touch(self, node: str) -> None:
+    def _touch(self, node: str, group: Group | None = None) -> None:
+        """group: a same-card group has come there or has gone, on which depends what is kept for its pods elsewhere."""
         self._last_version += 1  # of all nodes: one that comes again has no version that it had before
         self._versions[node] = self._last_version
         self._dirty.add(node)
         self._ours.pop(node, None)
         self._nominations.touch(node)
+        if group is not None:
+            self._dirty |= self._nominations.group_nodes((group,))
         self._move(node)
 
     def _move(self, node: str) -> None:

@@ -61,7 +61,9 @@ class Accounts:
 
     def view(self, node: str, without: str) -> View:
         known = self.nodes[node]
-        return View(known, self.ledger.cards(node, without), 0, known.room.less(self._usage.on(node, without)))
+        cards, others = self.ledger.cards(node, without), self.ledger.others(node, without)
+        room = known.room.less(self._usage.on(node, without))
+        return View(known, cards, 0, room, unkept=cards, others=others, unkept_others=others)
 
     def decision(self, uid: str) -> None:  # noqa: ARG002
         """Nothing is reserved: each pod is bound before the next one comes."""

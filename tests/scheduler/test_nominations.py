@@ -5,6 +5,7 @@ import pytest
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import Node
 from scheduler.decisions import Decision
+from scheduler.gpu_pods import GpuPod
 from tests import builders as b
 from tests.scheduler.fake import Replica, cluster
 
@@ -39,6 +40,12 @@ def passed(replica: Replica, name: str, core: int, *, priority: int = 0) -> list
         known = replica.state.gpu_pod(f"uid-{name}")
     assert known is not None
     return replica.filter.filter(known, ["n1", "n2"]).passed
+
+
+def _known(replica: Replica, name: str) -> GpuPod:
+    known = replica.state.gpu_pod(f"uid-{name}")
+    assert known is not None
+    return known
 
 
 @pytest.mark.parametrize(("priority", "nodes"), [(-1, ["n2"]), (0, ["n2"]), (1, ["n1", "n2"])])
@@ -144,16 +151,38 @@ def test_a_process_that_starts_keeps_the_same(replica: Replica) -> None:
 
 def test_nothing_is_kept_where_the_group_cannot_come_any_more() -> None:
     """Else cards are chosen beside those kept, and never reserved: the binding would pass without any."""
-    replica = Replica(cluster(("n1", 2), ("n2", 2)))
+    replica = Replica(cluster(("n1", 2), ("n2", 1)))
     pods = {name: waiting(name, 20, node) for name, node in (("member", "n2"), ("first", ""), ("next", ""))}
     for raw in pods.values():
         raw["metadata"]["annotations"] = {"mgpu.io/same-card-group": "pair"}
-    given(replica, *pods.values())
-    first, another = (replica.state.gpu_pod(f"uid-{name}") for name in ("first", "next"))
-    assert first is not None
-    assert another is not None
+    given(replica, *pods.values(), b.share("large", 90))
     assert replica.state.view("n2", "uid-next").unkept[0].core_free == 800
-    assert isinstance(replica.decider.decide(first, "n1"), Decision)
+    assert replica.filter.filter(_known(replica, "large"), ["n1", "n2"]).passed == ["n1"]
+    assert isinstance(replica.decider.decide(_known(replica, "first"), "n1"), Decision)
     assert replica.state.view("n2", "uid-next").unkept[0].core_free == 1000
-    refused = replica.decider.decide(another, "n2")
+    assert replica.filter.filter(_known(replica, "large"), ["n1", "n2"]).passed == ["n1", "n2"]
+    refused = replica.decider.decide(_known(replica, "next"), "n2")
     assert str(refused) == "same-card-group pair is on card 0 of n1"
+
+
+def test_what_is_kept_for_a_group_counts_as_its_own(replica: Replica) -> None:
+    """Members of a gang come one after the other, and the first of them is nominated only."""
+    pods = waiting("member", 20), b.share("worker", 20)
+    for raw in pods:
+        raw["metadata"]["annotations"] = {"mgpu.io/spread-group": "web"}
+    given(replica, *pods)
+    beside, fresh = replica.filter.scores(_known(replica, "worker"), ["n1", "n2"])
+    assert beside < fresh
+
+
+def test_the_rest_of_a_group_that_shares_a_card_waits_for_its_card() -> None:
+    replica = Replica(
+        cluster(
+            ("n1", 2),
+        )
+    )
+    pods = waiting("member", 90), b.share("next", 20)
+    for raw in pods:
+        raw["metadata"]["annotations"] = {"mgpu.io/same-card-group": "pair"}
+    given(replica, *pods)
+    assert replica.filter.filter(_known(replica, "next"), ["n1"]).passed == []
