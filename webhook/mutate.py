@@ -12,6 +12,7 @@ from mgpu.model.asks import Ask
 from mgpu.model.errors import BadObject
 from mgpu.model.pods import Container, Pod, Stage, read_pod
 from mgpu.model.quantities import same_quantity
+from mgpu.model.slices import is_mps
 from mgpu.serving.review import pointer
 from mgpu.settings import Settings
 
@@ -24,7 +25,7 @@ Amounts = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A JSON Patch (RFC 6902), and what to tell the user about it. Mutating the patched pod again gives neither."""
+    """A JSON Patch (RFC 6902), and what to tell the user. Mutating the patched pod again changes nothing more."""
 
     patch: tuple[Operation, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -66,7 +67,7 @@ def mutate(raw: Mapping[str, Any], settings: Settings) -> Mutation:
             if removed:
                 path = f"{container.path}.env[{VISIBLE_DEVICES}]"
                 warnings.append(f"{path}: removed; mgpu sets it to the cards that the container gets")
-    return Mutation(tuple(patch), tuple(warnings))
+    return Mutation(tuple(patch), (*warnings, *(_missing_for_mps(raw, pod, ask) if ask is not None else ())))
 
 
 def _ask(pod: Pod, settings: Settings) -> Ask | None:
@@ -78,7 +79,37 @@ def _ask(pod: Pod, settings: Settings) -> Ask | None:
 
 
 def _gets_cards(container: Container, ask: Ask) -> bool:
-    return any(c.container == container.name for c in ask.containers)
+    return bool(dialects.handed(ask, container.name))
+
+
+def _missing_for_mps(raw: Mapping[str, Any], pod: Pod, ask: Ask) -> Iterator[str]:
+    """What a pod with slices under MPS may need beside them (slices.md, "MPS"); it is the user's to add."""
+    shares = {one.container for one in dialects.handed(ask) if is_mps(one.type)}
+    if not shares:
+        return
+    spec = raw.get("spec") or {}
+    if spec.get("hostIPC") is not True:
+        text = "is not set; clients of CUDA MPS may need it to reach the server of their card. mgpu does not add it"
+        yield f"spec.hostIPC: {text}"
+    if _runs_as_set(spec):
+        return
+    listed = {c.path: item for c, item in zip(pod.containers, _items(spec), strict=True) if c.name in shares}
+    missing = [path for path, item in listed.items() if not _runs_as_set(item)]
+    if missing:
+        text = (
+            "is not set; clients of CUDA MPS run as the user of its server, if that is not root. mgpu does not add it"
+        )
+        yield f"{'spec' if len(missing) == len(listed) else missing[0]}.securityContext.runAsUser: {text}"
+
+
+def _items(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The containers as the pod has them, in the order of `Pod.containers`."""
+    return [item or {} for kind in ("initContainers", "containers") for item in spec.get(kind) or ()]
+
+
+def _runs_as_set(holder: Mapping[str, Any]) -> bool:
+    context = holder.get("securityContext")
+    return isinstance(context, dict) and context.get("runAsUser") is not None
 
 
 def _schedules(pod: Pod, settings: Settings) -> bool:

@@ -8,14 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from mgpu.dialects import gpushare, koordinator, mgpu
+from mgpu.dialects import gpushare, koordinator, mgpu, slices
 from mgpu.dialects.node_resources import SHARE, NodeResource
 from mgpu.model.asks import Ask, ContainerAsk, Placement
 from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Container, Pod
-from mgpu.model.wishes import CARD_UUIDS, SAME_CARD_GROUP, Wishes, field, read_wishes
+from mgpu.model.slices import is_slice
+from mgpu.model.wishes import CARD_UUIDS, PREFIX, SAME_CARD_GROUP, Wishes, field, read_wishes
 from mgpu.settings import CARD_POLICIES, Settings
 
 
@@ -54,11 +55,14 @@ class Dialect(Protocol):
     def resources(self, cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, ...]:
         """What a node with these cards offers in this vocabulary."""
 
-    def environment(self, pod: Pod, ask: ContainerAsk, cards: Sequence[Card]) -> dict[str, str]:
-        """The dialect's own variables for a container of `pod` that got `cards`, beside the common ones."""
+    def environment(self, pod: Pod, ask: ContainerAsk, cards: Sequence[Card], gpus: Sequence[Card]) -> dict[str, str]:
+        """The dialect's own variables for a container of `pod` that got `cards`, beside and over the common ones.
+
+        gpus: all of the node's.
+        """
 
 
-ALL: tuple[Dialect, ...] = (mgpu, gpushare, koordinator)
+ALL: tuple[Dialect, ...] = (mgpu, gpushare, koordinator, slices)
 _BY_NAME: Mapping[str, Dialect] = {dialect.NAME: dialect for dialect in ALL}
 
 
@@ -132,7 +136,14 @@ def _wishes(pod: Pod, ask: Ask | None) -> tuple[Wishes, tuple[Problem, ...]]:
 
 
 def _unmeetable(wishes: Wishes, ask: Ask | None) -> Iterator[Problem]:
-    """Wishes that no cluster can meet for this ask: at the first container that asks for too many cards."""
+    """Wishes that no cluster can meet for this ask: at the first container that asks for too many cards.
+
+    And all wishes of a pod that asks for slices: they are cut wherever they can be.
+    """
+    if ask and handed(ask) and not ask.containers:
+        text = "is a wish for cards, while the pod asks for slices, which are cut from any card; leave it out"
+        yield from (Problem(field(PREFIX + key), text) for key in wishes.shown())
+        return
     asking = [(c, f"container {c.container!r} asks for {c.cards} cards") for c in (ask.containers if ask else ())]
     several = next((text for c, text in asking if c.cards > 1), None)
     if wishes.same_card and several:
@@ -156,6 +167,8 @@ def carrier(container: Container, settings: Settings) -> str | None:
     device ids the first by order of the dialects and of their resources, then `SHARE`; None: it asks for none.
     """
     served = [r.name for dialect in enabled(settings) for r in dialect.resources((), settings) if r.as_ids]
+    if slices.enabled(settings):
+        served += slices.asked_by(container)  # which slices a node serves depends on how its cards are cut
     return next((name for name in (*served, SHARE) if container.asked(name)), None)
 
 
@@ -164,15 +177,37 @@ def is_placement_annotation(key: str) -> bool:
     return any(dialect.owns_annotation(key) for dialect in ALL)
 
 
-def container_environment(pod: Pod, dialect: str, ask: ContainerAsk, cards: Sequence[Card]) -> dict[str, str]:
-    """What a container of `pod` with this ask sees of `cards`, its own, in the order of their indexes.
+def handed(ask: Ask, container: str | None = None) -> tuple[ContainerAsk, ...]:
+    """What of an ask its node hands to containers: cards and slices; of other devices the node does nothing.
 
-    `MGPU_MEMORY_BYTES` is per card; of whole cards that differ, the smallest.
+    container: of this one alone.
     """
+    asks = (*ask.containers, *(other for other in ask.others if is_slice(other.type)))
+    return tuple(one for one in asks if container in (None, one.container))
+
+
+def environment_of(pod: Pod, ask: Ask, container: str, devices: Sequence[Card], gpus: Sequence[Card]) -> dict[str, str]:
+    """What a container of `pod`, which has this ask, sees of `devices`: its own, cards or slices, by type and index.
+
+    gpus: all of the node's. {}: the node hands nothing to this container.
+    `MGPU_MEMORY_BYTES` is per card or slice; of those that differ, the smallest.
+    """
+    asks = handed(ask, container)
+    return _environment(pod, ask.dialect, asks[0], devices, gpus) if asks else {}
+
+
+def container_environment(pod: Pod, dialect: str, ask: ContainerAsk, cards: Sequence[Card]) -> dict[str, str]:
+    """The same for an ask for cards."""
+    return _environment(pod, dialect, ask, cards, cards)
+
+
+def _environment(
+    pod: Pod, dialect: str, ask: ContainerAsk, cards: Sequence[Card], gpus: Sequence[Card]
+) -> dict[str, str]:
     return {
         "NVIDIA_VISIBLE_DEVICES": ",".join(card.uuid for card in cards),
         "MGPU_CARDS": ",".join(str(card.index) for card in cards),
         "MGPU_CORE_PERCENT": f"{ask.core / 10:g}",
         "MGPU_MEMORY_BYTES": str(min((ask.takes(card).memory for card in cards), default=0)),
-        **by_name(dialect).environment(pod, ask, cards),
+        **by_name(dialect).environment(pod, ask, cards, gpus),
     }

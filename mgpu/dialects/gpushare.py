@@ -151,7 +151,7 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
     )
 
 
-def environment(pod: Pod, ask: ContainerAsk, cards: Sequence[Card]) -> dict[str, str]:
+def environment(pod: Pod, ask: ContainerAsk, cards: Sequence[Card], gpus: Sequence[Card]) -> dict[str, str]:  # noqa: ARG001
     units = _units(pod)[ask.container]
     of_one = ask.memory // units  # as it was when the ask was read
     return {

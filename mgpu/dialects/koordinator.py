@@ -2,7 +2,8 @@
 
 GPU in percent of cards (`gpu`, `gpu-core`, `gpu-memory-ratio`) and bytes (`gpu-memory`), in total over a container's
 cards; whole cards as `nvidia.com/gpu`. Every other `koordinator.sh/<type>` is percent of devices of that type, whether
-any node has such a device or not: types are an open set. Names that begin with `gpu` are never types.
+any node has such a device or not: types are an open set. Names that begin with `gpu` are never types, nor are those of
+MIG instances.
 """
 
 import json
@@ -52,7 +53,7 @@ _COMBINATIONS = (
 _OF_GPU = (NVIDIA, GPU, SHARED, CORE, MEMORY, RATIO)
 _VALID = frozenset(map(frozenset, _COMBINATIONS))
 _ALLOWED = ", ".join("{" + ", ".join(name.removeprefix(PREFIX) for name in names) + "}" for names in _COMBINATIONS)
-_TYPE = re.compile(r"(?!gpu)[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
+_TYPE = re.compile(r"(?!gpu|mig-\d+g\.)[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
 
 
 def enabled(settings: Settings) -> bool:
@@ -141,7 +142,7 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
     )
 
 
-def environment(pod: Pod, ask: ContainerAsk, cards: Sequence[Card]) -> dict[str, str]:  # noqa: ARG001
+def environment(pod: Pod, ask: ContainerAsk, cards: Sequence[Card], gpus: Sequence[Card]) -> dict[str, str]:  # noqa: ARG001
     """None: what Koordinator sets is `NVIDIA_VISIBLE_DEVICES`, which every container gets."""
     return {}
 

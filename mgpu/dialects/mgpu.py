@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from mgpu.dialects.node_resources import NodeResource
 from mgpu.model.asks import Ask, ContainerAsk, Placement, Requirement, by_index, whole_cards
-from mgpu.model.cards import Card
+from mgpu.model.cards import GPU, Card
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Container, Pod, Stage
@@ -116,13 +116,14 @@ def owns_annotation(key: str) -> bool:
 def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, ...]:
     if not enabled(settings):
         return ()
+    gpus = [card for card in cards if card.type == GPU]
     return (
-        NodeResource(CORE, tuple((card.index, 100) for card in cards), as_ids=True),
-        NodeResource(MEMORY, tuple((card.index, card.memory // MIB) for card in cards), as_ids=False),
+        NodeResource(CORE, tuple((card.index, 100) for card in gpus), as_ids=True),
+        NodeResource(MEMORY, tuple((card.index, card.memory // MIB) for card in gpus), as_ids=False),
     )
 
 
-def environment(pod: Pod, ask: ContainerAsk, cards: Sequence[Card]) -> dict[str, str]:  # noqa: ARG001
+def environment(pod: Pod, ask: ContainerAsk, cards: Sequence[Card], gpus: Sequence[Card]) -> dict[str, str]:  # noqa: ARG001
     return {}
 
 

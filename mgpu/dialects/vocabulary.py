@@ -12,7 +12,8 @@ _NAMES = {
     "aliyun.com/gpu-count": "gpushare",
     "nvidia.com/gpu": "koordinator",
 }
-_SLICE = re.compile(r"nvidia\.com/(gpu-\d+gb|mig-.+)", re.ASCII)
+_SLICE = re.compile(r"nvidia\.com/(gpu-\d+[A-Za-z]*|mig-.+)", re.ASCII)
+"""Misspelt ones too: the dialect denies them, which nobody else would."""
 _MTGPU = "lsalab.nthu/"
 
 

@@ -4,9 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mgpu.model.groups import Group
+from mgpu.model.slices import is_slice
 
 GPU = "gpu"
-"""The type of the devices that all dialects share; others (rdma, fpga, any name) are Koordinator's."""
+"""The type of the devices that all dialects share; others are Koordinator's (rdma, fpga, any name) or slices."""
 
 WHOLE_CORE = 1000
 """The compute of one card, in milli."""
@@ -17,7 +18,7 @@ WHOLE_RATIO = 100
 
 def noun(type: str) -> str:
     """What people call a device of this type."""
-    return "card" if type == GPU else f"{type} device"
+    return "card" if type == GPU else f"{type} {'slice' if is_slice(type) else 'device'}"
 
 
 @dataclass(frozen=True, slots=True)

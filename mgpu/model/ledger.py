@@ -15,6 +15,7 @@ from mgpu.model.asks import Amount, Ask, ContainerAsk, Placement, amount_of, pea
 from mgpu.model.cards import GPU, Card, CardState, noun
 from mgpu.model.groups import Group, Seat
 from mgpu.model.pods import Stage
+from mgpu.model.slices import is_slice, place_of
 from mgpu.model.wishes import NONE, Wishes
 
 
@@ -110,6 +111,8 @@ def absent(shares: Iterable[Share], cards: Iterable[Card]) -> tuple[str, ...]:
 def _named(type_: str, card: object) -> str:
     if isinstance(card, Minor):
         return f"{noun(type_)} of minor {card.number}"
+    if isinstance(card, int) and is_slice(type_):
+        return f"{noun(type_)} {':'.join(map(str, place_of(card)))}"
     return f"{noun(type_)} {card}"
 
 

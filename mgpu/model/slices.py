@@ -17,9 +17,9 @@ PLACES = 100
 MOST_CLIENTS = 48
 """Of MPS, per card (Volta and later)."""
 
-_MIG_RESOURCE = re.compile(r"nvidia\.com/mig-(\d+g\.\d+gb)(\.me)?", re.ASCII)
+_MIG_RESOURCE = re.compile(r"nvidia\.com/mig-([1-9]\d?g\.[1-9]\d{0,3}gb)(\.me)?", re.ASCII)
 _MPS_RESOURCE = re.compile(r"nvidia\.com/gpu-([1-9]\d{0,4}gb)", re.ASCII)
-_MIG_NAME = re.compile(r"\d{1,2}g\.\d{1,4}gb(\+me)?", re.ASCII)
+_MIG_NAME = re.compile(r"[1-9]\d?g\.[1-9]\d{0,3}gb(\+me)?", re.ASCII)
 _MPS_NAME = re.compile(r"([1-9]\d{0,4})gb", re.ASCII)
 
 Counts = Mapping[int, Mapping[str, int]]
@@ -32,6 +32,16 @@ def slice_named(resource: str) -> str | None:
         return match[1] + ("+me" if match[2] else "")
     match = _MPS_RESOURCE.fullmatch(resource)
     return match[1] if match else None
+
+
+def is_slice(type: str) -> bool:
+    """Whether devices of this type are slices."""
+    return slice_named(RESOURCE_PREFIX + type) is not None
+
+
+def is_mps(type: str) -> bool:
+    """Whether devices of this type are slices under MPS."""
+    return _MPS_RESOURCE.fullmatch(RESOURCE_PREFIX + type) is not None
 
 
 def type_of(slice_: str) -> str:

@@ -58,7 +58,8 @@ def test_unequal_amounts_are_left_for_the_validation() -> None:
 @pytest.mark.parametrize("resource", ["aliyun.com/gpu-mem", "koordinator.sh/gpu", "nvidia.com/mig-1g.10gb"])
 def test_a_vocabulary_that_is_not_served_is_completed_too_and_otherwise_left_alone(resource: str) -> None:
     off = load_settings(
-        "{dialects: {gpushare: {enabled: false}, koordinator: {enabled: false}}, webhook: {schedulerName: ours}}"
+        "{dialects: {gpushare: {enabled: false}, koordinator: {enabled: false}, slices: {enabled: false}},"
+        " webhook: {schedulerName: ours}}"
     )
     raw = pod("p", {"name": "c", "env": [VISIBLE], "resources": {"limits": {resource: "1"}}})
     added = {"op": "add", "path": "/spec/containers/0/resources/requests", "value": {resource: "1"}}

@@ -23,7 +23,7 @@ class Case:
     """name: the dialect's. pods: random valid pods that ask in its vocabulary.
 
     equal: groups of pods that ask for the same. malformed: pod → the paths of its problems.
-    settings: every mode in which records are written differently, by name.
+    settings: every mode in which records are written differently, by name. wishes: whether pods may have any.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Case:
     malformed: Mapping[str, tuple[Raw, tuple[str, ...]]]
     settings: Mapping[str, Settings] = field(default_factory=lambda: {"default": load_settings("")})
     unreadable: Callable[[Mapping[str, str]], Mapping[str, str]] = dict
+    wishes: bool = True
 
 
 def resources(requests: Mapping[str, object] | None = None, limits: Mapping[str, object] | None = None) -> Raw:
@@ -308,4 +309,96 @@ KOORDINATOR = Case(
     unreadable=lambda record: dict.fromkeys(record, "nonsense"),
 )
 
-CASES = {case.name: case for case in (MGPU, GPUSHARE, KOORDINATOR)}
+
+MIG_SLICES = ("nvidia.com/mig-1g.10gb", "nvidia.com/mig-1g.10gb.me", "nvidia.com/mig-2g.20gb")
+MPS_SLICES = ("nvidia.com/gpu-2gb", "nvidia.com/gpu-4gb")
+
+
+@st.composite
+def _slices_pods(draw: st.DrawFn) -> Raw:
+    """Pods under MIG, of several profiles, and under MPS, with init containers, sidecars and idle containers."""
+    mig = draw(st.booleans())
+
+    def one(name: str, *, asks: bool, **more: Any) -> Raw:
+        names = draw(st.lists(st.sampled_from(MIG_SLICES), min_size=asks, max_size=2, unique=True))
+        amounts = {name: draw(st.integers(1, 4)) for name in names}
+        if not mig:
+            amounts = {draw(st.sampled_from(MPS_SLICES)): 1} if names else {}
+        kinds = draw(st.sampled_from([("requests",), ("limits",), ("requests", "limits")]))
+        return {"name": name, "image": "cuda", "resources": {kind: dict(amounts) for kind in kinds}, **more}
+
+    init = tuple(
+        one(f"i{i}", asks=False, **({"restartPolicy": "Always"} if draw(st.booleans()) else {}))
+        for i in range(draw(st.integers(0, 2)))
+    )
+    apps = [one(f"c{i}", asks=i == 0) for i in range(draw(st.integers(1, 3)))]
+    return pod("p", *apps, init=init)
+
+
+def _slices_malformed() -> Mapping[str, tuple[Raw, tuple[str, ...]]]:
+    mig, mps = "nvidia.com/mig-2g.20gb", "nvidia.com/gpu-4gb"
+    bad: dict[str, tuple[str, str]] = {
+        "no number": (mig, "much"),
+        "nothing": (mps, "0"),
+        "less than nothing": (mig, "-1"),
+        "a fraction": (mig, "500m"),
+        "beyond any node": (mig, "1025"),
+        "beyond any quantity": (mig, str(2**63)),
+        "more than one slice under MPS": (mps, "2"),
+        "a slice of nothing": ("nvidia.com/gpu-0gb", "1"),
+        "another unit": ("nvidia.com/gpu-4Gi", "1"),
+        "no profile": ("nvidia.com/mig-foo", "1"),
+        "no profile of MIG": ("nvidia.com/mig-4gb", "1"),
+        "media engines as nvidia-smi has them": ("nvidia.com/mig-1g.10gb+me", "1"),
+        "another driver's name": ("nvidia.com/mig-7g.79gb", "1"),
+    }
+    limits = "spec.containers[{}].resources.limits[{}]"
+    return {
+        title: (pod("p", resources(None, {name: amount})), (limits.format(0, name),))
+        for title, (name, amount) in bad.items()
+    } | {
+        "several sizes under MPS": (
+            pod("p", resources(None, {mps: "1", "nvidia.com/gpu-2gb": "1"})),
+            (limits.format(0, mps),),
+        ),
+        "MIG and MPS": (
+            pod("p", resources(None, {mig: "1"}), {**resources(None, {mps: "1"}), "name": "d"}),
+            (limits.format(1, mps),),
+        ),
+        "MIG and MPS in a container": (pod("p", resources(None, {mig: "1", mps: "1"})), (limits.format(0, mig),)),
+        "two problems in two containers": (
+            pod("p", resources(None, {mig: "x"}), {**resources(None, {"nvidia.com/mig-2g": "1"}), "name": "d"}),
+            (limits.format(0, mig), limits.format(1, "nvidia.com/mig-2g")),
+        ),
+        "an init container": (
+            pod("p", resources(None, {mig: "1"}), init=({**resources(None, {mig: "0"}), "name": "i"},)),
+            (f"spec.initContainers[0].resources.limits[{mig}]",),
+        ),
+    }
+
+
+SLICES = Case(
+    name="slices",
+    pods=_slices_pods(),
+    equal={
+        "requests, limits or both": (
+            pod("p", resources({MIG_SLICES[2]: "3"})),
+            pod("p", resources(None, {MIG_SLICES[2]: "3"})),
+            pod("p", resources({MIG_SLICES[2]: "3"}, {MIG_SLICES[2]: "3"})),
+        ),
+        "spellings of a quantity": (
+            pod("p", resources(None, {MPS_SLICES[1]: "1"})),
+            pod("p", resources(None, {MPS_SLICES[1]: 1})),
+            pod("p", resources(None, {MPS_SLICES[1]: "1000m"})),
+        ),
+        "two profiles in any order": (
+            pod("p", resources(None, {MIG_SLICES[0]: "1", MIG_SLICES[1]: "1"})),
+            pod("p", resources(None, {MIG_SLICES[1]: "1", MIG_SLICES[0]: "1"})),
+        ),
+    },
+    malformed=_slices_malformed(),
+    unreadable=lambda record: dict.fromkeys(record, '{"c0": {"mig-1g.10gb": ["0:100"]}}'),
+    wishes=False,
+)
+
+CASES = {case.name: case for case in (MGPU, GPUSHARE, KOORDINATOR, SLICES)}

@@ -18,14 +18,21 @@ from mgpu.model.pods import read_pod
 from mgpu.model.wishes import ALL, NONE
 from mgpu.settings import Settings, load_settings
 from tests.builders import cards, container, pod
-from tests.mgpu.dialects.contract import CASES, Case, Raw
+from tests.mgpu.dialects.contract import CASES, MIG_SLICES, MPS_SLICES, Case, Raw
 
 DEFAULT = load_settings("")
 NODE_CARDS = cards(8)
 OTHER_DEVICES = tuple(Card(i, f"{t}-{i}", "", 0, minor=i, type=t) for t in ("fpga", "rdma") for i in range(4))
-DEVICES = (*NODE_CARDS, *OTHER_DEVICES)
+SLICE_DEVICES = tuple(
+    Card(100 * i, f"{name}-{i}", NODE_CARDS[i].model, 20 << 30, 250, minor=100 * i, type=name)
+    for name in sorted(r.removeprefix("nvidia.com/") for r in (*MIG_SLICES, *MPS_SLICES))
+    for i in range(4)
+)
+DEVICES = (*NODE_CARDS, *OTHER_DEVICES, *SLICE_DEVICES)
 
 every_dialect = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+WISHING = {name: case for name, case in CASES.items() if case.wishes}
+every_dialect_with_wishes = pytest.mark.parametrize("case", WISHING.values(), ids=WISHING.keys())
 
 
 def of(case: Case) -> dialects.Dialect:
@@ -120,12 +127,13 @@ def test_property_a_record_reads_back_as_the_placement(case: Case, data: st.Data
 
 
 def placed(data: st.DataObject, ask: Ask) -> Placement:
-    def some(wanted: ContainerAsk, of: int) -> tuple[int, ...]:
-        return tuple(sorted(data.draw(st.permutations(range(of)))[: wanted.cards]))
+    def some(wanted: ContainerAsk) -> tuple[int, ...]:
+        of = [device.index for device in DEVICES if device.type == wanted.type]
+        return tuple(sorted(data.draw(st.permutations(of))[: wanted.cards]))
 
     return Placement(
-        tuple((c.container, some(c, len(NODE_CARDS))) for c in ask.containers),
-        others=tuple((c.type, c.container, some(c, 4)) for c in ask.others),
+        tuple((c.container, some(c)) for c in ask.containers),
+        others=tuple((c.type, c.container, some(c)) for c in ask.others),
     )
 
 
@@ -160,14 +168,16 @@ def test_its_vocabulary_is_known(case: Case) -> None:
     for group in case.equal.values():
         for raw in group:
             assert set(vocabularies(read_pod(raw))) == {case.name}
-    for resource in of(case).resources(NODE_CARDS, DEFAULT):
+    for resource in of(case).resources(DEVICES, DEFAULT):
         assert vocabulary_of(resource.name) == case.name
 
 
 @every_dialect
 def test_what_a_node_offers_is_positive_for_every_card(case: Case) -> None:
-    for resource in of(case).resources(NODE_CARDS, DEFAULT):
-        assert [index for index, _ in resource.amounts] == [card.index for card in NODE_CARDS]
+    offered = of(case).resources(DEVICES, DEFAULT)
+    assert offered
+    for resource in offered:
+        assert [index for index, _ in resource.amounts] == [c.index for c in DEVICES if c.type == resource.type]
         assert all(isinstance(amount, int) and amount > 0 for _, amount in resource.amounts)
     assert all(not resource.amounts for resource in of(case).resources((), DEFAULT))
 
@@ -178,9 +188,12 @@ def test_property_a_container_sees_exactly_its_cards(case: Case, data: st.DataOb
     raw = data.draw(case.pods)
     ask = read(case, raw)
     placement = placed(data, ask)
+    for name in (c.name for c in read_pod(raw).containers):
+        if not dialects.handed(ask, name):
+            assert dialects.environment_of(read_pod(raw), ask, name, (), NODE_CARDS) == {}
     for wanted in ask.containers:
         own: list[Card] = [NODE_CARDS[i] for i in placement.cards(wanted.container)]
-        seen = dialects.container_environment(read_pod(raw), case.name, wanted, own)
+        seen = dialects.environment_of(read_pod(raw), ask, wanted.container, own, NODE_CARDS)
         assert seen["NVIDIA_VISIBLE_DEVICES"] == ",".join(card.uuid for card in own)
         assert seen["MGPU_CARDS"] == ",".join(str(card.index) for card in own)
         assert float(seen["MGPU_CORE_PERCENT"]) == wanted.core / 10
@@ -197,7 +210,7 @@ WISHES = {
 }
 
 
-@every_dialect
+@every_dialect_with_wishes
 @given(data=st.data())
 def test_property_wishes_stand_beside_any_ask(case: Case, data: st.DataObject) -> None:
     raw = data.draw(case.pods)
@@ -213,7 +226,7 @@ def test_property_wishes_stand_beside_any_ask(case: Case, data: st.DataObject) -
     assert dialects.card_policy(ask, load_settings(flags={"cardPolicy": "binpack"})) == "spread"
 
 
-@every_dialect
+@every_dialect_with_wishes
 @given(data=st.data())
 def test_property_a_bad_wish_is_a_bad_object_until_cards_are_decided(case: Case, data: st.DataObject) -> None:
     raw = with_annotations(data.draw(case.pods), {"mgpu.io/card-models": ",", "mgpu.io/spread-group": "web"})
@@ -230,7 +243,7 @@ def test_property_a_bad_wish_is_a_bad_object_until_cards_are_decided(case: Case,
     assert str(ask.wishes) == "spread-group web"
 
 
-@every_dialect
+@every_dialect_with_wishes
 @given(data=st.data())
 def test_property_pods_with_several_cards_share_none_with_a_group(case: Case, data: st.DataObject) -> None:
     raw = data.draw(case.pods)
@@ -249,5 +262,5 @@ def test_a_dialect_that_is_switched_off_reads_nothing(case: Case) -> None:
     off = load_settings(f"dialects: {{{case.name}: {{enabled: false}}}}")
     raw = next(iter(case.equal.values()))[0]
     assert dialects.read_ask(read_pod(raw), off) is None
-    assert of(case).resources(NODE_CARDS, off) == ()
+    assert of(case).resources(DEVICES, off) == ()
     assert dialects.read_ask(read_pod(raw), DEFAULT) is not None

@@ -158,7 +158,7 @@ def test_the_node_says_that_it_gave_the_card_out() -> None:
 @pytest.mark.parametrize(("settings", "unit"), [(SETTINGS, 1), (MIB, 1024)])
 def test_what_a_container_sees(settings: Settings, unit: int) -> None:
     read_one, ask = read(pod("p", container("a", 2 * unit), container("b", 4 * unit)), settings)
-    seen = gpushare.environment(read_one, ask.containers[1], (cards(4)[3],))
+    seen = gpushare.environment(read_one, ask.containers[1], (cards(4)[3],), cards(4))
     assert seen == {
         "ALIYUN_COM_GPU_MEM_IDX": "3",
         "ALIYUN_COM_GPU_MEM_POD": str(6 * unit),

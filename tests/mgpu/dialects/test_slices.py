@@ -1,0 +1,229 @@
+"""The slices dialect: what is asked for, what a record says, what containers see. Beside the contract suite."""
+
+import json
+from typing import Any
+
+import pytest
+
+from mgpu import dialects
+from mgpu.dialects import slices
+from mgpu.model.asks import Ask, ContainerAsk, Placement
+from mgpu.model.cards import Card, noun
+from mgpu.model.errors import BadObject
+from mgpu.model.ledger import Share, absent
+from mgpu.model.partitioning import devices, read_slices, write_made
+from mgpu.model.pods import Node, Pod, Stage, read_pod
+from mgpu.model.slices import Slice
+from mgpu.model.wishes import ALL
+from mgpu.settings import load_settings
+from tests.builders import GIB, cards, pod
+from tests.mgpu.dialects.contract import Raw, resources
+
+SETTINGS = load_settings()
+MIG2, MIG1, MPS4 = "nvidia.com/mig-2g.20gb", "nvidia.com/mig-1g.10gb", "nvidia.com/gpu-4gb"
+
+
+def asks(name: str = "c", **amounts: int) -> Raw:
+    """`asks("a", mig2=3)`."""
+    of = {"mig2": MIG2, "mig1": MIG1, "mps4": MPS4}
+    return {**resources(None, {of[key]: amount for key, amount in amounts.items()}), "name": name}
+
+
+def read(raw: Any) -> tuple[Pod, Ask]:
+    ask = dialects.read_ask(read_pod(raw), SETTINGS)
+    assert ask is not None
+    return read_pod(raw), ask
+
+
+def problems(raw: Any) -> list[str]:
+    with pytest.raises(BadObject) as error:
+        dialects.read_ask(read_pod(raw), SETTINGS)
+    return [problem.message for problem in error.value.problems]
+
+
+def test_slices_are_devices_of_their_types_and_no_cards() -> None:
+    raw = pod("p", asks("a", mig2=1, mig1=2), asks("b", mig2=3), init=(asks("i", mig1=1),))
+    _, ask = read(raw)
+    assert ask.containers == ()
+    assert ask.others == (
+        ContainerAsk("i", 1, 1000, whole=True, stage=Stage.INIT, type="mig-1g.10gb"),
+        ContainerAsk("a", 2, 1000, whole=True, type="mig-1g.10gb"),
+        ContainerAsk("a", 1, 1000, whole=True, type="mig-2g.20gb"),
+        ContainerAsk("b", 3, 1000, whole=True, type="mig-2g.20gb"),
+    )
+
+
+@pytest.mark.parametrize(("amounts", "mode", "other"), [({"mig2": 1}, "mig", "mps"), ({"mps4": 1}, "mps", "mig")])
+def test_the_node_must_be_cut_the_way_that_is_asked_for(amounts: Any, mode: str, other: str) -> None:
+    _, ask = read(pod("p", asks(**amounts)))
+    assert ask.unmet(Node("n", {"gpu.partitioning": mode})) is None
+    assert ask.unmet(Node("n", {"gpu.partitioning": other})) == f"node label gpu.partitioning is {other}, not {mode}"
+    assert ask.unmet(Node("n")) == f"node label gpu.partitioning is not set, not {mode}"
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (pod("p", asks(mig2=1), asks("d", mps4=1)), "is cut by MPS, while the pod already asks for slices of MIG"),
+        (pod("p", asks(mps4=3)), "(failRequestsGreaterThanOne), this one asks for 3"),
+        (pod("p", resources({"nvidia.com/gpu-2gb": 1, MPS4: 1})), "(failRequestsGreaterThanOne), this one asks for 2"),
+        (pod("p", resources({"nvidia.com/mig-7g.79gb": 1})), "is called nvidia.com/mig-7g.80gb here"),
+        (pod("p", resources({"nvidia.com/mig-foo": 1})), "is no slice; ask for one such as nvidia.com/mig-2g.20gb"),
+        (pod("p", resources({"nvidia.com/gpu-0gb": 1})), "is no slice; ask for one such as"),
+        (pod("p", resources({"nvidia.com/mig-2222g.20gb": 1})), "is no slice; ask for one such as"),
+    ],
+)
+def test_what_is_wrong_says_the_remedy(raw: Any, message: str) -> None:
+    (found,) = problems(raw)
+    assert message in found
+
+
+@pytest.mark.parametrize("name", ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/gpu-a100", "x.com/mig-1g.5gb"])
+def test_other_resources_are_none_of_its_own(name: str) -> None:
+    assert slices.read_ask(read_pod(pod("p", resources({name: 1}))), SETTINGS) is None
+
+
+def test_a_type_of_koordinators_is_never_a_slice() -> None:
+    (message,) = problems(pod("p", resources({"koordinator.sh/mig-2g.20gb": 100})))
+    assert "is no resource of a GPU" in message
+
+
+@pytest.mark.parametrize("wish", ALL)
+def test_wishes_are_for_cards(wish: str) -> None:
+    value = "spread" if wish == "mgpu.io/card-policy" else "x"
+    raw = pod("p", asks(mig2=1), annotations={wish: value})
+    assert problems(raw) == [
+        "is a wish for cards, while the pod asks for slices, which are cut from any card; leave it out"
+    ]
+    assert dialects.read_bare_ask(read_pod(raw), SETTINGS) is not None
+
+
+def test_a_wish_takes_nothing_from_a_pod_that_has_its_slices() -> None:
+    record = {slices.GIVEN: '{"c":{"mig-2g.20gb":["0:0"]}}'}
+    _, ask = read(pod("p", asks(mig2=1), node="n1", annotations={**record, "mgpu.io/card-models": "A100"}))
+    assert ask.others
+
+
+def test_a_record_names_places() -> None:
+    raw = pod("p", asks("a", mig2=2), asks("b", mig1=1))
+    known, ask = read(raw)
+    others = (("mig-1g.10gb", "b", (106,)), ("mig-2g.20gb", "a", (4, 100)))
+    written = slices.write_placement(known, ask, Placement((), others=others), (), SETTINGS, 0)
+    assert json.loads(written["mgpu.io/slices-given"]) == {
+        "a": {"mig-2g.20gb": ["0:4", "1:0"]},
+        "b": {"mig-1g.10gb": ["1:6"]},
+    }
+    (first, *_) = slices.read_placement(read_pod({**raw, "metadata": {"annotations": written}}), ask) or ()
+    assert first == Share("b", 106, 1000, whole=True, type="mig-1g.10gb")
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ("x", "must be an object such as"),
+        ("[]", "must be an object such as"),
+        ("[" * 100_000, "must be an object such as"),
+        ('{"c":{}}', "mig-2g.20gb of container 'c' is missing"),
+        ('{"c":7}', "mig-2g.20gb of container 'c' is missing"),
+        ('{"c":{"mig-2g.20gb":["0:4"]}}', "names 1 place, the container asks for 2"),
+        ('{"c":{"mig-2g.20gb":["0:4","0:4"]}}', "names a place twice"),
+        ('{"c":{"mig-2g.20gb":["0:4",4]}}', "has '4', which is no place such as 0:4"),
+        ('{"c":{"mig-2g.20gb":["0:4","0:100"]}}', "has '0:100', which is no place"),
+        ('{"c":{"mig-2g.20gb":["0:4","0:\u0662"]}}', "which is no place"),
+        ('{"c":{"mig-2g.20gb":["0:4","0:2"],"gpu-4gb":["0:1"]}}', "gives 'gpu-4gb' to container 'c', which does not"),
+        ('{"c":{"mig-2g.20gb":["0:4","0:2"]},"d":{"mig-2g.20gb":["0:0"]}}', "to container 'd', which does not ask"),
+    ],
+)
+def test_a_record_is_read_strictly(record: str, message: str) -> None:
+    known, ask = read(pod("p", asks(mig2=2), annotations={slices.GIVEN: record}))
+    with pytest.raises(BadObject) as error:
+        slices.read_placement(known, ask)
+    assert {problem.field for problem in error.value.problems} == {"metadata.annotations[mgpu.io/slices-given]"}
+    assert any(message in problem.message for problem in error.value.problems)
+
+
+def test_only_the_pods_record_is_its_own_annotation() -> None:
+    assert dialects.is_placement_annotation("mgpu.io/slices-given")
+    assert not slices.owns_annotation("mgpu.io/slices")
+
+
+def cut(mode: str, *made: Slice) -> tuple[Card, ...]:
+    node = Node("n", {"gpu.partitioning": mode}, {"mgpu.io/slices": write_made(made, (0, 1), None)})
+    return devices(read_slices(node), cards(2))
+
+
+def test_a_node_offers_one_of_each_slice_that_it_has_by_type() -> None:
+    made = cut(
+        "mig", Slice(0, 0, "2g.20gb", "MIG-a"), Slice(1, 4, "2g.20gb", "MIG-b"), Slice(0, 2, "1g.10gb+me", "MIG-c")
+    )
+    found = slices.resources((*cards(2), *made), SETTINGS)
+    assert [(r.name, r.amounts, r.as_ids, r.type) for r in found] == [
+        ("nvidia.com/mig-1g.10gb.me", ((2, 1),), True, "mig-1g.10gb.me"),
+        (MIG2, ((0, 1), (104, 1)), True, "mig-2g.20gb"),
+    ]
+
+
+def test_other_vocabularies_offer_nothing_of_a_slice() -> None:
+    with_slices = (*cards(2), *cut("mps", Slice(1, 1, "4gb")))
+    for dialect in dialects.ALL[:-1]:
+        names = [resource.name for resource in dialect.resources(cards(2), SETTINGS)]
+        found = [r for r in dialect.resources(with_slices, SETTINGS) if r.name in names]
+        assert found == list(dialect.resources(cards(2), SETTINGS))
+
+
+def test_under_mig_a_container_sees_its_instances() -> None:
+    made = cut("mig", Slice(0, 4, "2g.20gb", "MIG-a"), Slice(1, 0, "1g.10gb", "MIG-b"), Slice(1, 2, "2g.20gb", "MIG-c"))
+    known, ask = read(pod("p", asks(mig2=2, mig1=1)))
+    assert dialects.environment_of(known, ask, "c", made, cards(2)) == {
+        "NVIDIA_VISIBLE_DEVICES": "MIG-a,MIG-b,MIG-c",
+        "MGPU_CARDS": "0,1",
+        "MGPU_CORE_PERCENT": "14.2",
+        "MGPU_MEMORY_BYTES": str(10 * GIB),
+        "MGPU_SLICES": "2g.20gb,1g.10gb,2g.20gb",
+    }
+
+
+def test_under_mps_a_container_sees_the_card_that_it_shares() -> None:
+    known, ask = read(pod("p", asks(mps4=1), asks("d")))
+    assert dialects.environment_of(known, ask, "c", cut("mps", Slice(1, 3, "4gb")), cards(2)) == {
+        "NVIDIA_VISIBLE_DEVICES": "GPU-n1-1",
+        "MGPU_CARDS": "1",
+        "MGPU_CORE_PERCENT": "5",
+        "MGPU_MEMORY_BYTES": str(4 * GIB),
+        "MGPU_SLICES": "4gb",
+    }
+    assert dialects.environment_of(known, ask, "d", (), cards(2)) == {}
+
+
+def test_what_is_handed_to_a_container() -> None:
+    _, ask = read(pod("p", asks("a", mig2=1, mig1=1), asks("b", mig1=2)))
+    assert [(one.type, one.cards) for one in dialects.handed(ask, "a")] == [("mig-1g.10gb", 1), ("mig-2g.20gb", 1)]
+    assert len(dialects.handed(ask)) == 3
+    _, both = read(pod("p", resources({"nvidia.com/gpu": 1, "koordinator.sh/rdma": 100})))
+    assert [one.type for one in dialects.handed(both)] == ["gpu"]
+
+
+def test_a_container_gets_its_slices_by_the_first_of_their_resources() -> None:
+    (container,) = read_pod(pod("p", resources(None, {MIG2: 1, MIG1: 1, "mgpu.io/share": 1}))).containers
+    assert dialects.carrier(container, SETTINGS) == MIG1
+    assert dialects.carrier(container, load_settings("dialects: {slices: {enabled: false}}")) == "mgpu.io/share"
+
+
+def test_a_pod_that_has_its_slices_keeps_them_when_the_dialect_is_switched_off() -> None:
+    off = load_settings("dialects: {slices: {enabled: false}}")
+    record = {slices.GIVEN: '{"c":{"mig-2g.20gb":["0:0"]}}'}
+    running = read_pod(pod("p", asks(mig2=1), node="n1", annotations=record))
+    assert dialects.read_ask(running, off) == dialects.read_ask(running, SETTINGS)
+    assert dialects.read_ask(read_pod(pod("p", asks(mig2=1))), off) is None
+
+
+@pytest.mark.parametrize(
+    ("type", "name"),
+    [("mig-2g.20gb", "mig-2g.20gb slice"), ("gpu-4gb", "gpu-4gb slice"), ("rdma", "rdma device"), ("gpu", "card")],
+)
+def test_what_people_call_it(type: str, name: str) -> None:
+    assert noun(type) == name
+
+
+def test_a_slice_that_is_not_there_is_named_by_its_place() -> None:
+    assert absent([Share("c", 104, whole=True, type="mig-2g.20gb")], ()) == ("mig-2g.20gb slice 1:4",)
