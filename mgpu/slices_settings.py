@@ -1,6 +1,6 @@
 """The settings of the dialect of slices: the seed's `dynamicgpuslice.*` keys without prefix (slices.md)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -12,6 +12,9 @@ from mgpu.model.slices import MIG, mode_of, read_name
 
 _WEIGHT, _OF = "weight.", "resources."
 Weight = Annotated[int, Field(ge=0)]
+
+Geometries = Mapping[str, Sequence[Mapping[str, int]]]
+"""Model → what its cards may be cut into, each item all of a card, profile → how many. {}: into all they can."""
 
 
 def _each_one(value: object) -> object:
@@ -93,11 +96,8 @@ class SlicesSettings(Block):
         return self.weight.of
 
     @property
-    def geometries(self) -> Mapping[str, tuple[Mapping[str, int], ...]]:
-        """Model → what its cards may be cut into, profile → how many, in the order of the file. {}: into all they can.
-
-        Of a model that two entries name, those of both.
-        """
+    def geometries(self) -> Geometries:
+        """In the order of the file; of a model that two entries name, those of both."""
         found: dict[str, tuple[Mapping[str, int], ...]] = {}
         for entry in self.know_geometries:
             for model in dict.fromkeys(entry.models):
