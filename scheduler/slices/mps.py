@@ -1,0 +1,134 @@
+"""Into what one card is cut under MPS, given what of it is in use (slices.md, "MPS"). Pure.
+
+Slices of a card are numbered and may be of any size in GiB; together they have at most its memory.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count as count_from
+
+from mgpu.model.cards import Card
+from mgpu.model.mig import Instance
+from mgpu.model.slices import MOST_CLIENTS, gigabytes
+from scheduler.slices.geometry import Counts, Cut, added, counts_of
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class MpsCard:
+    """memory: whole GiB. used, free: slices as (number, name), ascending."""
+
+    memory: int
+    used: tuple[Instance, ...]
+    free: tuple[Instance, ...]
+
+    def has(self, name: str) -> int:
+        """How many free ones of this size there are."""
+        return sum(s.profile == name for s in self.free)
+
+    @property
+    def left(self) -> int:
+        """GiB that are not in use."""
+        return self.memory - sum(gigabytes(s.profile) for s in self.used)
+
+    @property
+    def whole(self) -> bool:
+        """Whether cutting it takes a card from those that want all of one."""
+        return not self.used and not self.free
+
+    def most(self, name: str) -> int:
+        """How many of this size could be free, if the card were cut for it alone."""
+        return max(0, min(self.left // gigabytes(name), MOST_CLIENTS - len(self.used)))
+
+    def options(self, asked: Counts) -> tuple[tuple[int, ...], ...]:
+        """How many of each that is asked can be free at a time, none more than asked; less than these always can."""
+        return tuple(_options(self.left, MOST_CLIENTS - len(self.used), asked))
+
+    def kept(self, asked: Counts) -> Cut:
+        """As it is, where what is asked is among its free slices."""
+        return Cut(tuple(sorted(self.used + self.free)), room=self.room(asked))
+
+    def cut(self, asked: Counts, wished: Counts = ()) -> Cut | None:
+        """Cut anew so that all that is asked is free, and of what is wished for beside it as much as can be.
+
+        None: it cannot be. Sizes are cut smallest first. A free slice that nobody asks for is given up where its place
+        is needed, and one that is wished for where it is needed for what is asked.
+        """
+        return _cut(self, asked, wished)
+
+    def emptied(self) -> "MpsCard":
+        return MpsCard(self.memory, (), ())
+
+    def why(self, name: str) -> str:
+        """Why it cannot have one of these."""
+        if not self.used:
+            return f"{self.memory} GiB: no room for {name}"
+        if len(self.used) >= MOST_CLIENTS:
+            return f"{len(self.used)} slices in use, the most that MPS serves"
+        return f"{self.memory - self.left} of {self.memory} GiB in use: no room for {name}"
+
+    def room(self, asked: Counts) -> int:
+        """Squared, so that of equal cards the fuller one is cut: what is left of the node lies together."""
+        left = self.left - sum(gigabytes(name) * count for name, count in asked)
+        return max(0, left) ** 2
+
+
+def mps_card(card: Card, used: Iterable[Instance], free: Iterable[Instance]) -> MpsCard:
+    return MpsCard(card.memory // _GIB, tuple(sorted(used)), tuple(sorted(free)))
+
+
+def _options(memory: int, places: int, asked: Counts) -> Iterator[tuple[int, ...]]:
+    if not asked:
+        yield ()
+        return
+    (name, count), rest = asked[0], asked[1:]
+    most = max(0, min(count, memory // gigabytes(name), places))
+    for n in range(most + 1) if rest else (most,):
+        for others in _options(memory - n * gigabytes(name), places - n, rest):
+            yield (n, *others)
+
+
+@lru_cache(maxsize=50_000)
+def _cut(card: MpsCard, asked: Counts, wished: Counts) -> Cut | None:
+    memory = card.left - sum(gigabytes(name) * count for name, count in asked)
+    places = MOST_CLIENTS - len(card.used) - sum(count for _, count in asked)
+    if memory < 0 or places < 0:
+        return None
+    served = dict.fromkeys((name for name, _ in wished), 0)
+    spare = {name: max(0, card.has(name) - dict(asked).get(name, 0)) for name in served}
+    for have in (spare, dict(wished)):  # first what is free, so that it stays
+        for name, count in sorted(wished, key=_size):
+            more = min(count, have[name]) - served[name]
+            more = max(0, min(more, memory // gigabytes(name), places))
+            served[name] += more
+            memory, places = memory - more * gigabytes(name), places - more
+    needed = added(asked, counts_of(served.items()))
+    stay, idle = _split(card.free, needed)
+    stay += _left_of(idle, memory, places)
+    numbers = {s.start for s in card.used + stay}
+    lowest = (number for number in count_from(0) if number not in numbers)
+    made = [name for name, count in sorted(needed, key=_size) for _ in range(count - card.has(name))]
+    slices = card.used + stay + tuple(Instance(number, name) for number, name in zip(lowest, made, strict=False))
+    destroyed = len(card.free) - len(stay)
+    touched = bool(made) or destroyed > 0
+    return Cut(tuple(sorted(slices)), counts_of(served.items()), touched, destroyed, card.room(needed))
+
+
+def _split(free: tuple[Instance, ...], needed: Counts) -> tuple[tuple[Instance, ...], tuple[Instance, ...]]:
+    """Those that serve what is needed, the lowest of each size, and the others."""
+    serving = [s for name, count in needed for s in [s for s in free if s.profile == name][:count]]
+    return tuple(serving), tuple(s for s in free if s not in serving)
+
+
+def _left_of(free: tuple[Instance, ...], memory: int, places: int) -> tuple[Instance, ...]:
+    """What can stay of these in so many GiB and places: as few as possible are given up, the largest of them first."""
+    rest = sorted(free, key=lambda s: (gigabytes(s.profile), -s.start))
+    while (lacking := sum(gigabytes(s.profile) for s in rest) - memory) > 0:
+        rest.remove(next((s for s in rest if gigabytes(s.profile) >= lacking), rest[-1]))
+    return tuple(rest[max(0, len(rest) - places) :])
+
+
+def _size(row: tuple[str, int]) -> int:
+    return gigabytes(row[0])

@@ -1,0 +1,250 @@
+"""Into what the cards of one node are cut, so that a pod finds its slices there (slices.md, "Scheduling"). Pure."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from types import MappingProxyType
+from typing import NamedTuple
+
+from mgpu.model.asks import CardRefusal, Rejection
+from mgpu.model.cards import Card
+from mgpu.model.mig import Instance
+from mgpu.model.partitioning import NodeSlices
+from mgpu.model.slices import MIG, MPS, Slice, mode_of
+from scheduler.slices.geometry import Counts, Cut, Geometries, MigCard, added, counts_of, mig_card
+from scheduler.slices.mps import MpsCard, mps_card
+
+_NOBODY: Mapping[int, str] = MappingProxyType({})
+_Vector = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCards:
+    """What of a node can be cut: a value to keep until the node changes, or what is held there.
+
+    cards: by index, ascending. refusals: why others cannot be cut. barred: those of the others that could be, were it
+    not for the pods that hold them. kept: the slices that lie on the others.
+    """
+
+    mode: str
+    cards: tuple[tuple[int, MigCard | MpsCard], ...] = ()
+    refusals: tuple[CardRefusal, ...] = ()
+    barred: tuple[MigCard | MpsCard, ...] = ()
+    kept: tuple[Slice, ...] = ()
+
+
+def cards_of(
+    gpus: Iterable[Card],
+    found: NodeSlices,
+    used: Iterable[Slice],
+    geometries: Geometries,
+    *,
+    barred: Mapping[int, str] = _NOBODY,
+) -> NodeCards:
+    """gpus: all of the node's. used: the slices in use, by the ledger or by the node's status.
+
+    barred: card → why the caller does not let it be cut, such as that pods of other vocabularies hold shares of it.
+    Cards that are not well, or not in MIG mode, need not stand there.
+    """
+    busy = {s.place for s in used}
+    places = busy.union(s.place for s in found.made)
+    by_card: dict[int, tuple[list[Slice], list[Slice]]] = {}
+    for s in places:
+        by_card.setdefault(s.card, ([], []))[s not in busy].append(s)
+    cards, refusals, closed, kept = [], [], [], []
+    for gpu in sorted(gpus, key=lambda gpu: gpu.index):
+        there = by_card.pop(gpu.index, ([], []))
+        card = _card(gpu, found.mode, [sorted(s.instance for s in part) for part in there], geometries)
+        why = _closed(gpu, found) or barred.get(gpu.index, "") or (card if isinstance(card, str) else "")
+        if not why and not isinstance(card, str):
+            cards.append((gpu.index, card))
+            continue
+        refusals.append(CardRefusal(gpu.index, why))
+        kept += [*there[0], *there[1]]
+        if why == barred.get(gpu.index) and not isinstance(card, str):
+            closed.append(card)
+    kept += [s for parts in by_card.values() for part in parts for s in part]
+    return NodeCards(found.mode, tuple(cards), tuple(refusals), tuple(closed), tuple(sorted(kept)))
+
+
+def _card(gpu: Card, mode: str, there: Sequence[Sequence[Instance]], geometries: Geometries) -> MigCard | MpsCard | str:
+    used, free = there
+    return mps_card(gpu, used, free) if mode == MPS else mig_card(gpu, used, free, geometries)
+
+
+def _closed(gpu: Card, found: NodeSlices) -> str:
+    """Why nobody may cut this card."""
+    if not gpu.healthy:
+        return "unhealthy"
+    if found.mode == MIG and not found.placed:
+        return "where its instances lie is not known"
+    return "not in MIG mode" if found.mode == MIG and gpu.index not in found.cards else ""
+
+
+def can_offer(node: NodeCards, ask: Mapping[str, int]) -> bool:
+    """Whether the node has, or can be cut to have, free slices for all of this ask: slice → how many.
+
+    For a filter over thousands of nodes. It is True exactly where `plan` is no Rejection.
+    """
+    need = counts_of(ask.items())
+    if any(mode_of(name) != node.mode for name, _ in need):
+        return False
+    if len(need) == 1:
+        [(name, left)] = need
+        for _, card in node.cards:
+            left -= card.most(name)
+            if left <= 0:
+                return True
+        return False
+    return _suffice([card for _, card in node.cards], need)
+
+
+def _suffice(cards: Iterable[MigCard | MpsCard], need: Counts) -> bool:
+    lacking = {tuple(count for _, count in need)}
+    for card in cards:
+        if any(not any(left) for left in lacking):
+            return True
+        options = card.options(need)
+        lacking = _least({tuple(max(0, x - y) for x, y in zip(a, b, strict=True)) for a in lacking for b in options})
+    return any(not any(left) for left in lacking)
+
+
+def _least(vectors: Collection[_Vector]) -> set[_Vector]:
+    """Those that are not worse than another in every respect."""
+    found: list[_Vector] = []
+    for vector in sorted(vectors, key=lambda vector: (sum(vector), vector)):
+        if not any(all(x <= y for x, y in zip(better, vector, strict=True)) for better in found):
+            found.append(vector)
+    return set(found)
+
+
+def plan(
+    gpus: Iterable[Card],
+    found: NodeSlices,
+    used: Iterable[Slice],
+    wanted: Sequence[Mapping[str, int]],
+    geometries: Geometries,
+    *,
+    barred: Mapping[int, str] = _NOBODY,
+) -> tuple[Slice, ...] | Rejection:
+    """All slices of the node as they shall be, ascending: those in use where they lie, and for the first pod its own.
+
+    wanted: of one or more pods in their order, slice → how many. What is free already counts. Of the other pods as many
+    requests are served as can be beside the first pod's, card by card.
+    The other arguments are those of `cards_of`. Between cards, in this order: fewest are changed; fewest whole cards
+    are cut; the pod is on the fewest; fewest free slices are destroyed; most room is left; most slices; the first ones.
+    """
+    return plan_of(cards_of(gpus, found, used, geometries, barred=barred), wanted)
+
+
+def plan_of(node: NodeCards, wanted: Sequence[Mapping[str, int]]) -> tuple[Slice, ...] | Rejection:
+    """`plan` of cards that `cards_of` has read."""
+    need = counts_of(wanted[0].items())
+    if not can_offer(node, wanted[0]):
+        return _rejection(node, need)
+    shares = _shared_out(node, need)
+    wishes = added(*(counts_of(ask.items()) for ask in wanted[1:] if can_offer(node, ask)))
+    slices = [
+        Slice(index, start, name)
+        for (index, _), cut in zip(node.cards, _with_wishes(node, shares, wishes), strict=True)
+        for start, name in cut.slices
+    ]
+    return tuple(sorted((*node.kept, *slices)))
+
+
+class _Share(NamedTuple):
+    """What one card gives to the pod, and how."""
+
+    asked: Counts
+    cut: Cut
+
+
+class _Row(NamedTuple):
+    """Cards up to one of them. cost: to be least. order: how many each gives, negative, so that the first give most."""
+
+    cost: tuple[int, ...]
+    order: tuple[_Vector, ...]
+    shares: tuple[_Share, ...]
+
+
+def _shared_out(node: NodeCards, need: Counts) -> tuple[_Share, ...]:
+    """By card, of all ways to share `need` out that are possible, which one of them must be."""
+    whole = tuple(count for _, count in need)
+    rows: dict[_Vector, _Row] = {whole: _Row((), (), ())}
+    for _, card in node.cards:
+        offers = [(given, share, _cost(card, share)) for given, share in _offers(card, need)]
+        reached: dict[_Vector, _Row] = {}
+        for left, row in rows.items():
+            for given, share, cost in offers:
+                after = tuple(x - y for x, y in zip(left, given, strict=True))
+                if min(after, default=0) >= 0:
+                    total = tuple(map(sum, zip(row.cost, cost, strict=True))) if row.cost else cost
+                    candidate = _Row(total, (*row.order, tuple(-x for x in given)), (*row.shares, share))
+                    if after not in reached or candidate[:2] < reached[after][:2]:
+                        reached[after] = candidate
+        rows = reached
+    return rows[tuple(0 for _ in whole)].shares
+
+
+def _offers(card: MigCard | MpsCard, need: Counts) -> Iterator[tuple[_Vector, _Share]]:
+    options = _least({tuple(-n for n in option) for option in card.options(need)})
+    for given in product(*(range(count + 1) for _, count in need)):
+        if not any(all(x + y <= 0 for x, y in zip(given, option, strict=True)) for option in options):
+            continue
+        asked = counts_of(zip((name for name, _ in need), given, strict=True))
+        enough = all(card.has(name) >= count for name, count in asked)
+        cut = card.kept(asked) if enough else card.cut(asked)
+        if cut is not None:
+            yield given, _Share(asked, cut)
+
+
+def _cost(card: MigCard | MpsCard, share: _Share) -> tuple[int, ...]:
+    cut = share.cut
+    return (cut.touched, cut.touched and card.whole, bool(share.asked), cut.destroyed, -cut.room, -len(cut.slices))
+
+
+def _with_wishes(node: NodeCards, shares: Sequence[_Share], wishes: Counts) -> list[Cut]:
+    """The cards with as much of the wishes as they can have: what is free, then on cards that change anyway."""
+    left = dict(wishes)
+    asked = [share.asked for share in shares]
+    cuts = [share.cut for share in shares]
+    for i, (_, card) in enumerate(node.cards):
+        if not cuts[i].touched:
+            given = dict(asked[i])
+            spare = counts_of((name, min(n, card.has(name) - given.get(name, 0))) for name, n in left.items())
+            asked[i] = added(asked[i], spare)
+            _subtract(left, spare)
+    for i in sorted(range(len(cuts)), key=lambda i: (not cuts[i].touched, node.cards[i][1].whole, i)):
+        lacking = counts_of(left.items())
+        cut = node.cards[i][1].cut(asked[i], lacking) if lacking else None
+        if cut and cut.served:
+            cuts[i] = cut
+            _subtract(left, cut.served)
+    return cuts
+
+
+def _subtract(left: dict[str, int], given: Counts) -> None:
+    for name, count in given:
+        left[name] -= count
+
+
+def _rejection(node: NodeCards, need: Counts) -> Rejection:
+    wrong = next((name for name, _ in need if mode_of(name) != node.mode), None)
+    if wrong is not None:
+        return Rejection(f"the node's cards are cut by {node.mode}, not into {wrong}", hopeless=True)
+    if not node.cards and not node.refusals:
+        return Rejection("the node has no cards", hopeless=True)
+    refusals = [*node.refusals, *(CardRefusal(index, _why(card, need)) for index, card in node.cards)]
+    cards = [card.emptied() for _, card in node.cards] + [card.emptied() for card in node.barred]
+    hopeless = not _suffice(cards, need)
+    return Rejection("", tuple(sorted(refusals, key=lambda refusal: refusal.index)), hopeless)
+
+
+def _why(card: MigCard | MpsCard, need: Counts) -> str:
+    for name, count in need:
+        most = card.most(name)
+        if most == 0:
+            return card.why(name)
+        if most < count:
+            return f"room for {most} of {count} {name}"
+    return f"not enough room for {', '.join(f'{count} {name}' for name, count in need)}"
