@@ -28,6 +28,7 @@ def hook(configuration: Any) -> Any:
         *("aliyun.com/gpu-mem", "aliyun.com/gpu-count", "aliyun.com/gpu", "cpu", "memory", "mgpu.io/share"),
         *("koordinator.sh/gpu", "koordinator.sh/gpu.shared", "koordinator.sh/rdma", "xkoordinator.sh/gpu"),
         *("nvidia.com/gpu", "nvidia.com/gpu-4gb", "nvidia.com/gpu-gb", "nvidia.com/mig-1g.10gb.me", "nvidia.com/gpux"),
+        *("nvidia.com/gpu-4Gi", "nvidia.com/gpu-0gb", "nvidia.com/gpu-4", "nvidia.com/gpu-a100", "nvidia.com/mig-foo"),
     ],
 )
 def test_a_pod_reaches_the_webhook_exactly_for_the_names_of_a_vocabulary(configuration: Any, resource: str) -> None:
