@@ -10,9 +10,10 @@ import orjson
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from mgpu.cli.overview import GroupView, Overview, nodes_json, overview
+from mgpu.cli.overview import GroupView, Overview, overview
 from mgpu.cli.picture import card_map
 from mgpu.cli.setup import read_settings
+from mgpu.cli.views import nodes_json
 from mgpu.dialects import gpushare
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.groups import where

@@ -13,8 +13,9 @@ import orjson
 from mgpu.cli.gpushare_tables import CardRow, NodeRow, PodRow, details, summary
 from mgpu.cli.inspect import objects
 from mgpu.cli.main import BadInput
-from mgpu.cli.overview import NodeView, ask_of, overview
+from mgpu.cli.overview import ask_of, overview
 from mgpu.cli.setup import UNITS, read_settings
+from mgpu.cli.views import NodeView
 from mgpu.dialects import gpushare
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.asks import Amount, Ask, peak

@@ -5,61 +5,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mgpu import dialects
+from mgpu.cli.views import NodeView, Sliced, inventory_of, views
 from mgpu.dialects import gpushare
-from mgpu.model import inventory
+from mgpu.model import inventory, partitioning
 from mgpu.model.asks import Ask
-from mgpu.model.cards import GPU, Card, CardState
+from mgpu.model.cards import GPU, Card
 from mgpu.model.errors import BadObject
 from mgpu.model.given import read_given, shares_given
 from mgpu.model.groups import Group, Seat
 from mgpu.model.ledger import Holding, Ledger, Share, absent, unknown_shares
-from mgpu.model.pods import Pod, read_node, read_pod
+from mgpu.model.partitioning import NOTHING, NodeSlices, read_slices
+from mgpu.model.pods import Node, Pod, read_node, read_pod
+from mgpu.model.slices import MIG, MPS
 from mgpu.model.wishes import NONE, Wishes
 from mgpu.settings import Settings
 
 Raw = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """What one pod holds of one card at its peak: core in milli, memory in bytes.
-
-    certain: False where nobody can tell which cards the pod is on (an unreadable record). wishes: the pod's.
-    dialect: whose words it asked in, or STOCK; "": nobody can tell.
-    """
-
-    pod: str
-    containers: tuple[str, ...]
-    core: int
-    memory: int
-    certain: bool = True
-    wishes: Wishes = NONE
-    dialect: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CardView:
-    state: CardState
-    uses: tuple[Use, ...] = ()
-
-    @property
-    def holders(self) -> list[str]:
-        """`namespace/pod/container`, sorted."""
-        return sorted(f"{use.pod}/{container}" for use in self.uses for container in use.containers)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeView:
-    """cards: its GPUs. others: its devices of other types. annotations: those that the suite writes on the node."""
-
-    name: str
-    cards: tuple[CardView, ...]
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    others: tuple[CardView, ...] = ()
-
-    @property
-    def devices(self) -> tuple[CardView, ...]:
-        return (*self.cards, *self.others)
+_SAID = (partitioning.ANNOTATION, partitioning.MADE, partitioning.PLANNED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,20 +122,20 @@ def overview(
     configmaps: those that may list unhealthy cards (gpushare.md).
     """
     ledger, pending, unclear, wishes = Ledger(), [], {}, {}
-    inventories: dict[str, tuple[Card, ...]] = {}
-    given: dict[str, tuple[str, tuple[Share, ...]]] = {}
-    for raw in devices:
-        name = str(raw["metadata"]["name"])
-        try:
-            inventories[name] = inventory.read_device(raw)
-            given |= {uid: (name, shares) for uid, shares in shares_given(read_given(raw)).items()}
-        except BadObject as error:
-            unclear[f"Device {name}"] = str(error)
+    inventories, given = _inventories(devices, unclear)
     unhealthy = _unhealthy(configmaps, unclear)
+    cut: dict[str, Sliced] = {}
     for raw in nodes:
         node = read_node(raw)
         cards = inventories.get(node.name, inventory.equal_cards(node, gpushare.unit(settings)))
-        ledger.set_cards(node.name, marked(cards, unhealthy.get(node.name, frozenset())))
+        cards = marked(cards, unhealthy.get(node.name, frozenset()))
+        sliced, problem = sliced_of(node, cards)
+        if problem:
+            unclear[f"Node {node.name}"] = problem
+        if sliced.found.mode:
+            cut[node.name] = sliced
+            given |= {uid: (node.name, shares) for uid, shares in partitioning.held(sliced.found).items()}
+        ledger.set_cards(node.name, inventory_of(sliced.found, cards))
     for raw in pods:
         pod = read_pod(raw)
         ask = ask_of(pod, settings)
@@ -195,7 +157,34 @@ def overview(
     for uid, (name, shares) in given.items():
         ledger.hold(Holding(uid, "", "", name, STOCK, shares))
     known = dict(sorted(wishes.items()))
-    return Overview(views(ledger), tuple(sorted(pending)), dict(sorted(unclear.items())), known, groups(ledger))
+    return Overview(views(ledger, cut), tuple(sorted(pending)), dict(sorted(unclear.items())), known, groups(ledger))
+
+
+def _inventories(
+    devices: Iterable[Raw], unclear: dict[str, str]
+) -> tuple[dict[str, tuple[Card, ...]], dict[str, tuple[str, tuple[Share, ...]]]]:
+    """By node its cards, and by pod the node and what was given out there."""
+    inventories: dict[str, tuple[Card, ...]] = {}
+    given: dict[str, tuple[str, tuple[Share, ...]]] = {}
+    for raw in devices:
+        name = str(raw["metadata"]["name"])
+        try:
+            inventories[name] = inventory.read_device(raw)
+            given |= {uid: (name, shares) for uid, shares in shares_given(read_given(raw)).items()}
+        except BadObject as error:
+            unclear[f"Device {name}"] = str(error)
+    return inventories, given
+
+
+def sliced_of(node: Node, cards: Iterable[Card]) -> tuple[Sliced, str]:
+    """How the cards of a node are cut, and what cannot be read of that ("": nothing); of cards, the GPUs count."""
+    try:
+        found, problem = read_slices(node), ""
+    except BadObject as error:
+        label = node.labels.get(partitioning.LABEL, "")
+        found, problem = (NodeSlices(label) if label in (MIG, MPS) else NOTHING), str(error)
+    said = {key: node.annotations[key] for key in _SAID if found.mode and key in node.annotations}
+    return Sliced(found, tuple(card for card in cards if card.type == GPU), said), problem
 
 
 def _unhealthy(configmaps: Iterable[Raw], unclear: dict[str, str]) -> dict[str, frozenset[int]]:
@@ -215,62 +204,8 @@ def marked(cards: Iterable[Card], unhealthy: Collection[int]) -> tuple[Card, ...
     return tuple(replace(c, healthy=False) if c.type == GPU and c.index in unhealthy else c for c in cards)
 
 
-def views(ledger: Ledger) -> tuple[NodeView, ...]:
-    """Every node of the ledger, by name."""
-    return tuple(
-        NodeView(name, _viewed(ledger, name, ledger.cards(name)), others=_viewed(ledger, name, ledger.others(name)))
-        for name in sorted(ledger.nodes())
-    )
-
-
-def _viewed(ledger: Ledger, node: str, states: Iterable[CardState]) -> tuple[CardView, ...]:
-    return tuple(CardView(state, _uses(ledger, node, state.card)) for state in states)
-
-
 def groups(ledger: Ledger) -> tuple[GroupView, ...]:
     return tuple(
         GroupView(group, tuple(sorted(held.key for held in ledger.members(group))), ledger.seats(group))
         for group in ledger.groups()
     )
-
-
-def _uses(ledger: Ledger, node: str, card: Card) -> tuple[Use, ...]:
-    uses = []
-    for holding in ledger.holdings(node):
-        shares = [share for share in holding.shares if share.is_on(card)]
-        if shares:
-            amount = holding.uses(card)
-            containers = tuple(sorted({share.container for share in shares}))
-            certain = all(share.card is not None for share in shares)
-            held = (amount.core, amount.memory, certain, holding.wishes, holding.dialect)
-            pod = holding.key if holding.name else f"pod {holding.uid}"
-            uses.append(Use(pod, containers, *held))
-    return tuple(uses)
-
-
-def nodes_json(nodes: Iterable[NodeView]) -> dict[str, Any]:
-    """The `nodes` of simulate.md's JSON output."""
-    return {
-        node.name: {"cards": [_card_json(card) for card in node.devices], "annotations": dict(node.annotations)}
-        for node in nodes
-    }
-
-
-def _card_json(view: CardView) -> dict[str, Any]:
-    state = view.state
-    return {
-        "index": state.card.index,
-        "uuid": state.card.uuid,
-        **({} if state.card.type == GPU else {"type": state.card.type}),
-        "healthy": state.card.healthy,
-        "core": {"used": percent(state.core_used), "total": percent(state.card.core)},
-        "memory": {"used": state.memory_used, "total": state.card.memory},
-        "holders": view.holders,
-        "slices": [],
-        "gpuid": None,
-    }
-
-
-def percent(milli: int) -> int | float:
-    """Thousandths as percent: whole ones as integers."""
-    return milli // 10 if milli % 10 == 0 else milli / 10

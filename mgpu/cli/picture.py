@@ -1,7 +1,8 @@
 """The card map: nodes × cards as a picture for the terminal.
 
-Per card two bars, core above memory, cut into the pods that hold them. A letter names a pod in its node's legend, so
-the picture says the same without colour; with colour a pod is a block with its letter in the middle.
+Per card two bars, core above memory, cut into the pods that hold them; a card that is given out in slices has its
+memory shown by them, each where it lies, with their names below. A letter names a pod in its node's legend, so the
+picture says the same without colour; with colour a pod is a block with its letter in the middle.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from mgpu.cli.overview import CardView, NodeView, Use
+from mgpu.cli.slice_bars import name_in, stretches
+from mgpu.cli.views import CardView, NodeView, Use
 from mgpu.model.cards import GPU, Card
 from mgpu.model.quantities import format_bytes, format_core
 from mgpu.model.wishes import NONE
@@ -33,8 +35,8 @@ _COLOURS = (
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _UNKNOWN, _MORE = "?", "+"
 _LONGEST_WISHES = 60
-_GUTTER, _GAP, _NARROWEST, _WIDEST = 6, 3, 15, 34
-_IDLE, _WARNING = "grey50", "bold red"
+_GUTTER, _GAP, _NARROWEST, _WIDEST = 7, 3, 15, 34
+_IDLE, _WARNING, _NOTE = "grey50", "bold red", "yellow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,10 @@ class _Signs:
     broken: str = "╱"
     cross: str = "✗"
     dot: str = "·"
+    edge: str = "▏"
 
 
-_ASCII = _Signs(".", "/", "x", "-")
+_ASCII = _Signs(".", "/", "x", "-", "|")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,9 @@ def _panel(node: NodeView, pen: _Pen, width: int) -> Panel:
     if labels:
         body.add_row("")
         body.add_row(_legend(node, labels, pen, width - 4))
+    if node.note:
+        body.add_row("")
+        body.add_row(Text(node.note, style=_NOTE))
     title = Text.assemble((node.name, "bold"), f" {pen.signs.dot} ", f" {pen.signs.dot} ".join(_models(node)))
     subtitle = Text(f"core {_share(node, 'core')} {pen.signs.dot} memory {_share(node, 'memory')}")
     return Panel(body, title=title, title_align="left", subtitle=subtitle, subtitle_align="right", border_style=_IDLE)
@@ -115,7 +121,7 @@ def _cards(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> 
     per_row = -(-len(node.cards) // rows)
     bar = min(_WIDEST, (width - _GUTTER + _GAP) // per_row - _GAP)
     table = Table.grid(padding=(0, _GAP, 0, 0), pad_edge=False)
-    table.add_column(width=_GUTTER - _GAP + 1)
+    table.add_column(width=_GUTTER - _GAP)
     for _ in range(per_row):
         table.add_column(width=bar, no_wrap=True)
     for start in range(0, len(node.cards), per_row):
@@ -124,7 +130,9 @@ def _cards(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> 
             table.add_row("")
         table.add_row("", *(_head(card, pen, bar) for card in shown))
         table.add_row(Text("core", style=_IDLE), *(_bar(card, "core", labels, pen, bar) for card in shown))
-        table.add_row(Text("mem", style=_IDLE), *(_bar(card, "memory", labels, pen, bar) for card in shown))
+        table.add_row(Text("mem", style=_IDLE), *(_memory(card, labels, pen, bar) for card in shown))
+        if any(card.slices for card in shown):
+            table.add_row(Text("cut", style=_IDLE), *(_cut(card, pen, bar) for card in shown))
     return table
 
 
@@ -159,7 +167,7 @@ def _device(device: CardView, labels: dict[str, _Label], pen: _Pen) -> Text:
 def _head(card: CardView, pen: _Pen, width: int) -> Text:
     state = card.state
     over = state.core_used > state.card.core or state.memory_used > state.card.memory
-    text = Text.assemble((str(state.card.index), "bold"))
+    text = Text.assemble((str(state.card.index), "bold"), f" {card.cut.upper()}" if card.cut else "")
     if not state.card.healthy:
         text.append(f" {pen.signs.cross} unhealthy", style=_WARNING)
     elif state.idle:
@@ -181,6 +189,23 @@ def _bar(card: CardView, what: str, labels: dict[str, _Label], pen: _Pen, width:
     sign, style = (pen.signs.free, _IDLE) if card.state.card.healthy else (pen.signs.broken, "red")
     text.append(sign * (width - len(text)), style=style)
     return text
+
+
+def _memory(card: CardView, labels: dict[str, _Label], pen: _Pen, width: int) -> Text:
+    if not card.slices:
+        return _bar(card, "memory", labels, pen, width)
+    text = Text()
+    sign, style = (pen.signs.free, _IDLE) if card.state.card.healthy else (pen.signs.broken, "red")
+    for stretch in stretches(card, width):
+        use = next((u for u in stretch.slice.uses if u.pod in labels), None) if stretch.slice else None
+        text.append_text(
+            _block(labels[use.pod], stretch.cells, pen) if use else Text(sign * stretch.cells, style=style)
+        )
+    return text
+
+
+def _cut(card: CardView, pen: _Pen, width: int) -> Text:
+    return Text("".join(name_in(stretch, pen.signs.edge) for stretch in stretches(card, width)), style=_IDLE)
 
 
 def _block(label: _Label, cells: int, pen: _Pen) -> Text:
@@ -211,7 +236,7 @@ def _cells(amounts: Sequence[int], total: int, width: int) -> list[int]:
 
 def _legend(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> Table:
     several = len({use.dialect for card in node.devices for use in card.uses}) > 1
-    entries = [_entry(pod, label, _on(node, pod), pen, several=several) for pod, label in labels.items()]
+    entries = [_entry(node, pod, label, pen, several=several) for pod, label in labels.items()]
     longest = max(len(entry) for entry in entries)
     columns = max(1, min(len(entries), (width + _GAP) // (longest + _GAP)))
     rows = -(-len(entries) // columns)
@@ -223,11 +248,12 @@ def _legend(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) ->
     return table
 
 
-def _entry(pod: str, label: _Label, on: Sequence[tuple[Card, Use]], pen: _Pen, *, several: bool) -> Text:
+def _entry(node: NodeView, pod: str, label: _Label, pen: _Pen, *, several: bool) -> Text:
     """`A default/train (a, b) · 100% 8.0 GiB on 0,1 · card-models A100`: what the pod holds in total, and wished.
 
     several: the node holds pods of several vocabularies, then each says which is its own.
     """
+    on = _on(node, pod)
     uses = [use for _, use in on]
     containers = sorted({container for use in uses for container in use.containers})
     text = Text.assemble((f" {label.letter} " if pen.coloured else label.letter, label.style), f" {pod}")
@@ -238,9 +264,13 @@ def _entry(pod: str, label: _Label, on: Sequence[tuple[Card, Use]], pen: _Pen, *
     if not uses[0].certain:
         text.append(f" {pen.signs.dot} on which cards is not known", style=_WARNING)
         return text
+    cut = _slices_of(node, pod)
+    if cut:
+        text.append(f" {pen.signs.dot} {cut}", style=_IDLE)
     for type in dict.fromkeys(card.type for card, _ in on):
         held = [(card.index, use) for card, use in on if card.type == type]
-        text.append(f" {pen.signs.dot} {'' if type == GPU else f'{type} '}{_total_of(held)}", style=_IDLE)
+        where = "" if cut else f" on {','.join(str(index) for index, _ in held)}"
+        text.append(f" {pen.signs.dot} {'' if type == GPU else f'{type} '}{_total_of(held)}{where}", style=_IDLE)
     if uses[0].wishes != NONE:
         wishes = Text(f" {pen.signs.dot} {uses[0].wishes}", style=_IDLE)
         wishes.truncate(_LONGEST_WISHES, overflow="ellipsis")
@@ -249,10 +279,20 @@ def _entry(pod: str, label: _Label, on: Sequence[tuple[Card, Use]], pen: _Pen, *
 
 
 def _total_of(held: Sequence[tuple[int, Use]]) -> str:
-    """`50% 8 GiB on 0,1`; what the pod does not ask for is left out."""
+    """`50% 8 GiB`; what the pod does not ask for is left out."""
     core, memory = sum(use.core for _, use in held), sum(use.memory for _, use in held)
-    amounts = ([format_core(core)] if core or not memory else []) + ([_short(memory)] if memory else [])
-    return f"{' '.join(amounts)} on {','.join(str(index) for index, _ in held)}"
+    return " ".join(([format_core(core)] if core or not memory else []) + ([_short(memory)] if memory else []))
+
+
+def _slices_of(node: NodeView, pod: str) -> str:
+    """`2g.20gb and 1g.10gb of card 0`; "": it holds none."""
+    on = []
+    for card in node.cards:
+        held = [s.slice.name for s in card.slices if any(use.pod == pod for use in s.uses)]
+        counts = {name: held.count(name) for name in held}
+        names = (name if count == 1 else f"{count} × {name}" for name, count in counts.items())
+        on += [f"{' and '.join(names)} of card {card.state.card.index}"] if held else []
+    return ", ".join(on)
 
 
 def _on(node: NodeView, pod: str) -> list[tuple[Card, Use]]:

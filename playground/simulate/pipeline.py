@@ -7,7 +7,8 @@ from typing import Any
 import jsonpatch
 
 from mgpu import dialects
-from mgpu.cli.overview import NO_RECORD, STOCK, NodeView, ask_of, claim, missing, nodes_json, percent, views
+from mgpu.cli.overview import NO_RECORD, STOCK, ask_of, claim, missing
+from mgpu.cli.views import NodeView, nodes_json, percent, views
 from mgpu.dialects.node_resources import SHARE
 from mgpu.dialects.vocabulary import vocabularies, vocabulary_of
 from mgpu.model.asks import Ask, ContainerAsk, Placement, Rejection, by_index

@@ -3,10 +3,15 @@
 import json
 from typing import Any
 
-from mgpu.cli.overview import nodes_json, overview
+import pytest
+
+from mgpu.cli.overview import overview
+from mgpu.cli.views import nodes_json
+from mgpu.model import partitioning
 from mgpu.model.given import CHECKPOINTS
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import read_node
+from mgpu.model.slices import Slice
 from mgpu.settings import load_settings
 from tests.builders import cards, container, node, pod, share
 
@@ -169,3 +174,75 @@ def test_a_wish_that_went_bad_takes_no_cards_away() -> None:
     assert [len(card.uses) for card in found.nodes[0].cards] == [0, 1]
     assert not found.unclear
     assert found.wishes["default/odd"].shown() == {"spread-group": "web"}
+
+
+def sliced(made: list[Slice], mode: str = "mig", refused: tuple[int, str] | None = None) -> Raw:
+    status = partitioning.with_status(None, made, 4)
+    said = {partitioning.ANNOTATION: status, partitioning.MADE: partitioning.write_made(made, [0], refused)}
+    return node(labels={partitioning.LABEL: mode}, **said)
+
+
+def holding(name: str, type: str, *places: str) -> Raw:
+    own = {"name": "c", "resources": {"limits": {f"nvidia.com/{type}": str(len(places))}}}
+    return pod(name, own, node="n1", annotations={"mgpu.io/slices-given": json.dumps({"c": {type: places}})})
+
+
+def test_a_divided_card_shows_its_slices_and_is_used_by_what_is_held_of_them() -> None:
+    made = [Slice(0, 0, "3g.40gb", "MIG-a"), Slice(0, 4, "1g.10gb", "MIG-b", "uid-p"), Slice(0, 6, "2g.20gb", "MIG-c")]
+    raw = sliced(made)
+    found = overview([raw], [DEVICE], [holding("p", "mig-1g.10gb", "0:4")], load_settings())
+    assert not found.unclear
+    shown = nodes_json(found.nodes)["n1"]
+    first, second = shown["cards"]
+    assert first["slices"] == [
+        {"profile": "3g.40gb", "start": 0, "holder": None},
+        {"profile": "1g.10gb", "start": 4, "holder": "default/p/c"},
+        {"profile": "2g.20gb", "start": 6, "holder": None},
+    ]
+    assert (first["core"]["used"], first["memory"]["used"], first["holders"]) == (14.2, 10 << 30, ["default/p/c"])
+    assert (second["slices"], found.nodes[0].cards[1].cut) == ([], "mig")
+    assert shown["annotations"] == raw["metadata"]["annotations"]
+
+
+def test_slices_under_mps_have_no_start_and_other_cards_are_whole() -> None:
+    made = [Slice(0, i, "4gb") for i in range(2)]
+    found = overview([sliced(made, "mps")], [DEVICE], [holding("p", "gpu-4gb", "0:1")], load_settings())
+    first, second = nodes_json(found.nodes)["n1"]["cards"]
+    rows = [{"profile": "4gb", "holder": holder} for holder in (None, "default/p/c")]
+    assert (first["slices"], first["core"]["used"], second["slices"]) == (rows, 5, [])
+    assert [card.cut for card in found.nodes[0].cards] == ["mps", ""]
+
+
+def test_slices_that_the_node_gave_to_a_pod_that_is_gone_are_held() -> None:
+    found = overview([sliced([Slice(0, 0, "3g.40gb", "MIG-a", "uid-gone")])], [DEVICE], [], load_settings())
+    (card, *_) = nodes_json(found.nodes)["n1"]["cards"]
+    assert [s["holder"] for s in card["slices"]] == ["pod uid-gone"]
+    assert card["memory"]["used"] == 40 << 30
+
+
+def test_a_slice_that_a_record_names_and_that_is_not_there_is_told() -> None:
+    found = overview([sliced([])], [DEVICE], [holding("p", "mig-1g.10gb", "0:4")], load_settings())
+    assert list(found.unclear) == ["Pod default/p"]
+
+
+@pytest.mark.parametrize(
+    ("refused", "note"),
+    [
+        ((5, "in use"), "plan 5 was refused: in use"),
+        ((4, "before"), "plan 5 is under way"),
+        (None, "plan 5 is under way"),
+    ],
+)
+def test_how_it_stands_with_a_plan_is_told(refused: tuple[int, str] | None, note: str) -> None:
+    raw = sliced([], refused=refused)
+    said = raw["metadata"]["annotations"]
+    said[partitioning.ANNOTATION] = partitioning.with_spec(said[partitioning.ANNOTATION], {0: {"1g.10gb": 1}}, 5)
+    assert overview([raw], [DEVICE], [], load_settings()).nodes[0].note == note
+
+
+def test_what_a_node_says_of_its_slices_and_cannot_be_read_is_told() -> None:
+    raw = node(labels={partitioning.LABEL: "mig"}, **{partitioning.ANNOTATION: "{"})
+    odd = node("n2", labels={partitioning.LABEL: "both"})
+    found = overview([raw, odd], [DEVICE], [], load_settings())
+    assert list(found.unclear) == ["Node n1", "Node n2"]
+    assert [card.cut for card in found.nodes[0].cards] == ["mig", "mig"]

@@ -3,11 +3,13 @@
 import pytest
 from rich.console import Console
 
-from mgpu.cli.overview import CardView, NodeView, Use, overview
+from mgpu.cli.overview import overview
 from mgpu.cli.picture import card_map
+from mgpu.cli.views import CardView, NodeView, SliceView, Use
 from mgpu.model.cards import Card, CardState
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import read_node
+from mgpu.model.slices import Slice
 from mgpu.settings import load_settings
 from tests.builders import card, node, share
 
@@ -68,3 +70,31 @@ def shown(node: NodeView) -> str:
     with console.capture() as captured:
         console.print(card_map([node]))
     return captured.get()
+
+
+def cut(kind: str, index: int, *made: Slice, held: str = "") -> CardView:
+    """A card of 80 GiB with these slices, of which `held` has the first."""
+    uses = (Use(held, ("c",), 142, 10 << 30),) if held else ()
+    slices = [SliceView(s, CardState(Card(s.index, "", "", 20 << 30)), () if i else uses) for i, s in enumerate(made)]
+    core, memory = (142, 10 << 30) if held else (0, 0)
+    return CardView(CardState(card(index), core, memory, len(uses)), uses, kind, tuple(slices))
+
+
+def test_slices_lie_where_they_are_with_their_names_below() -> None:
+    instances = (Slice(0, 4, "2g.20gb"), Slice(0, 0, "3g.40gb"), Slice(0, 6, "1g.10gb"))
+    text = shown(NodeView("n1", (cut("mig", 0, instances[0], held="a"), cut("mig", 1)), note="plan 5 is under way"))
+    head, _, mem, names = text.splitlines()[1:5]
+    assert "0 MIG 14.2% 10 GiB" in head
+    assert "1 MIG idle" in head
+    bar, line = mem[9:43], names[9:43]
+    assert (bar.index("A"), bar.count("A")) == (17, 8)  # half of 34 cells before it, a quarter its own
+    assert (line.strip(), line.index("▏")) == ("▏2g.20gb", 17)
+    for part in ("A a · 2g.20gb of card 0 · 14.2% 10 GiB", "plan 5 is under way"):
+        assert part in text
+
+
+def test_shares_under_mps_lie_one_after_another_and_the_rest_is_not_cut() -> None:
+    text = shown(NodeView("n1", (cut("mps", 0, Slice(0, 0, "20gb"), Slice(0, 1, "20gb"), held="a"),)))
+    _, _, mem, names = text.splitlines()[1:5]
+    assert mem[9:43].rstrip("·") == "A" * 8
+    assert names[9:43].split() == ["▏20gb", "▏20gb"]
