@@ -121,7 +121,8 @@ def overview(
 
     configmaps: those that may list unhealthy cards (gpushare.md).
     """
-    ledger, pending, unclear, wishes = Ledger(), [], {}, {}
+    ledger, pending, wishes = Ledger(), [], {}
+    unclear: dict[str, str] = {}
     inventories, given = _inventories(devices, unclear)
     unhealthy = _unhealthy(configmaps, unclear)
     cut: dict[str, Sliced] = {}
