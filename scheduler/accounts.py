@@ -69,13 +69,14 @@ class Accounts:
             self._tell(pod, "UnknownCards", f"runs on {pod.node} {message}{why}")
         # A slice that the node says it has is not free, whatever the record says.
         shares = (*shares, *(s for s in sliced if not any((s.type, s.card) == (t.type, t.card) for t in shares)))
-        before, held = self.ledger.holding(uid), (uid, pod.namespace, pod.name, pod.node, dialect, shares)
+        holding = Holding(uid, pod.namespace, pod.name, pod.node, dialect, shares, wishes=known.wishes)
+        if holding == self.ledger.holding(uid) and not pod.deleting:
+            return  # most events; that it is being deleted matters to who is nominated there
         self.release(uid)
-        self._hold(Holding(*held, wishes=known.wishes))
-        if before != self.ledger.holding(uid):
-            self._warn_of_split(known)
-            if dialect != stock.NVIDIA:  # there ids of other resources' devices stand too
-                self._warn_of_absent(pod, shares)
+        self._hold(holding)
+        self._warn_of_split(known)
+        if dialect != stock.NVIDIA:  # there ids of other resources' devices stand too
+            self._warn_of_absent(pod, shares)
 
     def settle_all_on(self, node: str) -> None:
         for known in [known for known in self._pods.values() if known.pod.node == node]:

@@ -113,6 +113,15 @@ def test_cards_are_kept_while_those_who_hold_them_are_being_deleted(replica: Rep
     assert passed(replica, "preemptor", 80) == ["n1", "n2"]
 
 
+def test_who_is_being_deleted_makes_room_whichever_event_comes_first(replica: Replica) -> None:
+    record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "0"}
+    given(replica, b.share("victim", 60, annotations=record, node="n1"), waiting("preemptor", 80))
+    assert passed(replica, "small", 30) == ["n1", "n2"]
+    replica.api.edit_pod("victim", lambda raw: raw["metadata"].update(deletionTimestamp="2026-01-01T00:00:00Z"))
+    replica.deliver()
+    assert passed(replica, "small", 30) == ["n2"]
+
+
 def test_a_binding_is_the_truth_but_leaves_the_kept_card_alone_where_it_can() -> None:
     replica = Replica(cluster(("n1", 2)))
     given(replica, waiting("member", 60), b.share("small", 20), b.share("large", 100), b.share("medium", 50))

@@ -45,6 +45,14 @@ def test_a_bound_pod_holds_what_its_record_says(one: Replica) -> None:
     assert free(one) == [1000, 500]
 
 
+def test_a_pod_that_changes_in_nothing_but_its_status_leaves_its_node_as_it_was(one: Replica) -> None:
+    """Else every probe of its containers makes who decides on the node at that moment begin anew."""
+    given(one, bound())
+    before = one.state.view("n1", "")
+    given(one, running(bound()))
+    assert one.state.view("n1", "") == before
+
+
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_a_pod_that_has_ended_holds_nothing(one: Replica, phase: str) -> None:
     given(one, bound())
