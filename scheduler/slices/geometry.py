@@ -9,19 +9,33 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, product
+from operator import ge
 
 from mgpu.model.cards import Card
-from mgpu.model.mig import Instance, Layout, Profile, layout_of
+from mgpu.model.mig import LAYOUTS, Instance, Layout, Profile, layout_of
 from mgpu.model.wishes import matches
 
 Geometries = Mapping[str, Sequence[Mapping[str, int]]]
 """Model, as `matches` reads it → the only ways to cut its cards, each of them complete: profile → how many."""
 Counts = tuple[tuple[str, int], ...]
 """Slice → how many, above 0, by name."""
+Place = tuple[int, str]
+"""As an Instance: start and profile, or number and name of an MPS slice."""
+Vector = tuple[int, ...]
+"""How many of each slice of a Counts."""
 
 
 def counts_of(rows: Iterable[tuple[str, int]]) -> Counts:
     return tuple(sorted((name, count) for name, count in rows if count > 0))
+
+
+def most_of(vectors: Iterable[Vector]) -> tuple[Vector, ...]:
+    """Those than which no other is more or the same in every respect, the largest first."""
+    found: list[Vector] = []
+    for vector in sorted(vectors, key=lambda vector: (-sum(vector), vector)):
+        if not any(all(map(ge, more, vector)) for more in found):
+            found.append(vector)
+    return tuple(found)
 
 
 def added(*counts: Counts) -> Counts:
@@ -59,7 +73,7 @@ class Table:
     instances: tuple[Instance, ...]
     clashes: tuple[int, ...]
     of: Mapping[str, int]
-    bit: Mapping[Instance, int]
+    bit: Mapping[Place, int]
     ways: tuple[int, ...] = ()
     known: bool = False
 
@@ -91,12 +105,13 @@ def table_of(card: Card, geometries: Geometries) -> Table | None:
     if layout is None:
         return None
     allowed = next((allowed for model, allowed in geometries.items() if matches(model, card.model)), None)
-    return _table(layout, None if allowed is None else tuple(counts_of(geometry.items()) for geometry in allowed))
+    return _table(layout.name, None if allowed is None else tuple(counts_of(geometry.items()) for geometry in allowed))
 
 
 @lru_cache(maxsize=100)
-def _table(layout: Layout, allowed: tuple[Counts, ...] | None) -> Table:
-    """allowed: complete geometries, the best first. None: whatever fits, the more of the layout's first profiles."""
+def _table(name: str, allowed: tuple[Counts, ...] | None) -> Table:
+    """name: of the layout. allowed: complete geometries, the best first. None: all, the more of the first profiles."""
+    layout = next(layout for layout in LAYOUTS if layout.name == name)
     owners = [(profile, Instance(start, profile.name)) for profile in layout.profiles for start in profile.starts]
     clashes = tuple(
         sum(1 << j for j, (q, b) in enumerate(owners) if i != j and _clash(p, a, q, b))
@@ -104,7 +119,7 @@ def _table(layout: Layout, allowed: tuple[Counts, ...] | None) -> Table:
     )
     instances = tuple(instance for _, instance in owners)
     of = {p.name: sum(1 << i for i, (q, _) in enumerate(owners) if q is p) for p in layout.profiles}
-    bare = Table(layout, instances, clashes, of, {a: 1 << i for i, a in enumerate(instances)})
+    bare = Table(layout, instances, clashes, of, {(*a,): 1 << i for i, a in enumerate(instances)})
     if allowed is None:
         rank = {made: tuple(-(made & b).bit_count() for b in of.values()) for made in _sets(bare, 0, 0)}
         rank = {made: key for made, key in rank.items() if bare.creatable(made) == 0}
@@ -127,19 +142,16 @@ def _sets(table: Table, made: int, first: int) -> Iterator[int]:
         yield from _sets(table, made | 1 << i, i + 1)
 
 
-def mig_card(card: Card, used: Iterable[Instance], free: Iterable[Instance], geometries: Geometries) -> "MigCard | str":
+def mig_card(table: Table, used: Iterable[Place], free: Iterable[Place]) -> "MigCard | str":
     """The card with these instances, or why it cannot be cut anew. used: as records have it, made or not."""
-    table = table_of(card, geometries)
-    if table is None:
-        return "cannot be cut"
     in_use = blocked = 0
-    for instance in used:
-        bit = table.bit.get(instance, 0)
+    for place in used:
+        bit = table.bit.get(place, 0)
         if not bit or blocked & bit:
-            return f"{instance.profile} in use at {instance.start}, where it cannot be"
+            return f"{place[1]} in use at {place[0]}, where it cannot be"
         in_use |= bit
         blocked |= table.blocked(bit)
-    bits = (table.bit.get(instance, 0) & ~blocked for instance in free)
+    bits = (table.bit.get(place, 0) & ~blocked for place in free)
     return MigCard(table, in_use, sum(bits), in_use if table.known else blocked)
 
 
@@ -166,12 +178,13 @@ class MigCard:
 
     def most(self, name: str) -> int:
         """How many of this profile could be free, if the card were cut for it alone."""
-        return max(self.has(name), _options(self.table, self.around, ((name, len(self.table.instances)),))[-1][0])
+        return max(self.has(name), _options(self.table, self.around, ((name, len(self.table.instances)),))[0][0])
 
-    def options(self, asked: Counts) -> tuple[tuple[int, ...], ...]:
-        """How many of each that is asked can be free at a time, none more than asked; less than these always can."""
+    def options(self, asked: Counts) -> tuple[Vector, ...]:
+        """The most of what is asked that can be free at a time, none more than asked; less than these always can."""
+        found = _options(self.table, self.around, asked)
         have = tuple(min(self.has(name), count) for name, count in asked)
-        return (*_options(self.table, self.around, asked), have)
+        return found if any(all(map(ge, option, have)) for option in found) else (*found, have)
 
     def kept(self, asked: Counts) -> Cut:
         """As it is, where what is asked is among its free slices."""
@@ -203,15 +216,13 @@ class MigCard:
 
 
 @lru_cache(maxsize=50_000)
-def _options(table: Table, around: int, asked: Counts) -> tuple[tuple[int, ...], ...]:
-    """As MigCard.options, ascending; of any table at least one, which may be nothing.
-
-    Cached: where all that fits is allowed, it depends only on which memory slices are in use.
-    """
-    ways = (made & ~around for made in table.ways if not table.known or made & around == around)
+def _options(table: Table, around: int, asked: Counts) -> tuple[Vector, ...]:
+    """As MigCard.options. Cached: where all that fits is allowed, it depends only on the memory slices in use."""
     of = [(table.of.get(name, 0), count) for name, count in asked]
+    open_ = sum(bits for bits, _ in of) & ~around
+    ways = {made & open_ for made in table.ways if not table.known or made & around == around}
     found = {tuple(min(count, (made & bits).bit_count()) for bits, count in of) for made in ways}
-    return tuple(sorted(found)) or ((0,) * len(asked),)
+    return most_of(found) or ((0,) * len(asked),)
 
 
 @lru_cache(maxsize=50_000)

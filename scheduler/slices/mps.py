@@ -11,7 +11,7 @@ from itertools import count as count_from
 from mgpu.model.cards import Card
 from mgpu.model.mig import Instance
 from mgpu.model.slices import MOST_CLIENTS, gigabytes
-from scheduler.slices.geometry import Counts, Cut, added, counts_of
+from scheduler.slices.geometry import Counts, Cut, Place, Vector, added, counts_of, most_of
 
 _GIB = 1 << 30
 
@@ -42,9 +42,9 @@ class MpsCard:
         """How many of this size could be free, if the card were cut for it alone."""
         return max(0, min(self.left // gigabytes(name), MOST_CLIENTS - len(self.used)))
 
-    def options(self, asked: Counts) -> tuple[tuple[int, ...], ...]:
-        """How many of each that is asked can be free at a time, none more than asked; less than these always can."""
-        return tuple(_options(self.left, MOST_CLIENTS - len(self.used), asked))
+    def options(self, asked: Counts) -> tuple[Vector, ...]:
+        """The most of what is asked that can be free at a time, none more than asked; less than these always can."""
+        return _options(self.left, MOST_CLIENTS - len(self.used), asked)
 
     def kept(self, asked: Counts) -> Cut:
         """As it is, where what is asked is among its free slices."""
@@ -75,18 +75,24 @@ class MpsCard:
         return max(0, left) ** 2
 
 
-def mps_card(card: Card, used: Iterable[Instance], free: Iterable[Instance]) -> MpsCard:
-    return MpsCard(card.memory // _GIB, tuple(sorted(used)), tuple(sorted(free)))
+def mps_card(card: Card, used: Iterable[Place], free: Iterable[Place]) -> MpsCard:
+    in_use, idle = (tuple(Instance(*place) for place in sorted(places)) for places in (used, free))
+    return MpsCard(card.memory // _GIB, in_use, idle)
 
 
-def _options(memory: int, places: int, asked: Counts) -> Iterator[tuple[int, ...]]:
+@lru_cache(maxsize=50_000)
+def _options(memory: int, places: int, asked: Counts) -> tuple[Vector, ...]:
+    return most_of(_shares(memory, places, asked))
+
+
+def _shares(memory: int, places: int, asked: Counts) -> Iterator[Vector]:
     if not asked:
         yield ()
         return
     (name, count), rest = asked[0], asked[1:]
     most = max(0, min(count, memory // gigabytes(name), places))
     for n in range(most + 1) if rest else (most,):
-        for others in _options(memory - n * gigabytes(name), places - n, rest):
+        for others in _shares(memory - n * gigabytes(name), places - n, rest):
             yield (n, *others)
 
 

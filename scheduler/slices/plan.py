@@ -1,21 +1,33 @@
 """Into what the cards of one node are cut, so that a pod finds its slices there (slices.md, "Scheduling"). Pure."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from operator import add, le, sub
 from types import MappingProxyType
 from typing import NamedTuple
 
 from mgpu.model.asks import CardRefusal, Rejection
 from mgpu.model.cards import Card
-from mgpu.model.mig import Instance
 from mgpu.model.partitioning import NodeSlices
 from mgpu.model.slices import MIG, MPS, Slice, mode_of
-from scheduler.slices.geometry import Counts, Cut, Geometries, MigCard, added, counts_of, mig_card
+from scheduler.slices.geometry import (
+    Counts,
+    Cut,
+    Geometries,
+    MigCard,
+    Place,
+    Table,
+    Vector,
+    added,
+    counts_of,
+    mig_card,
+    most_of,
+    table_of,
+)
 from scheduler.slices.mps import MpsCard, mps_card
 
 _NOBODY: Mapping[int, str] = MappingProxyType({})
-_Vector = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,30 +58,47 @@ def cards_of(
     barred: card → why the caller does not let it be cut, such as that pods of other vocabularies hold shares of it.
     Cards that are not well, or not in MIG mode, need not stand there.
     """
-    busy = {s.place for s in used}
-    places = busy.union(s.place for s in found.made)
-    by_card: dict[int, tuple[list[Slice], list[Slice]]] = {}
-    for s in places:
-        by_card.setdefault(s.card, ([], []))[s not in busy].append(s)
+    in_use, free = _by_card(used, found)
+    table: Table | None = None
     cards, refusals, closed, kept = [], [], [], []
+    model: tuple[str, int] | None = None
     for gpu in sorted(gpus, key=lambda gpu: gpu.index):
-        there = by_card.pop(gpu.index, ([], []))
-        card = _card(gpu, found.mode, [sorted(s.instance for s in part) for part in there], geometries)
+        if model != (gpu.model, gpu.memory) and found.mode == MIG:
+            model, table = (gpu.model, gpu.memory), table_of(gpu, geometries)
+        there = in_use.pop(gpu.index, ()), free.pop(gpu.index, ())
+        card = _card(gpu, found.mode, table, *there)
         why = _closed(gpu, found) or barred.get(gpu.index, "") or (card if isinstance(card, str) else "")
         if not why and not isinstance(card, str):
             cards.append((gpu.index, card))
             continue
         refusals.append(CardRefusal(gpu.index, why))
-        kept += [*there[0], *there[1]]
+        kept += [Slice(gpu.index, *place) for places in there for place in places]
         if why == barred.get(gpu.index) and not isinstance(card, str):
             closed.append(card)
-    kept += [s for parts in by_card.values() for part in parts for s in part]
+    kept += [Slice(i, *place) for places in (in_use, free) for i, rows in places.items() for place in rows]
     return NodeCards(found.mode, tuple(cards), tuple(refusals), tuple(closed), tuple(sorted(kept)))
 
 
-def _card(gpu: Card, mode: str, there: Sequence[Sequence[Instance]], geometries: Geometries) -> MigCard | MpsCard | str:
-    used, free = there
-    return mps_card(gpu, used, free) if mode == MPS else mig_card(gpu, used, free, geometries)
+def _by_card(used: Iterable[Slice], found: NodeSlices) -> tuple[dict[int, list[Place]], dict[int, list[Place]]]:
+    """The places in use, and the others that are made, each once and in ascending order."""
+    busy = {(s.card, s.start, s.name) for s in used}
+    idle = {(s.card, s.start, s.name) for s in found.made} - busy
+    return _listed(busy), _listed(idle)
+
+
+def _listed(places: Iterable[tuple[int, int, str]]) -> dict[int, list[Place]]:
+    found: dict[int, list[Place]] = {}
+    for card, start, name in sorted(places):
+        found.setdefault(card, []).append((start, name))
+    return found
+
+
+def _card(
+    gpu: Card, mode: str, table: Table | None, used: Iterable[Place], free: Iterable[Place]
+) -> MigCard | MpsCard | str:
+    if mode == MPS:
+        return mps_card(gpu, used, free)
+    return "cannot be cut" if table is None else mig_card(table, used, free)
 
 
 def _closed(gpu: Card, found: NodeSlices) -> str:
@@ -100,22 +129,14 @@ def can_offer(node: NodeCards, ask: Mapping[str, int]) -> bool:
 
 
 def _suffice(cards: Iterable[MigCard | MpsCard], need: Counts) -> bool:
-    lacking = {tuple(count for _, count in need)}
+    whole = tuple(count for _, count in need)
+    reached: tuple[Vector, ...] = ((0,) * len(whole),)
     for card in cards:
-        if any(not any(left) for left in lacking):
+        if whole in reached:
             return True
         options = card.options(need)
-        lacking = _least({tuple(max(0, x - y) for x, y in zip(a, b, strict=True)) for a in lacking for b in options})
-    return any(not any(left) for left in lacking)
-
-
-def _least(vectors: Collection[_Vector]) -> set[_Vector]:
-    """Those that are not worse than another in every respect."""
-    found: list[_Vector] = []
-    for vector in sorted(vectors, key=lambda vector: (sum(vector), vector)):
-        if not any(all(x <= y for x, y in zip(better, vector, strict=True)) for better in found):
-            found.append(vector)
-    return set(found)
+        reached = most_of({tuple(map(min, whole, map(add, a, b))) for a in reached for b in options})
+    return whole in reached
 
 
 def plan(
@@ -129,8 +150,8 @@ def plan(
 ) -> tuple[Slice, ...] | Rejection:
     """All slices of the node as they shall be, ascending: those in use where they lie, and for the first pod its own.
 
-    wanted: of one or more pods in their order, slice → how many. What is free already counts. Of the other pods as many
-    requests are served as can be beside the first pod's, card by card.
+    wanted: of pods in their order, slice → how many. What is free already counts. Of the pods after the first as many
+    requests are served as can be beside the first one's, card by card.
     The other arguments are those of `cards_of`. Between cards, in this order: fewest are changed; fewest whole cards
     are cut; the pod is on the fewest; fewest free slices are destroyed; most room is left; most slices; the first ones.
     """
@@ -139,11 +160,12 @@ def plan(
 
 def plan_of(node: NodeCards, wanted: Sequence[Mapping[str, int]]) -> tuple[Slice, ...] | Rejection:
     """`plan` of cards that `cards_of` has read."""
-    need = counts_of(wanted[0].items())
-    if not can_offer(node, wanted[0]):
+    first, *others = wanted or ({},)
+    need = counts_of(first.items())
+    if not can_offer(node, first):
         return _rejection(node, need)
     shares = _shared_out(node, need)
-    wishes = added(*(counts_of(ask.items()) for ask in wanted[1:] if can_offer(node, ask)))
+    wishes = added(*(counts_of(ask.items()) for ask in others if can_offer(node, ask)))
     slices = [
         Slice(index, start, name)
         for (index, _), cut in zip(node.cards, _with_wishes(node, shares, wishes), strict=True)
@@ -163,22 +185,22 @@ class _Row(NamedTuple):
     """Cards up to one of them. cost: to be least. order: how many each gives, negative, so that the first give most."""
 
     cost: tuple[int, ...]
-    order: tuple[_Vector, ...]
+    order: tuple[Vector, ...]
     shares: tuple[_Share, ...]
 
 
 def _shared_out(node: NodeCards, need: Counts) -> tuple[_Share, ...]:
     """By card, of all ways to share `need` out that are possible, which one of them must be."""
     whole = tuple(count for _, count in need)
-    rows: dict[_Vector, _Row] = {whole: _Row((), (), ())}
+    rows: dict[Vector, _Row] = {whole: _Row((), (), ())}
     for _, card in node.cards:
         offers = [(given, share, _cost(card, share)) for given, share in _offers(card, need)]
-        reached: dict[_Vector, _Row] = {}
+        reached: dict[Vector, _Row] = {}
         for left, row in rows.items():
             for given, share, cost in offers:
-                after = tuple(x - y for x, y in zip(left, given, strict=True))
+                after = tuple(map(sub, left, given))
                 if min(after, default=0) >= 0:
-                    total = tuple(map(sum, zip(row.cost, cost, strict=True))) if row.cost else cost
+                    total = tuple(map(add, row.cost, cost)) if row.cost else cost
                     candidate = _Row(total, (*row.order, tuple(-x for x in given)), (*row.shares, share))
                     if after not in reached or candidate[:2] < reached[after][:2]:
                         reached[after] = candidate
@@ -186,10 +208,10 @@ def _shared_out(node: NodeCards, need: Counts) -> tuple[_Share, ...]:
     return rows[tuple(0 for _ in whole)].shares
 
 
-def _offers(card: MigCard | MpsCard, need: Counts) -> Iterator[tuple[_Vector, _Share]]:
-    options = _least({tuple(-n for n in option) for option in card.options(need)})
+def _offers(card: MigCard | MpsCard, need: Counts) -> Iterator[tuple[Vector, _Share]]:
+    options = card.options(need)
     for given in product(*(range(count + 1) for _, count in need)):
-        if not any(all(x + y <= 0 for x, y in zip(given, option, strict=True)) for option in options):
+        if not any(all(map(le, given, option)) for option in options):
             continue
         asked = counts_of(zip((name for name, _ in need), given, strict=True))
         enough = all(card.has(name) >= count for name, count in asked)

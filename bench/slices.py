@@ -1,0 +1,121 @@
+"""Planning of slices for one pod over 1,000 nodes of 8 cards: which could be cut for it, and how one of them is.
+
+`python -m bench.slices`; CPU milliseconds, nothing remembered from before but the nodes' cards, which the scheduler
+keeps from one change of a node to the next; what reading them costs stands beside.
+"""
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from time import process_time
+from typing import NamedTuple
+
+from bench.placement import machine
+from mgpu.model.asks import Rejection
+from mgpu.model.cards import Card
+from mgpu.model.mig import Instance, Layout, layout_of, openings
+from mgpu.model.partitioning import NodeSlices
+from mgpu.model.slices import MIG, MPS, Slice
+from scheduler.slices import geometry, mps
+from scheduler.slices.geometry import Geometries
+from scheduler.slices.plan import NodeCards, can_offer, cards_of, plan_of
+
+NODES, CARDS = 1000, 8
+_GIB = 1 << 30
+_MODEL = "NVIDIA A100-SXM4-80GB"
+_FULL_CUTS: Geometries = {
+    _MODEL: (
+        {"1g.10gb": 7},
+        {"1g.10gb": 5, "2g.20gb": 1},
+        {"1g.10gb": 3, "2g.20gb": 2},
+        {"1g.10gb": 1, "2g.20gb": 3},
+        {"1g.10gb": 3, "3g.40gb": 1},
+        {"1g.10gb": 3, "4g.40gb": 1},
+        {"3g.40gb": 2},
+        {"7g.80gb": 1},
+    )
+}
+ASKS: tuple[tuple[str, str, Mapping[str, int], Geometries], ...] = (
+    ("MIG, one slice", MIG, {"2g.20gb": 1}, {}),
+    ("MIG, one large slice", MIG, {"4g.40gb": 1}, {}),
+    ("MIG, slices of three profiles", MIG, {"1g.10gb": 2, "2g.20gb": 3, "3g.40gb": 2}, {}),
+    ("MIG, KnowGeometries", MIG, {"3g.40gb": 1}, _FULL_CUTS),
+    ("MIG, nowhere", MIG, {"7g.80gb": 9}, {}),
+    ("MPS, one slice", MPS, {"20gb": 1}, {}),
+    ("MPS, slices of three sizes", MPS, {"4gb": 3, "10gb": 2, "40gb": 1}, {}),
+)
+
+
+class Row(NamedTuple):
+    """CPU milliseconds. could: nodes that could be cut for the pod. states: different cards among all."""
+
+    name: str
+    states: int
+    could: int
+    reading: float
+    planning: float
+
+
+def run(nodes: int = NODES) -> list[Row]:
+    return [_row(name, mode, ask, geometries, nodes) for name, mode, ask, geometries in ASKS]
+
+
+def main() -> None:
+    print(f"planning for one pod over {NODES} nodes of {CARDS} cards on {machine()}; CPU milliseconds, cold")
+    print(f"{'':30} {'planning':>9} {'(reading all nodes)':>20}")
+    for row in run():
+        print(
+            f"{row.name:30} {row.planning:9.1f} {row.reading:20.1f}  "
+            f"{row.could} nodes could, {row.states} different cards"
+        )
+
+
+def _row(name: str, mode: str, ask: Mapping[str, int], geometries: Geometries, count: int) -> Row:
+    found = [_node(Random(number), mode) for number in range(count)]
+    for cache in (geometry._table, geometry._options, geometry._best, mps._cut):
+        cache.cache_clear()
+    began = process_time()
+    nodes = [cards_of(gpus, slices, used, geometries) for gpus, slices, used in found]
+    read = process_time()
+    could = plan_over(nodes, ask)
+    ended = process_time()
+    states = {card for node in nodes for _, card in node.cards}
+    return Row(name, len(states), could, (read - began) * 1000, (ended - read) * 1000)
+
+
+def plan_over(nodes: Sequence[NodeCards], ask: Mapping[str, int]) -> int:
+    """What one pod costs: a look at every node, and the plan of the first that could be cut for it."""
+    could = [node for node in nodes if can_offer(node, ask)]
+    planned = plan_of(could[0] if could else nodes[0], [ask])
+    if isinstance(planned, Rejection) == bool(could):
+        raise ValueError("the filter and the planner disagree")
+    return len(could)
+
+
+def _node(chance: Random, mode: str) -> tuple[list[Card], NodeSlices, list[Slice]]:
+    """A node whose cards are cut and used at random, the more of it the higher its load."""
+    gpus = [Card(i, f"GPU-{i}", _MODEL, 80 * _GIB) for i in range(CARDS)]
+    layout = layout_of(_MODEL, 80 * _GIB)
+    load = chance.random()
+    made: list[Slice] = []
+    for gpu in gpus:
+        cut = _shares(chance) if mode == MPS or layout is None else _instances(chance, layout)
+        made += [Slice(gpu.index, start, name) for start, name in cut]
+    used = [s for s in made if chance.random() < load]
+    return gpus, NodeSlices(mode, made=tuple(sorted(made)), cards=frozenset(range(CARDS))), used
+
+
+def _instances(chance: Random, layout: Layout) -> list[Instance]:
+    made: list[Instance] = []
+    for _ in range(chance.randrange(8)):
+        if can := openings(layout, made):
+            made.append(chance.choice(can))
+    return made
+
+
+def _shares(chance: Random) -> list[Instance]:
+    names = chance.choices(["2gb", "4gb", "8gb", "10gb"], k=chance.randrange(9))
+    return [Instance(number, name) for number, name in enumerate(names)]
+
+
+if __name__ == "__main__":
+    main()
