@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mgpu.kube import ApiError
-from mgpu.model.asks import peak
+from mgpu.model.asks import Placement, peak
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.inventory import read_device, write_device
 from mgpu.model.pods import Node
+from scheduler.decide import assess
 from scheduler.extender import Extender
 from scheduler.gpu_pods import read_gpu_pod, recorded
 from tests import builders as b
@@ -220,6 +221,20 @@ class Cluster(RuleBasedStateMachine):
             for held, kept in zip(view.cards, view.unkept, strict=True):
                 assert held.core_used <= kept.core_used <= max(held.core_used, held.card.core)
                 assert held == kept or held.card.healthy
+
+    @invariant()
+    def the_filter_says_what_the_engine_says(self) -> None:
+        """Of every node as it is now, whatever came before."""
+        state = self.leader.state
+        for cores, wished in (([60], {}), ([20], {SAME: "pair"})):
+            known = read_gpu_pod(b.pod("asking", *shape(cores), annotations=dict(wished)), SETTINGS)
+            assert known is not None
+            assert known.ask is not None
+            found, seats = self.leader.filter.filter(known, sorted(NODES)), state.seats(known.ask, known.pod.uid)
+            for node in sorted(NODES):
+                view = state.view(node, known.pod.uid)
+                said = view.node and assess(known.ask, view.node, view.unkept, SETTINGS, seats=seats)
+                assert (node in found.passed) == isinstance(said, Placement), (node, found, said)
 
     def teardown(self) -> None:
         for node in NODES:
