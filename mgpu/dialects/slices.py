@@ -51,8 +51,8 @@ def enabled(settings: Settings) -> bool:
 
 
 def card_policy(settings: Settings) -> str | None:  # noqa: ARG001
-    """None: slices are taken in the order of their minors, whatever the policy for cards is."""
-    return None
+    """Slices are taken in the order of their minors, whatever the policy for cards is."""
+    return DEFAULT_CARD_POLICY
 
 
 def asked_by(container: Container) -> tuple[str, ...]:

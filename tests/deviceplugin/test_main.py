@@ -53,9 +53,8 @@ def test_wrong_input_is_one_clear_line_and_exit_code_2(
     (tmp_path / "cards.yaml").write_text("[{memory: 80Gi}]")
     (tmp_path / "twice.yaml").write_text("[{memory: 80Gi, uuid: a}, {memory: 80Gi, uuid: a}]")
     (tmp_path / "unknown.yaml").write_text("deviceplugin: {colour: red}")
-    (tmp_path / "off.yaml").write_text(
-        "dialects: {mgpu: {enabled: false}, gpushare: {enabled: false}, koordinator: {enabled: false}}"
-    )
+    off = ", ".join(f"{name}: {{enabled: false}}" for name in ("mgpu", "gpushare", "koordinator", "slices"))
+    (tmp_path / "off.yaml").write_text(f"dialects: {{{off}}}")
     result = CliRunner().invoke(main, ["deviceplugin", *arguments])
     assert result.exit_code == 2, result.output
     assert said in result.output
