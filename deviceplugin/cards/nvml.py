@@ -77,7 +77,7 @@ class Host:
 class NvmlCards:
     """A card that stops answering, or whose driver goes away, is reported as unhealthy until it answers again.
 
-    A card in MIG mode is not shared out as a whole: it is left out.
+    A card in MIG mode is not shared out as a whole: it is left out, unless `divided` says that this node's are cut.
     indexes: UUID → index of the cards as they were when another agent ran here; asked for once.
     """
 
@@ -87,8 +87,10 @@ class NvmlCards:
         host: Host | None = None,
         clock: Callable[[], float] = time.monotonic,
         indexes: Callable[[], Mapping[str, int]] = dict,
+        divided: Callable[[], bool] = lambda: False,
     ) -> None:
         self._nvml, self._host, self._clock = nvml, host or Host(), clock
+        self._divided = divided
         self._ask_indexes = indexes
         self._indexes: Mapping[str, int] | None = None
         self._in_mig_mode: set[str] = set()
@@ -168,14 +170,14 @@ class NvmlCards:
         return found | missing
 
     def _is_cut(self, handle: Any, uuid: str) -> bool:
-        """Whether the card is in MIG mode. A card that cannot be says so by an error."""
+        """Whether the card is in MIG mode and left out. A card that cannot be in it says so by an error."""
         try:
             current, _ = self._nvml.nvmlDeviceGetMigMode(handle)
         except pynvml.NVMLError as error:
             if error.value != pynvml.NVML_ERROR_NOT_SUPPORTED:
                 raise
             current = pynvml.NVML_DEVICE_MIG_DISABLE
-        if current != pynvml.NVML_DEVICE_MIG_ENABLE:
+        if current != pynvml.NVML_DEVICE_MIG_ENABLE or self._divided():
             self._in_mig_mode.discard(uuid)
             return False
         if uuid not in self._in_mig_mode:

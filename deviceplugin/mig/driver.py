@@ -110,7 +110,7 @@ class NvmlMig:
                 self._nvml.nvmlGpuInstanceDestroy(made.handle)
 
     def set_mode(self, uuid: str, *, on: bool) -> str:
-        with self._session(f"switching MIG mode {'on' if on else 'off'} on {uuid}"):
+        with self._session(f"switching the MIG mode of {uuid} {'on' if on else 'off'}"):
             mode = pynvml.NVML_DEVICE_MIG_ENABLE if on else pynvml.NVML_DEVICE_MIG_DISABLE
             status = self._nvml.nvmlDeviceSetMigMode(self._nvml.nvmlDeviceGetHandleByUUID(uuid), mode)
             # It may have reset the card: what was known of it, its handle too, may be no more.
@@ -122,7 +122,7 @@ class NvmlMig:
             pynvml.NVML_ERROR_RESET_REQUIRED: "the card must be reset, or the node rebooted",
             pynvml.NVML_SUCCESS: "the card must be reset, or the node rebooted",
         }.get(status, f"NVML error {status}")
-        return f"MIG mode {'on' if on else 'off'} is pending on {uuid}: {why}"
+        return f"the MIG mode of {uuid} is not {'on' if on else 'off'} yet: {why}"
 
     @contextmanager
     def _session(self, doing: str) -> Iterator[None]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pynvml
 
 from deviceplugin.mig.nvml import COMPUTE_KINDS, KINDS, Nvml, profile_name
-from mgpu.model.mig import Instance, Layout, Profile, canonical, layout_of
+from mgpu.model.mig import Instance, Layout, Profile, layout_of
 
 _NO_PROFILE = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT)
 _SHARED_ENGINES = 0
@@ -49,7 +49,7 @@ def profiles(nvml: Nvml, card: Any) -> dict[str, Known]:
         get = nvml.nvmlDeviceGetGpuInstancePossiblePlacements
         places = _filled(pynvml.c_nvmlGpuInstancePlacement_t, get, card, info.id)
         if places:
-            name = canonical(profile_name(kind, info.sliceCount, info.memorySizeMB, total))
+            name = profile_name(kind, info.sliceCount, info.memorySizeMB, total)
             starts = tuple(sorted(place.start for place in places))
             profile = Profile(name, info.sliceCount, places[0].size, starts, info.instanceCount)
             profile = replace(profile, name=_known_name(profile, built_in))

@@ -191,6 +191,17 @@ def test_a_card_that_is_put_into_mig_mode_is_lost_to_those_that_share_it(
     assert nvml.starts == 1, "it is not missing"
 
 
+def test_a_card_in_mig_mode_stays_where_the_nodes_cards_are_cut(nvml: FakeNvml, host: Host, clock: Clock) -> None:
+    cut = True
+    source = NvmlCards(nvml, host, clock, divided=lambda: cut)
+    nvml.cards[0].mig = pynvml.NVML_DEVICE_MIG_ENABLE
+    assert health(source) == {"GPU-a": True, "GPU-b": True}
+    cut = False
+    assert health(source) == {"GPU-a": False, "GPU-b": True}, "its index is not given away"
+    cut = True
+    assert health(source) == {"GPU-a": True, "GPU-b": True}
+
+
 def test_the_indexes_that_an_agent_before_gave_stay(nvml: FakeNvml, host: Host, clock: Clock) -> None:
     """A card was pulled out while no agent ran, and another came."""
     before = {"GPU-gone": 0, "GPU-b": 1, "GPU-a": 2}

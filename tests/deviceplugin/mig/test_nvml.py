@@ -1,0 +1,29 @@
+"""The names of profiles."""
+
+import pytest
+
+from deviceplugin.mig.nvml import profile_name
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("total", "kind", "slices", "megabytes", "name"),
+    [
+        (40536, 0, 1, 4864, "1g.5gb"),
+        (40536, 7, 1, 4864, "1g.5gb+me"),
+        (40536, 9, 1, 9856, "1g.10gb"),
+        (40536, 4, 7, 40192, "7g.40gb"),
+        (24258, 0, 1, 5952, "1g.6gb"),
+        (24258, 8, 2, 11968, "2g.12gb+me"),
+        (95830, 9, 1, 22016, "1g.24gb"),
+        (143771, 2, 3, 71424, "3g.71gb"),
+        (97887, 10, 1, 24064, "1g.24gb+gfx"),
+        (97887, 13, 1, 24064, "1g.24gb-me"),
+        (97887, 16, 2, 48512, "2g.48gb+me.all"),
+    ],
+)
+def test_a_profile_is_named_as_nvidia_smi_names_it(
+    total: int, kind: int, slices: int, megabytes: int, name: str
+) -> None:
+    assert profile_name(kind, slices, megabytes, total * MIB) == name
