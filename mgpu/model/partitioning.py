@@ -29,8 +29,8 @@ SOMEBODY = "?"
 """In place of a pod: an agent that writes only the seed's counts does not say which."""
 
 _GIB = 1 << 30
-_SPEC = re.compile(r"spec-gpu-(\d{1,3})-(.+)", re.ASCII)
-_STATUS = re.compile(r"status-gpu-(\d{1,3})-(.+)-(used|free)", re.ASCII)
+_SPEC = re.compile(r"spec-gpu-(\d{1,9})-(.+)", re.ASCII)
+_STATUS = re.compile(r"status-gpu-(\d{1,9})-(.+)-(used|free)", re.ASCII)
 _SPEC_PLAN, _STATUS_PLAN = "spec-partitioning-plan", "status-partitioning-plan"
 
 
@@ -250,7 +250,8 @@ def _read_cards(rows: object, annotation: str, mode: str) -> tuple[tuple[Slice, 
     path = f"metadata.annotations[{annotation}].cards"
     if not isinstance(rows, dict) or not all(re.fullmatch(r"\d{1,3}", str(card), re.ASCII) for card in rows):
         raise BadObject([Problem(path, "must be an object with the indexes of cards")])
-    problems, found = [], []
+    problems: list[Problem] = []
+    found: list[Slice] = []
     for card, listed in rows.items():
         for i, row in enumerate(listed if isinstance(listed, list) else [None]):
             read = _read_row(int(card), row, mode)
@@ -259,6 +260,12 @@ def _read_cards(rows: object, annotation: str, mode: str) -> tuple[tuple[Slice, 
                 problems.append(Problem(f"{path}[{card}][{i}]", text))
             else:
                 found.append(read)
+    taken = Counter((s.card, s.start) for s in found)
+    problems += (
+        Problem(f"{path}[{card}]", f"has two slices that start at {start}")
+        for (card, start), n in sorted(taken.items())
+        if n > 1
+    )
     if problems:
         raise BadObject(problems)
     return tuple(sorted(found)), frozenset(map(int, rows))
