@@ -20,7 +20,9 @@ Geometries = Mapping[str, Sequence[Mapping[str, int]]]
 def _each_one(value: object) -> object:
     """The seed's comma list of resources; each counts once unless `weight.resources.<name>` says otherwise."""
     names = listed(value)
-    return dict.fromkeys(names, 1) if isinstance(names, list | tuple) else names
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        return names  # refused by the validation
+    return dict.fromkeys(names, 1)
 
 
 class WeightSettings(Block):

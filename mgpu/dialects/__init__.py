@@ -140,7 +140,7 @@ def _unmeetable(wishes: Wishes, ask: Ask | None) -> Iterator[Problem]:
 
     And all wishes of a pod that asks for slices: they are cut wherever they can be.
     """
-    if ask and handed(ask) and not ask.containers:
+    if ask and not ask.containers and handed(ask):
         text = "is a wish for cards, while the pod asks for slices, which are cut from any card; leave it out"
         yield from (Problem(field(PREFIX + key), text) for key in wishes.shown())
         return

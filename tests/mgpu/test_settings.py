@@ -253,6 +253,7 @@ A_LIST = "mgpu.yaml: dialects.slices.KnowGeometries.0.allowedGeometries"
         (of_slices("weight.gpus: 1"), "mgpu.yaml: dialects.slices.weight.gpus: unknown; allowed: cpu, memory, gpu"),
         (of_slices("weight.gpu: -1"), "mgpu.yaml: dialects.slices.weight.gpu: Input should be greater than or"),
         (of_slices("weight.resources.a/b: 1"), "mgpu.yaml: dialects.slices.weight.resources.a/b: 'a/b' is not among"),
+        (of_slices("weight.resources: [[1]]"), "mgpu.yaml: dialects.slices.weight.resources: Input should be a valid"),
         (of_slices("weight.resources: 7"), "mgpu.yaml: dialects.slices.weight.resources: Input should be a valid"),
         (
             of_slices("weight.resources: a/b", "weight.resources.a/b: x"),
