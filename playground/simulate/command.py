@@ -115,7 +115,11 @@ def _reasons(reasons: Iterable[str]) -> Iterator[Padding]:
 
 
 def _devices(given: Mapping[str, Any]) -> str:
-    """`cards 0,1 and rdma 0`."""
+    """`cards 0,1 and rdma 0`, or `2g.20gb of card 0`."""
     cards = given["cards"]
+    if "profile" in given:
+        on = sorted({*cards})
+        several = f"{len(cards)} × " if len(cards) > 1 else ""
+        return f"{several}{given['profile']} of {'card' if len(on) == 1 else 'cards'} {','.join(map(str, on))}"
     kinds = {"card" if len(cards) == 1 else "cards": cards, **given.get("others", {})}
     return " and ".join(f"{kind} {','.join(map(str, indexes))}" for kind, indexes in kinds.items() if indexes)

@@ -8,11 +8,10 @@ import jsonpatch
 
 from mgpu import dialects
 from mgpu.cli.overview import NO_RECORD, STOCK, ask_of, claim, missing
-from mgpu.cli.views import NodeView, nodes_json, percent, views
+from mgpu.cli.views import NodeView, nodes_json, views
 from mgpu.dialects.node_resources import SHARE
 from mgpu.dialects.vocabulary import vocabularies, vocabulary_of
-from mgpu.model.asks import Ask, ContainerAsk, Placement, Rejection, by_index
-from mgpu.model.cards import Card
+from mgpu.model.asks import Ask, Placement, Rejection
 from mgpu.model.errors import Problem
 from mgpu.model.ledger import Holding, Share
 from mgpu.model.pods import Pod, read_pod
@@ -21,7 +20,9 @@ from mgpu.model.requests import allocatable, requests_of
 from mgpu.settings import Settings
 from playground import fit
 from playground.simulate.accounts import Accounts
+from playground.simulate.delivery import Delivery
 from playground.simulate.documents import Raw
+from playground.simulate.recutting import Recutting
 from playground.simulate.world import World
 from scheduler import stock
 from scheduler.decide import Foresight, assess, record, score
@@ -63,9 +64,12 @@ class Result:
 def simulate(world: World, settings: Settings, note: Callable[[str], None]) -> Result:
     """note: told, in a line each, what is odd about pods that run already."""
     cluster = _Cluster(world, settings, note)
+    for name, cutting in cluster.accounts.cuttings.items():
+        if cutting.problem:
+            note(f"node {name}: what it says of its slices is not taken: {cutting.problem}")
     cluster.take_in(world.running, world.given)
     outcomes = [cluster.submit(raw) for raw in world.submitted]
-    return Result(outcomes, views(cluster.accounts.ledger))
+    return Result(outcomes, views(cluster.accounts.ledger, cluster.accounts.sliced()))
 
 
 class _Cluster:
@@ -73,9 +77,11 @@ class _Cluster:
         self._settings, self._note = settings, note
         self.accounts = Accounts(world, settings)
         self._ranking = Ranking(self.accounts, settings)
+        self._recutting = Recutting(self.accounts, settings)
 
     def take_in(self, running: Iterable[Raw], given: Mapping[str, Mapping[str, tuple[Share, ...]]]) -> None:
         """Records first: cards that somebody holds must be known before any are decided late."""
+        given = {name: {**given.get(name, {}), **cut.given()} for name, cut in self.accounts.cuttings.items()}
         unknown = {uid: Holding(uid, "", "", node, STOCK, rows[uid]) for node, rows in given.items() for uid in rows}
         undecided: list[tuple[Pod, Ask]] = []
         for raw in running:
@@ -90,22 +96,29 @@ class _Cluster:
             found = claim(pod, ask, given.get(pod.node, {}).get(pod.uid, ()))
             if found.holding:
                 self.accounts.hold(found.holding)
-                odd = missing(found.holding, (state.card for state in self.accounts.devices(pod.node)))
-                if odd:
-                    self._note(f"pod {pod.key}: {odd}")
             if found.problem == NO_RECORD and isinstance(ask, Ask):
                 undecided.append((pod, ask))
             elif found.problem:
                 self._note(f"pod {pod.key}: {found.problem}")
         for holding in unknown.values():
             self.accounts.hold(holding)
+        self._recutting.restore()
+        for holding in self.accounts.ledger.holdings():
+            odd = missing(holding, (state.card for state in self.accounts.devices(holding.node)))
+            if odd:
+                self._note(f"pod {holding.key}: {odd}")
         self._learn()
         for pod, ask in undecided:
+            self._decide_late(pod, ask)
+
+    def _decide_late(self, pod: Pod, ask: Ask) -> None:
+        placement = self._assess(pod, ask, pod.node)
+        if isinstance(placement, Rejection) and self._recutting.recut(pod, ask, [pod.node]):
             placement = self._assess(pod, ask, pod.node)
-            if isinstance(placement, Placement):
-                self.accounts.place(pod, ask, placement, pod.node)
-            else:
-                self._note(f"pod {pod.key}: no cards on {pod.node}: {placement}")
+        if isinstance(placement, Placement):
+            self.accounts.place(pod, ask, placement, pod.node)
+        else:
+            self._note(f"pod {pod.key}: no cards on {pod.node}: {placement}")
 
     def _learn(self) -> None:
         if self.accounts.outlook.refresh():
@@ -137,8 +150,12 @@ class _Cluster:
         return raw
 
     def _filter(self, outcome: Outcome, raw: Raw, ask: Ask | None) -> dict[str, Placement | None]:
-        """The nodes that can take the pod, each with its cards (None: it asks for none); the others are told why."""
+        """The nodes that can take the pod, each with its cards (None: it asks for none); the others are told why.
+
+        Where it fits on none, but one could be cut so that it does, that one is.
+        """
         placements: dict[str, Placement | None] = {}
+        tried: list[str] = []
         for name, node in self.accounts.raw.items():
             reasons = fit.fits(raw, node, self.accounts.used[name], _counted(node))
             if reasons:
@@ -148,16 +165,28 @@ class _Cluster:
             elif ask is None:
                 placements[name] = None
             else:
-                found = self._assess(outcome.pod, ask, name)
-                if isinstance(found, Rejection):
-                    outcome.rejections[name] = str(found)
-                else:
-                    placements[name] = found
-                    outcome.scores[name] = score(ask, found, self.accounts.devices(name), self._settings)
+                tried.append(name)
+                self._try(outcome, ask, name, placements)
+        if ask is not None and not placements:
+            anew = self._recutting.recut(outcome.pod, ask, tried)
+            if anew:
+                self._try(outcome, ask, anew, placements)
         points = self._ranking.points(GpuPod(outcome.pod, ask), list(placements))
         if points is not None:
             outcome.scores = dict(zip(placements, points, strict=True))
         return placements
+
+    def _try(self, outcome: Outcome, ask: Ask, name: str, placements: dict[str, Placement | None]) -> None:
+        outcome.rejections.pop(name, None)
+        found = self._assess(outcome.pod, ask, name)
+        if isinstance(found, Rejection):
+            outcome.rejections[name] = str(found)
+            return
+        placements[name] = found
+        points = self._recutting.score(outcome.pod, ask, name)
+        if points is None:
+            points = score(ask, found, self.accounts.devices(name), self._settings)
+        outcome.scores[name] = points
 
     def _assess(self, pod: Pod, ask: Ask, node: str) -> Placement | Rejection:
         view, seats = self.accounts.view(node, pod.uid), self.accounts.seats(ask, pod.uid)
@@ -165,6 +194,9 @@ class _Cluster:
         if stock.chooses(known, ask):
             refused = stock.refusal(ask, known, view.cards, stock.given_by_mgpu(self.accounts.ledger, node, pod.uid))
             return refused or assess(ask, known, devices, self._settings)  # one of the choices that the plugin has
+        refusal = ask.unmet(known) is None and self._recutting.refusal(pod, ask, node)
+        if refusal:
+            return refusal
         foresight = Foresight(self.accounts.outlook.judges, view.room, pod.needs)
         return assess(ask, known, devices, self._settings, foresight, seats=seats)
 
@@ -177,13 +209,8 @@ class _Cluster:
         if not stock.chooses(self.accounts.nodes[node], ask):
             outcome.annotations = record(outcome.pod, ask, placement, devices, self._settings, now_ns=0)
         self.accounts.place(outcome.pod, ask, placement, node)
-        cards = by_index([state.card for state in devices])
-        for container in ask.containers:
-            given = [cards[index] for index in placement.cards(container.container)]
-            outcome.containers[container.container] = _delivered(outcome.pod, ask.dialect, container, given)
-        for type, container_name, indexes in placement.others:
-            told = outcome.containers.setdefault(container_name, {"cards": [], "core": [], "memory": [], "env": {}})
-            told.setdefault("others", {})[type] = list(indexes)
+        cards, gpus = [state.card for state in devices], self.accounts.cuttings[node].gpus
+        outcome.containers = Delivery(outcome.pod, ask, placement, cards, gpus, self._settings).containers()
 
 
 def _unreadable(raw: Raw) -> list[Problem]:
@@ -199,16 +226,6 @@ def _counted(node: Raw) -> Callable[[str], bool]:
     """GPU resources follow from cards and labels; cpu, memory and pods count where the Node says how many."""
     there = allocatable(node)
     return lambda name: name != SHARE and vocabulary_of(name) is None and (name in there or name not in _OF_THE_NODE)
-
-
-def _delivered(pod: Pod, dialect: str, container: ContainerAsk, cards: Sequence[Card]) -> dict[str, Any]:
-    amounts = [container.takes(card) for card in cards]
-    return {
-        "cards": [card.index for card in cards],
-        "core": [percent(amount.core) for amount in amounts],
-        "memory": [amount.memory for amount in amounts],
-        "env": dialects.container_environment(pod, dialect, container, cards),
-    }
 
 
 def result_json(result: Result) -> dict[str, Any]:

@@ -161,11 +161,11 @@ def test_policies_by_flag() -> None:
     assert (cards("binpack"), cards("spread")) == ([0, 0], [0, 1])
 
 
-def test_a_pod_of_a_vocabulary_that_is_not_served_waits() -> None:
+def test_a_pod_that_asks_for_slices_waits_where_no_node_is_given_out_so() -> None:
     asks = pod("other", {"name": "c", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "2"}}})
     found = simulated(served(), asks)["pods"][0]
     assert (found["dialect"], found["node"]) == ("slices", None)
-    assert found["rejections"] == {"n1": "no node serves slices pods"}
+    assert found["rejections"] == {"n1": "node label gpu.partitioning is not set, not mig"}
 
 
 def test_an_amount_that_is_none_is_denied_as_any_broken_rule() -> None:
