@@ -6,8 +6,9 @@ from mgpu.model.asks import Ask, Rejection
 from mgpu.model.pods import Pod
 from mgpu.settings import Settings
 from playground.simulate.accounts import Accounts
+from scheduler.slices.choosing import answer_of, best_first
 from scheduler.slices.score import site_score
-from scheduler.slices.site import cut, offers, wanted_by
+from scheduler.slices.site import cut, wanted_by
 
 _ANEW = "its cards would have to be cut anew"
 
@@ -29,32 +30,22 @@ class Recutting:
     def refusal(self, pod: Pod, ask: Ask, node: str) -> Rejection | None:
         """Why a node, cut as it is, does not have the slices; None: it has."""
         wanted, site = wanted_by(ask), self._accounts.site(node, pod.uid)
-        if not wanted or site is None or site.fits(wanted):
+        if not wanted or site is None:
             return None
-        if site.problem:
-            return Rejection(f"what the node says of its slices cannot be read: {site.problem}")
-        found = cut(site, [wanted])
-        return found if isinstance(found, Rejection) else Rejection(_ANEW)
+        answer = answer_of(site, wanted)
+        return Rejection(_ANEW if answer.recut else answer.reason, hopeless=answer.hopeless) if answer.reason else None
 
     def recut(self, pod: Pod, ask: Ask, nodes: Iterable[str]) -> str:
-        """The node that has been cut for it, the best one by score, then by name; "": none can be."""
+        """The node that has been cut for it, the best one of these; "": none can be."""
         wanted = wanted_by(ask)
-        if not wanted:
-            return ""
-        known = [(name, self._accounts.site(name, pod.uid), self._accounts.nodes[name]) for name in nodes]
-        can = [
-            (-site_score(site, wanted, pod, self._settings), name, site)
-            for name, site, node in known
-            if site and not site.problem and ask.unmet(node) is None and offers(site, wanted)
-        ]
-        if not can:
-            return ""
-        _, name, site = min(can, key=lambda row: row[:2])
-        slices = cut(site, [wanted])
-        if isinstance(slices, Rejection):
-            return ""
-        self._accounts.cut(name, slices)
-        return name
+        known = [self._accounts.site(name, pod.uid) for name in nodes] if wanted else []
+        able = [site for site in known if site and not site.problem and ask.unmet(site.node) is None]
+        for site in best_first(able, wanted, pod, self._settings):
+            slices = cut(site, [wanted])
+            if not isinstance(slices, Rejection):
+                self._accounts.cut(site.node.name, slices)
+                return site.node.name
+        return ""
 
     def score(self, pod: Pod, ask: Ask, node: str) -> int | None:
         """0..10; None: the pod asks for no slices."""

@@ -73,7 +73,7 @@ def test_used_slices_stay_where_they_are_and_free_ones_are_given_up() -> None:
     assert placed(found)["a"] == placed(found)["b"] == "n1"
     assert ("4g.40gb", 0) in held(found)
     (reason,) = placed(found)["c"].values()
-    assert reason.startswith("1 card: ")
+    assert reason.startswith("insufficient slices (1 card: ")
     assert json.loads(found["nodes"]["n1"]["annotations"]["dynamicgpuslice"])["spec-partitioning-plan"] == 2
 
 
