@@ -7,6 +7,7 @@ from mgpu import dialects
 from mgpu.model.asks import Ask, Placement, Rejection
 from mgpu.model.cards import CardState, noun, of_type
 from mgpu.model.groups import Seat
+from mgpu.model.partitioning import LABEL
 from mgpu.model.pods import Node, Pod
 from mgpu.model.requests import Room
 from mgpu.settings import Settings
@@ -58,11 +59,18 @@ def assess(
     if ask.containers:
         gpus = of_type(cards)
         if not gpus:
-            return Rejection(f"node {node.name} has no GPU cards (no Device)", hopeless=True)
+            return Rejection(_no_cards(node), hopeless=True)
         found = elsewhere(ask, gpus, seats) or place(
             ask, gpus, _card_policy(ask, node, gpus, settings, foresight), budget=budget
         )
     return found if isinstance(found, Rejection) or not ask.others else _with_others(found, ask, node, cards, budget)
+
+
+def _no_cards(node: Node) -> str:
+    mode = node.labels.get(LABEL)
+    if mode:
+        return f"node {node.name} has no whole GPU cards: its cards are cut into slices ({LABEL}={mode})"
+    return f"node {node.name} has no GPU cards (no Device)"
 
 
 def _with_others(

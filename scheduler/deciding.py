@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.asks import Ask, Placement, Rejection
+from mgpu.model.cards import GPU
 from mgpu.model.errors import RetryLater
 from mgpu.model.ledger import shares_of
 from mgpu.settings import Settings
@@ -139,6 +140,11 @@ class Decider:
 
 
 def _stands(held: Decision, view: View) -> bool:
-    """Whether a reservation's cards are still there and healthy; they are still free, being reserved."""
-    healthy = [state.card for state in (*view.cards, *view.others) if state.card.healthy]
-    return all(any(share.is_on(card) for card in healthy) for share in shares_of(held.ask, held.placement))
+    """Whether a reservation's cards are still there and healthy. They are still free, being reserved; only a slice may
+    be in use by what its node, not mgpu, gave it to.
+    """
+    healthy = [state for state in (*view.cards, *view.others) if state.card.healthy]
+    return all(
+        any(share.is_on(s.card) and (s.idle or s.card.type == GPU or not share.whole) for s in healthy)
+        for share in shares_of(held.ask, held.placement)
+    )

@@ -2,21 +2,23 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import NamedTuple
 
 from mgpu.model.asks import Ask, Placement
 from mgpu.model.cards import CardState
 from mgpu.model.groups import Seat
 from mgpu.model.pods import Node
 from mgpu.settings import Settings
+from scheduler.answers import Answer
 from scheduler.decide import assess, score
 from scheduler.gpu_pods import GpuPod
 from scheduler.looking import Closely, look
 from scheduler.matrix import UNKNOWN
 from scheduler.ranking import Ranking
+from scheduler.slices.looking import Slices
+from scheduler.slices.site import wanted_by
 from scheduler.state import State
 from scheduler.stock import asks_stock
 from scheduler.vector.reasons import told
@@ -28,19 +30,15 @@ _ANSWERS_KEPT = 40_000
 
 @dataclass(slots=True)
 class Filtered:
-    """`passed` in the order asked; the others with the reason, apart where no eviction there can help."""
+    """`passed` in the order asked; the others with the reason, apart where no eviction there can help.
+
+    recut: those of the failed ones where the pod fits once their cards are cut anew.
+    """
 
     passed: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     hopeless: dict[str, str] = field(default_factory=dict)
-
-
-class _Answer(NamedTuple):
-    """What the engine says of a pod on a node. reason "": it fits, and `points` is the node's score."""
-
-    reason: str = ""
-    hopeless: bool = False
-    points: int = 0
+    recut: list[str] = field(default_factory=list)
 
 
 class _Memo:
@@ -48,9 +46,9 @@ class _Memo:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[Ask, dict[bytes, _Answer]] = OrderedDict()
+        self._known: OrderedDict[Ask, dict[bytes, Answer]] = OrderedDict()
 
-    def of(self, ask: Ask) -> dict[bytes, _Answer]:
+    def of(self, ask: Ask) -> dict[bytes, Answer]:
         with self._lock:
             self._known.setdefault(ask, {})
             self._known.move_to_end(ask)
@@ -60,12 +58,19 @@ class _Memo:
 
 
 class Filter:
-    """Thread-safe. What the arrays can tell they tell of all nodes at once; the rest is the engine's, node by node."""
+    """Thread-safe. What the arrays can tell they tell of all nodes at once; the rest is the engine's, node by node.
 
-    def __init__(self, state: State, settings: Settings) -> None:
-        self._state, self._settings = state, settings
+    recut: told of each pod that asks for slices, with the nodes that could be cut for it; none where it fits as they
+    are. It must return at once.
+    """
+
+    def __init__(
+        self, state: State, settings: Settings, recut: Callable[[GpuPod, Sequence[str]], None] = lambda *_: None
+    ) -> None:
+        self._state, self._settings, self._tell_recut = state, settings, recut
         self._memo = _Memo()
         self._ranking = Ranking(state, settings)
+        self._slices = Slices(state, settings)
 
     def refresh(self) -> None:
         """Take in all nodes and what was learnt, now and not in a call's time."""
@@ -88,8 +93,12 @@ class Filter:
         return found
 
     def _of_ours(self, known: GpuPod, ask: Ask, names: Sequence[str]) -> Filtered:
+        if wanted_by(ask):
+            found = _sorted(names, self._slices.answers(known, ask, names))
+            self._tell_recut(known, () if found.passed else found.recut)
+            return found
         if ask.others:
-            return self._one_by_one(known, ask, names)
+            return _sorted(names, self._answers(known, ask, names))
         seen = look(self._state, self._settings, known, ask, names)
         found = Filtered(hopeless={names[i]: reason for i, reason in seen.unmet.items()})
         for i, answer in self._by_engine(ask, seen.closely, seen.seats):
@@ -103,22 +112,13 @@ class Filter:
         found.passed = list(compress(names, seen.fits.tolist()))
         return found
 
-    def _one_by_one(self, known: GpuPod, ask: Ask, names: Sequence[str]) -> Filtered:
+    def _answers(self, known: GpuPod, ask: Ask, names: Sequence[str]) -> Iterator[Answer]:
         """For asks that the arrays do not hold: those for devices of other types than GPU."""
-        found = Filtered()
-        for name, answer in zip(names, self._answers(known, ask, names), strict=True):
-            if not answer.reason:
-                found.passed.append(name)
-            else:
-                (found.hopeless if answer.hopeless else found.failed)[name] = answer.reason
-        return found
-
-    def _answers(self, known: GpuPod, ask: Ask, names: Sequence[str]) -> Iterator[_Answer]:
         seats = self._state.seats(ask, known.pod.uid)
         for name in names:
             view = self._state.view(name, known.pod.uid)
             if view.node is None:
-                yield _Answer(UNKNOWN, hopeless=True)
+                yield Answer(UNKNOWN, hopeless=True)
             else:
                 yield self._assess(ask, view.node, (*view.unkept, *view.unkept_others), seats)
 
@@ -129,6 +129,8 @@ class Filter:
             return ranked
         if known.ask is None:
             return [0] * len(names)
+        if wanted_by(known.ask):
+            return [answer.points for answer in self._slices.answers(known, known.ask, names, scoring=True)]
         if known.ask.others:
             return [answer.points for answer in self._answers(known, known.ask, names)]
         seen = look(self._state, self._settings, known, known.ask, names, scoring=True)
@@ -137,7 +139,7 @@ class Filter:
         points: list[int] = seen.points.tolist()
         return points
 
-    def _by_engine(self, ask: Ask, closely: Closely, seats: Sequence[Seat]) -> Iterator[tuple[int, _Answer]]:
+    def _by_engine(self, ask: Ask, closely: Closely, seats: Sequence[Seat]) -> Iterator[tuple[int, Answer]]:
         """The answers for the nodes looked at closely; those in an equal state get the same."""
         if not len(closely.at):
             return  # and no answer that is known is dropped for it
@@ -151,8 +153,20 @@ class Filter:
                     memo[key] = answer
             yield position, answer
 
-    def _assess(self, ask: Ask, node: Node, cards: Sequence[CardState], seats: Sequence[Seat]) -> _Answer:
+    def _assess(self, ask: Ask, node: Node, cards: Sequence[CardState], seats: Sequence[Seat]) -> Answer:
         found = assess(ask, node, cards, self._settings, seats=seats)
         if isinstance(found, Placement):
-            return _Answer(points=score(ask, found, cards, self._settings))
-        return _Answer(told(found), found.hopeless)
+            return Answer(points=score(ask, found, cards, self._settings))
+        return Answer(told(found), found.hopeless)
+
+
+def _sorted(names: Sequence[str], answers: Iterable[Answer]) -> Filtered:
+    found = Filtered()
+    for name, answer in zip(names, answers, strict=True):
+        if not answer.reason:
+            found.passed.append(name)
+        else:
+            (found.hopeless if answer.hopeless else found.failed)[name] = answer.reason
+        if answer.recut:
+            found.recut.append(name)
+    return found

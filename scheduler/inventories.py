@@ -1,18 +1,21 @@
-"""What nodes and their Devices say of cards: which there are, which are healthy, which the kubelet itself gave out."""
+"""What nodes and their Devices say of cards: which there are, which are healthy, how they are cut, and which the node
+itself gave out.
+"""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from mgpu.dialects import gpushare
 from mgpu.kube.events import node_reference
-from mgpu.model import inventory
+from mgpu.model import inventory, partitioning
 from mgpu.model.cards import GPU, Card
 from mgpu.model.errors import BadObject
 from mgpu.model.given import read_given, shares_given
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Node
 from mgpu.settings import Settings
+from scheduler.slices.known import KnownSlices
 
 Raw = Mapping[str, Any]
 Given = Mapping[str, tuple[Share, ...]]
@@ -26,11 +29,12 @@ class Inventories:
         self._cards: dict[str, tuple[Card, ...]] = {}
         self._given: dict[str, Given] = {}
         self._unhealthy: dict[str, frozenset[int]] = {}
+        self.slices = KnownSlices(warn)
 
     def device_changed(self, raw: Raw) -> str | None:
         """A Device that cannot be read leaves the last good inventory in force, and so does each part of it."""
         name = raw["metadata"]["name"]
-        cards, given = self._cards.get(name), self.given(name)
+        cards, given = self._cards.get(name), self._given.get(name, {})
         try:
             cards = inventory.read_device(raw)
         except BadObject as error:
@@ -39,7 +43,7 @@ class Inventories:
             given = shares_given(read_given(raw))
         except BadObject as error:
             self._warn(node_reference(name), "BadCheckpoints", f"what was given out on {name} is not taken: {error}")
-        if (cards, given) == (self._cards.get(name), self.given(name)):
+        if (cards, given) == (self._cards.get(name), self._given.get(name, {})):
             return None
         self._given[name] = given
         if cards is not None:
@@ -73,7 +77,22 @@ class Inventories:
         return node
 
     def cards(self, node: Node) -> tuple[Card, ...]:
-        """The cards as the node has them, unhealthy where anybody says so."""
+        """What pods can be given: the cards that are not cut, the slices of the others, and devices of other types."""
+        devices = self._devices(node)
+        found = self.slices.of(node.name)
+        if not found.mode:
+            return devices
+        gpus, others = _gpus(devices), tuple(c for c in devices if c.type != GPU)
+        if self.slices.untold(node.name):
+            return others  # any card may be cut, into what nobody knows
+        return (*partitioning.undivided(found, gpus), *partitioning.devices(found, gpus), *others)
+
+    def gpus(self, node: Node) -> tuple[Card, ...]:
+        """All of them, cut or not."""
+        return _gpus(self._devices(node))
+
+    def _devices(self, node: Node) -> tuple[Card, ...]:
+        """As the node has them, unhealthy where anybody says so."""
         cards = self._cards.get(node.name)
         if cards is None:
             cards = inventory.equal_cards(node, gpushare.unit(self._settings))
@@ -83,5 +102,11 @@ class Inventories:
         return tuple(replace(c, healthy=False) if c.type == GPU and c.index in listed else c for c in cards)
 
     def given(self, node: str) -> Given:
-        """By UID, the shares of the pods to which the kubelet itself gave cards of this node."""
-        return self._given.get(node, {})
+        """By UID, the shares of the pods to which the node itself gave cards, or slices of them."""
+        given = self._given.get(node, {})
+        sliced = self.slices.held(node)
+        return {uid: (*given.get(uid, ()), *sliced.get(uid, ())) for uid in {**given, **sliced}} if sliced else given
+
+
+def _gpus(devices: Iterable[Card]) -> tuple[Card, ...]:
+    return tuple(card for card in devices if card.type == GPU)

@@ -26,13 +26,16 @@ REASON = "MgpuNoCards"
 _MAX_PAUSE = 30.0
 _FIRST_PAUSE = 0.2
 _NO_CARDS_YET_SECONDS = 30.0
+_RECUT_SECONDS = 120.0
+"""How long a pod waits for its node's cards to be cut anew for it."""
 _CONFLICTS = 5
 
 
 class LateDecisions:
     """A queue of uids and one thread. A uid stays until its pod is decided, failed or gone, whatever goes wrong.
 
-    may_decide raises RetryLater while this process must not write.
+    may_decide raises RetryLater while this process must not write. recut: whether a pod for which nothing is free may
+    have it once its node's cards are cut anew, which is then seen to.
     """
 
     def __init__(
@@ -44,9 +47,10 @@ class LateDecisions:
         warn: Warn,
         may_decide: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        recut: Callable[[GpuPod], bool] = lambda _: False,
     ) -> None:
         self._state, self._decider, self._api, self._settings = state, decider, api, settings
-        self._warn, self._may_decide, self._clock = warn, may_decide, clock
+        self._warn, self._may_decide, self._clock, self._recut = warn, may_decide, clock, recut
         self._changed = threading.Condition()
         self._due: dict[str, float] = {}
         self._heap: list[tuple[float, str]] = []
@@ -147,7 +151,9 @@ class LateDecisions:
         if view.node is None or (not (view.cards or view.others) and waited < _NO_CARDS_YET_SECONDS):
             return 1.0  # a node that is starting: Kubernetes itself removes pods of nodes that never come
         decision = self._decider.decide(known, pod.node)
-        return decision if isinstance(decision, Decision) else str(decision)
+        if isinstance(decision, Decision):
+            return decision
+        return 1.0 if waited < _RECUT_SECONDS and self._recut(known) else str(decision)
 
     def _write(self, known: GpuPod, wanted: Decision | str) -> None:
         pod = known.pod

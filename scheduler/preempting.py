@@ -21,6 +21,8 @@ from scheduler.disruption import Budgets
 from scheduler.gpu_pods import GpuPod
 from scheduler.placement.freeing import BUDGET, freed
 from scheduler.placement.victims import LOWEST, Tenant, by_importance, victims, without
+from scheduler.slices.choosing import answer_of
+from scheduler.slices.site import wanted_by
 from scheduler.state import State
 from scheduler.views import View
 
@@ -73,6 +75,12 @@ class Preemption:
         def fits(cards: Sequence[CardState]) -> bool:
             return isinstance(assess(ask, node, cards, self._settings, seats=seats, budget=_EFFORT), Placement)
 
+        wanted = wanted_by(ask)
+        if wanted:
+            # As for other devices; what they leave may have to be cut anew.
+            site = None if ask.unmet(node) else self._state.sites.without(name, known.pod.uid, theirs.uids)
+            serves = site and not site.found.waiting and (site.fits(wanted) or answer_of(site, wanted).recut)
+            return theirs if serves else None
         if ask.others:
             # Which of the pods there hold such devices, and that no others hold them, is not looked for.
             gone = [h for h, _ in occupants if h.uid in theirs.uids]

@@ -22,6 +22,8 @@ from scheduler.disruption import Budgets
 from scheduler.filtering import Filter
 from scheduler.late import LateDecisions
 from scheduler.preempting import Preemption
+from scheduler.slices.planning import Planning
+from scheduler.slices.writing import Writer
 from scheduler.state import State
 
 log = logging.getLogger(__name__)
@@ -45,18 +47,29 @@ class Process:
     def __init__(self, settings: Settings, api: Api, identity: str) -> None:
         self._settings, self._api, self._identity = settings, api, identity
         self.announcements = Announcements(api, self.may_decide)
-        self.state = State(settings, self._warn, self._add_late, freed=self.announcements.add)
+        self.state = State(
+            settings,
+            self._warn,
+            self._add_late,
+            freed=self.announcements.add,
+            recut=lambda node: self.planning.changed(node),
+        )
+        writer = Writer(api, settings)
+        self.planning = Planning(self.state, writer, settings, self._warn, self.may_decide)
         self.decider = Decider(self.state, api, settings)
-        self.filter = Filter(self.state, settings)
+        self.filter = Filter(self.state, settings, self.planning.recut)
         budgets = Budgets()
         self.preemption = Preemption(self.state, budgets, settings)
-        self.late = LateDecisions(self.state, self.decider, api, settings, self._warn, self.may_decide)
+        self.late = LateDecisions(
+            self.state, self.decider, api, settings, self._warn, self.may_decide, recut=self.planning.can_serve
+        )
         self._recorder: Recorder | None = None
         own = settings.scheduler
         self._leader = Leader(api, own.namespace, _LEASE, identity) if own.leader_elect else None
         self._pods = Reflector(api, "/api/v1/pods", self.state.pod_changed, self.state.pod_gone)
+        self._nodes = Reflector(api, "/api/v1/nodes", self.state.node_changed, self.state.node_gone)
         self._watches = {
-            "nodes": Reflector(api, "/api/v1/nodes", self.state.node_changed, self.state.node_gone),
+            "nodes": self._nodes,
             "devices": Reflector(
                 api, f"/apis/{DEVICE_API}/devices", self.state.device_changed, self.state.device_gone, optional=True
             ),
@@ -67,8 +80,13 @@ class Process:
             self._watches["configmaps"] = Reflector(
                 api, maps, self.state.configmap_changed, self.state.configmap_gone, optional=True
             )
-        # Nobody waits for these: who may not read them evicts as if there were none.
-        self._budgets = Reflector(api, disruption.PATH, budgets.changed, budgets.gone, optional=True)
+        # Nobody waits for these: who may not read budgets evicts as if there were none, and what a ConfigMap says is
+        # read again before it is written.
+        configs = self.planning.configs
+        self._beside = (
+            Reflector(api, disruption.PATH, budgets.changed, budgets.gone, optional=True),
+            Reflector(api, writer.maps, configs.changed, configs.gone, writer.only_map, optional=True),
+        )
         self._fresh_term = -1
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -79,13 +97,16 @@ class Process:
         self._run("steward", self._steward)
         self._run("late decisions", lambda: self.late.run(self._stop))
         self._run("announcements", lambda: self.announcements.run(self._stop))
+        if self._settings.dialects.slices.enabled:
+            self._run("planning", lambda: self.planning.run(self._stop))
 
     def stop(self) -> None:
         """End the threads; a lease that is held is given up, so that another replica leads at once."""
         self._stop.set()
         self.late.wake()
         self.announcements.wake()
-        for watch in (*self._watches.values(), self._budgets):
+        self.planning.wake()
+        for watch in (*self._watches.values(), *self._beside):
             watch.stop()
         for thread in self._threads:
             thread.join(2)
@@ -126,7 +147,7 @@ class Process:
             leader.round()
             self._run("leader", lambda: leader.run(self._stop))
         first_term = self._term() if self._leading() else -1
-        for watch in (*self._watches.values(), self._budgets):
+        for watch in (*self._watches.values(), *self._beside):
             watch.start()
         while not all(watch.wait_synced(_ROUND_SECONDS) for watch in self._watches.values()):
             if self._stop.is_set():
@@ -165,14 +186,17 @@ class Process:
     def _catch_up(self) -> None:
         """The last leader may have written what the watch has not brought yet: decide only on a newer list."""
         term = self._term()
-        if self._pods.refresh(_REFRESH_SECONDS):
+        if self._nodes.refresh(_REFRESH_SECONDS) and self._pods.refresh(_REFRESH_SECONDS):
             self._begin(term)
 
     def _begin(self, term: int) -> None:
         self._fresh_term = term
         log.info("deciding", extra={"term": term})
+        self.planning.begin()
         for uid in self.state.undecided():
             self.late.add(uid)
+        for node in self.state.sites.names()[:1]:
+            self.announcements.add(node)  # pods that wait for slices are known only to who was asked about them
 
     def _run(self, name: str, target: Any) -> None:
         thread = threading.Thread(target=target, name=name, daemon=True)

@@ -6,7 +6,7 @@ cache: the same objects in any order give the same state, but for reservations, 
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from mgpu.model import inventory
@@ -21,11 +21,12 @@ from scheduler import stock
 from scheduler.accounts import Accounts
 from scheduler.decisions import Decision, Decisions
 from scheduler.gpu_pods import GpuPod, gpu_pod_of
-from scheduler.inventories import Inventories
+from scheduler.inventories import Given, Inventories
 from scheduler.matrix import Matrix
 from scheduler.nominations import LOWEST, Nominations
 from scheduler.outlook import LEARNT, Outlook
 from scheduler.placement.wishing import elsewhere
+from scheduler.slices.sites import Sites
 from scheduler.usage import Usage
 from scheduler.vector.rows import Table
 from scheduler.views import View
@@ -38,7 +39,8 @@ Warn = Callable[[dict[str, Any], str, str], None]
 
 class State:
     """Thread-safe. `undecided` is told of the uid of each pod that is bound without cards (late decision), `freed` of
-    each node whose cards came free by something that no core object shows. Both must return at once.
+    each node whose cards came free by something that no core object shows, `recut` of each node whose cards may be cut
+    and where anything of them has changed. All of them must return at once.
     """
 
     def __init__(
@@ -48,8 +50,10 @@ class State:
         undecided: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         freed: Callable[[str], None] = lambda _: None,
+        recut: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._settings, self._tell_undecided, self._tell_freed = settings, undecided, freed
+        self._tell_recut = recut
         self._lock = threading.RLock()
         self._nodes: dict[str, Node] = {}
         self._inventories = Inventories(settings, warn)
@@ -67,6 +71,8 @@ class State:
         self._moved: set[str] = set()
         self._usage = Usage(self._move)
         self._ours: dict[str, tuple[int, ...]] = {}
+        self._slices = self._inventories.slices
+        self.sites = Sites(self._lock, self.view, self._inventories, self._ledger, self._replanned, settings)
         self.outlook = Outlook(settings)
         self._matrix = Matrix()
 
@@ -79,15 +85,23 @@ class State:
             if before == node:
                 return
             self._nodes[node.name] = node
+            given, waited = self._inventories.given(node.name), self._slices.of(node.name).waiting
+            self._slices.node_changed(node)
             self._set_cards(node.name)
+            self._follow_given(node.name, given)
+            if waited and not self._slices.of(node.name).waiting:
+                self._tell_freed(node.name)  # those that waited may ask again, and have been refused by what was known
             if stock.is_there(before) != stock.is_there(node):
                 self._accounts.settle_all_on(node.name)
 
     def node_gone(self, raw: Raw) -> None:
         name = raw["metadata"]["name"]
         with self._lock:
-            before = self._nodes.pop(name, None)
+            before, given = self._nodes.pop(name, None), self._inventories.given(name)
+            self._slices.node_gone(name)
+            self.sites.drop_node(name)
             self._set_cards(name)
+            self._follow_given(name, given)
             if stock.is_there(before):
                 self._accounts.settle_all_on(name)
 
@@ -98,12 +112,7 @@ class State:
             if name is None:
                 return
             self._set_cards(name)
-            given = self._inventories.given(name)
-            changed = sorted(uid for uid in {**before, **given} if before.get(uid) != given.get(uid))
-            for uid in changed:
-                self._accounts.follow_given(uid, name)
-            if changed:
-                self._tell_freed(name)
+            self._follow_given(name, before)
 
     def device_gone(self, raw: Raw) -> None:
         with self._lock:
@@ -132,6 +141,7 @@ class State:
                 self._accounts.settle(known)
                 self._dirty |= self._nominations.follow(known)
             self._count(pod)
+            self.sites.follow(pod)
 
     def pod_gone(self, raw: Raw) -> None:
         meta = raw["metadata"]
@@ -139,6 +149,7 @@ class State:
             self._forget(meta["uid"])
             self._accounts.gone(meta["uid"], (raw.get("spec") or {}).get("nodeName") or "")
             self._usage.drop(meta["uid"])
+            self.sites.drop_pod(meta["uid"])
             if self._uids.get((meta["namespace"], meta["name"])) == meta["uid"]:
                 del self._uids[meta["namespace"], meta["name"]]
 
@@ -161,6 +172,11 @@ class State:
     def is_undecided(self, uid: str) -> bool:
         with self._lock:
             return uid in self._undecided
+
+    def nodes(self, names: Iterable[str]) -> list[Node | None]:
+        """The nodes of these names; None: not known."""
+        with self._lock:
+            return list(map(self._nodes.get, names))
 
     def view(self, node: str, without: str) -> View:
         """The node as pod `without` would find it."""
@@ -317,6 +333,15 @@ class State:
         decision = self.decision(pod.uid)
         self._usage.follow(pod, decision.node if decision else "")
 
+    def _follow_given(self, node: str, before: Given) -> None:
+        """What the node says that it gave out itself may have changed."""
+        given = self._inventories.given(node)
+        changed = sorted(uid for uid in {**before, **given} if before.get(uid) != given.get(uid))
+        for uid in changed:
+            self._accounts.follow_given(uid, node)
+        if changed:
+            self._tell_freed(node)
+
     def _forget(self, uid: str) -> None:
         self._accounts.forget(uid)
         self._pods.pop(uid, None)
@@ -337,6 +362,12 @@ class State:
             if self._pods[uid].pod.node == name:
                 self._tell_undecided(uid)
 
+    def _replanned(self, node: str, *, freed: bool) -> None:
+        """A plan for this node was made or dropped."""
+        self._set_cards(node)
+        if freed:
+            self._tell_freed(node)
+
     def _touch(self, node: str, group: Group | None = None) -> None:
         """group: a same-card group has come there or has gone, on which depends what is kept for its pods elsewhere."""
         self._last_version += 1  # of all nodes: one that comes again has no version that it had before
@@ -347,6 +378,8 @@ class State:
         if group is not None:
             self._dirty |= self._nominations.group_nodes((group,))
         self._move(node)
+        if self._slices.problem(node) or self._slices.of(node).mode:
+            self._tell_recut(node)
 
     def _move(self, node: str) -> None:
         if self._settings.node_policy in LEARNT:

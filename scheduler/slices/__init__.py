@@ -1,0 +1,1 @@
+"""Slices of cards: which node is cut how, and when (slices.md)."""

@@ -1,0 +1,52 @@
+"""Which nodes have the slices that a pod asks for, or could be cut so: for a filter over thousands of nodes."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+
+from mgpu.model.asks import Ask
+from mgpu.settings import Settings
+from scheduler.answers import Answer
+from scheduler.gpu_pods import GpuPod
+from scheduler.matrix import UNKNOWN
+from scheduler.slices.choosing import answer_of, refusal_of
+from scheduler.slices.score import site_score
+from scheduler.slices.site import Site, wanted_by
+from scheduler.state import State
+
+_REFUSALS_KEPT = 10_000
+"""Nodes that are alike are refused alike: a refusal takes a plan."""
+
+
+class Slices:
+    """Thread-safe. Writes nothing and waits for nothing."""
+
+    def __init__(self, state: State, settings: Settings) -> None:
+        self._state, self._settings = state, settings.dialects.slices
+        self._lock = threading.Lock()
+        self._refusals: OrderedDict[object, Answer] = OrderedDict()
+
+    def answers(self, known: GpuPod, ask: Ask, names: Sequence[str], *, scoring: bool = False) -> Iterator[Answer]:
+        """For each node. scoring: its points too, where the pod fits."""
+        wanted = wanted_by(ask)
+        for name, node in zip(names, self._state.nodes(names), strict=True):
+            unmet = UNKNOWN if node is None else ask.unmet(node)
+            site = None if unmet else self._state.sites.of(name, known.pod.uid)
+            if site is None:
+                yield Answer(unmet or f"node {name} has no label for slices", hopeless=True)
+            else:
+                answer = answer_of(site, wanted, self._refusal)
+                fits = scoring and not answer.reason
+                yield Answer(points=site_score(site, wanted, known.pod, self._settings)) if fits else answer
+
+    def _refusal(self, site: Site, wanted: Mapping[str, int]) -> Answer:
+        key = (site.cards, tuple(sorted(wanted.items())))
+        with self._lock:
+            answer = self._refusals.get(key)
+        if answer is None:
+            answer = refusal_of(site, wanted)
+            with self._lock:
+                self._refusals[key] = answer
+                while len(self._refusals) > _REFUSALS_KEPT:
+                    self._refusals.popitem(last=False)
+        return answer

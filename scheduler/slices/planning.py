@@ -1,0 +1,314 @@
+"""Has the cards of nodes cut anew for the pods that wait for slices: one controller, on a thread of its own.
+
+Level-triggered: what is to be done follows from what is known now, so a crash between any two steps loses nothing but
+time. A plan stands in the State from the moment it is made, so that every decision sees it; then it is written. While
+a node has one under way it gets no other (slices.md, "Barrier"), and so does a pod.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from mgpu.kube import ApiError, Unreachable
+from mgpu.kube.events import node_reference
+from mgpu.model.asks import Rejection
+from mgpu.model.errors import RetryLater
+from mgpu.model.partitioning import next_plan
+from mgpu.model.slices import MPS, Slice
+from mgpu.settings import Settings
+from scheduler.gpu_pods import GpuPod
+from scheduler.slices.choosing import best_first
+from scheduler.slices.known import Plan
+from scheduler.slices.refusals import Refusals
+from scheduler.slices.site import Site, cut, offers, served, wanted_by
+from scheduler.slices.waiting import Promise, Waiting, WaitingPods
+from scheduler.slices.writing import Configs, Writer
+from scheduler.state import State, Warn
+
+log = logging.getLogger(__name__)
+
+PROMISED_SECONDS = 60.0
+"""How long a pod waits for a plan before another node is looked for."""
+MISSING_SECONDS = 10.0
+"""How long slices that pods hold may be away before a plan makes them again: a node's agent does so by itself."""
+_SHOWN_SECONDS = 60.0
+"""How long a plan that was written may stay unseen by the watch before it is looked for."""
+_PAUSE = 1.0
+_SPACING = 0.02
+_AT_ONCE = 64
+"""Pods that one plan looks at."""
+
+
+class Planning:
+    """`recut`, `config_changed` and `changed` may come from any thread and return at once; `work` is one thread's.
+
+    may_decide raises RetryLater while this process must not write. clock: seconds. now: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        writer: Writer,
+        settings: Settings,
+        warn: Warn,
+        may_decide: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._state, self._sites, self._writer = state, state.sites, writer
+        self._settings, self._warn, self._may_decide = settings.dialects.slices, warn, may_decide
+        self._clock, self._now = clock, now
+        self.configs = Configs(self.config_changed)
+        self._waiting = WaitingPods(state, clock)
+        self._refusals = Refusals(clock)
+        self._event = threading.Condition()
+        self._due = False
+        self._changed: set[str] = set()
+        self._missing: dict[str, float] = {}
+        self._told: dict[str, str] = {}
+        self._written: dict[str, tuple[int, float]] = {}
+        self._lost: dict[str, tuple[int, float]] = {}
+        self._unsaid: set[str] = set()
+
+    # From other threads.
+
+    def recut(self, known: GpuPod, nodes: Sequence[str]) -> None:
+        """The pod would fit on these nodes if they were cut anew; none: it needs nothing (any more)."""
+        self._waiting.put(known, nodes)
+        if nodes:
+            self._wake()
+
+    def can_serve(self, known: GpuPod) -> bool:
+        """Whether a bound pod may have its slices once its node is cut anew, or has said how it is; seen to, if so."""
+        site, ask = self._sites.of(known.pod.node, known.pod.uid), known.ask
+        wanted = wanted_by(ask) if ask else {}
+        if site is None or ask is None or not wanted or site.problem or ask.unmet(site.node):
+            return False
+        if site.found.placed and not site.found.waiting and not offers(site, wanted):
+            return False
+        self.recut(known, [known.pod.node])
+        return True
+
+    def changed(self, node: str) -> None:
+        """Something of this node's slices, or of who holds them, has changed."""
+        with self._event:
+            self._changed.add(node)
+        self._wake()
+
+    def config_changed(self) -> None:
+        for node in self._sites.names():
+            self.changed(node)
+
+    def begin(self) -> None:
+        """A term begins: what was decided in an earlier one and not written is no more."""
+        for plan in self._sites.plans():
+            self._sites.drop_plan(plan)
+        self.config_changed()
+
+    def wake(self) -> None:
+        """Look whether it is time to stop."""
+        self._wake()
+
+    def run(self, stop: threading.Event) -> None:
+        """Work until `stop`, which must be followed by `wake`."""
+        while not stop.is_set():
+            pause = self._pause()  # takes the State's lock, within which others take ours
+            with self._event:
+                self._event.wait_for(lambda: self._due or stop.is_set(), pause)
+                self._due = False
+            try:
+                self.work()
+            except Exception:
+                # The thread's outermost loop: one odd node must not keep all pods waiting.
+                log.exception("planning failed")
+            stop.wait(_SPACING)
+
+    # The planning thread.
+
+    def work(self) -> None:
+        """All that is to be done now."""
+        try:
+            self._may_decide()
+            with self._event:
+                changed, self._changed = self._changed, set()
+            self._look_at(changed)
+            self._restore()
+            self._serve()
+            self._write()
+            self._write_configs()
+        except RetryLater:
+            return  # whoever may decide next begins with all nodes, and is asked about all pods
+
+    def _wake(self) -> None:
+        with self._event:
+            self._due = True
+            self._event.notify_all()
+
+    def _pause(self) -> float | None:
+        return _PAUSE if self._missing or self._unsaid or self._sites.plans() or self._waiting.all() else None
+
+    def _look_at(self, changed: Iterable[str]) -> None:
+        for name in sorted(changed):
+            site = self._sites.of(name)
+            if site is None:
+                for known in (self._missing, self._told, self._written, self._lost):
+                    known.pop(name, None)
+                self._unsaid.discard(name)
+                continue
+            self._refusals.see(site)
+            if not site.missing:
+                self._missing.pop(name, None)
+                self._told.pop(name, None)
+            else:
+                self._missing.setdefault(name, self._clock())
+            if site.found.mode == MPS and site.found.partitioning.plan is not None:
+                self._unsaid.add(name)
+
+    def _restore(self) -> None:
+        """Slices that bound pods hold and that are not there are a reason for a plan, whoever else waits or not."""
+        for name, since in sorted(self._missing.items()):
+            site = self._sites.of(name)
+            if site is None or self._clock() < since + MISSING_SECONDS or not self._open(site) or not site.found.placed:
+                continue
+            pods = [pod for pod in self._waiting.all() if name in pod.nodes and not pod.promise][:_AT_ONCE]
+            found = cut(site, [{}, *(pod.wanted for pod in pods)])
+            if isinstance(found, Rejection):
+                self._tell(name, f"slices that its pods hold cannot be made again: {found}")
+            elif {*found} != site.made and not self._refusals.forbid(site, found):
+                self._make(site, found, pods)
+
+    def _serve(self) -> None:
+        waiting = self._waiting.all()
+        if not waiting:
+            return
+        names = sorted(frozenset().union(*(pod.nodes for pod in waiting)))
+        sites = {name: site for name in names if (site := self._sites.of(name)) is not None}
+        waiting = self._unpromised(waiting, {name: site for name, site in sites.items() if site.found.waiting})
+        finds_some: dict[tuple[frozenset[str], frozenset[tuple[str, int]]], bool] = {}
+        left = []
+        for pod in waiting:
+            key = (pod.nodes, frozenset(pod.wanted.items()))
+            if key not in finds_some:
+                finds_some[key] = any(sites[name].fits(pod.wanted) for name in pod.nodes if name in sites)
+            if not finds_some[key] and not self._is_kept_some(pod):
+                left.append(pod)
+        while left:
+            pod = left.pop(0)
+            if not pod.promise:
+                self._plan_for(pod, [other for other in left if not other.promise])
+
+    def _unpromised(self, waiting: Sequence[Waiting], under_way: Mapping[str, Site]) -> list[Waiting]:
+        """The pods that no plan under way serves: the one that was made for them, or one with slices to spare."""
+        for pod in waiting:
+            promise = pod.promise
+            site = under_way.get(promise.node) if promise else None
+            if promise is None or (
+                site and site.found.partitioning.plan == promise.plan and self._in_time(pod, promise)
+            ):
+                continue
+            pod.promise = None
+        for name, site in under_way.items():
+            plan, planned = site.found.partitioning.plan, site.found.planned
+            if plan is None or planned is None:
+                continue
+            pods = [pod for pod in waiting if pod.promise and pod.promise[:2] == (name, plan)]
+            others = [
+                pod for pod in waiting if not pod.promise and name in pod.nodes and (name, plan) not in pod.missed
+            ]
+            self._promise(site, planned, plan, [*pods, *others])
+        return [pod for pod in waiting if not pod.promise]
+
+    def _in_time(self, pod: Waiting, promise: Promise) -> bool:
+        if self._clock() < promise.until:
+            return True
+        pod.missed.add((promise.node, promise.plan))
+        return False
+
+    def _promise(self, site: Site, slices: Sequence[Slice], plan: int, pods: Sequence[Waiting]) -> None:
+        for pod, serves in zip(pods, served(slices, site.used, [pod.wanted for pod in pods]), strict=True):
+            if serves and not pod.promise:
+                pod.promise = Promise(site.node.name, plan, self._clock() + PROMISED_SECONDS)
+
+    def _is_kept_some(self, pod: Waiting) -> bool:
+        """Whether there are slices that are kept for this pod, where it is nominated."""
+        name = pod.known.pod.nominated_node
+        site = self._sites.of(name, pod.known.pod.uid) if name in pod.nodes else None
+        return site is not None and site.fits(pod.wanted)
+
+    def _plan_for(self, pod: Waiting, others: Sequence[Waiting]) -> None:
+        """A plan for this pod, on the best node that can have one; of the others it serves whom it can."""
+        known, ask = pod.known.pod, pod.known.ask
+        sites = (self._sites.of(name, known.uid) for name in sorted(pod.nodes))
+        able = [site for site in sites if site and ask and not ask.unmet(site.node) and self._open(site)]
+        for site in best_first(able, pod.wanted, known, self._settings):
+            pods = [pod, *(other for other in others if site.node.name in other.nodes)][:_AT_ONCE]
+            found = cut(site, [waiting.wanted for waiting in pods])
+            if isinstance(found, Rejection) or {*found} == site.made or self._refusals.forbid(site, found):
+                continue
+            if self._make(site, found, pods):
+                return
+
+    def _open(self, site: Site) -> bool:
+        """Whether the node may get a plan now."""
+        if site.problem or site.found.waiting:
+            return False
+        version, until = self._lost.get(site.node.name, (-1, 0.0))
+        return version != site.version or self._clock() >= until
+
+    def _make(self, site: Site, slices: tuple[Slice, ...], pods: Sequence[Waiting]) -> bool:
+        """False: the node has changed meanwhile, and is looked at again."""
+        name, before = site.node.name, site.found.partitioning
+        ids = [number for number in (before.plan, before.applied) if number is not None]
+        plan = Plan(name, next_plan(max(ids, default=None), int(self._now())), slices, before.plan)
+        if not self._sites.plan(plan, site.version):
+            return False
+        log.info(
+            "plan made",
+            extra={"node": name, "plan": plan.id, "slices": [f"{s.card}:{s.start} {s.name}" for s in slices]},
+        )
+        self._promise(site, slices, plan.id, pods)
+        return True
+
+    def _write(self) -> None:
+        for plan in self._sites.plans():
+            number, at = self._written.get(plan.node, (-1, 0.0))
+            if number == plan.id and self._clock() < at + _SHOWN_SECONDS:
+                continue
+            self._may_decide()
+            try:
+                why = self._writer.plan(plan)
+            except (ApiError, Unreachable, RetryLater) as error:
+                log.warning("plan not written yet: %s", error, extra={"node": plan.node, "plan": plan.id})
+                continue
+            if why:
+                log.info("plan dropped: %s", why, extra={"node": plan.node, "plan": plan.id})
+                self._sites.drop_plan(plan)
+                site = self._sites.of(plan.node)
+                self._lost[plan.node] = (site.version if site else -1, self._clock() + 5 * _PAUSE)
+            else:
+                log.info("plan written", extra={"node": plan.node, "plan": plan.id})
+                self._written[plan.node] = (plan.id, self._clock())
+
+    def _write_configs(self) -> None:
+        """Under MPS the annotation comes first, and the ConfigMap says what that says."""
+        unwritten = {p.node for p in self._sites.plans() if self._written.get(p.node, (-1,))[0] != p.id}
+        for name in sorted(self._unsaid - unwritten):
+            site = self._sites.of(name)
+            if site is None or site.problem or site.found.mode != MPS or site.found.partitioning.plan is None:
+                self._unsaid.discard(name)
+                continue
+            spec = site.found.partitioning.spec
+            self._may_decide()
+            try:
+                if not self.configs.says(name, spec):
+                    self._writer.config(name, spec)
+            except (ApiError, Unreachable, RetryLater) as error:
+                log.warning("sharing configuration not written yet: %s", error, extra={"node": name})
+                return
+            self._unsaid.discard(name)
+
+    def _tell(self, name: str, message: str) -> None:
+        if self._told.get(name) != message:
+            self._told[name] = message
+            self._warn(node_reference(name), "NoPlan", message)

@@ -1,0 +1,157 @@
+"""A node that can be cut, as the planner and the filter see it: pure, for the scheduler and `mgpu simulate` alike."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from mgpu.model.asks import Amount, Ask, Rejection, peak
+from mgpu.model.cards import Card, CardState
+from mgpu.model.ledger import Holding, Share
+from mgpu.model.partitioning import NodeSlices, devices
+from mgpu.model.pods import Node
+from mgpu.model.requests import Room
+from mgpu.model.slices import MIG, RESOURCE_PREFIX, Slice, place_of, slice_named
+from scheduler.slices.geometry import Geometries
+from scheduler.slices.plan import NodeCards, can_offer, cards_of, plan_of
+
+_HELD = "in use by pods that asked for no slice"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A node with the label at one moment. version: it moves with every change of the node, as a View's.
+
+    gpus: its cards, cut or not. cards: what the planner makes of them.
+    used: the places that are held by pods, reservations among them, or given to pods as the node says.
+    missing: those of them that bound pods hold and that are not made, on cards that can be cut.
+    free: slice → how many a pod can have now. memory: of the GPUs, held in bytes. room: free cpu and memory.
+    problem: why what the node says of its slices is not in force.
+    """
+
+    node: Node
+    version: int
+    gpus: tuple[Card, ...]
+    found: NodeSlices
+    used: frozenset[Slice]
+    missing: frozenset[Slice]
+    free: Mapping[str, int]
+    memory: int
+    cards: NodeCards
+    room: Room
+    named: Mapping[str, int]
+    problem: str = ""
+
+    @property
+    def made(self) -> frozenset[Slice]:
+        """The places of the slices that there are."""
+        return frozenset(s.place for s in self.found.made)
+
+    def fits(self, wanted: Mapping[str, int]) -> bool:
+        """Whether a pod that asks for these can have them now."""
+        return all(self.free.get(name, 0) >= count for name, count in wanted.items())
+
+
+def site_of(
+    node: Node,
+    found: NodeSlices,
+    gpus: Sequence[Card],
+    states: Iterable[CardState],
+    holdings: Iterable[Holding],
+    geometries: Geometries,
+    *,
+    room: Room,
+    named: Mapping[str, int] = MappingProxyType({}),
+    version: int = 0,
+    problem: str = "",
+) -> Site:
+    """gpus: all of the node's. states: its whole cards and its slices, with what is held of them."""
+    states = tuple(states)
+    held = [(h.bound, place) for h in holdings for share in h.shares if (place := place_held(share))]
+    cut = [(slice_of(s.card), s) for s in states]
+    used = {s.place for s in found.made if s.pod} | {place for _, place in held}
+    used |= {place for place, state in cut if place and not state.idle}
+    made, able = {s.place for s in found.made}, _cuttable(found, gpus)
+    barred = {state.card.index: _HELD for place, state in cut if not place and not state.idle}
+    memory = sum(state.memory_used for place, state in cut if not place)
+    memory += sum(card.memory for card in devices(NodeSlices(found.mode, made=tuple(used)), gpus))
+    return Site(
+        node,
+        version,
+        tuple(gpus),
+        found,
+        frozenset(used),
+        frozenset(place for bound, place in held if bound and place not in made and place.card in able),
+        Counter(p.name for p, state in cut if p and state.idle and state.card.healthy),
+        memory,
+        cards_of(gpus, found, used, geometries, barred=barred),
+        room,
+        named,
+        problem,
+    )
+
+
+def place_held(share: Share) -> Slice | None:
+    """The place that a share is of; None: it is of no slice, or nobody knows of which."""
+    name = slice_named(RESOURCE_PREFIX + share.type)
+    return Slice(*place_of(share.card), name) if name and isinstance(share.card, int) else None
+
+
+def slice_of(card: Card) -> Slice | None:
+    """The place of the slice that this device is; None: it is none."""
+    name = slice_named(RESOURCE_PREFIX + card.type)
+    return Slice(*place_of(card.index), name) if name else None
+
+
+def wanted_by(ask: Ask) -> dict[str, int]:
+    """Slice → how many a pod with this ask holds at its busiest moment; {}: it asks for none."""
+    found: dict[str, int] = {}
+    for type_ in dict.fromkeys(c.type for c in ask.others):
+        name = slice_named(RESOURCE_PREFIX + type_)
+        if name:
+            found[name] = peak((c.stage, Amount(shares=c.cards)) for c in ask.others if c.type == type_).shares
+    return found
+
+
+def offers(site: Site, wanted: Mapping[str, int]) -> bool:
+    """Whether the node could be cut so that a pod has these."""
+    return can_offer(site.cards, wanted)
+
+
+def cut(site: Site, wanted: Sequence[Mapping[str, int]]) -> tuple[Slice, ...] | Rejection:
+    """All slices that the node shall have, for pods that ask for `wanted`, in order: for the first one all that it
+    asks for, for the others what is possible. What is used stays in its place, and is made again where it is missing.
+
+    A card that nobody can cut now, one that is lost among them, stays as the node says it is.
+    """
+    found = plan_of(site.cards, wanted or ({},))
+    if isinstance(found, Rejection):
+        return found
+    able = _cuttable(site.found, site.gpus)
+    stay = (s.place for s in site.found.made if s.card not in able)
+    return tuple(sorted({*(s for s in found if s.card in able), *stay}))
+
+
+def _cuttable(found: NodeSlices, gpus: Iterable[Card]) -> frozenset[int]:
+    cards = (gpu.index for gpu in gpus if gpu.healthy)
+    return frozenset(cards) & found.cards if found.mode == MIG else frozenset(cards)
+
+
+def served(slices: Iterable[Slice], used: Iterable[Slice], wanted: Sequence[Mapping[str, int]]) -> Iterator[bool]:
+    """Which of these pods, in order, have their slices where a node has `slices`, of which some are used."""
+    free = Counter(s.name for s in {*slices}.difference(used))
+    for counts in wanted:
+        all_there = all(free[name] >= count for name, count in counts.items())
+        if all_there:
+            free.subtract(counts)
+        yield all_there
+
+
+def memory_of(site: Site, wanted: Mapping[str, int]) -> int:
+    """Bytes of the slices that a pod asks for, on the card of the node where they are largest."""
+    total = 0
+    for name, count in wanted.items():
+        everywhere = tuple(Slice(gpu.index, 0, name) for gpu in site.gpus)
+        sizes = [card.memory for card in devices(NodeSlices(site.found.mode, made=everywhere), site.gpus)]
+        total += count * max(sizes, default=0)
+    return total
