@@ -1,0 +1,102 @@
+"""MPS: the cards that a ConfigMap lists are shares of one daemon each; the others stay whole."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+from deviceplugin.mig.driver import MigRefused
+from deviceplugin.mig.manager import ModeManager
+from deviceplugin.slices.cutting import Cut
+from deviceplugin.slices.usage import Users
+from deviceplugin.slices.wanted import Impossible, configured_slices
+from mgpu.model.cards import Card
+from mgpu.model.errors import BadObject
+from mgpu.model.mps_config import read_config
+from mgpu.model.partitioning import NodeSlices
+from mgpu.model.slices import MIG, Counts, Slice, counts, mode_of
+
+
+class Configs(Protocol):
+    """The ConfigMap that says how cards are cut."""
+
+    def text(self) -> tuple[str, str]:
+        """What it says of this node, and where that stands. Raises RetryLater where it is not known."""
+
+
+class Daemons(Protocol):
+    """The MPS daemons of the cards that are cut; from any thread."""
+
+    def cut(self, cards: Collection[str]) -> None:
+        """These cards, by UUID, and no others are cut."""
+
+    def well(self, card: str) -> bool:
+        """Whether the card's daemon answers."""
+
+
+class MpsCutter:
+    """The config manager's other half. manager: switches MIG mode off; None: somebody else does. Used by one thread."""
+
+    def __init__(self, configs: Configs, daemons: Daemons, manager: ModeManager | None) -> None:
+        self._configs, self._daemons, self._manager = configs, daemons, manager
+        self._made: tuple[Slice, ...] | None = None
+        self._read: tuple[str, Counts] | None = None
+
+    def cut(
+        self,
+        found: NodeSlices,
+        gpus: Sequence[Card],
+        users: Callable[[Collection[Slice]], Users],
+        held: Collection[int],
+    ) -> Cut:
+        used = users(())
+        problems = self._settle(gpus, {*held, *(place.card for place in used if mode_of(place.name) == MIG)})
+        if self._made is None:
+            self._made = tuple(s.place for s in found.made)
+        text, source = self._configs.text()
+        refused = None
+        try:
+            config = self._parse(text, source)
+            own = [place for place in used if mode_of(place.name) != MIG]
+            self._made = configured_slices(config, found.planned, self._made, own, gpus, held, source)
+        except (BadObject, Impossible) as error:
+            problems.append(str(error))
+            refused = self._refused(found, str(error))
+        made, by_index = self._made, {gpu.index: gpu for gpu in gpus}
+        cards = {s.card for s in made}
+        self._daemons.cut([by_index[card].uuid for card in sorted(cards & by_index.keys())])
+        wanted = found.planned if found.planned is not None else made
+        plan = found.partitioning.plan
+        as_planned = counts(made) == _present(found.partitioning.spec) and {s.place for s in wanted} == {*made}
+        return Cut(
+            made=made,
+            cards=frozenset(cards),
+            unwell=frozenset(c for c in cards if c not in by_index or not self._daemons.well(by_index[c].uuid)),
+            refused=refused,
+            done=plan if as_planned else None,
+            problems=tuple(problems),
+        )
+
+    def _settle(self, gpus: Sequence[Card], held: Collection[int]) -> list[str]:
+        if self._manager is None:
+            return []
+        try:
+            off = {gpu.uuid: False for gpu in gpus}
+            return [*self._manager.settle(off, {gpu.uuid for gpu in gpus if gpu.index in held}).values()]
+        except MigRefused as error:
+            return [str(error)]
+
+    def _parse(self, text: str, source: str) -> Counts:
+        """Read anew where its content has changed."""
+        if self._read is None or self._read[0] != text:
+            self._read = text, read_config(text, source) if text else {}
+        return self._read[1]
+
+    def _refused(self, found: NodeSlices, why: str) -> tuple[int, str] | None:
+        """The plan is refused where the configuration is the plan's; another writer's has nothing to do with it."""
+        plan, spec = found.partitioning.plan, _present(found.partitioning.spec)
+        is_the_plans = self._read is not None and _present(self._read[1]) == spec
+        return (plan, why) if plan not in (None, found.partitioning.applied) and is_the_plans else None
+
+
+def _present(spec: Counts) -> dict[int, dict[str, int]]:
+    found = {card: {name: n for name, n in names.items() if n} for card, names in spec.items()}
+    return {card: names for card, names in found.items() if names}

@@ -1,0 +1,176 @@
+"""What a node's cards shall be cut into: the plan, beside what is in use and so stays. Pure."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from mgpu.model.cards import Card
+from mgpu.model.mig import Instance, Layout, arrange, problem
+from mgpu.model.partitioning import ANNOTATION, NodeSlices
+from mgpu.model.slices import MOST_CLIENTS, Counts, Slice, counts, gigabytes
+
+_GIB = 1 << 30
+
+Instances = Mapping[int, frozenset[Instance]]
+"""Card index → instances."""
+
+
+class Impossible(Exception):
+    """What is said cannot be done as things are. One sentence, with the path of what says so."""
+
+
+def named(slices: Iterable[Slice]) -> str:
+    """As people read them: `2g.20gb at 4 of card 0`."""
+    return ", ".join(f"{s.name} at {s.start} of card {s.card}" for s in sorted(slices))
+
+
+# MIG
+
+
+def planned_instances(
+    found: NodeSlices, layouts: Mapping[int, Layout], made: Instances, before: Instances, keep: Instances
+) -> dict[int, frozenset[Instance]]:
+    """All that shall be on the cards that can be cut, those of `layouts`, where there is a plan.
+
+    made: what is there. before: what was, at the last look or as the Node says. Where only counts are said, what is
+    there stays as far as it is wanted. Raises Impossible where the plan would lose any of `keep`, or cannot be.
+    """
+    spec = {card: {name: n for name, n in names.items() if n} for card, names in found.partitioning.spec.items()}
+    _check_spec(spec, layouts)
+    planned = found.planned if found.planned is not None and counts(found.planned) == spec else None
+    wanted: dict[int, frozenset[Instance]] = {}
+    for card, layout in sorted(layouts.items()):
+        kept, path = keep.get(card, frozenset()), f"metadata.annotations[{ANNOTATION}][spec-gpu-{card}-…]"
+        if planned is not None:
+            wanted[card] = frozenset(s.instance for s in planned if s.card == card)
+        else:
+            states = (before.get(card, frozenset()), made.get(card, frozenset()))
+            wanted[card] = _arranged(layout, spec.get(card, {}), kept, states, path)
+        if why := problem(layout, wanted[card]):
+            raise Impossible(f"{path}: {why}")
+        if lost := kept - wanted[card]:
+            raise Impossible(f"{path}: {named(Slice(card, *i) for i in lost)} in use and not in the plan")
+    return wanted
+
+
+def _check_spec(spec: Counts, layouts: Mapping[int, Layout]) -> None:
+    for card, names in sorted(spec.items()):
+        path = f"metadata.annotations[{ANNOTATION}][spec-gpu-{card}-{min(names, default='')}]"
+        if names and card not in layouts:
+            raise Impossible(f"{path}: the node has no card {card} that is in MIG mode and answers")
+        for name in sorted(names):
+            if why := problem(layouts[card], [Instance(0, name)]) if layouts[card].profile(name) is None else "":
+                raise Impossible(f"metadata.annotations[{ANNOTATION}][spec-gpu-{card}-{name}]: {why}")
+
+
+def _arranged(
+    layout: Layout,
+    names: Mapping[str, int],
+    kept: frozenset[Instance],
+    states: Sequence[frozenset[Instance]],
+    path: str,
+) -> frozenset[Instance]:
+    """Where so many of each can lie: as in one of `states`, else beside what of the last one may stay."""
+    for state in states:
+        if _counted(state) == names and kept <= state and not problem(layout, state):
+            return state
+    stay, left = set(kept), dict(names)
+    for instance in kept:
+        left[instance.profile] = left.get(instance.profile, 0) - 1
+    if lost := sorted(name for name, n in left.items() if n < 0):
+        raise Impossible(f"{path}: fewer of {', '.join(lost)} than are in use")
+    rest = dict(left)
+    for instance in sorted(states[-1] - kept):
+        if rest.get(instance.profile, 0) > 0 and not problem(layout, {*stay, instance}):
+            stay.add(instance)
+            rest[instance.profile] -= 1
+    beside_all, beside_kept = arrange(layout, stay, rest), arrange(layout, kept, left)
+    if beside_all is not None:
+        return frozenset((*stay, *beside_all))
+    if beside_kept is None:
+        raise Impossible(f"{path}: {_listed(names)} cannot lie on a {layout.name} beside what is in use")
+    return kept.union(beside_kept)
+
+
+def _counted(instances: Iterable[Instance]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for instance in instances:
+        found[instance.profile] = found.get(instance.profile, 0) + 1
+    return found
+
+
+def _listed(names: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} of {name}" for name, n in sorted(names.items()))
+
+
+def placeable(layout: Layout, instances: Sequence[Instance]) -> frozenset[Instance]:
+    """Those of `instances` that can be there together, the first ones first."""
+    found: set[Instance] = set()
+    for instance in instances:
+        if not problem(layout, {*found, instance}):
+            found.add(instance)
+    return frozenset(found)
+
+
+# MPS
+
+
+def configured_slices(
+    config: Counts,
+    planned: tuple[Slice, ...] | None,
+    before: Iterable[Slice],
+    used: Collection[Slice],
+    gpus: Sequence[Card],
+    held: Collection[int],
+    source: str,
+) -> tuple[Slice, ...]:
+    """The slices that a configuration makes, numbered as planned where the plan is this very configuration.
+
+    before: places as they were; they keep their numbers, those in use first, and new ones get the lowest free.
+    used: places that pods have. held: cards that pods in other vocabularies have shares of. source: of the
+    configuration, for the errors. Raises Impossible.
+    """
+    config = {card: {name: n for name, n in names.items() if n} for card, names in config.items()}
+    config = {card: names for card, names in config.items() if names}
+    by_index = {card.index: card for card in gpus}
+    for card, names in sorted(config.items()):
+        _check_card(card, names, by_index, held, source)
+    if planned is not None and counts(planned) == config:
+        found = tuple(sorted(s.place for s in planned))
+    else:
+        found = _numbered(config, before, used)
+    if lost := {s.place for s in used} - {*found}:
+        raise Impossible(f"{source}: {named(lost)} in use, and not in it")
+    return found
+
+
+def _check_card(
+    card: int, names: Mapping[str, int], gpus: Mapping[int, Card], held: Collection[int], source: str
+) -> None:
+    if card not in gpus:
+        raise Impossible(f"{source}: the node has no card {card}")
+    room, size = gpus[card].memory // _GIB, sum(gigabytes(name) * n for name, n in names.items())
+    if size > room:
+        raise Impossible(f"{source}: {size} GiB of card {card}, which has {room}")
+    if sum(names.values()) > MOST_CLIENTS:
+        raise Impossible(
+            f"{source}: {sum(names.values())} slices of card {card}, MPS has at most {MOST_CLIENTS} clients"
+        )
+    if card in held:
+        raise Impossible(f"{source}: pods in other vocabularies have shares of card {card}")
+
+
+def _numbered(config: Counts, before: Iterable[Slice], used: Collection[Slice]) -> tuple[Slice, ...]:
+    left = {(card, name): n for card, names in config.items() for name, n in names.items()}
+    used = {s.place for s in used}
+    found: set[Slice] = set()
+    taken: set[tuple[int, int]] = set()
+    for place in sorted({*used, *(s.place for s in before)}, key=lambda place: (place not in used, place)):
+        if left.get((place.card, place.name), 0) > 0 and (place.card, place.start) not in taken:
+            left[place.card, place.name] -= 1
+            found.add(place)
+            taken.add((place.card, place.start))
+    for (card, name), n in sorted(left.items(), key=lambda row: (row[0][0], gigabytes(row[0][1]))):
+        for _ in range(n):
+            start = next(i for i in range(MOST_CLIENTS + len(taken)) if (card, i) not in taken)
+            found.add(Slice(card, start, name))
+            taken.add((card, start))
+    return tuple(sorted(found))
