@@ -21,7 +21,12 @@ from typing import Any, Self
 from mgpu import dialects
 from mgpu.cli.setup import read_settings
 from mgpu.kube import Api, ApiError
+from mgpu.model.mig import LAYOUTS
+from mgpu.model.partitioning import MADE
+from mgpu.model.slices import resource_of
+from playground import mps_control
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
+from playground.gpu_clients import GpuClients
 from playground.installation import install
 from playground.kubelet import Kubelet, KubeletConfig
 from playground.nodes import NodeSpec, make_nodes
@@ -32,6 +37,8 @@ from playground.scheduling import Extender, Scheduling
 from playground.stock import StockPlugin
 
 ASSETS = "KUBEBUILDER_ASSETS"
+MOST_GIGABYTES = 192
+"""Of a slice under MPS, as far as the extender is asked about it: names are listed one by one."""
 CORE, MEMORY = "vke.volcengine.com/mgpu-core", "vke.volcengine.com/mgpu-memory"
 MANAGED = {
     CORE: False,
@@ -46,6 +53,9 @@ MANAGED = {
     "koordinator.sh/rdma": False,
     "koordinator.sh/fpga": False,
     "nvidia.com/gpu": False,
+    # Slices are made once somebody asks for them: no node has them before.
+    **{resource_of(profile.name): True for layout in LAYOUTS for profile in layout.profiles},
+    **{resource_of(f"{gigabytes}gb"): True for gigabytes in range(1, MOST_GIGABYTES + 1)},
 }
 """What the extender is asked about; True: it alone knows whether it fits."""
 _BESIDE_STOCK = {"MGPU_DEVICEPLUGIN__WHOLECARDS": "nvidia"}
@@ -107,6 +117,10 @@ class Cluster:
     @property
     def extender_url(self) -> str:
         return f"http://127.0.0.1:{self._ports['extender']}"
+
+    def nvml_state(self, node: str) -> Path:
+        """The file with the MIG modes and instances of a node's simulated cards (`deviceplugin.mig.state`)."""
+        return self.folder / node / "cards.mig.json"
 
     def restart(self, name: str) -> None:
         """Start a process again that was stopped or killed, and wait until it is ready."""
@@ -170,9 +184,9 @@ class Cluster:
     def _start_kubelet(self, node: NodeSpec, stack: ExitStack) -> None:
         root = self.folder / node.name
         (root / "cdi").mkdir(parents=True)
-        config = KubeletConfig(node.name, root, labels=node.labels, **self._kubelet_options)
+        config = KubeletConfig(node.name, root, labels=node.all_labels, **self._kubelet_options)
         api = self.connect("kubelet")
-        kubelet = Kubelet(config, api, Runtime(root / "cdi"))
+        kubelet = Kubelet(config, api, Runtime(root / "cdi", GpuClients(self.nvml_state(node.name))))
         stack.callback(api.close)
         stack.callback(kubelet.stop)
         kubelet.start()
@@ -184,9 +198,10 @@ class Cluster:
 
     def _start_processes(self, stack: ExitStack) -> None:
         """All at once, then wait for all: most of a start is Python's imports."""
-        stock = {f"deviceplugin-{node.name}" for node in self.nodes if node.stock}
+        control = self._mps_control()
+        own = {f"deviceplugin-{node.name}": self._agent_environment(node, control) for node in self.nodes}
         for name, command in self.commands(self._ports).items():
-            environ = _environment(self.folder) | (_BESIDE_STOCK if name in stock else {})
+            environ = _environment(self.folder) | own.get(name, {})
             self.processes[name] = Process(name, command, self.logs / f"{name}.log", environ)
         stack.callback(self._stop_processes)
         for process in self.processes.values():
@@ -223,6 +238,19 @@ class Cluster:
         files = ["--cards", str(cards), "--kubelet-dir", str(root), "--cdi-dir", str(root / "cdi")]
         return ["deviceplugin", "--node", node.name, *files, "--health-port", str(port)]
 
+    def _agent_environment(self, node: NodeSpec, control: Path) -> dict[str, str]:
+        mps = {"MPSDIR": str(self.folder / node.name / "mps"), "MPSCONTROL": str(control)}
+        return {f"MGPU_DEVICEPLUGIN__{key}": value for key, value in mps.items()} | (
+            _BESIDE_STOCK if node.stock else {}
+        )
+
+    def _mps_control(self) -> Path:
+        """A program that stands in for nvidia-cuda-mps-control."""
+        path = self.folder / "mps-control"
+        path.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E {mps_control.__file__} "$@"\n')
+        path.chmod(0o755)
+        return path
+
     def _stop_processes(self) -> None:
         for process in self.processes.values():
             process.terminate()
@@ -241,14 +269,17 @@ class Cluster:
             return False
 
     def _offers(self, node: str) -> bool:
-        status = self.api.get(f"/api/v1/nodes/{node}").get("status") or {}
-        there = status.get("allocatable") or {}
+        found = self.api.get(f"/api/v1/nodes/{node}")
+        there = (found.get("status") or {}).get("allocatable") or {}
+        annotations = found["metadata"].get("annotations") or {}
+        if any(spec.name == node and spec.partitioning for spec in self.nodes) and MADE not in annotations:
+            return False
         return all(there.get(name, "0") != "0" for name in self._offered[node])
 
     def _offers_of(self, node: NodeSpec) -> set[str]:
         """The resources that a node with these cards is to have. Raises BadObject."""
         settings = read_settings(self._config, {}, {})
-        offers = (d.resources(node.known_cards(), settings) for d in dialects.enabled(settings))
+        offers = (d.resources(node.whole_cards(), settings) for d in dialects.enabled(settings))
         return {r.name for resources in offers for r in resources if any(amount for _, amount in r.amounts)}
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from mgpu.model.cards import Card
 from mgpu.model.inventory import read_card_list
+from mgpu.model.partitioning import LABEL, NodeSlices, undivided
+from mgpu.model.slices import MIG, MPS
 
 MGPU = {"vke.node.gpu.schedule": "mgpu"}
 BURST = {**MGPU, "vke.volcengine.com/mgpu-compute-policy": "native-burst-share"}
@@ -17,16 +19,26 @@ class NodeSpec:
     """cards: rows as in a file of simulated cards (`read_card_list`); none: a node without GPUs, and without agent.
 
     stock: NVIDIA's own plugin serves `nvidia.com/gpu` there, beside our agent.
+    partitioning: how its cards are given out in slices, MIG or MPS; "": they are not.
     """
 
     name: str
     cards: Sequence[Mapping[str, Any]] = ()
     labels: Mapping[str, str] = field(default_factory=lambda: dict(MGPU))
     stock: bool = False
+    partitioning: str = ""
 
     def known_cards(self) -> tuple[Card, ...]:
         """Raises BadObject."""
         return read_card_list(list(self.cards), self.name, f"cards of {self.name}")
+
+    def whole_cards(self) -> tuple[Card, ...]:
+        """Those that are not for slices, before any is cut. Raises BadObject."""
+        return undivided(NodeSlices(self.partitioning), self.known_cards())
+
+    @property
+    def all_labels(self) -> dict[str, str]:
+        return {**self.labels, **({LABEL: self.partitioning} if self.partitioning else {})}
 
 
 def make_nodes(count: int, cards: int) -> list[NodeSpec]:
@@ -43,3 +55,10 @@ def make_nodes(count: int, cards: int) -> list[NodeSpec]:
         for i in range(count)
         for model, memory in [_KINDS[i % len(_KINDS)]]
     ]
+
+
+def slice_nodes() -> list[NodeSpec]:
+    """A node whose card is given out in MIG instances, and one whose card is shared under MPS."""
+    model, memory = _KINDS[0]
+    card = {"model": f"NVIDIA {model}", "memory": memory}
+    return [NodeSpec(f"{kind}-1", [card], {}, partitioning=kind) for kind in (MIG, MPS)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from playground import cdi
+from playground.gpu_clients import GpuClients
 
 Raw = Mapping[str, Any]
 
@@ -53,15 +54,20 @@ class Container:
     def running(self) -> bool:
         return self.exit_code is None
 
+    @property
+    def pid(self) -> int:
+        """As the node sees it."""
+        return int(self.id, 16)
+
 
 class Runtime:
     """The containers of one node; it survives its kubelet. Thread-safe.
 
-    cdi_dir: where CDI specs are read, anew for every container.
+    cdi_dir: where CDI specs are read, anew for every container. gpus: told of what runs on which cards, if anybody is.
     """
 
-    def __init__(self, cdi_dir: Path) -> None:
-        self._cdi_dir = cdi_dir
+    def __init__(self, cdi_dir: Path, gpus: GpuClients | None = None) -> None:
+        self._cdi_dir, self._gpus = cdi_dir, gpus
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._pods: dict[str, dict[str, Container]] = {}
@@ -69,7 +75,7 @@ class Runtime:
     def start(self, pod: Raw, container: Raw, options: RunOptions) -> Container:
         """Create and start. The environment, later over earlier: image, device plugins, the pod's own, CDI.
 
-        Raises CreateError where a CDI device, or what it mounts, is not there.
+        Raises CreateError where a CDI device, what it mounts, or a MIG device is not there.
         """
         meta = pod["metadata"]
         try:
@@ -81,6 +87,8 @@ class Runtime:
                 raise CreateError(f"failed to create mount: {host}: no such file or directory")
         own = own_environment(pod, container)
         env = {**image_environment(container), **dict(options.env), **own, **edits.env}
+        if self._gpus and (missing := self._gpus.unknown(env)):
+            raise CreateError(f"nvidia-container-cli: device error: {missing}: unknown device")
         with self._lock:
             of_pod = self._pods.setdefault(meta["uid"], {})
             record = Container(
@@ -97,6 +105,8 @@ class Runtime:
                 started=time.time(),
             )
             of_pod[record.id] = record
+            if self._gpus:
+                self._gpus.start(record.pid, record.env)
         return record
 
     def end(self, container: Container, exit_code: int = 0) -> None:
@@ -105,6 +115,8 @@ class Runtime:
             of_pod = self._pods[container.uid]
             if of_pod[container.id].running:
                 of_pod[container.id] = replace(container, exit_code=exit_code, finished=time.time())
+                if self._gpus:
+                    self._gpus.end(container.pid, container.env)
 
     def containers(self, uid: str = "") -> tuple[Container, ...]:
         """Every container there ever was, or all of one pod, in the order of their start."""
@@ -121,6 +133,8 @@ class Runtime:
         """The node went down: whatever ran is gone."""
         for container in self.containers():
             self.end(container, 255)
+        if self._gpus:
+            self._gpus.reboot()
 
     def logs(self, namespace: str, pod: str, container: str = "") -> str:
         """The environment of a pod's newest container as `KEY=VALUE` lines, then its mounts (`host → container`).

@@ -8,11 +8,14 @@ import pytest
 from mgpu.model.asks import Ask, ContainerAsk, whole_cards
 from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Share
+from mgpu.model.mig import LAYOUTS
 from mgpu.model.pods import Stage
+from mgpu.model.slices import resource_of
 from mgpu.settings import load_settings
 from playground import explain
+from playground.cluster import MANAGED
 from playground.installation import located, manifests
-from playground.nodes import make_nodes
+from playground.nodes import make_nodes, slice_nodes
 from playground.processes import Process, StartError
 from tests.builders import GIB, cards, state
 from tests.waiting import until
@@ -24,6 +27,18 @@ def test_the_last_of_several_nodes_takes_multi_gpu_pods() -> None:
     policies = [node.labels.get("vke.volcengine.com/mgpu-compute-policy") for node in make_nodes(3, 2)]
     assert policies == [None, None, "native-burst-share"]
     assert "vke.volcengine.com/mgpu-compute-policy" not in make_nodes(1, 2)[0].labels
+
+
+def test_every_slice_that_there_can_be_is_the_extenders_business() -> None:
+    names = {resource_of(profile.name) for layout in LAYOUTS for profile in layout.profiles}
+    names |= {f"nvidia.com/gpu-{gigabytes}gb" for gigabytes in (1, 4, 80, 180)}
+    assert {name for name in names if MANAGED.get(name) is not True} == set()
+
+
+def test_cards_that_are_for_slices_are_nobody_elses() -> None:
+    mig, mps = slice_nodes()
+    assert (mig.whole_cards(), mig.all_labels) == ((), {"gpu.partitioning": "mig"})
+    assert len(mps.whole_cards()) == 1
 
 
 def test_webhooks_lead_to_this_machine_and_nothing_else_of_them_changes() -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from deviceplugin.mig import state
+from playground.gpu_clients import GpuClients
 from playground.runtime import CreateError, RunOptions, Runtime
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
@@ -96,3 +98,25 @@ def test_a_mount_of_cdi_takes_the_place_of_another_and_is_seen_in_the_log(tmp_pa
 def test_a_container_whose_mount_is_not_there_is_not_created(tmp_path: Path) -> None:
     with pytest.raises(CreateError, match="failed to create mount: /no/such: no such file"):
         Runtime(tmp_path).start(*pod(), mounting(tmp_path, x=Path("/no/such")))
+
+
+def test_what_runs_on_a_card_is_known_to_its_nvml_until_it_ends(tmp_path: Path) -> None:
+    nvml = tmp_path / "cards.mig.json"
+    runtime = Runtime(tmp_path, GpuClients(nvml))
+    made = runtime.start(*pod(), RunOptions(env=((VISIBLE, "GPU-1,GPU-2"),)))
+    assert state.clients(nvml, "GPU-2") == (made.pid,)
+    runtime.end(made)
+    assert state.clients(nvml, "GPU-2") == ()
+
+
+def test_a_mig_device_that_is_not_there_starts_nothing(tmp_path: Path) -> None:
+    nvml = tmp_path / "cards.mig.json"
+    with state.changing(nvml) as found:
+        found.cards["GPU-1"] = state.Mode(True, True, [state.Gpu(1, 1, "1g.10gb", 0, [state.Compute(0, 0, "MIG-a")])])
+    runtime = Runtime(tmp_path, GpuClients(nvml))
+    runtime.start(*pod(), RunOptions(env=((VISIBLE, "MIG-a"),)))
+    with pytest.raises(CreateError, match="MIG-b: unknown device"):
+        runtime.start(*pod(), RunOptions(env=((VISIBLE, "MIG-a,MIG-b"),)))
+    runtime.reboot()
+    assert state.clients(nvml, "MIG-a") == ()
+    assert state.read_state(nvml).cards["GPU-1"].instances == []
