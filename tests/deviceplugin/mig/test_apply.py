@@ -9,7 +9,7 @@ from deviceplugin.mig.apply import RollbackFailed, apply
 from deviceplugin.mig.driver import MigRefused
 from deviceplugin.mig.state import reboot, register
 from mgpu.model.errors import RetryLater
-from tests.deviceplugin.mig.rig import CHANGES, GPU, Rig, instance, instances
+from tests.deviceplugin.mig.rig import CHANGES, GPU, Crash, Rig, instance, instances
 
 
 def test_a_card_is_cut_as_planned_and_anew(rig: Rig) -> None:
@@ -80,6 +80,41 @@ def test_what_processes_use_is_not_destroyed_for_what_a_pod_has_lost(rig: Rig) -
     with pytest.raises(MigRefused, match="overlaps"):
         apply(rig.driver, GPU, instances("2g.20gb@0"), instances("2g.20gb@0"))
     assert rig.made() == before
+
+
+def half_made(rig: Rig, text: str) -> None:
+    """The agent died while it made this one."""
+    rig.flaky.left, rig.flaky.only = 0, ("nvmlGpuInstanceCreateComputeInstance",)
+    with pytest.raises(Crash):
+        apply(rig.driver, GPU, instances(text), ())
+    rig.flaky.heal()
+    assert rig.made() == {instance(text): ""}
+
+
+def test_what_was_left_half_made_is_completed_or_goes(rig: Rig) -> None:
+    half_made(rig, "2g.20gb@0")
+    apply(rig.driver, GPU, instances("2g.20gb@0"), ())
+    assert rig.made()[instance("2g.20gb@0")]
+    apply(rig.driver, GPU, (), ())
+    half_made(rig, "2g.20gb@0")
+    apply(rig.driver, GPU, instances("1g.10gb@1"), ())
+    assert rig.made().keys() == instances("1g.10gb@1")
+
+
+def test_what_pods_have_is_completed_although_the_plan_is_refused(rig: Rig) -> None:
+    half_made(rig, "2g.20gb@0")
+    with pytest.raises(MigRefused, match="in use, but not in the plan"):
+        apply(rig.driver, GPU, (), instances("2g.20gb@0"))
+    assert rig.made()[instance("2g.20gb@0")]
+
+
+def test_going_back_goes_backwards(rig: Rig) -> None:
+    """What was made in the place of what was destroyed must go before that can be made again."""
+    before = rig.make(instance("7g.80gb@0")).made()
+    rig.flaky.fail(1, pynvml.NVML_ERROR_UNKNOWN, "nvmlDeviceCreateGpuInstance")
+    with pytest.raises(RetryLater):
+        apply(rig.driver, GPU, instances("3g.40gb@0", "3g.40gb@4"), ())
+    assert rig.made().keys() == before.keys()
 
 
 @pytest.mark.parametrize("call", range(8))

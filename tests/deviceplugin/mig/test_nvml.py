@@ -1,8 +1,13 @@
-"""The names of profiles."""
+"""The names of profiles, and the functions of NVML."""
 
+import inspect
+from pathlib import Path
+
+import pynvml
 import pytest
 
-from deviceplugin.mig.nvml import profile_name
+from deviceplugin.mig.nvml import Nvml, profile_name
+from deviceplugin.mig.simulated import SimulatedNvml
 
 MIB = 1 << 20
 
@@ -27,3 +32,12 @@ def test_a_profile_is_named_as_nvidia_smi_names_it(
     total: int, kind: int, slices: int, megabytes: int, name: str
 ) -> None:
     assert profile_name(kind, slices, megabytes, total * MIB) == name
+
+
+@pytest.mark.parametrize("name", [name for name in vars(Nvml) if name.startswith("nvml")])
+@pytest.mark.parametrize("nvml", [pynvml, SimulatedNvml(Path("unused"), ())], ids=["pynvml", "simulated"])
+def test_every_function_that_is_called_takes_what_it_is_given(nvml: object, name: str) -> None:
+    """The module's functions have no types, so nothing else would say so without a card."""
+    ours = list(inspect.signature(getattr(Nvml, name)).parameters)[1:]
+    theirs = inspect.signature(getattr(nvml, name))
+    theirs.bind(*(one for one in ours if one != "version"), **({"version": 1} if "version" in ours else {}))
