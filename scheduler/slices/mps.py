@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count as count_from
+from math import prod
 
 from mgpu.model.cards import Card
 from mgpu.model.mig import Instance
@@ -14,6 +15,8 @@ from mgpu.model.slices import MOST_CLIENTS, gigabytes
 from scheduler.slices.geometry import Counts, Cut, Place, Vector, added, counts_of, most_of
 
 _GIB = 1 << 30
+_MOST_OPTIONS = 500
+"""With more of them than this only the one with the largest slices is looked at: dozens of slices of many sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,13 @@ def mps_card(card: Card, used: Iterable[Place], free: Iterable[Place]) -> MpsCar
 
 @lru_cache(maxsize=50_000)
 def _options(memory: int, places: int, asked: Counts) -> tuple[Vector, ...]:
-    return most_of(_shares(memory, places, asked))
+    if prod(min(count, memory // gigabytes(name)) + 1 for name, count in asked[1:]) <= _MOST_OPTIONS:
+        return most_of(_shares(memory, places, asked))
+    most = dict.fromkeys((name for name, _ in asked), 0)
+    for name, count in sorted(asked, key=_size, reverse=True):
+        most[name] = max(0, min(count, memory // gigabytes(name), places))
+        memory, places = memory - most[name] * gigabytes(name), places - most[name]
+    return (tuple(most.values()),)
 
 
 def _shares(memory: int, places: int, asked: Counts) -> Iterator[Vector]:

@@ -1,11 +1,8 @@
 """Into what the cards of one node are cut, so that a pod finds its slices there (slices.md, "Scheduling"). Pure."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
-from operator import add, le, sub
 from types import MappingProxyType
-from typing import NamedTuple
 
 from mgpu.model.asks import CardRefusal, Rejection
 from mgpu.model.cards import Card
@@ -18,14 +15,13 @@ from scheduler.slices.geometry import (
     MigCard,
     Place,
     Table,
-    Vector,
     added,
     counts_of,
     mig_card,
-    most_of,
     table_of,
 )
 from scheduler.slices.mps import MpsCard, mps_card
+from scheduler.slices.sharing import Share, found_way, shared_out
 
 _NOBODY: Mapping[int, str] = MappingProxyType({})
 
@@ -125,18 +121,7 @@ def can_offer(node: NodeCards, ask: Mapping[str, int]) -> bool:
             if left <= 0:
                 return True
         return False
-    return _suffice([card for _, card in node.cards], need)
-
-
-def _suffice(cards: Iterable[MigCard | MpsCard], need: Counts) -> bool:
-    whole = tuple(count for _, count in need)
-    reached: tuple[Vector, ...] = ((0,) * len(whole),)
-    for card in cards:
-        if whole in reached:
-            return True
-        options = card.options(need)
-        reached = most_of({tuple(map(min, whole, map(add, a, b))) for a in reached for b in options})
-    return whole in reached
+    return found_way(tuple(card for _, card in node.cards), need) is not None
 
 
 def plan(
@@ -152,8 +137,7 @@ def plan(
 
     wanted: of pods in their order, slice → how many. What is free already counts. Of the pods after the first as many
     requests are served as can be beside the first one's, card by card.
-    The other arguments are those of `cards_of`. Between cards, in this order: fewest are changed; fewest whole cards
-    are cut; the pod is on the fewest; fewest free slices are destroyed; most room is left; most slices; the first ones.
+    The other arguments are those of `cards_of`. Which cards are cut is for `shared_out` to say, how each for its `cut`.
     """
     return plan_of(cards_of(gpus, found, used, geometries, barred=barred), wanted)
 
@@ -162,9 +146,9 @@ def plan_of(node: NodeCards, wanted: Sequence[Mapping[str, int]]) -> tuple[Slice
     """`plan` of cards that `cards_of` has read."""
     first, *others = wanted or ({},)
     need = counts_of(first.items())
-    if not can_offer(node, first):
+    shares = shared_out(tuple(card for _, card in node.cards), need) if can_offer(node, first) else None
+    if shares is None:
         return _rejection(node, need)
-    shares = _shared_out(node, need)
     wishes = added(*(counts_of(ask.items()) for ask in others if can_offer(node, ask)))
     slices = [
         Slice(index, start, name)
@@ -174,58 +158,7 @@ def plan_of(node: NodeCards, wanted: Sequence[Mapping[str, int]]) -> tuple[Slice
     return tuple(sorted((*node.kept, *slices)))
 
 
-class _Share(NamedTuple):
-    """What one card gives to the pod, and how."""
-
-    asked: Counts
-    cut: Cut
-
-
-class _Row(NamedTuple):
-    """Cards up to one of them. cost: to be least. order: how many each gives, negative, so that the first give most."""
-
-    cost: tuple[int, ...]
-    order: tuple[Vector, ...]
-    shares: tuple[_Share, ...]
-
-
-def _shared_out(node: NodeCards, need: Counts) -> tuple[_Share, ...]:
-    """By card, of all ways to share `need` out that are possible, which one of them must be."""
-    whole = tuple(count for _, count in need)
-    rows: dict[Vector, _Row] = {whole: _Row((), (), ())}
-    for _, card in node.cards:
-        offers = [(given, share, _cost(card, share)) for given, share in _offers(card, need)]
-        reached: dict[Vector, _Row] = {}
-        for left, row in rows.items():
-            for given, share, cost in offers:
-                after = tuple(map(sub, left, given))
-                if min(after, default=0) >= 0:
-                    total = tuple(map(add, row.cost, cost)) if row.cost else cost
-                    candidate = _Row(total, (*row.order, tuple(-x for x in given)), (*row.shares, share))
-                    if after not in reached or candidate[:2] < reached[after][:2]:
-                        reached[after] = candidate
-        rows = reached
-    return rows[tuple(0 for _ in whole)].shares
-
-
-def _offers(card: MigCard | MpsCard, need: Counts) -> Iterator[tuple[Vector, _Share]]:
-    options = card.options(need)
-    for given in product(*(range(count + 1) for _, count in need)):
-        if not any(all(map(le, given, option)) for option in options):
-            continue
-        asked = counts_of(zip((name for name, _ in need), given, strict=True))
-        enough = all(card.has(name) >= count for name, count in asked)
-        cut = card.kept(asked) if enough else card.cut(asked)
-        if cut is not None:
-            yield given, _Share(asked, cut)
-
-
-def _cost(card: MigCard | MpsCard, share: _Share) -> tuple[int, ...]:
-    cut = share.cut
-    return (cut.touched, cut.touched and card.whole, bool(share.asked), cut.destroyed, -cut.room, -len(cut.slices))
-
-
-def _with_wishes(node: NodeCards, shares: Sequence[_Share], wishes: Counts) -> list[Cut]:
+def _with_wishes(node: NodeCards, shares: Sequence[Share], wishes: Counts) -> list[Cut]:
     """The cards with as much of the wishes as they can have: what is free, then on cards that change anyway."""
     left = dict(wishes)
     asked = [share.asked for share in shares]
@@ -257,8 +190,8 @@ def _rejection(node: NodeCards, need: Counts) -> Rejection:
     if not node.cards and not node.refusals:
         return Rejection("the node has no cards", hopeless=True)
     refusals = [*node.refusals, *(CardRefusal(index, _why(card, need)) for index, card in node.cards)]
-    cards = [card.emptied() for _, card in node.cards] + [card.emptied() for card in node.barred]
-    hopeless = not _suffice(cards, need)
+    cards = tuple(card.emptied() for card in (*(card for _, card in node.cards), *node.barred))
+    hopeless = found_way(cards, need) is None
     return Rejection("", tuple(sorted(refusals, key=lambda refusal: refusal.index)), hopeless)
 
 
@@ -269,4 +202,4 @@ def _why(card: MigCard | MpsCard, need: Counts) -> str:
             return card.why(name)
         if most < count:
             return f"room for {most} of {count} {name}"
-    return f"not enough room for {', '.join(f'{count} {name}' for name, count in need)}"
+    return f"no way found for {', '.join(f'{count} {name}' for name, count in need)}"
