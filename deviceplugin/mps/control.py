@@ -1,0 +1,142 @@
+"""nvidia-cuda-mps-control of one card: starting its daemon, asking it, ending it.
+
+A daemon runs in a session of its own and outlives the agent: what computes on the card would end with it. Who it is
+stands in a file, so that the next agent finds it again.
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+
+from deviceplugin.mps.limits import PIPE, pipe_dir, shm_dir
+
+_MAX_PATH = 107
+"""Of a unix socket (sun_path is 108 bytes)."""
+_LONGEST_SOCKET = "control_privileged"
+_KILL_SECONDS = 1.0
+
+
+class Answer(Enum):
+    """healthy: as it should be. absent: nobody is there, or not up yet. silent: nothing in time."""
+
+    HEALTHY, ABSENT, SILENT = range(3)
+
+
+class Control:
+    """Used on one event loop. command: how the program is called. folder: the setting `mpsDir`."""
+
+    def __init__(self, command: Sequence[str], folder: Path, card: str) -> None:
+        self._command, self._folder = list(command), folder
+        self._pipe, self._log = pipe_dir(folder, card), folder / card / "log"
+        self._record = folder / card / "daemon"
+        mine = {"CUDA_VISIBLE_DEVICES": card, PIPE: str(self._pipe), "CUDA_MPS_LOG_DIRECTORY": str(self._log)}
+        self._environ = {k: v for k, v in os.environ.items() if not k.startswith("CUDA_")} | mine
+        self._child = 0
+        self._asking: asyncio.subprocess.Process | None = None
+
+    def running(self) -> int | None:
+        """The pid of the daemon that this or an earlier agent started, while it runs."""
+        try:
+            pid, born = map(int, self._record.read_text().split())
+        except (OSError, ValueError):
+            return None
+        now = _born(pid)
+        if now is None and pid == self._child:
+            self._child = 0
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        return pid if now == born else None
+
+    def start(self) -> int:
+        """The pid of a new daemon. Raises OSError."""
+        self._make_folders()
+        output = (os.POSIX_SPAWN_OPEN, 1, str(self._output), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+        self._child = pid = os.posix_spawnp(
+            self._command[0],
+            [*self._command, "-f"],
+            self._environ,
+            file_actions=[nothing, output, (os.POSIX_SPAWN_DUP2, 1, 2)],
+            setsid=True,
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+        )
+        self._record.write_text(f"{pid} {_born(pid) or 0}")
+        return pid
+
+    def said(self) -> str:
+        """The last line that it wrote; "" where none."""
+        try:
+            lines = self._output.read_text(errors="replace").split("\n")
+        except OSError:
+            return ""
+        return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "")
+
+    async def healthy(self, seconds: float) -> Answer:
+        """It tells its default thread percentage, as NVIDIA's own device plugin asks it."""
+        answer, text = await self._say("get_default_active_thread_percentage", seconds)
+        try:
+            float(text)
+        except ValueError:
+            return Answer.ABSENT if answer is Answer.HEALTHY else answer
+        return answer
+
+    async def quit(self, seconds: float) -> None:
+        """Ask it to end; it may not."""
+        await self._say("quit", seconds)
+
+    def kill(self) -> None:
+        """It and its servers, at once."""
+        if (pid := self.running()) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+    async def _say(self, line: str, seconds: float) -> tuple[Answer, str]:
+        if self._asking is not None and self._asking.returncode is None:
+            return Answer.SILENT, ""  # the last call cannot even be killed: no second one beside it
+        pipe, out = asyncio.subprocess.PIPE, asyncio.subprocess.STDOUT
+        try:
+            self._asking = asking = await asyncio.create_subprocess_exec(
+                *self._command, stdin=pipe, stdout=pipe, stderr=out, env=self._environ
+            )
+        except OSError:
+            return Answer.ABSENT, ""
+        try:
+            async with asyncio.timeout(seconds):
+                text, _ = await asking.communicate(f"{line}\n".encode())
+        except TimeoutError:
+            return Answer.SILENT, ""
+        finally:
+            if asking.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    asking.kill()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_KILL_SECONDS):
+                        await asking.wait()
+        return Answer.ABSENT if asking.returncode else Answer.HEALTHY, text.decode(errors="replace")
+
+    @property
+    def _output(self) -> Path:
+        return self._log / "output"
+
+    def _make_folders(self) -> None:
+        """Containers of any user come in by the pipe directory, and write into the shared memory."""
+        if len(os.fsencode(self._pipe / _LONGEST_SOCKET)) > _MAX_PATH:
+            raise OSError(errno.ENAMETOOLONG, "too long for unix sockets in it", str(self._pipe))
+        for folder, mode in ((self._pipe, 0o755), (self._log, 0o755), (shm_dir(self._folder), 0o1777)):
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(mode)
+
+
+def _born(pid: int) -> int | None:
+    """When it started, in ticks since boot: another process under its number is not it. None: it runs no more."""
+    try:
+        # The second field, the program's name in brackets, may hold anything.
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return None if state in "ZX" else int(fields[18])

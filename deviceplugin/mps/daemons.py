@@ -1,0 +1,211 @@
+"""The MPS control daemons of this node, one for each card that has clients."""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deviceplugin.identity import Refused
+from deviceplugin.mps.control import Answer, Control
+
+log = logging.getLogger(__name__)
+
+_UNKNOWN = "has not answered yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """In seconds. ask: for an answer. health: between two questions. start: until the first answer.
+
+    silent: without an answer, until it is replaced. quit: until it is killed. pauses: before it is started again.
+    """
+
+    ask: float = 2.0
+    health: float = 5.0
+    start: float = 10.0
+    silent: float = 30.0
+    quit: float = 5.0
+    first_pause: float = 0.5
+    longest_pause: float = 30.0
+    first_poll: float = 0.05
+
+
+class _Daemon:
+    """One card's daemon. used: containers were given it, so it is never killed while it may serve them."""
+
+    def __init__(self, card: str, control: Control, told: Callable[[str], None], times: Times) -> None:
+        self._card, self._control, self._told, self._times = card, control, told, times
+        self.wanted = self.used = False
+        self.problem = _UNKNOWN
+        self.well = asyncio.Event()
+        self._stir = asyncio.Event()
+
+    def want(self, *, wanted: bool, used: bool) -> None:
+        if (wanted, used) != (self.wanted, self.used):
+            self.wanted, self.used = wanted, used
+            self._stir.set()
+
+    async def run(self) -> None:
+        """Until it is not wanted and has ended. Cancelled, it leaves the daemon as it is."""
+        pause = self._times.first_pause
+        while True:
+            while self.wanted:
+                begun = _now()
+                if not (why := await self._live()):
+                    break
+                if _now() - begun > self._times.longest_pause:
+                    pause = self._times.first_pause
+                self._unwell(f"{why}; it is started again in {pause:g} s")
+                await self._stirred(pause)
+                pause = min(pause * 2, self._times.longest_pause)
+            self.well.clear()
+            self.problem = _UNKNOWN
+            await self._end()
+            if not self.wanted:
+                return
+
+    async def _live(self) -> str:
+        """Start it, or find the one that an earlier agent left, and look after it.
+
+        Why it is no more; "": it is not wanted any more.
+        """
+        fresh = False
+        if (pid := self._control.running()) is None and await self._control.healthy(self._times.ask) is Answer.ABSENT:
+            try:
+                pid, fresh = self._control.start(), True
+            except OSError as error:
+                return f"cannot be started: {error.strerror}: {error.filename}"
+            log.info("MPS daemon started", extra={"card": self._card, "pid": pid})
+        with self._watching(pid):
+            return await self._look_after(pid, fresh=fresh)
+
+    async def _look_after(self, pid: int | None, *, fresh: bool) -> str:
+        """fresh: it has just been started, so nobody is its client yet. pid None: nobody knows who started it."""
+        times, heard, answered = self._times, _now(), False
+        pause = times.first_poll
+        while self.wanted:
+            answer = await self._control.healthy(times.ask)
+            if pid is not None and self._control.running() is None:
+                return f"ended: {self._control.said() or 'it said nothing'}"
+            if answer is Answer.HEALTHY:
+                heard, answered, self.problem = _now(), True, ""
+                pause = times.health
+                self.well.set()
+            elif answer is Answer.ABSENT and pid is None:
+                return "ended"
+            else:
+                limit = times.start if fresh and not answered else times.silent
+                if _now() - heard > limit and ((fresh and not answered) or not self.used):
+                    self._control.kill()
+                    return f"has not answered for {limit:g} s and was ended"
+                if answered or not fresh:
+                    self._unwell("does not answer; what runs stays, nothing new starts")
+            await self._stirred(pause)
+            pause = times.first_poll if answer is Answer.HEALTHY else min(pause * 2, times.health)
+        return ""
+
+    async def _end(self) -> None:
+        """Nobody is its client: it quits, or it is killed."""
+        deadline = _now() + self._times.quit
+        if self._control.running() is None and await self._control.healthy(self._times.ask) is Answer.ABSENT:
+            return
+        await self._control.quit(self._times.ask)
+        while self._control.running() is not None:
+            if _now() > deadline:
+                self._control.kill()
+            await asyncio.sleep(self._times.first_poll)
+        log.info("MPS daemon ended", extra={"card": self._card})
+
+    def _unwell(self, why: str) -> None:
+        self.well.clear()
+        if why != self.problem:
+            self.problem = why
+            self._told(f"the MPS daemon of card {self._card} {why}")
+
+    async def _stirred(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stir.wait()
+        self._stir.clear()
+
+    @contextlib.contextmanager
+    def _watching(self, pid: int | None) -> Iterator[None]:
+        """Its end stirs at once. Where the kernel cannot tell, the next question does."""
+        loop = asyncio.get_running_loop()
+        try:
+            end = None if pid is None else os.pidfd_open(pid)
+        except OSError:
+            end = None
+        if end is None:
+            yield
+            return
+
+        def ended() -> None:
+            loop.remove_reader(end)
+            self._stir.set()
+
+        loop.add_reader(end, ended)
+        try:
+            yield
+        finally:
+            loop.remove_reader(end)
+            os.close(end)
+
+
+class Daemons:
+    """Used on one event loop. command: how nvidia-cuda-mps-control is called. folder: the setting `mpsDir`.
+
+    told: hears what the node's Events shall say. Daemons outlive the agent; the next one takes them over.
+    """
+
+    def __init__(
+        self, folder: Path, command: Sequence[str], told: Callable[[str], None], times: Times | None = None
+    ) -> None:
+        self._folder, self._command, self._told = folder, command, told
+        self._times = times or Times()
+        self._cards: dict[str, _Daemon] = {}
+        self._changed = asyncio.Event()
+
+    def keep(self, wanted: Collection[str], used: Collection[str]) -> None:
+        """These cards have a daemon from now on, the others none. used: those that containers were given.
+
+        wanted, used: UUIDs of cards; used is a part of wanted.
+        """
+        for card in sorted({*wanted, *self._cards}):
+            self._daemon(card).want(wanted=card in wanted, used=card in used)
+        self._changed.set()
+
+    async def ready(self, card: str, deadline: float) -> None:
+        """Until the card's daemon answers. Raises Refused at the deadline (of the loop's clock)."""
+        daemon = self._daemon(card)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await daemon.well.wait()
+        except TimeoutError:
+            raise Refused(f"the MPS daemon of card {card} {daemon.problem}") from None
+
+    async def run(self) -> None:
+        """From the first `keep` on until cancelled. Those of earlier agents are taken over, or ended; all then stay."""
+        for left in sorted(self._folder.glob("*/daemon")):
+            self._daemon(left.parent.name)
+        running: dict[str, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._changed.clear()
+                for card, daemon in self._cards.items():
+                    if card not in running or (running[card].done() and daemon.wanted):
+                        running[card] = group.create_task(daemon.run())
+                await self._changed.wait()
+
+    def _daemon(self, card: str) -> _Daemon:
+        if card not in self._cards:
+            control = Control(self._command, self._folder, card)
+            self._cards[card] = _Daemon(card, control, self._told, self._times)
+        return self._cards[card]
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,123 @@
+"""Stands in for nvidia-cuda-mps-control: its daemon and its control commands, as far as the node agent uses them.
+
+    mps_control.py -f | -d          the daemon, in the foreground or not, of $CUDA_MPS_PIPE_DIRECTORY
+    echo <command> | mps_control.py
+
+A script of the standard library alone (`python -S -E mps_control.py`). One daemon per pipe directory; it ends with the
+directory, so that none outlives its cluster. To go wrong on purpose, in the pipe directory: a file `hang` makes it
+answer nothing, a file `refuse` makes it end at its start.
+"""
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+_LOOK_SECONDS = 0.5
+_DEFAULT = "/tmp/nvidia-mps"
+
+
+def main() -> int:
+    pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", _DEFAULT))
+    match sys.argv[1:]:
+        case []:
+            return _ask(pipes)
+        case ["-f"]:
+            return _serve(pipes)
+        case ["-d"]:
+            return _daemonize(pipes)
+    print("usage: nvidia-cuda-mps-control [-d | -f]", file=sys.stderr)
+    return 1
+
+
+def _ask(pipes: Path) -> int:
+    """Every line of the input is a command; the answers go out."""
+    for line in sys.stdin:
+        with socket.socket(socket.AF_UNIX) as client:
+            try:
+                client.connect(str(pipes / "control"))
+            except OSError:
+                print("Cannot find MPS control daemon process")
+                return 1
+            client.sendall(line.encode())
+            client.shutdown(socket.SHUT_WR)
+            while answer := client.recv(4096):
+                sys.stdout.write(answer.decode())
+    return 0
+
+
+def _daemonize(pipes: Path) -> int:
+    """Ends once the daemon answers, or does not come up."""
+    ready, told = os.pipe()
+    if os.fork():
+        os.close(told)
+        return 0 if os.read(ready, 1) else 1
+    os.close(ready)
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nothing, standard)
+    os._exit(_serve(pipes, told))
+
+
+def _serve(pipes: Path, told: int = -1) -> int:
+    if (pipes / "refuse").exists():
+        print("The server cannot be started", file=sys.stderr)
+        return 1
+    with (pipes / "control_lock").open("w") as lock, socket.socket(socket.AF_UNIX) as server:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            print("An instance of this daemon is already running", file=sys.stderr)
+            return 1
+        path = pipes / "control"
+        path.unlink(missing_ok=True)
+        server.bind(str(path))
+        path.chmod(0o666)
+        server.listen()
+        server.settimeout(_LOOK_SECONDS)
+        (pipes / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()))
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        if told >= 0:
+            os.write(told, b"1")
+            os.close(told)
+        _Daemon(pipes).run(server)
+        path.unlink(missing_ok=True)
+    return 0
+
+
+class _Daemon:
+    """The commands that the agent, or whoever looks at a node by hand, sends."""
+
+    def __init__(self, pipes: Path) -> None:
+        self._pipes, self._ended = pipes, False
+
+    def run(self, server: socket.socket) -> None:
+        while not self._ended and (self._pipes / "control").exists():
+            with contextlib.suppress(OSError):  # nobody came, or who came has gone again
+                connection, _ = server.accept()
+                with connection, connection.makefile("rw") as lines:
+                    if not (self._pipes / "hang").exists():
+                        lines.write(self._answer(lines.readline().split()))
+                        continue
+                    while (self._pipes / "hang").exists():
+                        time.sleep(_LOOK_SECONDS)
+
+    def _answer(self, command: list[str]) -> str:
+        match command:
+            case ["quit"] | ["quit", "-t", _]:
+                self._ended = True
+                return ""
+            case ["get_default_active_thread_percentage"]:
+                return "100.0\n"
+            case ["get_server_list"]:
+                return ""
+        return f"Unknown command {' '.join(command)!r}\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
