@@ -55,6 +55,12 @@ class Inventories:
         name = str(raw["metadata"]["name"])
         return name if self._cards.pop(name, None) is not None else None
 
+    def node_gone(self, name: str) -> None:
+        """What it gave out is forgotten once its Device is gone too: no node of this name may ever come again."""
+        self.slices.node_gone(name)
+        if name not in self._cards:
+            self._given.pop(name, None)
+
     def configmap_changed(self, raw: Raw) -> str | None:
         """What a ConfigMap says of unhealthy cards (gpushare.md); one that cannot be read says nothing."""
         name, node = raw["metadata"]["name"], gpushare.node_of_unhealthy(raw)

@@ -149,6 +149,7 @@ class LateDecisions:
         view = self._state.view(pod.node, pod.uid)
         waited = self._clock() - self._first_seen.setdefault(pod.uid, self._clock())
         if view.node is None or (not (view.cards or view.others) and waited < _NO_CARDS_YET_SECONDS):
+            self._recut(known)
             return 1.0  # a node that is starting: Kubernetes itself removes pods of nodes that never come
         decision = self._decider.decide(known, pod.node)
         if isinstance(decision, Decision):

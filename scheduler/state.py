@@ -98,7 +98,7 @@ class State:
         name = raw["metadata"]["name"]
         with self._lock:
             before, given = self._nodes.pop(name, None), self._inventories.given(name)
-            self._slices.node_gone(name)
+            self._inventories.node_gone(name)
             self.sites.drop_node(name)
             self._set_cards(name)
             self._follow_given(name, given)
@@ -116,7 +116,12 @@ class State:
 
     def device_gone(self, raw: Raw) -> None:
         with self._lock:
+            name = raw["metadata"]["name"]
+            given = self._inventories.given(name)
             self._set_cards(self._inventories.device_gone(raw))
+            if name not in self._nodes:
+                self._inventories.node_gone(name)
+                self._follow_given(name, given)
 
     def configmap_changed(self, raw: Raw) -> None:
         with self._lock:

@@ -169,7 +169,10 @@ class Planning:
         """Slices that bound pods hold and that are not there are a reason for a plan, whoever else waits or not."""
         for name, since in sorted(self._missing.items()):
             site = self._sites.of(name)
-            if site is None or self._clock() < since + MISSING_SECONDS or not self._open(site) or not site.found.placed:
+            if site is None or not site.missing:
+                del self._missing[name]
+                continue
+            if self._clock() < since + MISSING_SECONDS or not self._open(site) or not site.found.placed:
                 continue
             pods = [pod for pod in self._waiting.all() if name in pod.nodes and not pod.promise][:_AT_ONCE]
             found = cut(site, [{}, *(pod.wanted for pod in pods)])
@@ -289,6 +292,7 @@ class Planning:
             else:
                 log.info("plan written", extra={"node": plan.node, "plan": plan.id})
                 self._written[plan.node] = (plan.id, self._clock())
+                self._unsaid.add(plan.node)
 
     def _write_configs(self) -> None:
         """Under MPS the annotation comes first, and the ConfigMap says what that says."""

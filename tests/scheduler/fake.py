@@ -23,6 +23,8 @@ from scheduler.disruption import Budgets
 from scheduler.filtering import Filter
 from scheduler.late import LateDecisions
 from scheduler.preempting import Preemption
+from scheduler.slices.planning import Planning
+from scheduler.slices.writing import Writer
 from scheduler.state import State
 from tests import builders
 
@@ -40,6 +42,7 @@ class FakeApi:
         self.configmaps: dict[str, Raw] = {}
         self.admit: Callable[[Raw], Raw] | None = None
         self.reachable = True
+        self.broken: set[str] = set()  # kinds that cannot be read or written now
         self.refuse_bindings = False
         self.watchers: list[Callable[[str, str, Raw], None]] = []
         self._version = 0
@@ -87,22 +90,32 @@ class FakeApi:
     def patch(self, path: str, body: Raw) -> Raw:
         self._reach()
         path, *_ = path.partition("/status")
-        pod = copy.deepcopy(self._at(path))
+        found = copy.deepcopy(self._at(path))
         for key in ("uid", "resourceVersion"):
-            if body.get("metadata", {}).get(key, pod["metadata"][key]) != pod["metadata"][key]:
+            if body.get("metadata", {}).get(key, found["metadata"][key]) != found["metadata"][key]:
                 raise ApiError(409, "Conflict", key)
         if "annotations" in body.get("metadata", {}):
-            pod["metadata"]["annotations"] = (pod["metadata"].get("annotations") or {}) | body["metadata"][
-                "annotations"
-            ]
-        if "status" in body:
-            pod["status"] |= body["status"]
-        return self.put("pods", pod)
+            annotations = found["metadata"].get("annotations") or {}
+            found["metadata"]["annotations"] = annotations | body["metadata"]["annotations"]
+        for key in ("status", "data"):
+            if key in body:
+                found[key] = (found.get(key) or {}) | body[key]
+        return self.put(path.split("/")[-2], found)
 
     def create(self, path: str, body: Raw) -> Raw:
         self._reach()
-        assert path.endswith("/binding"), path
-        return self.bind(path.split("/")[-2], body["target"]["name"], body)
+        kind = path.rpartition("/")[2]
+        if kind == "binding":
+            return self.bind(path.split("/")[-2], body["target"]["name"], body)
+        assert kind == "configmaps", path
+        if body["metadata"]["name"] in self.configmaps:
+            raise ApiError(409, "AlreadyExists", path)
+        meta = {"namespace": path.split("/")[-2], "uid": f"uid-{body['metadata']['name']}", **body["metadata"]}
+        return self.put(kind, {**copy.deepcopy(body), "metadata": meta})
+
+    def annotate(self, node: str, **annotations: str) -> Raw:
+        """Set annotations of a Node, whoever does it: `annotate("n1", **{"mgpu.io/slices": "…"})`."""
+        return self.patch(f"/api/v1/nodes/{node}", {"metadata": {"annotations": annotations}})
 
     def bind(self, name: str, node: str, binding: Raw | None = None, *, dry_run: bool = False) -> Raw:
         """POST pods/<name>/binding as any scheduler does it."""
@@ -128,10 +141,13 @@ class FakeApi:
         return {"kind": "Status"}
 
     def _at(self, path: str) -> Raw:
-        _, _, _, _, namespace, _, name, *_ = path.split("/")
-        if (namespace, name) not in self.pods:
+        *_, kind, name = path.split("/")
+        if kind in self.broken:
+            raise ApiError(503, "Down", path)
+        found = self.pods.get((path.split("/")[4], name)) if kind == "pods" else self._named(kind).get(name)
+        if found is None:
             raise ApiError(404, "NotFound", path)
-        return self.pods[namespace, name]
+        return found
 
     def _reach(self) -> None:
         if not self.reachable:
@@ -153,14 +169,32 @@ class Replica:
         self.api, self.clock, self.settings = api, clock or Clock(), settings
         self.events: list[tuple[str, str, str]] = []
         self.leading: Callable[[], None] = lambda: None
-        self.state = State(settings, self._warn, lambda uid: self.late.add(uid), self.clock)
+        self.freed: list[str] = []
+        self.state = State(
+            settings,
+            self._warn,
+            lambda uid: self.late.add(uid),
+            self.clock,
+            self.freed.append,
+            lambda node: self.planning.changed(node),
+        )
         client: Any = api
+        self.planning = Planning(
+            self.state, Writer(client, settings), settings, self._warn, lambda: self.leading(), self.clock, lambda: 1000
+        )
         self.decider = Decider(self.state, client, settings)
-        self.filter = Filter(self.state, settings)
+        self.filter = Filter(self.state, settings, self.planning.recut)
         self.budgets = Budgets()
         self.preemption = Preemption(self.state, self.budgets, settings)
         self.late = LateDecisions(
-            self.state, self.decider, client, settings, self._warn, lambda: self.leading(), self.clock
+            self.state,
+            self.decider,
+            client,
+            settings,
+            self._warn,
+            lambda: self.leading(),
+            self.clock,
+            self.planning.can_serve,
         )
         self.admission = BindingAdmission(self.decider, lambda: self.leading())
         self.waiting: dict[str, deque[tuple[str, Raw]]] = {
@@ -213,6 +247,8 @@ class Replica:
         return {h.name: [(s.card, s.core) for s in h.shares] for h in self.state.holdings()}
 
     def _take(self, kind: str, what: str, item: Raw) -> None:
+        if kind == "configmaps" and item["metadata"]["name"] == self.settings.dialects.slices.config_map:
+            getattr(self.planning.configs, what)(item)
         getattr(self.state, f"{kind[:-1]}_{what}")(item)
 
     def _warn(self, regarding: Raw, reason: str, message: str) -> None:

@@ -120,3 +120,17 @@ def test_cards_that_come_free_so_are_announced(api: FakeApi) -> None:
     told(api, "[]")
     replica.deliver()
     assert freed == ["n1"]
+
+
+@pytest.mark.parametrize("order", [("nodes", "devices"), ("devices", "nodes")])
+def test_of_a_node_that_is_gone_with_its_device_nothing_is_kept(api: FakeApi, order: tuple[str, str]) -> None:
+    told(api, json.dumps([row()]))
+    replica = Replica(api)
+    for kind in order:
+        assert len(replica.state.holdings()) == 1
+        api.remove(kind, "n1")
+        replica.deliver()
+    assert replica.state.holdings() == ()
+    api.put("nodes", b.node("n1"))
+    replica.deliver()
+    assert replica.state.holdings() == ()
