@@ -4,12 +4,13 @@ There are few ways to cut a card: the layout of eight slices has 239 into which 
 as bits: one bit for each instance that the card could have, which is a profile and a start.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, product
-from operator import ge
+from operator import ge, mul
 
 from mgpu.model.cards import Card
 from mgpu.model.mig import LAYOUTS, Instance, Layout, Profile, layout_of
@@ -36,6 +37,16 @@ def most_of(vectors: Iterable[Vector]) -> tuple[Vector, ...]:
         if not any(all(map(ge, more, vector)) for more in found):
             found.append(vector)
     return tuple(found)
+
+
+def memory_of(names: Iterable[str], vector: Vector) -> int:
+    """GB, as the names of the slices say."""
+    return sum(map(mul, map(_gigabytes, names), vector))
+
+
+@lru_cache(maxsize=1000)
+def _gigabytes(name: str) -> int:
+    return int(re.findall(r"(\d+)gb", name)[0])
 
 
 def added(*counts: Counts) -> Counts:
@@ -184,7 +195,11 @@ class MigCard:
         """The most of what is asked that can be free at a time, none more than asked; less than these always can."""
         found = _options(self.table, self.around, asked)
         have = tuple(min(self.has(name), count) for name, count in asked)
-        return found if any(all(map(ge, option, have)) for option in found) else (*found, have)
+        return found if any(all(map(ge, option, have)) for option in found) else most_of((*found, have))
+
+    def at_most(self, asked: Counts) -> Vector:
+        """No more than so many of each, and so many GB together, are in any of `options`."""
+        return _at_most(self.options(asked), tuple(name for name, _ in asked))
 
     def kept(self, asked: Counts) -> Cut:
         """As it is, where what is asked is among its free slices."""
@@ -223,6 +238,11 @@ def _options(table: Table, around: int, asked: Counts) -> tuple[Vector, ...]:
     ways = {made & open_ for made in table.ways if not table.known or made & around == around}
     found = {tuple(min(count, (made & bits).bit_count()) for bits, count in of) for made in ways}
     return most_of(found) or ((0,) * len(asked),)
+
+
+@lru_cache(maxsize=50_000)
+def _at_most(options: tuple[Vector, ...], names: tuple[str, ...]) -> Vector:
+    return (*map(max, zip(*options, strict=True)), max(memory_of(names, option) for option in options))
 
 
 @lru_cache(maxsize=50_000)

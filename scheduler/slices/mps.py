@@ -49,6 +49,10 @@ class MpsCard:
         """The most of what is asked that can be free at a time, none more than asked; less than these always can."""
         return _options(self.left, MOST_CLIENTS - len(self.used), asked)
 
+    def at_most(self, asked: Counts) -> Vector:
+        """No more than so many of each, and so many GiB together, are in any of `options`."""
+        return (*(min(count, self.most(name)) for name, count in asked), max(0, self.left))
+
     def kept(self, asked: Counts) -> Cut:
         """As it is, where what is asked is among its free slices."""
         return Cut(tuple(sorted(self.used + self.free)), room=self.room(asked))

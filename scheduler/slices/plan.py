@@ -184,6 +184,8 @@ def _subtract(left: dict[str, int], given: Counts) -> None:
 
 
 def _rejection(node: NodeCards, need: Counts) -> Rejection:
+    if not node.mode:
+        return Rejection("the node's cards are not cut", hopeless=True)
     wrong = next((name for name, _ in need if mode_of(name) != node.mode), None)
     if wrong is not None:
         return Rejection(f"the node's cards are cut by {node.mode}, not into {wrong}", hopeless=True)

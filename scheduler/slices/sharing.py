@@ -1,14 +1,13 @@
 """Which card of a node gives how many slices to one pod. Pure."""
 
-import re
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import accumulate, product
 from math import prod
-from operator import add, gt, le, mul, sub
+from operator import add, gt, le, sub
 from typing import NamedTuple
 
-from scheduler.slices.geometry import Counts, Cut, MigCard, Vector, counts_of
+from scheduler.slices.geometry import Counts, Cut, MigCard, Vector, counts_of, memory_of
 from scheduler.slices.mps import MpsCard
 
 Cards = tuple[MigCard | MpsCard, ...]
@@ -33,20 +32,20 @@ def found_way(cards: Cards, need: Counts) -> tuple[Vector, ...] | None:
 
     Cached: the nodes of a cluster are often alike.
     """
-    sizes = tuple(_gigabytes(name) for name, _ in need)
-    options = [card.options(need) for card in cards]
-    at_most = [_at_most(found, sizes) for found in reversed(options)]
+    names = tuple(name for name, _ in need)
+    at_most = [card.at_most(need) for card in reversed(cards)]
     ahead = [*accumulate(at_most, lambda a, b: tuple(map(add, a, b)))][::-1]  # from each card on
     failed = set[tuple[int, Vector]]()
 
     def from_card(i: int, left: Vector) -> tuple[Vector, ...] | None:
         if not any(left):
             return ((0,) * len(left),) * (len(cards) - i)
-        lacking = (*left, _memory(left, sizes))
-        if i == len(cards) or len(failed) > STEPS or (i, left) in failed or any(map(gt, lacking, ahead[i])):
+        if i == len(cards) or len(failed) > STEPS or (i, left) in failed:
             return None
-        gifts = {tuple(map(min, left, option)) for option in options[i]}
-        for gift in sorted(gifts, key=lambda gift: (-_memory(gift, sizes), gift)):
+        if any(map(gt, (*left, memory_of(names, left)), ahead[i])):
+            return None
+        gifts = cards[i].options(tuple(zip(names, left, strict=True)))
+        for gift in sorted(gifts, key=lambda gift: (-memory_of(names, gift), gift)):
             rest = from_card(i + 1, tuple(map(sub, left, gift)))
             if rest is not None:
                 return (gift, *rest)
@@ -54,20 +53,6 @@ def found_way(cards: Cards, need: Counts) -> tuple[Vector, ...] | None:
         return None
 
     return from_card(0, tuple(count for _, count in need))
-
-
-@lru_cache(maxsize=10_000)
-def _at_most(options: tuple[Vector, ...], sizes: Vector) -> Vector:
-    """The most of each slice by itself, and the most memory."""
-    return (*map(max, zip(*options, strict=True)), max(_memory(option, sizes) for option in options))
-
-
-def _gigabytes(name: str) -> int:
-    return int(re.findall(r"(\d+)gb", name)[0])
-
-
-def _memory(vector: Vector, sizes: Vector) -> int:
-    return sum(map(mul, vector, sizes))
 
 
 class _Row(NamedTuple):
