@@ -8,18 +8,26 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from deviceplugin.pods import GpuPod
+from deviceplugin.slices.usage import Environments, names_in
 from mgpu.model.asks import Amount
-from mgpu.model.cards import GPU, WHOLE_RATIO, Card
+from mgpu.model.cards import GPU, WHOLE_RATIO, Card, noun
 from mgpu.model.ledger import Holding, Share, unknown_shares
 from mgpu.model.quantities import format_bytes, format_core
 
 Handed = Mapping[tuple[str, str], Sequence[str]]
-"""(pod UID, container) → the UUIDs of the cards that it was given."""
+"""(pod UID, container) → the UUIDs of the cards, or slices, that it was given."""
+
+
+def handed(environments: Environments) -> Handed:
+    """What containers were given, by what their CDI files say."""
+    found = {key: names_in(env) for key, env in environments.items()}
+    return {key: names for key, names in found.items() if names}
 
 
 def holding(known: GpuPod, cards: Sequence[Card], handed: Handed | None = None) -> Holding:
     """What the pod holds: of each container what was handed out to it, else what the record says, else any card.
 
+    cards: those of the node that are whole, and its slices.
     Cards are named by index, however the record does it, so that the same holding is the same whoever tells of it.
     """
     pod, ask = known.pod, known.ask
@@ -27,7 +35,10 @@ def holding(known: GpuPod, cards: Sequence[Card], handed: Handed | None = None) 
     for unknown in unknown_shares(ask) if ask else ():
         own = [s for s in known.shares or () if (s.container, s.type) == (unknown.container, unknown.type)]
         named = {card.uuid for card in cards if any(s.is_on(card) for s in own)}
-        uuids = (handed or {}).get((pod.uid, unknown.container)) if unknown.type == GPU else None
+        uuids = (handed or {}).get((pod.uid, unknown.container), ())
+        if unknown.type != GPU:
+            there = {card.uuid for card in cards if card.type == unknown.type}
+            uuids = [uuid for uuid in uuids if uuid in there]
         if uuids and (known.shares is None or set(uuids) != named):
             shares += (replace(unknown, card=uuid) for uuid in uuids)
         elif known.shares is not None:
@@ -63,7 +74,7 @@ def excess(wanted: Holding, others: Sequence[Holding], cards: Sequence[Card]) ->
         ]
         if short:
             holders = f"; held by {', '.join(sorted({key for key, _ in uses}))}" if uses else ""
-            return f"card {card.index} ({card.uuid}) has no room: {', '.join(short)}{holders}"
+            return f"{noun(card.type)} {card.index} ({card.uuid}) has no room: {', '.join(short)}{holders}"
     return ""
 
 

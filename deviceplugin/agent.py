@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from deviceplugin.accounts import Grants
+from deviceplugin.accounts import Grants, handed
 from deviceplugin.allocation import Allocations, Node
 from deviceplugin.alone import alone
 from deviceplugin.cards import CardSource
@@ -83,7 +83,7 @@ class Agent:
             owners=self._owners,
             checkpoint=self._folder / FILE,
             delivery=files if own.cdi else Exchange(self._pods, self._known_cards, settings, self._records.write),
-            grants=Grants(files.handed_out() if own.cdi else {}),
+            grants=Grants(handed(files.environments()) if own.cdi else {}),
             changed=self._pods_changed,
             refused=self._warn_pod,
             resend=lambda resource: self._plugins[resource].resend(),

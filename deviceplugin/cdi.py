@@ -65,11 +65,6 @@ class CdiFiles:
         ours = self._folder.glob(f"{_PREFIX}_*_*")
         self._remove(file for file in ours if file.name.split("_")[1] not in uids)
 
-    def handed_out(self) -> dict[tuple[str, str], tuple[str, ...]]:
-        """(pod UID, container) → the UUIDs of the cards that it may run on."""
-        found = {key: env.get("NVIDIA_VISIBLE_DEVICES", "") for key, env in self.environments().items()}
-        return {key: tuple(cards.split(",")) for key, cards in found.items() if cards}
-
     def environments(self) -> dict[tuple[str, str], dict[str, str]]:
         """(pod UID, container) → what its files say together. A file that is damaged tells nothing."""
         found: dict[tuple[str, str], dict[str, str]] = {}

@@ -9,10 +9,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from deviceplugin.pods import GpuPod
+from deviceplugin.slices.usage import PLACES_VARIABLE
 from mgpu import dialects
 from mgpu.model.asks import ContainerAsk
-from mgpu.model.cards import GPU, Card
-from mgpu.model.ledger import Minor, Share
+from mgpu.model.cards import GPU, Card, noun
+from mgpu.model.ledger import Minor, Share, absent
+from mgpu.model.slices import is_slice, place_of
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 VOID = {VISIBLE: "void"}
@@ -48,18 +50,29 @@ class Target:
 
     @property
     def ask(self) -> ContainerAsk:
-        """What the container asks for. Raises Refused."""
+        """What the container asks for; of several types of slices the first. Raises Refused."""
+        return self.asks[0]
+
+    @property
+    def asks(self) -> tuple[ContainerAsk, ...]:
+        """What the container asks for: cards, or slices of one type or several. Raises Refused."""
         if self.known.problem:
             raise Refused(f"{self.known.pod.key}: {self.known.problem}", self.known.pod.uid)
-        ask = self.known.container_ask(self.container)
-        if ask is None:
+        asks = self.known.asks(self.container)
+        if not asks:
             raise Refused(f"{self} asks for no GPU", self.known.pod.uid)
-        return ask
+        return asks
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """What the pod's record gives to the container of the node's GPUs."""
-        return tuple(s for s in self.known.shares or () if (s.container, s.type) == (self.container, GPU))
+        """What the pod's record gives to the container of the node's GPUs and slices."""
+        own = (s for s in self.known.shares or () if s.container == self.container)
+        return tuple(s for s in own if s.type == GPU or is_slice(s.type))
+
+    @property
+    def sliced(self) -> bool:
+        """Whether it asks for slices."""
+        return any(is_slice(ask.type) for ask in self.known.asks(self.container))
 
 
 def candidates(
@@ -80,33 +93,56 @@ def candidates(
 
 
 def recorded_cards(target: Target, cards: Sequence[Card]) -> tuple[Card, ...]:
-    """The cards that the pod's record names for the container, by index. Raises Refused."""
-    uid, ask = target.known.pod.uid, target.ask
+    """The cards, or slices, that the pod's record names for the container, by type and index. Raises Refused.
+
+    cards: those of the node that are whole, and its slices.
+    """
+    uid, asks = target.known.pod.uid, target.asks
     if target.known.shares is None:
         raise Refused(f"{target.known.pod.key}: no cards have been decided for the pod yet", uid)
     chosen = set()
     for share in target.shares:
         card = next((card for card in cards if share.is_on(card)), None)
         if card is None:
-            names = ", ".join(f"{c.index} ({c.uuid})" for c in cards) or "none"
-            named = f"with minor {share.card.number}" if isinstance(share.card, Minor) else str(share.card)
-            why = f"{target}: its record names card {named}, which this node has not; it has {names}"
-            raise Refused(why, uid)
+            raise Refused(f"{target}: its record names {_absent(share, cards)}", uid)
         if not card.healthy:
-            raise Refused(f"{target}: card {card.index} ({card.uuid}) is unhealthy", uid)
+            raise Refused(f"{target}: {noun(card.type)} {card.index} ({card.uuid}) is unhealthy", uid)
         chosen.add(card)
-    if len(chosen) != ask.cards:
-        raise Refused(f"{target}: its record names {len(chosen)} cards, it asks for {ask.cards}", uid)
-    return tuple(sorted(chosen, key=lambda card: card.index))
+    for ask in asks:
+        if (count := sum(card.type == ask.type for card in chosen)) != ask.cards:
+            named = f"{count} {noun(ask.type)}s"
+            raise Refused(f"{target}: its record names {named}, it asks for {ask.cards}", uid)
+    return tuple(sorted(chosen, key=lambda card: (card.type, card.index)))
 
 
-def environment_on(target: Target, cards: Sequence[Card]) -> dict[str, str]:
-    """What the container sees where these are its cards. Raises Refused where it asks for none."""
-    ask = target.ask
-    dialect = target.known.ask.dialect if target.known.ask else ""
-    return dialects.container_environment(target.known.pod, dialect, ask, cards)
+def _absent(share: Share, cards: Sequence[Card]) -> str:
+    if is_slice(share.type):
+        (name,) = absent((share,), ())
+        return f"{name}, which is not made on this node"
+    names = ", ".join(f"{c.index} ({c.uuid})" for c in cards if c.type == GPU) or "none"
+    named = f"with minor {share.card.number}" if isinstance(share.card, Minor) else str(share.card)
+    return f"card {named}, which this node has not; it has {names}"
 
 
-def environment(target: Target, cards: Sequence[Card]) -> dict[str, str]:
-    """What the container sees of the node's cards, as its pod's record says. Raises Refused."""
-    return environment_on(target, recorded_cards(target, cards))
+def lacks_slice(target: Target, cards: Sequence[Card]) -> bool:
+    """Whether a slice that the container's record names is not there, or not yet."""
+    return any(is_slice(share.type) and not any(map(share.is_on, cards)) for share in target.shares)
+
+
+def environment_on(target: Target, cards: Sequence[Card], gpus: Sequence[Card] = ()) -> dict[str, str]:
+    """What the container sees where these are its cards, or slices. Raises Refused where it asks for none.
+
+    gpus: all of the node's, those too that are cut into slices.
+    """
+    ask = target.known.ask
+    if not target.asks or ask is None:
+        return {}
+    env = dialects.environment_of(target.known.pod, ask, target.container, cards, gpus)
+    if target.sliced:
+        env[PLACES_VARIABLE] = ",".join("{}:{}".format(*place_of(card.index)) for card in cards)
+    return env
+
+
+def environment(target: Target, cards: Sequence[Card], gpus: Sequence[Card] = ()) -> dict[str, str]:
+    """What the container sees of the node's cards and slices, as its pod's record says. Raises Refused."""
+    return environment_on(target, recorded_cards(target, cards), gpus)

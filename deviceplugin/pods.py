@@ -48,7 +48,12 @@ class GpuPod:
         return self.shares is not None or bool(self.problem)
 
     def container_ask(self, container: str) -> ContainerAsk | None:
+        """For cards."""
         return next((c for c in (self.ask.containers if self.ask else ()) if c.container == container), None)
+
+    def asks(self, container: str) -> tuple[ContainerAsk, ...]:
+        """For what the node hands to the container: cards, or slices of one type or several."""
+        return dialects.handed(self.ask, container) if self.ask else ()
 
     def asking(self, resource: str) -> tuple[tuple[Container, int], ...]:
         return self.amounts.get(resource, ())
@@ -160,7 +165,7 @@ def read_gpu_pod(raw: Mapping[str, Any], settings: Settings, amended: Mapping[st
         return replace(known, problem=_sentence(error))
     if ask is None:
         return None
-    return _with_record(replace(known, ask=ask, ran=ran & {container.container for container in ask.containers}))
+    return _with_record(replace(known, ask=ask, ran=ran & {asked.container for asked in dialects.handed(ask)}))
 
 
 def _annotated(pod: Pod, annotations: Mapping[str, str]) -> Pod:

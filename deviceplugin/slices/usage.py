@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from deviceplugin.pods import GpuPod
 from mgpu.model.ledger import Share
 from mgpu.model.partitioning import SOMEBODY
-from mgpu.model.slices import RESOURCE_PREFIX, Slice, place_of, read_name, slice_named
+from mgpu.model.slices import MPS, RESOURCE_PREFIX, Slice, mode_of, place_of, read_name, slice_named
 
 PLACES_VARIABLE = "MGPU_PLACES"
 """`0:4,0:2`: card and start of each slice in MGPU_SLICES. Under MPS the UUID is the card's, for all of its slices."""
@@ -41,6 +41,13 @@ def places_in(env: Mapping[str, str]) -> tuple[Slice, ...]:
 def visible_cards(env: Mapping[str, str]) -> tuple[str, ...]:
     """The UUIDs of the cards that a container was handed in another vocabulary."""
     return () if _NAMES_VARIABLE in env else tuple(filter(None, env.get(_VISIBLE, "").split(",")))
+
+
+def names_in(env: Mapping[str, str]) -> tuple[str, ...]:
+    """The UUIDs of the cards or slices that a container was handed, as `mgpu.model.partitioning` has them."""
+    visible = tuple(filter(None, env.get(_VISIBLE, "").split(",")))
+    shares = [place for place in places_in(env) if mode_of(place.name) == MPS]
+    return tuple(f"{visible[0]}/{s.name}/{s.start}" for s in shares) if shares and visible else visible
 
 
 def recorded(pods: Iterable[GpuPod]) -> Users:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from deviceplugin.accounts import Grants
+from deviceplugin.accounts import Grants, handed
 from deviceplugin.allocation import Allocations, Answer, Node
 from deviceplugin.cdi import CdiFiles
 from deviceplugin.exchange import Exchange
@@ -79,7 +79,7 @@ class Desk:
             owners=self,
             checkpoint=self.folder / "checkpoint",
             delivery=files if self._cdi else Exchange(self.pods, lambda: self.cards, load_settings(), self._write),
-            grants=Grants(files.handed_out() if self._cdi else {}),
+            grants=Grants(handed(files.environments()) if self._cdi else {}),
             changed=self.changed,
             refused=lambda known, why: self.refusals.append((known.pod.name, why)),
             resend=self._resend,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from deviceplugin.accounts import Grants, excess, holding
+from deviceplugin.accounts import Grants, excess, handed, holding
 from deviceplugin.pods import GpuPod, read_gpu_pod
 from mgpu.settings import load_settings
 from tests.builders import card, cards, container, pod, share
@@ -107,3 +107,17 @@ def test_a_record_that_was_changed_by_hand_has_to_wait_its_turn() -> None:
 
 def test_a_card_that_is_not_there_is_not_counted() -> None:
     assert excess(holding(decided("p", "7"), CARDS), (), (card(0),)) == ""
+
+
+def test_what_containers_were_handed_is_known_again() -> None:
+    told = {
+        ("a", "c"): {"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1", "X": "1"},
+        ("b", "c"): {"NVIDIA_VISIBLE_DEVICES": "MIG-1", "MGPU_SLICES": "2g.20gb", "MGPU_PLACES": "0:4"},
+        ("c", "c"): {"NVIDIA_VISIBLE_DEVICES": "GPU-0", "MGPU_SLICES": "4gb", "MGPU_PLACES": "0:3"},
+        ("d", "c"): {"MGPU_CARRIER": "x"},
+    }
+    assert handed(told) == {
+        ("a", "c"): ("GPU-0", "GPU-1"),
+        ("b", "c"): ("MIG-1",),
+        ("c", "c"): ("GPU-0/4gb/3",),
+    }

@@ -43,18 +43,11 @@ def test_one_container_can_be_kept_back(tmp_path: Path) -> None:
         resolve([name], tmp_path)
 
 
-def test_what_was_handed_out_is_known_again(tmp_path: Path) -> None:
-    files = CdiFiles(tmp_path)
-    files.write(new_name(), "a", "main", {"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1", "X": "a=b"})
-    (tmp_path / "mgpu_b_main_0.json").write_text("{")
-    assert files.handed_out() == {("a", "main"): ("GPU-0", "GPU-1")}
-
-
 def test_a_folder_that_is_not_there_has_nothing_to_remove(tmp_path: Path) -> None:
     files = CdiFiles(tmp_path / "none")
     files.keep_only(set())
     files.remove(new_name(), "a", "main")
-    assert not files.handed_out()
+    assert not files.environments()
 
 
 def test_mounts_come_with_the_device(tmp_path: Path) -> None:
@@ -80,6 +73,6 @@ def test_without_mounts_the_file_says_nothing_of_any(tmp_path: Path) -> None:
 def test_the_environment_that_was_handed_out_is_known_again(tmp_path: Path) -> None:
     files = CdiFiles(tmp_path)
     files.write(new_name(), "a", "main", {"X": "a=b", "Y": ""})
-    for i, text in enumerate(("[]", '{"devices": [{"containerEdits": {"env": ["X"]}}]}', '{"devices": [3]}')):
+    for i, text in enumerate(("{", "[]", '{"devices": [{"containerEdits": {"env": ["X"]}}]}', '{"devices": [3]}')):
         (tmp_path / f"mgpu_b_main_{i}.json").write_text(text)
     assert files.environments() == {("a", "main"): {"X": "a=b", "Y": ""}}

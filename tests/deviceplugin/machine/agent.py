@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from deviceplugin.accounts import Grants
+from deviceplugin.accounts import Grants, handed
 from deviceplugin.allocation import Allocations, Node
 from deviceplugin.cdi import CdiFiles
 from deviceplugin.ids import device_ids
@@ -63,7 +63,7 @@ class Agent:
         self._known: dict[str, Raw] = {}
         self._changed = Wakeup()
         self._pods = NodePods(SETTINGS, self._changed.wake)
-        self._grants = Grants(cdi.handed_out())
+        self._grants = Grants(handed(cdi.environments()))
         node = Node(
             pods=self._pods,
             cards=cards,
