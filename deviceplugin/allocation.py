@@ -16,6 +16,8 @@ from deviceplugin.cdi import ANSWER_ANNOTATION, CARRIER_VARIABLE, CdiFiles, new_
 from deviceplugin.checkpoint import Given, read_checkpoint
 from deviceplugin.exchange import Exchange
 from deviceplugin.identity import VISIBLE, VOID, Refused, Target, candidates, environment
+from deviceplugin.mps.clients import Mps
+from deviceplugin.mps.limits import Edits
 from deviceplugin.pods import GpuPod, NodePods
 from deviceplugin.wakeup import Wakeup
 from deviceplugin.whose import Owners, Whose
@@ -46,6 +48,7 @@ class Node:
 
     changed: wakes when pods or cards change. resend: sends the device list of a resource to the kubelet once more.
     given: hears of every pod that may start on its cards. foreign: what another plugin gave out.
+    mps: holds containers to their shares; None: nothing does.
     """
 
     pods: NodePods
@@ -59,6 +62,7 @@ class Node:
     resend: Callable[[str], None]
     given: Callable[[GpuPod], None]
     foreign: Callable[[], Sequence[Holding]]
+    mps: Mps | None = None
 
 
 class Allocations:
@@ -126,7 +130,7 @@ class Allocations:
         if any(self._carries(Target(known, row.container)) for row in given):
             known = await self._decided(known, deadline)
         try:
-            self._start(known, given)
+            self._start(known, given, await self._limits(known, given, deadline))
         except Refused as error:
             self._node.refused(known, str(error))
             raise
@@ -195,12 +199,23 @@ class Allocations:
             known = await self._known(known.pod.uid, deadline)
         return known
 
-    def _start(self, known: GpuPod, given: Sequence[Given]) -> None:
+    async def _limits(self, known: GpuPod, given: Sequence[Given], deadline: float) -> Mapping[tuple[str, str], Edits]:
+        """Of those of the containers that MPS holds to their shares. Raises Refused where it cannot now."""
+        if self._node.mps is None:
+            return {}
+        targets = [Target(known, row.container) for row in given if row.device]
+        limits = await self._node.mps.ready([target for target in targets if self._carries(target)], deadline)
+        now = self._node.pods.by_uid(known.pod.uid)
+        if limits and (now is None or now.shares != known.shares):
+            raise Refused(f"{known.pod.key}: its record has changed meanwhile", known.pod.uid)
+        return limits
+
+    def _start(self, known: GpuPod, given: Sequence[Given], limits: Mapping[tuple[str, str], Edits]) -> None:
         """All that share the ids are served, since any of them may be the one that starts; each by its own answer.
 
         Raises Refused where none of them may start.
         """
-        ready: list[tuple[Given, Mapping[str, str]]] = []
+        ready: list[tuple[Given, Edits]] = []
         refused: list[tuple[Given, Refused]] = []
         carried = False
         for row in given:
@@ -208,7 +223,8 @@ class Allocations:
             try:
                 env = self._environment(target, row) if self._carries(target) else self._beside(target, row)
                 carried = carried or self._carries(target)
-                ready.append((row, env))
+                own = limits.get(target.key, Edits())
+                ready.append((row, Edits({**env, **own.env}, own.mounts)))
             except Refused as error:
                 refused.append((row, error))
         if not ready:
@@ -222,6 +238,8 @@ class Allocations:
             raise Refused(f"{known.pod.key}: {short}", known.pod.uid)
         self._deliver(known, ready, refused)
         self._node.grants.grant(known, cards)
+        if self._node.mps is not None:
+            self._node.mps.given(limits)
         self._node.given(known)
 
     def _beside(self, target: Target, given: Given) -> Mapping[str, str]:
@@ -257,7 +275,7 @@ class Allocations:
     def _deliver(
         self,
         known: GpuPod,
-        ready: Sequence[tuple[Given, Mapping[str, str]]],
+        ready: Sequence[tuple[Given, Edits]],
         refused: Sequence[tuple[Given, Refused]],
     ) -> None:
         delivery, uid = self._node.delivery, known.pod.uid
@@ -268,9 +286,9 @@ class Allocations:
                 raise pending[0]
             return
         try:
-            for row, env in ready:
+            for row, edits in ready:
                 if row.device:
-                    delivery.write(row.name, uid, row.container, env)
+                    delivery.write(row.name, uid, row.container, edits.env, edits.mounts)
         except OSError as error:
             raise Refused(f"{known.pod.key}: CDI file not written: {error}", uid) from error
         for row, _ in refused:

@@ -36,8 +36,10 @@ class Times:
 class _Daemon:
     """One card's daemon. used: containers were given it, so it is never killed while it may serve them."""
 
-    def __init__(self, card: str, control: Control, told: Callable[[str], None], times: Times) -> None:
-        self._card, self._control, self._told, self._times = card, control, told, times
+    def __init__(
+        self, card: str, control: Control, told: Callable[[str], None], changed: Callable[[], None], times: Times
+    ) -> None:
+        self._card, self._control, self._told, self._changed, self._times = card, control, told, changed, times
         self.wanted = self.used = False
         self.problem = _UNKNOWN
         self.well = asyncio.Event()
@@ -61,8 +63,7 @@ class _Daemon:
                 self._unwell(f"{why}; it is started again in {pause:g} s")
                 await self._stirred(pause)
                 pause = min(pause * 2, self._times.longest_pause)
-            self.well.clear()
-            self.problem = _UNKNOWN
+            self._set(well=False, problem=_UNKNOWN)
             await self._end()
             if not self.wanted:
                 return
@@ -91,9 +92,8 @@ class _Daemon:
             if pid is not None and self._control.running() is None:
                 return f"ended: {self._control.said() or 'it said nothing'}"
             if answer is Answer.HEALTHY:
-                heard, answered, self.problem = _now(), True, ""
-                pause = times.health
-                self.well.set()
+                heard, answered, pause = _now(), True, times.health
+                self._set(well=True, problem="")
             elif answer is Answer.ABSENT and pid is None:
                 return "ended"
             else:
@@ -120,10 +120,15 @@ class _Daemon:
         log.info("MPS daemon ended", extra={"card": self._card})
 
     def _unwell(self, why: str) -> None:
-        self.well.clear()
         if why != self.problem:
-            self.problem = why
             self._told(f"the MPS daemon of card {self._card} {why}")
+        self._set(well=False, problem=why)
+
+    def _set(self, *, well: bool, problem: str) -> None:
+        changed, self.problem = well != self.well.is_set(), problem
+        (self.well.set if well else self.well.clear)()
+        if changed:
+            self._changed()
 
     async def _stirred(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -158,16 +163,22 @@ class _Daemon:
 class Daemons:
     """Used on one event loop. command: how nvidia-cuda-mps-control is called. folder: the setting `mpsDir`.
 
-    told: hears what the node's Events shall say. Daemons outlive the agent; the next one takes them over.
+    told: hears what the node's Events shall say. changed: is called when one is well that was not, or the reverse.
+    Daemons outlive the agent; the next one takes them over.
     """
 
     def __init__(
-        self, folder: Path, command: Sequence[str], told: Callable[[str], None], times: Times | None = None
+        self,
+        folder: Path,
+        command: Sequence[str],
+        told: Callable[[str], None],
+        changed: Callable[[], None],
+        times: Times | None = None,
     ) -> None:
-        self._folder, self._command, self._told = folder, command, told
+        self._folder, self._command, self._told, self._changed = folder, command, told, changed
         self._times = times or Times()
         self._cards: dict[str, _Daemon] = {}
-        self._changed = asyncio.Event()
+        self._kept = asyncio.Event()
 
     def keep(self, wanted: Collection[str], used: Collection[str]) -> None:
         """These cards have a daemon from now on, the others none. used: those that containers were given.
@@ -176,7 +187,11 @@ class Daemons:
         """
         for card in sorted({*wanted, *self._cards}):
             self._daemon(card).want(wanted=card in wanted, used=card in used)
-        self._changed.set()
+        self._kept.set()
+
+    def well(self, card: str) -> bool:
+        """From any thread."""
+        return card in self._cards and self._cards[card].well.is_set()
 
     async def ready(self, card: str, deadline: float) -> None:
         """Until the card's daemon answers. Raises Refused at the deadline (of the loop's clock)."""
@@ -194,16 +209,16 @@ class Daemons:
         running: dict[str, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
-                self._changed.clear()
+                self._kept.clear()
                 for card, daemon in self._cards.items():
                     if card not in running or (running[card].done() and daemon.wanted):
                         running[card] = group.create_task(daemon.run())
-                await self._changed.wait()
+                await self._kept.wait()
 
     def _daemon(self, card: str) -> _Daemon:
         if card not in self._cards:
             control = Control(self._command, self._folder, card)
-            self._cards[card] = _Daemon(card, control, self._told, self._times)
+            self._cards[card] = _Daemon(card, control, self._told, self._changed, self._times)
         return self._cards[card]
 
 

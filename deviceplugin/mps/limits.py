@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mgpu.model.cards import GPU, Card
 from mgpu.model.ledger import Share
-from mgpu.model.slices import MPS, RESOURCE_PREFIX, gigabytes, mode_of, place_of, slice_named
+from mgpu.model.slices import RESOURCE_PREFIX, gigabytes, is_mps, place_of, slice_named
 
 PIPE, ACTIVE, MEMORY = (
     "CUDA_MPS_PIPE_DIRECTORY",
@@ -62,9 +62,8 @@ def client_of(shares: Iterable[Share], gpus: Sequence[Card], *, enforce: bool) -
     """
     found: list[Client] = []
     for share in shares:
-        name = slice_named(RESOURCE_PREFIX + share.type)
-        if name is not None and mode_of(name) == MPS and isinstance(share.card, int):
-            parent = place_of(share.card)[0]
+        if is_mps(share.type) and isinstance(share.card, int):
+            name, parent = slice_named(RESOURCE_PREFIX + share.type) or "", place_of(share.card)[0]
             found += (of_slice(name, card) for card in gpus if card.index == parent)
         elif enforce and share.type == GPU and not share.whole:
             found += (of_share(share, card) for card in gpus if share.is_on(card))

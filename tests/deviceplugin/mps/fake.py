@@ -46,7 +46,7 @@ async def serving(
     folder: Path, told: list[str], times: Times = TIMES, command: list[str] | None = None
 ) -> AsyncIterator[Daemons]:
     """Daemons looked after as by an agent; at the end it stops, and they stay."""
-    daemons = Daemons(folder, command or COMMAND, told.append, times)
+    daemons = Daemons(folder, command or COMMAND, told.append, lambda: None, times)
     task = asyncio.create_task(daemons.run())
     try:
         yield daemons
