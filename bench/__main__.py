@@ -4,6 +4,7 @@ from importlib import import_module
 
 SECTIONS = [
     "bench.placement",
+    "bench.slices",
     "bench.admission",
     "bench.filter",
     "bench.binding",

@@ -58,14 +58,14 @@ def added(*counts: Counts) -> Counts:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a card is cut into, for an ask. slices: all of them, ascending; start is the number of an MPS slice.
+    """What a card is cut into, for an ask. slices: all of them, ascending.
 
     served: of what was wished for beside the ask, how many of each are free. touched: whether anything changes.
     destroyed: how many slices were free and are not any more. room: how much can be made beside what is in use and
     what is asked, where other free slices are given up; comparable between cards of one node.
     """
 
-    slices: tuple[Instance, ...]
+    slices: tuple[Place, ...]
     served: Counts = ()
     touched: bool = False
     destroyed: int = 0
@@ -162,8 +162,12 @@ def mig_card(table: Table, used: Iterable[Place], free: Iterable[Place]) -> "Mig
             return f"{place[1]} in use at {place[0]}, where it cannot be"
         in_use |= bit
         blocked |= table.blocked(bit)
-    bits = (table.bit.get(place, 0) & ~blocked for place in free)
-    return MigCard(table, in_use, sum(bits), in_use if table.known else blocked)
+    beside, idle = blocked, 0
+    for place in free:
+        bit = table.bit.get(place, 0) & ~beside
+        idle |= bit
+        beside |= table.blocked(bit)
+    return MigCard(table, in_use, idle, in_use if table.known else blocked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,17 +193,20 @@ class MigCard:
 
     def most(self, name: str) -> int:
         """How many of this profile could be free, if the card were cut for it alone."""
-        return max(self.has(name), _options(self.table, self.around, ((name, len(self.table.instances)),))[0][0])
+        return max(self.has(name), _options(self.table, self.around, (name,))[0][0])
 
     def options(self, asked: Counts) -> tuple[Vector, ...]:
         """The most of what is asked that can be free at a time, none more than asked; less than these always can."""
-        found = _options(self.table, self.around, asked)
-        have = tuple(min(self.has(name), count) for name, count in asked)
-        return found if any(all(map(ge, option, have)) for option in found) else most_of((*found, have))
+        names, counts = tuple(name for name, _ in asked), tuple(count for _, count in asked)
+        found = {tuple(map(min, counts, option)) for option in _options(self.table, self.around, names)}
+        if self.table.known:  # its free slices can be more than any configured geometry has beside what is in use
+            found.add(tuple(map(min, counts, map(self.has, names))))
+        return most_of(found)
 
     def at_most(self, asked: Counts) -> Vector:
         """No more than so many of each, and so many GB together, are in any of `options`."""
-        return _at_most(self.options(asked), tuple(name for name, _ in asked))
+        options, names = self.options(asked), [name for name, _ in asked]
+        return (*map(max, zip(*options, strict=True)), max(memory_of(names, option) for option in options))
 
     def kept(self, asked: Counts) -> Cut:
         """As it is, where what is asked is among its free slices."""
@@ -231,18 +238,12 @@ class MigCard:
 
 
 @lru_cache(maxsize=50_000)
-def _options(table: Table, around: int, asked: Counts) -> tuple[Vector, ...]:
-    """As MigCard.options. Cached: where all that fits is allowed, it depends only on the memory slices in use."""
-    of = [(table.of.get(name, 0), count) for name, count in asked]
-    open_ = sum(bits for bits, _ in of) & ~around
+def _options(table: Table, around: int, names: tuple[str, ...]) -> tuple[Vector, ...]:
+    """As MigCard.options of any number. Cached: where all is allowed, it depends only on the memory slices in use."""
+    of = [table.of.get(name, 0) for name in names]
+    open_ = sum(of) & ~around
     ways = {made & open_ for made in table.ways if not table.known or made & around == around}
-    found = {tuple(min(count, (made & bits).bit_count()) for bits, count in of) for made in ways}
-    return most_of(found) or ((0,) * len(asked),)
-
-
-@lru_cache(maxsize=50_000)
-def _at_most(options: tuple[Vector, ...], names: tuple[str, ...]) -> Vector:
-    return (*map(max, zip(*options, strict=True)), max(memory_of(names, option) for option in options))
+    return most_of({tuple((made & bits).bit_count() for bits in of) for made in ways}) or ((0,) * len(names),)
 
 
 @lru_cache(maxsize=50_000)

@@ -10,13 +10,12 @@ from itertools import count as count_from
 from math import prod
 
 from mgpu.model.cards import Card
-from mgpu.model.mig import Instance
 from mgpu.model.slices import MOST_CLIENTS, gigabytes
 from scheduler.slices.geometry import Counts, Cut, Place, Vector, added, counts_of, most_of
 
 _GIB = 1 << 30
 _MOST_OPTIONS = 500
-"""With more of them than this only the one with the largest slices is looked at: dozens of slices of many sizes."""
+"""With more of them only the one with the largest slices is looked at: dozens of slices of many sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +23,17 @@ class MpsCard:
     """memory: whole GiB. used, free: slices as (number, name), ascending."""
 
     memory: int
-    used: tuple[Instance, ...]
-    free: tuple[Instance, ...]
+    used: tuple[Place, ...]
+    free: tuple[Place, ...]
 
     def has(self, name: str) -> int:
         """How many free ones of this size there are."""
-        return sum(s.profile == name for s in self.free)
+        return sum(size == name for _, size in self.free)
 
     @property
     def left(self) -> int:
         """GiB that are not in use."""
-        return self.memory - sum(gigabytes(s.profile) for s in self.used)
+        return self.memory - sum(gigabytes(name) for _, name in self.used)
 
     @property
     def whole(self) -> bool:
@@ -83,8 +82,7 @@ class MpsCard:
 
 
 def mps_card(card: Card, used: Iterable[Place], free: Iterable[Place]) -> MpsCard:
-    in_use, idle = (tuple(Instance(*place) for place in sorted(places)) for places in (used, free))
-    return MpsCard(card.memory // _GIB, in_use, idle)
+    return MpsCard(card.memory // _GIB, tuple(sorted(used)), tuple(sorted(free)))
 
 
 @lru_cache(maxsize=50_000)
@@ -126,26 +124,26 @@ def _cut(card: MpsCard, asked: Counts, wished: Counts) -> Cut | None:
     needed = added(asked, counts_of(served.items()))
     stay, idle = _split(card.free, needed)
     stay += _left_of(idle, memory, places)
-    numbers = {s.start for s in card.used + stay}
+    numbers = {number for number, _ in card.used + stay}
     lowest = (number for number in count_from(0) if number not in numbers)
     made = [name for name, count in sorted(needed, key=_size) for _ in range(count - card.has(name))]
-    slices = card.used + stay + tuple(Instance(number, name) for number, name in zip(lowest, made, strict=False))
+    slices = card.used + stay + tuple((number, name) for number, name in zip(lowest, made, strict=False))
     destroyed = len(card.free) - len(stay)
     touched = bool(made) or destroyed > 0
     return Cut(tuple(sorted(slices)), counts_of(served.items()), touched, destroyed, card.room(needed))
 
 
-def _split(free: tuple[Instance, ...], needed: Counts) -> tuple[tuple[Instance, ...], tuple[Instance, ...]]:
+def _split(free: tuple[Place, ...], needed: Counts) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
     """Those that serve what is needed, the lowest of each size, and the others."""
-    serving = [s for name, count in needed for s in [s for s in free if s.profile == name][:count]]
+    serving = [s for name, count in needed for s in [s for s in free if s[1] == name][:count]]
     return tuple(serving), tuple(s for s in free if s not in serving)
 
 
-def _left_of(free: tuple[Instance, ...], memory: int, places: int) -> tuple[Instance, ...]:
+def _left_of(free: tuple[Place, ...], memory: int, places: int) -> tuple[Place, ...]:
     """What can stay of these in so many GiB and places: as few as possible are given up, the largest of them first."""
-    rest = sorted(free, key=lambda s: (gigabytes(s.profile), -s.start))
-    while (lacking := sum(gigabytes(s.profile) for s in rest) - memory) > 0:
-        rest.remove(next((s for s in rest if gigabytes(s.profile) >= lacking), rest[-1]))
+    rest = sorted(free, key=lambda s: (gigabytes(s[1]), -s[0]))
+    while (lacking := sum(gigabytes(name) for _, name in rest) - memory) > 0:
+        rest.remove(next((s for s in rest if gigabytes(s[1]) >= lacking), rest[-1]))
     return tuple(rest[max(0, len(rest) - places) :])
 
 

@@ -159,7 +159,7 @@ def plan_of(node: NodeCards, wanted: Sequence[Mapping[str, int]]) -> tuple[Slice
 
 
 def _with_wishes(node: NodeCards, shares: Sequence[Share], wishes: Counts) -> list[Cut]:
-    """The cards with as much of the wishes as they can have: what is free, then on cards that change anyway."""
+    """The cards with as much of the wishes as they can have: first what is free, then cards that change anyway."""
     left = dict(wishes)
     asked = [share.asked for share in shares]
     cuts = [share.cut for share in shares]

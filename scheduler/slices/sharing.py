@@ -12,9 +12,9 @@ from scheduler.slices.mps import MpsCard
 
 Cards = tuple[MigCard | MpsCard, ...]
 
-STEPS = 500
-"""Of the search for one way that serves a pod. Hardly any takes more than one step a card; a pod with dozens of slices
-of many kinds, which nearly fill the node, could take hours."""
+STEPS = 2000
+"""Of the search for one way that serves a pod. Hardly any takes more than one step a card; for dozens of slices of many
+kinds which nearly fill the node it could take hours. Then it is as if there were none."""
 MOST_WAYS = 400
 """Of taking slices away from what a pod asks for. With more of them it gets the way that was found, not the best."""
 
@@ -33,16 +33,21 @@ def found_way(cards: Cards, need: Counts) -> tuple[Vector, ...] | None:
     Cached: the nodes of a cluster are often alike.
     """
     names = tuple(name for name, _ in need)
-    at_most = [card.at_most(need) for card in reversed(cards)]
-    ahead = [*accumulate(at_most, lambda a, b: tuple(map(add, a, b)))][::-1]  # from each card on
     failed = set[tuple[int, Vector]]()
+    ahead: list[Vector] = []  # at most so much do the cards have from each on
+
+    def too_much(i: int, left: Vector) -> bool:
+        if not failed:
+            return False  # most of the time the first try is the last, and needs no bounds
+        if not ahead:
+            at_most = (card.at_most(need) for card in reversed(cards))
+            ahead.extend([*accumulate(at_most, lambda a, b: tuple(map(add, a, b)))][::-1])
+        return any(map(gt, (*left, memory_of(names, left)), ahead[i]))
 
     def from_card(i: int, left: Vector) -> tuple[Vector, ...] | None:
         if not any(left):
             return ((0,) * len(left),) * (len(cards) - i)
-        if i == len(cards) or len(failed) > STEPS or (i, left) in failed:
-            return None
-        if any(map(gt, (*left, memory_of(names, left)), ahead[i])):
+        if i == len(cards) or len(failed) > STEPS or (i, left) in failed or too_much(i, left):
             return None
         gifts = cards[i].options(tuple(zip(names, left, strict=True)))
         for gift in sorted(gifts, key=lambda gift: (-memory_of(names, gift), gift)):

@@ -64,7 +64,7 @@ def test_a_card_is_cut_as_well_as_by_exhaustive_search(
     if cut is None:
         assert not cuts
         return
-    made = frozenset(cut.slices)
+    made = frozenset(Instance(*place) for place in cut.slices)
     assert made in cuts
     served = (free_in(made, used) - asked) & wished
     assert dict(cut.served) == dict(served)

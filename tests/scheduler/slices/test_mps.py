@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.model.cards import Card
-from mgpu.model.mig import Instance
 from mgpu.model.slices import gigabytes
-from scheduler.slices.geometry import counts_of
+from scheduler.slices.geometry import Place, counts_of
 from scheduler.slices.mps import MpsCard, mps_card
 from tests.examples import examples
 
@@ -29,8 +28,8 @@ def memory(names: Counter[str]) -> int:
     return sum(gigabytes(name) * count for name, count in names.items())
 
 
-def names(slices: tuple[Instance, ...]) -> Counter[str]:
-    return Counter(s.profile for s in slices)
+def names(slices: tuple[Place, ...]) -> Counter[str]:
+    return Counter(name for _, name in slices)
 
 
 @st.composite
@@ -56,7 +55,7 @@ def test_a_card_is_cut_for_what_is_asked_exactly_where_it_has_the_memory(
     assert cut
     made, served = names(cut.slices), Counter(dict(cut.served))
     assert {*card.used} <= {*cut.slices}
-    assert len({s.start for s in cut.slices}) == len(cut.slices)
+    assert len({number for number, _ in cut.slices}) == len(cut.slices)
     assert memory(made) <= 12
     assert made >= names(card.used) + asked + served
     assert served <= wished
