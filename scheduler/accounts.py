@@ -1,6 +1,6 @@
 """What pods hold, made from what the API says of them: records, reservations, and what the kubelet itself gave out."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mgpu.kube.events import pod_reference
@@ -8,7 +8,9 @@ from mgpu.model.cards import GPU
 from mgpu.model.errors import BadObject
 from mgpu.model.groups import Group, where
 from mgpu.model.ledger import Holding, Ledger, Share, absent, shares_of, unknown_shares
+from mgpu.model.partitioning import LABEL
 from mgpu.model.pods import Node, Pod
+from mgpu.model.slices import RESOURCE_PREFIX, mode_of, place_of, slice_named
 from scheduler import stock
 from scheduler.decisions import Decision, Decisions
 from scheduler.gpu_pods import GpuPod, recorded, shares_unknown
@@ -69,7 +71,8 @@ class Accounts:
             self._tell(pod, "UnknownCards", f"runs on {pod.node} {message}{why}")
         # A slice that the node says it has is not free, whatever the record says.
         shares = (*shares, *(s for s in sliced if not any((s.type, s.card) == (t.type, t.card) for t in shares)))
-        holding = Holding(uid, pod.namespace, pod.name, pod.node, dialect, shares, wishes=known.wishes)
+        on_cards = (*shares, *self._cards_of(shares, pod.node))
+        holding = Holding(uid, pod.namespace, pod.name, pod.node, dialect, on_cards, wishes=known.wishes)
         if holding == self.ledger.holding(uid) and not pod.deleting:
             return  # most events; that it is being deleted matters to who is nominated there
         self.release(uid)
@@ -152,6 +155,16 @@ class Accounts:
         if not pod.deleting:
             self.undecided.add(uid)
             self._tell_undecided(uid)
+
+    def _cards_of(self, shares: Iterable[Share], node: str) -> Iterator[Share]:
+        """The cards of the slices among these where the node's cards are not cut so (any more): all of each."""
+        known = self._nodes.get(node)
+        mode = known.labels.get(LABEL) if known else None
+        for share in shares:
+            name = slice_named(RESOURCE_PREFIX + share.type)
+            if name and mode_of(name) != mode:
+                card = place_of(share.card)[0] if isinstance(share.card, int) else None
+                yield Share(share.container, card, whole=True, stage=share.stage)
 
     def _warn_of_split(self, known: GpuPod) -> None:
         """No decision leads there, but a record can: one written by hand, or an account that was lost."""

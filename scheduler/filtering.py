@@ -75,6 +75,7 @@ class Filter:
     def refresh(self) -> None:
         """Take in all nodes and what was learnt, now and not in a call's time."""
         self._state.refresh()
+        self._state.sites.refresh()
         self._ranking.refresh()
 
     def filter(self, known: GpuPod, names: Sequence[str]) -> Filtered:

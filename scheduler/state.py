@@ -14,6 +14,7 @@ from mgpu.model.asks import Ask, Rejection
 from mgpu.model.cards import CardState
 from mgpu.model.groups import Group, Seat
 from mgpu.model.ledger import Holding
+from mgpu.model.partitioning import LABEL
 from mgpu.model.pods import Node, Pod, read_node, read_pod
 from mgpu.model.requests import UNBOUNDED
 from mgpu.settings import Settings
@@ -91,7 +92,7 @@ class State:
             self._follow_given(node.name, given)
             if waited and not self._slices.of(node.name).waiting:
                 self._tell_freed(node.name)  # those that waited may ask again, and have been refused by what was known
-            if stock.is_there(before) != stock.is_there(node):
+            if _who_cuts(before) != _who_cuts(node):
                 self._accounts.settle_all_on(node.name)
 
     def node_gone(self, raw: Raw) -> None:
@@ -102,7 +103,7 @@ class State:
             self.sites.drop_node(name)
             self._set_cards(name)
             self._follow_given(name, given)
-            if stock.is_there(before):
+            if _who_cuts(before) != _who_cuts(None):
                 self._accounts.settle_all_on(name)
 
     def device_changed(self, raw: Raw) -> None:
@@ -389,3 +390,8 @@ class State:
     def _move(self, node: str) -> None:
         if self._settings.node_policy in LEARNT:
             self._moved.add(node)
+
+
+def _who_cuts(node: Node | None) -> tuple[bool, str | None]:
+    """What of a node decides how that is held which its pods have."""
+    return stock.is_there(node), node.labels.get(LABEL) if node else None

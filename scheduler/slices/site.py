@@ -11,11 +11,12 @@ from mgpu.model.ledger import Holding, Share
 from mgpu.model.partitioning import NodeSlices, devices
 from mgpu.model.pods import Node
 from mgpu.model.requests import Room
-from mgpu.model.slices import MIG, RESOURCE_PREFIX, Slice, place_of, slice_named
+from mgpu.model.slices import MIG, RESOURCE_PREFIX, Slice, mode_of, place_of, slice_named
 from scheduler.slices.geometry import Geometries
 from scheduler.slices.plan import NodeCards, can_offer, cards_of, plan_of
 
 _HELD = "in use by pods that asked for no slice"
+_OTHERWISE = "in use by pods with slices of another kind"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +68,14 @@ def site_of(
 ) -> Site:
     """gpus: all of the node's. states: its whole cards and its slices, with what is held of them."""
     states = tuple(states)
-    held = [(h.bound, place) for h in holdings for share in h.shares if (place := place_held(share))]
+    places = [(h.bound, place) for h in holdings for share in h.shares if (place := place_held(share))]
+    held = [(bound, place) for bound, place in places if mode_of(place.name) == found.mode]
     cut = [(slice_of(s.card), s) for s in states]
     used = {s.place for s in found.made if s.pod} | {place for _, place in held}
     used |= {place for place, state in cut if place and not state.idle}
     made, able = {s.place for s in found.made}, _cuttable(found, gpus)
-    barred = {state.card.index: _HELD for place, state in cut if not place and not state.idle}
+    barred = {place.card: _OTHERWISE for _, place in places if mode_of(place.name) != found.mode}
+    barred |= {state.card.index: _HELD for place, state in cut if not place and not state.idle}
     memory = sum(state.memory_used for place, state in cut if not place)
     memory += sum(card.memory for card in devices(NodeSlices(found.mode, made=tuple(used)), gpus))
     return Site(

@@ -47,6 +47,11 @@ class Sites:
         with self._lock:
             return self._known.names()
 
+    def refresh(self) -> None:
+        """Make all sites now and not in a call's time."""
+        for name in self.names():
+            self.of(name)
+
     def of(self, name: str, uid: str = "") -> Site | None:
         """A node as pod `uid` would have it cut; None: it has no label, or there is no such node."""
         with self._lock:

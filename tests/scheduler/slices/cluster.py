@@ -39,11 +39,16 @@ class Agent:
     def __init__(self, api: FakeApi, name: str = "n1", mode: str = MIG, cards: int = 1, gib: int = 80) -> None:
         self.api, self.name, self.mode = api, name, mode
         self.made: dict[Slice, str] = {}
-        self.cards = range(cards)
+        self._count = cards
         self.refused: tuple[int, str] | None = None
         api.put("nodes", b.node(name, labels={LABEL: mode}))
         api.put("devices", write_device(Node(name), "", b.cards(cards, gib, node=name)))
         self.report()
+
+    @property
+    def cards(self) -> Iterable[int]:
+        """That can be cut; under MPS those that are."""
+        return range(self._count) if self.mode == MIG else {s.card for s in self.made}
 
     @property
     def found(self) -> NodeSlices:
