@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import os
+import shlex
 import signal
 import socket
 from pathlib import Path
@@ -58,6 +59,7 @@ Examples:
     type=click.Choice(["auto", "mgpu", "nvidia"]),
     help="Who serves nvidia.com/gpu here: this agent or NVIDIA's plugin.  [default: auto, as it is found]",
 )
+@click.option("--enforce", type=click.Choice(["none", "mps"]), help="Hold shares to their limits.  [default: none]")
 @click.option("--memory-unit", type=click.Choice(["GiB", "MiB"], case_sensitive=False), help="Of aliyun.com/gpu-mem.")
 @click.option("--health-port", type=int, help="Serve /healthz and /readyz here; 0: not at all.  [default: 0]")
 @click.option("--kubeconfig", default="", help="The cluster.  [default: the one this runs in]")
@@ -100,6 +102,7 @@ def _settings(config: Path | None, flags: dict[str, str | int | None]) -> Settin
 def _check_paths(own: DevicePluginSettings, settings: Settings) -> None:
     if not any(dialects.enabled(settings)):
         raise BadObject([Problem("dialects", "none is enabled: there is no resource to serve")])
+    _check_command(own.mps_control)
     served = as_ids((), settings)
     folder = Path(own.kubelet_dir) / "device-plugins"
     sockets = [("kubeletDir", folder / name) for name in ("kubelet.sock", *(socket_name(r.name) for r in served))]
@@ -111,6 +114,15 @@ def _check_paths(own: DevicePluginSettings, settings: Settings) -> None:
     ]
     if problems:
         raise BadObject(problems)
+
+
+def _check_command(text: str) -> None:
+    try:
+        words = shlex.split(text)
+    except ValueError:  # an open quote
+        words = []
+    if not words:
+        raise BadObject([Problem("deviceplugin.mpsControl", f"must be a command, not {text!r}")])
 
 
 def _simulated(own: DevicePluginSettings) -> CardSource | None:

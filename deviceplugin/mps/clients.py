@@ -1,6 +1,7 @@
 """Which containers are clients of which MPS daemon, and that it answers before they start."""
 
 import asyncio
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from deviceplugin.pods import GpuPod, NodePods
 from deviceplugin.wakeup import Wakeup
 from mgpu.model.cards import Card
 from mgpu.model.slices import is_mps
+from mgpu.settings import DevicePluginSettings
 
 Key = tuple[str, str]
 """Pod UID, container."""
@@ -109,3 +111,18 @@ class Mps:
                 raise Refused(f"{target}: {error}", target.known.pod.uid) from error
             self._unenforced(target.known, f"container {target.container} is not held to its share: {error}")
             return None
+
+
+def mps_of(
+    own: DevicePluginSettings,
+    files: CdiFiles,
+    gpus: Callable[[], Sequence[Card]],
+    pods: NodePods,
+    changed: Wakeup,
+    warn_node: Callable[[str], None],
+    warn_pod: Callable[[GpuPod, str], None],
+) -> Mps:
+    """As the settings have it."""
+    folder = Path(own.mps_dir)
+    daemons = Daemons(folder, shlex.split(own.mps_control), warn_node, changed.wake)
+    return Mps(daemons, files, folder, gpus, pods, changed, warn_pod, enforce=own.enforce == "mps")

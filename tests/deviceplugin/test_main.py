@@ -43,6 +43,7 @@ def test_help_has_examples() -> None:
         (["--health-port", "70000"], "deviceplugin.healthPort: Input should be less than or equal to 65535"),
         (["--cards", "cards.yaml", "--kubeconfig", "none.yaml"], "none.yaml: Invalid kube-config file"),
         (["--kubelet-dir", "/" + "x" * 100], "is too long for a unix socket"),
+        (["--config", "open.yaml"], "deviceplugin.mpsControl: must be a command, not 'a \"b'"),
         (["--config", "off.yaml"], "dialects: none is enabled: there is no resource to serve"),
     ],
 )
@@ -52,6 +53,7 @@ def test_wrong_input_is_one_clear_line_and_exit_code_2(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cards.yaml").write_text("[{memory: 80Gi}]")
     (tmp_path / "twice.yaml").write_text("[{memory: 80Gi, uuid: a}, {memory: 80Gi, uuid: a}]")
+    (tmp_path / "open.yaml").write_text("deviceplugin: {mpsControl: 'a \"b'}")
     (tmp_path / "unknown.yaml").write_text("deviceplugin: {colour: red}")
     off = ", ".join(f"{name}: {{enabled: false}}" for name in ("mgpu", "gpushare", "koordinator", "slices"))
     (tmp_path / "off.yaml").write_text(f"dialects: {{{off}}}")

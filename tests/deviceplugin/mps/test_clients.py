@@ -114,8 +114,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(mps: Path) -> Bench:
-    return Bench(mps)
+def bench(folder: Path) -> Bench:
+    return Bench(folder)
 
 
 def test_a_share_is_a_client_of_its_cards_daemon_within_its_limits(bench: Bench) -> None:

@@ -13,43 +13,43 @@ from deviceplugin.mps.control import Answer, Control
 from tests.deviceplugin.mps.fake import CARD, COMMAND, OTHER, TIMES, kill, lives, pid_of, ready, serving, until
 
 
-def test_a_wanted_daemon_answers_and_is_of_its_card_alone(mps: Path) -> None:
+def test_a_wanted_daemon_answers_and_is_of_its_card_alone(folder: Path) -> None:
     told: list[str] = []
 
     async def work() -> None:
-        async with serving(mps, told) as daemons:
+        async with serving(folder, told) as daemons:
             daemons.keep({CARD, OTHER}, ())
             await ready(daemons)
             await ready(daemons, OTHER)
 
     asyncio.run(work())
-    environ = Path(f"/proc/{pid_of(mps)}/environ").read_text().split("\0")
-    assert {f"CUDA_VISIBLE_DEVICES={CARD}", f"CUDA_MPS_PIPE_DIRECTORY={mps / CARD / 'pipe'}"} < set(environ)
-    assert pid_of(mps) != pid_of(mps, OTHER)
-    modes = [stat.S_IMODE(folder.stat().st_mode) for folder in (mps / CARD / "pipe", mps / "shm")]
+    environ = Path(f"/proc/{pid_of(folder)}/environ").read_text().split("\0")
+    assert {f"CUDA_VISIBLE_DEVICES={CARD}", f"CUDA_MPS_PIPE_DIRECTORY={folder / CARD / 'pipe'}"} < set(environ)
+    assert pid_of(folder) != pid_of(folder, OTHER)
+    modes = [stat.S_IMODE(folder.stat().st_mode) for folder in (folder / CARD / "pipe", folder / "shm")]
     assert modes == [0o755, 0o1777]
     assert not told
 
 
-def test_nothing_is_made_for_nobody(mps: Path) -> None:
+def test_nothing_is_made_for_nobody(folder: Path) -> None:
     async def work() -> None:
-        async with serving(mps / "none", []) as daemons:
+        async with serving(folder / "none", []) as daemons:
             daemons.keep((), ())
             await asyncio.sleep(0)
 
     asyncio.run(work())
-    assert not (mps / "none").exists()
+    assert not (folder / "none").exists()
 
 
-def test_it_outlives_the_agent_and_the_next_one_finds_it(mps: Path) -> None:
+def test_it_outlives_the_agent_and_the_next_one_finds_it(folder: Path) -> None:
     told: list[str] = []
     pids = []
 
     async def work() -> None:
-        async with serving(mps, told) as daemons:
+        async with serving(folder, told) as daemons:
             daemons.keep({CARD}, {CARD})
             await ready(daemons)
-            pids.append(pid_of(mps))
+            pids.append(pid_of(folder))
 
     asyncio.run(work())
     assert lives(pids[0])
@@ -58,74 +58,74 @@ def test_it_outlives_the_agent_and_the_next_one_finds_it(mps: Path) -> None:
     assert not told
 
 
-def test_what_an_earlier_agent_left_and_nobody_wants_ends(mps: Path) -> None:
+def test_what_an_earlier_agent_left_and_nobody_wants_ends(folder: Path) -> None:
     async def first() -> None:
-        async with serving(mps, []) as daemons:
+        async with serving(folder, []) as daemons:
             daemons.keep({CARD}, ())
             await ready(daemons)
 
     async def second() -> None:
-        async with serving(mps, []) as daemons:
+        async with serving(folder, []) as daemons:
             daemons.keep({OTHER}, ())
             await ready(daemons, OTHER)
             await until(lambda: not lives(pid))
 
     asyncio.run(first())
-    pid = pid_of(mps)
+    pid = pid_of(folder)
     asyncio.run(second())
-    assert lives(pid_of(mps, OTHER))
+    assert lives(pid_of(folder, OTHER))
 
 
-def test_one_that_somebody_else_started_is_used_and_watched(mps: Path) -> None:
-    pipe = mps / CARD / "pipe"
+def test_one_that_somebody_else_started_is_used_and_watched(folder: Path) -> None:
+    pipe = folder / CARD / "pipe"
     pipe.mkdir(parents=True)
     told: list[str] = []
 
     async def work() -> None:
-        async with serving(mps, told) as daemons:
+        async with serving(folder, told) as daemons:
             daemons.keep({CARD}, {CARD})
             await ready(daemons)
-            assert pid_of(mps) == pid
+            assert pid_of(folder) == pid
             kill(pid)
             await until(lambda: told)
             await ready(daemons)
 
     subprocess.run([*COMMAND, "-d"], env={"CUDA_MPS_PIPE_DIRECTORY": str(pipe)}, check=True)
-    pid = pid_of(mps)
+    pid = pid_of(folder)
     asyncio.run(work())
-    assert pid_of(mps) != pid
+    assert pid_of(folder) != pid
 
 
-def test_the_end_of_a_daemon_is_told_and_it_is_started_again(mps: Path) -> None:
+def test_the_end_of_a_daemon_is_told_and_it_is_started_again(folder: Path) -> None:
     told: list[str] = []
 
     async def work() -> None:
         # It is not asked in this time: that it has ended is seen at once.
-        async with serving(mps, told, replace(TIMES, health=3600)) as daemons:
+        async with serving(folder, told, replace(TIMES, health=3600)) as daemons:
             daemons.keep({CARD}, {CARD})
             await ready(daemons)
-            before = pid_of(mps)
+            before = pid_of(folder)
             kill(before)
             await until(lambda: told)
             await ready(daemons)
-            assert pid_of(mps) != before
+            assert pid_of(folder) != before
 
     asyncio.run(work())
     assert told == [f"the MPS daemon of card {CARD} ended: it said nothing; it is started again in 0.01 s"]
 
 
-def test_one_that_does_not_come_up_is_tried_in_growing_pauses(mps: Path) -> None:
+def test_one_that_does_not_come_up_is_tried_in_growing_pauses(folder: Path) -> None:
     told: list[str] = []
-    (mps / CARD / "pipe").mkdir(parents=True)
-    (mps / CARD / "pipe" / "refuse").touch()
+    (folder / CARD / "pipe").mkdir(parents=True)
+    (folder / CARD / "pipe" / "refuse").touch()
 
     async def work() -> None:
-        async with serving(mps, told, replace(TIMES, longest_pause=30)) as daemons:
+        async with serving(folder, told, replace(TIMES, longest_pause=30)) as daemons:
             daemons.keep({CARD}, ())
             await until(lambda: len(told) >= 4)
             with pytest.raises(Refused, match=f"MPS daemon of card {CARD} ended: The server cannot be started"):
                 await ready(daemons, seconds=0.01)
-            (mps / CARD / "pipe" / "refuse").unlink()
+            (folder / CARD / "pipe" / "refuse").unlink()
             await ready(daemons)
 
     asyncio.run(work())
@@ -133,11 +133,11 @@ def test_one_that_does_not_come_up_is_tried_in_growing_pauses(mps: Path) -> None
     assert pauses[:4] == ["0.01 s", "0.02 s", "0.04 s", "0.08 s"]
 
 
-def test_a_program_that_is_not_there_is_told(mps: Path) -> None:
+def test_a_program_that_is_not_there_is_told(folder: Path) -> None:
     told: list[str] = []
 
     async def work() -> None:
-        async with serving(mps, told, command=["/no/such/control"]) as daemons:
+        async with serving(folder, told, command=["/no/such/control"]) as daemons:
             daemons.keep({CARD}, ())
             await until(lambda: told)
             with pytest.raises(Refused, match="cannot be started: No such file or directory"):
@@ -146,11 +146,11 @@ def test_a_program_that_is_not_there_is_told(mps: Path) -> None:
     asyncio.run(work())
 
 
-def test_a_folder_too_long_for_sockets_is_told(mps: Path) -> None:
+def test_a_folder_too_long_for_sockets_is_told(folder: Path) -> None:
     told: list[str] = []
 
     async def work() -> None:
-        async with serving(mps / ("x" * 90), told) as daemons:
+        async with serving(folder / ("x" * 90), told) as daemons:
             daemons.keep({CARD}, ())
             await until(lambda: told)
 
@@ -158,46 +158,46 @@ def test_a_folder_too_long_for_sockets_is_told(mps: Path) -> None:
     assert "too long for unix sockets" in told[0]
 
 
-def test_a_silent_one_takes_no_starts_and_is_left_alone_while_it_may_serve(mps: Path) -> None:
+def test_a_silent_one_takes_no_starts_and_is_left_alone_while_it_may_serve(folder: Path) -> None:
     told: list[str] = []
 
     async def work() -> None:
-        async with serving(mps, told, replace(TIMES, ask=0.7, silent=0.01)) as daemons:
+        async with serving(folder, told, replace(TIMES, ask=0.7, silent=0.01)) as daemons:
             daemons.keep({CARD}, {CARD})
             await ready(daemons)
-            pid = pid_of(mps)
-            (mps / CARD / "pipe" / "hang").touch()
+            pid = pid_of(folder)
+            (folder / CARD / "pipe" / "hang").touch()
             await until(lambda: told)
             with pytest.raises(Refused, match="does not answer; what runs stays, nothing new starts"):
                 await ready(daemons, seconds=0.1)
             assert lives(pid)
             assert len(told) == 1
-            (mps / CARD / "pipe" / "hang").unlink()
+            (folder / CARD / "pipe" / "hang").unlink()
             await ready(daemons)
-            assert pid_of(mps) == pid
-            (mps / CARD / "pipe" / "hang").touch()
+            assert pid_of(folder) == pid
+            (folder / CARD / "pipe" / "hang").touch()
             daemons.keep({CARD}, ())
             await until(lambda: not lives(pid))
-            (mps / CARD / "pipe" / "hang").unlink()
+            (folder / CARD / "pipe" / "hang").unlink()
             await ready(daemons)
 
     asyncio.run(work())
     assert any("has not answered for 0.01 s and was ended" in line for line in told)
 
 
-def test_a_daemon_that_nobody_wants_quits_and_comes_back_when_wanted(mps: Path) -> None:
+def test_a_daemon_that_nobody_wants_quits_and_comes_back_when_wanted(folder: Path) -> None:
     async def work() -> None:
-        async with serving(mps, []) as daemons:
+        async with serving(folder, []) as daemons:
             daemons.keep({CARD}, {CARD})
             await ready(daemons)
-            before = pid_of(mps)
+            before = pid_of(folder)
             daemons.keep((), ())
             await until(lambda: not lives(before))
             daemons.keep({CARD}, ())
             await ready(daemons)
-            assert pid_of(mps) != before
+            assert pid_of(folder) != before
             # Wanted again before it has ended.
-            before = pid_of(mps)
+            before = pid_of(folder)
             daemons.keep((), ())
             await asyncio.sleep(0)
             daemons.keep({CARD}, ())
@@ -208,22 +208,22 @@ def test_a_daemon_that_nobody_wants_quits_and_comes_back_when_wanted(mps: Path) 
     assert not told
 
 
-def test_one_that_does_not_quit_is_killed(mps: Path) -> None:
+def test_one_that_does_not_quit_is_killed(folder: Path) -> None:
     async def work() -> None:
-        async with serving(mps, [], replace(TIMES, ask=0.2, quit=0.1)) as daemons:
+        async with serving(folder, [], replace(TIMES, ask=0.2, quit=0.1)) as daemons:
             daemons.keep({CARD}, ())
             await ready(daemons)
-            pid = pid_of(mps)
-            (mps / CARD / "pipe" / "hang").touch()
+            pid = pid_of(folder)
+            (folder / CARD / "pipe" / "hang").touch()
             daemons.keep((), ())
             await until(lambda: not lives(pid))
 
     asyncio.run(work())
 
 
-def test_asking_holds_up_nothing_else(mps: Path) -> None:
-    (mps / CARD / "pipe").mkdir(parents=True)
-    control = Control(["/bin/sleep", "3600"], mps, CARD)
+def test_asking_holds_up_nothing_else(folder: Path) -> None:
+    (folder / CARD / "pipe").mkdir(parents=True)
+    control = Control(["/bin/sleep", "3600"], folder, CARD)
 
     async def work() -> None:
         asked = asyncio.create_task(control.healthy(3600))
@@ -237,12 +237,12 @@ def test_asking_holds_up_nothing_else(mps: Path) -> None:
     asyncio.run(work())
 
 
-def test_another_process_under_its_number_is_not_it(mps: Path) -> None:
-    (mps / CARD).mkdir()
-    control = Control(COMMAND, mps, CARD)
+def test_another_process_under_its_number_is_not_it(folder: Path) -> None:
+    (folder / CARD).mkdir()
+    control = Control(COMMAND, folder, CARD)
     assert control.running() is None
-    (mps / CARD / "daemon").write_text("1 99999999999")
+    (folder / CARD / "daemon").write_text("1 99999999999")
     assert control.running() is None
-    (mps / CARD / "daemon").write_text("nonsense")
+    (folder / CARD / "daemon").write_text("nonsense")
     assert control.running() is None
     control.kill()
