@@ -1,0 +1,314 @@
+"""Scheduler and agents together, whatever dies between any two steps: all converges, nothing in use is destroyed, and
+no pod is bound to a slice that is not there.
+
+They meet in nothing but the API server's objects (tests/slices_rig.py). Watches lag; both may be killed before or after
+any call; NVML fails; nodes reboot; somebody else writes into the annotation.
+"""
+
+import json
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from deviceplugin.mig.driver import MigRefused
+from mgpu.model.errors import RetryLater
+from mgpu.model.mig import layout_of, problem
+from mgpu.model.mps_config import read_config
+from mgpu.model.partitioning import ANNOTATION, NodeSlices, read_partitioning, read_slices
+from mgpu.model.pods import read_node
+from mgpu.model.slices import MIG, MPS, Slice, counts, gigabytes
+from scheduler.slices.site import offers, wanted_by
+from tests import builders
+from tests.examples import examples
+from tests.slices_cards import How
+from tests.slices_rig import OWN, Node, Raw, Rig, places_of
+
+NODES = (("m1", MIG, 1), ("m2", MIG, 2), ("p1", MPS, 1))
+SLICES = (
+    "mig-1g.10gb",
+    "mig-1g.10gb",
+    "mig-2g.20gb",
+    "mig-3g.40gb",
+    "mig-4g.40gb",
+    "mig-7g.80gb",
+    "gpu-4gb",
+    "gpu-30gb",
+)
+names = st.sampled_from([f"p{i}" for i in range(8)])
+nodes = st.sampled_from([name for name, *_ in NODES])
+few = st.integers(1, 3)
+hows: st.SearchStrategy[How] = st.sampled_from(["before", "half", "after"])
+
+
+class Machine(RuleBasedStateMachine):
+    """there: UID of a pod → the MIG devices that were there when it was bound and that must stay, by place."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.rig = Rig(*NODES)
+        self.rig.round()
+        self.there: dict[str, dict[Slice, str]] = {}
+        self.plans: dict[str, int] = {}
+        self.theirs = dict.fromkeys(self.rig.nodes, 1)
+        self.created = 0
+
+    def teardown(self) -> None:
+        if hasattr(self, "rig"):
+            self.settle()
+
+    # What happens.
+
+    @rule(name=names, slice_=st.sampled_from(SLICES), count=st.sampled_from([1, 1, 1, 2]))
+    def a_pod_comes(self, name: str, slice_: str, count: int) -> None:
+        if ("default", name) not in self.rig.api.pods:
+            amounts = {f"nvidia.com/{slice_}": str(1 if slice_.startswith("gpu") else count)}
+            self.created += 1
+            own = {"name": "c", "image": "x", "resources": {"limits": amounts, "requests": amounts}}
+            self.rig.api.put("pods", builders.pod(name, own, uid=f"{name}-{self.created}"))
+
+    @rule(name=names)
+    def it_is_scheduled(self, name: str) -> None:
+        raw = self.rig.api.pods.get(("default", name))
+        if raw and not raw["spec"].get("nodeName") and not self.rig.schedule(name):
+            self.bound(self.rig.api.pod(name))
+
+    @rule(left=few, crash=st.booleans(), after=st.booleans())
+    def the_planner_fails(self, left: int, crash: bool, after: bool) -> None:
+        self.rig.wire.fail(left - 1, crash=crash, after=after)
+        self.rig.plan()
+
+    @rule()
+    def the_planner_works(self) -> None:
+        self.rig.plan()
+
+    @rule()
+    def the_scheduler_is_replaced(self) -> None:
+        self.rig.start_scheduler()
+
+    @rule(count=few)
+    def the_scheduler_hears(self, count: int) -> None:
+        self.rig.scheduler.deliver(count=count)
+
+    @rule(node=nodes, left=few, how=hows, error=st.sampled_from([None, None, MigRefused, RetryLater]))
+    def a_change_of_a_card_fails_or_the_agent_dies_in_it(self, node: str, left: int, how: How, error: Any) -> None:
+        self.rig.nodes[node].mig.fail(left - 1, how, error)
+        self.rig.nodes[node].look()
+
+    @rule(node=nodes, crash=st.booleans(), after=st.booleans())
+    def the_agents_report_fails(self, node: str, crash: bool, after: bool) -> None:
+        self.rig.nodes[node].wire.fail(0, crash=crash, after=after)
+        self.rig.nodes[node].look()
+
+    @rule(node=nodes)
+    def the_agent_looks(self, node: str) -> None:
+        self.rig.nodes[node].look()
+
+    @rule(node=nodes)
+    def the_agent_is_replaced(self, node: str) -> None:
+        self.rig.nodes[node].start_agent()
+
+    @rule(node=nodes, count=few)
+    def the_agent_hears(self, node: str, count: int) -> None:
+        self.rig.nodes[node].deliver(count)
+
+    @rule(node=nodes)
+    def the_kubelet_hears(self, node: str) -> None:
+        self.rig.nodes[node].kubelet_hears()
+
+    @rule(node=nodes)
+    def pods_start(self, node: str) -> None:
+        for raw in list(self.rig.pods(node)):
+            if self.rig.nodes[node].start(raw):
+                self.rig.phase(raw["metadata"]["name"], "Running")
+
+    @rule(name=names)
+    def a_pod_ends(self, name: str) -> None:
+        raw = self.rig.api.pods.get(("default", name))
+        node = self.node_of(raw)
+        if raw and node and raw["metadata"]["uid"] in node.running:
+            node.end(raw["metadata"]["uid"])
+            self.rig.phase(name, "Succeeded")
+
+    @rule(name=names, force=st.booleans())
+    def a_pod_is_deleted(self, name: str, force: bool) -> None:
+        """By force while its container runs on, for a while."""
+        raw = self.rig.api.pods.get(("default", name))
+        if raw:
+            node = self.node_of(raw)
+            if node and not force:
+                node.end(raw["metadata"]["uid"])
+            self.rig.api.remove("pods", name)
+
+    @rule(node=nodes)
+    def what_was_deleted_by_force_ends(self, node: str) -> None:
+        for uid in self.gone(self.rig.nodes[node]):
+            self.rig.nodes[node].end(uid)
+        self.rig.nodes[node].clean()
+
+    @rule(node=nodes)
+    def a_node_reboots(self, node: str) -> None:
+        self.rig.nodes[node].reboot()
+        for raw in list(self.rig.pods(node)):
+            self.there.pop(raw["metadata"]["uid"], None)
+            self.rig.phase(raw["metadata"]["name"], "Pending")
+
+    def somebody_else_writes(self, node: str) -> None:
+        self.theirs[node] += 1
+        text = json.dumps({**json.loads(self.annotation(node)), "theirs": self.theirs[node]})
+        self.rig.api.annotate(node, **{ANNOTATION: text})
+
+    @rule(node=nodes)
+    def an_agent_reports_while_the_planner_writes(self, node: str) -> None:
+        self.rig.wire.meanwhile = self.rig.nodes[node].look
+        self.rig.plan()
+
+    @rule(node=nodes)
+    def the_planner_writes_while_an_agent_reports(self, node: str) -> None:
+        self.rig.nodes[node].wire.meanwhile = self.rig.plan
+        self.rig.nodes[node].look()
+
+    @rule(node=nodes)
+    def somebody_else_writes_while_both_do(self, node: str) -> None:
+        self.rig.wire.meanwhile = lambda: self.somebody_else_writes(node)
+        self.rig.plan()
+        self.rig.nodes[node].wire.meanwhile = lambda: self.somebody_else_writes(node)
+        self.rig.nodes[node].look()
+
+    @rule()
+    def all_do_their_work(self) -> None:
+        self.rig.round()
+
+    # What must hold.
+
+    def bound(self, raw: Raw) -> None:
+        """A pod is bound to slices that are there, and that nobody else has."""
+        node, uid, places = self.rig.nodes[raw["spec"]["nodeName"]], raw["metadata"]["uid"], places_of(raw)
+        assert places, "a pod is bound without a record"
+        others = [p for other in self.rig.pods(node.name) if other["metadata"]["uid"] != uid for p in places_of(other)]
+        assert not {*places} & {*others}, "a slice is given twice"
+        running = [place for held in node.running.values() for place in held]
+        assert not {*places} & {*running}, "a slice is given away while it is in use"
+        if node.mode == MIG and not node.rebooted:
+            made = node.mig.whole()
+            assert {*places} <= made.keys(), f"{raw['metadata']['name']} is bound to slices that are not there"
+            self.there[uid] = {place: made[place] for place in places}
+
+    @invariant()
+    def nothing_in_use_is_destroyed(self) -> None:
+        if not hasattr(self, "rig"):
+            return
+        for node in self.rig.nodes.values():
+            assert not node.mig.destroyed_in_use, "the agent tried to destroy what is in use"
+            made, held = node.mig.whole(), {raw["metadata"]["uid"]: places_of(raw) for raw in self.rig.pods(node.name)}
+            for uid, places in {**held, **node.running}.items():
+                for place in places if node.mode == MIG else ():
+                    known = self.there.get(uid, {}).get(place)
+                    assert known in (None, made.get(place)), f"{place} of {uid} was destroyed"
+            self.is_sound(node, [place for places in {**held, **node.running}.values() for place in places])
+
+    def is_sound(self, node: Node, held: list[Slice]) -> None:
+        """All that pods have can be on the cards together."""
+        for card in node.gpus:
+            own = [place for place in held if place.card == card.index]
+            assert len({*own}) == len(own), f"a slice of {node.name} has two pods"
+            layout = layout_of(card.model, card.memory)
+            assert layout
+            if node.mode == MIG:
+                assert not problem(layout, [place.instance for place in own])
+            else:
+                assert sum(gigabytes(place.name) for place in own) <= card.memory >> 30
+
+    @invariant()
+    def no_writer_loses_what_the_other_wrote(self) -> None:
+        if not hasattr(self, "rig"):
+            return
+        for name in self.rig.nodes:
+            assert json.loads(self.annotation(name))["theirs"] == self.theirs[name]
+            found = read_partitioning(self.annotation(name))
+            plan = found.plan or 0
+            assert plan >= self.plans.get(name, 0), "a plan was taken back"
+            self.plans[name] = plan
+            assert found.applied is None or found.applied <= plan
+            said = self.said(name)
+            assert said.planned is None or counts(said.planned) == said.partitioning.spec
+
+    def settle(self) -> None:
+        """Nothing fails any more, so all comes to its end: no plan is left open, and who can have slices gets them."""
+        for _ in range(3):
+            for node in self.rig.nodes.values():
+                for uid in self.gone(node):
+                    node.end(uid)
+            for _ in range(4):
+                self.rig.round()
+                self.schedule_all()
+            self.rig.clock.now += 100
+        for _ in range(2):
+            self.schedule_all()
+            self.rig.round()
+        self.nothing_in_use_is_destroyed()
+        self.no_writer_loses_what_the_other_wrote()
+        for node in self.rig.nodes.values():
+            self.is_settled(node)
+        for raw in self.waiting():
+            self.waits_for_good_reason(raw)
+
+    def schedule_all(self) -> None:
+        for raw in self.waiting():
+            if not self.rig.schedule(raw["metadata"]["name"]):
+                self.bound(self.rig.api.pod(raw["metadata"]["name"]))
+
+    def is_settled(self, node: Node) -> None:
+        found = self.said(node.name)
+        assert not found.waiting, f"plan {found.partitioning.plan} of {node.name} never ends"
+        assert found.refused is None, found.refused
+        places = {s.place for s in found.made}
+        if found.partitioning.plan is not None:
+            assert found.partitioning.applied == found.partitioning.plan
+            assert counts(found.made) == found.partitioning.spec
+            assert found.planned is not None
+            assert places == {*found.planned}
+        if node.mode == MIG:
+            assert {s.place: s.uuid for s in found.made} == node.mig.whole()
+        elif found.partitioning.plan is not None:
+            text = self.rig.api.configmaps[OWN.config_map]["data"][node.name]
+            assert read_config(text) == found.partitioning.spec
+        held = {place: raw["metadata"]["uid"] for raw in self.rig.pods(node.name) for place in places_of(raw)}
+        assert {s.place: s.pod for s in found.made if s.pod} == held
+        said = read_partitioning(self.annotation(node.name))
+        assert said.used == counts(s for s in found.made if s.pod)
+        assert said.free == counts(s for s in found.made if not s.pod)
+        for raw in self.rig.pods(node.name):
+            assert raw["metadata"]["uid"] in node.running, f"{raw['metadata']['name']} never starts"
+
+    def waits_for_good_reason(self, raw: Raw) -> None:
+        known = self.rig.known(raw)
+        assert known.ask is not None
+        for name in self.rig.nodes:
+            site = self.rig.scheduler.state.sites.of(name, known.pod.uid)
+            assert site is not None
+            if known.ask.unmet(site.node) is None:
+                assert not site.fits(wanted_by(known.ask))
+                assert not offers(site, wanted_by(known.ask)), f"{known.pod.name} waits, and {name} could be cut for it"
+
+    # What is known.
+
+    def waiting(self) -> list[Raw]:
+        return [raw for raw in self.rig.api.pods.values() if not raw["spec"].get("nodeName")]
+
+    def node_of(self, raw: Any) -> Node | None:
+        return self.rig.nodes.get((raw or {}).get("spec", {}).get("nodeName", ""))
+
+    def gone(self, node: Node) -> list[str]:
+        there = {raw["metadata"]["uid"] for raw in self.rig.pods(node.name)}
+        return [uid for uid in node.running if uid not in there]
+
+    def annotation(self, node: str) -> str:
+        return str(self.rig.api.nodes[node]["metadata"]["annotations"][ANNOTATION])
+
+    def said(self, node: str) -> NodeSlices:
+        return read_slices(read_node(self.rig.api.nodes[node]))
+
+
+TestSlices = Machine.TestCase
+TestSlices.settings = examples(100, steps=50)
