@@ -14,6 +14,8 @@ from deviceplugin.cdi import CdiFiles
 from deviceplugin.checkpoint import FILE, read_checkpoint
 from deviceplugin.exchange import Exchange
 from deviceplugin.ids import MAX_IDS, device_ids
+from deviceplugin.mig.driver import MigDriver
+from deviceplugin.mps.clients import mps_of
 from deviceplugin.offers import WHOLE_CARDS, as_ids, budget
 from deviceplugin.plugin import Plugin
 from deviceplugin.podresources import PodResources
@@ -22,6 +24,8 @@ from deviceplugin.records import RecordWriter
 from deviceplugin.registration import CHECK_SECONDS, Registration
 from deviceplugin.reporter import Reporter
 from deviceplugin.runtime import ContainerRuntime
+from deviceplugin.slices.service import Slices
+from deviceplugin.slices.worker import Around
 from deviceplugin.unrecorded import Unrecorded
 from deviceplugin.upkeep import Keeper, keep_clean
 from deviceplugin.wakeup import Wakeup
@@ -30,15 +34,17 @@ from mgpu.dialects import gpushare
 from mgpu.kube import Api
 from mgpu.kube.events import Recorder, node_reference, pod_reference
 from mgpu.kube.reflector import Reflector
-from mgpu.model.cards import Card
+from mgpu.model.cards import GPU, Card
 from mgpu.model.errors import RetryLater
 from mgpu.model.given import write_given
+from mgpu.model.partitioning import LABEL
+from mgpu.model.slices import MIG
 from mgpu.settings import DevicePluginSettings, Settings
 
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 2.0
-_STOP_SECONDS = 5.0
+_STOP_SECONDS = _NODE_SECONDS = 5.0
 
 
 def pod_resources_socket(own: DevicePluginSettings) -> Path:
@@ -48,7 +54,7 @@ def pod_resources_socket(own: DevicePluginSettings) -> Path:
 class Agent:
     """`run` until `stop`. settings.deviceplugin must name the node."""
 
-    def __init__(self, settings: Settings, source: CardSource, api: Api) -> None:
+    def __init__(self, settings: Settings, source: CardSource, api: Api, driver: MigDriver) -> None:
         own = settings.deviceplugin
         self._settings, self._node_name = settings, own.node
         self._folder = Path(own.kubelet_dir) / "device-plugins"
@@ -62,36 +68,65 @@ class Agent:
             api, "/api/v1/pods", self._pods.take, self._pods.drop, {"fieldSelector": f"spec.nodeName={own.node}"}
         )
         self._reporter = Reporter(
-            api, own.node, settings, lambda: self._reflector.synced, self._held, self._told_of_whole_cards
+            api,
+            own.node,
+            settings,
+            lambda: self._reflector.synced,
+            self._held,
+            self._told_of_whole_cards,
+            lambda cards: self._slices.whole(cards),
+            lambda: self._slices.wake(),
         )
         self._records = RecordWriter(api)
         self._owners = PodResources(pod_resources_socket(own))
         self._runtime = ContainerRuntime(Path(own.cri_socket) if own.cri_socket else None)
         files = CdiFiles(Path(own.cdi_dir))
+        self._mps = mps_of(
+            own, files, self._gpus, self._pods, self._pods_changed, self._warn_mps, self._warn_unenforced
+        )
         self._whole = WholeCards(
             own.whole_cards,
             self._folder,
             self._pods,
             self._owners,
-            Unrecorded(self._runtime, self._pods, self._known_cards),
+            Unrecorded(self._runtime, self._pods, self._gpus),
             lambda: self._reporter.capacity(WHOLE_CARDS),
         )
         names = [resource.name for resource in as_ids((), settings)]
         self._node = Node(
             pods=self._pods,
-            cards=self._known_cards,
+            cards=lambda: self._slices.devices(self._gpus()),
+            gpus=self._gpus,
             owners=self._owners,
             checkpoint=self._folder / FILE,
-            delivery=files if own.cdi else Exchange(self._pods, self._known_cards, settings, self._records.write),
+            delivery=files if own.cdi else Exchange(self._pods, self._gpus, settings, self._records.write),
             grants=Grants(handed(files.environments()) if own.cdi else {}),
             changed=self._pods_changed,
             refused=self._warn_pod,
             resend=lambda resource: self._plugins[resource].resend(),
             given=self._mark_given,
             foreign=self._whole.holdings,
+            mps=self._mps if own.cdi else None,
         )
-        self._allocations = {name: Allocations(name, self._node) for name in names}
-        self._plugins = {name: Plugin(name, allocations) for name, allocations in self._allocations.items()}
+        self._keepers: list[Keeper] = [self._node.delivery, self._node.grants, self._mps]
+        self._all_known = False
+        self._allocations: dict[str, Allocations] = {}
+        self._plugins: dict[str, Plugin] = {}
+        for name in names:
+            self._begin(name)
+        around = Around(
+            node=lambda: self._reporter.node,
+            gpus=lambda: self._cards.cards,
+            pods=self._pods,
+            synced=lambda: self._reflector.synced,
+            environments=files.environments,
+            foreign=self._whole.holdings,
+            warn=lambda problem: self._warn_node(problem, "MgpuSlices"),
+            changed=self._cut_anew,
+        )
+        self._slices = Slices(
+            settings, api, around, driver, self._folder, self._begin, self._node.mps, self._reporter.saw_node
+        )
         left = {WHOLE_CARDS: self._whole.left, gpushare.MEMORY: lambda: self._reporter.undrained(gpushare.MEMORY)}
         self._registrations = [
             Registration(self._folder, plugin, left=left.get(name, lambda: ""))
@@ -109,10 +144,12 @@ class Agent:
     async def _run(self) -> None:
         for wakeup in (self._cards_changed, self._pods_changed, self._stopping):
             wakeup.bind()
-        for part in (self._reflector, self._reporter, self._cards, self._records):
+        for part in (self._reflector, self._reporter, self._cards, self._records, self._slices):
             part.start()
         log.info("started", extra={"node": self._node_name})
-        works = (self._serve(), self._follow_pods(), self._follow_whole_cards())
+        if self._settings.deviceplugin.enforce == "mps" and self._node.mps is None:
+            self._warn_mps("deviceplugin.enforce is mps, and nothing is enforced: the runtime has no CDI")
+        works = (self._serve(), self._follow_pods(), self._follow_whole_cards(), self._slices.run())
         tasks = [asyncio.create_task(work) for work in works]
         ending = asyncio.create_task(self._until_stopped())
         try:
@@ -138,8 +175,15 @@ class Agent:
         self._stopped = True
         self._stopping.wake()
 
+    def divided(self) -> bool:
+        """Whether cards in MIG mode are ours to share out, as the Node's label says; waits for the Node at first."""
+        node = self._reporter.await_node(_NODE_SECONDS) or {}
+        return bool(((node.get("metadata") or {}).get("labels") or {}).get(LABEL) == MIG)
+
     def unhealthy(self) -> str:
         """Why the process should be restarted; "" where it should not."""
+        if self._slices.stalled:
+            return "cutting the cards hangs"
         return "reading the cards hangs" if self._cards.stalled else ""
 
     def not_ready(self) -> str:
@@ -150,9 +194,18 @@ class Agent:
             return "the pods of this node are not known yet"
         # Once it is known whose they are, what is left to others is not waited for.
         known = self._whole.server and self._reporter.capacity(WHOLE_CARDS) is not None
-        wanted = [r for r in self._registrations if not (known and r.left())]
+        wanted = [r for r in (*self._registrations, *self._slices.registrations) if not (known and r.left())]
         states = [r.state or "the kubelet has not asked for the devices" for r in wanted if not r.registered]
         return "; ".join([*states, *filter(None, [self._reporter.problem])])
+
+    def _begin(self, resource: str) -> Plugin:
+        """The plugin of a resource that is not served yet."""
+        self._allocations[resource] = allocations = Allocations(resource, self._node)
+        self._keepers.append(allocations)
+        if self._all_known:
+            allocations.resume()
+        self._plugins[resource] = Plugin(resource, allocations)
+        return self._plugins[resource]
 
     async def _until_stopped(self) -> None:
         while not self._stopped:
@@ -160,8 +213,9 @@ class Agent:
 
     async def _serve(self) -> None:
         """Offer ids once the cards are known: with none the kubelet would fail the pods that run here."""
-        while (cards := self._cards.cards) is None:
+        while self._cards.cards is None:
             await self._cards_changed.wait()
+        cards = self._whole_gpus()
         complete = self._offer(cards)
         async with asyncio.TaskGroup() as group:
             for registration in self._registrations:
@@ -170,14 +224,14 @@ class Agent:
 
     async def _follow_cards(self, offered: tuple[Card, ...], *, complete: bool) -> None:
         while True:
-            cards = self._cards.cards or ()
+            cards = self._whole_gpus()
             if cards == offered and await self._cards_changed.wait(None if complete else _RETRY_SECONDS):
                 continue
             complete, offered = self._offer(cards), cards
 
     def _offer(self, cards: Sequence[Card]) -> bool:
         """Hand the ids of these cards to the plugins. False: of unhealthy ones it is not known which pods hold them."""
-        complete, shares = True, budget(cards, self._settings, MAX_IDS)
+        complete, shares = True, budget(cards, self._settings, MAX_IDS - self._slices.ids)
         for resource in as_ids(cards, self._settings):
             try:
                 held, taken = self._held_ids(resource.name, cards)
@@ -201,7 +255,7 @@ class Agent:
         Raises RetryLater.
         """
         unhealthy = [card for card in cards if not card.healthy]
-        if not unhealthy:
+        if not unhealthy and not self._slices.cut:
             return {}, set()
         if not self._reflector.synced:
             raise RetryLater("the pods of this node are not known yet")
@@ -219,11 +273,12 @@ class Agent:
         """Nothing starts before all pods and cards are known, and what was of gone pods goes."""
         while not self._reflector.synced:
             await self._pods_changed.wait(1.0)
-        keepers: list[Keeper] = [self._node.delivery, self._node.grants, *self._allocations.values()]
         async with asyncio.TaskGroup() as group:
-            group.create_task(keep_clean(self._pods, keepers, self._pods_changed))
+            group.create_task(keep_clean(self._pods, self._keepers, self._pods_changed))
+            group.create_task(self._mps.run())
             while self._cards.cards is None:
                 await self._pods_changed.wait()
+            self._all_known = True
             for allocations in self._allocations.values():
                 allocations.resume()
             while True:
@@ -232,6 +287,7 @@ class Agent:
                     if known.ran:
                         self._mark_given(known)
                 await self._pods_changed.wait()
+                self._slices.wake()
 
     async def _follow_whole_cards(self) -> None:
         """Who serves them, and what another plugin gave out: whenever pods or the kubelet's checkpoint change."""
@@ -266,6 +322,7 @@ class Agent:
 
     def _take_cards(self, cards: tuple[Card, ...]) -> None:
         self._reporter.update(cards, self._source.driver)
+        self._slices.wake()
         self._cards_changed.wake()
         self._pods_changed.wake()
 
@@ -273,16 +330,34 @@ class Agent:
         self._reporter.update()
         self._pods_changed.wake()
 
-    def _known_cards(self) -> tuple[Card, ...]:
+    def _cut_anew(self) -> None:
+        """Which cards are whole, or which slices there are, has changed."""
+        self._reporter.update()
+        self._cards_changed.wake()
+        self._pods_changed.wake()
+
+    def _gpus(self) -> tuple[Card, ...]:
+        """Those too that are cut into slices."""
         return self._cards.cards or ()
 
-    def _warn_node(self, problem: str) -> None:
+    def _whole_gpus(self) -> tuple[Card, ...]:
+        return tuple(card for card in self._slices.devices(self._gpus()) if card.type == GPU)
+
+    def _warn_node(self, problem: str, reason: str = "MgpuCards") -> None:
         log.warning("%s", problem, extra={"node": self._node_name})
-        self._recorder.warn(node_reference(self._node_name), "MgpuCards", problem)
+        self._recorder.warn(node_reference(self._node_name), reason, problem)
 
     def _warn_pod(self, known: GpuPod, why: str) -> None:
         reference = pod_reference(known.pod.namespace, known.pod.name, known.pod.uid)
         self._recorder.warn(reference, "MgpuStartRefused", why)
+
+    def _warn_mps(self, problem: str) -> None:
+        log.warning("%s", problem, extra={"node": self._node_name})
+        self._recorder.warn(node_reference(self._node_name), "MgpuMps", problem)
+
+    def _warn_unenforced(self, known: GpuPod, why: str) -> None:
+        reference = pod_reference(known.pod.namespace, known.pod.name, known.pod.uid)
+        self._recorder.warn(reference, "MgpuNotEnforced", why)
 
     def _close(self) -> None:
         for wakeup in (self._cards_changed, self._pods_changed, self._stopping):
@@ -291,3 +366,4 @@ class Agent:
         self._reporter.stop()
         self._cards.stop()
         self._records.stop()
+        self._slices.stop()

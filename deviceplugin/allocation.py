@@ -15,7 +15,7 @@ from deviceplugin.accounts import Grants
 from deviceplugin.cdi import ANSWER_ANNOTATION, CARRIER_VARIABLE, CdiFiles, new_name
 from deviceplugin.checkpoint import Given, read_checkpoint
 from deviceplugin.exchange import Exchange
-from deviceplugin.identity import VISIBLE, VOID, Refused, Target, candidates, environment
+from deviceplugin.identity import VISIBLE, VOID, Refused, Target, candidates, environment, lacks_slice
 from deviceplugin.mps.clients import Mps
 from deviceplugin.mps.limits import Edits
 from deviceplugin.pods import GpuPod, NodePods
@@ -46,6 +46,7 @@ class Answer:
 class Node:
     """What the answers are made from. delivery: CDI files, or where the runtime has none the exchange of records.
 
+    cards: those that are whole, and slices. gpus: all, those too that are cut into slices.
     changed: wakes when pods or cards change. resend: sends the device list of a resource to the kubelet once more.
     given: hears of every pod that may start on its cards. foreign: what another plugin gave out.
     mps: holds containers to their shares; None: nothing does.
@@ -53,6 +54,7 @@ class Node:
 
     pods: NodePods
     cards: Callable[[], Sequence[Card]]
+    gpus: Callable[[], Sequence[Card]]
     owners: Owners
     checkpoint: Path
     delivery: CdiFiles | Exchange
@@ -129,6 +131,7 @@ class Allocations:
         known = await self._known(given[0].uid, deadline)
         if any(self._carries(Target(known, row.container)) for row in given):
             known = await self._decided(known, deadline)
+            known = await self._sliced(known, given, deadline)
         try:
             self._start(known, given, await self._limits(known, given, deadline))
         except Refused as error:
@@ -144,7 +147,7 @@ class Allocations:
         env: Mapping[str, str] = {}
         try:
             if self._carries(target):
-                env = environment(target, self._node.cards())
+                env = environment(target, self._node.cards(), self._node.gpus())
         except Refused:
             return VOID  # PreStartContainer waits for the decision, or says what is wrong
         self._served.add(target.key)
@@ -161,7 +164,7 @@ class Allocations:
             why = f"no pod on this node waits for this amount of {self._resource}"
             for target in self._waiting(amount) if self._resumed else ():
                 try:
-                    env = environment(target, self._node.cards()) if self._carries(target) else {}
+                    env = self._whole(target) if self._carries(target) else {}
                 except Refused as error:
                     why = str(error)
                 else:
@@ -169,6 +172,12 @@ class Allocations:
                     return env
             if not await self._node.changed.wait(max(0.0, deadline - loop.time())):
                 raise Refused(why)
+
+    def _whole(self, target: Target) -> Mapping[str, str]:
+        """The environment of a container without CDI. Raises Refused."""
+        if target.sliced:
+            raise Refused(f"{target}: slices need a container runtime with CDI", target.known.pod.uid)
+        return environment(target, self._node.cards())
 
     def _waiting(self, amount: int) -> Iterator[Target]:
         return candidates(self._node.pods.all(), self._resource, amount, self._served)
@@ -196,6 +205,15 @@ class Allocations:
             if not await self._node.changed.wait(max(0.0, deadline - loop.time())):
                 limit = f"within {self._wait_seconds:g} s"
                 raise Refused(f"{known.pod.key}: no cards have been decided for the pod {limit}", known.pod.uid)
+            known = await self._known(known.pod.uid, deadline)
+        return known
+
+    async def _sliced(self, known: GpuPod, given: Sequence[Given], deadline: float) -> GpuPod:
+        """The pod, once the slices that its record names are made, or at the deadline."""
+        loop = asyncio.get_running_loop()
+        while any(lacks_slice(Target(known, row.container), self._node.cards()) for row in given):
+            if not await self._node.changed.wait(max(0.0, deadline - loop.time())):
+                break
             known = await self._known(known.pod.uid, deadline)
         return known
 
@@ -267,7 +285,7 @@ class Allocations:
             delivery.settle(target, given.env, self._served)
             known = self._node.pods.by_uid(target.known.pod.uid) or target.known
             target = Target(known, target.container)
-        env = environment(target, self._node.cards())
+        env = environment(target, self._node.cards(), self._node.gpus())
         if isinstance(delivery, CdiFiles) and not given.device and dict(given.env) != env:
             raise Refused(f"{target} was admitted without CDI and given other cards", target.known.pod.uid)
         return env

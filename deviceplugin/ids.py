@@ -4,6 +4,7 @@ Which id a pod gets says nothing about which card; only how many there are, and 
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import count, islice
 
 from mgpu.dialects.node_resources import NodeResource
 from mgpu.model.cards import Card
@@ -22,12 +23,15 @@ def device_ids(
 ) -> dict[str, bool]:
     """Every id and whether it is healthy: one per unit of all cards, `limit` at most.
 
+    Those that pods hold (`taken`) are among them, also when there were more before.
     As many are unhealthy as the unhealthy cards have units: of each such card first ids that its own pods hold
     (`held`: card index → ids), then those that were unhealthy before, then free ones (not in `taken`), then any.
     """
     amounts = dict(resource.amounts)
     total = min(limit, sum(amounts.values()))
-    ids = {str(i): True for i in range(total)}
+    held_ids = sorted((i for i in taken if i.isdecimal()), key=int)[:total]
+    others = (i for i in map(str, count()) if i not in taken)
+    ids = dict.fromkeys(sorted((*held_ids, *islice(others, total - len(held_ids))), key=int), True)
     for card in cards:
         if not card.healthy:
             of_card = (held or {}).get(card.index, ())

@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -16,9 +17,11 @@ from deviceplugin.cards import CardSource
 from deviceplugin.cards.nvml import NvmlCards
 from deviceplugin.cards.simulated import SimulatedCards
 from deviceplugin.health import HealthServer
+from deviceplugin.mig.driver import MigDriver, NvmlMig
 from deviceplugin.offers import as_ids
 from deviceplugin.registration import socket_name
 from deviceplugin.reporter import known_indexes
+from deviceplugin.slices.simulated import SimulatedMig
 from mgpu import dialects
 from mgpu.cli.setup import read_settings
 from mgpu.kube import Api
@@ -72,8 +75,9 @@ def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str |
     """
     logs.setup(log_level)
     settings = _settings(config, flags)
-    source, api = _simulated(settings.deviceplugin), Api.connect(kubeconfig)
-    agent = Agent(settings, source or _real(api, settings.deviceplugin.node), api)
+    simulated, api = _simulated(settings.deviceplugin), Api.connect(kubeconfig)
+    source, driver = simulated or (_real(api, settings.deviceplugin.node, lambda: agent.divided()), NvmlMig())
+    agent: Agent = Agent(settings, source, api, driver)
     health = _health(settings.deviceplugin.health_port, agent)
     try:
         asyncio.run(_run(agent))
@@ -125,17 +129,17 @@ def _check_command(text: str) -> None:
         raise BadObject([Problem("deviceplugin.mpsControl", f"must be a command, not {text!r}")])
 
 
-def _simulated(own: DevicePluginSettings) -> CardSource | None:
+def _simulated(own: DevicePluginSettings) -> tuple[CardSource, MigDriver] | None:
     """None: the cards are real. The file is read here once, so that a wrong one is told at once. Raises BadObject."""
     if not own.cards:
         return None
     source = SimulatedCards(Path(own.cards), own.node)
     source.read()
-    return source
+    return source, SimulatedMig(Path(own.cards), own.node)
 
 
-def _real(api: Api, node: str) -> CardSource:
-    return NvmlCards(indexes=lambda: known_indexes(api, node))
+def _real(api: Api, node: str, divided: Callable[[], bool]) -> CardSource:
+    return NvmlCards(indexes=lambda: known_indexes(api, node), divided=divided)
 
 
 def _health(port: int, agent: Agent) -> HealthServer | None:

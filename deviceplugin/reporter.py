@@ -132,6 +132,7 @@ class Reporter:
 
     pods_known: whether all pods of the node are known. held: how much of a resource they hold, of those that are.
     whole: who serves whole cards ("": not known), and the annotation of what another plugin gave out (None: not known).
+    undivided: of all cards those that are not cut into slices; None: not known. changed: hears that the Node has.
     """
 
     def __init__(
@@ -142,15 +143,18 @@ class Reporter:
         pods_known: Callable[[], bool],
         held: Callable[[str], int],
         whole: Callable[[], tuple[str, str | None]],
+        undivided: Callable[[tuple[Card, ...]], tuple[Card, ...] | None] = lambda cards: cards,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._api, self._node_name, self._settings = api, node, settings
         self._pods_known, self._held, self._whole = pods_known, held, whole
+        self._undivided, self._changed = undivided, changed
         self._cards: tuple[Card, ...] | None = None
         self._driver = ""
         self._node: Raw | None = None
         self._device: Raw | None = None
         self._lock = threading.Lock()
-        self._wake, self._stop = threading.Event(), threading.Event()
+        self._wake, self._stop, self._seen = threading.Event(), threading.Event(), threading.Event()
         query = {"fieldSelector": f"metadata.name={node}"}
         self._nodes = Reflector(api, "/api/v1/nodes", self._take_node, lambda _: self._take_node(None), query)
         self._devices = Reflector(api, DEVICES, self._take_device, lambda _: self._take_device(None), query)
@@ -173,6 +177,22 @@ class Reporter:
         if cards is not None:
             with self._lock:
                 self._cards, self._driver = cards, driver
+        self._wake.set()
+
+    @property
+    def node(self) -> Raw | None:
+        """The Node as the API has it; None: not known yet, or gone."""
+        with self._lock:
+            return self._node
+
+    def await_node(self, seconds: float) -> Raw | None:
+        """The Node once it is known, for the first time; None: not within so many seconds."""
+        self._seen.wait(seconds)
+        return self.node
+
+    def saw_node(self, before: Raw, after: Raw) -> None:
+        """Somebody else here has written it."""
+        self._saw(node=(before, after))
         self._wake.set()
 
     def capacity(self, resource: str) -> int | None:
@@ -202,7 +222,9 @@ class Reporter:
     def _take_node(self, raw: Raw | None) -> None:
         with self._lock:
             self._node = raw
+        self._seen.set()
         self._wake.set()
+        self._changed()
 
     def _take_device(self, raw: Raw | None) -> None:
         with self._lock:
@@ -238,8 +260,11 @@ class Reporter:
         server, given = self._whole()
         if not server:
             return "who serves whole cards is not known yet"
+        undivided = self._undivided(cards)
+        if undivided is None:
+            return "which cards are cut into slices is not known yet"
         # First who serves whole cards: once there is a Device, the scheduler decides about them where we do.
-        devices = (*cards, *_others(device))
+        devices = (*undivided, *_others(device))
         if patch := _merged(
             capacity_patch(node, devices, self._settings, self._held), labels_patch(node, cards, driver, server)
         ):

@@ -28,9 +28,9 @@ from mgpu.kube import ApiError, Unreachable
 from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.ledger import Holding
-from mgpu.model.partitioning import MADE, NOTHING, NodeSlices, Partitioning, devices, read_slices, undivided
+from mgpu.model.partitioning import LABEL, MADE, NOTHING, NodeSlices, Partitioning, devices, read_slices, undivided
 from mgpu.model.pods import read_node
-from mgpu.model.slices import Slice, mode_of, resource_of
+from mgpu.model.slices import MIG, MPS, Slice, mode_of, resource_of
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +140,8 @@ class SliceWorker:
             return TICK_SECONDS
         found = self._read(node)
         if found is None:
+            if (node["metadata"].get("labels") or {}).get(LABEL) not in (MIG, MPS):
+                self._know(NOTHING)
             return TICK_SECONDS
         if not found.mode:
             return self._without()

@@ -76,6 +76,7 @@ class Desk:
         node = Node(
             pods=self.pods,
             cards=lambda: self.cards,
+            gpus=lambda: self.cards,
             owners=self,
             checkpoint=self.folder / "checkpoint",
             delivery=files if self._cdi else Exchange(self.pods, lambda: self.cards, load_settings(), self._write),

@@ -13,6 +13,7 @@ from kubernetes import client
 
 from deviceplugin.agent import Agent
 from deviceplugin.cards.simulated import SimulatedCards
+from deviceplugin.slices.simulated import SimulatedMig
 from mgpu.kube import Api, ApiError
 from mgpu.settings import load_settings
 from playground.kubelet import Kubelet, KubeletConfig
@@ -103,7 +104,7 @@ class Node:
         own = {"node": "n1", **folders, "criSocket": str(self.folder / "cri.sock"), **settings}
         api = api_of(self.url)
         parsed = load_settings(flags={k if "." in k else f"deviceplugin.{k}": value for k, value in own.items()})
-        agent = Agent(parsed, SimulatedCards(self.file, "n1"), api)
+        agent = Agent(parsed, SimulatedCards(self.file, "n1"), api, SimulatedMig(self.file, "n1"))
         with served(agent):
             until(lambda: not agent.not_ready() and self.healthy_ids())
             yield agent

@@ -10,6 +10,7 @@ import pytest
 
 from deviceplugin.agent import Agent
 from deviceplugin.cards.simulated import SimulatedCards
+from deviceplugin.slices.simulated import SimulatedMig
 from mgpu.kube import Api
 from mgpu.model.errors import BadObject
 from mgpu.settings import load_settings
@@ -167,7 +168,7 @@ def test_equal_pods_without_cdi_have_their_records_exchanged(node: Node) -> None
 def test_the_second_agent_of_a_node_says_so_and_ends(node: Node) -> None:
     settings = load_settings(flags={"deviceplugin.node": "n1", "deviceplugin.kubeletDir": str(node.folder)})
     with node.agent() as first:
-        second = Agent(settings, SimulatedCards(node.file, "n1"), node.api)
+        second = Agent(settings, SimulatedCards(node.file, "n1"), node.api, SimulatedMig(node.file, "n1"))
         with pytest.raises(BadObject, match="another node agent runs on this node already"):
             asyncio.run(second.run())
         assert not first.not_ready()

@@ -67,6 +67,7 @@ class Agent:
         node = Node(
             pods=self._pods,
             cards=cards,
+            gpus=cards,
             owners=listing,
             checkpoint=checkpoint,
             delivery=cdi,

@@ -66,6 +66,7 @@ class Bench:
         node = Node(
             pods=self.pods,
             cards=lambda: cards(2),
+            gpus=lambda: cards(2),
             owners=self,
             checkpoint=self.folder / "checkpoint",
             delivery=files,

@@ -1,0 +1,112 @@
+"""The parts that make and serve slices, put together for one node."""
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from deviceplugin.mig.driver import MigDriver
+from deviceplugin.mig.manager import ModeManager
+from deviceplugin.plugin import Plugin
+from deviceplugin.registration import Registration
+from deviceplugin.slices.configs import ConfigMap
+from deviceplugin.slices.cutting import Cut, Cutter
+from deviceplugin.slices.cutting_mig import MigCutter
+from deviceplugin.slices.cutting_mps import Daemons, MpsCutter
+from deviceplugin.slices.plugins import SlicePlugins
+from deviceplugin.slices.status import Raw, Status
+from deviceplugin.slices.usage import Users
+from deviceplugin.slices.worker import Around, SliceWorker
+from mgpu.kube import Api
+from mgpu.model.cards import GPU, Card
+from mgpu.model.errors import RetryLater
+from mgpu.model.partitioning import NodeSlices
+from mgpu.model.slices import MIG, MPS, Slice
+from mgpu.settings import Settings
+
+
+class Slices:
+    """`start`, `run` on the loop, `stop`. Where the dialect is not enabled, all cards are whole and nothing is done.
+
+    folder: the kubelet's device-plugins folder. begin: makes a resource's plugin, on the loop. daemons: of MPS; None
+    where the runtime has no CDI. saw: hears of an own write of the Node: before, after.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        api: Api,
+        around: Around,
+        driver: MigDriver,
+        folder: Path,
+        begin: Callable[[str], Plugin],
+        daemons: Daemons | None,
+        saw: Callable[[Raw, Raw], None],
+    ) -> None:
+        own = settings.deviceplugin
+        self._enabled = settings.dialects.slices.enabled
+        self._plugins = SlicePlugins(folder, begin)
+        self._config = ConfigMap(api, own.node, settings.dialects.slices, self.wake)
+        manager = ModeManager(driver) if own.mig_manager else None
+        cutters: dict[str, Cutter] = {MIG: _NoCdi(), MPS: _NoCdi()}
+        if daemons is not None:
+            cutters = {MIG: MigCutter(driver, manager), MPS: MpsCutter(self._config, daemons, manager)}
+        self._worker = SliceWorker(around, cutters, self._plugins, Status(api, own.node, around.node, saw))
+
+    def start(self) -> None:
+        if self._enabled:
+            self._worker.start()
+
+    def stop(self) -> None:
+        if self._enabled:
+            self._worker.stop()
+            self._config.stop()
+
+    async def run(self) -> None:
+        """Serves the slices' resources, until cancelled."""
+        await self._plugins.run()
+
+    def wake(self) -> None:
+        """Something may have changed; from any thread."""
+        self._worker.wake()
+
+    @property
+    def stalled(self) -> bool:
+        return self._enabled and self._worker.stalled
+
+    @property
+    def cut(self) -> bool:
+        """Whether cards of this node are, or shall be, cut."""
+        state = self._worker.state
+        return state is not None and bool(state.mode)
+
+    @property
+    def ids(self) -> int:
+        """How many device ids there are of slices, or will be in a moment."""
+        state = self._worker.state
+        return max(self._plugins.count, len(state.made) if state else 0)
+
+    @property
+    def registrations(self) -> tuple[Registration, ...]:
+        return self._plugins.registrations
+
+    def devices(self, gpus: Sequence[Card]) -> tuple[Card, ...]:
+        """Of these cards those that are whole, and the slices as devices."""
+        return self._worker.devices(gpus)
+
+    def whole(self, gpus: Sequence[Card]) -> tuple[Card, ...] | None:
+        """Of these cards those that are whole; None: it is not known yet."""
+        if self._enabled and self._worker.state is None:
+            return None
+        return tuple(card for card in self.devices(gpus) if card.type == GPU)
+
+
+class _NoCdi:
+    """In place of a cutter."""
+
+    def cut(
+        self,
+        found: NodeSlices,  # noqa: ARG002
+        gpus: Sequence[Card],  # noqa: ARG002
+        users: Callable[[Collection[Slice]], Users],  # noqa: ARG002
+        held: Collection[int],  # noqa: ARG002
+    ) -> Cut:
+        raise RetryLater("no card is cut here: slices need a container runtime with CDI (deviceplugin.cdi)")
