@@ -165,3 +165,9 @@ def test_a_free_instance_in_the_place_of_a_used_one_that_is_to_be_made_again_doe
     card = card_of(table(A100), frozenset({Instance(0, "3g.40gb")}), frozenset({Instance(2, "2g.20gb")}))
     assert card.has("2g.20gb") == 0
     assert card.kept(()).slices == ((0, "3g.40gb"),)
+
+
+def test_of_free_instances_that_cannot_lie_together_the_first_counts() -> None:
+    card = mig_card(table(A100), [], [(0, "2g.20gb"), (1, "1g.10gb")])
+    assert isinstance(card, MigCard)
+    assert card.kept(()).slices == ((0, "2g.20gb"),)

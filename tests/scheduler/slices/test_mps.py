@@ -146,6 +146,12 @@ def test_what_others_wish_for_gives_way_to_what_is_asked() -> None:
     assert cut.served == (("10gb", 1),)
 
 
+def test_what_is_free_and_wished_for_stays_before_smaller_ones_are_cut() -> None:
+    cut = card_of(24, "", "20gb").cut((), (("20gb", 1), ("5gb", 4)))
+    assert cut
+    assert cut.slices == ((0, "20gb"),)
+
+
 def test_a_card_serves_48_clients() -> None:
     card = card_of(80, " ".join(["1gb"] * 46), "1gb 4gb")
     assert card.most("1gb") == 2

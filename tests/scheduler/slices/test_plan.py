@@ -134,6 +134,26 @@ def test_an_empty_card_is_cut_and_the_others_stay_whole() -> None:
     assert by_card(planned) == {0: Counter({"2g.20gb": 2, "1g.10gb": 3})}
 
 
+@pytest.mark.parametrize(
+    ("model", "used", "free", "asked", "cut"),
+    [
+        ("NVIDIA A100-SXM4-80GB", {0: "1g.10gb", 3: "1g.10gb"}, {}, ["1g.10gb"] * 6, {"1g.10gb": 7}),
+        ("NVIDIA A100-SXM4-80GB", {0: "3g.40gb"}, {4: "1g.10gb", 5: "1g.10gb"}, ["3g.40gb"], {"3g.40gb": 2}),
+        ("NVIDIA A30", {0: "1g.6gb", 1: "1g.6gb"}, {2: "2g.12gb"}, ["1g.6gb"], {"1g.6gb": 4}),
+        ("NVIDIA A30", {}, {0: "1g.6gb", 3: "1g.6gb"}, ["4g.24gb"], {"4g.24gb": 1}),
+        ("NVIDIA A30", {0: "1g.6gb"}, {}, ["4g.24gb"], None),
+        ("NVIDIA A30", {0: "4g.24gb"}, {}, ["1g.6gb"], None),
+    ],
+)
+def test_free_instances_are_given_up_for_a_pod_and_used_ones_never(
+    model: str, used: dict[int, str], free: dict[int, str], asked: list[str], cut: Mapping[str, int] | None
+) -> None:
+    busy, idle = ([Slice(0, start, name) for start, name in part.items()] for part in (used, free))
+    planned = plan(gpus(model), mig(*busy, *idle), busy, [{name: 1} for name in asked], {})
+    assert {*busy} <= {*(planned if isinstance(planned, tuple) else busy)}
+    assert (by_card(planned)[0] if isinstance(planned, tuple) else None) == cut
+
+
 def test_what_is_free_counts_before_anything_is_cut() -> None:
     free = (Slice(0, 0, "3g.40gb"), Slice(1, 4, "2g.20gb"))
     assert plan(a100s(2), mig(*free), [], [{"2g.20gb": 1, "3g.40gb": 1}], {}) == free
@@ -155,6 +175,13 @@ def test_pods_after_the_first_are_served_as_far_as_possible() -> None:
     assert not isinstance(planned, Rejection)
     assert by_card(planned)[0] == Counter({"4g.40gb": 1, "2g.20gb": 1, "1g.10gb": 1})
     assert by_card(planned)[1] == Counter({"3g.40gb": 1, "1g.10gb": 4})
+
+
+def test_pods_after_the_first_are_served_on_the_cards_that_change_anyway() -> None:
+    used = Slice(1, 6, "1g.10gb")
+    planned = plan(a100s(2), mig(used), [used], [{"1g.10gb": 1}, {"2g.20gb": 1}], {})
+    assert not isinstance(planned, Rejection)
+    assert by_card(planned) == {1: Counter({"2g.20gb": 1, "1g.10gb": 5})}
 
 
 def test_free_slices_serve_the_pods_after_the_first_too() -> None:
@@ -231,10 +258,12 @@ def test_a_node_without_cards() -> None:
 def test_more_than_a_node_has_is_hopeless_and_what_pods_hold_is_not() -> None:
     used = [Slice(0, 0, "7g.80gb")]
     held = plan(a100s(1), mig(*used), used, [{"7g.80gb": 1}], {})
+    barred = plan(a100s(1), mig(), [], [{"7g.80gb": 1}], {}, barred={0: "held by other pods"})
     too_many = plan(a100s(1), mig(), [], [{"7g.80gb": 2}], {})
     assert isinstance(held, Rejection)
+    assert isinstance(barred, Rejection)
     assert isinstance(too_many, Rejection)
-    assert (held.hopeless, too_many.hopeless) == (False, True)
+    assert (held.hopeless, barred.hopeless, too_many.hopeless) == (False, False, True)
     assert str(too_many) == "1 card: 1 room for 1 of 2 7g.80gb"
 
 
@@ -242,6 +271,11 @@ def test_under_mps_a_card_that_is_cut_is_filled_before_a_whole_one_is_cut() -> N
     made = Slice(1, 0, "4gb")
     planned = plan(a100s(2), mps(made), [made], [{"10gb": 2}], {})
     assert planned == (made, Slice(1, 1, "10gb"), Slice(1, 2, "10gb"))
+
+
+def test_under_mps_free_slices_are_given_up_before_a_whole_card_is_cut() -> None:
+    free = (Slice(1, 0, "40gb"), Slice(1, 1, "40gb"))
+    assert plan(a100s(2), mps(*free), [], [{"10gb": 1}], {}) == (free[0], Slice(1, 1, "10gb"))
 
 
 def test_under_mps_the_fuller_of_two_cards_that_are_cut_is_filled() -> None:
