@@ -80,7 +80,9 @@ def _serve(pipes: Path, told: int = -1) -> int:
         path.chmod(0o666)
         server.listen()
         server.settimeout(_LOOK_SECONDS)
-        (pipes / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()))
+        number = pipes / "nvidia-cuda-mps-control.new"
+        number.write_text(str(os.getpid()))
+        number.replace(number.with_suffix(".pid"))
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         if told >= 0:
             os.write(told, b"1")
