@@ -35,7 +35,8 @@ SLICES = (
     "gpu-4gb",
     "gpu-30gb",
 )
-names = st.sampled_from([f"p{i}" for i in range(8)])
+NAMES = [f"p{i}" for i in range(12)]
+slices, which = st.sampled_from(SLICES), st.integers(0, 11)
 nodes = st.sampled_from([name for name, *_ in NODES])
 few = st.integers(1, 3)
 hows: st.SearchStrategy[How] = st.sampled_from(["before", "half", "after"])
@@ -44,14 +45,18 @@ hows: st.SearchStrategy[How] = st.sampled_from(["before", "half", "after"])
 class Machine(RuleBasedStateMachine):
     """there: UID of a pod → the MIG devices that were there when it was bound and that must stay, by place."""
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(slices=st.lists(slices, max_size=5))
+    def begin(self, slices: list[str]) -> None:
+        """Some pods are there and run already."""
         self.rig = Rig(*NODES)
         self.rig.round()
         self.there: dict[str, dict[Slice, str]] = {}
         self.plans: dict[str, int] = {}
         self.theirs = dict.fromkeys(self.rig.nodes, 1)
         self.created = 0
+        for slice_ in slices:
+            self.a_pod_comes(slice_, 1)
+            self.all_do_their_work()
 
     def teardown(self) -> None:
         if hasattr(self, "rig"):
@@ -59,19 +64,24 @@ class Machine(RuleBasedStateMachine):
 
     # What happens.
 
-    @rule(name=names, slice_=st.sampled_from(SLICES), count=st.sampled_from([1, 1, 1, 2]))
-    def a_pod_comes(self, name: str, slice_: str, count: int) -> None:
-        if ("default", name) not in self.rig.api.pods:
+    @rule(slice_=slices, count=st.sampled_from([1, 1, 1, 2]))
+    def a_pod_comes(self, slice_: str, count: int) -> None:
+        """Of a name that may have been there before."""
+        name = next((name for name in NAMES if ("default", name) not in self.rig.api.pods), "")
+        if name:
             amounts = {f"nvidia.com/{slice_}": str(1 if slice_.startswith("gpu") else count)}
             self.created += 1
             own = {"name": "c", "image": "x", "resources": {"limits": amounts, "requests": amounts}}
             self.rig.api.put("pods", builders.pod(name, own, uid=f"{name}-{self.created}"))
+            self.schedule(self.rig.api.pod(name))
 
-    @rule(name=names)
-    def it_is_scheduled(self, name: str) -> None:
-        raw = self.rig.api.pods.get(("default", name))
-        if raw and not raw["spec"].get("nodeName") and not self.rig.schedule(name):
-            self.bound(self.rig.api.pod(name))
+    @rule(heard=st.booleans())
+    def pods_are_scheduled(self, heard: bool) -> None:
+        """kube-scheduler asks again about those that wait."""
+        if heard:
+            self.rig.scheduler.deliver()
+        for raw in self.waiting():
+            self.schedule(raw)
 
     @rule(left=few, crash=st.booleans(), after=st.booleans())
     def the_planner_fails(self, left: int, crash: bool, after: bool) -> None:
@@ -122,23 +132,23 @@ class Machine(RuleBasedStateMachine):
             if self.rig.nodes[node].start(raw):
                 self.rig.phase(raw["metadata"]["name"], "Running")
 
-    @rule(name=names)
-    def a_pod_ends(self, name: str) -> None:
-        raw = self.rig.api.pods.get(("default", name))
-        node = self.node_of(raw)
-        if raw and node and raw["metadata"]["uid"] in node.running:
-            node.end(raw["metadata"]["uid"])
-            self.rig.phase(name, "Succeeded")
+    @rule(which=which)
+    def a_pod_ends(self, which: int) -> None:
+        running = [raw for raw in self.rig.pods() if raw["status"]["phase"] == "Running"]
+        if running:
+            raw = running[which % len(running)]
+            self.node_of(raw).end(raw["metadata"]["uid"])
+            self.rig.phase(raw["metadata"]["name"], "Succeeded")
 
-    @rule(name=names, force=st.booleans())
-    def a_pod_is_deleted(self, name: str, force: bool) -> None:
+    @rule(which=which, force=st.booleans())
+    def a_pod_is_deleted(self, which: int, force: bool) -> None:
         """By force while its container runs on, for a while."""
-        raw = self.rig.api.pods.get(("default", name))
-        if raw:
-            node = self.node_of(raw)
-            if node and not force:
-                node.end(raw["metadata"]["uid"])
-            self.rig.api.remove("pods", name)
+        pods = list(self.rig.api.pods.values())
+        if pods:
+            raw = pods[which % len(pods)]
+            if raw["spec"].get("nodeName") and not force:
+                self.node_of(raw).end(raw["metadata"]["uid"])
+            self.rig.api.remove("pods", raw["metadata"]["name"])
 
     @rule(node=nodes)
     def what_was_deleted_by_force_ends(self, node: str) -> None:
@@ -178,6 +188,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def all_do_their_work(self) -> None:
         self.rig.round()
+        self.pods_are_scheduled(True)
 
     # What must hold.
 
@@ -240,12 +251,10 @@ class Machine(RuleBasedStateMachine):
                 for uid in self.gone(node):
                     node.end(uid)
             for _ in range(4):
-                self.rig.round()
-                self.schedule_all()
+                self.all_do_their_work()
             self.rig.clock.now += 100
         for _ in range(2):
-            self.schedule_all()
-            self.rig.round()
+            self.all_do_their_work()
         self.nothing_in_use_is_destroyed()
         self.no_writer_loses_what_the_other_wrote()
         for node in self.rig.nodes.values():
@@ -253,10 +262,10 @@ class Machine(RuleBasedStateMachine):
         for raw in self.waiting():
             self.waits_for_good_reason(raw)
 
-    def schedule_all(self) -> None:
-        for raw in self.waiting():
-            if not self.rig.schedule(raw["metadata"]["name"]):
-                self.bound(self.rig.api.pod(raw["metadata"]["name"]))
+    def schedule(self, raw: Raw) -> None:
+        name = raw["metadata"]["name"]
+        if not self.rig.schedule(name):
+            self.bound(self.rig.api.pod(name))
 
     def is_settled(self, node: Node) -> None:
         found = self.said(node.name)
@@ -296,8 +305,8 @@ class Machine(RuleBasedStateMachine):
     def waiting(self) -> list[Raw]:
         return [raw for raw in self.rig.api.pods.values() if not raw["spec"].get("nodeName")]
 
-    def node_of(self, raw: Any) -> Node | None:
-        return self.rig.nodes.get((raw or {}).get("spec", {}).get("nodeName", ""))
+    def node_of(self, raw: Raw) -> Node:
+        return self.rig.nodes[raw["spec"]["nodeName"]]
 
     def gone(self, node: Node) -> list[str]:
         there = {raw["metadata"]["uid"] for raw in self.rig.pods(node.name)}
@@ -311,4 +320,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestSlices = Machine.TestCase
-TestSlices.settings = examples(100, steps=50)
+TestSlices.settings = examples(40, steps=50)
