@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import secrets
+import shlex
 import ssl
 import sys
 import tempfile
@@ -198,8 +199,7 @@ class Cluster:
 
     def _start_processes(self, stack: ExitStack) -> None:
         """All at once, then wait for all: most of a start is Python's imports."""
-        control = self._mps_control()
-        own = {f"deviceplugin-{node.name}": self._agent_environment(node, control) for node in self.nodes}
+        own = {f"deviceplugin-{node.name}": self._agent_environment(node) for node in self.nodes}
         for name, command in self.commands(self._ports).items():
             environ = _environment(self.folder) | own.get(name, {})
             self.processes[name] = Process(name, command, self.logs / f"{name}.log", environ)
@@ -238,18 +238,11 @@ class Cluster:
         files = ["--cards", str(cards), "--kubelet-dir", str(root), "--cdi-dir", str(root / "cdi")]
         return ["deviceplugin", "--node", node.name, *files, "--health-port", str(port)]
 
-    def _agent_environment(self, node: NodeSpec, control: Path) -> dict[str, str]:
-        mps = {"MPSDIR": str(self.folder / node.name / "mps"), "MPSCONTROL": str(control)}
-        return {f"MGPU_DEVICEPLUGIN__{key}": value for key, value in mps.items()} | (
-            _BESIDE_STOCK if node.stock else {}
-        )
-
-    def _mps_control(self) -> Path:
-        """A program that stands in for nvidia-cuda-mps-control."""
-        path = self.folder / "mps-control"
-        path.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E {mps_control.__file__} "$@"\n')
-        path.chmod(0o755)
-        return path
+    def _agent_environment(self, node: NodeSpec) -> dict[str, str]:
+        control = shlex.join([sys.executable, "-S", "-E", mps_control.__file__])
+        mps = {"MPSDIR": str(self.folder / node.name / "mps"), "MPSCONTROL": control}
+        own = {f"MGPU_DEVICEPLUGIN__{key}": value for key, value in mps.items()}
+        return own | (_BESIDE_STOCK if node.stock else {})
 
     def _stop_processes(self) -> None:
         for process in self.processes.values():

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from mgpu.kube import ApiError, Unreachable
 from playground.cluster import Cluster
-from playground.nodes import make_nodes
+from playground.nodes import make_nodes, slice_nodes
 from playground.processes import StartError
 
 
@@ -57,9 +57,10 @@ def stopping(interrupted: int = 128 + signal.SIGINT) -> Iterator[None]:
 @contextmanager
 def up(console: Console, nodes: int, cards: int, config: Path | None) -> Iterator[Cluster]:
     """A cluster that is ready; one line says of what. A start that fails is a ClickException with the log's end."""
-    cluster = Cluster(make_nodes(nodes, cards), config=config)
+    cluster = Cluster([*make_nodes(nodes, cards), *slice_nodes()], config=config)
     what = "A real API server" if cluster.assets else "An API server"
-    console.print(f"{what}, {nodes} × {cards} cards, webhook, scheduler and node agents are starting …")
+    plus = "a card for MIG and one for MPS"
+    console.print(f"{what}, {nodes} × {cards} cards, {plus}, webhook, scheduler and node agents are starting …")
     try:
         cluster.__enter__()
     except (StartError, ApiError, Unreachable, OSError) as error:
