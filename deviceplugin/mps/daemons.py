@@ -204,7 +204,7 @@ class Daemons:
 
     async def run(self) -> None:
         """From the first `keep` on until cancelled. Those of earlier agents are taken over, or ended; all then stay."""
-        for left in sorted(self._folder.glob("*/daemon")):
+        for left in sorted(self._folder.glob("*/pipe")):
             self._daemon(left.parent.name)
         running: dict[str, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:

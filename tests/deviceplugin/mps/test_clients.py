@@ -12,18 +12,20 @@ import pytest
 from deviceplugin.accounts import Grants
 from deviceplugin.allocation import Allocations, Node
 from deviceplugin.cdi import CdiFiles
-from deviceplugin.identity import Refused
+from deviceplugin.identity import Refused, Target
 from deviceplugin.mps.clients import Mps
 from deviceplugin.mps.daemons import Daemons, Times
+from deviceplugin.mps.limits import Client, edits
 from deviceplugin.podresources import Owner
 from deviceplugin.pods import NodePods
 from deviceplugin.wakeup import Wakeup
+from mgpu.dialects.slices import GIVEN
 from mgpu.settings import load_settings
 from playground.cdi import Edits, Unresolvable, resolve
 from playground.kubelet import checkpoint
 from proto import deviceplugin_pb2 as api
 from tests.builders import CORE, cards, container, pod
-from tests.deviceplugin.desk import ASSUMED, RECORD, decided
+from tests.deviceplugin.desk import ASSUMED, RECORD, asking, decided
 from tests.deviceplugin.mps.fake import CARD, COMMAND, OTHER, TIMES, kill, lives, pid_of, until
 
 MULTIPLE = "vke.volcengine.com/container-multiple-gpu"
@@ -122,16 +124,16 @@ def bench(folder: Path) -> Bench:
 def test_a_share_is_a_client_of_its_cards_daemon_within_its_limits(bench: Bench) -> None:
     async def work() -> None:
         async with bench.running(decided("p", "1", core=50, mib=4096)):
-            edits = await bench.start("p", "1", "2")
+            got = await bench.start("p", "1", "2")
             pipe = str(bench.folder / OTHER / "pipe")
-            assert dict(edits.env) == {
+            assert dict(got.env) == {
                 "NVIDIA_VISIBLE_DEVICES": OTHER,
                 "CUDA_MPS_PIPE_DIRECTORY": pipe,
                 "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=4096M",
                 "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
-                **{key: value for key, value in edits.env.items() if key.startswith("MGPU_")},
+                **{key: value for key, value in got.env.items() if key.startswith("MGPU_")},
             }
-            assert edits.mounts == ((pipe, pipe), ("/dev/shm", str(bench.folder / "shm")))
+            assert got.mounts == ((pipe, pipe), ("/dev/shm", str(bench.folder / "shm")))
             assert lives(pid_of(bench.folder, OTHER))
             assert not (bench.folder / CARD).exists()
 
@@ -142,9 +144,9 @@ def test_a_share_is_a_client_of_its_cards_daemon_within_its_limits(bench: Bench)
 def test_without_the_setting_nothing_changes(bench: Bench) -> None:
     async def work() -> None:
         async with bench.running(decided("p", "1"), enforce=False):
-            edits = await bench.start("p", "1", "2")
-            assert not [key for key in edits.env if key.startswith("CUDA")]
-            assert edits.mounts == ()
+            got = await bench.start("p", "1", "2")
+            assert not [key for key in got.env if key.startswith("CUDA")]
+            assert got.mounts == ()
 
     asyncio.run(work())
     assert sorted(file.name for file in bench.folder.iterdir()) == ["cdi", "checkpoint"]
@@ -251,14 +253,30 @@ def test_a_card_that_is_cut_has_a_daemon_before_anybody_starts(bench: Bench) -> 
     asyncio.run(work())
 
 
+def test_an_mps_slice_is_a_client_whatever_the_setting_says(bench: Bench) -> None:
+    asking_slice = asking("c", {"nvidia.com/gpu-4gb": 1})
+    raw = pod("p", asking_slice, annotations={GIVEN: '{"c": {"gpu-4gb": ["1:3"]}}'})
+
+    async def work() -> None:
+        async with bench.running(raw, enforce=False):
+            known = bench.pods.by_uid("uid-p")
+            assert known is not None
+            deadline = asyncio.get_running_loop().time() + 20
+            found = await bench.mps.ready([Target(known, "c")], deadline)
+            assert found["uid-p", "c"] == edits(Client(OTHER, "4G", 5), bench.folder)
+            assert lives(pid_of(bench.folder, OTHER))
+
+    asyncio.run(work())
+
+
 def test_shares_of_several_cards_are_not_enforced_and_it_is_said(bench: Bench) -> None:
     both = pod("p", container("c", 100, 4096), annotations={ASSUMED: "true", RECORD + "c": "0,1", MULTIPLE: "2"})
 
     async def work() -> None:
         async with bench.running(both):
-            edits = await bench.start("p", "1", "2")
-            assert edits.env["NVIDIA_VISIBLE_DEVICES"] == f"{CARD},{OTHER}"
-            assert not edits.mounts
+            got = await bench.start("p", "1", "2")
+            assert got.env["NVIDIA_VISIBLE_DEVICES"] == f"{CARD},{OTHER}"
+            assert not got.mounts
 
     asyncio.run(work())
     (said,) = bench.unenforced

@@ -58,7 +58,8 @@ def test_it_outlives_the_agent_and_the_next_one_finds_it(folder: Path) -> None:
     assert not told
 
 
-def test_what_an_earlier_agent_left_and_nobody_wants_ends(folder: Path) -> None:
+@pytest.mark.parametrize("recorded", [True, False])
+def test_what_an_earlier_agent_left_and_nobody_wants_ends(folder: Path, recorded: bool) -> None:
     async def first() -> None:
         async with serving(folder, []) as daemons:
             daemons.keep({CARD}, ())
@@ -72,6 +73,8 @@ def test_what_an_earlier_agent_left_and_nobody_wants_ends(folder: Path) -> None:
 
     asyncio.run(first())
     pid = pid_of(folder)
+    if not recorded:  # the agent was killed before it wrote down whom it had started
+        (folder / CARD / "daemon").unlink()
     asyncio.run(second())
     assert lives(pid_of(folder, OTHER))
 
