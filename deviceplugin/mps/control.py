@@ -19,6 +19,8 @@ _MAX_PATH = 107
 """Of a unix socket (sun_path is 108 bytes)."""
 _LONGEST_SOCKET = "control_privileged"
 _KILL_SECONDS = 1.0
+_TAIL = 200
+"""Bytes of its last words that an Event can hold."""
 
 
 class Answer(Enum):
@@ -71,10 +73,12 @@ class Control:
     def said(self) -> str:
         """The last line that it wrote; "" where none."""
         try:
-            lines = self._output.read_text(errors="replace").split("\n")
+            with self._output.open("rb") as output:
+                output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL))
+                lines = output.read().decode(errors="replace").split("\n")
         except OSError:
             return ""
-        return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     async def healthy(self, seconds: float) -> Answer:
         """It tells its default thread percentage, as NVIDIA's own device plugin asks it."""
