@@ -10,7 +10,7 @@ from deviceplugin.slices.usage import Users
 from deviceplugin.slices.wanted import Impossible, placeable, planned_instances
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
-from mgpu.model.mig import Instance
+from mgpu.model.mig import Instance, problem
 from mgpu.model.partitioning import NodeSlices
 from mgpu.model.slices import Slice, read_name
 
@@ -41,7 +41,7 @@ class MigCutter:
             self._good = _by_card(found.made)
         self._problems, self._retry = self._settle(gpus, held), []
         cards = self._read(gpus)
-        keep = _kept(cards, users(_made(cards)))
+        keep = _kept(found, cards, users(_made(cards)))
         wanted = self._wanted(found, gpus, cards, keep)
         if wanted is not None and not self._make(found, gpus, cards, wanted, keep):
             wanted = None
@@ -210,12 +210,19 @@ def _by_card(slices: Collection[Slice]) -> Instances:
     return {card: frozenset(s.instance for s in slices if s.card == card) for card in cards}
 
 
-def _kept(cards: Cards, users: Users) -> Instances:
-    """What is in use: first where processes run, then what is there, then what is gone and has to be made again."""
-    found: Instances = {}
+def _kept(found: NodeSlices, cards: Cards, users: Users) -> Instances:
+    """What is in use: where processes run, what is there and has a pod, and what its pod will find gone.
+
+    That is made again where it is in the way of nothing: what is there instead may have just been given to another pod.
+    """
+    kept: Instances = {}
     for index, card in cards.items():
+        there, planned = _there(card), {s.instance for s in found.planned or () if s.card == index}
         busy = {made.instance for made in card.instances if made.busy}
         used = {place.instance for place in users if place.card == index}
-        order = sorted({*busy, *used}, key=lambda i: (i not in busy, i not in _there(card), i))
-        found[index] = placeable(card.layout, order) if card.layout else frozenset()
-    return found
+        order = [*sorted(busy), *sorted((used & there) - busy)]
+        layout = card.layout
+        if layout is not None:
+            order += [i for i in sorted(used - there) if i in planned or not problem(layout, {*there, i})]
+        kept[index] = placeable(layout, order) if layout else frozenset()
+    return kept

@@ -186,6 +186,17 @@ def test_after_a_reboot_all_is_there_again(tmp_path: Path, model: str) -> None:
     assert rig.shown == {FULL[0]: "", FULL[1]: "uid-p", FULL[2]: ""}
 
 
+def test_a_record_of_what_is_not_there_destroys_nothing(rig: Rig) -> None:
+    rig.plan(5, *FULL).look()
+    before = rig.made()
+    rig.take("p", place("4g.40gb@0")).take("q", place("1g.10gb@3")).look()
+    assert rig.made() == before
+    rig.plan(6, *FULL[:1]).look()
+    assert rig.made().keys() == {FULL[0]}
+    rig.look()
+    assert rig.made().keys() == {FULL[0], place("1g.10gb@3")}
+
+
 def test_without_a_plan_what_pods_have_is_made_again(rig: Rig) -> None:
     rig.make(*FULL).look()
     rig.take("p", FULL[1])
