@@ -115,7 +115,7 @@ class Bench:
     def environment(self, name: str, container: str) -> dict[str, str]:
         """What the container sees: its log."""
         text = self.core.read_namespaced_pod_log(name, "default", container=container)
-        return dict(line.split("=", 1) for line in text.splitlines())
+        return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)  # the others are mounts
 
     def exact(self, name: str) -> None:
         """The pod runs, and every container has exactly the cards of its record."""

@@ -1,0 +1,215 @@
+"""Slices through the whole chain: a plan, the cut, the pod on it. Cards are cut for nobody before."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kubernetes.client import ApiException
+
+from deviceplugin.mig import state
+from mgpu.kube.client import JSON_PATCH
+from mgpu.model import partitioning
+from mgpu.model.partitioning import NodeSlices, read_slices
+from mgpu.model.pods import read_node
+from mgpu.model.slices import MIG, MPS
+from playground.cluster import Cluster
+from playground.nodes import MGPU, NodeSpec
+from tests.e2e.bench import Bench, Json, asking, share
+from tests.waiting import until
+
+_BINDINGS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/mgpu-scheduler"
+A100 = {"model": "NVIDIA A100-SXM4-80GB", "memory": "80Gi"}
+NODES = [
+    NodeSpec("mig-1", [{**A100, "count": 2}], dict(MGPU), partitioning=MIG),
+    NodeSpec("mps-1", [{**A100, "count": 2}], dict(MGPU), partitioning=MPS),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(NODES, kubelet={"retry_seconds": 0.2}) as made:
+        made.api.patch(_BINDINGS, [{"op": "replace", "path": "/webhooks/0/timeoutSeconds", "value": 10}], JSON_PATCH)
+        yield made
+
+
+@pytest.fixture
+def sliced(bench: Bench) -> Iterator["Sliced"]:
+    """Starts with no pods, and with cards that are not cut."""
+    made = Sliced(bench)
+    for node in NODES:
+        made.uncut(node.name)
+    yield made
+    bench.clear()
+    until(lambda: not any(s.pod for node in NODES for s in made.said(node.name).made))
+
+
+class Sliced:
+    """What is asked and looked at beside `Bench`."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+
+    def create(self, name: str, slice_: str, count: int = 1) -> None:
+        limits = {f"nvidia.com/{slice_}": str(count)}
+        own = {"name": "c", "image": "cuda", "resources": {"limits": limits}}
+        self.bench.create(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"containers": [own]}}
+        )
+
+    def runs(self, name: str, slice_: str, count: int = 1) -> list[str]:
+        """A pod that asks for this, once it runs, with exactly what its record says: the places, `card:start`."""
+        if name not in self.bench.names():
+            self.create(name, slice_, count)
+        self.bench.runs(name)
+        return self.exact(name)
+
+    def exact(self, name: str) -> list[str]:
+        pod, env = self.bench.pod(name), self.bench.environment(name, "c")
+        ((_, given),) = json.loads(pod.metadata.annotations["mgpu.io/slices-given"]).items()
+        places = sorted(place for of in given.values() for place in of)
+        there = self.devices(pod.spec.node_name)
+        assert sorted(env["NVIDIA_VISIBLE_DEVICES"].split(",")) == sorted({there[place] for place in places})
+        return places
+
+    def devices(self, node: str) -> dict[str, str]:
+        """Place → the UUID that a container sees of it, as NVML says; under MPS the card's."""
+        if node.startswith("mps"):
+            return {f"{s.card}:{s.start}": f"GPU-{node}-{s.card}" for s in self.said(node).made}
+        modes = state.read_state(self.bench.cluster.nvml_state(node)).cards
+        return {
+            f"{card.rpartition('-')[2]}:{gpu.start}": gpu.compute[0].uuid
+            for card, mode in modes.items()
+            for gpu in mode.instances
+        }
+
+    def said(self, node: str) -> NodeSlices:
+        return read_slices(read_node(self.node(node)))
+
+    def node(self, node: str) -> Json:
+        return self.bench.cluster.api.get(f"/api/v1/nodes/{node}")
+
+    def settled(self, node: str) -> NodeSlices:
+        """What the node says once no plan is under way."""
+        return until(lambda: None if (said := self.said(node)).waiting else said)
+
+    def uncut(self, node: str) -> None:
+        """As an administrator does it: a plan by hand, which has nothing."""
+        said = self.settled(node)
+        if said.made:
+            plan = (said.partitioning.plan or 0) + 1
+            text = partitioning.with_spec(self.node(node)["metadata"]["annotations"][partitioning.ANNOTATION], {}, plan)
+            self.bench.cluster.api.patch(
+                f"/api/v1/nodes/{node}", {"metadata": {"annotations": {partitioning.ANNOTATION: text}}}
+            )
+            assert self.settled(node).made == ()
+
+
+def test_an_uncut_a100_is_cut_for_the_pod_that_asks_for_a_slice(sliced: Sliced) -> None:
+    (place,) = sliced.runs("first", "mig-2g.20gb")
+    found = until(lambda: [s for s in sliced.settled("mig-1").made if s.pod])
+    assert [(f"{s.card}:{s.start}", s.name) for s in found] == [(place, "2g.20gb")]
+    env = sliced.bench.environment("first", "c")
+    assert (env["MGPU_SLICES"], env["MGPU_MEMORY_BYTES"]) == ("2g.20gb", str(20 << 30))
+    counts = json.loads(sliced.node("mig-1")["metadata"]["annotations"][partitioning.ANNOTATION])
+    assert counts["spec-partitioning-plan"] == counts["status-partitioning-plan"]
+    assert counts["status-gpu-0-2g.20gb-used"] == 1
+
+
+def test_free_slices_are_cut_anew_and_what_is_used_stays_untouched(sliced: Sliced) -> None:
+    (first,) = sliced.runs("first", "mig-2g.20gb")
+    before = sliced.devices("mig-1")[first]
+    for name, slice_ in (("second", "mig-3g.40gb"), ("third", "mig-3g.40gb"), ("fourth", "mig-2g.20gb")):
+        sliced.runs(name, slice_)
+    assert sliced.devices("mig-1")[first] == before
+    assert sliced.exact("first") == [first]
+    until(lambda: sum(bool(s.pod) for s in sliced.settled("mig-1").made) == 4)
+
+
+def test_several_slices_of_one_container(sliced: Sliced) -> None:
+    places = sliced.runs("several", "mig-1g.10gb", 3)
+    assert len({*places}) == 3
+    assert sliced.bench.environment("several", "c")["MGPU_SLICES"] == "1g.10gb,1g.10gb,1g.10gb"
+
+
+def test_what_never_fits_waits_and_says_why_and_nothing_is_cut_for_it(sliced: Sliced) -> None:
+    sliced.runs("half", "mig-4g.40gb")
+    sliced.runs("other", "mig-4g.40gb")
+    plan = sliced.settled("mig-1").partitioning.plan
+    sliced.create("whole", "mig-7g.80gb")
+    why = sliced.bench.waits("whole")
+    assert "4g.40gb in use at 0: no room for 7g.80gb" in why
+    assert "node label gpu.partitioning is mps, not mig" in why
+    assert sliced.said("mig-1").partitioning.plan == plan
+    sliced.bench.delete("half")
+    sliced.bench.delete("other")
+    sliced.runs("whole", "mig-7g.80gb")
+
+
+def test_a_share_under_mps_has_its_limits_and_its_daemon(sliced: Sliced) -> None:
+    bench = sliced.bench
+    (place,) = sliced.runs("client", "gpu-4gb")
+    env = bench.environment("client", "c")
+    text = bench.core.read_namespaced_pod_log("client", "default", container="c")
+    folder = bench.cluster.folder / "mps-1" / "mps"
+    pipe = folder / f"GPU-mps-1-{place[0]}" / "pipe"
+    assert env["CUDA_MPS_PIPE_DIRECTORY"] == str(pipe)
+    assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=4G"
+    assert env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "5"
+    assert f"{pipe} → {pipe}" in text
+    assert f"{folder / 'shm'} → /dev/shm" in text
+    assert (pipe / "control").exists()
+    config = bench.cluster.api.get("/api/v1/namespaces/mgpu-system/configmaps/mps-configmap")["data"]["mps-1"]
+    assert "rename: gpu-4gb" in config
+
+
+def test_other_pods_get_no_divided_card(sliced: Sliced) -> None:
+    bench = sliced.bench
+    (place,) = sliced.runs("client", "gpu-4gb")
+    whole = int(place[0]) ^ 1
+    bench.create(share("share"))
+    bench.exact("share")
+    assert bench.cards("share") == {"c": [whole]}
+    bench.create(asking("gpu", nvidia=1))
+    why = bench.waits("gpu")
+    assert "1 in use, a whole card is asked for" in why
+    sliced.create("more", "gpu-80gb")
+    assert "in use by pods that asked for no slice" in bench.waits("more")
+
+
+def test_a_record_frees_its_slice_when_its_pod_goes(sliced: Sliced) -> None:
+    sliced.runs("big", "mig-7g.80gb")
+    sliced.runs("other", "mig-7g.80gb")
+    sliced.create("next", "mig-7g.80gb")
+    assert "7g.80gb in use" in sliced.bench.waits("next")
+    sliced.bench.delete("big")
+    sliced.runs("next", "mig-7g.80gb")
+
+
+@pytest.mark.parametrize("process", ["deviceplugin-mig-1", "scheduler"])
+def test_whoever_is_killed_in_the_middle_of_a_plan_goes_on_with_it(sliced: Sliced, process: str) -> None:
+    (before,) = sliced.runs("before", "mig-1g.10gb")
+    uuid = sliced.devices("mig-1")[before]
+    plan = sliced.settled("mig-1").partitioning.plan
+    sliced.create("p", "mig-3g.40gb", 2)
+    until(lambda: sliced.said("mig-1").partitioning.plan != plan)
+    sliced.bench.cluster.processes[process].kill()
+    sliced.bench.cluster.restart(process)
+    sliced.runs("p", "mig-3g.40gb")
+    assert sliced.devices("mig-1")[before] == uuid
+    assert sliced.exact("before") == [before]
+
+
+def test_a_pod_with_a_node_is_decided_late(sliced: Sliced) -> None:
+    own: Any = {"name": "c", "image": "cuda", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}
+    spec = {"containers": [own], "nodeName": "mig-1"}
+    sliced.runs("there", "mig-1g.10gb")
+    sliced.bench.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "late"}, "spec": spec})
+    sliced.runs("late", "mig-1g.10gb")
+
+
+def test_more_than_one_share_is_denied_with_the_field(sliced: Sliced) -> None:
+    with pytest.raises(ApiException) as refused:
+        sliced.create("two", "gpu-4gb", 2)
+    status = json.loads(refused.value.body or "")
+    assert status["details"]["causes"][0]["field"] == "spec.containers[0].resources.requests[nvidia.com/gpu-4gb]"
