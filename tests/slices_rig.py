@@ -272,7 +272,8 @@ class Rig:
         if not found.passed:
             return {**found.failed, **found.hopeless}
         try:
-            self.api.bind(name, found.passed[0])
+            uid, target = raw["metadata"]["uid"], {"kind": "Node", "name": found.passed[0]}
+            self.api.bind(name, found.passed[0], {"metadata": {"name": name, "uid": uid}, "target": target})
         except (ApiError, RetryLater) as error:
             return {found.passed[0]: str(error)}
         return {}
