@@ -30,6 +30,7 @@ from mgpu.serving import logs
 from mgpu.settings import DevicePluginSettings, Settings
 
 _log = logging.getLogger(__name__)
+_LONGEST_SLICE = "nvidia.com/mig-1g.100gb.me"
 _MAX_PATH = 107
 """Of a unix socket (sun_path is 108 bytes)."""
 
@@ -107,9 +108,11 @@ def _check_paths(own: DevicePluginSettings, settings: Settings) -> None:
     if not any(dialects.enabled(settings)):
         raise BadObject([Problem("dialects", "none is enabled: there is no resource to serve")])
     _check_command(own.mps_control)
-    served = as_ids((), settings)
+    served = {r.name for r in as_ids((), settings)} | ({_LONGEST_SLICE} if settings.dialects.slices.enabled else set())
     folder = Path(own.kubelet_dir) / "device-plugins"
-    sockets = [("kubeletDir", folder / name) for name in ("kubelet.sock", *(socket_name(r.name) for r in served))]
+    sockets = [
+        ("kubeletDir", folder / name) for name in ("kubelet.sock", *(socket_name(name) for name in sorted(served)))
+    ]
     sockets.append(("podResources", pod_resources_socket(own)))
     problems = [
         Problem(f"deviceplugin.{key}", f"{path} is too long for a unix socket ({_MAX_PATH} bytes at most)")

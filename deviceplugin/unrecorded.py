@@ -39,7 +39,12 @@ class Unrecorded:
         missing = {
             known.pod.uid: known
             for known in self._pods.all()
-            if known.ran and known.shares is None and not known.problem and not known.pod.ended
+            if known.ran
+            and known.ask
+            and known.ask.containers
+            and known.shares is None
+            and not known.problem
+            and not known.pod.ended
         }
         self._found = {uid: rows for uid, rows in self._found.items() if uid in missing}
         self._retry_at = {uid: at for uid, at in self._retry_at.items() if uid in missing}

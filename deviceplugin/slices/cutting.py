@@ -30,6 +30,9 @@ class Cut:
 
 
 class Cutter(Protocol):
+    def leave(self) -> None:
+        """The cards are not cut in this way now: what is kept up for it goes, and what was known is forgotten."""
+
     def cut(
         self,
         found: NodeSlices,

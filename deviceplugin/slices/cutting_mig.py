@@ -30,6 +30,9 @@ class MigCutter:
         self._problems: list[str] = []
         self._retry: list[str] = []
 
+    def leave(self) -> None:
+        self._good = self._refused = self._refused_in = None
+
     def cut(
         self,
         found: NodeSlices,

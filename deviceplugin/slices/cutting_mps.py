@@ -40,6 +40,10 @@ class MpsCutter:
         self._made: tuple[Slice, ...] | None = None
         self._read: tuple[str, Counts] | None = None
 
+    def leave(self) -> None:
+        self._made = None
+        self._daemons.cut(())
+
     def cut(
         self,
         found: NodeSlices,

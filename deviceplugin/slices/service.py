@@ -102,6 +102,9 @@ class Slices:
 class _NoCdi:
     """In place of a cutter."""
 
+    def leave(self) -> None:
+        """It has nothing."""
+
     def cut(
         self,
         found: NodeSlices,  # noqa: ARG002

@@ -38,6 +38,8 @@ Raw = dict[str, Any]
 TICK_SECONDS, _SOON_SECONDS, _PAUSE_SECONDS, _LONGEST_PAUSE = 5.0, 0.2, 1.0, 60.0
 _APART_SECONDS = 0.1
 """Between two looks: pods come and go in crowds."""
+_PATIENT_SECONDS = 5.0
+"""So long nobody is told what is not known, or does not answer, yet."""
 _STALLED_SECONDS = 120.0
 
 
@@ -89,6 +91,7 @@ class SliceWorker:
         self._found: NodeSlices | None = None
         self._told: dict[str, tuple[str, ...]] = {}
         self._served = False
+        self._reported: Report | None = None
         self._soon = _SOON_SECONDS
         self._wake, self._stop = threading.Event(), threading.Event()
         self._beat = time.monotonic()
@@ -116,19 +119,31 @@ class SliceWorker:
         return (*undivided(state, gpus), *devices(state, gpus))
 
     def _run(self) -> None:
-        pause = _PAUSE_SECONDS
+        pause, well = _PAUSE_SECONDS, time.monotonic()
         while not self._stop.is_set():
             self._beat = time.monotonic()
             try:
                 seconds = self.look()
-                pause, problems = _PAUSE_SECONDS, []
+                pause, well = _PAUSE_SECONDS, time.monotonic()
+                self._say("look", [])
             except (RetryLater, ApiError, Unreachable) as error:
-                problems = [str(error)]
+                log.info("not all is known or done yet: %s", error)
+                if time.monotonic() - well > _PATIENT_SECONDS:
+                    self._say("look", [str(error)])
                 seconds, pause = pause, min(2 * pause, _LONGEST_PAUSE)
-            self._say("look", problems)
             self._stop.wait(_APART_SECONDS)
             self._wake.wait(seconds)
             self._wake.clear()
+        self._withdraw()
+
+    def _withdraw(self) -> None:
+        """Until there is an agent again, the kubelet fails every pod that comes for a slice: none is free."""
+        if self._reported:
+            used = tuple(s for s in self._reported.slices if s.pod)
+            try:
+                self._status.write(replace(self._reported, slices=used, done=None))
+            except (ApiError, Unreachable) as error:
+                log.warning("free slices are still reported: %s", error)
 
     def look(self) -> float:
         """Bring all one step further; how many seconds later it should be looked again, if nothing changes before.
@@ -143,6 +158,9 @@ class SliceWorker:
             if (node["metadata"].get("labels") or {}).get(LABEL) not in (MIG, MPS):
                 self._know(NOTHING)
             return TICK_SECONDS
+        for mode, cutter in self._cutters.items():
+            if mode != found.mode:
+                cutter.leave()
         if not found.mode:
             return self._without()
         self._served = True
@@ -171,7 +189,8 @@ class SliceWorker:
         ill = {gpu.index for gpu in gpus if not gpu.healthy} | cut.unwell
         self._plugins.offer(slices, {s for s in slices if s.card in ill}, self._may_live)
         shown, complete = reported(slices, cut.unwell, self._plugins.known)
-        self._status.write(Report(shown, cut.cards, cut.done if complete else None, cut.refused))
+        self._reported = Report(shown, cut.cards, cut.done if complete else None, cut.refused)
+        self._status.write(self._reported)
         if cut.retry:
             raise RetryLater(cut.retry)
         self._soon = TICK_SECONDS if complete else min(2 * self._soon, TICK_SECONDS)
@@ -184,6 +203,7 @@ class SliceWorker:
         self._looked = True
         if self._served:
             self._plugins.offer((), (), self._may_live)
+        self._reported = None
         self._status.write(None)
         return TICK_SECONDS
 

@@ -110,6 +110,19 @@ def test_a_slice_that_is_not_made_is_waited_for_and_then_named(node: Node) -> No
         assert "mig-3g.40gb slice 0:0, which is not made on this node" in why
 
 
+def test_an_agent_that_stops_leaves_nothing_free_and_the_next_one_does_again(node: Node) -> None:
+    node.set_cards([{"model": "A100-SXM4-80GB", "memory": "80Gi"}, {"model": "T4", "memory": "16Gi"}])
+    with node.agent():
+        label(node, "mig")
+        cut(node, 5, *FULL)
+        pod = node.create(slice_pod("p", FULL[2], phase="Pending"))
+        node.runs("p")
+        until(lambda: shown(node)[FULL[2]])
+    assert shown(node) == {FULL[2]: pod["metadata"]["uid"]}
+    with node.agent():
+        until(lambda: shown(node) == {FULL[0]: "", FULL[1]: "", FULL[2]: pod["metadata"]["uid"]})
+
+
 def test_after_a_reboot_a_container_gets_its_slice_again(node: Node) -> None:
     node.set_cards([{"model": "A100-SXM4-80GB", "memory": "80Gi"}, {"model": "T4", "memory": "16Gi"}])
     with node.agent():

@@ -119,6 +119,13 @@ def test_an_unknown_configmap_changes_nothing(mps: Rig) -> None:
     assert mps.nodes.raw["metadata"]["annotations"] == before
 
 
+@pytest.mark.parametrize("mode", [None, "mig"])
+def test_no_daemon_is_kept_up_where_cards_are_not_cut_so(mps: Rig, mode: str | None) -> None:
+    mps.configure(*CUT).look()
+    mps.label(mode).look()
+    assert mps.mps.cards == ()
+
+
 def test_an_empty_configmap_makes_cards_whole_again(mps: Rig) -> None:
     mps.configure(*CUT).look()
     mps.mps.config = ""
