@@ -75,6 +75,11 @@ class Machine(RuleBasedStateMachine):
             self.rig.api.put("pods", builders.pod(name, own, uid=f"{name}-{self.created}"))
             self.schedule(self.rig.api.pod(name))
 
+    @rule(wanted=st.lists(slices, min_size=2, max_size=4))
+    def pods_come_at_once(self, wanted: list[str]) -> None:
+        for slice_ in wanted:
+            self.a_pod_comes(slice_, 1)
+
     @rule(heard=st.booleans())
     def pods_are_scheduled(self, heard: bool) -> None:
         """kube-scheduler asks again about those that wait."""
@@ -163,27 +168,33 @@ class Machine(RuleBasedStateMachine):
             self.there.pop(raw["metadata"]["uid"], None)
             self.rig.phase(raw["metadata"]["name"], "Pending")
 
-    def somebody_else_writes(self, node: str) -> None:
-        self.theirs[node] += 1
-        text = json.dumps({**json.loads(self.annotation(node)), "theirs": self.theirs[node]})
-        self.rig.api.annotate(node, **{ANNOTATION: text})
+    def somebody_else_writes(self) -> None:
+        for node in self.rig.nodes:
+            self.theirs[node] += 1
+            text = json.dumps({**json.loads(self.annotation(node)), "theirs": self.theirs[node]})
+            self.rig.api.annotate(node, **{ANNOTATION: text})
 
-    @rule(node=nodes)
-    def an_agent_reports_while_the_planner_writes(self, node: str) -> None:
+    @rule(node=nodes, slice_=slices)
+    def an_agent_reports_while_the_planner_writes(self, node: str, slice_: str) -> None:
+        self.a_pod_comes(slice_, 1)
         self.rig.wire.meanwhile = self.rig.nodes[node].look
         self.rig.plan()
 
-    @rule(node=nodes)
-    def the_planner_writes_while_an_agent_reports(self, node: str) -> None:
+    @rule(node=nodes, slice_=slices)
+    def the_planner_writes_while_an_agent_reports(self, node: str, slice_: str) -> None:
+        self.a_pod_comes(slice_, 1)
         self.rig.nodes[node].wire.meanwhile = self.rig.plan
         self.rig.nodes[node].look()
 
-    @rule(node=nodes)
-    def somebody_else_writes_while_both_do(self, node: str) -> None:
-        self.rig.wire.meanwhile = lambda: self.somebody_else_writes(node)
+    @rule(slice_=slices)
+    def somebody_else_writes_while_both_do(self, slice_: str) -> None:
+        self.a_pod_comes(slice_, 1)
+        self.rig.wire.meanwhile = self.somebody_else_writes
         self.rig.plan()
-        self.rig.nodes[node].wire.meanwhile = lambda: self.somebody_else_writes(node)
-        self.rig.nodes[node].look()
+        for node in self.rig.nodes.values():
+            node.deliver()
+            node.wire.meanwhile = self.somebody_else_writes
+            node.look()
 
     @rule()
     def all_do_their_work(self) -> None:
