@@ -27,6 +27,7 @@ from tests.builders import CORE, cards, share
 
 ASSUMED = "vke.volcengine.com/assumed"
 RECORD = "vke.volcengine.com/gpu-index-container-"
+SLICES = ("nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb", "nvidia.com/gpu-4gb")
 T = TypeVar("T")
 
 
@@ -56,6 +57,7 @@ class Desk:
     def __init__(self, folder: Path, *, cdi: bool = True, wait_seconds: float = 5.0) -> None:
         self.folder, self._cdi, self._wait = folder, cdi, wait_seconds
         self.cards: tuple[Card, ...] = cards(2)
+        self.gpus: tuple[Card, ...] = ()
         self.entries: list[checkpoint.Entry] = []
         self.owned: list[Owner] = []
         self.silent = self.resent = 0
@@ -76,7 +78,7 @@ class Desk:
         node = Node(
             pods=self.pods,
             cards=lambda: self.cards,
-            gpus=lambda: self.cards,
+            gpus=lambda: self.gpus or self.cards,
             owners=self,
             checkpoint=self.folder / "checkpoint",
             delivery=files if self._cdi else Exchange(self.pods, lambda: self.cards, load_settings(), self._write),
@@ -87,7 +89,7 @@ class Desk:
             given=lambda known: self.given.append(known.pod.name),
             foreign=lambda: self.foreign,
         )
-        names = [resource.name for resource in as_ids((), load_settings())]
+        names = [*(resource.name for resource in as_ids((), load_settings())), *SLICES]
         self.each = {name: Allocations(name, node, self._wait, guess_seconds=self._wait) for name in names}
         self.of = self.each[CORE]
         if synced:
@@ -124,7 +126,10 @@ class Desk:
         checkpoint.write(self.folder / "checkpoint", self.entries, {})
 
     def visible(self, answer: Answer) -> str:
-        return resolve(answer.cdi, self.folder / "cdi").env["NVIDIA_VISIBLE_DEVICES"]
+        return self.env(answer)["NVIDIA_VISIBLE_DEVICES"]
+
+    def env(self, answer: Answer) -> Mapping[str, str]:
+        return resolve(answer.cdi, self.folder / "cdi").env
 
     def allocate(self, ids: list[str], meanwhile: Callable[[], None] = lambda: None, resource: str = CORE) -> Answer:
         return self._run(lambda: self.each[resource].allocate(ids), meanwhile)
