@@ -43,6 +43,7 @@ class FakeApi:
         self.admit: Callable[[Raw], Raw] | None = None
         self.reachable = True
         self.broken: set[str] = set()  # kinds that cannot be read or written now
+        self.between: Callable[[], object] | None = None  # happens once, after what is written next was read
         self.refuse_bindings = False
         self.watchers: list[Callable[[str, str, Raw], None]] = []
         self._version = 0
@@ -88,7 +89,7 @@ class FakeApi:
         return copy.deepcopy(self._at(path))
 
     def patch(self, path: str, body: Raw) -> Raw:
-        self._reach()
+        self._meanwhile()
         path, *_ = path.partition("/status")
         found = copy.deepcopy(self._at(path))
         for key in ("uid", "resourceVersion"):
@@ -103,7 +104,7 @@ class FakeApi:
         return self.put(path.split("/")[-2], found)
 
     def create(self, path: str, body: Raw) -> Raw:
-        self._reach()
+        self._meanwhile()
         kind = path.rpartition("/")[2]
         if kind == "binding":
             return self.bind(path.split("/")[-2], body["target"]["name"], body)
@@ -149,6 +150,12 @@ class FakeApi:
             raise ApiError(404, "NotFound", path)
         return found
 
+    def _meanwhile(self) -> None:
+        self._reach()
+        between, self.between = self.between, None
+        if between:
+            between()
+
     def _reach(self) -> None:
         if not self.reachable:
             raise Unreachable("no answer")
@@ -179,8 +186,15 @@ class Replica:
             lambda node: self.planning.changed(node),
         )
         client: Any = api
+        self.now: Callable[[], float] = lambda: 1000
         self.planning = Planning(
-            self.state, Writer(client, settings), settings, self._warn, lambda: self.leading(), self.clock, lambda: 1000
+            self.state,
+            Writer(client, settings),
+            settings,
+            self._warn,
+            lambda: self.leading(),
+            self.clock,
+            lambda: self.now(),
         )
         self.decider = Decider(self.state, client, settings)
         self.filter = Filter(self.state, settings, self.planning.recut)

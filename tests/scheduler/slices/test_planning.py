@@ -230,3 +230,15 @@ def test_the_agents_keys_stay_as_they_are() -> None:
     replica.planning.work()
     assert '"status-gpu-0-1g.10gb-free": 2' in agents["n1"].said
     assert '"spec-partitioning-plan": 1000' in agents["n1"].said
+
+
+def test_a_slice_that_is_kept_for_a_nominated_pod_is_in_the_plan_for_another() -> None:
+    replica, agents = cluster(("n1", MIG, 1))
+    agents["n1"].make(*slices((0, 0, "1g.10gb")))
+    submit(replica, wants("member", {"mig-1g.10gb": 1}))
+    replica.api.edit_pod("member", lambda raw: raw["status"].update(nominatedNodeName="n1"))
+    (pod,) = submit(replica, wants("p", {"mig-7g.80gb": 1}))
+    assert replica.filter.filter(pod, ["n1"]).recut == []
+    replica.planning.recut(pod, ["n1"])
+    replica.planning.work()
+    assert agents["n1"].found.partitioning.plan is None

@@ -1,7 +1,5 @@
 """The seed's node score."""
 
-from typing import Any
-
 import pytest
 
 from mgpu.settings import load_settings
@@ -49,7 +47,7 @@ def test_the_score_of_a_node(name: str) -> None:
     assert node_score(full, capacity, settings(text)) == expected
 
 
-def scores(text: str, **pods: Any) -> list[int]:
+def scores(text: str) -> list[int]:
     """Of n1, empty, and n2, whose one card has a 2g.20gb in use; for a pod that wants another."""
     replica, agents = cluster(("n1", MIG, 1), ("n2", MIG, 1), settings=load_settings(f"dialects:\n  slices: {text}"))
     for agent in agents.values():

@@ -6,10 +6,11 @@ import pytest
 
 from mgpu.model.partitioning import ANNOTATION, LABEL, MADE
 from scheduler.decisions import Decision
+from scheduler.preempting import Victims
 from scheduler.slices.known import Plan
 from tests import builders as b
 from tests.scheduler.fake import Replica
-from tests.scheduler.slices.cluster import MIG, MPS, Agent, cluster, known, slices, submit, wants
+from tests.scheduler.slices.cluster import MIG, MPS, Agent, cluster, slices, submit, wants
 
 ONE, TWO = slices((0, 0, "1g.10gb"), (0, 2, "2g.20gb"))
 
@@ -197,15 +198,16 @@ def test_a_node_that_comes_again_starts_anew(made: tuple[Replica, Agent]) -> Non
     assert offered(replica) == {}
 
 
-def test_eviction_helps_where_what_is_left_can_be_cut_anew(made: tuple[Replica, Agent]) -> None:
+@pytest.mark.parametrize(("theirs", "helps"), [(("uid-low",), True), ((), False)])
+def test_eviction_helps_where_what_is_left_can_be_cut_anew(
+    made: tuple[Replica, Agent], theirs: tuple[str, ...], helps: bool
+) -> None:
     replica, agent = made
     bind(replica, wants("low", {"mig-2g.20gb": 1}))
     agent.give("uid-low", TWO)
-    (pod,) = submit(replica, wants("p", {"mig-7g.80gb": 1}))
-    assert replica.state.sites.of("n1")
-    gone = replica.state.sites.without("n1", "uid-p", ["uid-low"])
-    kept = replica.state.sites.without("n1", "uid-p", [])
-    assert gone
-    assert kept
-    assert (gone.used, kept.used) == (frozenset(), {TWO})
-    assert known(replica, "p") == pod
+    raw = wants("p", {"mig-7g.80gb": 1})
+    raw["spec"]["priority"] = 10
+    (pod,) = submit(replica, raw)
+    assert replica.filter.filter(pod, ["n1"]).failed.keys() == {"n1"}  # not hopeless
+    found = replica.preemption.choose(pod, raw, {"n1": Victims(theirs)})
+    assert found == ({"n1": Victims(theirs)} if helps else {})
