@@ -1,22 +1,25 @@
 """`mgpu demo`: sample pods through the whole chain, each outcome explained and checked, then the cards as a picture."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from deviceplugin.mig.state import Mode, read_state
 from mgpu.cli.picture import card_map
 from mgpu.cli.setup import read_settings
 from mgpu.kube import ApiError
-from mgpu.model.cards import CardState
+from mgpu.model.cards import Card, CardState
 from mgpu.model.ledger import Share
+from mgpu.model.partitioning import NodeSlices
+from mgpu.model.slices import MIG, MPS, Slice
 from mgpu.settings import Settings
-from playground import explain
+from playground import explain, slices_told
 from playground.cluster import Cluster
 from playground.command import options, stopping, up
 from playground.nodes import MGPU
@@ -25,6 +28,8 @@ from playground.scheduling.extender import Extender, ExtenderError
 
 SIDE_BY_SIDE = ("share", "gpushare", "koordinator", "nvidia")
 SHOWN = ("several-containers", "multi-gpu", "whole-cards")
+SLICES = {MIG: "mig", MPS: "mps"}
+"""How a node's cards are cut → the example for it."""
 CROWD = 12
 _SECONDS = 30.0
 
@@ -52,6 +57,13 @@ def command(nodes: int, cards: int, config: Path | None) -> None:
         raise click.ClickException("; ".join(problems))
 
 
+class _Before(NamedTuple):
+    """How the nodes were before a pod came: their cards, and of those that are cut their slices."""
+
+    states: Mapping[str, tuple[CardState, ...]]
+    slices: Mapping[str, NodeSlices]
+
+
 class Demo:
     """Runs once; collects in `problems` what did not go as it must."""
 
@@ -61,11 +73,15 @@ class Demo:
         self.problems: list[str] = []
 
     def run(self) -> list[str]:
+        # First: a card that others have shares of is not cut.
+        for node in self._cluster.nodes:
+            if node.partitioning:
+                self.show_placed(example(SLICES[node.partitioning]))
         for name in SIDE_BY_SIDE:
-            self._show_placed(example(name))
+            self.show_placed(example(name))
         self._show_side_by_side()
         for name in SHOWN:
-            self._show_placed(example(name))
+            self.show_placed(example(name))
         self._show_denied(example("denied"))
         self._show_waiting(example("fits-nowhere"))
         self._show_crowd(example("share"))
@@ -73,15 +89,18 @@ class Demo:
         self._console.print(card_map(self._samples.overview().nodes))
         return self.problems
 
-    def _show_placed(self, pod: Json) -> None:
-        before, started = self._samples.states(), time.monotonic()
+    def show_placed(self, pod: Json) -> None:
+        """Create it, and tell where it is and what it sees; what is wrong goes into `problems`."""
+        before, started = self._before(), time.monotonic()
         try:
             created = self._samples.create(pod)
         except ApiError as error:
             self._tell(pod, {"webhook": f"denied: {error.message}"}, good=False)
             self.problems.append(f"{pod['metadata']['name']} was denied")
             return
-        outcome = self._samples.settled(pod["metadata"]["name"])
+        name, ask = pod["metadata"]["name"], self._samples.ask(created)
+        # One that asks for slices is refused until they are made.
+        outcome = self._samples.running(name) if ask and ask.others else self._samples.settled(name)
         took = time.monotonic() - started
         told = {"asks": f"{self._asks(created)} → admitted"}
         if not outcome.running:
@@ -91,6 +110,10 @@ class Demo:
         told |= self._placement(created, outcome, before, took)
         wrong = self._check(outcome)
         self._tell(pod, told | self._sees(outcome, wrong), good=not wrong)
+
+    def _before(self) -> _Before:
+        cut = [node.name for node in self._cluster.nodes if node.partitioning]
+        return _Before(self._samples.states(), {name: self._samples.slices(name) for name in cut})
 
     def _show_side_by_side(self) -> None:
         """Each card that pods of several vocabularies share now; under other policies there may be none."""
@@ -152,13 +175,15 @@ class Demo:
         ask = self._samples.ask(pod)
         return explain.asked(ask) if ask else "no GPU"
 
-    def _placement(
-        self, created: Json, outcome: Outcome, before: Mapping[str, tuple[CardState, ...]], took: float
-    ) -> dict[str, str]:
+    def _placement(self, created: Json, outcome: Outcome, before: _Before, took: float) -> dict[str, str]:
         ask, shares = self._samples.ask(outcome.pod), self._samples.record(outcome.pod)
         if ask is None or shares is None:
             return {"placed": f"{outcome.node}, without a record"}
-        where = explain.given(shares, before[outcome.node])
+        slices = slices_told.given(shares)
+        if slices:
+            plan = slices_told.planned(before.slices[outcome.node], self._samples.slices(outcome.node))
+            return {"placed": f"{outcome.node}, {took:.1f} s: {slices}", "plan": plan}
+        where = explain.given(shares, before.states[outcome.node])
         told = {"placed": f"{outcome.node}, {took:.1f} s: {where}", "why": explain.choice(ask, self._settings)}
         elsewhere = {node: why for node, why in self._refusals(created).items() if node != outcome.node}
         return told | ({"not on": explain.refusals(elsewhere)} if elsewhere else {})
@@ -175,13 +200,28 @@ class Demo:
     def _check(self, outcome: Outcome) -> list[str]:
         """What the containers of a running pod see that is not in its record, or the reverse."""
         shares: tuple[Share, ...] = self._samples.record(outcome.pod) or ()
-        wanted = explain.visible(shares, self._samples.cards(outcome.node))
+        cards = self._samples.cards(outcome.node)
+        sliced = slices_told.visible(shares, self._mig_devices(outcome.node, cards), cards, self._mode(outcome.node))
+        wanted = explain.visible(shares, cards) | sliced
         wrong = explain.differences(wanted, self._seen(outcome))
         name = outcome.pod["metadata"]["name"]
         self.problems += [f"{name}: {problem}" for problem in wrong]
         if not wanted:
             self.problems.append(f"{name} runs without a record")
         return wrong
+
+    def _mode(self, node: str) -> str:
+        return next(spec.partitioning for spec in self._cluster.nodes if spec.name == node)
+
+    def _mig_devices(self, node: str, cards: Sequence[Card]) -> dict[Slice, str]:
+        """As the node's NVML has them."""
+        modes = read_state(self._cluster.nvml_state(node)).cards
+        return {
+            Slice(card.index, gpu.start, gpu.profile): compute.uuid
+            for card in cards
+            for gpu in modes.get(card.uuid, Mode()).instances
+            for compute in gpu.compute
+        }
 
     def _seen(self, outcome: Outcome) -> dict[str, Mapping[str, str]]:
         runtime = self._cluster.kubelets[outcome.node].runtime
@@ -191,7 +231,9 @@ class Demo:
         if wrong:
             return {"sees": "; ".join(wrong)}
         seen = self._seen(outcome)
-        return {"sees": "; ".join(f"{name}: {explain.VISIBLE}={env[explain.VISIBLE]}" for name, env in seen.items())}
+        keys = (explain.VISIBLE, *slices_told.LIMITS)
+        values = {name: ", ".join(f"{key}={env[key]}" for key in keys if key in env) for name, env in seen.items()}
+        return {"sees": "; ".join(f"{name}: {text}" for name, text in values.items())}
 
     def _tell(self, pod: Mapping[str, Any], told: Mapping[str, str], *, good: bool) -> None:
         self._console.print()

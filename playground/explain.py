@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 
 from mgpu import dialects
 from mgpu.model.asks import Ask, ContainerAsk, by_index
-from mgpu.model.cards import GPU, Card, CardState
+from mgpu.model.cards import GPU, Card, CardState, noun
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Stage
 from mgpu.model.quantities import format_bytes, format_core
+from mgpu.model.slices import is_slice
 from mgpu.settings import Settings
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
@@ -82,8 +83,10 @@ def _role(container: ContainerAsk) -> str:
 
 
 def _amount(container: ContainerAsk) -> str:
-    noun = "card" if container.type == GPU else container.type
-    cards = f"one {noun}" if container.cards == 1 else f"{container.cards} {noun}s"
+    kind = noun(container.type) if container.type == GPU or is_slice(container.type) else container.type
+    cards = f"one {kind}" if container.cards == 1 else f"{container.cards} {kind}s"
+    if is_slice(container.type):
+        return cards
     if container.whole:
         return f"{cards}, whole"
     memory = [format_bytes(container.memory)] if container.memory else []

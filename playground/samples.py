@@ -15,7 +15,8 @@ from mgpu.model.asks import Ask
 from mgpu.model.cards import Card, CardState
 from mgpu.model.inventory import DEVICE_API, read_device
 from mgpu.model.ledger import Share
-from mgpu.model.pods import read_pod
+from mgpu.model.partitioning import NodeSlices, read_slices
+from mgpu.model.pods import read_node, read_pod
 from mgpu.settings import Settings
 
 Json = dict[str, Any]
@@ -74,6 +75,10 @@ class Samples:
     def cards(self, node: str) -> tuple[Card, ...]:
         """Raises ApiError where the node has no Device."""
         return read_device(self._api.get(f"{_DEVICES}/{node}"))
+
+    def slices(self, node: str) -> NodeSlices:
+        """How the node's cards are cut, as it says. Raises BadObject."""
+        return read_slices(read_node(self._api.get(f"/api/v1/nodes/{node}")))
 
     def overview(self) -> Overview:
         nodes, devices, pods = (self._api.list(path)[0] for path in ("/api/v1/nodes", _DEVICES, "/api/v1/pods"))

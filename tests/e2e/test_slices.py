@@ -1,11 +1,13 @@
 """Slices through the whole chain: a plan, the cut, the pod on it. Cards are cut for nobody before."""
 
+import io
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from kubernetes.client import ApiException
+from rich.console import Console
 
 from deviceplugin.mig import state
 from mgpu.kube.client import JSON_PATCH
@@ -13,8 +15,12 @@ from mgpu.model import partitioning
 from mgpu.model.partitioning import NodeSlices, read_slices
 from mgpu.model.pods import read_node
 from mgpu.model.slices import MIG, MPS
+from mgpu.settings import load_settings
+from playground import cdi
 from playground.cluster import Cluster
+from playground.demo import Demo
 from playground.nodes import MGPU, NodeSpec
+from playground.samples import example
 from tests.e2e.bench import Bench, Json, asking, share
 from tests.waiting import until
 
@@ -175,6 +181,28 @@ def test_other_pods_get_no_divided_card(sliced: Sliced) -> None:
     assert "1 in use, a whole card is asked for" in why
     sliced.create("more", "gpu-80gb")
     assert "in use by pods that asked for no slice" in bench.waits("more")
+
+
+@pytest.mark.parametrize("name", ["mig", "mps"])
+def test_the_demo_shows_plan_slice_and_limits(sliced: Sliced, name: str) -> None:
+    output = io.StringIO()
+    demo = Demo(sliced.bench.cluster, Console(file=output, width=200), load_settings())
+    demo.show_placed(example(name))
+    assert demo.problems == []
+    told = output.getvalue()
+    if name == "mig":
+        assert "card 0, not cut before, into 5 × 1g.10gb and 2g.20gb" in told
+        assert "train: NVIDIA_VISIBLE_DEVICES=MIG-" in told
+    else:
+        assert "serve on 4gb of card 0" in told
+        assert "NVIDIA_VISIBLE_DEVICES=GPU-mps-1-0, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4G" in told
+
+
+def test_the_demo_notices_a_wrong_slice(sliced: Sliced, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("playground.runtime.cdi.resolve", lambda *_: cdi.Edits({"NVIDIA_VISIBLE_DEVICES": "GPU-x"}))
+    demo = Demo(sliced.bench.cluster, Console(file=io.StringIO()), load_settings())
+    demo.show_placed(example("mig"))
+    assert any("container train must see NVIDIA_VISIBLE_DEVICES=MIG-" in problem for problem in demo.problems)
 
 
 def test_a_record_frees_its_slice_when_its_pod_goes(sliced: Sliced) -> None:
