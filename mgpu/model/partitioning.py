@@ -92,21 +92,34 @@ NOTHING = NodeSlices()
 def read_slices(node: Node) -> NodeSlices:
     """Raises BadObject with the path of every value that is wrong: a node's annotations are taken whole or not at all.
 
-    A node without the label has no slices, whatever its annotations say.
+    A node without the label has no slices, whatever its annotations say; and what they say of slices of the other mode
+    is of before the label was changed.
     """
     mode = node.labels.get(LABEL, "")
     if not mode:
         return NOTHING
     if mode not in (MIG, MPS):
         raise BadObject([Problem(f"metadata.labels[{LABEL}]", f"must be {MIG} or {MPS}, not {mode!r}")])
-    partitioning = read_partitioning(node.annotations.get(ANNOTATION))
-    made, cards, refused = _read_made(node.annotations.get(MADE), mode)
-    planned = _read_planned(node.annotations.get(PLANNED), partitioning.plan, mode)
+    partitioning = _of_mode(read_partitioning(node.annotations.get(ANNOTATION)), mode)
+    made, cards, refused = _read_made(node.annotations.get(MADE))
+    planned = _read_planned(node.annotations.get(PLANNED), partitioning.plan)
+    if any(mode_of(s.name) != mode for s in made or ()):
+        made, cards = None, frozenset()
+    if any(mode_of(s.name) != mode for s in planned or ()):
+        planned = None
     placed = made is not None
     if made is None:
         made = _counted(partitioning)
         cards = frozenset(s.card for s in made)
     return NodeSlices(mode, partitioning, made, cards, planned, refused, placed)
+
+
+def _of_mode(found: Partitioning, mode: str) -> Partitioning:
+    spec, used, free = (
+        {card: own for card, names in counts.items() if (own := {n: c for n, c in names.items() if mode_of(n) == mode})}
+        for counts in (found.spec, found.used, found.free)
+    )
+    return Partitioning(spec, found.plan, used, free, found.applied)
 
 
 def _counted(found: Partitioning) -> tuple[Slice, ...]:
@@ -225,11 +238,11 @@ def write_planned(slices: Iterable[Slice], plan: int) -> str:
     return json.dumps({"plan": plan, "cards": rows})
 
 
-def _read_made(text: str | None, mode: str) -> tuple[tuple[Slice, ...] | None, frozenset[int], tuple[int, str] | None]:
+def _read_made(text: str | None) -> tuple[tuple[Slice, ...] | None, frozenset[int], tuple[int, str] | None]:
     if text is None:
         return None, frozenset(), None
     found = _json_object(text, MADE)
-    slices, cards = _read_cards(found.get("cards"), MADE, mode)
+    slices, cards = _read_cards(found.get("cards"), MADE)
     refused = found.get("refused")
     if refused is None:
         return slices, cards, None
@@ -238,15 +251,15 @@ def _read_made(text: str | None, mode: str) -> tuple[tuple[Slice, ...] | None, f
     return slices, cards, (refused["plan"], str(refused.get("why", "")))
 
 
-def _read_planned(text: str | None, plan: int | None, mode: str) -> tuple[Slice, ...] | None:
+def _read_planned(text: str | None, plan: int | None) -> tuple[Slice, ...] | None:
     """None where it is not of this plan: another writer of the seed's annotation says only counts."""
     if text is None or plan is None:
         return None
     found = _json_object(text, PLANNED)
-    return _read_cards(found.get("cards"), PLANNED, mode)[0] if found.get("plan") == plan else None
+    return _read_cards(found.get("cards"), PLANNED)[0] if found.get("plan") == plan else None
 
 
-def _read_cards(rows: object, annotation: str, mode: str) -> tuple[tuple[Slice, ...], frozenset[int]]:
+def _read_cards(rows: object, annotation: str) -> tuple[tuple[Slice, ...], frozenset[int]]:
     path = f"metadata.annotations[{annotation}].cards"
     if not isinstance(rows, dict) or not all(re.fullmatch(r"\d{1,3}", str(card), re.ASCII) for card in rows):
         raise BadObject([Problem(path, "must be an object with the indexes of cards")])
@@ -254,9 +267,9 @@ def _read_cards(rows: object, annotation: str, mode: str) -> tuple[tuple[Slice, 
     found: list[Slice] = []
     for card, listed in rows.items():
         for i, row in enumerate(listed if isinstance(listed, list) else [None]):
-            read = _read_row(int(card), row, mode)
+            read = _read_row(int(card), row)
             if read is None:
-                text = f"must have profile, a slice of {mode}, and start, an integer below {PLACES}"
+                text = f"must have profile, a slice, and start, an integer below {PLACES}"
                 problems.append(Problem(f"{path}[{card}][{i}]", text))
             else:
                 found.append(read)
@@ -271,7 +284,7 @@ def _read_cards(rows: object, annotation: str, mode: str) -> tuple[tuple[Slice, 
     return tuple(sorted(found)), frozenset(map(int, rows))
 
 
-def _read_row(card: int, row: object, mode: str) -> Slice | None:
+def _read_row(card: int, row: object) -> Slice | None:
     if not isinstance(row, dict):
         return None
     name, start, uuid, pod = (row.get(key, "") for key in ("profile", "start", "uuid", "pod"))
@@ -280,7 +293,7 @@ def _read_row(card: int, row: object, mode: str) -> Slice | None:
     if not isinstance(start, int) or isinstance(start, bool) or not 0 <= start < PLACES:
         return None
     named = read_name(name)
-    return Slice(card, start, named, uuid, pod) if named and mode_of(named) == mode else None
+    return Slice(card, start, named, uuid, pod) if named else None
 
 
 # Slices as devices.

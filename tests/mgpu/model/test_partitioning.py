@@ -219,8 +219,7 @@ ROW = '{"cards": {"0": [{"profile": "4gb", "start": 0}]}}'
         ("mig", "{}", f"metadata.annotations[{MADE}].cards: must be an object with the indexes of cards"),
         ("mig", '{"cards": []}', f"metadata.annotations[{MADE}].cards: must be an object with the indexes of cards"),
         ("mig", '{"cards": {"a": []}}', f"metadata.annotations[{MADE}].cards: must be an object with the indexes"),
-        ("mig", '{"cards": {"0": 7}}', f"metadata.annotations[{MADE}].cards[0][0]: must have profile, a slice of mig"),
-        ("mig", ROW, f"metadata.annotations[{MADE}].cards[0]"),
+        ("mig", '{"cards": {"0": 7}}', f"metadata.annotations[{MADE}].cards[0][0]: must have profile, a slice, and"),
         ("mps", ROW.replace(": 0}", ": 100}"), f"metadata.annotations[{MADE}].cards[0][0]: must have profile, a slice"),
         (
             "mps",
@@ -242,9 +241,19 @@ def test_what_the_agent_cannot_have_said_is_named_by_its_path(mode: str, text: s
 
 
 def test_a_bad_plan_is_named_by_its_path() -> None:
-    planned = '{"plan": 5, "cards": {"0": [{"profile": "4gb", "start": 0}]}}'
+    planned = '{"plan": 5, "cards": {"0": [{"profile": "4g", "start": 0}]}}'
     (found,) = problems(lambda: read_slices(node("mig", shared=with_spec(None, {}, 5), planned=planned)))
-    assert found.startswith(f"metadata.annotations[{PLANNED}].cards[0][0]: must have profile, a slice of mig")
+    assert found.startswith(f"metadata.annotations[{PLANNED}].cards[0][0]: must have profile, a slice, and")
+
+
+def test_what_is_of_before_the_label_was_changed_means_nothing() -> None:
+    shared = with_spec(with_status(None, [Slice(0, 0, "1g.10gb")], 5), {0: {"1g.10gb": 1}}, 5)
+    planned = write_planned([Slice(0, 0, "1g.10gb")], 5)
+    found = read_slices(
+        node("mps", shared=shared, made=write_made([Slice(0, 0, "1g.10gb")], [0], None), planned=planned)
+    )
+    assert (found.made, found.cards, found.planned, found.placed) == ((), frozenset(), None, False)
+    assert found.partitioning == Partitioning(plan=5, applied=5)
 
 
 # Who may have what.
