@@ -113,7 +113,7 @@ def test_a_reservation_moves_from_a_slice_that_somebody_else_has() -> None:
         (ANNOTATION, "{", "metadata.annotations[dynamicgpuslice]: is not JSON"),
         (
             MADE,
-            '{"cards": {"0": [{"profile": "4gb", "start": 0}]}}',
+            '{"cards": {"0": [{"profile": "4g", "start": 0}]}}',
             "metadata.annotations[mgpu.io/slices].cards[0][0]",
         ),
     ],
