@@ -207,10 +207,7 @@ class Machine(RuleBasedStateMachine):
         """A pod is bound to slices that are there, and that nobody else has."""
         node, uid, places = self.rig.nodes[raw["spec"]["nodeName"]], raw["metadata"]["uid"], places_of(raw)
         assert places, "a pod is bound without a record"
-        others = [p for other in self.rig.pods(node.name) if other["metadata"]["uid"] != uid for p in places_of(other)]
-        assert not {*places} & {*others}, "a slice is given twice"
-        running = [place for held in node.running.values() for place in held]
-        assert not {*places} & {*running}, "a slice is given away while it is in use"
+        assert not {*places} & {*self.in_use(node, uid)}, "a slice is given away while it is in use"
         if node.mode == MIG and not node.rebooted:
             made = node.mig.whole()
             assert {*places} <= made.keys(), f"{raw['metadata']['name']} is bound to slices that are not there"
@@ -222,12 +219,12 @@ class Machine(RuleBasedStateMachine):
             return
         for node in self.rig.nodes.values():
             assert not node.mig.destroyed_in_use, "the agent tried to destroy what is in use"
-            made, held = node.mig.whole(), {raw["metadata"]["uid"]: places_of(raw) for raw in self.rig.pods(node.name)}
-            for uid, places in {**held, **node.running}.items():
+            made = node.mig.whole()
+            for uid, places in self.held(node).items():
                 for place in places if node.mode == MIG else ():
                     known = self.there.get(uid, {}).get(place)
                     assert known in (None, made.get(place)), f"{place} of {uid} was destroyed"
-            self.is_sound(node, [place for places in {**held, **node.running}.values() for place in places])
+            self.is_sound(node, [place for places in self.held(node).values() for place in places])
 
     def is_sound(self, node: Node, held: list[Slice]) -> None:
         """All that pods have can be on the cards together."""
@@ -311,6 +308,16 @@ class Machine(RuleBasedStateMachine):
                 assert not offers(site, wanted_by(known.ask)), f"{known.pod.name} waits, and {name} could be cut for it"
 
     # What is known.
+
+    def held(self, node: Node) -> dict[str, tuple[Slice, ...]]:
+        """By UID, what pods have by their records, and what containers have that were left behind: of those under MPS
+        nobody can tell whose processes they are.
+        """
+        records = {raw["metadata"]["uid"]: places_of(raw) for raw in self.rig.pods(node.name)}
+        return {**(node.running if node.mode == MIG else {}), **records}
+
+    def in_use(self, node: Node, without: str) -> list[Slice]:
+        return [place for uid, places in self.held(node).items() if uid != without for place in places]
 
     def waiting(self) -> list[Raw]:
         return [raw for raw in self.rig.api.pods.values() if not raw["spec"].get("nodeName")]
