@@ -221,7 +221,8 @@ class Reporter:
 
     def _take_node(self, raw: Raw | None) -> None:
         with self._lock:
-            self._node = raw
+            if raw is None or self._node is None or not _older(raw, self._node):
+                self._node = raw
         self._seen.set()
         self._wake.set()
         self._changed()
@@ -301,6 +302,15 @@ class Reporter:
             self.problem = problem
             if problem:
                 log.warning("not reported yet: %s", problem)
+
+
+def _older(told: Raw, known: Raw) -> bool:
+    """Whether the watch tells what was before an own write."""
+    one, other = told["metadata"], known["metadata"]
+    versions = [str(meta.get("resourceVersion", "")) for meta in (one, other)]
+    return (
+        one.get("uid") == other.get("uid") and all(map(str.isdecimal, versions)) and int(versions[0]) < int(versions[1])
+    )
 
 
 def _others(device: Raw | None) -> tuple[Card, ...]:

@@ -40,10 +40,10 @@ class MigCutter:
         users: Callable[[Collection[Slice]], Users],
         held: Collection[int],
     ) -> Cut:
-        if self._good is None:
-            self._good = _by_card(found.made)
         self._problems, self._retry = self._settle(gpus, held), []
         cards = self._read(gpus)
+        if self._good is None:
+            self._good = _at_first(found, cards)
         keep = _kept(found, cards, users(_made(cards)))
         wanted = self._wanted(found, gpus, cards, keep)
         if wanted is not None and not self._make(found, gpus, cards, wanted, keep):
@@ -84,7 +84,7 @@ class MigCutter:
         """What shall be on the cards; None: what was before.
 
         Without a plan that is what somebody has made. A plan that was refused is not tried again as long as everything
-        is as it was then.
+        is as it was then, and only after the Node no longer says so: the scheduler may have made another one meanwhile.
         """
         plan = found.partitioning.plan
         if plan is None:
@@ -94,7 +94,7 @@ class MigCutter:
         silent = {gpu.index for gpu in gpus if gpu.index not in cards and gpu.healthy} & _spoken_of(found)
         if silent:
             self._retry.append(f"card {min(silent)} does not answer about MIG")
-        if silent or self._refused:
+        if silent or self._refused or (found.refused and found.refused[0] == plan):
             return None
         layouts = {index: card.layout for index, card in cards.items() if card.current and card.layout}
         there = {index: _there(card) for index, card in cards.items()}
@@ -208,9 +208,13 @@ def _whole(card: MigCard) -> frozenset[Instance]:
     return frozenset(made.instance for made in card.instances if made.uuid)
 
 
-def _by_card(slices: Collection[Slice]) -> Instances:
-    cards = sorted({s.card for s in slices})
-    return {card: frozenset(s.instance for s in slices if s.card == card) for card in cards}
+def _at_first(found: NodeSlices, cards: Cards) -> Instances:
+    """What an agent that starts takes for good: what the Node says, and what is there beside it."""
+    good: Instances = {}
+    for index, card in cards.items():
+        said = sorted(s.instance for s in found.made if s.card == index)
+        good[index] = placeable(card.layout, [*said, *sorted(_there(card))]) if card.layout else frozenset()
+    return good
 
 
 def _kept(found: NodeSlices, cards: Cards, users: Users) -> Instances:

@@ -60,7 +60,10 @@ class MpsCutter:
         try:
             config = self._parse(text, source)
             own = [place for place in used if mode_of(place.name) != MIG]
-            self._made = configured_slices(config, found.planned, self._made, own, gpus, held, source)
+            made = configured_slices(config, found.planned, self._made, own, gpus, held, source)
+            # Of a plan that was refused the Node must first say so no longer: there may be another one already.
+            if not (found.refused and found.refused[0] == found.partitioning.plan):
+                self._made = made
         except (BadObject, Impossible) as error:
             problems.append(str(error))
             refused = self._refused(found, str(error))

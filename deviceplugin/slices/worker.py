@@ -92,6 +92,7 @@ class SliceWorker:
         self._told: dict[str, tuple[str, ...]] = {}
         self._served = False
         self._reported: Report | None = None
+        self._refused: tuple[int, str] | None = None
         self._soon = _SOON_SECONDS
         self._wake, self._stop = threading.Event(), threading.Event()
         self._beat = time.monotonic()
@@ -134,9 +135,9 @@ class SliceWorker:
             self._stop.wait(_APART_SECONDS)
             self._wake.wait(seconds)
             self._wake.clear()
-        self._withdraw()
+        self.withdraw()
 
-    def _withdraw(self) -> None:
+    def withdraw(self) -> None:
         """Until there is an agent again, the kubelet fails every pod that comes for a slice: none is free."""
         if self._reported:
             used = tuple(s for s in self._reported.slices if s.pod)
@@ -180,8 +181,10 @@ class SliceWorker:
         slices = with_users(cut.made, users(cut.made), cut.busy)
         self._know(NodeSlices(found.mode, spec, slices, cut.cards))
         self._looked = True
-        refused = [f"plan {cut.refused[0]} is refused: {cut.refused[1]}"] if cut.refused else []
-        self._say("cards", [*cut.problems, *refused])
+        self._say("cards", cut.problems)
+        if cut.refused and cut.refused != self._refused:
+            self._refused = cut.refused
+            self._around.warn(f"plan {cut.refused[0]} is refused: {cut.refused[1]}")
         return self._tell(gpus, cut, slices)
 
     def _tell(self, gpus: Sequence[Card], cut: Cut, slices: tuple[Slice, ...]) -> float:

@@ -105,6 +105,9 @@ def test_a_refused_plan_is_tried_again_once_something_has_changed(rig: Rig) -> N
     rig.plan(5, *FULL).look()
     rig.take("p", FULL[0]).plan(6, *places("7g.80gb@0")).look(2)
     rig.take("p", FULL[0], phase="Succeeded").look()
+    assert rig.said.waiting, "the scheduler must not plan anew while it is tried"
+    assert rig.made().keys() == {*FULL}
+    rig.look()
     assert rig.made().keys() == {place("7g.80gb@0")}
     assert (rig.said.refused, rig.annotation["status-partitioning-plan"]) == (None, 6)
 
@@ -123,6 +126,28 @@ def test_a_plan_that_cannot_be_is_refused_by_its_path(rig: Rig, spec: tuple, why
     rig.plan(6, *spec, placed=False).look(2)
     assert rig.made() == before
     assert why in (rig.said.refused or (0, ""))[1]
+
+
+def test_a_refused_plan_that_was_replaced_meanwhile_is_not_tried_again(rig: Rig) -> None:
+    rig.plan(5, *FULL).look()
+    rig.take("p", FULL[0]).plan(6, *places("7g.80gb@0")).look(2)
+    rig.take("p", FULL[0], phase="Succeeded")
+    rig.nodes.on_patch = lambda: rig.plan(7, *FULL[1:])
+    rig.look(2)
+    assert rig.made().keys() == {*FULL[1:]}
+    assert rig.annotation["status-partitioning-plan"] == 7
+
+
+def test_a_restarted_agent_keeps_what_was_before_a_refused_plan(rig: Rig) -> None:
+    rig.plan(5, *FULL).look()
+    rig.take("p", FULL[0]).plan(6, *places("7g.80gb@0")).look(2)
+    before = rig.made()
+    rig.worker.withdraw()
+    assert rig.shown == {FULL[0]: "uid-p"}
+    rig.restart().look(3)
+    assert rig.made() == before
+    assert rig.shown == {FULL[0]: "uid-p", FULL[1]: "", FULL[2]: ""}
+    assert (rig.said.refused or (0, ""))[0] == 6
 
 
 def test_a_plan_that_fails_on_the_second_card_is_taken_back_on_the_first(tmp_path: Path) -> None:

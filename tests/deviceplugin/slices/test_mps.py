@@ -69,6 +69,8 @@ def test_a_card_that_others_share_is_not_cut(mps: Rig) -> None:
     assert mps.said.made == ()
     mps.pods.drop(share("p"))
     mps.look()
+    assert (mps.said.waiting, mps.said.made) == (True, ())
+    mps.look()
     assert mps.shown.keys() == {*CUT}
 
 
