@@ -57,7 +57,9 @@ class MigCutter:
             self._refused_in = _state(found, cards, keep)
         else:
             self._refused, self._good = None, {**self._good, **wanted}
-        done = wanted is not None and not self._retry and all(wanted[i] == _whole(card) for i, card in cards.items())
+        done = (
+            wanted is not None and not self._retry and all(wanted.get(i) == _whole(card) for i, card in cards.items())
+        )
         return self._told(found, gpus, cards, done=done)
 
     def _settle(self, gpus: Sequence[Card], held: Collection[int]) -> list[str]:
@@ -121,7 +123,12 @@ class MigCutter:
             if wanted[index] == _whole(card) == _there(card):
                 continue
             try:
-                self._apply(card, wanted[index], keep[index], f"card {index} is unhealthy" if index not in well else "")
+                self._apply(
+                    card,
+                    wanted[index],
+                    keep.get(index, frozenset()),
+                    f"card {index} is unhealthy" if index not in well else "",
+                )
             except RetryLater as error:
                 self._retry.append(str(error))
             except MigRefused as error:
@@ -148,7 +155,7 @@ class MigCutter:
         """What is in use, and of what was good what can be beside it; without a word about a card what is there."""
         good = self._good or {}
         return {
-            index: placeable(card.layout, [*keep[index], *sorted(good.get(index, _there(card)))])
+            index: placeable(card.layout, [*keep.get(index, ()), *sorted(good.get(index, _there(card)))])
             if card.layout
             else frozenset()
             for index, card in cards.items()

@@ -112,7 +112,9 @@ class SliceWorker:
 
     @property
     def stalled(self) -> bool:
-        return self._thread.is_alive() and time.monotonic() - self._beat > _STALLED_SECONDS
+        """Whether it hangs in a call, or has ended by an error of its own."""
+        begun, late = self._thread.ident is not None, time.monotonic() - self._beat > _STALLED_SECONDS
+        return begun and (late or not self._thread.is_alive())
 
     def devices(self, gpus: Sequence[Card]) -> tuple[Card, ...]:
         """The cards of the node that are whole, and its slices as devices."""

@@ -55,10 +55,13 @@ def ids(node: Node, resource: str) -> int:
 
 
 def test_from_a_plan_to_a_container_on_its_slice_and_back(node: Node) -> None:
-    with node.agent():
+    with node.agent() as agent:
+        assert not agent.divided()
         label(node, "mig")
+        until(agent.divided)
         cut(node, 5, *FULL)
         assert shown(node) == dict.fromkeys(FULL, "")
+        assert not agent.unhealthy()
         assert (ids(node, "nvidia.com/mig-2g.20gb"), ids(node, "nvidia.com/mig-3g.40gb")) == (2, 1)
         pod = node.create(slice_pod("p", FULL[1], FULL[2], phase="Pending"))
         node.runs("p")

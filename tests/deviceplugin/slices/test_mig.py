@@ -5,6 +5,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from deviceplugin.checkpoint import Given
 from deviceplugin.mig.simulated import forgetful
 from deviceplugin.mig.state import deregister, reboot, set_switch
 from mgpu.model.errors import RetryLater
@@ -60,6 +61,31 @@ def test_what_was_handed_out_counts_where_the_record_is_unreadable(rig: Rig) -> 
     assert rig.shown == {FULL[0]: "", FULL[1]: "uid-q", FULL[2]: ""}
     rig.hand_out("q", NVIDIA_VISIBLE_DEVICES=rig.made()[FULL[2]]).look()
     assert rig.shown == {FULL[0]: "", FULL[1]: "", FULL[2]: "uid-q"}
+
+
+def test_what_another_plugin_gave_out_is_its_pods(rig: Rig) -> None:
+    rig.make(*FULL).look()
+    rig.pods.take(share("q", node="n1"))
+    rig.kubelet.held["nvidia.com/mig-2g.20gb"] = [
+        Given("uid-q", "c", frozenset({rig.made()[FULL[1]]})),
+        Given("uid-gone", "c", frozenset({rig.made()[FULL[0]]})),
+        Given("uid-q", "d", frozenset({"3"}), "mgpu.io/card=1"),
+    ]
+    rig.look()
+    assert rig.shown == {FULL[0]: "", FULL[1]: "uid-q", FULL[2]: ""}
+
+
+def test_a_card_that_does_not_answer_has_what_it_had_and_nothing_to_give(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, cards=(gpu(0), gpu(1))).look()
+    both = place("2g.20gb@0"), place("2g.20gb@0", 1)
+    rig.plan(5, *both).take("p", both[1]).look()
+    rig.flaky.fail(0, pynvml.NVML_ERROR_GPU_IS_LOST, "nvmlDeviceGetMigMode", times=99)
+    with pytest.raises(RetryLater, match="does not answer about MIG"):
+        rig.look()
+    assert rig.shown == {both[1]: "uid-p"}
+    rig.flaky.heal()
+    rig.look()
+    assert rig.shown == {both[0]: "", both[1]: "uid-p"}
 
 
 def test_a_slice_with_a_process_of_nobody_is_not_free(rig: Rig) -> None:
