@@ -29,6 +29,7 @@ class MigCutter:
         self._refused_in: object = None
         self._problems: list[str] = []
         self._retry: list[str] = []
+        self._touched = False
 
     def leave(self) -> None:
         self._good = self._refused = self._refused_in = None
@@ -40,19 +41,19 @@ class MigCutter:
         users: Callable[[Collection[Slice]], Users],
         held: Collection[int],
     ) -> Cut:
-        self._problems, self._retry = self._settle(gpus, held), []
-        cards = self._read(gpus)
+        self._problems, self._retry = [], []
+        cards = self._settle(gpus, self._read(gpus), held)
         if self._good is None:
             self._good = _at_first(found, cards)
         keep = _kept(found, cards, users(_made(cards)))
         wanted = self._wanted(found, gpus, cards, keep)
-        if wanted is not None and not self._make(found, gpus, cards, wanted, keep):
-            wanted = None
+        if wanted is not None:
+            made = self._make(found, gpus, cards, wanted, keep)
+            wanted, cards = wanted if made else None, self._read_again(gpus, cards)
         if wanted is None:
             # Some cards may be as planned already: a plan holds as a whole or not at all.
-            cards = self._read(gpus)
             self._make(found, gpus, cards, self._as_before(cards, keep), keep, back=True)
-        cards = self._read(gpus)
+            cards = self._read_again(gpus, cards)
         if wanted is None:
             self._refused_in = _state(found, cards, keep)
         else:
@@ -62,18 +63,17 @@ class MigCutter:
         )
         return self._told(found, gpus, cards, done=done)
 
-    def _settle(self, gpus: Sequence[Card], held: Collection[int]) -> list[str]:
-        """A slice in use needs the mode: only other shares are in the way of it."""
-        if self._manager is None:
-            return []
+    def _settle(self, gpus: Sequence[Card], cards: Cards, held: Collection[int]) -> Cards:
+        """Every card is to be in MIG mode. A slice in use needs it: only other shares are in the way of that."""
+        if self._manager is None or all(card.current and card.pending for card in cards.values()):
+            return cards
         try:
-            return [
-                *self._manager.settle(
-                    {gpu.uuid: True for gpu in gpus}, {gpu.uuid for gpu in gpus if gpu.index in held}
-                ).values()
-            ]
+            in_the_way = {gpu.uuid for gpu in gpus if gpu.index in held}
+            problems = self._manager.settle({gpu.uuid: True for gpu in gpus}, in_the_way)
         except MigRefused as error:
             raise RetryLater(str(error)) from error
+        self._problems += problems.values()
+        return self._read(gpus)
 
     def _read(self, gpus: Sequence[Card]) -> Cards:
         try:
@@ -81,6 +81,11 @@ class MigCutter:
         except MigRefused as error:
             raise RetryLater(str(error)) from error
         return {gpu.index: found[gpu.uuid] for gpu in gpus if gpu.uuid in found}
+
+    def _read_again(self, gpus: Sequence[Card], cards: Cards) -> Cards:
+        """Where anything was changed."""
+        changed, self._touched = self._touched, False
+        return self._read(gpus) if changed else cards
 
     def _wanted(self, found: NodeSlices, gpus: Sequence[Card], cards: Cards, keep: Instances) -> Instances | None:
         """What shall be on the cards; None: what was before.
@@ -141,6 +146,7 @@ class MigCutter:
     def _apply(self, card: MigCard, wanted: frozenset[Instance], keep: frozenset[Instance], unwell: str) -> None:
         if unwell:
             raise MigRefused(unwell)
+        self._touched = True
         apply(self._driver, card.uuid, wanted, keep)
 
     def _refuse(self, found: NodeSlices, why: str) -> None:
