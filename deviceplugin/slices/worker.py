@@ -38,9 +38,12 @@ Raw = dict[str, Any]
 TICK_SECONDS, _SOON_SECONDS, _PAUSE_SECONDS, _LONGEST_PAUSE = 5.0, 0.2, 1.0, 60.0
 _APART_SECONDS = 0.1
 """Between two looks: pods come and go in crowds."""
-_PATIENT_SECONDS = 5.0
+_PATIENT_SECONDS = 2.0
 """So long nobody is told what is not known, or does not answer, yet."""
 _STALLED_SECONDS = 120.0
+_UNKNOWN_SECONDS, _MET = 30.0, float("-inf")
+"""So long a pod that only the kubelet knows is taken for one that the API server has not told of yet; and what stands
+in place of the time since when it is missed for one that was there, and has gone."""
 
 
 class Plugins(Protocol):
@@ -93,6 +96,7 @@ class SliceWorker:
         self._served = False
         self._reported: Report | None = None
         self._refused: tuple[int, str] | None = None
+        self._missed: dict[str, float] = {}
         self._soon = _SOON_SECONDS
         self._wake, self._stop = threading.Event(), threading.Event()
         self._beat = time.monotonic()
@@ -192,7 +196,7 @@ class SliceWorker:
     def _tell(self, gpus: Sequence[Card], cut: Cut, slices: tuple[Slice, ...]) -> float:
         """The kubelet first: of what it does not know yet the API is not told, or pods would fail at admission."""
         ill = {gpu.index for gpu in gpus if not gpu.healthy} | cut.unwell
-        self._plugins.offer(slices, {s for s in slices if s.card in ill}, self._may_live)
+        self._offer(slices, {s for s in slices if s.card in ill})
         shown, complete = reported(slices, cut.unwell, self._plugins.known)
         self._reported = Report(shown, cut.cards, cut.done if complete else None, cut.refused)
         self._status.write(self._reported)
@@ -207,7 +211,7 @@ class SliceWorker:
         self._know(NOTHING)
         self._looked = True
         if self._served:
-            self._plugins.offer((), (), self._may_live)
+            self._offer((), ())
         self._reported = None
         self._status.write(None)
         return TICK_SECONDS
@@ -248,10 +252,16 @@ class SliceWorker:
         known, present = self._around.pods.by_uid(uid), self._around.pods.present().get(uid)
         return not known.pod.ended if known else present is not None and not present[1]
 
-    def _may_live(self, uid: str) -> bool:
-        """The kubelet may know a pod before this agent does."""
-        present = self._around.pods.present().get(uid)
-        return present is None or not present[1]
+    def _offer(self, slices: Collection[Slice], unwell: Collection[Slice]) -> None:
+        """The kubelet may know a pod before this agent does; and it forgets what a pod had only with the next one."""
+        now, present, asked = time.monotonic(), self._around.pods.present(), dict[str, float]()
+
+        def alive(uid: str) -> bool:
+            asked[uid] = _MET if uid in present else self._missed.get(uid, now)
+            return not present[uid][1] if uid in present else now - asked[uid] < _UNKNOWN_SECONDS
+
+        self._plugins.offer(slices, unwell, alive)
+        self._missed = asked
 
     def _know(self, state: NodeSlices) -> None:
         if state != self.state:

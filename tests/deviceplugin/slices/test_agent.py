@@ -126,6 +126,19 @@ def test_an_agent_that_stops_leaves_nothing_free_and_the_next_one_does_again(nod
         until(lambda: shown(node) == {FULL[0]: "", FULL[1]: "", FULL[2]: pod["metadata"]["uid"]})
 
 
+def test_without_the_label_no_ids_are_left_of_pods_that_have_gone(node: Node) -> None:
+    with node.agent():
+        label(node, "mig")
+        cut(node, 5, *FULL)
+        node.create(slice_pod("p", FULL[0], FULL[2], phase="Pending"))
+        node.runs("p")
+        until(lambda: shown(node)[FULL[0]])
+        node.api.delete(f"{PODS}/p")
+        label(node, None)
+        until(lambda: (ids(node, "nvidia.com/mig-2g.20gb"), ids(node, "nvidia.com/mig-3g.40gb")) == (0, 0))
+        assert node.kubelet.devices.all_ids()["nvidia.com/mig-2g.20gb"] == ()
+
+
 def test_after_a_reboot_a_container_gets_its_slice_again(node: Node) -> None:
     node.set_cards([{"model": "A100-SXM4-80GB", "memory": "80Gi"}, {"model": "T4", "memory": "16Gi"}])
     with node.agent():
