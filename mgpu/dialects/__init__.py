@@ -193,21 +193,12 @@ def environment_of(pod: Pod, ask: Ask, container: str, devices: Sequence[Card], 
     `MGPU_MEMORY_BYTES` is per card or slice; of those that differ, the smallest.
     """
     asks = handed(ask, container)
-    return _environment(pod, ask.dialect, asks[0], devices, gpus) if asks else {}
-
-
-def container_environment(pod: Pod, dialect: str, ask: ContainerAsk, cards: Sequence[Card]) -> dict[str, str]:
-    """The same for an ask for cards."""
-    return _environment(pod, dialect, ask, cards, cards)
-
-
-def _environment(
-    pod: Pod, dialect: str, ask: ContainerAsk, cards: Sequence[Card], gpus: Sequence[Card]
-) -> dict[str, str]:
+    if not asks:
+        return {}
     return {
-        "NVIDIA_VISIBLE_DEVICES": ",".join(card.uuid for card in cards),
-        "MGPU_CARDS": ",".join(str(card.index) for card in cards),
-        "MGPU_CORE_PERCENT": f"{ask.core / 10:g}",
-        "MGPU_MEMORY_BYTES": str(min((ask.takes(card).memory for card in cards), default=0)),
-        **by_name(dialect).environment(pod, ask, cards, gpus),
+        "NVIDIA_VISIBLE_DEVICES": ",".join(device.uuid for device in devices),
+        "MGPU_CARDS": ",".join(str(device.index) for device in devices),
+        "MGPU_CORE_PERCENT": f"{asks[0].core / 10:g}",
+        "MGPU_MEMORY_BYTES": str(min((asks[0].takes(device).memory for device in devices), default=0)),
+        **by_name(ask.dialect).environment(pod, asks[0], devices, gpus),
     }
