@@ -34,7 +34,7 @@ from mgpu.dialects import gpushare
 from mgpu.kube import Api
 from mgpu.kube.events import Recorder, node_reference, pod_reference
 from mgpu.kube.reflector import Reflector
-from mgpu.model.cards import GPU, Card
+from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
 from mgpu.model.given import write_given
 from mgpu.model.partitioning import LABEL
@@ -341,7 +341,8 @@ class Agent:
         return self._cards.cards or ()
 
     def _whole_gpus(self) -> tuple[Card, ...]:
-        return tuple(card for card in self._slices.devices(self._gpus()) if card.type == GPU)
+        whole = self._slices.whole(self._gpus())
+        return self._gpus() if whole is None else whole
 
     def _warn_node(self, problem: str, reason: str = "MgpuCards") -> None:
         log.warning("%s", problem, extra={"node": self._node_name})

@@ -16,7 +16,7 @@ from deviceplugin.slices.status import Raw, Status
 from deviceplugin.slices.usage import Users
 from deviceplugin.slices.worker import Around, SliceWorker
 from mgpu.kube import Api
-from mgpu.model.cards import GPU, Card
+from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
 from mgpu.model.partitioning import NodeSlices
 from mgpu.model.slices import MIG, MPS, Slice
@@ -89,14 +89,14 @@ class Slices:
         return self._plugins.registrations
 
     def devices(self, gpus: Sequence[Card]) -> tuple[Card, ...]:
-        """Of these cards those that are whole, and the slices as devices."""
+        """What containers can be started on: of these cards those that are not cut, and the slices as devices."""
         return self._worker.devices(gpus)
 
     def whole(self, gpus: Sequence[Card]) -> tuple[Card, ...] | None:
-        """Of these cards those that are whole; None: it is not known yet."""
+        """Of these cards those that other vocabularies are offered; None: it is not known yet."""
         if self._enabled and self._worker.state is None:
             return None
-        return tuple(card for card in self.devices(gpus) if card.type == GPU)
+        return self._worker.whole(gpus)
 
 
 class _NoCdi:

@@ -121,9 +121,17 @@ class SliceWorker:
         return begun and (late or not self._thread.is_alive())
 
     def devices(self, gpus: Sequence[Card]) -> tuple[Card, ...]:
-        """The cards of the node that are whole, and its slices as devices."""
+        """The cards that nothing is cut from, and the slices as devices: what containers can be started on.
+
+        A card that shall be cut, and is not while a pod has it, stays that pod's.
+        """
         state = self.state or NOTHING
-        return (*undivided(state, gpus), *devices(state, gpus))
+        cut = {*state.cards, *(s.card for s in state.made)}
+        return (*(gpu for gpu in gpus if gpu.index not in cut), *devices(state, gpus))
+
+    def whole(self, gpus: Sequence[Card]) -> tuple[Card, ...]:
+        """The cards that other vocabularies are offered: none that is cut, shall be, or can be by MIG."""
+        return undivided(self.state or NOTHING, gpus)
 
     def _run(self) -> None:
         pause, well = _PAUSE_SECONDS, time.monotonic()

@@ -358,6 +358,8 @@ def test_a_card_in_use_otherwise_keeps_its_mode(tmp_path: Path) -> None:
     rig.look()
     assert rig.said.cards == {1}
     assert any("pods hold it" in w for w in rig.warnings)
+    assert rig.worker.devices(rig.cards) == rig.cards[:1], "its containers may start again"
+    assert rig.worker.whole(rig.cards) == (), "nobody else may come"
     rig.pods.drop(share("p", node="n1"))
     rig.look()
     assert rig.said.cards == {0, 1}

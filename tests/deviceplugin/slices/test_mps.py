@@ -25,7 +25,7 @@ def test_the_plan_is_in_force_only_when_the_configmap_is_its_own(mps: Rig) -> No
     mps.plan(6, *CUT[:2]).look()
     assert mps.said.waiting
     assert mps.shown == dict.fromkeys(CUT, "")
-    assert [card.index for card in mps.worker.devices(mps.cards) if card.type == "gpu"] == [1]
+    assert [card.index for card in mps.worker.whole(mps.cards)] == [1]
     mps.configure(*CUT[:2]).look()
     assert (mps.said.waiting, mps.shown) == (False, dict.fromkeys(CUT[:2], ""))
 
@@ -67,6 +67,8 @@ def test_a_card_that_others_share_is_not_cut(mps: Rig) -> None:
     mps.plan(5, *CUT).configure(*CUT).look()
     assert "pods in other vocabularies have shares of card 0" in (mps.said.refused or (0, ""))[1]
     assert mps.said.made == ()
+    assert mps.worker.devices(mps.cards) == mps.cards
+    assert mps.worker.whole(mps.cards) == mps.cards[1:]
     mps.pods.drop(share("p"))
     mps.look()
     assert (mps.said.waiting, mps.said.made) == (True, ())
