@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from deviceplugin.mig.driver import MigRefused
+from mgpu.model import partitioning
 from mgpu.model.errors import RetryLater
 from mgpu.model.mig import layout_of, problem
 from mgpu.model.mps_config import read_config
@@ -174,6 +175,15 @@ class Machine(RuleBasedStateMachine):
             text = json.dumps({**json.loads(self.annotation(node)), "theirs": self.theirs[node]})
             self.rig.api.annotate(node, **{ANNOTATION: text})
 
+    @rule(node=nodes, card=st.integers(0, 1), spec=st.dictionaries(slices, st.integers(1, 2), max_size=2))
+    def somebody_plans_by_hand(self, node: str, card: int, spec: dict[str, int]) -> None:
+        """Without a look at what is in use, and whether it can be made at all."""
+        mode = self.rig.nodes[node].mode
+        wanted = {name.split("-")[1]: n for name, n in spec.items() if name.startswith("mig") == (mode == MIG)}
+        plan = self.plans.get(node, 0) + 1
+        self.rig.api.annotate(node, **{ANNOTATION: partitioning.with_spec(self.annotation(node), {card: wanted}, plan)})
+        self.no_writer_loses_what_the_other_wrote()
+
     @rule(node=nodes, slice_=slices)
     def an_agent_reports_while_the_planner_writes(self, node: str, slice_: str) -> None:
         self.a_pod_comes(slice_, 1)
@@ -282,8 +292,8 @@ class Machine(RuleBasedStateMachine):
         if found.partitioning.plan is not None and not found.refused:
             assert found.partitioning.applied == found.partitioning.plan
             assert counts(found.made) == found.partitioning.spec
-            assert found.planned is not None
-            assert {s.place for s in found.made} == {*found.planned}
+            if found.planned is not None:
+                assert {s.place for s in found.made} == {*found.planned}
         if node.mode == MIG:
             assert {s.place: s.uuid for s in found.made} == node.mig.whole()
         elif found.partitioning.plan is not None:
