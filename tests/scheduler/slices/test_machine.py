@@ -37,6 +37,7 @@ asks = st.sampled_from(
         {"gpu-30gb": 1},
     ]
 )
+often = st.sampled_from([True, True, False])
 FOREIGN = "somebody.else/key"
 
 
@@ -90,15 +91,17 @@ class Cluster(RuleBasedStateMachine):
 
     # What happens.
 
-    @rule(name=names, ask=asks, node=st.one_of(st.none(), st.none(), st.none(), nodes))
-    def somebody_creates_a_pod(self, name: str, ask: dict[str, int], node: str | None) -> None:
+    @rule(name=names, ask=asks, node=nodes)
+    def somebody_creates_a_pod_with_a_node(self, name: str, ask: dict[str, int], node: str) -> None:
+        self.create(name, ask, node)
+
+    def create(self, name: str, ask: dict[str, int], node: str = "") -> None:
+        found = self.api.pods.get(("default", name))
+        if found and (found["status"]["phase"] in ("Succeeded", "Failed") or self.created % 2):
+            self.go(name)
         if ("default", name) not in self.api.pods:
             self.created += 1
-            self.api.put("pods", wants(name, ask, uid=f"{name}-{self.created}", node=node or ""))
-
-    @rule(name=names, some=st.lists(nodes, min_size=1, max_size=3, unique=True))
-    def kube_scheduler_tries(self, name: str, some: list[str]) -> None:
-        self.schedule(name, some)
+            self.api.put("pods", wants(name, ask, uid=f"{name}-{self.created}", node=node))
 
     def schedule(self, name: str, some: list[str]) -> bool:
         raw = self.api.pods.get(("default", name))
@@ -116,12 +119,16 @@ class Cluster(RuleBasedStateMachine):
             return True
         return False
 
-    @rule(before=st.booleans(), applied=st.booleans(), after=st.booleans(), first=names)
-    def all_are_tried(self, before: bool, applied: bool, after: bool, first: str) -> None:
+    @rule(come=st.dictionaries(names, asks, max_size=3), before=often, applied=often, after=often)
+    def pods_come_and_all_are_tried(
+        self, come: dict[str, dict[str, int]], before: bool, applied: bool, after: bool
+    ) -> None:
         """before, after: whether the watch keeps up. applied: whether the agents are quick."""
+        for name, ask in come.items():
+            self.create(name, ask)
         if before:
             self.leader.deliver()
-        for name in (first, *NAMES):
+        for name in (*come, *NAMES):
             self.schedule(name, sorted(MODES))
         self.leader.planning.work()
         for node in MODES if applied else ():
@@ -179,11 +186,6 @@ class Cluster(RuleBasedStateMachine):
         if not (records.keys() - agent.made.keys() or self.leader.waiting["nodes"]):
             self.rebooted.discard(node)
 
-    @rule(node=st.sampled_from(["m1", "m2"]))
-    def a_node_reboots(self, node: str) -> None:
-        self.rebooted.add(node)
-        self.agents[node].reboot()
-
     @rule(kind=st.sampled_from(["nodes", "nodes", "pods", "configmaps", ""]), count=st.integers(1, 3))
     def events_arrive(self, kind: str, count: int) -> None:
         self.leader.deliver(kind, count)
@@ -217,18 +219,20 @@ class Cluster(RuleBasedStateMachine):
         self.leader.planning.work()
         self.leader.now, self.api.between = (lambda: 1000), None
 
-    @rule(what=st.sampled_from(["no answers", "no answers after nodes", "late", "wait", "crash"]))
+    @rule(what=st.sampled_from(["no answers", "no ConfigMaps", "late", "late", "wait", "wait", "crash", "reboot"]))
     def time_passes(self, what: str) -> None:
         if what == "crash":
             self.lead()
+        elif what == "reboot":
+            self.rebooted.add("m1")
+            self.agents["m1"].reboot()
         elif what == "late":
             self.leader.late.work()
         elif what == "wait":
             self.clock.now += 31
             self.leader.decider.check_overdue()
         else:
-            self.api.reachable = what != "no answers"
-            self.api.broken = {"configmaps"}
+            self.api.reachable, self.api.broken = what == "no ConfigMaps", {"configmaps"}
             self.leader.planning.work()
             self.api.reachable, self.api.broken = True, set()
 
