@@ -10,6 +10,7 @@ from mgpu.model.groups import Seat
 from mgpu.model.partitioning import LABEL
 from mgpu.model.pods import Node, Pod
 from mgpu.model.requests import Room
+from mgpu.model.slices import is_slice
 from mgpu.settings import Settings
 from scheduler.fragmentation.board import Judge
 from scheduler.fragmentation.reading import class_of
@@ -80,7 +81,8 @@ def _with_others(
     for type in dict.fromkeys(c.type for c in ask.others):
         devices = of_type(cards, type)
         if not devices:
-            return Rejection(f"node {node.name} has no {noun(type)}", hopeless=True)
+            there = f"no {noun(type)} is made on node {node.name}" if is_slice(type) else ""
+            return Rejection(there or f"node {node.name} has no {noun(type)}", hopeless=True)
         part = Ask(ask.dialect, tuple(c for c in ask.others if c.type == type))
         placed = place(part, devices, policy_named("minor", 0), budget=budget)
         if isinstance(placed, Rejection):

@@ -60,12 +60,15 @@ class _Memo:
 class Filter:
     """Thread-safe. What the arrays can tell they tell of all nodes at once; the rest is the engine's, node by node.
 
-    recut: told of each pod that asks for slices, with the nodes that could be cut for it; none where it fits as they
-    are. It must return at once.
+    recut: told of each pod that asks for slices, with the nodes that could be cut for it and those where it fits now.
+    It must return at once.
     """
 
     def __init__(
-        self, state: State, settings: Settings, recut: Callable[[GpuPod, Sequence[str]], None] = lambda *_: None
+        self,
+        state: State,
+        settings: Settings,
+        recut: Callable[[GpuPod, Sequence[str], Sequence[str]], None] = lambda *_: None,
     ) -> None:
         self._state, self._settings, self._tell_recut = state, settings, recut
         self._memo = _Memo()
@@ -96,7 +99,7 @@ class Filter:
     def _of_ours(self, known: GpuPod, ask: Ask, names: Sequence[str]) -> Filtered:
         if wanted_by(ask):
             found = _sorted(names, self._slices.answers(known, ask, names))
-            self._tell_recut(known, () if found.passed else found.recut)
+            self._tell_recut(known, found.recut, found.passed)
             return found
         if ask.others:
             return _sorted(names, self._answers(known, ask, names))

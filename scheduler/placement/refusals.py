@@ -8,6 +8,7 @@ from itertools import islice
 from mgpu.model.asks import Ask, CardRefusal, ContainerAsk, Rejection
 from mgpu.model.cards import GPU, CardState, noun
 from mgpu.model.quantities import format_bytes
+from mgpu.model.slices import is_slice
 from scheduler.placement.wishing import bars
 
 
@@ -23,7 +24,7 @@ def refusal(
     if not state.card.healthy:
         return "unhealthy"
     if container.whole and not state.idle:
-        return "in use, a whole card is asked for"
+        return "in use" if is_slice(state.card.type) else "in use, a whole card is asked for"
     if max_shares and state.shares >= max_shares:
         return "no share left" if roughly else f"holds {state.shares} of {max_shares} shares"
     core, memory, _, ratio = container.takes(state.card)

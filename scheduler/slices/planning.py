@@ -21,7 +21,7 @@ from scheduler.gpu_pods import GpuPod
 from scheduler.slices.choosing import best_first
 from scheduler.slices.known import Plan
 from scheduler.slices.refusals import Refusals
-from scheduler.slices.site import Site, cut, offers, served, wanted_by
+from scheduler.slices.site import Site, cut, keeping, offers, served, wanted_by
 from scheduler.slices.waiting import Promise, Waiting, WaitingPods
 from scheduler.slices.writing import Configs, Writer
 from scheduler.state import State, Warn
@@ -70,13 +70,16 @@ class Planning:
         self._written: dict[str, tuple[int, float]] = {}
         self._lost: dict[str, tuple[int, float]] = {}
         self._unsaid: set[str] = set()
+        self._claims: Mapping[str, Sequence[Mapping[str, int]]] = {}
 
     # From other threads.
 
-    def recut(self, known: GpuPod, nodes: Sequence[str]) -> None:
-        """The pod would fit on these nodes if they were cut anew; none: it needs nothing (any more)."""
-        self._waiting.put(known, nodes)
-        if nodes:
+    def recut(self, known: GpuPod, nodes: Sequence[str], passed: Sequence[str] = ()) -> None:
+        """The pod would fit on `nodes` if they were cut anew. passed: where it fits now; its binding is expected there,
+        and for some seconds no plan takes away what it may get.
+        """
+        self._waiting.put(known, nodes, passed)
+        if nodes and not passed:
             self._wake()
 
     def can_serve(self, known: GpuPod) -> bool:
@@ -133,12 +136,20 @@ class Planning:
             with self._event:
                 changed, self._changed = self._changed, set()
             self._look_at(changed)
+            self._see_claims()
             self._restore()
             self._serve()
             self._write()
             self._write_configs()
         except RetryLater:
             return  # whoever may decide next begins with all nodes, and is asked about all pods
+
+    def _see_claims(self) -> None:
+        claims: dict[str, list[Mapping[str, int]]] = {}
+        for pod in self._waiting.passed():
+            for name in pod.nodes:
+                claims.setdefault(name, []).append(pod.wanted)
+        self._claims = claims
 
     def _wake(self) -> None:
         with self._event:
@@ -174,6 +185,7 @@ class Planning:
                 continue
             if self._clock() < since + MISSING_SECONDS or not self._open(site) or not site.found.placed:
                 continue
+            site = self._kept(site)
             pods = [pod for pod in self._waiting.all() if name in pod.nodes and not pod.promise][:_AT_ONCE]
             found = cut(site, [{}, *(pod.wanted for pod in pods)])
             if isinstance(found, Rejection):
@@ -243,7 +255,7 @@ class Planning:
         """A plan for this pod, on the best node that can have one; of the others it serves whom it can."""
         known, ask = pod.known.pod, pod.known.ask
         sites = (self._sites.of(name, known.uid) for name in sorted(pod.nodes))
-        able = [site for site in sites if site and ask and not ask.unmet(site.node) and self._open(site)]
+        able = [self._kept(s) for s in sites if s and ask and not ask.unmet(s.node) and self._open(s)]
         for site in best_first(able, pod.wanted, known, self._settings):
             pods = [pod, *(other for other in others if site.node.name in other.nodes)][:_AT_ONCE]
             found = cut(site, [waiting.wanted for waiting in pods])
@@ -251,6 +263,11 @@ class Planning:
                 continue
             if self._make(site, found, pods):
                 return
+
+    def _kept(self, site: Site) -> Site:
+        """As a plan finds it: what pods are about to be bound to stays."""
+        claims = self._claims.get(site.node.name)
+        return keeping(site, claims, self._settings.geometries) if claims else site
 
     def _open(self, site: Site) -> bool:
         """Whether the node may get a plan now."""

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from mgpu.model.asks import Amount, Ask, Rejection, peak
@@ -23,10 +23,12 @@ _OTHERWISE = "in use by pods with slices of another kind"
 class Site:
     """A node with the label at one moment. version: it moves with every change of the node, as a View's.
 
-    gpus: its cards, cut or not. cards: what the planner makes of them.
+    gpus: its cards, cut or not. barred: those that must stay whole, and why. cards: what the planner makes of them.
     used: the places that are held by pods, reservations among them, or given to pods as the node says.
     missing: those of them that bound pods hold and that are not made, on cards that can be cut.
-    free: slice → how many a pod can have now. memory: of the GPUs, held in bytes. room: free cpu and memory.
+    idle: the places that a pod can have now, in the order in which they are given.
+    memory: of the GPUs, held in bytes. room: free cpu and memory. named: what pods use of the resources that settings
+    weigh by name.
     problem: why what the node says of its slices is not in force.
     """
 
@@ -36,7 +38,8 @@ class Site:
     found: NodeSlices
     used: frozenset[Slice]
     missing: frozenset[Slice]
-    free: Mapping[str, int]
+    barred: Mapping[int, str]
+    idle: tuple[Slice, ...]
     memory: int
     cards: NodeCards
     room: Room
@@ -50,7 +53,7 @@ class Site:
 
     def fits(self, wanted: Mapping[str, int]) -> bool:
         """Whether a pod that asks for these can have them now."""
-        return all(self.free.get(name, 0) >= count for name, count in wanted.items())
+        return all(sum(s.name == name for s in self.idle) >= count for name, count in wanted.items())
 
 
 def site_of(
@@ -85,13 +88,34 @@ def site_of(
         found,
         frozenset(used),
         frozenset(place for bound, place in held if bound and place not in made and place.card in able),
-        Counter(p.name for p, state in cut if p and state.idle and state.card.healthy),
+        barred,
+        tuple(p for p, state in sorted(cut, key=_given_first) if p and state.idle and state.card.healthy),
         memory,
         cards_of(gpus, found, used, geometries, barred=barred),
         room,
         named,
         problem,
     )
+
+
+def _given_first(row: tuple[Slice | None, CardState]) -> tuple[str, int, int]:
+    """As a decision takes them: the lowest minor."""
+    card = row[1].card
+    return card.type, card.index if card.minor is None else card.minor, card.index
+
+
+def keeping(site: Site, claims: Sequence[Mapping[str, int]], geometries: Geometries) -> Site:
+    """The same where pods that ask for these have what there is of it now: no plan takes it away."""
+    left, kept = sum(map(Counter, claims), Counter()), set()
+    for place in site.idle:
+        if left[place.name] > 0:
+            left[place.name] -= 1
+            kept.add(place)
+    if not kept:
+        return site
+    used, idle = site.used | kept, tuple(place for place in site.idle if place not in kept)
+    cards = cards_of(site.gpus, site.found, used, geometries, barred=site.barred)
+    return replace(site, used=used, idle=idle, cards=cards)
 
 
 def place_held(share: Share) -> Slice | None:

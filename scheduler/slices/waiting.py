@@ -1,4 +1,4 @@
-"""The pods for which a filter found no free slices, until they have some."""
+"""The pods that a filter was asked about and that have no slices yet."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +11,8 @@ from scheduler.state import State
 
 _KEPT_SECONDS = 400.0
 """kube-scheduler asks again about a pod after five minutes at the latest."""
+_BINDING_SECONDS = 5.0
+"""How long a pod that has passed a filter may take to be bound."""
 _UNSEEN_SECONDS = 30.0
 """A call may come before the watch shows its pod; one that never shows is gone."""
 
@@ -25,13 +27,17 @@ class Promise(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A pod, the slices that it wants, and the nodes where it could be. missed: plans of nodes that took too long."""
+    """A pod, the slices that it wants, and the nodes where it could be. missed: plans of nodes that took too long.
+
+    passed: there are free ones on these nodes, and its binding is expected; else they would have to be cut anew.
+    """
 
     known: GpuPod
     wanted: Mapping[str, int]
     nodes: frozenset[str]
     since: float
     until: float
+    passed: bool = False
     seen: bool = False
     promise: Promise | None = None
     missed: set[tuple[str, int | None]] = field(default_factory=set)
@@ -50,21 +56,30 @@ class WaitingPods:
         self._lock = threading.Lock()
         self._pods: dict[str, Waiting] = {}
 
-    def put(self, known: GpuPod, nodes: Sequence[str]) -> None:
-        """The pod would fit on these nodes if they were cut anew. None: it needs nothing (any more)."""
-        uid, now = known.pod.uid, self._clock()
+    def put(self, known: GpuPod, recut: Sequence[str], passed: Sequence[str] = ()) -> None:
+        """The pod fits on `passed`; where there are none, it would on `recut` if these nodes were cut anew."""
+        uid, now, nodes = known.pod.uid, self._clock(), frozenset(passed or recut)
         with self._lock:
             if not nodes or known.ask is None:
                 self._pods.pop(uid, None)
                 return
             wanted, before = wanted_by(known.ask), self._pods.get(uid)
-            if before is not None and before.wanted == wanted:
-                before.nodes, before.until = frozenset(nodes), now + _KEPT_SECONDS
+            until = now + (_BINDING_SECONDS if passed else _KEPT_SECONDS)
+            if before is not None and before.wanted == wanted and before.passed == bool(passed):
+                before.nodes, before.until = nodes, until
             else:
-                self._pods[uid] = Waiting(known, wanted, frozenset(nodes), now, now + _KEPT_SECONDS)
+                self._pods[uid] = Waiting(known, wanted, nodes, now, until, bool(passed))
+
+    def passed(self) -> list[Waiting]:
+        """Those that are about to be bound."""
+        return [waiting for waiting in self._all() if waiting.passed]
 
     def all(self) -> list[Waiting]:
-        """Those that still wait, the oldest pod first; the others are forgotten."""
+        """Those that wait for slices, the oldest pod first."""
+        return [waiting for waiting in self._all() if not waiting.passed]
+
+    def _all(self) -> list[Waiting]:
+        """The others are forgotten."""
         with self._lock:
             gone = [uid for uid, waiting in self._pods.items() if not self._waits(waiting)]
             for uid in gone:

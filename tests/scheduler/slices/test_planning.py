@@ -242,3 +242,44 @@ def test_a_slice_that_is_kept_for_a_nominated_pod_is_in_the_plan_for_another() -
     replica.planning.recut(pod, ["n1"])
     replica.planning.work()
     assert agents["n1"].found.partitioning.plan is None
+
+
+def test_no_plan_takes_away_what_a_pod_is_about_to_be_bound_to() -> None:
+    replica, agents = cluster(("n1", MIG, 1))
+    agents["n1"].make(*slices((0, 0, "1g.10gb"), (0, 3, "1g.10gb"), (0, 6, "1g.10gb")))
+    replica.deliver()
+    small, large, most = submit(
+        replica, wants("p", {"mig-1g.10gb": 1}), wants("q", {"mig-4g.40gb": 1}), wants("r", {"mig-7g.80gb": 1})
+    )
+    assert replica.filter.filter(small, ["n1"]).passed == ["n1"]
+    replica.filter.filter(most, ["n1"])
+    replica.planning.work()
+    assert agents["n1"].found.partitioning.plan is None  # it would take them all
+    replica.filter.filter(large, ["n1"])
+    replica.planning.work()
+    assert {s.start for s in agents["n1"].found.planned or ()} >= {0, 6}  # 4g.40gb, and one is left to the pod
+    assert isinstance(replica.decider.decide(small, "n1"), Decision)
+
+
+def test_a_pod_that_is_not_bound_after_all_keeps_nothing() -> None:
+    replica, agents = cluster(("n1", MIG, 1))
+    agents["n1"].make(*slices((0, 6, "1g.10gb")))
+    replica.deliver()
+    small, large = submit(replica, wants("p", {"mig-1g.10gb": 1}), wants("q", {"mig-7g.80gb": 1}))
+    replica.filter.filter(small, ["n1"])
+    replica.filter.filter(large, ["n1"])
+    replica.planning.work()
+    assert agents["n1"].found.partitioning.plan is None
+    replica.clock.now += 5
+    replica.planning.work()
+    assert agents["n1"].found.partitioning.plan == 1000
+
+
+def test_what_a_decision_says_of_slices() -> None:
+    replica, agents = cluster(("n1", MIG, 1))
+    agents["n1"].make(*slices((0, 0, "1g.10gb"), (0, 1, "1g.10gb")))
+    agents["n1"].give("stranger", *slices((0, 0, "1g.10gb"), (0, 1, "1g.10gb")))
+    replica.deliver()
+    small, large = submit(replica, wants("p", {"mig-1g.10gb": 1}), wants("q", {"mig-7g.80gb": 1}))
+    assert str(replica.decider.decide(small, "n1")) == "2 mig-1g.10gb slices: 2 in use"
+    assert str(replica.decider.decide(large, "n1")) == "no mig-7g.80gb slice is made on node n1"
