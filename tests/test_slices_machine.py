@@ -180,9 +180,8 @@ class Machine(RuleBasedStateMachine):
         """Without a look at what is in use, and whether it can be made at all."""
         mode = self.rig.nodes[node].mode
         wanted = {name.split("-")[1]: n for name, n in spec.items() if name.startswith("mig") == (mode == MIG)}
-        plan = self.plans.get(node, 0) + 1
+        plan = (self.said(node).partitioning.plan or 0) + 1
         self.rig.api.annotate(node, **{ANNOTATION: partitioning.with_spec(self.annotation(node), {card: wanted}, plan)})
-        self.no_writer_loses_what_the_other_wrote()
 
     @rule(node=nodes, slice_=slices)
     def an_agent_reports_while_the_planner_writes(self, node: str, slice_: str) -> None:
