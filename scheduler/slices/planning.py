@@ -70,7 +70,6 @@ class Planning:
         self._written: dict[str, tuple[int, float]] = {}
         self._lost: dict[str, tuple[int, float]] = {}
         self._unsaid: set[str] = set()
-        self._claims: Mapping[str, Sequence[Mapping[str, int]]] = {}
 
     # From other threads.
 
@@ -136,20 +135,12 @@ class Planning:
             with self._event:
                 changed, self._changed = self._changed, set()
             self._look_at(changed)
-            self._see_claims()
             self._restore()
             self._serve()
             self._write()
             self._write_configs()
         except RetryLater:
             return  # whoever may decide next begins with all nodes, and is asked about all pods
-
-    def _see_claims(self) -> None:
-        claims: dict[str, list[Mapping[str, int]]] = {}
-        for pod in self._waiting.passed():
-            for name in pod.nodes:
-                claims.setdefault(name, []).append(pod.wanted)
-        self._claims = claims
 
     def _wake(self) -> None:
         with self._event:
@@ -185,7 +176,7 @@ class Planning:
                 continue
             if self._clock() < since + MISSING_SECONDS or not self._open(site) or not site.found.placed:
                 continue
-            site = self._kept(site)
+            site = self._kept(site, self._waiting.passed())
             pods = [pod for pod in self._waiting.all() if name in pod.nodes and not pod.promise][:_AT_ONCE]
             found = cut(site, [{}, *(pod.wanted for pod in pods)])
             if isinstance(found, Rejection):
@@ -208,10 +199,11 @@ class Planning:
                 finds_some[key] = any(sites[name].fits(pod.wanted) for name in pod.nodes if name in sites)
             if not finds_some[key] and not self._is_kept_some(pod):
                 left.append(pod)
+        passed = self._waiting.passed() if left else []
         while left:
             pod = left.pop(0)
             if not pod.promise:
-                self._plan_for(pod, [other for other in left if not other.promise])
+                self._plan_for(pod, [other for other in left if not other.promise], passed)
 
     def _unpromised(self, waiting: Sequence[Waiting], under_way: Mapping[str, Site]) -> list[Waiting]:
         """The pods that no plan under way serves: the one that was made for them, or one with slices to spare."""
@@ -251,12 +243,13 @@ class Planning:
         site = self._sites.of(name, pod.known.pod.uid) if name in pod.nodes else None
         return site is not None and site.fits(pod.wanted)
 
-    def _plan_for(self, pod: Waiting, others: Sequence[Waiting]) -> None:
+    def _plan_for(self, pod: Waiting, others: Sequence[Waiting], passed: Sequence[Waiting]) -> None:
         """A plan for this pod, on the best node that can have one; of the others it serves whom it can."""
         known, ask = pod.known.pod, pod.known.ask
         sites = (self._sites.of(name, known.uid) for name in sorted(pod.nodes))
-        able = [self._kept(s) for s in sites if s and ask and not ask.unmet(s.node) and self._open(s)]
-        for site in best_first(able, pod.wanted, known, self._settings):
+        able = [site for site in sites if site and ask and not ask.unmet(site.node) and self._open(site)]
+        for best in best_first(able, pod.wanted, known, self._settings):
+            site = self._kept(best, passed)
             pods = [pod, *(other for other in others if site.node.name in other.nodes)][:_AT_ONCE]
             found = cut(site, [waiting.wanted for waiting in pods])
             if isinstance(found, Rejection) or {*found} == site.made or self._refusals.forbid(site, found):
@@ -264,9 +257,9 @@ class Planning:
             if self._make(site, found, pods):
                 return
 
-    def _kept(self, site: Site) -> Site:
+    def _kept(self, site: Site, passed: Sequence[Waiting]) -> Site:
         """As a plan finds it: what pods are about to be bound to stays."""
-        claims = self._claims.get(site.node.name)
+        claims = [pod.wanted for pod in passed if site.node.name in pod.nodes]
         return keeping(site, claims, self._settings.geometries) if claims else site
 
     def _open(self, site: Site) -> bool:

@@ -200,3 +200,31 @@ def test_what_it_has_learnt_orders_the_nodes_and_chooses_the_cards(cluster: Clus
     assert (status, json.loads(answer)) == (200, [{"Host": "n2", "Score": 0}, {"Host": "n1", "Score": 10}])
     cluster.bind("new")
     assert cluster.card("new") == "1"
+
+
+def test_cards_are_cut_for_a_pod_that_waits_and_the_configmap_is_kept(cluster: Cluster) -> None:
+    """Also where the process that wrote the plan has gone."""
+    maps, labels = "/api/v1/namespaces/mgpu-system/configmaps", {"gpu.partitioning": "mps"}
+    cluster.api.patch("/api/v1/nodes/n1", {"metadata": {"labels": labels}})
+    amounts = {"nvidia.com/gpu-4gb": "1"}
+    raw = b.pod("sliced", {"name": "c", "image": "cuda", "resources": {"requests": amounts, "limits": amounts}})
+    del raw["metadata"]["uid"]
+    pod = cluster.api.create(PODS, raw)
+    server = cluster.start()
+    cluster.ready(server)
+    answer = json.loads(cluster.ask(server, "/filter", {"Pod": pod, "NodeNames": ["n1"]})[1])
+    assert answer["FailedNodes"] == {"n1": "its cards are cut anew for it"}
+    until(lambda: _data(cluster.api, maps).get("n1"))
+    said = cluster.api.get("/api/v1/nodes/n1")["metadata"]["annotations"]
+    assert json.loads(said["dynamicgpuslice"])["spec-gpu-0-4gb"] >= 1
+    cluster.api.delete(f"{maps}/mps-configmap")
+    until(lambda: _data(cluster.api, maps).get("n1"))
+    server.terminate()
+    assert server.join() == 0
+    cluster.api.delete(f"{maps}/mps-configmap")
+    cluster.ready(cluster.start())
+    until(lambda: _data(cluster.api, maps).get("n1"))
+
+
+def _data(api: Api, maps: str) -> dict[str, str]:
+    return next((dict(item["data"]) for item in api.list(maps)[0]), {})
