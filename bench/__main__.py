@@ -5,6 +5,7 @@ from importlib import import_module
 SECTIONS = [
     "bench.placement",
     "bench.slices",
+    "bench.cutting",
     "bench.admission",
     "bench.filter",
     "bench.binding",

@@ -176,9 +176,9 @@ def served(slices: Iterable[Slice], used: Iterable[Slice], wanted: Sequence[Mapp
 
 def memory_of(site: Site, wanted: Mapping[str, int]) -> int:
     """Bytes of the slices that a pod asks for, on the card of the node where they are largest."""
-    total = 0
+    total, kinds = 0, tuple({(gpu.model, gpu.memory): gpu for gpu in site.gpus}.values())
     for name, count in wanted.items():
-        everywhere = tuple(Slice(gpu.index, 0, name) for gpu in site.gpus)
-        sizes = [card.memory for card in devices(NodeSlices(site.found.mode, made=everywhere), site.gpus)]
+        everywhere = tuple(Slice(gpu.index, 0, name) for gpu in kinds)
+        sizes = [card.memory for card in devices(NodeSlices(site.found.mode, made=everywhere), kinds)]
         total += count * max(sizes, default=0)
     return total

@@ -1,0 +1,106 @@
+"""The scheduler's own look at slices: filter, scores and the plan for one pod, over 5,000 nodes of which 1,000 of
+8 cards can be cut.
+
+`python -m bench.cutting`; milliseconds, in the process, with the nodes' sites made beforehand as the scheduler does.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from time import perf_counter
+from typing import Any
+
+from bench.placement import machine
+from mgpu.model.inventory import write_device
+from mgpu.model.mig import Instance, layout_of, openings
+from mgpu.model.partitioning import ANNOTATION, LABEL, MADE, with_status, write_made
+from mgpu.model.pods import Node
+from mgpu.model.slices import MIG, Slice
+from mgpu.settings import load_settings
+from scheduler.filtering import Filter
+from scheduler.gpu_pods import GpuPod, read_gpu_pod
+from scheduler.slices.known import Plan
+from scheduler.slices.planning import Planning
+from scheduler.state import State
+from tests import builders as b
+
+NODES, CUT, CARDS = 5_000, 1_000, 8
+ASKS = ({"mig-2g.20gb": 1}, {"mig-4g.40gb": 1}, {"mig-1g.10gb": 2, "mig-3g.40gb": 1}, {"mig-7g.80gb": 1})
+SETTINGS = load_settings()
+
+
+class _Unwritten:
+    """In place of a Writer: plans are made, and dropped again."""
+
+    def plan(self, plan: Plan) -> str:
+        return f"{plan.id} was for the time that it took"
+
+
+def main() -> None:
+    print(f"one pod over {NODES:,} nodes, {CUT:,} of them of {CARDS} cards that can be cut, on {machine()}")
+    state = _state()
+    state.sites.refresh()
+    names = [f"node-{i}" for i in range(NODES)]
+    for ask in ASKS:
+        pod = _pod(ask)
+        filter_ = Filter(state, SETTINGS)
+        filtering, found = _timed(partial(filter_.filter, pod, names))
+        scoring, _ = _timed(partial(filter_.scores, pod, found.passed))
+        text = ", ".join(f"{count} x {name}" for name, count in ask.items())
+        print(
+            f"  {text:34} filter {filtering:6.1f} ms ({len(found.passed)} fit, {len(found.recut)} could be cut)  "
+            f"prioritize {scoring:6.1f} ms  plan {_planned(state, pod, found.recut):6.1f} ms"
+        )
+
+
+def _planned(state: State, pod: GpuPod, nodes: list[str]) -> float:
+    """Milliseconds until a plan is made for a pod that has found nothing."""
+    writer: Any = _Unwritten()
+    planning = Planning(state, writer, SETTINGS, lambda *_: None, lambda: None)
+    planning.recut(pod, nodes)
+    return _timed(planning.work)[0]
+
+
+def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    began = perf_counter()
+    found = call()
+    return 1000 * (perf_counter() - began), found
+
+
+def _pod(ask: dict[str, int]) -> GpuPod:
+    amounts = {f"nvidia.com/{name}": str(count) for name, count in ask.items()}
+    raw = b.pod("p", {"name": "c", "resources": {"requests": amounts, "limits": amounts}})
+    known = read_gpu_pod(raw, SETTINGS)
+    assert known
+    return known
+
+
+def _state() -> State:
+    state, random = State(SETTINGS), Random(1)
+    for i in range(NODES):
+        name = f"node-{i}"
+        raw = b.node(name)
+        if i < CUT:
+            slices = [s for card in range(CARDS) for s in _slices(random, name, card)]
+            raw["metadata"]["labels"][LABEL] = MIG
+            raw["metadata"]["annotations"] = {
+                ANNOTATION: with_status(None, slices, None),
+                MADE: write_made(slices, range(CARDS), None),
+            }
+        state.node_changed(raw)
+        state.device_changed(write_device(Node(name), "", b.cards(CARDS, node=name)))
+    return state
+
+
+def _slices(random: Random, node: str, card: int) -> list[Slice]:
+    """Up to four on a card, of which seven in ten are in use."""
+    layout, made = layout_of("A100-SXM4-80GB", 80 << 30), list[Instance]()
+    assert layout
+    for _ in range(random.randint(0, 4)):
+        made += random.sample(openings(layout, made), 1) if openings(layout, made) else []
+    used = (f"{node}-{card}-{one.start}" if random.random() < 0.7 else "" for one in made)
+    return [Slice(card, one.start, one.profile, pod=pod) for one, pod in zip(made, used, strict=True)]
+
+
+if __name__ == "__main__":
+    main()
