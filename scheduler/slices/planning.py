@@ -181,7 +181,7 @@ class Planning:
             found = cut(site, [{}, *(pod.wanted for pod in pods)])
             if isinstance(found, Rejection):
                 self._tell(name, f"slices that its pods hold cannot be made again: {found}")
-            elif {*found} != site.made and not self._refusals.forbid(site, found):
+            elif not site.is_cut(found) and not self._refusals.forbid(site, found):
                 self._make(site, found, pods)
 
     def _serve(self) -> None:
@@ -252,7 +252,7 @@ class Planning:
             site = self._kept(best, passed)
             pods = [pod, *(other for other in others if site.node.name in other.nodes)][:_AT_ONCE]
             found = cut(site, [waiting.wanted for waiting in pods])
-            if isinstance(found, Rejection) or {*found} == site.made or self._refusals.forbid(site, found):
+            if isinstance(found, Rejection) or site.is_cut(found) or self._refusals.forbid(site, found):
                 continue
             if self._make(site, found, pods):
                 return

@@ -51,6 +51,10 @@ class Site:
         """The places of the slices that there are."""
         return frozenset(s.place for s in self.found.made)
 
+    def is_cut(self, slices: Iterable[Slice]) -> bool:
+        """Whether a plan of these changes nothing: they are made, and a plan that was refused withholds none."""
+        return {*slices} == self.made == {s.place for s in self.found.offered}
+
     def fits(self, wanted: Mapping[str, int]) -> bool:
         """Whether a pod that asks for these can have them now."""
         return all(sum(s.name == name for s in self.idle) >= count for name, count in wanted.items())

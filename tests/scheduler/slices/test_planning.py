@@ -1,5 +1,6 @@
 """From a pod that finds no slice to one that is bound to it."""
 
+from mgpu.model.partitioning import ANNOTATION, with_spec
 from scheduler.decisions import Decision
 from scheduler.slices.planning import MISSING_SECONDS, PROMISED_SECONDS
 from tests.scheduler.fake import Replica
@@ -283,3 +284,18 @@ def test_what_a_decision_says_of_slices() -> None:
     small, large = submit(replica, wants("p", {"mig-1g.10gb": 1}), wants("q", {"mig-7g.80gb": 1}))
     assert str(replica.decider.decide(small, "n1")) == "2 mig-1g.10gb slices: 2 in use"
     assert str(replica.decider.decide(large, "n1")) == "no mig-7g.80gb slice is made on node n1"
+
+
+def test_what_a_refused_plan_withholds_is_planned_as_it_is() -> None:
+    replica, agents = cluster(("n1", MIG, 1))
+    agents["n1"].make(*slices(*((0, start, "1g.10gb") for start in range(7))))
+    agents["n1"].give("stranger", *slices(*((0, start, "1g.10gb") for start in range(6))))
+    by_hand = with_spec(agents["n1"].said, {}, 900)
+    replica.api.annotate("n1", **{ANNOTATION: by_hand})
+    agents["n1"].refuse("in use")
+    (pod,) = submit(replica, wants("p", {"mig-1g.10gb": 1}))
+    assert replica.filter.filter(pod, ["n1"]).recut == ["n1"]
+    turn(replica)
+    turn(replica, agents.values())
+    assert agents["n1"].found.partitioning.applied == 1000
+    assert replica.filter.filter(pod, ["n1"]).passed == ["n1"]
