@@ -40,6 +40,7 @@ NAMES = [f"p{i}" for i in range(12)]
 slices, which = st.sampled_from(SLICES), st.integers(0, 11)
 nodes = st.sampled_from([name for name, *_ in NODES])
 few = st.integers(1, 3)
+specs = st.dictionaries(slices, st.integers(1, 2), max_size=2)
 hows: st.SearchStrategy[How] = st.sampled_from(["before", "half", "after"])
 
 
@@ -175,9 +176,20 @@ class Machine(RuleBasedStateMachine):
             text = json.dumps({**json.loads(self.annotation(node)), "theirs": self.theirs[node]})
             self.rig.api.annotate(node, **{ANNOTATION: text})
 
-    @rule(node=nodes, card=st.integers(0, 1), spec=st.dictionaries(slices, st.integers(1, 2), max_size=2))
+    @rule(node=nodes, card=st.integers(0, 1), spec=specs)
     def somebody_plans_by_hand(self, node: str, card: int, spec: dict[str, int]) -> None:
         """Without a look at what is in use, and whether it can be made at all."""
+        self.plan_by_hand(node, card, spec)
+
+    @rule(node=nodes, card=st.integers(0, 1), spec=specs, slice_=slices)
+    def somebody_plans_by_hand_while_the_planner_writes(
+        self, node: str, card: int, spec: dict[str, int], slice_: str
+    ) -> None:
+        self.a_pod_comes(slice_, 1)
+        self.rig.wire.meanwhile = lambda: self.plan_by_hand(node, card, spec)
+        self.rig.plan()
+
+    def plan_by_hand(self, node: str, card: int, spec: dict[str, int]) -> None:
         mode = self.rig.nodes[node].mode
         wanted = {name.split("-")[1]: n for name, n in spec.items() if name.startswith("mig") == (mode == MIG)}
         plan = (self.said(node).partitioning.plan or 0) + 1
