@@ -79,7 +79,7 @@ class Planning:
         """
         self._waiting.put(known, nodes, passed)
         if nodes and not passed:
-            self._wake()
+            self.wake()
 
     def can_serve(self, known: GpuPod) -> bool:
         """Whether a bound pod may have its slices once its node is cut anew, or has said how it is; seen to, if so."""
@@ -96,7 +96,7 @@ class Planning:
         """Something of this node's slices, or of who holds them, has changed."""
         with self._event:
             self._changed.add(node)
-        self._wake()
+        self.wake()
 
     def config_changed(self) -> None:
         for node in self._sites.names():
@@ -109,8 +109,10 @@ class Planning:
         self.config_changed()
 
     def wake(self) -> None:
-        """Look whether it is time to stop."""
-        self._wake()
+        """Look what is to be done, and whether it is time to stop."""
+        with self._event:
+            self._due = True
+            self._event.notify_all()
 
     def run(self, stop: threading.Event) -> None:
         """Work until `stop`, which must be followed by `wake`."""
@@ -141,11 +143,6 @@ class Planning:
             self._write_configs()
         except RetryLater:
             return  # whoever may decide next begins with all nodes, and is asked about all pods
-
-    def _wake(self) -> None:
-        with self._event:
-            self._due = True
-            self._event.notify_all()
 
     def _pause(self) -> float | None:
         return _PAUSE if self._missing or self._unsaid or self._sites.plans() or self._waiting.all() else None
