@@ -176,10 +176,13 @@ class Machine(RuleBasedStateMachine):
             text = json.dumps({**json.loads(self.annotation(node)), "theirs": self.theirs[node]})
             self.rig.api.annotate(node, **{ANNOTATION: text})
 
-    @rule(node=nodes, card=st.integers(0, 1), spec=specs)
-    def somebody_plans_by_hand(self, node: str, card: int, spec: dict[str, int]) -> None:
+    @rule(node=nodes, card=st.integers(0, 1), spec=specs, heard=st.booleans())
+    def somebody_plans_by_hand(self, node: str, card: int, spec: dict[str, int], heard: bool) -> None:
         """Without a look at what is in use, and whether it can be made at all."""
         self.plan_by_hand(node, card, spec)
+        if heard:
+            self.rig.nodes[node].deliver()
+            self.rig.nodes[node].look()
 
     @rule(node=nodes, card=st.integers(0, 1), spec=specs, slice_=slices)
     def somebody_plans_by_hand_while_the_planner_writes(
