@@ -18,7 +18,7 @@ from mgpu.model.mig import layout_of, problem
 from mgpu.model.mps_config import read_config
 from mgpu.model.partitioning import ANNOTATION, NodeSlices, read_partitioning, read_slices
 from mgpu.model.pods import read_node
-from mgpu.model.slices import MIG, MPS, Slice, counts, gigabytes
+from mgpu.model.slices import MIG, MPS, Counts, Slice, counts, gigabytes
 from scheduler.slices.site import offers, wanted_by
 from tests import builders
 from tests.examples import examples
@@ -54,6 +54,7 @@ class Machine(RuleBasedStateMachine):
         self.rig.round()
         self.there: dict[str, dict[Slice, str]] = {}
         self.plans: dict[str, int] = {}
+        self.specs: dict[tuple[str, int], Counts] = {}
         self.theirs = dict.fromkeys(self.rig.nodes, 1)
         self.created = 0
         for slice_ in slices:
@@ -272,6 +273,7 @@ class Machine(RuleBasedStateMachine):
             plan = found.plan or 0
             assert plan >= self.plans.get(name, 0), "a plan was taken back"
             self.plans[name] = plan
+            assert self.specs.setdefault((name, plan), found.spec) == found.spec, "two plans have one id"
             assert found.applied is None or found.applied <= plan
             said = self.said(name)
             assert said.planned is None or counts(said.planned) == said.partitioning.spec
