@@ -54,6 +54,7 @@ class Machine(RuleBasedStateMachine):
         self.rig.round()
         self.there: dict[str, dict[Slice, str]] = {}
         self.plans: dict[str, int] = {}
+        self.by_hand: dict[str, int] = {}
         self.specs: dict[tuple[str, int], Counts] = {}
         self.theirs = dict.fromkeys(self.rig.nodes, 1)
         self.created = 0
@@ -197,6 +198,7 @@ class Machine(RuleBasedStateMachine):
         mode = self.rig.nodes[node].mode
         wanted = {name.split("-")[1]: n for name, n in spec.items() if name.startswith("mig") == (mode == MIG)}
         plan = (self.said(node).partitioning.plan or 0) + 1
+        self.by_hand[node] = plan
         self.rig.api.annotate(node, **{ANNOTATION: partitioning.with_spec(self.annotation(node), {card: wanted}, plan)})
 
     @rule(node=nodes, slice_=slices)
@@ -233,7 +235,11 @@ class Machine(RuleBasedStateMachine):
         node, uid, places = self.rig.nodes[raw["spec"]["nodeName"]], raw["metadata"]["uid"], places_of(raw)
         assert places, "a pod is bound without a record"
         assert not {*places} & {*self.in_use(node, uid)}, "a slice is given away while it is in use"
-        if node.mode == MIG and not node.rebooted:
+        site = self.rig.scheduler.state.sites.of(node.name)
+        assert site is not None
+        # What somebody else plans, and what a reboot takes away, the scheduler may hear of later.
+        late = node.rebooted or self.by_hand.get(node.name, 0) > (site.found.partitioning.plan or 0)
+        if node.mode == MIG and not late:
             made = node.mig.whole()
             assert {*places} <= made.keys(), f"{raw['metadata']['name']} is bound to slices that are not there"
             self.there[uid] = {place: made[place] for place in places}
