@@ -105,7 +105,8 @@ class Plugins:
 class Node:
     """A node. What survives its agent: the cards, what containers were handed (CDI files), what the kubelet knows.
 
-    running: UID of a pod → the places of its container, from its start until its end.
+    running: UID of a pod → the places of its container, from its start until its end. unsaid: since a reboot the agent
+    has not said what there is.
     """
 
     def __init__(self, api: FakeApi, name: str, mode: str, cards: Sequence[Card]) -> None:
@@ -114,7 +115,7 @@ class Node:
         self.plugins = Plugins()
         self.handed: dict[tuple[str, str], dict[str, str]] = {}
         self.running: dict[str, tuple[Slice, ...]] = {}
-        self.rebooted = False
+        self.unsaid = False
         self.warned: list[str] = []
         self._pids = itertools.count(1)
         self._pid_of: dict[str, int] = {}
@@ -170,7 +171,7 @@ class Node:
         except (RetryLater, ApiError, Unreachable):
             pass
         else:
-            self.rebooted = False
+            self.unsaid = False
         self.wire.fail(None)
         self.wire.meanwhile = _nothing
         self.mig.fail(None)
@@ -218,7 +219,7 @@ class Node:
         for uid in list(self.running):
             self.end(uid)
         self.mig.reboot()
-        self.rebooted = True
+        self.unsaid = True
         self.start_agent()
 
     # The ConfigMap and the MPS daemons, as MpsCutter asks for them.

@@ -45,7 +45,10 @@ hows: st.SearchStrategy[How] = st.sampled_from(["before", "half", "after"])
 
 
 class Machine(RuleBasedStateMachine):
-    """there: UID of a pod → the MIG devices that were there when it was bound and that must stay, by place."""
+    """there: UID of a pod → the MIG devices that were there when it was bound and that must stay, by place.
+
+    shaken: nodes that lost slices by somebody else's plan or a reboot, of which the scheduler may not have heard yet.
+    """
 
     @initialize(slices=st.lists(slices, max_size=5))
     def begin(self, slices: list[str]) -> None:
@@ -54,7 +57,7 @@ class Machine(RuleBasedStateMachine):
         self.rig.round()
         self.there: dict[str, dict[Slice, str]] = {}
         self.plans: dict[str, int] = {}
-        self.by_hand: dict[str, int] = {}
+        self.shaken: set[str] = set()
         self.specs: dict[tuple[str, int], Counts] = {}
         self.theirs = dict.fromkeys(self.rig.nodes, 1)
         self.created = 0
@@ -168,6 +171,7 @@ class Machine(RuleBasedStateMachine):
     @rule(node=nodes)
     def a_node_reboots(self, node: str) -> None:
         self.rig.nodes[node].reboot()
+        self.shaken.add(node)
         for raw in list(self.rig.pods(node)):
             self.there.pop(raw["metadata"]["uid"], None)
             self.rig.phase(raw["metadata"]["name"], "Pending")
@@ -198,7 +202,7 @@ class Machine(RuleBasedStateMachine):
         mode = self.rig.nodes[node].mode
         wanted = {name.split("-")[1]: n for name, n in spec.items() if name.startswith("mig") == (mode == MIG)}
         plan = (self.said(node).partitioning.plan or 0) + 1
-        self.by_hand[node] = plan
+        self.shaken.add(node)
         self.rig.api.annotate(node, **{ANNOTATION: partitioning.with_spec(self.annotation(node), {card: wanted}, plan)})
 
     @rule(node=nodes, slice_=slices)
@@ -235,11 +239,7 @@ class Machine(RuleBasedStateMachine):
         node, uid, places = self.rig.nodes[raw["spec"]["nodeName"]], raw["metadata"]["uid"], places_of(raw)
         assert places, "a pod is bound without a record"
         assert not {*places} & {*self.in_use(node, uid)}, "a slice is given away while it is in use"
-        site = self.rig.scheduler.state.sites.of(node.name)
-        assert site is not None
-        # What somebody else plans, and what a reboot takes away, the scheduler may hear of later.
-        late = node.rebooted or self.by_hand.get(node.name, 0) > (site.found.partitioning.plan or 0)
-        if node.mode == MIG and not late:
+        if node.mode == MIG and node.name not in self.shaken:
             made = node.mig.whole()
             assert {*places} <= made.keys(), f"{raw['metadata']['name']} is bound to slices that are not there"
             self.there[uid] = {place: made[place] for place in places}
@@ -248,6 +248,8 @@ class Machine(RuleBasedStateMachine):
     def nothing_in_use_is_destroyed(self) -> None:
         if not hasattr(self, "rig"):
             return
+        if not self.rig.scheduler.waiting["nodes"]:
+            self.shaken = {name for name in self.shaken if self.rig.nodes[name].unsaid}
         for node in self.rig.nodes.values():
             assert not node.mig.destroyed_in_use, "the agent tried to destroy what is in use"
             made = node.mig.whole()
