@@ -184,9 +184,10 @@ class SliceWorker:
         before = self.state.cards if self.state and self.state.mode == found.mode else frozenset()
         self._know(NodeSlices(found.mode, spec, made, before))
         environments = self._around.environments()
-        rows = self._plugins.rows({resource_of(s.name) for s in found.made}, self._lives)
 
         def users(made: Collection[Slice]) -> Users:
+            # By what is there: of an administrator's own instances the Node says nothing before the first look.
+            rows = self._plugins.rows({resource_of(s.name) for s in made}, self._lives)
             given = given_out(((row.uid, row.ids) for of in rows.values() for row in of if not row.name), made)
             handed = handed_out(environments, made, self._lives)
             return {**recorded(self._around.pods.all()), **handed, **given}

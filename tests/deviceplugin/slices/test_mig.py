@@ -75,6 +75,18 @@ def test_what_another_plugin_gave_out_is_its_pods(rig: Rig) -> None:
     assert rig.shown == {FULL[0]: "", FULL[1]: "uid-q", FULL[2]: ""}
 
 
+def test_a_plan_that_is_there_before_the_first_look_destroys_nothing_that_another_plugin_gave_out(rig: Rig) -> None:
+    """Cut by an administrator, then given the label; no process runs on it now."""
+    rig.make(*FULL)
+    rig.pods.take(share("q", node="n1"))
+    rig.kubelet.held["nvidia.com/mig-2g.20gb"] = [Given("uid-q", "c", frozenset({rig.made()[FULL[1]]}))]
+    before = rig.made()
+    rig.plan(5, place("7g.80gb@0")).look()
+    assert rig.made()[FULL[1]] == before[FULL[1]]
+    assert rig.said.refused is not None
+    assert "2g.20gb at 2 of card 0 in use and not in the plan" in rig.said.refused[1]
+
+
 def test_a_card_that_does_not_answer_has_what_it_had_and_nothing_to_give(tmp_path: Path) -> None:
     rig = Rig(tmp_path, cards=(gpu(0), gpu(1))).look()
     both = place("2g.20gb@0"), place("2g.20gb@0", 1)
