@@ -141,7 +141,7 @@ def _simulated(own: DevicePluginSettings) -> tuple[CardSource, MigDriver] | None
     return source, SimulatedMig(Path(own.cards), own.node)
 
 
-def _real(api: Api, node: str, divided: Callable[[], bool]) -> CardSource:
+def _real(api: Api, node: str, divided: Callable[[], str]) -> CardSource:
     return NvmlCards(indexes=lambda: known_indexes(api, node), divided=divided)
 
 

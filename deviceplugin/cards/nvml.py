@@ -15,8 +15,10 @@ from typing import Any, Protocol
 
 import pynvml
 
+from deviceplugin.mig.nvml import NO_MIG
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
+from mgpu.model.slices import MPS
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +79,8 @@ class Host:
 class NvmlCards:
     """A card that stops answering, or whose driver goes away, is reported as unhealthy until it answers again.
 
-    A card in MIG mode is not shared out as a whole: it is left out, unless `divided` says that this node's are cut.
+    A card in MIG mode is not shared out as a whole: it is left out, unless `divided` says that this node's are cut
+    (MIG, MPS; ""). On a node for MPS it is unhealthy until its mode is off.
     indexes: UUID → index of the cards as they were when another agent ran here; asked for once.
     """
 
@@ -87,7 +90,7 @@ class NvmlCards:
         host: Host | None = None,
         clock: Callable[[], float] = time.monotonic,
         indexes: Callable[[], Mapping[str, int]] = dict,
-        divided: Callable[[], bool] = lambda: False,
+        divided: Callable[[], str] = lambda: "",
     ) -> None:
         self._nvml, self._host, self._clock = nvml, host or Host(), clock
         self._divided = divided
@@ -161,29 +164,30 @@ class NvmlCards:
             try:
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(position)
                 uuid = self._nvml.nvmlDeviceGetUUID(handle)
-                if not self._is_cut(handle, uuid):
-                    found[uuid] = self._card(handle, uuid, position, found)
+                in_mig = self._in_mig(handle)
+                mode = self._divided() if in_mig else ""
+                if not in_mig or mode:
+                    self._in_mig_mode.discard(uuid)
+                    card = self._card(handle, uuid, position, found)
+                    found[uuid] = replace(card, healthy=card.healthy and mode != MPS)
+                elif uuid not in self._in_mig_mode:
+                    log.warning("card %s is in MIG mode: it is not shared out", uuid)
+                    self._in_mig_mode.add(uuid)
             except pynvml.NVMLError as error:
                 log.warning("card %d does not answer: %s", position, error)
         missing = {uuid: replace(card, healthy=False) for uuid, card in self._known.items() if uuid not in found}
         self._missing = bool(missing.keys() - self._in_mig_mode)
         return found | missing
 
-    def _is_cut(self, handle: Any, uuid: str) -> bool:
-        """Whether the card is in MIG mode and left out. A card that cannot be in it says so by an error."""
+    def _in_mig(self, handle: Any) -> bool:
+        """A card, or a driver, that has no MIG says so by an error."""
         try:
             current, _ = self._nvml.nvmlDeviceGetMigMode(handle)
         except pynvml.NVMLError as error:
-            if error.value != pynvml.NVML_ERROR_NOT_SUPPORTED:
+            if error.value not in NO_MIG:
                 raise
-            current = pynvml.NVML_DEVICE_MIG_DISABLE
-        if current != pynvml.NVML_DEVICE_MIG_ENABLE or self._divided():
-            self._in_mig_mode.discard(uuid)
             return False
-        if uuid not in self._in_mig_mode:
-            log.warning("card %s is in MIG mode: it is not shared out", uuid)
-            self._in_mig_mode.add(uuid)
-        return True
+        return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
 
     def _card(self, handle: Any, uuid: str, position: int, found: Mapping[str, Card]) -> Card:
         memory = int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total)

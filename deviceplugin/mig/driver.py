@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pynvml
 
 from deviceplugin.mig import walk
-from deviceplugin.mig.nvml import Nvml
+from deviceplugin.mig.nvml import NO_MIG, Nvml
 from deviceplugin.mig.walk import Found, Known
 from mgpu.model.errors import RetryLater
 from mgpu.model.mig import Instance, Layout, Profile
@@ -150,7 +150,7 @@ class NvmlMig:
             try:
                 current, pending = self._nvml.nvmlDeviceGetMigMode(card)
             except pynvml.NVMLError as error:
-                if error.value != pynvml.NVML_ERROR_NOT_SUPPORTED:
+                if error.value not in NO_MIG:
                     raise
                 return MigCard(uuid, capable=False)
             known = walk.profiles(self._nvml, card)

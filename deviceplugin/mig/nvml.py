@@ -4,6 +4,8 @@
 
 from typing import Any, Protocol
 
+import pynvml
+
 _SUFFIXES = {7: "+me", 8: "+me", 10: "+gfx", 11: "+gfx", 12: "+gfx", 13: "-me", 14: "-me", 15: "+me.all", 16: "+me.all"}
 _SUFFIXES[17] = "+gfx"
 _LAST = 17
@@ -13,6 +15,8 @@ KINDS = range(_LAST + 1)
 """Of GPU instance profiles: what is asked with, not the `id` that the answer has and that creates one."""
 COMPUTE_KINDS = range(9)
 """Of compute instance profiles."""
+NO_MIG = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+"""What a card without MIG says when it is asked for its mode, and a driver that is older than MIG."""
 _EIGHTHS = 8
 
 

@@ -29,6 +29,7 @@ class FakeNvml:
     starts: int = 0
     events: "queue.Queue[tuple[str, int]]" = field(default_factory=queue.Queue)
     found: list[FakeCard] | None = None
+    no_mig: int = pynvml.NVML_ERROR_NOT_SUPPORTED
 
     def _check(self, handle: FakeCard | None = None) -> None:
         if self.driver:
@@ -56,7 +57,7 @@ class FakeNvml:
         """None: the card knows no MIG."""
         self._check(handle)
         if handle.mig is None:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            raise pynvml.NVMLError(self.no_mig)
         return [handle.mig, handle.mig]
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802

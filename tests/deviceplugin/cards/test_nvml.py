@@ -192,13 +192,28 @@ def test_a_card_that_is_put_into_mig_mode_is_lost_to_those_that_share_it(
 
 
 def test_a_card_in_mig_mode_stays_where_the_nodes_cards_are_cut(nvml: FakeNvml, host: Host, clock: Clock) -> None:
-    cut = True
-    source = NvmlCards(nvml, host, clock, divided=lambda: cut)
+    mode = "mig"
+    source = NvmlCards(nvml, host, clock, divided=lambda: mode)
     nvml.cards[0].mig = pynvml.NVML_DEVICE_MIG_ENABLE
     assert health(source) == {"GPU-a": True, "GPU-b": True}
-    cut = False
+    mode = ""
     assert health(source) == {"GPU-a": False, "GPU-b": True}, "its index is not given away"
-    cut = True
+    mode = "mig"
+    assert health(source) == {"GPU-a": True, "GPU-b": True}
+
+
+def test_under_mps_a_card_in_mig_mode_is_there_but_nobodys_until_its_mode_is_off(
+    nvml: FakeNvml, host: Host, clock: Clock
+) -> None:
+    source = NvmlCards(nvml, host, clock, divided=lambda: "mps")
+    nvml.cards[0].mig = pynvml.NVML_DEVICE_MIG_ENABLE
+    assert health(source) == {"GPU-a": False, "GPU-b": True}, "the MIG manager must know it, to switch it off"
+    nvml.cards[0].mig = pynvml.NVML_DEVICE_MIG_DISABLE
+    assert health(source) == {"GPU-a": True, "GPU-b": True}
+
+
+def test_a_driver_that_is_older_than_mig_has_cards(source: NvmlCards, nvml: FakeNvml) -> None:
+    nvml.no_mig = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
     assert health(source) == {"GPU-a": True, "GPU-b": True}
 
 
