@@ -38,7 +38,7 @@ from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
 from mgpu.model.given import write_given
 from mgpu.model.partitioning import LABEL
-from mgpu.model.slices import MIG
+from mgpu.model.slices import MIG, MPS
 from mgpu.settings import DevicePluginSettings, Settings
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class Agent:
         )
         left = {WHOLE_CARDS: self._whole.left, gpushare.MEMORY: lambda: self._reporter.undrained(gpushare.MEMORY)}
         self._registrations = [
-            Registration(self._folder, plugin, left=left.get(name, lambda: ""))
+            Registration(self._folder, plugin, left=left.get(name, lambda: ""), changed=self._pods_changed)
             for name, plugin in self._plugins.items()
         ]
 
@@ -175,10 +175,11 @@ class Agent:
         self._stopped = True
         self._stopping.wake()
 
-    def divided(self) -> bool:
-        """Whether cards in MIG mode are ours to share out, as the Node's label says; waits for the Node at first."""
+    def divided(self) -> str:
+        """How this node's cards are cut (MIG, MPS; ""), as its label says; waits for the Node at first."""
         node = self._reporter.await_node(_NODE_SECONDS) or {}
-        return bool(((node.get("metadata") or {}).get("labels") or {}).get(LABEL) == MIG)
+        mode = ((node.get("metadata") or {}).get("labels") or {}).get(LABEL)
+        return mode if mode in (MIG, MPS) else ""
 
     def unhealthy(self) -> str:
         """Why the process should be restarted; "" where it should not."""
@@ -286,8 +287,8 @@ class Agent:
                 for known in self._pods.all():
                     if known.ran:
                         self._mark_given(known)
-                await self._pods_changed.wait()
                 self._slices.wake()
+                await self._pods_changed.wait()
 
     async def _follow_whole_cards(self) -> None:
         """Who serves them, and what another plugin gave out: whenever pods or the kubelet's checkpoint change."""

@@ -15,6 +15,7 @@ from pathlib import Path
 import grpc
 
 from deviceplugin.plugin import OPTIONS, Plugin
+from deviceplugin.wakeup import Wakeup
 from proto import deviceplugin_pb2 as api
 from proto import deviceplugin_pb2_grpc as services
 
@@ -38,6 +39,7 @@ class Registration:
     """`run` until cancelled. `folder`: the kubelet's device-plugins folder.
 
     left: why the resource is another plugin's to serve now, "" where it is not: then nothing is begun anew.
+    changed: wakes when `left` may say something else.
     """
 
     def __init__(
@@ -46,8 +48,10 @@ class Registration:
         plugin: Plugin,
         check_seconds: float = CHECK_SECONDS,
         left: Callable[[], str] = lambda: "",
+        changed: Wakeup | None = None,
     ) -> None:
         self._plugin, self._check, self.left = plugin, check_seconds, left
+        self._changed = changed or Wakeup()
         self._kubelet = folder / "kubelet.sock"
         self._socket = folder / socket_name(plugin.resource)
         self.state = "not registered yet"
@@ -64,7 +68,7 @@ class Registration:
             kubelet = await self._kubelet_there()
             if why := self.left():
                 self._say(why)
-                await asyncio.sleep(self._check)
+                await self._changed.wait(self._check)
                 continue
             began = loop.time()
             async with self._server():

@@ -3,7 +3,10 @@
 import functools
 import shlex
 
+import pytest
+
 from deviceplugin.mig.state import reboot
+from deviceplugin.slices import worker
 from deviceplugin.slices.simulated import SimulatedMig, state_file
 from mgpu.kube import ApiError
 from mgpu.model.mps_config import write_config
@@ -13,7 +16,7 @@ from mgpu.model.slices import Slice, counts
 from tests.builders import CORE, share
 from tests.deviceplugin.mps.fake import COMMAND
 from tests.deviceplugin.node import NODE, PODS, Node, until
-from tests.deviceplugin.slices.rig import place, places, slice_pod
+from tests.deviceplugin.slices.rig import places, slice_pod
 
 FULL = places("2g.20gb@0", "2g.20gb@2", "3g.40gb@4")
 
@@ -56,7 +59,7 @@ def ids(node: Node, resource: str) -> int:
 
 def test_from_a_plan_to_a_container_on_its_slice_and_back(node: Node) -> None:
     with node.agent() as agent:
-        assert not agent.divided()
+        assert agent.divided() == ""
         label(node, "mig")
         until(agent.divided)
         cut(node, 5, *FULL)
@@ -101,16 +104,6 @@ def test_cards_that_are_cut_are_nobody_elses(node: Node) -> None:
         record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "0"}
         node.create(share("q", node="n1", annotations=record))
         assert "its record names card 0, which this node has not" in until(lambda: node.waits("q"))
-
-
-def test_a_slice_that_is_not_made_is_waited_for_and_then_named(node: Node) -> None:
-    with node.agent():
-        label(node, "mig")
-        cut(node, 5, *FULL)
-        gone = place("3g.40gb@0")
-        node.create(slice_pod("p", gone, phase="Pending"))
-        why = until(lambda: node.waits("p"))
-        assert "mig-3g.40gb slice 0:0, which is not made on this node" in why
 
 
 def test_an_agent_that_stops_leaves_nothing_free_and_the_next_one_does_again(node: Node) -> None:
@@ -181,7 +174,8 @@ def test_what_is_bad_is_an_event_on_the_node(node: Node) -> None:
         until(lambda: [e for e in node.api.list("/api/v1/events")[0] if e["reason"] == "MgpuSlices"])
 
 
-def test_without_cdi_slices_are_refused(node: Node) -> None:
+def test_without_cdi_slices_are_refused(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_PATIENT_SECONDS", 0.0)
     with node.agent(cdi=False):
         label(node, "mig")
         until(lambda: any("CDI" in e["message"] for e in node.api.list("/api/v1/events")[0]))
