@@ -1,7 +1,7 @@
 """Plans that nodes have refused: the same is not tried again at once."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mgpu.model.slices import Slice
 from scheduler.slices.site import Site
@@ -9,14 +9,13 @@ from scheduler.slices.site import Site
 AGAIN_SECONDS = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """plan: its id. target: what it wanted; None: not known. state: the node's, when it was refused."""
+@dataclass(slots=True)
+class _Refused:
+    """plan: the last one. state: the node's, when it refused. targets: what it refused in that state, and when."""
 
     plan: int
-    target: frozenset[Slice] | None
     state: object
-    since: float
+    targets: dict[frozenset[Slice], float] = field(default_factory=dict)
 
 
 class Refusals:
@@ -24,7 +23,7 @@ class Refusals:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._of: dict[str, _Refusal] = {}
+        self._of: dict[str, _Refused] = {}
 
     def see(self, site: Site) -> None:
         """The node as it is now."""
@@ -33,18 +32,29 @@ class Refusals:
             self._of.pop(name, None)
             return
         plan, before = found.refused[0], self._of.get(name)
-        if before is None or before.plan != plan:
-            known = found.partitioning.plan == plan and found.planned is not None
-            target = frozenset(found.planned or ()) if known else None
-            self._of[name] = _Refusal(plan, target, _state(site), self._clock())
+        if before is not None and before.plan == plan:
+            return
+        refused = before if before is not None and before.state == _state(site) else _Refused(plan, _state(site))
+        refused.plan, self._of[name] = plan, refused
+        now = self._clock()
+        refused.targets = {target: at for target, at in refused.targets.items() if now < at + AGAIN_SECONDS}
+        if found.partitioning.plan == plan and found.planned is not None:
+            refused.targets[frozenset(found.planned)] = now
 
     def forbid(self, site: Site, slices: Collection[Slice]) -> bool:
-        """Whether the node has refused just this, in the state in which it still is, within the last minute."""
+        """Whether the node has refused just this, in the state in which it still is, within the last minute.
+
+        All that it has refused since then counts: of two pods each would be planned for right after the other.
+        """
         self.see(site)
-        refusal = self._of.get(site.node.name)
-        if refusal is None or refusal.target != frozenset(slices) or refusal.state != _state(site):
+        refused = self._of.get(site.node.name)
+        if refused is None or refused.state != _state(site):
             return False
-        return self._clock() < refusal.since + AGAIN_SECONDS
+        at = refused.targets.get(frozenset(slices))
+        return at is not None and self._clock() < at + AGAIN_SECONDS
+
+    def drop(self, node: str) -> None:
+        self._of.pop(node, None)
 
 
 def _state(site: Site) -> object:

@@ -64,6 +64,19 @@ def test_a_refused_plan_is_told_and_not_repeated_at_once() -> None:
     assert agents["n1"].found.partitioning.plan == 1001
 
 
+def test_what_a_node_refuses_for_two_pods_is_not_tried_in_turn_for_ever() -> None:
+    replica, agents = cluster(("n1", MIG, 1))
+    for pod in submit(replica, wants("p", {"mig-3g.40gb": 1}), wants("q", {"mig-7g.80gb": 1})):
+        replica.filter.filter(pod, ["n1"])
+    tried = set[int | None]()
+    for _ in range(6):
+        turn(replica)
+        tried.add(agents["n1"].found.partitioning.plan)
+        agents["n1"].refuse("no permission")
+        replica.deliver()
+    assert tried == {1000, 1001}  # one for each of them
+
+
 def test_a_refused_plan_is_repeated_when_the_node_has_changed() -> None:
     replica, agents = cluster(("n1", MIG, 1))
     (pod,) = submit(replica, wants("p", {"mig-2g.20gb": 1}))
