@@ -8,7 +8,7 @@ a node has one under way it gets no other (slices.md, "Barrier"), and so does a 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from mgpu.kube import ApiError, Unreachable
 from mgpu.kube.events import node_reference
@@ -41,7 +41,7 @@ _AT_ONCE = 64
 
 
 class Planning:
-    """`recut`, `config_changed` and `changed` may come from any thread and return at once; `work` is one thread's.
+    """`recut` and `changed` may come from any thread and return at once; `work` is one thread's.
 
     may_decide raises RetryLater while this process must not write. clock: seconds. now: seconds since 1970.
     """
@@ -59,7 +59,7 @@ class Planning:
         self._state, self._sites, self._writer = state, state.sites, writer
         self._settings, self._warn, self._may_decide = settings.dialects.slices, warn, may_decide
         self._clock, self._now = clock, now
-        self.configs = Configs(self.config_changed)
+        self.configs = Configs(self._configs_changed)
         self._waiting = WaitingPods(state, clock)
         self._refusals = Refusals(clock)
         self._event = threading.Condition()
@@ -98,15 +98,17 @@ class Planning:
             self._changed.add(node)
         self.wake()
 
-    def config_changed(self) -> None:
+    def _configs_changed(self, nodes: Collection[str]) -> None:
         for node in self._sites.names():
-            self.changed(node)
+            if node in nodes:
+                self.changed(node)
 
     def begin(self) -> None:
         """A term begins: what was decided in an earlier one and not written is no more."""
         for plan in self._sites.plans():
             self._sites.drop_plan(plan)
-        self.config_changed()
+        for node in self._sites.names():
+            self.changed(node)
 
     def wake(self) -> None:
         """Look what is to be done, and whether it is time to stop."""

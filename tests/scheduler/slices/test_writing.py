@@ -13,7 +13,7 @@ from mgpu.model.mps_config import read_config, write_config
 from mgpu.model.partitioning import ANNOTATION, LABEL, MADE, read_partitioning
 from mgpu.model.slices import MIG, MPS, Slice, counts
 from scheduler.slices.known import Plan
-from scheduler.slices.writing import Writer
+from scheduler.slices.writing import Configs, Writer
 from tests.examples import examples
 from tests.scheduler.fake import SETTINGS, FakeApi
 from tests.scheduler.slices.cluster import Agent, slices
@@ -155,3 +155,13 @@ def test_what_comes_to_the_same_is_left_as_its_author_wrote_it() -> None:
     assert agent.api.configmaps[NAME]["data"]["n1"] == text
     writer.config("n1", {})
     assert read_config(agent.api.configmaps[NAME]["data"]["n1"]) == {}
+
+
+def test_of_a_configmap_only_the_entries_that_change_are_told() -> None:
+    """All nodes share it: looking at each of them at each change would cost more the more there are."""
+    told: list[set[str]] = []
+    configs = Configs(lambda nodes: told.append({*nodes}))
+    configs.changed({"data": {"n1": "a", "n2": "b", "n3": "c"}})
+    configs.changed({"data": {"n1": "a", "n2": "x", "n4": "d"}})
+    configs.gone({"data": {}})
+    assert told == [{"n1", "n2", "n3"}, {"n2", "n3", "n4"}, {"n1", "n2", "n4"}]
