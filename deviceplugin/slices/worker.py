@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from deviceplugin.checkpoint import Given
-from deviceplugin.pods import NodePods
+from deviceplugin.pods import GpuPod, NodePods
 from deviceplugin.slices.cutting import Cut, Cutter
 from deviceplugin.slices.status import Report, reported
 from deviceplugin.slices.usage import (
@@ -30,7 +30,7 @@ from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.ledger import Holding
 from mgpu.model.partitioning import LABEL, MADE, NOTHING, NodeSlices, Partitioning, devices, read_slices, undivided
 from mgpu.model.pods import read_node
-from mgpu.model.slices import MIG, MPS, Slice, mode_of, resource_of
+from mgpu.model.slices import MIG, MPS, Slice, is_mps, is_slice, mode_of, resource_of
 
 log = logging.getLogger(__name__)
 
@@ -192,7 +192,10 @@ class SliceWorker:
             handed = handed_out(environments, made, self._lives)
             return {**recorded(self._around.pods.all()), **handed, **given}
 
-        cut = self._cutters[found.mode].cut(found, gpus, users, self._held(gpus, environments))
+        held = self._held(gpus, environments)
+        if found.mode == MPS and any(map(_on_unknown_instances, self._around.pods.all())):
+            held = frozenset(gpu.index for gpu in gpus)
+        cut = self._cutters[found.mode].cut(found, gpus, users, held)
         slices = with_users(cut.made, users(cut.made), cut.busy)
         self._know(NodeSlices(found.mode, spec, slices, cut.cards))
         self._looked = True
@@ -283,3 +286,11 @@ class SliceWorker:
             if problem not in self._told.get(about, ()):
                 self._around.warn(problem)
         self._told[about] = tuple(problems)
+
+
+def _on_unknown_instances(known: GpuPod) -> bool:
+    """Whether it runs on MIG instances that another plugin gave out. Which they are a node for MPS does not know, and
+    they would go with their card's MIG mode.
+    """
+    asked = known.ask.others if known.ran and known.ask and not known.pod.ended else ()
+    return known.shares is None and any(is_slice(ask.type) and not is_mps(ask.type) for ask in asked)

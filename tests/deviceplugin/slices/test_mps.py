@@ -5,7 +5,7 @@ import pytest
 from mgpu.model.errors import RetryLater
 from mgpu.model.slices import Slice
 from tests.builders import share
-from tests.deviceplugin.slices.rig import Rig, place, places
+from tests.deviceplugin.slices.rig import Rig, place, places, slice_pod
 
 CUT = places("2gb@0", "4gb@1", "4gb@2")
 
@@ -137,3 +137,18 @@ def test_an_empty_configmap_makes_cards_whole_again(mps: Rig) -> None:
     assert mps.said.made == ()
     assert mps.mps.cards == ()
     assert [card.type for card in mps.worker.devices(mps.cards)] == ["gpu", "gpu"]
+
+
+def test_instances_that_another_plugin_gave_out_stay_while_their_pod_runs(mps: Rig) -> None:
+    """Cut by an administrator, then given the label `mps`; no process runs on them now."""
+    mps.make(*places("2g.20gb@0", "3g.40gb@4"))
+    before = mps.made()
+    raw = slice_pod("q", place("2g.20gb@0"))
+    raw["metadata"]["annotations"] = {}
+    raw["status"]["containerStatuses"] = [{"name": "c", "containerID": "containerd://1", "state": {"running": {}}}]
+    mps.pods.take(raw)
+    mps.look()
+    assert mps.made() == before
+    mps.pods.drop(raw)
+    mps.look()
+    assert mps.made() == {}
