@@ -92,8 +92,7 @@ class State:
             self._follow_given(node.name, given)
             if waited and not self._slices.of(node.name).waiting:
                 self._tell_freed(node.name)  # those that waited may ask again, and have been refused by what was known
-            if _who_cuts(before) != _who_cuts(node):
-                self._accounts.settle_all_on(node.name)
+            self._follow_who_cuts(node.name, before)
 
     def node_gone(self, raw: Raw) -> None:
         name = raw["metadata"]["name"]
@@ -103,8 +102,7 @@ class State:
             self.sites.drop_node(name)
             self._set_cards(name)
             self._follow_given(name, given)
-            if _who_cuts(before) != _who_cuts(None):
-                self._accounts.settle_all_on(name)
+            self._follow_who_cuts(name, before)
 
     def device_changed(self, raw: Raw) -> None:
         with self._lock:
@@ -348,6 +346,13 @@ class State:
         if changed:
             self._tell_freed(node)
 
+    def _follow_who_cuts(self, name: str, before: Node | None) -> None:
+        was, now = _who_cuts(before), _who_cuts(self._nodes.get(name))
+        if was != now:
+            self._accounts.settle_all_on(name)
+        if was[1] and not now[1]:
+            self._tell_recut(name)  # what is kept of it is of no use any more
+
     def _forget(self, uid: str) -> None:
         self._accounts.forget(uid)
         self._pods.pop(uid, None)
@@ -369,7 +374,6 @@ class State:
                 self._tell_undecided(uid)
 
     def _replanned(self, node: str, *, freed: bool) -> None:
-        """A plan for this node was made or dropped."""
         self._set_cards(node)
         if freed:
             self._tell_freed(node)

@@ -44,6 +44,8 @@ class NamedUsage:
         node, asked = self._of_pod.pop(uid, ("", {}))
         if asked:
             self._on_node[node].subtract(asked)
+            if not any(self._on_node[node].values()):
+                del self._on_node[node]  # no node of this name may ever come again
 
     def on(self, node: str) -> Mapping[str, int]:
         """What the pods that are bound to a node ask for."""

@@ -156,6 +156,7 @@ class Planning:
                 for known in (self._missing, self._told, self._written, self._lost):
                     known.pop(name, None)
                 self._unsaid.discard(name)
+                self._refusals.drop(name)
                 continue
             self._refusals.see(site)
             if not site.missing:

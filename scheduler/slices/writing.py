@@ -97,7 +97,7 @@ class Writer:
 
 
 class Configs:
-    """Thread-safe. The ConfigMap as the watch brings it. changed: told of the keys that have, and must return at once."""
+    """Thread-safe. The ConfigMap as the watch brings it. changed: told of the keys that have; must return at once."""
 
     def __init__(self, changed: Callable[[Collection[str]], None]) -> None:
         self._lock = threading.Lock()

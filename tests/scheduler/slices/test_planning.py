@@ -1,8 +1,12 @@
 """From a pod that finds no slice to one that is bound to it."""
 
+from collections.abc import Collection
+
+import pytest
+
 from mgpu.model.partitioning import ANNOTATION, with_spec
 from scheduler.decisions import Decision
-from scheduler.slices.planning import MISSING_SECONDS, PROMISED_SECONDS
+from scheduler.slices.planning import MISSING_SECONDS, PROMISED_SECONDS, Planning
 from tests.scheduler.fake import Replica
 from tests.scheduler.slices.cluster import MIG, MPS, cluster, known, slices, submit, turn, wants
 
@@ -312,3 +316,30 @@ def test_what_a_refused_plan_withholds_is_planned_as_it_is() -> None:
     turn(replica, agents.values())
     assert agents["n1"].found.partitioning.applied == 1000
     assert replica.filter.filter(pod, ["n1"]).passed == ["n1"]
+
+
+@pytest.mark.parametrize("going", ["the node", "the label"])
+def test_nothing_is_kept_of_a_node_that_is_cut_no_more(going: str) -> None:
+    """Names of nodes that an autoscaler makes never come again."""
+    replica, agents = cluster(("n1", MIG, 1))
+    (pod,) = submit(replica, wants("p", {"mig-2g.20gb": 1}))
+    replica.filter.filter(pod, ["n1"])
+    turn(replica)
+    agents["n1"].refuse()
+    replica.deliver()
+    turn(replica)
+    if going == "the node":
+        replica.api.remove("nodes", "n1")
+    else:
+        raw = replica.api.nodes["n1"]
+        replica.api.put("nodes", {**raw, "metadata": {**raw["metadata"], "labels": {}}})
+    replica.deliver()
+    replica.planning.work()
+    kept = [name for name, known in _deep(replica.planning) if "n1" in known]
+    assert kept == []
+
+
+def _deep(planning: Planning) -> list[tuple[str, Collection[object]]]:
+    """What planning knows by the names of nodes."""
+    found = {**vars(planning), **vars(planning._refusals)}
+    return [(name, known) for name, known in found.items() if isinstance(known, dict | set)]
