@@ -92,28 +92,39 @@ class Agent:
             Unrecorded(self._runtime, self._pods, self._gpus),
             lambda: self._reporter.capacity(WHOLE_CARDS),
         )
-        names = [resource.name for resource in as_ids((), settings)]
-        self._node = Node(
+        self._node = self._node_with(files)
+        self._keepers: list[Keeper] = [self._node.delivery, self._node.grants, self._mps]
+        self._all_known = False
+        self._allocations: dict[str, Allocations] = {}
+        self._plugins: dict[str, Plugin] = {}
+        for resource in as_ids((), settings):
+            self._begin(resource.name)
+        self._slices = self._slices_with(files, api, driver)
+        left = {WHOLE_CARDS: self._whole.left, gpushare.MEMORY: lambda: self._reporter.undrained(gpushare.MEMORY)}
+        self._registrations = [
+            Registration(self._folder, plugin, left=left.get(name, lambda: ""), changed=self._pods_changed)
+            for name, plugin in self._plugins.items()
+        ]
+
+    def _node_with(self, files: CdiFiles) -> Node:
+        cdi = self._settings.deviceplugin.cdi
+        return Node(
             pods=self._pods,
             cards=lambda: self._slices.devices(self._gpus()),
             gpus=self._gpus,
             owners=self._owners,
             checkpoint=self._folder / FILE,
-            delivery=files if own.cdi else Exchange(self._pods, self._gpus, settings, self._records.write),
-            grants=Grants(handed(files.environments()) if own.cdi else {}),
+            delivery=files if cdi else Exchange(self._pods, self._gpus, self._settings, self._records.write),
+            grants=Grants(handed(files.environments()) if cdi else {}),
             changed=self._pods_changed,
             refused=self._warn_pod,
             resend=lambda resource: self._plugins[resource].resend(),
             given=self._mark_given,
             foreign=self._whole.holdings,
-            mps=self._mps if own.cdi else None,
+            mps=self._mps if cdi else None,
         )
-        self._keepers: list[Keeper] = [self._node.delivery, self._node.grants, self._mps]
-        self._all_known = False
-        self._allocations: dict[str, Allocations] = {}
-        self._plugins: dict[str, Plugin] = {}
-        for name in names:
-            self._begin(name)
+
+    def _slices_with(self, files: CdiFiles, api: Api, driver: MigDriver) -> Slices:
         around = Around(
             node=lambda: self._reporter.node,
             gpus=lambda: self._cards.cards,
@@ -124,14 +135,8 @@ class Agent:
             warn=lambda problem: self._warn_node(problem, "MgpuSlices"),
             changed=self._cut_anew,
         )
-        self._slices = Slices(
-            settings, api, around, driver, self._folder, self._begin, self._node.mps, self._reporter.saw_node
-        )
-        left = {WHOLE_CARDS: self._whole.left, gpushare.MEMORY: lambda: self._reporter.undrained(gpushare.MEMORY)}
-        self._registrations = [
-            Registration(self._folder, plugin, left=left.get(name, lambda: ""), changed=self._pods_changed)
-            for name, plugin in self._plugins.items()
-        ]
+        saw = self._reporter.saw_node
+        return Slices(self._settings, api, around, driver, self._folder, self._begin, self._node.mps, saw)
 
     async def run(self) -> None:
         """Serve until `stop`; then streams are ended and sockets removed before it returns.
