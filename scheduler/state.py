@@ -74,8 +74,7 @@ class State:
         self._ours: dict[str, tuple[int, ...]] = {}
         self._slices = self._inventories.slices
         self.sites = Sites(self._lock, self.view, self._inventories, self._ledger, self._replanned, settings)
-        self.outlook = Outlook(settings)
-        self._matrix = Matrix()
+        self.outlook, self._matrix = Outlook(settings), Matrix()
 
     # Fed by the watches.
 

@@ -33,7 +33,12 @@ def answer_of(
         return Answer(f"what the node says of its slices cannot be read: {site.problem}")
     if site.found.waiting:
         return Answer(f"waits for plan {site.found.partitioning.plan} of its slices", recut=True)
-    return Answer(ANEW, recut=True) if offers(site, wanted) else refusal(site, wanted)
+    if not offers(site, wanted):
+        return refusal(site, wanted)
+    if site.found.refused:
+        plan, why = site.found.refused
+        return Answer(f"{ANEW}, but plan {plan} of its slices was refused: {why}", recut=True)
+    return Answer(ANEW, recut=True)
 
 
 def best_first(sites: Iterable[Site], wanted: Mapping[str, int], pod: Pod, settings: SlicesSettings) -> Iterator[Site]:

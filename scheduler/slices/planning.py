@@ -230,6 +230,10 @@ class Planning:
         if self._clock() < promise.until:
             return True
         pod.missed.add((promise.node, promise.plan))
+        text = f"plan {promise.plan} of its slices is not in force after {PROMISED_SECONDS:.0f} s"
+        self._tell(
+            promise.node, f"{text}: mgpu's agent there may not run; pods are planned for other nodes", "PlanLate"
+        )
         return False
 
     def _promise(self, site: Site, slices: Sequence[Slice], plan: int, pods: Sequence[Waiting]) -> None:
@@ -322,7 +326,7 @@ class Planning:
                 return
             self._unsaid.discard(name)
 
-    def _tell(self, name: str, message: str) -> None:
+    def _tell(self, name: str, message: str, reason: str = "NoPlan") -> None:
         if self._told.get(name) != message:
             self._told[name] = message
-            self._warn(node_reference(name), "NoPlan", message)
+            self._warn(node_reference(name), reason, message)

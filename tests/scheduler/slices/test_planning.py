@@ -48,6 +48,8 @@ def test_a_pod_that_its_plan_does_not_serve_in_time_gets_another_node() -> None:
     replica.clock.now += PROMISED_SECONDS
     turn(replica)
     assert [agent.found.waiting for agent in agents.values()] == [True, True]
+    text = "plan 1000 of its slices is not in force after 60 s: mgpu's agent there may not run"
+    assert ("n1", "PlanLate", f"{text}; pods are planned for other nodes") in replica.events
     replica.clock.now += 1
     turn(replica)
     assert agents["n2"].found.partitioning.plan == 1000
@@ -61,6 +63,8 @@ def test_a_refused_plan_is_told_and_not_repeated_at_once() -> None:
     agents["n1"].refuse("busy")
     replica.deliver()
     assert ("n1", "PlanRefused", "plan 1000 of its slices was refused: busy") in replica.events
+    text = "its cards are cut anew for it, but plan 1000 of its slices was refused: busy"
+    assert replica.filter.filter(pod, ["n1"]).failed == {"n1": text}
     turn(replica)
     assert agents["n1"].found.partitioning.plan == 1000
     replica.clock.now += 61
