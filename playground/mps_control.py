@@ -74,15 +74,15 @@ def _serve(pipes: Path, told: int = -1) -> int:
         except OSError:
             print("An instance of this daemon is already running", file=sys.stderr)
             return 1
+        number = pipes / "nvidia-cuda-mps-control.new"
+        number.write_text(str(os.getpid()))
+        number.replace(number.with_suffix(".pid"))
         path = pipes / "control"
         path.unlink(missing_ok=True)
         server.bind(str(path))
         path.chmod(0o666)
         server.listen()
         server.settimeout(_LOOK_SECONDS)
-        number = pipes / "nvidia-cuda-mps-control.new"
-        number.write_text(str(os.getpid()))
-        number.replace(number.with_suffix(".pid"))
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         if told >= 0:
             os.write(told, b"1")
