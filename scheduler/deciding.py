@@ -38,12 +38,11 @@ class Decider:
     def find(self, namespace: str, name: str, uid: str = "", *, live: bool = False) -> tuple[str, GpuPod | None]:
         """The uid of the pod of this name, and what it asks for (None: it is no GPU pod).
 
-        From the cache, where that knows this pod (`uid` where given), else from the API. "" for the uid: there is no
-        such pod. Raises RetryLater where the API does not answer.
+        From the cache, where that knows the pod of this uid, else from the API: without one, who had the name before
+        may still be cached. "" for the uid: there is no such pod. Raises RetryLater where the API does not answer.
         """
-        cached = self._state.uid_of(namespace, name)
-        if cached and not live and uid in ("", cached):
-            return cached, self._state.gpu_pod(cached)
+        if uid and not live and uid == self._state.uid_of(namespace, name):
+            return uid, self._state.gpu_pod(uid)
         raw = self._read(namespace, name)
         found = str(raw["metadata"]["uid"]) if raw else ""
         if raw is None or (uid and uid != found and not live):

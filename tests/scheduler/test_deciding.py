@@ -207,7 +207,7 @@ class TestFind:
     def test_in_the_cache_the_api_is_not_asked(self, replica: Replica) -> None:
         submitted(replica, "p")
         replica.api.reachable = False
-        uid, known = replica.decider.find("default", "p")
+        uid, known = replica.decider.find("default", "p", "uid-p")
         assert uid == "uid-p"
         assert known is not None
 
@@ -225,6 +225,12 @@ class TestFind:
         assert known is not None
         assert known.ask is not None
         assert known.ask.containers[0].core == 600
+
+    def test_without_a_uid_whoever_had_the_name_before_is_not_meant(self, replica: Replica) -> None:
+        submitted(replica, "p", core=30, node="n1")
+        replica.api.put("pods", b.share("p", 60, uid="second"))
+        uid, known = replica.decider.find("default", "p")
+        assert (uid, known and known.pod.node) == ("second", "")
 
     def test_another_uid_is_no_such_pod(self, replica: Replica) -> None:
         submitted(replica, "p")
