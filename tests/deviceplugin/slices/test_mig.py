@@ -6,6 +6,7 @@ import pynvml
 import pytest
 
 from deviceplugin.checkpoint import Given
+from deviceplugin.mig.driver import NvmlMig
 from deviceplugin.mig.simulated import forgetful
 from deviceplugin.mig.state import deregister, reboot, set_switch
 from mgpu.model.errors import RetryLater
@@ -223,6 +224,29 @@ def test_what_somebody_else_made_is_adopted(rig: Rig) -> None:
     rig.make(*FULL[:2]).look(2)
     assert rig.shown == dict.fromkeys(FULL[:2], "")
     assert rig.made().keys() == {*FULL[:2]}
+
+
+def test_what_was_left_half_made_is_completed_before_anybody_can_have_it(rig: Rig) -> None:
+    rig.make(FULL[0])
+    rig.flaky.left, rig.flaky.only = 0, ("nvmlGpuInstanceCreateComputeInstance",)
+    with pytest.raises(Crash):
+        NvmlMig(rig.flaky).create(rig.cards[0].uuid, FULL[1].instance)
+    assert rig.made()[FULL[1]] == ""
+    rig.restart().look()
+    assert rig.shown == {FULL[0]: "", FULL[1]: ""}
+    assert {s.uuid for s in rig.kubelet.offered} == {*rig.made().values()}
+    assert "" not in rig.made().values()
+
+
+def test_a_plan_that_came_meanwhile_is_not_the_refused_one(rig: Rig) -> None:
+    rig.plan(5, *FULL).look()
+    rig.take("p", FULL[0])
+    rig.plan(6, *FULL[1:])
+    rig.nodes.on_patch = lambda: rig.plan(7, *FULL)
+    rig.look()
+    assert rig.said.refused is None
+    rig.look()
+    assert (rig.said.refused, rig.said.partitioning.applied) == (None, 7)
 
 
 def test_the_kubelet_knows_a_slice_before_the_scheduler_does(rig: Rig) -> None:
