@@ -10,6 +10,7 @@ import binascii
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +59,19 @@ def read_known(
     Raises RetryLater where the file is not there, half written or damaged.
     """
     try:
-        data = orjson.loads(file.read_bytes())["Data"]
+        data = _data(file.read_bytes())
         rows = data["PodDeviceEntries"] or ()
         given = [_given(row, own) for row in rows if row["ResourceName"] == resource and (own := _ids(row, ids))]
         offered = data.get("RegisteredDevices") or {}
         return given, frozenset(offered[resource] or ()) if resource in offered else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, DecodeError) as error:
         raise RetryLater(f"the kubelet's checkpoint {file} is not readable: {error!r}") from error
+
+
+@lru_cache(maxsize=1)
+def _data(content: bytes) -> Any:
+    """Cached: every type of slices is looked up in it, three times a look. Nobody changes what this returns."""
+    return orjson.loads(content)["Data"]
 
 
 def _ids(row: Mapping[str, Any], wanted: frozenset[str] | None) -> frozenset[str] | None:
