@@ -299,7 +299,7 @@ class Planning:
                 log.warning("plan not written yet: %s", error, extra={"node": plan.node, "plan": plan.id})
                 continue
             if why:
-                log.info("plan dropped: %s", why, extra={"node": plan.node, "plan": plan.id})
+                log.warning("plan dropped: %s", why, extra={"node": plan.node, "plan": plan.id})
                 self._sites.drop_plan(plan)
                 site = self._sites.of(plan.node)
                 self._lost[plan.node] = (site.version if site else -1, self._clock() + 5 * _PAUSE)
