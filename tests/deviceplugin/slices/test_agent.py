@@ -214,4 +214,4 @@ def test_from_a_configmap_to_a_container_with_its_limits(node: Node) -> None:
         plan(node, 6)
         configure(node)
         until(lambda: node.allocatable().get(CORE) == "200")
-        assert shown(node) == {}
+        until(lambda: shown(node) == {})
