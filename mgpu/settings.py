@@ -55,11 +55,23 @@ class KoordinatorSettings(Block):
     policy: Policy | None = None
 
 
+class MtgpuSettings(Block):
+    """occupyImage: what occupy pods run; it needs `sleep`. The suite's own image is on every GPU node already.
+
+    occupyPriorityClass: theirs; empty: the cluster's default.
+    """
+
+    enabled: bool = True
+    occupy_image: str = Field("mgpu", alias="occupyImage")
+    occupy_priority_class: str = Field("mgpu-occupy", alias="occupyPriorityClass")
+
+
 class DialectSettings(Block):
     mgpu: MgpuSettings = MgpuSettings()  # type: ignore[call-arg]
     gpushare: GpushareSettings = GpushareSettings()  # type: ignore[call-arg]
     koordinator: KoordinatorSettings = KoordinatorSettings()
     slices: SlicesSettings = SlicesSettings()  # type: ignore[call-arg]
+    mtgpu: MtgpuSettings = MtgpuSettings()  # type: ignore[call-arg]
 
 
 class WebhookSettings(Block):
@@ -116,6 +128,7 @@ class DevicePluginSettings(Block):
     enforce: `mps`: cards that are shared run an MPS control daemon (the program `mpsControl`, directories below
     `mpsDir`), which holds each share to its memory and compute.
     migManager: whether this agent may switch the MIG mode of cards.
+    limitsDir: where the limits of a card's MtgpuPods are written, a file per UUID; empty: nowhere.
     """
 
     node: str = ""
@@ -133,6 +146,7 @@ class DevicePluginSettings(Block):
     mps_dir: str = Field("/run/mgpu/mps", alias="mpsDir")
     mps_control: str = Field("nvidia-cuda-mps-control", alias="mpsControl")
     mig_manager: bool = Field(True, alias="migManager")
+    limits_dir: str = Field("/run/mgpu/limits", alias="limitsDir")
 
 
 class Settings(Block):

@@ -172,7 +172,7 @@ def _added(state: CardState, holding: Holding) -> CardState:
         return state
     groups = state.groups.union(holding.wishes.groups) if holding.is_known_on(state.card) else state.groups
     core, memory = state.core_used + used.core, state.memory_used + used.memory
-    return CardState(state.card, core, memory, state.shares + used.shares, groups, state.ratio_used + used.ratio)
+    return CardState(state.card, core, memory, state.shares + used.shares, groups, state.ratio_used + used.ratio, state.gpuid)
 
 
 def _stands(nominee: _Nominee, cards: Sequence[CardState]) -> bool:

@@ -181,7 +181,7 @@ def _card_json(view: CardView) -> dict[str, Any]:
         "memory": {"used": state.memory_used, "total": state.card.memory},
         "holders": view.holders,
         "slices": [_slice_json(s, view.cut) for s in view.slices],
-        "gpuid": None,
+        "gpuid": state.gpuid or None,
     }
 
 

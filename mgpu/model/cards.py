@@ -46,6 +46,7 @@ class CardState:
 
     groups: those whose pods hold a share of it (`mgpu.model.wishes`).
     ratio_used: percent of its memory, of those shares that are counted so.
+    gpuid: the name under which MtgpuPods share it (mtgpu.md, "Meaning of a GPUID"); nobody else gets any of it then.
     Used may exceed the card (a hand-written record, a card that came back smaller): free is then 0.
     """
 
@@ -55,22 +56,33 @@ class CardState:
     shares: int = 0
     groups: frozenset[Group] = frozenset()
     ratio_used: int = 0
+    gpuid: str = ""
 
     @property
     def core_free(self) -> int:
-        return max(0, self.card.core - self.core_used)
+        """For the pods that share cards without a name, as the next two."""
+        return 0 if self.gpuid else self.core_left
 
     @property
     def memory_free(self) -> int:
-        return max(0, self.card.memory - self.memory_used)
+        return 0 if self.gpuid else self.memory_left
 
     @property
     def ratio_free(self) -> int:
-        return max(0, WHOLE_RATIO - self.ratio_used)
+        return 0 if self.gpuid else max(0, WHOLE_RATIO - self.ratio_used)
 
     @property
     def idle(self) -> bool:
         return self.shares == 0
+
+    @property
+    def core_left(self) -> int:
+        """For the MtgpuPods of its GPUID, where it has one."""
+        return max(0, self.card.core - self.core_used)
+
+    @property
+    def memory_left(self) -> int:
+        return max(0, self.card.memory - self.memory_used)
 
 
 def of_type(states: Iterable[CardState], type: str = GPU) -> list[CardState]:

@@ -64,6 +64,8 @@ class Holding:
     """The shares of one pod on one node, in the start order of its containers. `bound`: seen on the API so.
 
     wishes: those under which it got them; its groups hold what it holds.
+    gpuid: that of an MtgpuPod. occupies: an occupy pod, which holds the whole card for the MtgpuPods of that GPUID, so
+    that on their card what it holds is not counted beside them (mtgpu.md, "Accounting").
     """
 
     uid: str
@@ -74,6 +76,8 @@ class Holding:
     shares: tuple[Share, ...]
     bound: bool = True
     wishes: Wishes = NONE
+    gpuid: str = ""
+    occupies: bool = False
 
     @property
     def key(self) -> str:
@@ -180,6 +184,14 @@ class Ledger:
         """
         return self._by_type(node, without).get(GPU, ())
 
+    def for_gpuid(self, node: str, gpuid: str) -> tuple[CardState, ...]:
+        """The GPUs as the occupy pod of this GPUID finds them: the card that has it alone, as if nobody used it.
+
+        All cards where none has it.
+        """
+        states = self.cards(node)
+        return tuple(CardState(s.card) for s in states if s.gpuid == gpuid) or states
+
     def others(self, node: str, without: str = "") -> tuple[CardState, ...]:
         """The same of its devices of other types, by type and index."""
         return tuple(s for type, states in self._by_type(node, without).items() if type != GPU for s in states)
@@ -214,9 +226,11 @@ class Ledger:
 
     def _derive(self, node: str, without: str = "") -> tuple[CardState, ...]:
         cards, held = self._cards.get(node, ()), [h for u, h in self._on_node.get(node, {}).items() if u != without]
-        uses = [Amount()] * len(cards)
+        uses, gpuids = [Amount()] * len(cards), _gpuids(held, cards)
         for holding in held:
             for position, amount in self._uses(holding, cards):
+                if holding.occupies and gpuids[position] == holding.gpuid:
+                    amount = Amount(shares=1)
                 uses[position] = Amount(*map(add, uses[position], amount))
         grouped = [(h, h.wishes.groups) for h in held if h.wishes.spread or h.wishes.same_card]
         return tuple(
@@ -227,8 +241,9 @@ class Ledger:
                 used.shares,
                 frozenset(g for h, its in grouped for g in its if h.is_known_on(card)) if grouped else frozenset(),
                 used.ratio,
+                gpuid,
             )
-            for card, used in zip(cards, uses, strict=True)
+            for card, used, gpuid in zip(cards, uses, gpuids, strict=True)
         )
 
     def _uses(self, holding: Holding, cards: Sequence[Card]) -> list[tuple[int, Amount]]:
@@ -246,6 +261,22 @@ class Ledger:
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def _gpuids(held: Sequence[Holding], cards: Sequence[Card]) -> list[str]:
+    """Each card's GPUID, "" for none: where its MtgpuPods are, and while there are none where its occupy pod is.
+
+    An occupy pod that came back on another card than its MtgpuPods use holds that one as any pod does.
+    """
+    found = [""] * len(cards)
+    users = sorted((h for h in held if h.gpuid and not h.occupies), key=lambda h: (h.gpuid, h.uid))
+    placed = {h.gpuid for h in users if any(h.is_known_on(card) for card in cards)}
+    alone = sorted((h for h in held if h.occupies and h.gpuid not in placed), key=lambda h: (h.gpuid, h.uid))
+    for holding in (*users, *alone):
+        for position, card in enumerate(cards):
+            if not found[position] and holding.is_known_on(card):
+                found[position] = holding.gpuid
+    return found
 
 
 def _grouped(states: tuple[CardState, ...]) -> Mapping[str, tuple[CardState, ...]]:
