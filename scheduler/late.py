@@ -4,7 +4,6 @@ They were created with `nodeName`, or bound while the binding webhook could not 
 for the record at the node agent (design.md, "Scheduler process").
 """
 
-import heapq
 import logging
 import threading
 import time
@@ -18,13 +17,12 @@ from mgpu.settings import Settings
 from scheduler.deciding import Decider, pod_path
 from scheduler.decisions import Decision
 from scheduler.gpu_pods import GpuPod, read_gpu_pod, recorded
+from scheduler.queue import MAX_PAUSE, Queue
 from scheduler.state import State, Warn
 
 log = logging.getLogger(__name__)
 
 REASON = "MgpuNoCards"
-_MAX_PAUSE = 30.0
-_FIRST_PAUSE = 0.2
 _NO_CARDS_YET_SECONDS = 30.0
 _RECUT_SECONDS = 120.0
 """How long a pod waits for its node's cards to be cut anew for it."""
@@ -51,51 +49,25 @@ class LateDecisions:
     ) -> None:
         self._state, self._decider, self._api, self._settings = state, decider, api, settings
         self._warn, self._may_decide, self._clock, self._recut = warn, may_decide, clock, recut
-        self._changed = threading.Condition()
-        self._due: dict[str, float] = {}
-        self._heap: list[tuple[float, str]] = []
-        self._pauses: dict[str, float] = {}
+        self._queue = Queue(clock)
         self._first_seen: dict[str, float] = {}
         self._failed: dict[str, str] = {}
 
     def add(self, uid: str, after: float = 0.0) -> None:
         """Look at this pod in `after` seconds, or earlier if that was the plan already."""
-        with self._changed:
-            due = self._clock() + after
-            if due < self._due.get(uid, float("inf")):
-                self._due[uid] = due
-                heapq.heappush(self._heap, (due, uid))
-                self._changed.notify()
+        self._queue.add(uid, after)
 
     def run(self, stop: threading.Event) -> None:
         """Work until `stop`, which must be followed by `wake`."""
-        while not stop.is_set():
-            uid = self._next()
-            if uid is None:
-                with self._changed:
-                    pause = self._heap[0][0] - self._clock() if self._heap else None
-                    if (pause is None or pause > 0) and not stop.is_set():
-                        self._changed.wait(pause)
-                continue
-            self.look_at(uid)
+        self._queue.run(self.look_at, stop)
 
     def wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+        self._queue.wake()
 
     def work(self) -> None:
         """Do all that is due now."""
-        while (uid := self._next()) is not None:
+        while (uid := self._queue.next()) is not None:
             self.look_at(uid)
-
-    def _next(self) -> str | None:
-        with self._changed:
-            while self._heap and self._heap[0][0] <= self._clock():
-                due, uid = heapq.heappop(self._heap)
-                if self._due.get(uid) == due:
-                    del self._due[uid]
-                    return uid
-            return None
 
     def look_at(self, uid: str) -> None:
         """One attempt; what did not work is tried again later, with growing pauses."""
@@ -107,15 +79,16 @@ class LateDecisions:
             again = self._attempt(uid)
         except (ApiError, Unreachable, RetryLater) as error:
             log.warning("late decision put off: %s", error, extra={"pod": uid})
-            again = self._pauses[uid] = min(2 * self._pauses.get(uid, _FIRST_PAUSE / 2), _MAX_PAUSE)
+            self._queue.add_again(uid)
+            return
         except Exception:
             # The thread's outermost loop: one odd pod must not keep the others waiting.
             log.exception("late decision failed", extra={"pod": uid})
-            again = self._pauses[uid] = _MAX_PAUSE
+            again = MAX_PAUSE
         if again:
             self.add(uid, again)
             return
-        self._pauses.pop(uid, None)
+        self._queue.done(uid)
         self._first_seen.pop(uid, None)
 
     def _attempt(self, uid: str) -> float:
