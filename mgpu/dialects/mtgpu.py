@@ -100,15 +100,24 @@ def read_mtgpupod(raw: Mapping[str, Any]) -> MtgpuPod:
         pod.uid,
         pod.node,
         said[GPUID],
-        milli(said[REQUEST]) or 0,
-        milli(said[LIMIT]) or 0,
-        int(said[MEMORY]),
+        *read_share(said),
         pod.created,
         bound if isinstance(bound, str) else "",
         pod.phase,
         str(made.get("uid") or "") if isinstance(made, dict) else "",
         pod.deleting,
     )
+
+
+def read_share(said: Mapping[str, str]) -> tuple[int, int, int]:
+    """Request and limit (milli of the card) and memory (bytes), as the annotations of an MtgpuPod or its Pod say.
+
+    Raises BadObject.
+    """
+    problems = [*_of_the_share(said)]
+    if problems:
+        raise BadObject(problems)
+    return milli(said[REQUEST]) or 0, milli(said[LIMIT]) or 0, int(said[MEMORY])
 
 
 def milli(text: str) -> int | None:
