@@ -27,6 +27,7 @@ from mgpu.model.partitioning import MADE
 from mgpu.model.slices import resource_of
 from playground import mps_control
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
+from playground.collector import Collector
 from playground.gpu_clients import GpuClients
 from playground.installation import install
 from playground.kubelet import Kubelet, KubeletConfig
@@ -104,7 +105,9 @@ class Cluster:
         self._stack.close()
 
     def connect(self, user: str = "admin") -> Api:
-        """A connection as one of: admin, webhook, scheduler, deviceplugin, kube-scheduler, kubelet."""
+        """A connection as one of: admin, webhook, scheduler, deviceplugin, kube-scheduler, kubelet,
+        kube-controller-manager.
+        """
         return Api.connect(str(self.kubeconfig_of(user)), timeout=30.0)
 
     def kubeconfig_of(self, user: str) -> Path:
@@ -163,6 +166,7 @@ class Cluster:
         self._ports |= {name: free_port() for name in ("webhook", "scheduler", "extender")}
         services = {"mgpu-webhook": self._ports["webhook"], "mgpu-scheduler": self._ports["scheduler"]}
         install(self.api, services)
+        self._start_collector(stack)
         for node in self.nodes:
             self._start_kubelet(node, stack)
         self._start_processes(stack)
@@ -181,6 +185,13 @@ class Cluster:
         certificate, key = self_signed(folder)
         server = ApiServer(tokens=tokens, log_source=self.log_of)
         return stack.enter_context(running(server, tls=(certificate, key))), Path(certificate)
+
+    def _start_collector(self, stack: ExitStack) -> None:
+        api = self.connect("kube-controller-manager")
+        stack.callback(api.close)
+        collector = Collector(api)
+        stack.callback(collector.stop)
+        collector.start()
 
     def _start_kubelet(self, node: NodeSpec, stack: ExitStack) -> None:
         root = self.folder / node.name
@@ -240,8 +251,9 @@ class Cluster:
 
     def _agent_environment(self, node: NodeSpec) -> dict[str, str]:
         control = shlex.join([sys.executable, "-S", "-E", mps_control.__file__])
-        mps = {"MPSDIR": str(self.folder / node.name / "mps"), "MPSCONTROL": control}
-        own = {f"MGPU_DEVICEPLUGIN__{key}": value for key, value in mps.items()}
+        root = self.folder / node.name
+        files = {"MPSDIR": str(root / "mps"), "MPSCONTROL": control, "LIMITSDIR": str(root / "limits")}
+        own = {f"MGPU_DEVICEPLUGIN__{key}": value for key, value in files.items()}
         return own | (_BESIDE_STOCK if node.stock else {})
 
     def _stop_processes(self) -> None:
@@ -284,6 +296,7 @@ def _users() -> dict[str, User]:
     return {
         "admin": User("kubernetes-admin", ("system:masters",)),
         "kube-scheduler": User("system:kube-scheduler"),
+        "kube-controller-manager": User("system:kube-controller-manager"),
         "kubelet": User("system:node:playground", ("system:nodes",)),
         **accounts,
     }

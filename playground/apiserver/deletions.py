@@ -3,7 +3,7 @@
 import dataclasses
 
 from playground.apiserver.admission import Admission
-from playground.apiserver.errors import conflict, not_found, success
+from playground.apiserver.errors import conflict, invalid, not_found, success, unsupported
 from playground.apiserver.kinds import Kind
 from playground.apiserver.lifecycle import Lifecycle, terminating
 from playground.apiserver.objects import read_body
@@ -14,6 +14,8 @@ from playground.apiserver.writes import attributes
 
 _ATTEMPTS = 5
 _RETURN_OBJECT = ("pods", "persistentvolumeclaims", "serviceaccounts", "resourcequotas", "services")
+_FINALIZER = {"Orphan": "orphan", "Foreground": "foregroundDeletion", "Background": ""}
+"""What a policy puts on the object for the garbage collector, which is a client like any other."""
 
 
 def _options(call: Call) -> Object:
@@ -21,7 +23,23 @@ def _options(call: Call) -> Object:
     options = (read_body(call) if call.body.strip() else None) or {}
     if "gracePeriodSeconds" in call.query and "gracePeriodSeconds" not in options:
         options = {**options, "gracePeriodSeconds": call.number("gracePeriodSeconds")}
+    policy = options.get("propagationPolicy")
+    if policy and policy not in _FINALIZER:
+        cause = unsupported("propagationPolicy", policy, (*sorted(_FINALIZER), "nil"))
+        raise invalid("meta.k8s.io", "DeleteOptions", "", [cause])
     return dict(options)
+
+
+def _finalizers(metadata: Object, options: Object) -> list[str]:
+    """Those that the object is deleted with: one of the garbage collector's where its dependents go first, or stay."""
+    before = metadata.get("finalizers") or []
+    if options.get("orphanDependents") is not None:
+        wanted = _FINALIZER["Orphan"] if options["orphanDependents"] else ""
+    elif options.get("propagationPolicy"):
+        wanted = _FINALIZER[options["propagationPolicy"]]
+    else:
+        return before
+    return [f for f in before if f not in _FINALIZER.values()] + ([wanted] if wanted else [])
 
 
 class Deleter:
@@ -58,7 +76,8 @@ class Deleter:
             if dry_run:
                 return (Item(terminating(old.obj, 0)) if kind.resource == "pods" else old), True
             try:
-                return self._lifecycle.delete(kind, old, options.get("gracePeriodSeconds"))
+                finalizers = _finalizers(old.obj["metadata"], options)
+                return self._lifecycle.delete(kind, old, options.get("gracePeriodSeconds"), finalizers)
             except Stale:
                 continue
         raise conflict(kind.group, kind.plural, path.name, "the object has been modified; please try again")

@@ -1,6 +1,7 @@
 """What a write brings with it: finalizers, graceful deletion of pods, namespaces that empty, definitions that serve."""
 
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from playground.apiserver.errors import forbidden
@@ -31,19 +32,24 @@ class Lifecycle:
             self._registry.define(item.obj)
         return item
 
-    def delete(self, kind: Kind, old: Item, grace: int | None) -> tuple[Item, bool]:
-        """(the object as it is now, whether it is gone). `grace` in seconds, None for the pod's own. Raises Stale."""
+    def delete(
+        self, kind: Kind, old: Item, grace: int | None, finalizers: Sequence[str] | None = None
+    ) -> tuple[Item, bool]:
+        """(the object as it is now, whether it is gone). `grace` in seconds, None for the pod's own. Raises Stale.
+
+        finalizers: what it has from now on; None: what it has.
+        """
         if kind.resource == "namespaces":
             return self._delete_namespace(kind, old)
-        metadata = old.obj["metadata"]
-        seconds = grace_period(old.obj, grace) if kind.resource == "pods" else 0
-        if "deletionTimestamp" in metadata:
-            pending = metadata.get("deletionGracePeriodSeconds") or 0
+        obj = _with_finalizers(old.obj, finalizers)
+        seconds = grace_period(obj, grace) if kind.resource == "pods" else 0
+        if "deletionTimestamp" in obj["metadata"]:
+            pending = obj["metadata"].get("deletionGracePeriodSeconds") or 0
             if grace is None or seconds >= pending:
-                return old, False
-        if kind.resource == "pods" or metadata.get("finalizers"):
-            old = self._storage.replace(kind.resource, old, terminating(old.obj, seconds))
-        if seconds or metadata.get("finalizers"):
+                return (old if obj == old.obj else self.changed(kind, old, obj)), False
+        if kind.resource == "pods" or obj["metadata"].get("finalizers"):
+            old = self._storage.replace(kind.resource, old, terminating(obj, seconds))
+        if seconds or obj["metadata"].get("finalizers"):
             return old, False
         return self._remove(kind, old, old.obj), True
 
@@ -83,6 +89,14 @@ class Lifecycle:
             return False
         self._storage.remove("namespaces", item)
         return True
+
+
+def _with_finalizers(obj: Object, finalizers: Sequence[str] | None) -> Object:
+    """The object with these; None: as it is."""
+    if finalizers is None or [*finalizers] == (obj["metadata"].get("finalizers") or []):
+        return obj
+    others = {k: v for k, v in obj["metadata"].items() if k != "finalizers"}
+    return {**obj, "metadata": others | ({"finalizers": [*finalizers]} if finalizers else {})}
 
 
 def terminating(obj: Object, seconds: int | None) -> Object:

@@ -227,6 +227,29 @@ def test_finalizers_hold_an_object_until_the_last_is_gone(api: Api, ns: str) -> 
     assert api.call("GET", f"{maps}/m").code == 404
 
 
+@pytest.mark.parametrize(("policy", "finalizer"), [("Foreground", "foregroundDeletion"), ("Orphan", "orphan")])
+def test_the_garbage_collector_is_left_what_a_deletion_says_of_dependents(
+    api: Api, ns: str, policy: str, finalizer: str
+) -> None:
+    maps = f"/api/v1/namespaces/{ns}/configmaps"
+    api.ok("POST", maps, {"metadata": {"name": "m", "finalizers": ["a.b/c"]}})
+    api.ok("DELETE", f"{maps}/m", {"propagationPolicy": policy})
+    metadata = api.get(f"{maps}/m")["metadata"]
+    assert metadata["deletionTimestamp"]
+    assert metadata["finalizers"] == ["a.b/c", finalizer]
+    api.ok("DELETE", f"{maps}/m", {"propagationPolicy": "Background"})
+    assert api.get(f"{maps}/m")["metadata"]["finalizers"] == ["a.b/c"]
+
+
+def test_a_policy_for_dependents_that_there_is_not_is_refused(api: Api, ns: str) -> None:
+    maps = f"/api/v1/namespaces/{ns}/configmaps"
+    api.ok("POST", maps, {"metadata": {"name": "m"}})
+    refused = api.call("DELETE", f"{maps}/m", {"propagationPolicy": "Sideways"})
+    assert refused.code == 422
+    assert "propagationPolicy" in refused.message
+    assert api.get(f"{maps}/m")
+
+
 def test_deleting_plain_objects_is_answered_with_a_status(api: Api, ns: str) -> None:
     maps = f"/api/v1/namespaces/{ns}/configmaps"
     made = api.ok("POST", maps, {"metadata": {"name": "m"}, "data": {"a": "b"}})

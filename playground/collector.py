@@ -1,0 +1,196 @@
+"""Two parts of kube-controller-manager: what is owned goes with its owner (or stays, or goes first), and pods go whose
+node is gone.
+
+A client like the real ones, so a real API server needs it as much as ours. Of other kinds than `_KINDS` nothing is
+collected, and an owner of another kind is taken to be there.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from mgpu.dialects import mtgpu
+from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.kube.reflector import Reflector
+from mgpu.model.inventory import DEVICE_API
+
+log = logging.getLogger(__name__)
+
+Raw = Mapping[str, Any]
+_KINDS = {
+    ("v1", "Node"): ("/api/v1", "nodes"),
+    ("v1", "Pod"): ("/api/v1", "pods"),
+    (DEVICE_API, "Device"): (f"/apis/{DEVICE_API}", "devices"),
+    (mtgpu.API_VERSION, mtgpu.KIND): (f"/apis/{mtgpu.API_VERSION}", "mtgpupods"),
+}
+_FIRST, _STAY = "foregroundDeletion", "orphan"
+_STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+_PASS_SECONDS = 0.1
+_DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}
+_DISRUPTED |= {"message": "PodGC: node no longer exists"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    """What counts of an object; owners: its ownerReferences."""
+
+    path: str
+    meta: Raw
+    owners: tuple[Raw, ...]
+    node: str
+    ended: bool
+
+    @property
+    def deleting(self) -> bool:
+        return "deletionTimestamp" in self.meta
+
+    @property
+    def finalizers(self) -> list[str]:
+        return list(self.meta.get("finalizers") or ())
+
+    @property
+    def precondition(self) -> dict[str, Any]:
+        return {"preconditions": {"uid": self.meta["uid"]}}
+
+
+class Collector:
+    """Start once, when all kinds are served. node_seconds: how long a node has to be gone before its pods go."""
+
+    def __init__(self, api: Api, node_seconds: float = 1.0) -> None:
+        self._api, self._node_seconds = api, node_seconds
+        self._lock = threading.Lock()
+        self._objects: dict[str, _Object] = {}
+        self._nodes: set[str] = set()
+        self._missing: dict[str, float] = {}
+        self._changed, self._stopped = threading.Event(), threading.Event()
+        self._watches = [
+            Reflector(api, f"{root}/{plural}", partial(self._seen, root, plural), self._gone)
+            for root, plural in _KINDS.values()
+        ]
+        self._thread = threading.Thread(target=self._run, name="collector", daemon=True)
+
+    def start(self) -> None:
+        for watch in self._watches:
+            watch.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._changed.set()
+        for watch in self._watches:
+            watch.stop()
+        self._thread.join(5)
+
+    def _seen(self, root: str, plural: str, raw: Raw) -> None:
+        meta, phase = raw["metadata"], (raw.get("status") or {}).get("phase")
+        where = f"/namespaces/{meta['namespace']}" if meta.get("namespace") else ""
+        node = str(raw.get("spec", {}).get("nodeName") or "") if plural == "pods" else ""
+        owners = tuple(meta.get("ownerReferences") or ())
+        found = _Object(f"{root}{where}/{plural}/{meta['name']}", meta, owners, node, phase in ("Succeeded", "Failed"))
+        with self._lock:
+            self._objects[meta["uid"]] = found
+            if plural == "nodes":
+                self._nodes.add(meta["name"])
+        self._changed.set()
+
+    def _gone(self, raw: Raw) -> None:
+        with self._lock:
+            found = self._objects.pop(raw["metadata"]["uid"], None)
+            if found and found.path == f"/api/v1/nodes/{raw['metadata']['name']}":
+                self._nodes.discard(raw["metadata"]["name"])
+        self._changed.set()
+
+    def _run(self) -> None:
+        while not all(watch.wait_synced(0.1) for watch in self._watches):
+            if self._stopped.is_set():
+                return
+        again = False
+        while not self._stopped.is_set():
+            self._changed.wait(_PASS_SECONDS if again else None)
+            self._changed.clear()
+            again = self._pass()
+            self._stopped.wait(_PASS_SECONDS)
+
+    def _pass(self) -> bool:
+        """Do what is due; whether something is left for another look."""
+        with self._lock:
+            objects, nodes = dict(self._objects), set(self._nodes)
+        homeless = [found for found in objects.values() if found.node and found.node not in nodes]
+        since = {found.node: self._missing.get(found.node, time.monotonic()) for found in homeless}
+        self._missing, left = since, bool(since)
+        steps: list[Callable[[], None]] = [*self._steps(objects), *(partial(self._homeless, h) for h in homeless)]
+        for step in steps:
+            try:
+                step()
+            except (ApiError, Unreachable) as error:
+                # It has gone or changed meanwhile, which is looked at again, or the API server has.
+                log.info("not collected: %s", error)
+                left = True
+        return left
+
+    def _steps(self, objects: Mapping[str, _Object]) -> Iterator[Callable[[], None]]:
+        for uid, found in sorted(objects.items()):
+            if found.deleting and {_FIRST, _STAY} & set(found.finalizers):
+                owned = [other for other in objects.values() if any(ref["uid"] == uid for ref in other.owners)]
+                yield partial(self._without if _STAY in found.finalizers else self._before, found, owned)
+            elif found.owners and not found.deleting:
+                yield partial(self._owned, found, objects)
+
+    def _without(self, owner: _Object, owned: list[_Object]) -> None:
+        """`--cascade=orphan`: those that it owns are nobody's from now on."""
+        for other in owned:
+            kept = [ref for ref in other.owners if ref["uid"] != owner.meta["uid"]]
+            self._api.patch(other.path, {"metadata": {**_version(other), "ownerReferences": kept or None}})
+        self._finish(owner, _STAY)
+
+    def _before(self, owner: _Object, owned: list[_Object]) -> None:
+        """`--cascade=foreground`: those that it owns go first."""
+        for other in owned:
+            if not other.deleting:
+                self._api.delete(other.path, other.precondition)
+        blocking = (ref.get("blockOwnerDeletion") for o in owned for ref in o.owners if ref["uid"] == owner.meta["uid"])
+        if not any(blocking):
+            self._finish(owner, _FIRST)
+
+    def _finish(self, owner: _Object, finalizer: str) -> None:
+        kept = [f for f in owner.finalizers if f != finalizer]
+        self._api.patch(owner.path, {"metadata": {**_version(owner), "finalizers": kept or None}})
+
+    def _owned(self, found: _Object, objects: Mapping[str, _Object]) -> None:
+        if not any(ref["uid"] in objects or self._lives(ref, found) for ref in found.owners):
+            self._api.delete(found.path, found.precondition)
+
+    def _lives(self, ref: Raw, owned: _Object) -> bool:
+        """As the API server says: the watch of the owner may be behind that of what it owns."""
+        kind = _KINDS.get((ref["apiVersion"], ref["kind"]))
+        if kind is None:
+            return True
+        root, plural = kind
+        where = "" if plural in ("nodes", "devices") else f"/namespaces/{owned.meta['namespace']}"
+        return self._uid(f"{root}{where}/{plural}/{ref['name']}") == str(ref["uid"])
+
+    def _uid(self, path: str) -> str:
+        """Of the object that is there now; "": none is."""
+        try:
+            return str(self._api.get(path)["metadata"]["uid"])
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return ""
+
+    def _homeless(self, pod: _Object) -> None:
+        if time.monotonic() - self._missing[pod.node] < self._node_seconds or self._uid(f"/api/v1/nodes/{pod.node}"):
+            return
+        if not pod.ended:
+            status = {"phase": "Failed", "conditions": [_DISRUPTED]}
+            body = {"metadata": {"uid": pod.meta["uid"]}, "status": status}
+            self._api.patch(f"{pod.path}/status", body, _STRATEGIC_PATCH)
+        self._api.delete(pod.path, {"gracePeriodSeconds": 0, **pod.precondition})
+
+
+def _version(found: _Object) -> dict[str, Any]:
+    return {"uid": found.meta["uid"], "resourceVersion": found.meta["resourceVersion"]}
