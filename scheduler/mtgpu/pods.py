@@ -1,0 +1,71 @@
+"""The Pod that runs for an MtgpuPod, of its namespace and name (mtgpu.md, "Controller")."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mgpu.dialects.mtgpu import API_VERSION, KIND, VISIBLE, MtgpuPod, environment
+from mgpu.model.cards import Card
+
+_NOT_COPIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """An MtgpuPod's own Pod. card: the UUID in its environment."""
+
+    uid: str
+    phase: str = "Pending"
+    deleting: bool = False
+    card: str = ""
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in ("Succeeded", "Failed")
+
+
+def is_own(raw: Mapping[str, Any], pod: MtgpuPod) -> bool:
+    """Whether a Pod of the MtgpuPod's name was made for it, also after `kubectl delete --cascade=orphan`, which takes
+    its owner off.
+    """
+    meta = raw["metadata"]
+    owned = any(owner.get("uid") == pod.uid and owner.get("controller") for owner in meta.get("ownerReferences") or ())
+    return bool(pod.uid) and owned or bool(pod.pod_uid) and meta.get("uid") == pod.pod_uid
+
+
+def read_made(raw: Mapping[str, Any]) -> Made:
+    meta, status = raw["metadata"], raw.get("status") or {}
+    containers = (raw.get("spec") or {}).get("containers") or ()
+    env = [row for container in containers for row in container.get("env") or ()]
+    card = next((str(row.get("value") or "") for row in env if row.get("name") == VISIBLE), "")
+    return Made(meta.get("uid") or "", status.get("phase") or "Pending", bool(meta.get("deletionTimestamp")), card)
+
+
+def manifest(raw: Mapping[str, Any], pod: MtgpuPod, card: Card) -> dict[str, Any]:
+    """The Pod of an MtgpuPod (`raw`, and as read) on its card, for the API server."""
+    meta, spec = raw["metadata"], raw["spec"]
+    env = [{"name": name, "value": value} for name, value in environment(pod, card).items()]
+    containers = {
+        key: [_with_environment(container, env) for container in spec[key]]
+        for key in ("initContainers", "containers")
+        if spec.get(key)
+    }
+    owner = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": pod.name,
+        "uid": pod.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    made: dict[str, Any] = {"namespace": pod.namespace, "name": pod.name, "ownerReferences": [owner]}
+    if meta.get("labels"):
+        made["labels"] = dict(meta["labels"])
+    made["annotations"] = {key: text for key, text in meta["annotations"].items() if key != _NOT_COPIED}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": made, "spec": {**spec, **containers}}
+
+
+def _with_environment(container: Mapping[str, Any], env: list[dict[str, str]]) -> dict[str, Any]:
+    """First, so that the container's own variables may refer to them."""
+    ours = {row["name"] for row in env}
+    return {**container, "env": [*env, *(row for row in container.get("env") or () if row.get("name") not in ours)]}
