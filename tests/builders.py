@@ -1,5 +1,6 @@
 """Builders: objects as the API has them, with only what a test is about written out."""
 
+import json
 from typing import Any
 
 from mgpu.model.cards import Card, CardState
@@ -77,3 +78,34 @@ def state(index: int = 0, core: int = 0, gib_used: float = 0, shares: int | None
     """A card that is part used: `core` in milli."""
     used = int(gib_used * GIB)
     return CardState(card(index, gib), core, used, (1 if core or used else 0) if shares is None else shares)
+
+
+def mtgpupod(
+    name: str = "m",
+    gpuid: str = "zxcvb",
+    request: str = "0.2",
+    *,
+    limit: str = "1",
+    memory: object = GIB,
+    node: str = "n1",
+    bound: str = "",
+    **more: Any,
+) -> dict[str, Any]:
+    """An MtgpuPod with one container `c`; bound: the UUID of its card. more: as of `pod`."""
+    said = {"gpu_request": request, "gpu_limit": limit, "gpu_mem": str(memory), "GPUID": gpuid}
+    annotations = {f"lsalab.nthu/{key}": value for key, value in said.items()} | (more.pop("annotations", None) or {})
+    raw = pod(name, container(), node=node, annotations=annotations, **more)
+    status = {**raw["status"], "BoundDeviceID": bound} if bound else raw["status"]
+    return {**raw, "apiVersion": "lsalab.nthu/v1", "kind": "MtgpuPod", "status": status}
+
+
+def occupy_pod(gpuid: str = "zxcvb", node: str = "n1", *, card: int | None = None, **more: Any) -> dict[str, Any]:
+    """The occupy pod of a GPUID; card: the index of the one that its record names, whole. more: as of `pod`."""
+    whole = {"name": "occupy", "image": "mgpu", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    raw = pod(f"mtgpupod-occupypod-{node}-{gpuid}", whole, namespace="kube-system", node=node, **more)
+    raw["metadata"]["labels"] = {"mgpu.io/occupies": gpuid}
+    if card is not None:
+        amounts = {"gpu-core": "100", "gpu-memory-ratio": "100"}
+        given = [{"minor": card, "resources": {f"koordinator.sh/{k}": v for k, v in amounts.items()}}]
+        raw["metadata"]["annotations"]["scheduling.koordinator.sh/device-allocated"] = json.dumps({"gpu": given})
+    return raw

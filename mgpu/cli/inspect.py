@@ -8,15 +8,18 @@ from typing import Any
 import click
 import orjson
 from rich.console import Console, Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
+from mgpu.cli.mtgpupods import Account, accounting, accounting_json, mtgpupods_json
 from mgpu.cli.overview import GroupView, Overview, overview
 from mgpu.cli.picture import card_map
 from mgpu.cli.setup import read_settings
 from mgpu.cli.views import nodes_json
-from mgpu.dialects import gpushare
+from mgpu.dialects import gpushare, mtgpu
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.groups import where
+from mgpu.model.quantities import format_bytes, format_core
 from mgpu.model.wishes import NONE, Wishes
 
 Raw = dict[str, Any]
@@ -29,6 +32,7 @@ Examples:
   mgpu inspect
   mgpu inspect node-1 node-2
   mgpu inspect -o json | jq '.nodes[].cards[] | select(.healthy | not)'
+  mgpu inspect -o json | jq '.accounting["node-1"].gpuids'
 """
 
 
@@ -40,12 +44,17 @@ Examples:
 def command(names: tuple[str, ...], kubeconfig: str, config: Path | None, output: str) -> None:
     """Show nodes, cards and who holds what, as the pods' own records say; nothing is written.
 
+    Where there are MtgpuPods, a table below says per node how many whole cards nobody uses, and per GPUID what is left
+    of its card. In JSON that is "accounting": node → {"free": cards, "gpuids": [{"gpuid", "card": index,
+    "core": percent left, "memory": bytes left}]}; and "mtgpupods": namespace/name → {"node", "gpuid", "card": UUID,
+    "phase", "reason", "message", "degraded"}.
+
     Exit code 1 where a NODE is not there or the cluster does not answer.
     """
     settings = read_settings(config, os.environ, {})
     try:
         api = Api.connect(kubeconfig)
-        found = overview(*objects(api), settings, _unhealthy_lists(api))
+        found = overview(*objects(api), settings, _unhealthy_lists(api), _listed(api, mtgpu.COLLECTION, without=404))
     except (ApiError, Unreachable) as error:
         raise click.ClickException(str(error)) from error
     unknown = sorted(set(names) - {node.name for node in found.nodes})
@@ -83,6 +92,7 @@ def _listed(api: Api, path: str, without: int = 0) -> list[Raw]:
 def _json(found: Overview) -> dict[str, Any]:
     return {
         "nodes": nodes_json(found.nodes),
+        "accounting": accounting_json(accounting(found.nodes)),
         "pending": list(found.pending),
         "unclear": dict(found.unclear),
         "dialects": {use.pod: use.dialect for node in found.nodes for device in node.devices for use in device.uses},
@@ -91,21 +101,43 @@ def _json(found: Overview) -> dict[str, Any]:
             {**view.group._asdict(), "pods": list(view.pods), "cards": [seat._asdict() for seat in view.seats]}
             for view in found.groups
         ],
+        "mtgpupods": mtgpupods_json(found.mtgpupods),
     }
 
 
 def _shown(found: Overview) -> Group:
     parts: list[RenderableType] = [card_map(found.nodes)]
+    accounts = accounting(found.nodes)
+    if found.mtgpupods or any(account.gpuids for account in accounts):
+        parts += [Text(), _table(accounts), Text()]
     if found.pending:
-        waiting = (_with_wishes(pod, found.wishes.get(pod, NONE)) for pod in found.pending)
+        reasons = {v.pod.key: ": ".join(filter(None, (f"GPUID {v.pod.gpuid}", v.reason))) for v in found.mtgpupods}
+        waiting = (_with_wishes(pod, found.wishes.get(pod, NONE), reasons.get(pod, "")) for pod in found.pending)
         parts.append(Text(f"Waiting for cards: {', '.join(waiting)}", style="yellow"))
     parts += (Text(_group(view)) for view in found.groups)
+    degraded = (view for view in found.mtgpupods if view.degraded)
+    parts += (Text(f"MtgpuPod {view.pod.key}: degraded: {view.degraded}", style="bold red") for view in degraded)
     parts += (Text(f"{what}: {why}", style="bold red") for what, why in found.unclear.items())
     return Group(*parts)
 
 
-def _with_wishes(pod: str, wishes: Wishes) -> str:
-    return f"{pod} ({wishes})" if wishes != NONE else pod
+def _table(accounts: tuple[Account, ...]) -> Table:
+    """The seed's accounting."""
+    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="grey50")
+    for name in ("node", "free cards", "GPUID", "card", "core left", "memory left"):
+        table.add_column(name, overflow="fold", justify="left" if name in ("node", "GPUID") else "right")
+    for account in accounts:
+        rows = [
+            (left.gpuid, str(left.card), format_core(left.core), format_bytes(left.memory)) for left in account.gpuids
+        ]
+        for i, row in enumerate(rows or [("", "", "", "")]):
+            table.add_row(*((account.node, str(account.free)) if i == 0 else ("", "")), *row)
+    return table
+
+
+def _with_wishes(pod: str, wishes: Wishes, reason: str) -> str:
+    said = reason or (str(wishes) if wishes != NONE else "")
+    return f"{pod} ({said})" if said else pod
 
 
 def _group(view: GroupView) -> str:

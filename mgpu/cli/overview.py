@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mgpu import dialects
+from mgpu.cli.mtgpupods import Found, MtgpuView, missing_card, occupying, read_all
 from mgpu.cli.views import NodeView, Sliced, inventory_of, views
 from mgpu.dialects import gpushare
 from mgpu.model import inventory, partitioning
@@ -37,6 +38,7 @@ class GroupView:
 class Overview:
     """nodes: by name. pending: GPU pods without a node. unclear: pod → why its cards are not known.
 
+    mtgpupods: those that have not ended, by namespace and name; those of them without a card are pending too.
     wishes: those of GPU pods that have some, by `namespace/name`. groups: by kind, namespace and name.
     """
 
@@ -45,6 +47,7 @@ class Overview:
     unclear: Mapping[str, str] = field(default_factory=dict)
     wishes: Mapping[str, Wishes] = field(default_factory=dict)
     groups: tuple[GroupView, ...] = ()
+    mtgpupods: tuple[MtgpuView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +68,14 @@ def claim(pod: Pod, ask: Ask | BadObject | None, given: tuple[Share, ...] = ()) 
     """What `pod`, whose ask was read as `ask`, holds by its own record, else what the kubelet itself gave it (`given`).
 
     An unreadable record is held on every card of the node; so is all of every card where not even the ask can be read.
+    An occupy pod holds what it does for the MtgpuPods of its GPUID.
     """
     if not pod.node or pod.ended:
         return Claim()
     found = _recorded(pod, ask)
     if given and (found.problem or not found.holding):
-        return Claim(Holding(pod.uid, pod.namespace, pod.name, pod.node, STOCK, given))
-    return found
+        found = Claim(Holding(pod.uid, pod.namespace, pod.name, pod.node, STOCK, given))
+    return replace(found, holding=occupying(found.holding, pod)) if found.holding else found
 
 
 def _recorded(pod: Pod, ask: Ask | BadObject | None) -> Claim:
@@ -116,11 +120,13 @@ def overview(
     pods: Iterable[Raw],
     settings: Settings,
     configmaps: Iterable[Raw] = (),
+    mtgpupods: Iterable[Raw] = (),
 ) -> Overview:
     """From the API's objects as they are. What cannot be read is told in `unclear`, by `kind name`; never raises.
 
     configmaps: those that may list unhealthy cards (gpushare.md).
     """
+    pods = tuple(pods)
     ledger, pending, wishes = Ledger(), [], {}
     unclear: dict[str, str] = {}
     inventories, given = _inventories(devices, unclear)
@@ -149,7 +155,7 @@ def overview(
         _, theirs = given.pop(pod.uid, ("", ()))
         found = claim(pod, ask, theirs)
         if found.problem == NO_RECORD and pod.started and isinstance(ask, Ask):
-            found = Claim(_holding(pod, ask, unknown_shares(ask)), _RUNS)
+            found = Claim(occupying(_holding(pod, ask, unknown_shares(ask)), pod), _RUNS)
         if found.holding:
             ledger.hold(found.holding)
         problem = found.problem or (missing(found.holding, ledger.nodes().get(pod.node, ())) if found.holding else "")
@@ -157,8 +163,27 @@ def overview(
             unclear[f"Pod {pod.key}"] = problem
     for uid, (name, shares) in given.items():
         ledger.hold(Holding(uid, "", "", name, STOCK, shares))
-    known = dict(sorted(wishes.items()))
-    return Overview(views(ledger, cut), tuple(sorted(pending)), dict(sorted(unclear.items())), known, groups(ledger))
+    named = read_all(mtgpupods, pods)
+    pending += [view.pod.key for view in named.views if not view.pod.bound]
+    unclear |= named.unclear
+    _hold_named(named, ledger, unclear)
+    return Overview(
+        views(ledger, cut),
+        tuple(sorted(pending)),
+        dict(sorted(unclear.items())),
+        dict(sorted(wishes.items())),
+        groups(ledger),
+        named.views,
+    )
+
+
+def _hold_named(named: Found, ledger: Ledger, unclear: dict[str, str]) -> None:
+    for holding in named.holdings:
+        ledger.hold(holding)
+    for view in named.views:
+        problem = missing_card(view, ledger.nodes().get(view.pod.node, ()))
+        if problem:
+            unclear[f"MtgpuPod {view.pod.key}"] = problem
 
 
 def _inventories(

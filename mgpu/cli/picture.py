@@ -16,6 +16,8 @@ from rich.text import Text
 
 from mgpu.cli.slice_bars import name_in, stretches
 from mgpu.cli.views import CardView, NodeView, Use
+from mgpu.dialects.mtgpu import KIND
+from mgpu.dialects.mtgpu import NAME as MTGPU
 from mgpu.model.cards import GPU, Card
 from mgpu.model.quantities import format_bytes, format_core
 from mgpu.model.wishes import NONE
@@ -36,7 +38,8 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _UNKNOWN, _MORE = "?", "+"
 _LONGEST_WISHES = 60
 _GUTTER, _GAP, _NARROWEST, _WIDEST = 7, 3, 15, 34
-_IDLE, _WARNING, _NOTE = "grey50", "bold red", "yellow"
+_SHORTEST_GPUID = 5
+_IDLE, _WARNING, _NOTE, _NAME = "grey50", "bold red", "yellow", "italic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,8 @@ def _labels(node: NodeView) -> dict[str, _Label]:
 
 def _cards(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> Table:
     """The cards in rows of equal length, as many in a row as the width takes."""
-    fit = max(1, (width - _GUTTER + _GAP) // (_NARROWEST + _GAP))
+    narrowest = max(_NARROWEST, *(_least_head(card) for card in node.cards))
+    fit = max(1, (width - _GUTTER + _GAP) // (narrowest + _GAP))
     rows = -(-len(node.cards) // fit)
     per_row = -(-len(node.cards) // rows)
     bar = min(_WIDEST, (width - _GUTTER + _GAP) // per_row - _GAP)
@@ -164,20 +168,35 @@ def _device(device: CardView, labels: dict[str, _Label], pen: _Pen) -> Text:
     return text
 
 
+def _least_head(card: CardView) -> int:
+    """The cells that the head of a card with a GPUID needs."""
+    state = card.state
+    return len(f"{state.card.index} {state.gpuid[:_SHORTEST_GPUID]} {_used(card)}") if state.gpuid else 0
+
+
 def _head(card: CardView, pen: _Pen, width: int) -> Text:
     state = card.state
     over = state.core_used > state.card.core or state.memory_used > state.card.memory
     text = Text.assemble((str(state.card.index), "bold"), f" {card.cut.upper()}" if card.cut else "")
+    if state.gpuid:
+        room = max(_SHORTEST_GPUID, width - len(text) - len(_used(card)) - 2)
+        name = Text(state.gpuid, style=_NAME)
+        name.truncate(room, overflow="ellipsis")
+        text.append(" ").append_text(name)
     if not state.card.healthy:
         text.append(f" {pen.signs.cross} unhealthy", style=_WARNING)
     elif state.idle:
         text.append(" idle", style=_IDLE)
     if not state.idle:
-        used = f"{format_core(state.core_used)} {_short(state.memory_used)}"
+        used = _used(card)
         # Beside "unhealthy" the amounts only stand where there is room for them.
         if state.card.healthy or len(text) + len(used) < width:
             text.append(f" {used}", style=_WARNING if over else "")
     return text
+
+
+def _used(card: CardView) -> str:
+    return f"{format_core(card.state.core_used)} {_short(card.state.memory_used)}"
 
 
 def _bar(card: CardView, what: str, labels: dict[str, _Label], pen: _Pen, width: int) -> Text:
@@ -259,7 +278,12 @@ def _entry(node: NodeView, pod: str, label: _Label, pen: _Pen, *, several: bool)
     text = Text.assemble((f" {label.letter} " if pen.coloured else label.letter, label.style), f" {pod}")
     if len(containers) > 1:
         text.append(f" ({', '.join(containers)})")
-    if several and uses[0].dialect:
+    if uses[0].occupies and uses[0].certain:
+        text.append(f" {pen.signs.dot} keeps card {','.join(str(card.index) for card, _ in on)}", style=_IDLE)
+        return text
+    if uses[0].dialect == MTGPU:
+        text.append(f" {pen.signs.dot} {KIND}")
+    elif several and uses[0].dialect:
         text.append(f" {pen.signs.dot} {uses[0].dialect}")
     if not uses[0].certain:
         text.append(f" {pen.signs.dot} on which cards is not known", style=_WARNING)

@@ -17,7 +17,8 @@ class Use:
     """What one pod holds of one card at its peak: core in milli, memory in bytes.
 
     certain: False where nobody can tell which cards the pod is on (an unreadable record). wishes: the pod's.
-    dialect: whose words it asked in, or STOCK; "": nobody can tell.
+    dialect: whose words it asked in, or STOCK; "": nobody can tell. occupies: an occupy pod, of this GPUID; beside its
+    MtgpuPods it is not told, and on a card that waits for them it has no amounts.
     """
 
     pod: str
@@ -27,6 +28,7 @@ class Use:
     certain: bool = True
     wishes: Wishes = NONE
     dialect: str = ""
+    occupies: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ def _node(ledger: Ledger, name: str, sliced: Sliced) -> NodeView:
 
 
 def _viewed(ledger: Ledger, node: str, states: Iterable[CardState]) -> tuple[CardView, ...]:
-    return tuple(CardView(state, _uses(ledger, node, [state.card])) for state in states)
+    return tuple(CardView(state, _uses(ledger, node, [state.card], state.gpuid)) for state in states)
 
 
 def _divided(ledger: Ledger, node: str, card: Card, found: NodeSlices) -> CardView:
@@ -144,8 +146,8 @@ def _note(found: NodeSlices) -> str:
     return f"plan {plan} is under way" if found.waiting else ""
 
 
-def _uses(ledger: Ledger, node: str, cards: Sequence[Card]) -> tuple[Use, ...]:
-    """What pods hold of these together."""
+def _uses(ledger: Ledger, node: str, cards: Sequence[Card], gpuid: str = "") -> tuple[Use, ...]:
+    """What pods hold of these together; gpuid: the one that the only card has."""
     uses = []
     for holding in ledger.holdings(node):
         on = [(share, card) for card in cards for share in holding.shares if share.is_on(card)]
@@ -153,9 +155,14 @@ def _uses(ledger: Ledger, node: str, cards: Sequence[Card]) -> tuple[Use, ...]:
             amounts = [holding.uses(card) for card in dict.fromkeys(card for _, card in on)]
             containers = tuple(sorted({share.container for share, _ in on}))
             certain = all(share.card is not None for share, _ in on)
-            core, memory = sum(a.core for a in amounts), sum(a.memory for a in amounts)
-            uses.append(Use(_name(holding), containers, core, memory, certain, holding.wishes, holding.dialect))
-    return tuple(uses)
+            keeps = holding.occupies and holding.gpuid == gpuid
+            core, memory = (0, 0) if keeps else (sum(a.core for a in amounts), sum(a.memory for a in amounts))
+            occupies = holding.gpuid if holding.occupies else ""
+            uses.append(
+                Use(_name(holding), containers, core, memory, certain, holding.wishes, holding.dialect, occupies)
+            )
+    users = tuple(use for use in uses if not gpuid or use.occupies != gpuid)
+    return users or tuple(uses)
 
 
 def _name(holding: Holding) -> str:
