@@ -1,14 +1,17 @@
-"""The webhook's HTTP side: `/mutate` and `/validate` of pods, `/healthz`, `/readyz`."""
+"""The webhook's HTTP side: `/mutate` and `/validate` of pods and MtgpuPods, `/healthz`, `/readyz`."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from flask import Flask
 
+from mgpu.dialects import mtgpu
 from mgpu.model.errors import Problem
 from mgpu.serving.app import new_app, probes, reviewing
 from mgpu.serving.review import Reply, Review, allow, deny
 from mgpu.settings import Settings
+from webhook.mtgpupods import validate_mtgpupod_create, validate_mtgpupod_update
 from webhook.mutate import mutate
 from webhook.validate import strange_wishes, validate_create, validate_update
 
@@ -29,11 +32,12 @@ def make_app(settings: Settings, ready: Callable[[], str] = str) -> Flask:
         if not problems:
             return allow(review, warnings=warnings)
         _log_denial(review, problems)
-        return deny(review, problems, code=422 if review.operation == "CREATE" else 403, warnings=warnings)
+        code = 403 if review.operation == "UPDATE" and review.kind == "Pod" else 422
+        return deny(review, problems, code=code, warnings=warnings)
 
     app = new_app()
     reviewing(app, "/mutate", mutating, kinds=("Pod",))
-    reviewing(app, "/validate", validating, kinds=("Pod",))
+    reviewing(app, "/validate", validating, kinds=("Pod", mtgpu.KIND))
     probes(app, ready)
     return app
 
@@ -41,15 +45,26 @@ def make_app(settings: Settings, ready: Callable[[], str] = str) -> Flask:
 def _problems(review: Review, settings: Settings) -> Sequence[Problem]:
     if review.object is None:
         return ()
+    if review.kind == mtgpu.KIND:
+        return _problems_of_mtgpupod(review, review.object, settings)
     if review.operation == "CREATE" and review.resource == "pods":
-        return validate_create(review.object, settings)
+        return validate_create(review.object, settings, review.user)
     if review.operation == "UPDATE" and review.old is not None:
         return validate_update(review.object, review.old, review.user, settings)
     return ()
 
 
+def _problems_of_mtgpupod(review: Review, raw: Mapping[str, Any], settings: Settings) -> Sequence[Problem]:
+    """Writes of the status (`mtgpupods/status`) can change nothing that is looked at."""
+    if review.operation == "CREATE":
+        return validate_mtgpupod_create(raw, settings)
+    if review.operation == "UPDATE" and review.old is not None and review.resource == "mtgpupods":
+        return validate_mtgpupod_update(raw, review.old, settings)
+    return ()
+
+
 def _warnings(review: Review) -> Sequence[str]:
-    if review.object is None or review.operation not in ("CREATE", "UPDATE"):
+    if review.object is None or review.operation not in ("CREATE", "UPDATE") or review.kind == mtgpu.KIND:
         return ()
     return strange_wishes(review.object, review.old)
 
@@ -64,4 +79,4 @@ def _log_denial(review: Review, problems: Sequence[Problem]) -> None:
         "user": review.user,
         "problems": [str(problem) for problem in problems],
     }
-    _log.info("pod denied", extra=fields)
+    _log.info("%s denied", review.kind.lower(), extra=fields)

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from mgpu import dialects
+from mgpu.dialects import mtgpu
 from mgpu.dialects.node_resources import SHARE
 from mgpu.dialects.vocabulary import mixing, vocabularies, vocabulary_of
 from mgpu.model.asks import Ask
@@ -15,17 +16,21 @@ from mgpu.model.pods import Pod, read_pod
 from mgpu.model.quantities import same_quantity
 from mgpu.model.wishes import ALL, PREFIX, field
 from mgpu.settings import Settings
+from webhook import mtgpupods
 
 _PROCESSES = ("mgpu-scheduler", "mgpu-deviceplugin", "mgpu-webhook")
 
 
-def validate_create(raw: Mapping[str, Any], settings: Settings) -> list[Problem]:
+def validate_create(raw: Mapping[str, Any], settings: Settings, user: str = "") -> list[Problem]:
     """Every rule that a new pod breaks, in the order of its fields; nothing for a pod that asks for no GPU.
 
+    user: who makes it; "": nobody of the suite.
     Raises BadObject where the pod's JSON has parts of a wrong type.
     """
     pod = read_pod(raw)
     problems = [*mixing(pod), *_unequal(pod)]
+    if mtgpu.enabled(settings) and user not in identities(settings):
+        problems += mtgpupods.foreign(pod)
     asks: list[Ask] = []
     for dialect in dialects.enabled(settings):
         try:
@@ -42,7 +47,7 @@ def validate_create(raw: Mapping[str, Any], settings: Settings) -> list[Problem]
 
 
 def validate_update(raw: Mapping[str, Any], old_raw: Mapping[str, Any], user: str, settings: Settings) -> list[Problem]:
-    """What a change of a GPU pod (its status too) may not touch: placements, and the annotations of its ask.
+    """What a change of a pod (its status too) may not touch: placements, and the annotations of its ask.
 
     Resources are immutable in Kubernetes, so what annotations say of them is too. Wishes are read when cards are
     decided: they may change until the pod has a node, to good ones. Raises BadObject as above.
@@ -53,11 +58,12 @@ def validate_update(raw: Mapping[str, Any], old_raw: Mapping[str, Any], user: st
         for key in sorted({*pod.annotations, *old.annotations})
         if pod.annotations.get(key) != old.annotations.get(key)
     ]
+    copied = [*mtgpupods.copied(changed)] if mtgpu.enabled(settings) else []
     if not changed or not vocabularies(old):
-        return []
+        return copied
     trusted = user in identities(settings)
     asks, wishes = _asks(pod, old, changed, settings), _wishes(pod, old, changed, settings)
-    return _in_order([*_placements(changed, user, trusted=trusted), *asks, *wishes])
+    return _in_order([*_placements(changed, user, trusted=trusted), *copied, *asks, *wishes])
 
 
 def strange_wishes(raw: Mapping[str, Any], old_raw: Mapping[str, Any] | None) -> list[str]:

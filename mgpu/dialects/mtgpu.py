@@ -39,10 +39,13 @@ OCCUPY_LABEL = "mgpu.io/occupies"
 _OCCUPY = "mtgpupod-occupypod-"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 
+_NODE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
+"""A DNS subdomain (RFC 1123), which every node's name is."""
 _DECIMAL = re.compile(r"(0|[1-9]\d{0,3})(?:\.(\d{1,3}))?", re.ASCII)
 _BYTES = re.compile(r"[1-9]\d{0,18}", re.ASCII)
 _GPUID = re.compile(r"[a-z0-9]{1,63}", re.ASCII)
 _LONGEST_NAME = 253
+_NO_NODE = Problem("spec.nodeName", "is missing; the user of an MtgpuPod chooses its node")
 MOST_MEMORY = MAX // 1000
 
 
@@ -87,13 +90,18 @@ def enabled(settings: Settings) -> bool:
 
 
 def read_mtgpupod(raw: Mapping[str, Any]) -> MtgpuPod:
-    """Raises BadObject with every broken rule, in the order of the fields."""
+    """Raises BadObject with every broken rule, in the order of the fields.
+
+    One that has its card was admitted once: only what its account is made of is looked at, so that neither a stricter
+    rule nor an annotation that came later takes the account away.
+    """
     pod = read_pod(raw)
-    problems = [*_problems(pod)]
+    status = raw.get("status") or {}
+    bound, made = status.get("BoundDeviceID"), status.get("PodObjectMeta") or {}
+    problems = [*(_of_the_account(pod) if bound else _problems(pod))]
     if problems:
         raise BadObject(problems)
-    said, status = pod.annotations, raw.get("status") or {}
-    bound, made = status.get("BoundDeviceID"), status.get("PodObjectMeta") or {}
+    said = pod.annotations
     return MtgpuPod(
         pod.namespace,
         pod.name,
@@ -128,14 +136,9 @@ def milli(text: str) -> int | None:
 
 def _problems(pod: Pod) -> Iterator[Problem]:
     yield from _of_the_share(pod.annotations)
-    gpuid = pod.annotations.get(GPUID, "")
     for key in sorted(set(WISHES) & set(pod.annotations)):
         yield Problem(_path(key), f"is a wish for cards, while an MtgpuPod names its card by {GPUID}; leave it out")
-    if not pod.node:
-        yield Problem("spec.nodeName", "is missing; the user of an MtgpuPod chooses its node")
-    elif len(occupy_name(pod.node, gpuid)) > _LONGEST_NAME:
-        text = f"is too long: with the GPUID, the name of the occupy pod has more than {_LONGEST_NAME} characters"
-        yield Problem("spec.nodeName", text)
+    yield from _of_the_node(pod)
     if not pod.app_containers:
         yield Problem("spec.containers", "is missing; an MtgpuPod runs at least one container")
     for container in pod.containers:
@@ -145,6 +148,24 @@ def _problems(pod: Pod) -> Iterator[Problem]:
             if vocabulary_of(name) or name == SHARE:
                 path = (container.asked(name) or ("", ""))[1]
                 yield Problem(path, f"asks for GPU a second time; an MtgpuPod's share stands in {REQUEST} and {MEMORY}")
+
+
+def _of_the_account(pod: Pod) -> Iterator[Problem]:
+    yield from _of_the_share(pod.annotations)
+    if not pod.node:
+        yield _NO_NODE
+
+
+def _of_the_node(pod: Pod) -> Iterator[Problem]:
+    gpuid = pod.annotations.get(GPUID, "")
+    if not pod.node:
+        yield _NO_NODE
+    elif len(pod.node) > _LONGEST_NAME or not _NODE.fullmatch(pod.node):
+        text = "must be the name of a node: lower-case letters, digits, '-' and '.'"
+        yield Problem("spec.nodeName", f"{text}, not {pod.node[:64]!r}")
+    elif _GPUID.fullmatch(gpuid) and len(occupy_name(pod.node, gpuid)) > _LONGEST_NAME:
+        text = f"is too long: with the GPUID, the name of the occupy pod has more than {_LONGEST_NAME} characters"
+        yield Problem("spec.nodeName", text)
 
 
 def _of_the_share(said: Mapping[str, str]) -> Iterator[Problem]:
@@ -162,7 +183,7 @@ def _of_the_share(said: Mapping[str, str]) -> Iterator[Problem]:
                 amounts[key] = amount
     if amounts.get(LIMIT) == 0:
         yield Problem(_path(LIMIT), "must be above 0")
-    elif amounts.get(REQUEST, 0) > amounts.get(LIMIT, WHOLE_CORE):
+    if amounts.get(REQUEST, 0) > amounts.get(LIMIT, WHOLE_CORE):
         yield Problem(_path(REQUEST), f"is {said[REQUEST]}, more than {LIMIT}, which is {said[LIMIT]}")
     if MEMORY in said and not (_BYTES.fullmatch(said[MEMORY]) and int(said[MEMORY]) <= MOST_MEMORY):
         text = f"must be a whole number of bytes from 1 to {MOST_MEMORY}, such as 1073741824"

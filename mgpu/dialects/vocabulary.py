@@ -14,7 +14,8 @@ _NAMES = {
 }
 _SLICE = re.compile(r"nvidia\.com/(gpu-\d+[A-Za-z]*|mig-.+)", re.ASCII)
 """Misspelt ones too: the dialect denies them, which nobody else would."""
-_MTGPU = "lsalab.nthu/"
+MTGPU = "lsalab.nthu/"
+"""How the annotations of MtgpuPods begin; the Pods that are made for them have them too."""
 
 
 def vocabulary_of(resource: str) -> str | None:
@@ -35,7 +36,7 @@ def vocabularies(pod: Pod) -> dict[str, str]:
             kind = "requests" if resource in container.requests else "limits"
             found.setdefault(name, f"{container.path}.resources.{kind}[{resource}]")
     for key in pod.annotations:
-        if key.startswith(_MTGPU):
+        if key.startswith(MTGPU):
             found.setdefault("mtgpu", f"metadata.annotations[{key}]")
     return found
 

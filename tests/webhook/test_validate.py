@@ -53,7 +53,8 @@ def test_the_carrier_alone_stands_for_no_card() -> None:
 
 
 def test_an_annotation_of_another_vocabulary_mixes_too() -> None:
-    assert fields(share(annotations={"lsalab.nthu/GPUID": "a"})) == ["metadata.annotations[lsalab.nthu/GPUID]"]
+    raw = share(annotations={"lsalab.nthu/GPUID": "a"})
+    assert [p.field for p in validate_create(raw, SETTINGS, SCHEDULER)] == ["metadata.annotations[lsalab.nthu/GPUID]"]
 
 
 def test_requests_and_limits_must_be_equal_in_value() -> None:

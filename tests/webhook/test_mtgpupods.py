@@ -1,0 +1,223 @@
+"""MtgpuPods at admission, and Pods that look as if they were an MtgpuPod's (the rules of a share: test_mtgpu.py)."""
+
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from mgpu.dialects import mtgpu
+from mgpu.dialects.mtgpu import ANNOTATIONS, GPUID, LIMIT, MEMORY, REQUEST
+from mgpu.model.errors import Problem
+from mgpu.settings import load_settings
+from tests.builders import card, pod, share
+from tests.mgpu.serving.reviews import review
+from webhook.app import make_app
+from webhook.mtgpupods import validate_mtgpupod_create, validate_mtgpupod_update
+from webhook.mutate import mutate
+from webhook.validate import validate_create, validate_update
+
+SETTINGS = load_settings()
+OFF = load_settings(flags={"dialects.mtgpu.enabled": "false"})
+SCHEDULER = "system:serviceaccount:mgpu-system:mgpu-scheduler"
+SAID = {REQUEST: "0.2", LIMIT: "1", MEMORY: "1024", GPUID: "zxcvb"}
+PLACED, WISH = "vke.volcengine.com/gpu-index-container-c", "mgpu.io/card-models"
+ANEW = "it cannot be changed; delete the MtgpuPod and make another"
+
+
+def mtgpupod(said: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+    raw = pod("p", {"name": "c", "image": "cuda"}, annotations={**SAID, **(said or {})}, node="n1")
+    return {**raw, "apiVersion": mtgpu.API_VERSION, "kind": mtgpu.KIND, "spec": {**raw["spec"], **spec}}
+
+
+def without(raw: dict[str, Any], key: str) -> dict[str, Any]:
+    kept = {k: v for k, v in raw["metadata"]["annotations"].items() if k != key}
+    return {**raw, "metadata": {**raw["metadata"], "annotations": kept}}
+
+
+def created(raw: Any, settings: Any = SETTINGS) -> list[str]:
+    return [problem.field for problem in validate_mtgpupod_create(raw, settings)]
+
+
+def changed(old: Any, new: Any) -> list[str]:
+    return [str(problem) for problem in validate_mtgpupod_update(new, old, SETTINGS)]
+
+
+def path(key: str) -> str:
+    return f"metadata.annotations[{key}]"
+
+
+def test_a_good_one_has_no_problem() -> None:
+    assert created(mtgpupod()) == []
+
+
+def test_a_bad_one_is_told_all_at_once_whatever_its_status_claims() -> None:
+    asking = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    raw = without(mtgpupod({REQUEST: "2", PLACED: "0", WISH: "A100"}, containers=[asking]), MEMORY)
+    found = created({**raw, "status": {"BoundDeviceID": "GPU-forged"}})
+    where = "spec.containers[0].resources.limits[nvidia.com/gpu]"
+    assert found == [path(PLACED), path(MEMORY), path(REQUEST), path(WISH), where]
+
+
+def test_parts_of_a_wrong_type_are_problems_too() -> None:
+    assert created(mtgpupod(containers=[{"name": "c", "env": "x"}])) == ["spec.containers[0].env"]
+
+
+def test_where_they_are_not_served_they_are_not_looked_at() -> None:
+    bad = mtgpupod({REQUEST: "NaN"})
+    assert created(bad, OFF) == []
+    assert validate_mtgpupod_update(bad, mtgpupod(), OFF) == []
+    marked = pod("p", {"name": "c"}, annotations=SAID)
+    assert validate_create(marked, OFF) == []
+    assert validate_update(marked, pod("p", {"name": "c"}), "alice", OFF) == []
+
+
+@pytest.mark.parametrize("key", ANNOTATIONS)
+def test_what_the_card_is_chosen_by_is_fixed(key: str) -> None:
+    other = {REQUEST: "0.3", LIMIT: "0.9", MEMORY: "2048", GPUID: "qwert"}[key]
+    wanted = f"{path(key)}: is what the card is chosen by; {ANEW}"
+    assert changed(mtgpupod(), mtgpupod({key: other})) == [wanted]
+    assert wanted in changed(mtgpupod(), without(mtgpupod(), key))
+    assert changed(without(mtgpupod(), key), mtgpupod()) == [wanted]
+
+
+def test_the_same_amount_written_in_another_way_is_a_change() -> None:
+    """Others read the text: the Pod has a copy of it."""
+    assert changed(mtgpupod(), mtgpupod({REQUEST: "0.20"})) != []
+
+
+SPECS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "another node": ({"nodeName": "n2"}, ["nodeName"]),
+    "another image": ({"containers": [{"name": "c", "image": "other"}]}, ["containers"]),
+    "a field more": ({"terminationGracePeriodSeconds": 0}, ["terminationGracePeriodSeconds"]),
+    "several": ({"tolerations": [], "nodeName": "n2"}, ["nodeName", "tolerations"]),
+}
+
+
+@pytest.mark.parametrize(("spec", "fields"), SPECS.values(), ids=SPECS)
+def test_the_spec_is_fixed_as_a_whole(spec: dict[str, Any], fields: list[str]) -> None:
+    wanted = [f"spec.{field}: is what its Pod is made from; {ANEW}" for field in fields]
+    assert changed(mtgpupod(), mtgpupod(**spec)) == wanted
+    assert changed(mtgpupod(**spec), mtgpupod()) == wanted
+
+
+def test_labels_finalizers_and_other_annotations_are_free() -> None:
+    new = mtgpupod({"team": "a", "kubectl.kubernetes.io/last-applied-configuration": "{}"})
+    new["metadata"] |= {
+        "labels": {"a": "b"},
+        "finalizers": [mtgpu.FINALIZER],
+        "deletionTimestamp": "2026-01-01T00:00:00Z",
+    }
+    assert changed(mtgpupod(), new) == []
+    assert changed(new, mtgpupod()) == []
+
+
+@pytest.mark.parametrize("key", [PLACED, WISH])
+def test_an_annotation_that_would_break_it_may_go_but_not_come(key: str) -> None:
+    assert [line.partition(": ")[0] for line in changed(mtgpupod(), mtgpupod({key: "1"}))] == [path(key)]
+    assert changed(mtgpupod({key: "1"}), mtgpupod()) == []
+    assert changed(mtgpupod({key: "1"}), mtgpupod({key: "2"})) == []
+
+
+def test_one_that_was_never_good_can_still_be_finished() -> None:
+    old = without(mtgpupod({REQUEST: "NaN", WISH: "A100"}, nodeName=""), MEMORY)
+    old["metadata"]["finalizers"] = [mtgpu.FINALIZER]
+    assert changed(old, {**old, "metadata": {**old["metadata"], "finalizers": []}}) == []
+
+
+@pytest.fixture
+def client() -> FlaskClient:
+    return make_app(SETTINGS).test_client()
+
+
+def ask(client: FlaskClient, raw: Any, operation: str = "CREATE", path: str = "/validate", **over: Any) -> Any:
+    kind = {"group": "lsalab.nthu", "version": "v1", "kind": "MtgpuPod"}
+    resource = {"group": "lsalab.nthu", "version": "v1", "resource": "mtgpupods"}
+    got: Any = client.post(path, json=review(raw, operation, kind=kind, resource=resource, **over))
+    return got.json["response"]
+
+
+def test_the_webhook_answers_for_mtgpupods(client: FlaskClient) -> None:
+    assert ask(client, mtgpupod()) == {"uid": "review-1", "allowed": True}
+    denied = ask(client, mtgpupod({REQUEST: "NaN"}))
+    assert (denied["allowed"], denied["status"]["code"]) == (False, 422)
+    assert denied["status"]["details"]["kind"] == "MtgpuPod"
+    assert (
+        "must be a decimal from 0 to 1 with at most three places, such as 0.25, not 'NaN'"
+        in denied["status"]["message"]
+    )
+
+
+def test_nobody_changes_what_is_fixed_not_even_the_suite(client: FlaskClient) -> None:
+    for user in ("alice", SCHEDULER):
+        denied = ask(client, mtgpupod({GPUID: "qwert"}), "UPDATE", old=mtgpupod(), user=user)
+        assert (denied["allowed"], denied["status"]["code"]) == (False, 422)
+    assert ask(client, mtgpupod({"team": "a"}), "UPDATE", old=mtgpupod())["allowed"]
+
+
+def test_status_writes_and_deletions_are_not_looked_at(client: FlaskClient) -> None:
+    bad = mtgpupod({REQUEST: "NaN"})
+    assert ask(client, {**bad, "status": {"BoundDeviceID": "x"}}, "UPDATE", old=bad, subresource="status")["allowed"]
+    assert ask(client, None, "DELETE", old=bad)["allowed"]
+
+
+def made(user_env: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The Pod that the controller makes for `mtgpupod()`."""
+    env = [{"name": k, "value": v} for k, v in mtgpu.environment(mtgpu.read_mtgpupod(mtgpupod()), card()).items()]
+    mine = {"name": "c", "env": [*({"name": name, "value": "x"} for name in user_env), *env]}
+    return pod("p", mine, init=({**mine, "name": "i"},), annotations=SAID, node="n1")
+
+
+def test_the_suites_own_pod_passes_as_it_is() -> None:
+    assert validate_create(made(("A",)), SETTINGS, SCHEDULER) == []
+    assert mutate(made(("A",)), SETTINGS).patch == ()
+
+
+@pytest.mark.parametrize(
+    "user", ["alice", "", "system:serviceaccount:kube-system:replicaset-controller", SCHEDULER + "x"]
+)
+@pytest.mark.parametrize("said", [SAID, {GPUID: "abc"}, {"lsalab.nthu/other": ""}], ids=["all", "one", "any"])
+def test_a_pod_that_looks_like_one_is_sent_to_mtgpupods(user: str, said: dict[str, str]) -> None:
+    first = min(said)
+    assert validate_create(pod("p", {"name": "c"}, annotations=said), SETTINGS, user) == [
+        Problem(
+            path(first),
+            "is for MtgpuPods, whose Pods mgpu makes; make an object of kind MtgpuPod (lsalab.nthu/v1) in place of "
+            "this Pod",
+        )
+    ]
+
+
+def test_the_webhook_knows_who_makes_a_pod(client: FlaskClient) -> None:
+    answers = [client.post("/validate", json=review(made(), user=user)).json for user in ("alice", SCHEDULER)]
+    assert [answer["response"]["allowed"] for answer in answers if answer] == [False, True]
+
+
+CHANGES: dict[str, tuple[dict[str, str], dict[str, str], list[str]]] = {
+    "added": ({}, {GPUID: "a"}, [GPUID]),
+    "changed": (SAID, {**SAID, MEMORY: "9"}, [MEMORY]),
+    "removed": (SAID, {}, sorted(SAID)),
+    "one removed": (SAID, {k: v for k, v in SAID.items() if k != LIMIT}, [LIMIT]),
+    "unknown before": ({"lsalab.nthu/x": "1"}, {"lsalab.nthu/x": "2"}, ["lsalab.nthu/x"]),
+}
+
+
+@pytest.mark.parametrize(("before", "now", "keys"), CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("user", ["alice", SCHEDULER])
+def test_a_pods_copy_of_them_is_fixed(before: Any, now: Any, keys: list[str], user: str) -> None:
+    old, new = (pod("p", {"name": "c"}, annotations=said) for said in (before, now))
+    found = validate_update(new, old, user, SETTINGS)
+    assert [problem.field for problem in found] == [path(key) for key in keys]
+    assert {problem.message for problem in found} == {
+        "is copied from an MtgpuPod when its Pod is made; it cannot be added, changed or removed afterwards"
+    }
+
+
+def test_a_gpu_pod_cannot_become_one_either() -> None:
+    found = validate_update(share(annotations=SAID), share(), "alice", SETTINGS)
+    assert [problem.field for problem in found] == [path(key) for key in sorted(SAID)]
+
+
+def test_pods_that_had_them_before_mgpu_came_live_on() -> None:
+    old = pod("p", {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1"}}}, annotations=SAID, node="n1")
+    meta = {**old["metadata"], "labels": {"a": "b"}, "finalizers": [], "annotations": {**SAID, "team": "a"}}
+    assert validate_update({**old, "metadata": meta, "status": {"phase": "Running"}}, old, "alice", SETTINGS) == []

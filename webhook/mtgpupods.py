@@ -1,0 +1,78 @@
+"""The rules that admission holds MtgpuPods to, and Pods with their annotations. Pure; `mgpu simulate` calls it too."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from mgpu import dialects
+from mgpu.dialects import mtgpu
+from mgpu.dialects.vocabulary import MTGPU
+from mgpu.model.errors import BadObject, Problem
+from mgpu.model.pods import Pod
+from mgpu.settings import Settings
+
+_ANEW = "it cannot be changed; delete the MtgpuPod and make another"
+
+
+def validate_mtgpupod_create(raw: Mapping[str, Any], settings: Settings) -> list[Problem]:
+    """Every rule that a new MtgpuPod breaks, parts of a wrong type too. What its `status` says does not count: the API
+    server drops it. Nothing where MtgpuPods are not served.
+    """
+    return _broken(raw) if mtgpu.enabled(settings) else []
+
+
+def validate_mtgpupod_update(raw: Mapping[str, Any], old: Mapping[str, Any], settings: Settings) -> list[Problem]:
+    """What a change of an MtgpuPod may not touch: what its card is chosen by, and its spec, from which its Pod is made.
+
+    Everything else may change, to what breaks no rule that it did not break before: whoever removes a finalizer of an
+    MtgpuPod that was never good is not held up.
+    """
+    if not mtgpu.enabled(settings):
+        return []
+    said = _differing(_part(raw, "metadata", "annotations"), _part(old, "metadata", "annotations"))
+    spec = _differing(_part(raw, "spec"), _part(old, "spec"))
+    before = _broken(old)
+    return [
+        *(Problem(_path(key), f"is what the card is chosen by; {_ANEW}") for key in said if key in mtgpu.ANNOTATIONS),
+        *(Problem(f"spec.{key}", f"is what its Pod is made from; {_ANEW}") for key in spec),
+        *(problem for problem in _broken(raw) if problem not in before),
+    ]
+
+
+def foreign(pod: Pod) -> Iterator[Problem]:
+    """Of a new Pod that the suite did not make: it would look like an MtgpuPod's, which has a card."""
+    for key in sorted(key for key in pod.annotations if key.startswith(MTGPU))[:1]:
+        text = f"is for MtgpuPods, whose Pods mgpu makes; make an object of kind {mtgpu.KIND} ({mtgpu.API_VERSION})"
+        yield Problem(_path(key), f"{text} in place of this Pod")
+
+
+def copied(changed: Iterable[str]) -> Iterator[Problem]:
+    """Of a Pod with these changed annotations. Pods that had them before mgpu came keep them, too."""
+    for key in changed:
+        if key.startswith(MTGPU):
+            text = "is copied from an MtgpuPod when its Pod is made; it cannot be added, changed or removed afterwards"
+            yield Problem(_path(key), text)
+
+
+def _broken(raw: Mapping[str, Any]) -> list[Problem]:
+    recorded = sorted(filter(dialects.is_placement_annotation, _part(raw, "metadata", "annotations")))
+    found = [Problem(_path(key), "records a placement, which only mgpu decides; leave it out") for key in recorded]
+    try:
+        mtgpu.read_mtgpupod({key: value for key, value in raw.items() if key != "status"})
+    except BadObject as error:
+        found += error.problems
+    return found
+
+
+def _part(raw: Any, *path: str) -> Mapping[str, Any]:
+    """The object at a path; empty where there is none, or something of a wrong type, which `_broken` reports."""
+    for key in path:
+        raw = raw.get(key) if isinstance(raw, dict) else None
+    return raw if isinstance(raw, dict) else {}
+
+
+def _differing(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+    return sorted(key for key in {*now, *before} if now.get(key) != before.get(key))
+
+
+def _path(key: str) -> str:
+    return f"metadata.annotations[{key}]"
