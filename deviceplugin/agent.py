@@ -14,6 +14,7 @@ from deviceplugin.cdi import CdiFiles
 from deviceplugin.checkpoint import FILE, read_checkpoint
 from deviceplugin.exchange import Exchange
 from deviceplugin.ids import MAX_IDS, device_ids
+from deviceplugin.limits_files import LimitsFiles
 from deviceplugin.mig.driver import MigDriver
 from deviceplugin.mps.clients import mps_of
 from deviceplugin.offers import WHOLE_CARDS, as_ids, budget
@@ -78,6 +79,12 @@ class Agent:
             lambda: self._slices.wake(),
         )
         self._records = RecordWriter(api)
+        self._limits = LimitsFiles(
+            own.limits_dir,
+            lambda: self._pods.limited() if self._reflector.synced else None,
+            self._gpus,
+            lambda problem: self._warn_node(problem, "MgpuLimits"),
+        )
         self._owners = PodResources(pod_resources_socket(own))
         self._runtime = ContainerRuntime(Path(own.cri_socket) if own.cri_socket else None)
         files = CdiFiles(Path(own.cdi_dir))
@@ -149,7 +156,7 @@ class Agent:
     async def _run(self) -> None:
         for wakeup in (self._cards_changed, self._pods_changed, self._stopping):
             wakeup.bind()
-        for part in (self._reflector, self._reporter, self._cards, self._records, self._slices):
+        for part in (self._reflector, self._reporter, self._cards, self._records, self._slices, self._limits):
             part.start()
         log.info("started", extra={"node": self._node_name})
         if self._settings.deviceplugin.enforce == "mps" and self._node.mps is None:
@@ -279,6 +286,7 @@ class Agent:
         """Nothing starts before all pods and cards are known, and what was of gone pods goes."""
         while not self._reflector.synced:
             await self._pods_changed.wait(1.0)
+        self._limits.wake()
         async with asyncio.TaskGroup() as group:
             group.create_task(keep_clean(self._pods, self._keepers, self._pods_changed))
             group.create_task(self._mps.run())
@@ -329,11 +337,13 @@ class Agent:
     def _take_cards(self, cards: tuple[Card, ...]) -> None:
         self._reporter.update(cards, self._source.driver)
         self._slices.wake()
+        self._limits.wake()
         self._cards_changed.wake()
         self._pods_changed.wake()
 
     def _take_pods(self) -> None:
         self._reporter.update()
+        self._limits.wake()
         self._pods_changed.wake()
 
     def _cut_anew(self) -> None:
@@ -374,3 +384,4 @@ class Agent:
         self._cards.stop()
         self._records.stop()
         self._slices.stop()
+        self._limits.stop()

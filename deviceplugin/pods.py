@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
+from deviceplugin.limited import Limited, read_limited
 from mgpu import dialects
 from mgpu.model.asks import Amount, Ask, ContainerAsk, peak
 from mgpu.model.errors import BadObject
@@ -72,6 +73,7 @@ class NodePods:
         self._amended: dict[str, Mapping[str, str]] = {}
         # UID of every pod, GPU or not → (the kubelet's UID, namespace/name, ended).
         self._present: dict[str, tuple[str, str, bool]] = {}
+        self._limited: dict[str, Limited] = {}
         self.dropped = 0
         self._ordered: tuple[GpuPod, ...] | None = None
         self._lock = threading.Lock()
@@ -85,6 +87,7 @@ class NodePods:
             present = annotations.get(MIRROR, uid), key, ended
             kept = self._present.get(uid) == present
             self._present[uid] = present
+            kept = self._keep_limited(raw, ended=ended) and kept
             amended = self._amended.get(uid, {})
             if amended.items() <= annotations.items():
                 self._amended.pop(uid, None)
@@ -101,6 +104,7 @@ class NodePods:
         with self._lock:
             self._amended.pop(uid, None)
             self._present.pop(uid, None)
+            self._limited.pop(uid, None)
             self._pods.pop(uid, None)
             self._ordered = None
             self.dropped += 1
@@ -132,6 +136,20 @@ class NodePods:
         """All pods of the node, those without GPU too: the kubelet's UID → (namespace/name, whether it has ended)."""
         with self._lock:
             return {kubelets: (key, ended) for kubelets, key, ended in self._present.values()}
+
+    def limited(self) -> tuple[Limited, ...]:
+        """The Pods of MtgpuPods that have not ended."""
+        with self._lock:
+            return tuple(sorted(self._limited.values()))
+
+    def _keep_limited(self, raw: Mapping[str, Any], *, ended: bool) -> bool:
+        """Whether it is as it was. One that is orphaned is held to its limits for as long as it runs."""
+        uid = raw["metadata"]["uid"]
+        before = self._limited.pop(uid, None)
+        now = None if ended else read_limited(raw) or before
+        if now:
+            self._limited[uid] = now
+        return now == before
 
     def all(self) -> tuple[GpuPod, ...]:
         """Oldest first, then by namespace, name and UID."""

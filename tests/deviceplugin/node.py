@@ -85,7 +85,7 @@ class Node:
 
     def __init__(self, url: str, folder: Path, cards: object) -> None:
         self.url, self.folder, self.api = url, folder, api_of(url)
-        self.file = folder / "cards.yaml"
+        self.file, self.limits = folder / "cards.yaml", folder / "limits"
         self.set_cards(cards)
         self.runtime = Runtime(folder / "cdi")
         config = KubeletConfig("n1", folder, retry_seconds=0.2, status_seconds=0.2)
@@ -100,7 +100,7 @@ class Node:
     @contextmanager
     def agent(self, **settings: Any) -> Iterator[Agent]:
         """settings: of the block `deviceplugin`, or by their whole path."""
-        folders = {"kubeletDir": str(self.folder), "cdiDir": str(self.folder / "cdi")}
+        folders = {"kubeletDir": str(self.folder), "cdiDir": str(self.folder / "cdi"), "limitsDir": str(self.limits)}
         own = {"node": "n1", **folders, "criSocket": str(self.folder / "cri.sock"), **settings}
         api = api_of(self.url)
         parsed = load_settings(flags={k if "." in k else f"deviceplugin.{k}": value for k, value in own.items()})

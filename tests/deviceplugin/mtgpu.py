@@ -1,0 +1,34 @@
+"""What the scheduler's controller makes for MtgpuPods: their Pods, and the occupy pods that keep their cards."""
+
+from typing import Any
+
+from mgpu.dialects import mtgpu
+from tests.builders import pod
+from tests.deviceplugin.desk import asking
+
+WHOLE = "nvidia.com/gpu"
+GIB = 1 << 30
+
+
+def pod_of(
+    name: str,
+    card: str,
+    request: str = "0.2",
+    limit: str = "1.0",
+    memory: int = GIB,
+    **more: Any,
+) -> dict[str, Any]:
+    """The Pod of an MtgpuPod of this name, on the card with this UUID."""
+    said = dict(zip(mtgpu.ANNOTATIONS, (request, limit, str(memory), "zxcvb"), strict=True))
+    raw = pod(name, {"name": "c", "image": "cuda", "env": [{"name": mtgpu.VISIBLE, "value": card}]}, **more)
+    raw["metadata"]["annotations"] = said
+    owner = {"apiVersion": mtgpu.API_VERSION, "kind": mtgpu.KIND, "name": name, "uid": f"mtgpu-{name}"}
+    raw["metadata"]["ownerReferences"] = [{**owner, "controller": True, "blockOwnerDeletion": True}]
+    return raw
+
+
+def occupy_pod(gpuid: str = "zxcvb", node: str = "n1") -> dict[str, Any]:
+    """Without a record, as it is where NVIDIA's plugin serves whole cards."""
+    raw = pod(mtgpu.occupy_name(node, gpuid), asking("c", {WHOLE: 1}), namespace="kube-system", node=node)
+    raw["metadata"]["labels"] = {mtgpu.OCCUPY_LABEL: gpuid, "app.kubernetes.io/managed-by": "mgpu"}
+    return raw
