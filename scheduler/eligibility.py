@@ -1,4 +1,6 @@
-"""Which cards of all nodes a pod's wishes rule out: by the model and the UUID of each, kept up to date row by row."""
+"""Which cards of all nodes are out for a pod: those with a GPUID, and by the model and the UUID of each those that its
+wishes rule out; kept up to date row by row.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,6 +9,7 @@ import numpy.typing as npt
 
 from mgpu.model.cards import Card, CardState
 from mgpu.model.wishes import NOT_LISTED, Wishes
+from scheduler.placement.wishing import IN_USE_BY_MTGPUPODS
 
 Codes = npt.NDArray[np.int64]
 
@@ -25,11 +28,16 @@ class Eligibility:
         self._number: dict[str, int] = {}  # of a model: its position in _models
         self._numbers: Codes = np.full((1, 0), -1)  # of each card's model; -1: no card
         self._places: dict[str, set[tuple[int, int]]] = {}  # UUID → (row, column)
+        self._with_gpuid: dict[int, list[int]] = {}  # row → its cards that have one
 
     def put(self, row: int, cards: Sequence[CardState]) -> None:
         """The cards of a row as they are now."""
         now = tuple(state.card for state in cards)
         self._make_room(row + 1, len(now))
+        self._with_gpuid.pop(row, None)
+        named = [column for column, state in enumerate(cards) if state.gpuid]
+        if named:
+            self._with_gpuid[row] = named
         if now == self._cards[row]:
             return
         for column, card in enumerate(self._cards[row]):
@@ -50,8 +58,14 @@ class Eligibility:
 
         At least as large as all that was put.
         """
-        if not wishes.limits_cards:
+        if not wishes.limits_cards and not self._with_gpuid:
             return None
+        codes = self._by_wishes(wishes) if wishes.limits_cards else np.zeros(self._numbers.shape, np.int64)
+        for row, columns in self._with_gpuid.items():
+            codes[row, columns] = self._code_of(IN_USE_BY_MTGPUPODS)
+        return codes
+
+    def _by_wishes(self, wishes: Wishes) -> Codes:
         by_model = [self._code_of(wishes.against(model)) for model in self._models]
         codes = np.array([*by_model, 0], np.int64)[self._numbers]
         if wishes.uuids:

@@ -76,6 +76,15 @@ class CardState:
         return self.shares == 0
 
     @property
+    def core_taken(self) -> int:
+        """What is used or else not to be had by those."""
+        return max(self.core_used, self.card.core) if self.gpuid else self.core_used
+
+    @property
+    def memory_taken(self) -> int:
+        return max(self.memory_used, self.card.memory) if self.gpuid else self.memory_used
+
+    @property
     def core_left(self) -> int:
         """For the MtgpuPods of its GPUID, where it has one."""
         return max(0, self.card.core - self.core_used)

@@ -71,7 +71,7 @@ def _placement(
 
 
 def _open(ask: Ask, cards: Sequence[CardState]) -> Sequence[CardState]:
-    """The same cards, those that the pod's wishes rule out as good as unhealthy. Policies see the true ones."""
+    """The same cards, those that are out (`bars`) as good as unhealthy. Policies see the true ones."""
     barred = bars(ask, cards)
     if not any(barred):
         return cards

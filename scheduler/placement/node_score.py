@@ -38,8 +38,8 @@ def node_score(
         card = state.card
         on_it = [c for c in asks if c.type == card.type and card.index in placement.cards(c.container, c.type)]
         added = peak((c.stage, c.takes(card)) for c in on_it)
-        core_used += state.core_used + added.core
-        memory_used += state.memory_used + added.memory
+        core_used += state.core_taken + added.core
+        memory_used += state.memory_taken + added.memory
         core += card.core
         memory += card.memory
     if not memory:

@@ -15,7 +15,7 @@ from scheduler.placement.wishing import bars
 def refusal(
     state: CardState, container: ContainerAsk, max_shares: int, bar: str | None = None, *, roughly: bool = False
 ) -> str | None:
-    """Why a card cannot take this container alone; None: it can. bar: the pod's wishes rule it out.
+    """Why a card cannot take this container alone; None: it can. bar: what is said of it by `wishing.bars`.
 
     roughly: without amounts, so that there are few reasons over thousands of nodes.
     """
@@ -108,8 +108,8 @@ def alone(
 
 
 def emptied(cards: Sequence[CardState]) -> list[CardState]:
-    """The same cards with nothing on them; what is unhealthy stays so, and a group where it is."""
-    return [CardState(state.card, groups=state.groups) for state in cards]
+    """The same cards with nothing on them; what is unhealthy stays so, and a group or a GPUID where it is."""
+    return [CardState(state.card, groups=state.groups, gpuid=state.gpuid) for state in cards]
 
 
 def _unplaceable_when_empty(ask: Ask, cards: Sequence[CardState], barred: Sequence[str | None]) -> bool:

@@ -17,15 +17,26 @@ _FRESH = HIGHEST // 2
 """The least score of a node that gives the pod cards without others of its spread group; below it are the others."""
 
 
+IN_USE_BY_MTGPUPODS = "in use by MtgpuPods"
+"""Of a card with a GPUID, without it: thousands of nodes must not give thousands of reasons."""
+
+
 def bars(ask: Ask, cards: Sequence[CardState]) -> list[str | None]:
-    """Per card why the pod's wishes rule it out; None: they do not."""
+    """Per card why it is out whatever is free of it: it has a GPUID, or the pod's wishes rule it out; None: it is not.
+
+    Nobody is evicted to free a card of a GPUID: its pods would be made again on it.
+    """
+    named = [IN_USE_BY_MTGPUPODS if state.gpuid else None for state in cards]
     wishes = ask.wishes
     if not wishes.limits_cards and wishes.same_card is None:
-        return [None] * len(cards)
+        return named
     group = wishes.same_card
     here = group is not None and any(group in state.groups for state in cards)
     other = f"{group} is on another card"
-    return [wishes.bar(state.card) or (other if here and group not in state.groups else None) for state in cards]
+    return [
+        name or wishes.bar(state.card) or (other if here and group not in state.groups else None)
+        for name, state in zip(named, cards, strict=True)
+    ]
 
 
 def crowded(ask: Ask, cards: Sequence[CardState]) -> list[bool]:

@@ -29,7 +29,7 @@ EXACT = 1 << 53
 class Rows:
     """n nodes. data: fields × n × cards. totals: fields × n.
 
-    bars: n × cards, 0 or the number in `bar_texts` of why the pod's wishes rule the card out; None: no card is out.
+    bars: n × cards, 0 or the number in `bar_texts` of why the card is out (`wishing.bars`); None: no card is out.
     odd: amounts that the arrays cannot hold; such a row has no cards here, and is for the engine to judge.
     """
 
@@ -53,7 +53,7 @@ class Rows:
         return self.data[:, position].tobytes() + self.totals[:, position].tobytes() + bars
 
     def cards(self, position: int) -> list[CardState]:
-        """The cards of a node that is not odd, without their names and groups."""
+        """The cards of a node that is not odd, without their names, groups and GPUIDs."""
         of_cards = self.data[:, position, : self.totals[COUNT, position]].T.tolist()
         return [
             CardState(
@@ -67,7 +67,7 @@ class Rows:
         ]
 
     def barred(self, position: int) -> list[str | None]:
-        """By card of the node why the pod's wishes rule it out."""
+        """By card of the node why it is out."""
         count = self.totals[COUNT, position]
         codes = [0] * count if self.bars is None else self.bars[position, :count].tolist()
         return [self.bar_texts[code] if code else None for code in codes]
@@ -102,7 +102,7 @@ def described(cards: Sequence[CardState]) -> tuple[Ints, Ints] | None:
         (s.core_free, s.memory_free, s.shares, 1 + s.card.healthy, s.card.core, s.card.memory, s.ratio_free)
         for s in cards
     ]
-    used = [sum(s.core_used for s in cards), sum(s.memory_used for s in cards)]
+    used = [sum(s.core_taken for s in cards), sum(s.memory_taken for s in cards)]
     sizes = [sum(s.card.core for s in cards), sum(s.card.memory for s in cards)]
     if max((*used, *sizes)) >= EXACT or any(s.shares >= EXACT for s in cards):
         return None

@@ -6,37 +6,44 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mgpu.model.asks import Ask
 from mgpu.model.cards import CardState
 from mgpu.model.wishes import NONE, Wishes
 from scheduler.eligibility import Eligibility
+from scheduler.placement.wishing import bars
 from tests.builders import card
 from tests.examples import examples
 
 MODELS = ["A100-SXM4-80GB", "H100", "T4", ""]
-steps = st.lists(
-    st.tuples(st.integers(0, 5), st.lists(st.sampled_from(MODELS), max_size=3), st.integers(0, 2)), max_size=12
-)
+those = st.lists(st.tuples(st.sampled_from(MODELS), st.sampled_from(["", "", "zxcvb"])), max_size=3)
+steps = st.lists(st.tuples(st.integers(0, 5), those, st.integers(0, 2)), max_size=12)
 lists = st.lists(st.sampled_from(["A100", "H100", "T4"]), max_size=2).map(tuple)
 wished = st.builds(Wishes, st.just(""), lists, lists, st.sampled_from([(), ("GPU-0-0",), ("GPU-1-1", "GPU-9-9")]))
 
 
 @given(steps, st.lists(wished, min_size=1, max_size=3))
 @examples(200)
-def test_property_codes_are_what_the_wishes_say(steps: list[tuple[int, list[str], int]], several: list[Wishes]) -> None:
+def test_property_codes_are_what_the_engine_says(
+    steps: list[tuple[int, list[tuple[str, str]], int]], several: list[Wishes]
+) -> None:
     kept = Eligibility()
     rows: dict[int, list[CardState]] = {}
-    for row, models, asked in steps:
-        cards = [CardState(replace(card(i), uuid=f"GPU-{row}-{i}", model=model)) for i, model in enumerate(models)]
+    for row, those, asked in steps:
+        cards = [
+            CardState(replace(card(i), uuid=f"GPU-{row}-{i}", model=model), gpuid=gpuid)
+            for i, (model, gpuid) in enumerate(those)
+        ]
         rows[row] = cards
         kept.put(row, cards)
         wishes = several[asked % len(several)]
         codes = kept.bars(wishes)
         if codes is None:
             assert not wishes.limits_cards
+            assert not any(state.gpuid for held in rows.values() for state in held)
             continue
         for at, held in rows.items():
             said = [kept.texts[code] or None for code in codes[at, : len(held)].tolist()]
-            assert said == [wishes.bar(state.card) for state in held]
+            assert said == bars(Ask("mgpu", (), wishes=wishes), held)
             assert not codes[at, len(held) :].any()
 
 

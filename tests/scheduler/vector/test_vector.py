@@ -47,7 +47,8 @@ def cards(draw: st.DrawFn) -> tuple[CardState, ...]:
         card = Card(index, f"GPU-{index}", model, one_size or draw(sizes), healthy=healthy)
         shares = draw(st.sampled_from([0, 0, 1, 2, 16]))
         ratio = draw(st.sampled_from([0, 0, 13, 50, 87, 100, 130]))
-        used = CardState(card, draw(cores), draw(amounts), shares, ratio_used=ratio)
+        gpuid = draw(st.sampled_from(["", "", "", "zxcvb", "qwert"]))
+        used = CardState(card, draw(cores), draw(amounts), shares, ratio_used=ratio, gpuid=gpuid)
         found.append(used if shares else CardState(card))
     return tuple(found)
 
