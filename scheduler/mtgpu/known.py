@@ -1,0 +1,151 @@
+"""What the controller of MtgpuPods knows of them as the watches bring it, and of the Pods that were made for them."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mgpu.dialects import mtgpu
+from mgpu.model.pods import Pod, read_pod
+
+Raw = Mapping[str, Any]
+Key = tuple[str, str]
+"""Namespace and name."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnNode:
+    """What is known of one node at one moment.
+
+    items: its MtgpuPods, in the order of their keys. made: the Pods of these names that were made for MtgpuPods, not
+    necessarily for these. occupies: its occupy pods, by GPUID. unschedulable: it is cordoned.
+    """
+
+    items: Mapping[Key, Raw]
+    made: Mapping[Key, Raw]
+    occupies: Mapping[str, Raw]
+    unschedulable: bool
+
+
+class Known:
+    """Not thread-safe, but for `concerns`. What takes an object returns the nodes whose MtgpuPods it may concern."""
+
+    def __init__(self) -> None:
+        self._items: dict[Key, Raw] = {}
+        self._on: dict[str, set[Key]] = {}
+        self._made: dict[Key, Raw] = {}
+        self._occupies: dict[str, dict[str, Raw]] = {}
+        self._unschedulable: set[str] = set()
+
+    def mtgpupod_changed(self, raw: Raw) -> Collection[str]:
+        key, node = key_of(raw), node_of(raw)
+        before = self._drop(key)
+        self._items[key] = raw
+        self._on.setdefault(node, set()).add(key)
+        return {*before, node}
+
+    def mtgpupod_gone(self, raw: Raw) -> Collection[str]:
+        return self._drop(key_of(raw))
+
+    def pod_changed(self, raw: Raw) -> Collection[str]:
+        """Any Pod: one that has the name of an MtgpuPod concerns it, whoever made it."""
+        return self._pod(key_of(raw), raw)
+
+    def pod_gone(self, raw: Raw) -> Collection[str]:
+        return self._pod(key_of(raw), None)
+
+    def node_changed(self, raw: Raw) -> Collection[str]:
+        cordoned = bool((raw.get("spec") or {}).get("unschedulable"))
+        return self._node(raw["metadata"]["name"], cordoned=cordoned)
+
+    def node_gone(self, raw: Raw) -> Collection[str]:
+        return self._node(raw["metadata"]["name"], cordoned=False)
+
+    def on(self, node: str) -> OnNode:
+        items = {key: self._items[key] for key in sorted(self._on.get(node, ()))}
+        made = {key: self._made[key] for key in items if key in self._made}
+        return OnNode(items, made, dict(self._occupies.get(node, {})), node in self._unschedulable)
+
+    def concerns(self, node: str) -> bool:
+        """Whether there is anything to look at on this node."""
+        return node in self._on or node in self._occupies
+
+    def nodes(self) -> tuple[str, ...]:
+        """Those of which that can be said, in order."""
+        return tuple(sorted({*self._on, *self._occupies}))
+
+    def _drop(self, key: Key) -> Collection[str]:
+        """The node where it was, if it was there."""
+        raw = self._items.pop(key, None)
+        if raw is None:
+            return ()
+        node = node_of(raw)
+        self._on[node].discard(key)
+        if not self._on[node]:
+            del self._on[node]
+        return (node,)
+
+    def _node(self, name: str, *, cordoned: bool) -> Collection[str]:
+        if cordoned == (name in self._unschedulable):
+            return ()
+        (self._unschedulable.add if cordoned else self._unschedulable.discard)(name)
+        return (name,)
+
+    def _pod(self, key: Key, now: Raw | None) -> Collection[str]:
+        self._made.pop(key, None)
+        if now is not None and _is_made(now):
+            self._made[key] = now
+        concerned = {node_of(self._items[key])} if key in self._items else set()
+        named = _named(key)
+        if named is not None:
+            concerned.add(named[0])
+            self._occupy(*named, now)
+        return concerned
+
+    def _occupy(self, node: str, gpuid: str, now: Raw | None) -> None:
+        """One of this name without the label is nobody's, but has the name."""
+        there = self._occupies.setdefault(node, {})
+        there.pop(gpuid, None)
+        if now is not None and mtgpu.occupied(read_pod(now)):
+            there[gpuid] = now
+        if not there:
+            del self._occupies[node]
+
+
+def key_of(raw: Raw) -> Key:
+    return raw["metadata"]["namespace"], raw["metadata"]["name"]
+
+
+def node_of(item: Raw) -> str:
+    """Where an MtgpuPod wants to be; "" where that cannot be read."""
+    spec = item.get("spec")
+    node = spec.get("nodeName") if isinstance(spec, dict) else None
+    return node if isinstance(node, str) else ""
+
+
+def is_own(pod: Raw, item: Raw) -> bool:
+    """Whether a Pod of the MtgpuPod's name was made for it, also after `kubectl delete --cascade=orphan`, which takes
+    its owner off.
+    """
+    uid, made = item["metadata"]["uid"], (item.get("status") or {}).get("PodObjectMeta") or {}
+    return any(_owns(owner, uid) for owner in _owners(pod)) or pod["metadata"]["uid"] == made.get("uid")
+
+
+def _is_made(pod: Raw) -> bool:
+    """Whether it was made for an MtgpuPod: nobody else's Pods may have such annotations (the webhook denies them)."""
+    of_share = mtgpu.GPUID in (pod["metadata"].get("annotations") or {})
+    return of_share or any(_owns(owner, owner.get("uid")) for owner in _owners(pod))
+
+
+def _owners(pod: Raw) -> Collection[Raw]:
+    return pod["metadata"].get("ownerReferences") or ()
+
+
+def _owns(owner: Raw, uid: object) -> bool:
+    kind = owner.get("apiVersion"), owner.get("kind")
+    return kind == (mtgpu.API_VERSION, mtgpu.KIND) and bool(owner.get("controller")) and owner.get("uid") == uid
+
+
+def _named(key: Key) -> tuple[str, str] | None:
+    """The node and GPUID that a Pod of this name would occupy a card for; None: no occupy pod is named so."""
+    namespace, name = key
+    return mtgpu.occupied(Pod(namespace, name, labels={mtgpu.OCCUPY_LABEL: name.rpartition("-")[2]}))

@@ -1,0 +1,77 @@
+"""What the controller of MtgpuPods writes: their finalizer and status, their Pods, and occupy pods."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from mgpu.dialects import mtgpu
+from mgpu.kube import Api, ApiError
+from scheduler.deciding import pod_path
+
+Raw = Mapping[str, Any]
+
+
+class Writer:
+    """Every write is of what the caller has seen: where that is out of date the API server refuses it (409, 404).
+
+    may_decide raises RetryLater while this process must not write; it is asked before each write. Every call raises
+    that, ApiError and Unreachable.
+    """
+
+    def __init__(self, api: Api, may_decide: Callable[[], None]) -> None:
+        self._api, self._may_decide = api, may_decide
+
+    def put_finalizer(self, item: Raw) -> None:
+        self._finalizers(item, [*_finalizers(item), mtgpu.FINALIZER])
+
+    def take_finalizer(self, item: Raw) -> None:
+        self._finalizers(item, [name for name in _finalizers(item) if name != mtgpu.FINALIZER])
+
+    def status(self, item: Raw, status: Raw) -> Raw:
+        """The MtgpuPod as it is then. The whole status at once: a merge patch could not take away what is no more."""
+        self._may_decide()
+        body = {"apiVersion": mtgpu.API_VERSION, "kind": mtgpu.KIND, **item, "status": status}
+        return self._api.replace(f"{_path(item)}/status", body)
+
+    def pod(self, namespace: str, name: str) -> Raw | None:
+        """As it is now, whatever the watch has brought; None: there is none."""
+        try:
+            return self._api.get(pod_path(namespace, name))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def make(self, pod: Raw) -> None:
+        self._may_decide()
+        self._api.create(f"/api/v1/namespaces/{quote(pod['metadata']['namespace'], safe='')}/pods", pod)
+
+    def delete(self, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
+        """Nothing where it is another pod by now, or none. force: without grace."""
+        self._may_decide()
+        grace = {"gracePeriodSeconds": 0} if force else {}
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}, **grace}
+        try:
+            self._api.delete(pod_path(namespace, name), options)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+
+    def _finalizers(self, item: Raw, names: list[str]) -> None:
+        self._may_decide()
+        version = item["metadata"]["resourceVersion"]
+        self._api.patch(_path(item), {"metadata": {"resourceVersion": version, "finalizers": names}})
+
+
+def has_finalizer(item: Raw) -> bool:
+    return mtgpu.FINALIZER in _finalizers(item)
+
+
+def _finalizers(item: Raw) -> list[str]:
+    return [*(item["metadata"].get("finalizers") or ())]
+
+
+def _path(item: Raw) -> str:
+    meta = item["metadata"]
+    namespace, name = (quote(meta[key], safe="") for key in ("namespace", "name"))
+    return f"/apis/{mtgpu.API_VERSION}/namespaces/{namespace}/mtgpupods/{name}"
