@@ -1,4 +1,4 @@
-"""The suite's manifests on the playground's API server: CRDs, and webhooks that lead to this machine."""
+"""The suite's manifests on the playground's API server: CRDs, priority classes, and webhooks that lead to this machine."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -14,6 +14,7 @@ Json = dict[str, Any]
 MANIFESTS = Path(__file__).parents[1] / "manifests"
 _COLLECTIONS = {
     "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+    "PriorityClass": "/apis/scheduling.k8s.io/v1/priorityclasses",
     "MutatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
     "ValidatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
 }
@@ -21,7 +22,7 @@ _SERVED_SECONDS = 20.0
 
 
 def install(api: Api, ports: Mapping[str, int]) -> None:
-    """Create the CRDs and the webhook configurations, whose services become `127.0.0.1:<ports[service]>`.
+    """Create the CRDs, priority classes and webhook configurations, whose services become `127.0.0.1:<ports[service]>`.
 
     The CA bundles are put in by the processes themselves, as in a cluster. Raises ApiError and StartError.
     """
@@ -38,7 +39,7 @@ def install(api: Api, ports: Mapping[str, int]) -> None:
 
 
 def manifests(folder: Path = MANIFESTS) -> Iterator[Json]:
-    """The CRDs and webhook configurations, in a fixed order; everything else needs a cluster with nodes."""
+    """The CRDs, priority classes and webhook configurations, in a fixed order; all else needs a cluster with nodes."""
     for path in sorted([*folder.glob("crds/*.yaml"), *folder.glob("base/*.yaml")]):
         for document in yaml.safe_load_all(path.read_text()):
             if document and document.get("kind") in _COLLECTIONS:

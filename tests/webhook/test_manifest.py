@@ -7,20 +7,22 @@ from typing import Any
 import pytest
 import yaml
 
+from mgpu.dialects import mtgpu
 from mgpu.dialects.node_resources import SHARE
 from mgpu.dialects.vocabulary import vocabulary_of
 from mgpu.settings import load_settings
 
 FILE = Path(__file__).parents[2] / "manifests" / "base" / "webhook.yaml"
 MUTATING, VALIDATING = (document for document in yaml.safe_load_all(FILE.read_text()))
+CONFIGURATIONS = pytest.mark.parametrize("configuration", [MUTATING, VALIDATING], ids=["mutating", "validating"])
 
 
 def hook(configuration: Any) -> Any:
-    (webhook,) = configuration["webhooks"]
-    return webhook
+    """The one of pods."""
+    return configuration["webhooks"][0]
 
 
-@pytest.mark.parametrize("configuration", [MUTATING, VALIDATING], ids=["mutating", "validating"])
+@CONFIGURATIONS
 @pytest.mark.parametrize(
     "resource",
     [
@@ -38,12 +40,39 @@ def test_a_pod_reaches_the_webhook_exactly_for_the_names_of_a_vocabulary(configu
     assert bool(re.search(pattern, resource)) == (own or vocabulary_of(resource) is not None)
 
 
-@pytest.mark.parametrize(("configuration", "path"), [(MUTATING, "/mutate"), (VALIDATING, "/validate")])
-def test_failing_closed_is_kept_to_what_needs_it(configuration: Any, path: str) -> None:
-    webhook, own = hook(configuration), load_settings().webhook
+@pytest.mark.parametrize(
+    ("configuration", "path", "names"),
+    [
+        (MUTATING, "/mutate", ["mutate.mgpu.io"]),
+        (VALIDATING, "/validate", ["validate.mgpu.io", "mtgpupods.mgpu.io"]),
+    ],
+)
+def test_failing_closed_is_kept_to_what_needs_it(configuration: Any, path: str, names: list[str]) -> None:
+    own = load_settings().webhook
     assert configuration["metadata"]["name"] == own.configuration
+    assert [webhook["name"] for webhook in configuration["webhooks"]] == names
     service = {"name": own.service, "namespace": own.namespace, "path": path, "port": 443}
-    assert webhook["clientConfig"] == {"service": service}
-    assert (webhook["failurePolicy"], webhook["sideEffects"], webhook["timeoutSeconds"]) == ("Fail", "None", 5)
-    assert {rule["scope"] for rule in webhook["rules"]} == {"Namespaced"}
-    assert all("DELETE" not in rule["operations"] for rule in webhook["rules"])
+    for webhook in configuration["webhooks"]:
+        assert webhook["clientConfig"] == {"service": service}
+        assert (webhook["failurePolicy"], webhook["sideEffects"], webhook["timeoutSeconds"]) == ("Fail", "None", 5)
+        assert webhook["matchConditions"]
+        assert {rule["scope"] for rule in webhook["rules"]} == {"Namespaced"}
+        assert all("DELETE" not in rule["operations"] for rule in webhook["rules"])
+
+
+def test_of_mtgpupods_the_status_is_never_waited_for() -> None:
+    (rule,) = VALIDATING["webhooks"][1]["rules"]
+    group, _, version = mtgpu.API_VERSION.partition("/")
+    assert rule == {
+        "apiGroups": [group],
+        "apiVersions": [version],
+        "resources": [mtgpu.COLLECTION.rpartition("/")[2]],
+        "operations": ["CREATE", "UPDATE"],
+        "scope": "Namespaced",
+    }
+
+
+def test_the_class_of_occupy_pods_takes_nobodys_place() -> None:
+    found = yaml.safe_load((FILE.parent / "priority-classes.yaml").read_text())
+    assert found["metadata"]["name"] == load_settings().dialects.mtgpu.occupy_priority_class
+    assert (found["value"], found["preemptionPolicy"], found["globalDefault"]) == (10**9, "Never", False)
