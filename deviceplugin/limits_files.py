@@ -41,10 +41,11 @@ class LimitsFiles:
         pods: Callable[[], Sequence[Limited] | None],
         cards: Callable[[], Sequence[Card]],
         warn: Callable[[str], None],
+        look_seconds: float = _LOOK_SECONDS,
     ) -> None:
         self._folder = Path(folder) if folder else None
         self._pods, self._cards, self._warn = pods, cards, warn
-        self._failed = False
+        self._look_seconds, self._failed = look_seconds, False
         self._wake, self._stop = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="limits", daemon=True)
 
@@ -83,7 +84,7 @@ class LimitsFiles:
         while not self._stop.is_set():
             self._wake.clear()
             self.look()
-            self._wake.wait(_LOOK_SECONDS)
+            self._wake.wait(self._look_seconds)
 
 
 def _write(file: Path, pods: Sequence[Limited]) -> None:

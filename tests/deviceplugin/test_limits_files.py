@@ -15,6 +15,7 @@ from deviceplugin.limited import Limited, read_limited
 from deviceplugin.limits_files import LimitsFiles, content
 from tests.builders import card, cards
 from tests.deviceplugin.mtgpu import GIB, pod_of
+from tests.deviceplugin.node import until
 
 CARD = "GPU-n1-1"
 IN_CLOSE_WRITE = 0x8
@@ -82,6 +83,19 @@ def test_what_was_left_from_before_is_put_right(place: Place) -> None:
     assert place.look() == "0\n", "an agent ended between making and writing it"
     place.file.write_text("1\ndefault/a 0.2 1 1\nleft behind\n")
     assert place.look(limited("a", memory=1)) == "1\ndefault/a 0.2 1 1\n"
+
+
+def test_what_somebody_else_wrote_is_put_right_though_nothing_else_happens(place: Place) -> None:
+    right = place.look(limited("a"))
+    files = LimitsFiles(str(place.folder), lambda: place.pods, lambda: place.cards, place.warned.append, 0.01)
+    place.file.write_text("7\n")
+    files.start()
+    try:
+        until(lambda: place.file.read_text() == right)
+        place.file.write_text("")
+        until(lambda: place.file.read_text() == right)
+    finally:
+        files.stop()
 
 
 def test_before_all_pods_are_known_nothing_is_written(place: Place) -> None:

@@ -236,6 +236,7 @@ def test_slices_and_the_nodes_part_by_default() -> None:
         "nvidia-cuda-mps-control",
         True,
     )
+    assert node.limits_dir == "/run/mgpu/limits"
 
 
 def geometries(models: str, allowed: str) -> str:
