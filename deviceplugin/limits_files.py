@@ -1,8 +1,8 @@
 """What the MtgpuPods of each card are limited to, for isolation back ends that read it: docs/mtgpu.md, "Limits".
 
-A file per card: the count, then `namespace/name request limit memBytes` for each Pod. A back end watches the file or its
-folder, so a file keeps its inode, and is closed once for every change. Who reads in the middle of one, or after an agent
-that ended there, finds all the lines that the count tells of; what may follow them says nothing.
+A file per card: the count, then `namespace/name request limit memBytes` for each Pod. A back end watches the file or
+its folder, so a file keeps its inode, and is closed once for every change. Who reads in the middle of one, or after an
+agent that ended there, finds all the lines that the count tells of; what may follow them says nothing.
 """
 
 import logging
