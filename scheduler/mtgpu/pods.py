@@ -30,7 +30,7 @@ def is_own(raw: Mapping[str, Any], pod: MtgpuPod) -> bool:
     """
     meta = raw["metadata"]
     owned = any(owner.get("uid") == pod.uid and owner.get("controller") for owner in meta.get("ownerReferences") or ())
-    return bool(pod.uid) and owned or bool(pod.pod_uid) and meta.get("uid") == pod.pod_uid
+    return (bool(pod.uid) and owned) or (bool(pod.pod_uid) and meta.get("uid") == pod.pod_uid)
 
 
 def read_made(raw: Mapping[str, Any]) -> Made:

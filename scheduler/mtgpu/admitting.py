@@ -1,0 +1,175 @@
+"""Which MtgpuPods of a node get a share of which card, and why the others wait (mtgpu.md, "Meaning of a GPUID")."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from mgpu.dialects.mtgpu import NAME, MtgpuPod, holding, occupy_name
+from mgpu.model.asks import Ask, CardRefusal, ContainerAsk, Placement, Rejection, whole_cards
+from mgpu.model.cards import Card, CardState
+from mgpu.model.ledger import Holding, Ledger
+from mgpu.settings import Settings
+from scheduler import stock
+from scheduler.mtgpu.seen import Seen
+from scheduler.mtgpu.verdict import FALSE, Said
+from scheduler.placement import Policy, place, policy_named
+from scheduler.placement.refusals import refusal
+
+_WHOLE = whole_cards("", 1)
+
+
+def account(seen: Seen) -> Ledger:
+    """What is held on the node without the MtgpuPods that have no card yet: those may be decided anew."""
+    ledger = Ledger()
+    ledger.set_cards(seen.node, seen.cards)
+    for held in seen.held:
+        ledger.hold(held)
+    for pod in seen.pods:
+        ledger.release(pod.uid)
+        if seen.holds(pod):
+            ledger.hold(holding(pod, seen.card_of(pod)))
+    return ledger
+
+
+def strangers(ledger: Ledger, node: str, gpuid: str, card: Card) -> tuple[Holding, ...]:
+    """Who is on a GPUID's card that must not be there. An MtgpuPod that cannot be read may well be of it."""
+    held = (h for h in ledger.holdings(node) if h.gpuid != gpuid and (h.gpuid or h.dialect != NAME))
+    return tuple(h for h in held if h.is_known_on(card))
+
+
+class Admission:
+    """admitted: by uid, what those hold that have no BoundDeviceID yet. waiting: why the others have no card.
+
+    pending: the GPUIDs whose occupy pod has a card that nobody has told yet, which is waited for.
+    It holds in `ledger` (by `account`) what it admits. degraded: the GPUIDs that are not in order.
+    """
+
+    def __init__(self, seen: Seen, ledger: Ledger, degraded: Mapping[str, Said], settings: Settings) -> None:
+        self._seen, self._ledger, self._degraded, self._settings = seen, ledger, degraded, settings
+        self.admitted: dict[str, Holding] = {}
+        self.waiting: dict[str, Said] = {}
+        self.pending: set[str] = set()
+        self._first: dict[str, MtgpuPod] = {}
+        pods = [pod for pod in seen.pods if not (pod.deleting or pod.ended or seen.card_of(pod))]
+        for pod in sorted(pods, key=lambda pod: (pod.uid not in seen.admitted, pod.turn)):
+            found = self._barred(pod) or self._found(pod)
+            if isinstance(found, Said):
+                self.waiting[pod.uid] = found
+            else:
+                self.admitted[pod.uid] = found
+                ledger.hold(found)
+
+    def _barred(self, pod: MtgpuPod) -> Said | None:
+        """What has nothing to do with cards."""
+        seen, occupy = self._seen, self._seen.occupies.get(pod.gpuid)
+        if not seen.present:
+            return Said(FALSE, "NodeNotFound", f"there is no node {seen.node}")
+        if seen.unschedulable:
+            return Said(FALSE, "NodeUnschedulable", f"node {seen.node} is cordoned")
+        if pod.uid in seen.conflicts:
+            return conflict(pod)
+        if occupy and not occupy.ours:
+            return name_taken(seen.node, pod.gpuid)
+        if pod.gpuid in self._degraded:
+            return Said(FALSE, "Degraded", f"nobody joins GPUID {pod.gpuid}: {self._degraded[pod.gpuid].message}")
+        if occupy and not occupy.alive and not self._users(pod.gpuid):
+            return Said(FALSE, "Retiring", f"GPUID {pod.gpuid} is being retired; it gets a new card then")
+        return None
+
+    def _found(self, pod: MtgpuPod) -> Holding | Said:
+        """First come first served among those of a GPUID, except for one that will never fit."""
+        first = self._first.get(pod.gpuid)
+        if first is not None and first.turn < pod.turn:
+            return _exceeded(f"{first.key} came before it and waits for GPUID {pod.gpuid} too")
+        states = self._ledger.cards(self._seen.node)
+        its = [state for state in states if state.gpuid == pod.gpuid]
+        found = self._joined(pod, its) if its else self._started(pod, states)
+        if isinstance(found, Said) and any(_never(pod, state.card) is None for state in its or states):
+            self._first[pod.gpuid] = pod if first is None else min(first, pod, key=lambda pod: pod.turn)
+        return found
+
+    def _users(self, gpuid: str) -> list[Holding]:
+        return [h for h in self._ledger.holdings(self._seen.node) if h.gpuid == gpuid and not h.occupies]
+
+    def _joined(self, pod: MtgpuPod, its: Sequence[CardState]) -> Holding | Said:
+        card = its[0].card
+        if len(its) > 1 or strangers(self._ledger, self._seen.node, pod.gpuid, card):
+            return Said(FALSE, "Degraded", f"GPUID {pod.gpuid} has no card of its own: look at {card.uuid}")
+        why = _never(pod, card) or refusal(replace(its[0], gpuid=""), _share(pod), 0)
+        if why:
+            return _exceeded(f"card {card.index}, which is GPUID {pod.gpuid}'s: {why}")
+        return holding(pod, card.uuid, bound=False)
+
+    def _started(self, pod: MtgpuPod, states: Sequence[CardState]) -> Holding | Said:
+        """A card for a GPUID that has none as far as anybody can tell."""
+        seen, occupy, before = self._seen, self._seen.occupies.get(pod.gpuid), self._seen.admitted.get(pod.uid)
+        if occupy and occupy.card:
+            return Said(FALSE, "Degraded", f"the occupy pod of GPUID {pod.gpuid} has no card of its own: {occupy.card}")
+        if occupy and self._ledger.holding(occupy.uid):
+            self.pending.add(pod.gpuid)
+            return before or Said(FALSE, "CardNotKnown", f"which card GPUID {pod.gpuid} has is not known yet")
+        if self._users(pod.gpuid):
+            self.pending.add(pod.gpuid)
+            return Said(FALSE, "CardNotKnown", f"which card GPUID {pod.gpuid} gets is not known yet")
+        if seen.stock:
+            return self._stock(pod, states)
+        again = [state for state in states if before and before.is_known_on(state.card)]
+        chosen = _chosen(pod, again, self._policy()) or _chosen(pod, states, self._policy())
+        return holding(pod, chosen.uuid, bound=False) if chosen else _exceeded(_none(pod, states))
+
+    def _stock(self, pod: MtgpuPod, states: Sequence[CardState]) -> Holding | Said:
+        """NVIDIA's plugin may take any free card: all must do, and none may be one that mgpu has shared out."""
+        ours = stock.given_by_mgpu(self._ledger, self._seen.node)
+        if ours:
+            listed = ", ".join(map(str, ours))
+            return _exceeded(f"NVIDIA's plugin could give out a card where pods of mgpu are ({listed})")
+        idle = [state.card for state in states if state.idle and state.card.healthy]
+        small = next((card for card in idle if _never(pod, card)), None)
+        if small or not idle:
+            return _exceeded(f"NVIDIA's plugin could give out card {small.index}" if small else _none(pod, states))
+        return holding(pod, None, bound=False)
+
+    def _policy(self) -> Policy:
+        name = self._settings.card_policy_for(None, "")
+        return policy_named(name, self._settings.dialects.mgpu.weight_of_core) if name else _LOWEST
+
+
+_LOWEST = Policy(lambda cards, weight_of_core: lambda position, core, memory: 0, 0)  # noqa: ARG005
+"""All cards are equally good, so the lowest index is taken: design.md, "Commands"."""
+
+
+def _chosen(pod: MtgpuPod, states: Sequence[CardState], policy: Policy) -> Card | None:
+    """The idle card that a new GPUID gets. Only those that are large enough are offered: a whole ask has no size."""
+    large = [state for state in states if _never(pod, state.card) is None]
+    found = place(Ask(NAME, (_WHOLE,)), large, policy)
+    index = found.cards("")[0] if isinstance(found, Placement) else None
+    return next((state.card for state in large if state.card.index == index), None)
+
+
+def _none(pod: MtgpuPod, states: Sequence[CardState]) -> str:
+    """Why no card is idle and large enough, in a few words per card."""
+    if not states:
+        return "the node has no GPU cards that pods could share"
+    reasons = [(s.card.index, _never(pod, s.card) or refusal(s, _WHOLE, 0) or "free") for s in states]
+    return f"GPUID {pod.gpuid} needs a card of its own: {Rejection('', tuple(CardRefusal(*row) for row in reasons))}"
+
+
+def _never(pod: MtgpuPod, card: Card) -> str | None:
+    """Why it does not fit this card even alone; None: it does, whatever the card's health."""
+    return refusal(CardState(replace(card, healthy=True)), _share(pod), 0)
+
+
+def _share(pod: MtgpuPod) -> ContainerAsk:
+    return ContainerAsk("", core=pod.request, memory=pod.memory)
+
+
+def _exceeded(message: str) -> Said:
+    return Said(FALSE, "ResourceExceeded", message)
+
+
+def conflict(pod: MtgpuPod) -> Said:
+    return Said(FALSE, "NameConflict", f"there is a Pod {pod.key} already, which was not made for it")
+
+
+def name_taken(node: str, gpuid: str) -> Said:
+    text = f"kube-system has a Pod {occupy_name(node, gpuid)}, which mgpu did not make"
+    return Said(FALSE, "OccupyNameConflict", text)

@@ -1,0 +1,62 @@
+"""What is seen of the MtgpuPods of one node."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from mgpu.dialects.mtgpu import MtgpuPod
+from mgpu.model.cards import Card
+from mgpu.model.ledger import Holding
+from scheduler.mtgpu.occupy import Occupy
+from scheduler.mtgpu.pods import Made
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """An MtgpuPod that cannot be read. problems: why. What it is known to hold is among the holdings."""
+
+    uid: str
+    key: str
+    problems: str
+    deleting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Everything about the MtgpuPods of one node at one moment.
+
+    present: there is such a Node. stock: NVIDIA's plugin chooses the card of an occupy pod (scheduler/stock.py).
+    pods: its MtgpuPods. cards: its GPUs that pods can be given. held: what anybody holds of them now.
+    made: by the MtgpuPod's uid, its own Pod. conflicts: those whose name a Pod has that is not theirs.
+    occupies: by GPUID, what has the name of its occupy pod. admitted: what those hold that have a reservation, and no
+    BoundDeviceID yet.
+    """
+
+    node: str
+    pods: tuple[MtgpuPod, ...] = ()
+    cards: tuple[Card, ...] = ()
+    held: tuple[Holding, ...] = ()
+    present: bool = True
+    unschedulable: bool = False
+    stock: bool = False
+    broken: tuple[Broken, ...] = ()
+    made: Mapping[str, Made] = _NONE
+    conflicts: frozenset[str] = frozenset()
+    occupies: Mapping[str, Occupy] = _NONE
+    admitted: Mapping[str, Holding] = _NONE
+
+    def card_of(self, pod: MtgpuPod) -> str:
+        """The UUID of the card that it was given, "" before. What its Pod has counts where its status was lost."""
+        made = self.made.get(pod.uid)
+        return pod.bound or (made.card if made else "")
+
+    def holds(self, pod: MtgpuPod) -> bool:
+        """Whether it keeps its card: from BoundDeviceID on, until it has ended and its Pod too."""
+        made = self.made.get(pod.uid)
+        return bool(self.card_of(pod)) and (not pod.ended or (made is not None and not made.ended))
+
+    def card(self, uuid: str) -> Card | None:
+        return next((card for card in self.cards if card.uuid == uuid), None)
