@@ -1,6 +1,8 @@
 """Custom resources against their structural schema: pruning, defaults and the checks that a schema states."""
 
+import re
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
 import orjson
@@ -12,6 +14,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,), "array": (list,), "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,)
 }  # fmt: skip
 _NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII | re.IGNORECASE)
+"""RFC 3339; `fromisoformat` alone takes more."""
 _PRESERVE = "x-kubernetes-preserve-unknown-fields"
 _ROOT = ("apiVersion", "kind", "metadata")
 
@@ -34,6 +38,9 @@ def _prune(value: Any, schema: Mapping[str, Any], path: str, dropped: list[str])
     result = {}
     for key, inner in value.items():
         inner_path = f"{path}.{key}" if path else key
+        known = properties.get(key, extra if isinstance(extra, dict) else None)
+        if inner is None and known is not None and not known.get("nullable"):
+            continue  # as if it were not there: it may be required, or have a default
         if key in properties:
             result[key] = _prune(inner, properties[key], inner_path, dropped)
         elif isinstance(extra, dict):
@@ -77,9 +84,40 @@ def _check(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[Cause]:
             yield _invalid(path, value, f"should be {word} than or equal to {limit}", "FieldValueInvalid")
     if isinstance(value, dict):
         yield from _check_object(value, schema, path)
-    elif isinstance(value, list) and isinstance(schema.get("items"), dict):
-        for i, item in enumerate(value):
-            yield from _check(item, schema["items"], f"{path}[{i}]")
+    elif isinstance(value, list):
+        yield from _check_list(value, schema, path)
+    elif isinstance(value, str):
+        yield from _check_text(value, schema, path)
+
+
+def _check_text(value: str, schema: Mapping[str, Any], path: str) -> Iterator[Cause]:
+    if len(value) < (least := schema.get("minLength", 0)):
+        yield _invalid(path, value, f"should be at least {least} chars long", "FieldValueInvalid")
+    if schema.get("format") == "date-time" and not _is_time(value):
+        yield _invalid(path, value, f'must be of type date-time: "{value}"')
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return bool(_TIME.fullmatch(text) and datetime.fromisoformat(text.upper()))
+    except ValueError:
+        return False
+
+
+def _check_list(value: list[Any], schema: Mapping[str, Any], path: str) -> Iterator[Cause]:
+    if len(value) < (least := schema.get("minItems", 0)):
+        yield _invalid(path, len(value), f"should have at least {least} items", "FieldValueInvalid")
+    inner = schema.get("items")
+    for i, item in enumerate(value if isinstance(inner, dict) else ()):
+        yield from _check(item, inner or {}, f"{path}[{i}]")
+    keys = schema.get("x-kubernetes-list-map-keys") or ()
+    seen = set()
+    for i, item in enumerate(value if keys else ()):
+        named = {key: item[key] for key in keys if key in item} if isinstance(item, dict) else {}
+        shown = orjson.dumps(named, option=orjson.OPT_SORT_KEYS).decode()
+        if named and shown in seen:
+            yield Cause(f"{path}[{i}]", f"Duplicate value: {shown}", "FieldValueDuplicate")
+        seen.add(shown)
 
 
 def _check_object(value: Object, schema: Mapping[str, Any], path: str) -> Iterator[Cause]:

@@ -146,11 +146,11 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
     ),
 }  # fmt: skip
 
-_STEP = re.compile(r"""\.?([\w-]+)|\['([^']+)'\]|\[(\d+)\]|\[\?\(@\.([\w.]+)==["']([^"']*)["']\)\]""")
+_STEP = re.compile(r"""\.?([\w\0/-]+)|\['([^']+)'\]|\[(\d+)\]|\[\?\(@\.([\w.]+)==["']([^"']*)["']\)\]""")
 
 
 def json_path(obj: Any, path: str) -> Any:
-    """A printer column's jsonPath: fields, indexes and `[?(@.type=="Ready")]`."""
+    """A printer column's jsonPath: fields (`\\.` is a dot of the name), indexes and `[?(@.type=="Ready")]`."""
     for name, quoted, index, key, value in _STEP.findall(path.replace("\\.", "\0")):
         name = (name or quoted).replace("\0", ".")
         if name:

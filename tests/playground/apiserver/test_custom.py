@@ -82,6 +82,12 @@ def test_a_custom_resource_is_pruned_defaulted_and_kept(api: Api, cards: str) ->
     assert listed["items"] == [made], "items of custom lists say what they are"
 
 
+def test_null_is_nothing_where_a_schema_knows_the_field(api: Api, cards: str) -> None:
+    device = {"type": "gpu", "minor": 0, "health": None, "resources": {"a/core": None}}
+    made = api.ok("POST", cards, _of(cards) | _card("n1", device))
+    assert made["spec"]["devices"] == [{"type": "gpu", "minor": 0, "health": True, "resources": {}}]
+
+
 @pytest.mark.parametrize(
     ("device", "words"),
     [

@@ -1,0 +1,215 @@
+"""MtgpuPods as their definition and webhook configuration have them, on our API server and on a real one."""
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from playground.installation import manifests
+from tests.playground.apiserver.api import JSON, TABLE, Api, pod
+from tests.playground.apiserver.hooks import Hooks, deny
+from tests.playground.apiserver.test_kubectl import Kubectl, kubectl  # noqa: F401
+
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+FOUND = {(m["kind"], m["metadata"]["name"]): m for m in manifests()}
+DEFINITION = FOUND["CustomResourceDefinition", "mtgpupods.lsalab.nthu"]
+OF_PODS, OF_MTGPUPODS = FOUND["ValidatingWebhookConfiguration", "mgpu-webhook"]["webhooks"]
+SAID = {
+    "lsalab.nthu/gpu_request": "0.5",
+    "lsalab.nthu/gpu_limit": "1.0",
+    "lsalab.nthu/gpu_mem": "1073741824",
+    "lsalab.nthu/GPUID": "abc",
+}
+BOUND = {
+    "type": "Bound",
+    "status": "False",
+    "reason": "ResourceExceeded",
+    "message": "0.3 left",
+    "lastTransitionTime": "2026-01-01T00:00:00Z",
+    "observedGeneration": 1,
+}
+CONDITIONS = [{"type": "PodCreated", "status": "True", "reason": "Made"}, BOUND]
+STATUS = {
+    "phase": "Pending",
+    "observedGeneration": 1,
+    "BoundDeviceID": "GPU-1",
+    "PodStatus": {"qosClass": "Guaranteed", "newer": {"field": 1}},
+    "PodObjectMeta": {"uid": "u"},
+    "conditions": CONDITIONS,
+}
+
+
+def mtgpupod(**spec: Any) -> dict[str, Any]:
+    body = {"metadata": {"name": "p", "annotations": dict(SAID)}, "spec": {"nodeName": "n1", **pod()["spec"], **spec}}
+    return {"apiVersion": "lsalab.nthu/v1", "kind": "MtgpuPod", **body}
+
+
+@pytest.fixture(scope="module")
+def defined(api: Api) -> Iterator[None]:
+    api.ok("POST", DEFINITIONS, DEFINITION)
+    for _ in range(10_000):
+        if api.call("GET", "/apis/lsalab.nthu/v1/mtgpupods").code == 200:
+            break
+    yield
+    api.ok("DELETE", f"{DEFINITIONS}/mtgpupods.lsalab.nthu")
+
+
+@pytest.fixture
+def path(defined: None, ns: str) -> str:  # noqa: ARG001
+    return f"/apis/lsalab.nthu/v1/namespaces/{ns}/mtgpupods"
+
+
+def test_the_spec_is_kept_as_it_is(api: Api, path: str) -> None:
+    spec = {"overhead": {"cpu": "1"}, "newer": {"field": [1, 2.5, None]}, "initContainers": [{"name": "i"}]}
+    made = api.ok("POST", path, mtgpupod(**spec) | {"status": STATUS})
+    assert made["spec"] == mtgpupod(**spec)["spec"]
+    assert "status" not in made
+
+
+BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+    "no node": ({"nodeName": None}, "spec.nodeName: Required value"),
+    "no containers": ({"containers": None}, "spec.containers: Required value"),
+    "an empty node": ({"nodeName": ""}, "spec.nodeName in body should be at least 1 chars long"),
+    "a node of a wrong type": ({"nodeName": 1}, 'spec.nodeName in body must be of type string: "integer"'),
+    "no list of containers": ({"containers": {}}, 'spec.containers in body must be of type array: "object"'),
+    "no container": ({"containers": []}, "spec.containers in body should have at least 1 items"),
+    "null as a container": ({"containers": [None]}, 'spec.containers[0] in body must be of type object: "null"'),
+    "a container of a wrong type": (
+        {"containers": ["c"]},
+        'spec.containers[0] in body must be of type object: "string"',
+    ),
+}
+
+
+@pytest.mark.parametrize(("spec", "words"), BROKEN.values(), ids=BROKEN)
+def test_the_schema_is_enforced(api: Api, path: str, spec: dict[str, Any], words: str) -> None:
+    reply = api.call("POST", path, mtgpupod(**spec))
+    assert (reply.code, reply.reason) == (422, "Invalid")
+    assert words in reply.message
+
+
+@pytest.mark.parametrize("spec", [{}, {"spec": None}], ids=["no spec", "null"])
+def test_a_spec_is_required(api: Api, path: str, spec: dict[str, Any]) -> None:
+    body = {key: value for key, value in mtgpupod().items() if key != "spec"}
+    assert "spec: Required value" in api.call("POST", path, body | spec).message
+
+
+def test_the_status_is_written_apart_and_pruned(api: Api, path: str) -> None:
+    made = api.ok("POST", path, mtgpupod())
+    mixed = {**made, "spec": {**made["spec"], "nodeName": "n2"}, "status": {**STATUS, "unknown": 1}}
+    mixed["metadata"] = {**made["metadata"], "annotations": {"lsalab.nthu/GPUID": "other"}}
+    stored = api.ok("PUT", f"{path}/p/status", mixed)
+    assert stored["status"] == STATUS
+    assert (stored["spec"], stored["metadata"]["annotations"]) == (made["spec"], SAID)
+    assert stored["metadata"]["generation"] == 1
+    forged = api.patch(f"{path}/p", {"status": {"BoundDeviceID": "GPU-2"}}).body
+    assert forged["status"] == STATUS, "who may write MtgpuPods cannot say which card they have"
+
+
+@pytest.mark.parametrize(
+    ("condition", "words"),
+    [
+        ({"type": "Bound"}, "status.conditions[2].status: Required value"),
+        (BOUND, 'status.conditions[2]: Duplicate value: {"type":"Bound"}'),
+        *(
+            ({**BOUND, "type": "x", "lastTransitionTime": time}, f'in body must be of type date-time: "{time}"')
+            for time in ("", "now", "2026-01-01", "2026-01-01T00:00:00", "2026-13-01T00:00:00Z", "20260101T000000Z")
+        ),
+    ],
+)
+def test_conditions_are_checked(api: Api, path: str, condition: dict[str, Any], words: str) -> None:
+    made = api.ok("POST", path, mtgpupod())
+    reply = api.call("PUT", f"{path}/p/status", {**made, "status": {**STATUS, "conditions": [*CONDITIONS, condition]}})
+    assert reply.code == 422
+    assert words in reply.message
+
+
+@pytest.mark.parametrize("time", ["2026-01-01T00:00:00.123456Z", "2026-01-01T00:00:00+02:00", "2026-01-01t00:00:00z"])
+def test_times_of_conditions(api: Api, path: str, time: str) -> None:
+    made = api.ok("POST", path, mtgpupod())
+    status = {"conditions": [{**BOUND, "lastTransitionTime": time}]}
+    assert api.ok("PUT", f"{path}/p/status", {**made, "status": status})["status"] == status
+
+
+def test_its_columns(api: Api, path: str) -> None:
+    api.ok("POST", path, mtgpupod())
+    names = ["Name", "Phase", "GPUID", "Request", "Limit", "Memory", "Node", "Card", "Reason", "Age"]
+    before = api.call("GET", path, Accept=TABLE).body
+    assert [column["name"] for column in before["columnDefinitions"]] == names
+    assert [column["name"] for column in before["columnDefinitions"] if column["priority"]] == [
+        "Limit",
+        "Memory",
+        "Card",
+    ]
+    api.ok("PATCH", f"{path}/p/status", {"status": STATUS}, media="application/merge-patch+json")
+    after = api.call("GET", path, Accept=TABLE).body
+    (first,), (second,) = ([row["cells"][:-1] for row in table["rows"]] for table in (before, after))
+    assert first == ["p", None, "abc", "0.5", "1.0", "1073741824", "n1", None, None]
+    assert second == ["p", "Pending", "abc", "0.5", "1.0", "1073741824", "n1", "GPU-1", "ResourceExceeded"]
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl on this machine")
+def test_kubectl_lists_them_by_their_short_name(api: Api, path: str, kubectl: Kubectl) -> None:  # noqa: F811
+    kubectl("create", "-f", "-", given=mtgpupod())
+    api.ok("PATCH", f"{path}/p/status", {"status": STATUS}, media="application/merge-patch+json")
+    header, row = (line.split() for line in kubectl("get", "mtgp").stdout.splitlines())
+    assert header == ["NAME", "PHASE", "GPUID", "REQUEST", "NODE", "REASON", "AGE"]
+    assert row[:-1] == ["p", "Pending", "abc", "0.5", "n1", "ResourceExceeded"]
+    wide = kubectl("get", "mtgpupods", "-o", "wide").stdout.splitlines()[1].split()
+    assert wide[:-1] == ["p", "Pending", "abc", "0.5", "1.0", "1073741824", "n1", "GPU-1", "ResourceExceeded"]
+
+
+def watched(hooks: Hooks, hook: dict[str, Any]) -> None:
+    """A webhook that refuses whatever it is asked about, asked by the rules and conditions of the manifest."""
+    more = {key: hook[key] for key in ("rules", "matchConditions", "matchPolicy", "failurePolicy")}
+    hooks.add("v", deny("asked", 422), mutating=False, **more)
+
+
+def test_only_new_ones_and_changes_of_what_is_fixed_are_reviewed(api: Api, path: str, hooks: Hooks) -> None:
+    made = api.ok("POST", path, mtgpupod() | {"metadata": {"name": "p", "annotations": SAID, "finalizers": ["a.b/c"]}})
+    watched(hooks, OF_MTGPUPODS)
+    assert api.call("POST", path, {**mtgpupod(), "metadata": {"name": "q"}}).code == 422
+    one = f"{path}/p"
+    for body in ({"metadata": {"annotations": {"lsalab.nthu/GPUID": "x"}}}, {"metadata": {"annotations": None}}):
+        assert api.patch(one, body).code == 422
+    assert api.patch(one, {"spec": {"nodeName": "n2"}}).code == 422
+    assert api.patch(one, {"metadata": {"labels": {"a": "b"}, "finalizers": ["a.b/c", "d.e/f"]}}).code == 200
+    assert api.patch(f"{one}/status", {"status": STATUS}).code == 200
+    api.ok("DELETE", one)
+    assert api.patch(one, {"metadata": {"annotations": {"lsalab.nthu/GPUID": "x"}}}).code == 422, (
+        "its card is held still"
+    )
+    assert api.patch(f"{one}/status", {"status": {"phase": "Failed"}}).code == 200
+    api.ok(
+        "PATCH",
+        one,
+        {"metadata": {"finalizers": None, "uid": made["metadata"]["uid"]}},
+        media="application/merge-patch+json",
+    )
+    assert api.call("GET", one).code == 404
+
+
+def test_one_without_annotations_can_be_finished_too(api: Api, path: str, hooks: Hooks) -> None:
+    bare = {**mtgpupod(), "metadata": {"name": "p", "finalizers": ["a.b/c"]}}
+    api.ok("POST", path, bare)
+    watched(hooks, OF_MTGPUPODS)
+    assert api.patch(f"{path}/p", {"metadata": {"finalizers": None}}).code == 200
+    assert api.patch(f"{path}/p", {"metadata": {"annotations": SAID}}).code == 422
+    api.ok("DELETE", f"{path}/p")
+
+
+def test_pods_with_their_annotations_are_reviewed_and_those_that_lose_them(api: Api, pods: str, hooks: Hooks) -> None:
+    api.ok("POST", pods, pod("old", annotations=SAID))
+    api.ok("POST", pods, pod("plain"))
+    watched(hooks, OF_PODS)
+    assert api.call("POST", pods, pod(annotations={"lsalab.nthu/x": ""})).code == 422
+    for name, change in (("old", None), ("old", {"lsalab.nthu/GPUID": None}), ("plain", SAID)):
+        body = {"metadata": {"annotations": change}}
+        assert [api.patch(f"{pods}/{name}{sub}", body).code for sub in ("", "/status")] == [422, 422]
+    assert api.patch(f"{pods}/old", {"metadata": {"labels": {"a": "b"}}}).code == 200
+    assert api.patch(f"{pods}/old/status", {"status": {"phase": "Running"}}).code == 200
+    assert api.patch(f"{pods}/plain", {"metadata": {"annotations": {"team": "a"}}}).code == 200
+    unlabel = [{"op": "remove", "path": "/metadata/labels/a"}]
+    assert api.patch(f"{pods}/old", unlabel, JSON).code == 200
+    assert api.call("POST", pods, pod("other")).code == 201
