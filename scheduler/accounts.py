@@ -1,7 +1,7 @@
 """What pods hold, made from what the API says of them: records, reservations, and what the kubelet itself gave out."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mgpu.kube.events import pod_reference
 from mgpu.model.cards import GPU
@@ -13,8 +13,17 @@ from mgpu.model.pods import Node, Pod
 from mgpu.model.slices import RESOURCE_PREFIX, mode_of, place_of, slice_named
 from scheduler import stock
 from scheduler.decisions import Decision, Decisions
-from scheduler.gpu_pods import GpuPod, recorded, shares_unknown
+from scheduler.gpu_pods import GpuPod, occupies, recorded, shares_unknown
 from scheduler.inventories import Given
+
+
+class _Stranger(NamedTuple):
+    """A pod that asks for nothing of ours, or of which only the uid is known."""
+
+    namespace: str = ""
+    name: str = ""
+    ended: bool = False
+    gpuid: str = ""
 
 
 class Accounts:
@@ -37,7 +46,7 @@ class Accounts:
     ) -> None:
         self._nodes, self._pods, self._given, self._decisions = nodes, pods, given, decisions
         self._touch, self._tell_undecided, self._warn = touch, tell_undecided, warn
-        self._strangers: dict[str, tuple[str, str, bool]] = {}  # uid → namespace, name, whether it has ended
+        self._strangers: dict[str, _Stranger] = {}
         self.ledger = Ledger()
         self.undecided: set[str] = set()
 
@@ -72,11 +81,12 @@ class Accounts:
         # A slice that the node says it has is not free, whatever the record says.
         shares = (*shares, *(s for s in sliced if not any((s.type, s.card) == (t.type, t.card) for t in shares)))
         on_cards = (*shares, *self._cards_of(shares, pod.node))
-        holding = Holding(uid, pod.namespace, pod.name, pod.node, dialect, on_cards, wishes=known.wishes)
+        who, gpuid = (uid, pod.namespace, pod.name, pod.node), occupies(pod, pod.node)
+        holding = Holding(*who, dialect, on_cards, wishes=known.wishes, gpuid=gpuid, occupies=bool(gpuid))
         if holding == self.ledger.holding(uid) and not pod.deleting:
             return  # most events; that it is being deleted matters to who is nominated there
         self.release(uid)
-        self._hold(holding)
+        self.hold(holding)
         self._warn_of_split(known)
         if dialect != stock.NVIDIA:  # there ids of other resources' devices stand too
             self._warn_of_absent(pod, shares)
@@ -95,7 +105,7 @@ class Accounts:
 
     def follow_stranger(self, pod: Pod, uid: str) -> None:
         """A pod that asks for nothing of ours may have been given cards all the same."""
-        self._strangers[uid] = pod.namespace, pod.name, pod.ended
+        self._strangers[uid] = _Stranger(pod.namespace, pod.name, pod.ended, occupies(pod, pod.node))
         self._hold_given(uid, pod.node)
 
     def gone(self, uid: str, node: str) -> None:
@@ -109,8 +119,8 @@ class Accounts:
         dialect, shares = ask.dialect, shares_of(ask, decision.placement)
         if stock.chooses(self._nodes.get(decision.node), ask):
             dialect, shares = stock.NVIDIA, unknown_shares(ask)
-        who = (decision.uid, decision.namespace, decision.name, decision.node)
-        self._hold(Holding(*who, dialect, shares, bound=False, wishes=ask.wishes))
+        who, gpuid = (decision.uid, decision.namespace, decision.name, decision.node), decision.gpuid
+        self.hold(Holding(*who, dialect, shares, False, ask.wishes, gpuid, bool(gpuid)))
         self._decisions.put(decision)
 
     def forget(self, uid: str) -> None:
@@ -123,7 +133,8 @@ class Accounts:
         if before is not None:
             self._touch(before.node, before.wishes.same_card)
 
-    def _hold(self, holding: Holding) -> None:
+    def hold(self, holding: Holding) -> None:
+        """In place of what its uid held."""
         before = self.ledger.holding(holding.uid)
         if before is not None:
             self._touch(before.node, before.wishes.same_card)
@@ -133,11 +144,12 @@ class Accounts:
     def _hold_given(self, uid: str, node: str) -> None:
         """Cards until the pod has ended, slices until the node says that they are free."""
         known = self._pods[uid].pod if uid in self._pods else None
-        who = (known.namespace, known.name, known.ended) if known else ("", "", False)
-        namespace, name, ended = self._strangers.get(uid, who)
-        shares = tuple(s for s in self._given(node).get(uid, ()) if not (ended and s.type == GPU))
+        who = _Stranger(known.namespace, known.name, known.ended, occupies(known, node)) if known else _Stranger()
+        who = self._strangers.get(uid, who)
+        shares = tuple(s for s in self._given(node).get(uid, ()) if not (who.ended and s.type == GPU))
         if shares:
-            self._hold(Holding(uid, namespace, name, node, stock.NVIDIA, shares))
+            gpuid, nvidia = who.gpuid, stock.NVIDIA
+            self.hold(Holding(uid, who.namespace, who.name, node, nvidia, shares, gpuid=gpuid, occupies=bool(gpuid)))
 
     def _await_decision(self, known: GpuPod, unreadable: str) -> None:
         """A pod that is bound without a readable record and has not started: its cards are decided late."""
@@ -149,7 +161,7 @@ class Accounts:
                 # Until they are decided, whoever wrote the record may rely on any of them.
                 shares = unknown_shares(known.ask)
                 who = (uid, pod.namespace, pod.name, pod.node)
-                self._hold(Holding(*who, known.ask.dialect, shares, wishes=known.wishes))
+                self.hold(Holding(*who, known.ask.dialect, shares, wishes=known.wishes))
         if unreadable:
             self._tell(pod, "UnreadableRecord", f"the record of its cards cannot be read: {unreadable}")
         if not pod.deleting:

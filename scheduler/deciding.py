@@ -8,14 +8,15 @@ from urllib.parse import quote
 
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.asks import Ask, Placement, Rejection
-from mgpu.model.cards import GPU
 from mgpu.model.errors import RetryLater
 from mgpu.model.ledger import shares_of
 from mgpu.settings import Settings
 from scheduler import stock
 from scheduler.decide import Foresight, assess, record
 from scheduler.decisions import Decision
-from scheduler.gpu_pods import GpuPod, read_gpu_pod
+from scheduler.gpu_pods import GpuPod, occupies, read_gpu_pod
+from scheduler.placement.standing import stands
+from scheduler.placement.wishing import elsewhere
 from scheduler.state import State
 from scheduler.views import View
 
@@ -67,8 +68,8 @@ class Decider:
             ask, refusal = known.ask, self._state.refusal(uid, node)
             if ask is None or refusal:
                 return Rejection(refusal or "; ".join(map(str, known.problems)), hopeless=True)
-            held, view = self._state.decision(uid), self._state.view(node, uid)
-            if held is not None and held.node == node and held.ask == ask and _stands(held, view):
+            held, view = self._state.decision(uid), self._state.view(node, uid, occupies(known.pod, node))
+            if held is not None and held.node == node and held.ask == ask and self._stands(held, view):
                 if not reserve or self._state.renew(held):
                     return held
                 continue
@@ -81,13 +82,23 @@ class Decider:
                 return decision
         raise RetryLater(f"node {node} changes faster than cards can be decided on it")
 
+    def _stands(self, held: Decision, view: View) -> bool:
+        """Whether a reservation's cards may still be given to its pod.
+
+        They are free, being reserved, but for what another replica decided that has led since, or a node gave away.
+        """
+        if elsewhere(held.ask, view.cards, self._state.seats(held.ask, held.uid)):
+            return False
+        return stands(held.ask, shares_of(held.ask, held.placement), (*view.cards, *view.others))
+
     def _choose(self, known: GpuPod, ask: Ask, node: str, view: View) -> Decision | Rejection:
         if view.node is None:
             return Rejection(f"node {node} is not known to mgpu (yet)")
-        pod = known.pod
+        pod, gpuid = known.pod, occupies(known.pod, node)
+        who = (pod.uid, pod.namespace, pod.name, node)
         if stock.chooses(view.node, ask):
             refused = stock.refusal(ask, view.node, view.cards, view.ours)
-            return refused or Decision(pod.uid, pod.namespace, pod.name, node, ask, Placement(()), {}, pod.needs)
+            return refused or Decision(*who, ask, Placement(()), {}, pod.needs, gpuid)
         foresight = Foresight(self._state.outlook.judges, view.room, pod.needs)
         seats = self._state.seats(ask, pod.uid)
         cards, unkept = (*view.cards, *view.others), (*view.unkept, *view.unkept_others)
@@ -97,7 +108,7 @@ class Decider:
         if isinstance(found, Rejection):
             return found
         annotations = record(pod, ask, found, cards, self._settings, time.time_ns())
-        return Decision(pod.uid, pod.namespace, pod.name, node, ask, found, annotations, pod.needs)
+        return Decision(*who, ask, found, annotations, pod.needs, gpuid)
 
     def check_overdue(self) -> None:
         """Ask the API what became of reservations whose pod has not appeared on its node in time."""
@@ -136,14 +147,3 @@ class Decider:
             raise RetryLater(str(error)) from error
         except Unreachable as error:
             raise RetryLater(str(error)) from error
-
-
-def _stands(held: Decision, view: View) -> bool:
-    """Whether a reservation's cards are still there and healthy. They are still free, being reserved; only a slice may
-    be in use by what its node, not mgpu, gave it to.
-    """
-    healthy = [state for state in (*view.cards, *view.others) if state.card.healthy]
-    return all(
-        any(share.is_on(s.card) and (s.idle or s.card.type == GPU or not share.whole) for s in healthy)
-        for share in shares_of(held.ask, held.placement)
-    )

@@ -11,7 +11,7 @@ from mgpu.model.requests import NOTHING, Room
 class Decision:
     """Cards reserved for a pod on a node until it appears there. annotations: what its Binding is to carry.
 
-    needs: what the pod reserves of the node's cpu and memory.
+    needs: what the pod reserves of the node's cpu and memory. gpuid: for which it occupies a card.
     """
 
     uid: str
@@ -22,6 +22,7 @@ class Decision:
     placement: Placement
     annotations: Mapping[str, str]
     needs: Room = NOTHING
+    gpuid: str = ""
 
 
 class Decisions:

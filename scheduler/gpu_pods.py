@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mgpu import dialects
+from mgpu.dialects import mtgpu
 from mgpu.model.asks import Ask
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.ledger import Share, unknown_shares
@@ -45,6 +46,12 @@ def gpu_pod_of(pod: Pod, raw: Mapping[str, Any], settings: Settings) -> GpuPod |
     except BadObject as error:
         return GpuPod(pod, None, error.problems, version)
     return GpuPod(pod, ask, (), version) if ask else None
+
+
+def occupies(pod: Pod, node: str) -> str:
+    """The GPUID for which this pod keeps a card of this node from others; "": for none."""
+    found = mtgpu.occupied(pod)
+    return found[1] if found and found[0] == node else ""
 
 
 def recorded(known: GpuPod) -> tuple[Share, ...] | None:

@@ -22,6 +22,7 @@ from mgpu.model.pods import Node
 from mgpu.settings import Settings
 from scheduler.decide import assess
 from scheduler.gpu_pods import GpuPod
+from scheduler.placement.standing import stands
 from scheduler.placement.wishing import elsewhere
 
 LOWEST = -(1 << 31)
@@ -135,10 +136,9 @@ class Nominations:
 
     def _choose(self, node: str) -> None:
         now = (*self._ledger.cards(node), *self._ledger.others(node))
-        staying = [h for h in self._ledger.holdings(node) if not self._leaves(h.uid)]
-        later = _with([CardState(state.card) for state in now], staying)
+        later = self._ledger.once_gone(node, [h.uid for h in self._ledger.holdings(node) if self._leaves(h.uid)])
         for nominee in sorted(self._on_node[node].values(), key=lambda n: n.order):
-            if nominee.kept is None or not _stands(nominee, later):
+            if nominee.kept is None or not stands(nominee.ask, nominee.kept.shares, later):
                 nominee.kept = self._place(nominee, node, now) or self._place(nominee, node, later)
             if nominee.kept and self._ledger.holding(nominee.kept.uid) is None:
                 now, later = _with(now, [nominee.kept]), _with(later, [nominee.kept])
@@ -171,22 +171,5 @@ def _added(state: CardState, holding: Holding) -> CardState:
     if not used.shares:
         return state
     groups = state.groups.union(holding.wishes.groups) if holding.is_known_on(state.card) else state.groups
-    core, memory = state.core_used + used.core, state.memory_used + used.memory
-    return CardState(state.card, core, memory, state.shares + used.shares, groups, state.ratio_used + used.ratio, state.gpuid)
-
-
-def _stands(nominee: _Nominee, cards: Sequence[CardState]) -> bool:
-    """Whether what is kept is still there, healthy, and has room."""
-    if nominee.kept is None:
-        return False
-    there = {(state.card.type, state.card.index): state for state in cards if state.card.healthy}
-    for share in nominee.kept.shares:
-        state = there.get((share.type, share.card)) if isinstance(share.card, int) else None
-        if state is None or (share.whole and not state.idle):
-            return False
-        used = nominee.kept.uses(state.card)
-        full = nominee.ask.max_shares and state.shares + used.shares > nominee.ask.max_shares
-        short = used.core > state.core_free or used.memory > state.memory_free or used.ratio > state.ratio_free
-        if full or short:
-            return False
-    return True
+    core, memory, ratio = state.core_used + used.core, state.memory_used + used.memory, state.ratio_used + used.ratio
+    return CardState(state.card, core, memory, state.shares + used.shares, groups, ratio, state.gpuid)

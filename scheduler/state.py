@@ -21,13 +21,15 @@ from mgpu.settings import Settings
 from scheduler import stock
 from scheduler.accounts import Accounts
 from scheduler.decisions import Decision, Decisions
-from scheduler.gpu_pods import GpuPod, gpu_pod_of
+from scheduler.gpu_pods import GpuPod, gpu_pod_of, occupies
 from scheduler.inventories import Given, Inventories
-from scheduler.matrix import Matrix
-from scheduler.nominations import LOWEST, Nominations
+from scheduler.mtgpu.accounts import MtgpuPods
+from scheduler.nominations import Nominations
 from scheduler.outlook import LEARNT, Outlook
 from scheduler.placement.wishing import elsewhere
+from scheduler.shown import Shown
 from scheduler.slices.sites import Sites
+from scheduler.stock import GivenByMgpu
 from scheduler.usage import Usage
 from scheduler.vector.rows import Table
 from scheduler.views import View
@@ -41,7 +43,7 @@ Warn = Callable[[dict[str, Any], str, str], None]
 class State:
     """Thread-safe. `undecided` is told of the uid of each pod that is bound without cards (late decision), `freed` of
     each node whose cards came free by something that no core object shows, `recut` of each node whose cards may be cut
-    and where anything of them has changed. All of them must return at once.
+    and where anything of them has changed, `touched` of each node where anything has. All of them must return at once.
     """
 
     def __init__(
@@ -52,9 +54,10 @@ class State:
         clock: Callable[[], float] = time.monotonic,
         freed: Callable[[str], None] = lambda _: None,
         recut: Callable[[str], None] = lambda _: None,
+        touched: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._settings, self._tell_undecided, self._tell_freed = settings, undecided, freed
-        self._tell_recut = recut
+        self._tell_recut, self._tell_touched = recut, touched
         self._lock = threading.RLock()
         self._nodes: dict[str, Node] = {}
         self._inventories = Inventories(settings, warn)
@@ -66,15 +69,14 @@ class State:
         )
         self._ledger, self._undecided = self._accounts.ledger, self._accounts.undecided
         self._nominations = Nominations(self._ledger, self._nodes, self._pods, settings)
-        self._versions: dict[str, int] = {}
-        self._last_version = 0
-        self._dirty: set[str] = set()
+        self._shown = Shown(self._nodes, self._ledger, self._nominations)
         self._moved: set[str] = set()
         self._usage = Usage(self._move)
-        self._ours: dict[str, tuple[int, ...]] = {}
+        self._ours = GivenByMgpu(self._ledger)
         self._slices = self._inventories.slices
         self.sites = Sites(self._lock, self.view, self._inventories, self._ledger, self._replanned, settings)
-        self.outlook, self._matrix = Outlook(settings), Matrix()
+        self.mtgpus = MtgpuPods(self._lock, self._nodes, self._accounts, self._shown.version, self._ours.on, freed)
+        self.outlook = Outlook(settings)
 
     # Fed by the watches.
 
@@ -142,9 +144,10 @@ class State:
                     self.outlook.saw(pod, known.ask)
                 self._pods[meta["uid"]] = known
                 self._accounts.settle(known)
-                self._dirty |= self._nominations.follow(known)
+                self._shown.mark(self._nominations.follow(known))
             self._count(pod)
             self.sites.follow(pod)
+            self.mtgpus.pod_changed(pod, raw)
 
     def pod_gone(self, raw: Raw) -> None:
         meta = raw["metadata"]
@@ -153,8 +156,15 @@ class State:
             self._accounts.gone(meta["uid"], (raw.get("spec") or {}).get("nodeName") or "")
             self._usage.drop(meta["uid"])
             self.sites.drop_pod(meta["uid"])
+            self.mtgpus.pod_gone(meta["uid"])
             if self._uids.get((meta["namespace"], meta["name"])) == meta["uid"]:
                 del self._uids[meta["namespace"], meta["name"]]
+
+    def mtgpupod_changed(self, raw: Raw) -> None:
+        self.mtgpus.changed(raw)
+
+    def mtgpupod_gone(self, raw: Raw) -> None:
+        self.mtgpus.gone(raw)
 
     # Read by the deciders.
 
@@ -181,15 +191,15 @@ class State:
         with self._lock:
             return list(map(self._nodes.get, names))
 
-    def view(self, node: str, without: str) -> View:
-        """The node as pod `without` would find it."""
+    def view(self, node: str, without: str, gpuid: str = "") -> View:
+        """The node as pod `without` would find it; gpuid: for which that one occupies a card there."""
         with self._lock:
-            known, version = self._nodes.get(node), self._versions.get(node, 0)
+            known, version = self._nodes.get(node), self._shown.version(node)
             room = known.room.less(self._usage.on(node, without)) if known else UNBOUNDED
             priority = self._pods[without].pod.priority if without in self._pods else 0
-            cards, others = self._ledger.cards(node, without), self._ledger.others(node, without)
+            cards, others = self._shown.cards(node, without, gpuid), self._ledger.others(node, without)
             unkept, unkept_others = (self._nominations.beside(node, s, without, priority) for s in (cards, others))
-            ours = self._given_by_mgpu(node, without) if stock.is_there(known) else ()
+            ours = self._ours.on(node, without, gpuid) if stock.is_there(known) else ()
             return View(known, cards, version, room, unkept, ours, others, unkept_others)
 
     def occupied(self, node: str, without: str) -> tuple[View, tuple[tuple[Holding, GpuPod], ...]]:
@@ -235,11 +245,7 @@ class State:
     def look(self, names: Sequence[str], pod: Pod, ask: Ask, needed: Callable[[Table], T]) -> T:
         """What `needed` makes of the nodes as this pod would find them (`Matrix.look`): a copy, and quickly."""
         with self._lock:
-            self.refresh()
-            own = self._ledger.holding(pod.uid)
-            different = self._nominations.differing(pod.uid, pod.priority) | ({own.node} if own else set())
-            instead = {name: self._cards(name, pod.uid, pod.priority) for name in different}
-            return needed(self._matrix.look(names, ask, instead))
+            return self._shown.look(names, pod, ask, needed)
 
     def chosen_by_nvidia(self, names: Sequence[str], pod: Pod, ask: Ask) -> dict[str, Rejection | None]:
         """Of these nodes, those where NVIDIA's plugin chooses for the pod: why it must not go there, None: it may."""
@@ -248,32 +254,14 @@ class State:
             for name in names:
                 node = self._nodes.get(name)
                 if node is not None and stock.is_there(node):
-                    found.append((node, self._ledger.cards(name), self._given_by_mgpu(name, pod.uid)))
+                    ours = self._ours.on(name, pod.uid, occupies(pod, name))
+                    found.append((node, self._ledger.cards(name), ours))
         return {node.name: stock.refusal(ask, node, cards, ours) for node, cards, ours in found}
 
     def refresh(self) -> None:
-        """Bring the matrix up to date: what has changed since the last call costs some 20 µs a node."""
+        """Bring the arrays up to date: what has changed since the last call costs some 20 µs a node."""
         with self._lock:
-            for name in self._dirty:
-                if name in self._nodes:
-                    self._matrix.put(self._nodes[name], self._cards(name))
-                else:
-                    self._matrix.drop(name)
-                    self._versions.pop(name, None)
-            self._dirty.clear()
-
-    def _given_by_mgpu(self, node: str, without: str) -> tuple[int, ...]:
-        """Kept while nothing changes on the node: a filter asks it of thousands."""
-        own = self._ledger.holding(without)
-        if own is not None and own.node == node:
-            return stock.given_by_mgpu(self._ledger, node, without)
-        if node not in self._ours:
-            self._ours[node] = stock.given_by_mgpu(self._ledger, node)
-        return self._ours[node]
-
-    def _cards(self, node: str, uid: str = "", priority: int = LOWEST) -> tuple[CardState, ...]:
-        """As a pod of this uid and priority finds them."""
-        return self._nominations.beside(node, self._ledger.cards(node, uid), uid, priority)
+            self._shown.refresh()
 
     # Reservations.
 
@@ -286,13 +274,13 @@ class State:
         `version`, its same-card group has gone elsewhere, or the pod is bound by now; decide again.
         """
         with self._lock:
-            if self._versions.get(decision.node, 0) != version or self.refusal(decision.uid, decision.node):
+            if self._shown.version(decision.node) != version or self.refusal(decision.uid, decision.node):
                 return False
             cards = self._ledger.cards(decision.node, decision.uid)
             if elsewhere(decision.ask, cards, self.seats(decision.ask, decision.uid)):
                 return False
             self._accounts.reserve(decision)
-            self._dirty |= self._nominations.reserved(decision.uid)
+            self._shown.mark(self._nominations.reserved(decision.uid))
             self._usage.put(decision.uid, decision.node, decision.needs)
             return True
 
@@ -317,7 +305,7 @@ class State:
         with self._lock:
             if self.decision(decision.uid) is decision:
                 self._accounts.release(decision.uid)
-                self._dirty |= self._nominations.reserved(decision.uid)
+                self._shown.mark(self._nominations.reserved(decision.uid))
                 self._tell_freed(decision.node)
                 self._usage.drop(decision.uid)
                 known = self._pods.get(decision.uid)
@@ -355,7 +343,7 @@ class State:
     def _forget(self, uid: str) -> None:
         self._accounts.forget(uid)
         self._pods.pop(uid, None)
-        self._dirty |= self._nominations.drop(uid)
+        self._shown.mark(self._nominations.drop(uid))
 
     def _set_cards(self, name: str | None) -> None:
         if name is None:
@@ -379,16 +367,15 @@ class State:
 
     def _touch(self, node: str, group: Group | None = None) -> None:
         """group: a same-card group has come there or has gone, on which depends what is kept for its pods elsewhere."""
-        self._last_version += 1  # of all nodes: one that comes again has no version that it had before
-        self._versions[node] = self._last_version
-        self._dirty.add(node)
-        self._ours.pop(node, None)
+        self._shown.touch(node)
+        self._ours.touch(node)
         self._nominations.touch(node)
         if group is not None:
-            self._dirty |= self._nominations.group_nodes((group,))
+            self._shown.mark(self._nominations.group_nodes((group,)))
         self._move(node)
         if self._slices.problem(node) or self._slices.of(node).mode:
             self._tell_recut(node)
+        self._tell_touched(node)
 
     def _move(self, node: str) -> None:
         if self._settings.node_policy in LEARNT:

@@ -8,9 +8,9 @@ a pod must not come where a card carries shares: it could get that one.
 from collections.abc import Collection, Sequence
 
 from mgpu.model.asks import Ask, Rejection
-from mgpu.model.cards import GPU, CardState
+from mgpu.model.cards import GPU, Card, CardState
 from mgpu.model.inventory import WHOLE_CARDS_LABEL
-from mgpu.model.ledger import Ledger, Share, unknown_shares
+from mgpu.model.ledger import Holding, Ledger, Share, unknown_shares
 from mgpu.model.pods import Node
 
 NVIDIA = "nvidia"
@@ -39,11 +39,44 @@ def held(ask: Ask | None, given: Sequence[Share]) -> tuple[Share, ...]:
     return (*given, *(share for share in (unknown_shares(ask) if ask else ()) if share.container not in told))
 
 
-def given_by_mgpu(ledger: Ledger, node: str, without: str = "") -> tuple[int, ...]:
-    """The indexes of the GPUs of a node that mgpu gave to pods other than `without`."""
+def given_by_mgpu(ledger: Ledger, node: str, without: str = "", gpuid: str = "") -> tuple[int, ...]:
+    """The indexes of the GPUs of a node that mgpu gave to pods other than `without`, and that NVIDIA's plugin could
+    give out: not the card of MtgpuPods whose occupy pod was given it.
+
+    gpuid: `without` is the occupy pod of this one, whose MtgpuPods' card it shall be given. Those that have been
+    admitted to a card which nobody knows yet are on none.
+    """
     held = [h for h in ledger.holdings(node) if h.dialect != NVIDIA and h.uid != without]
+    kept = [h for h in ledger.holdings(node) if h.dialect == NVIDIA and h.occupies]
     cards = [card for card in ledger.nodes().get(node, ()) if card.type == GPU]
-    return tuple(card.index for card in cards if any(h.uses(card).shares for h in held))
+
+    def could_be_given(holding: Holding, card: Card) -> bool:
+        if not holding.gpuid or holding.occupies:
+            return holding.uses(card).shares > 0
+        safe = any(h.gpuid == holding.gpuid and h.is_known_on(card) for h in kept)
+        return holding.is_known_on(card) and holding.gpuid != gpuid and not safe
+
+    return tuple(card.index for card in cards if any(could_be_given(h, card) for h in held))
+
+
+class GivenByMgpu:
+    """The same of each node, kept while nothing changes there: a filter asks it of thousands. Not thread-safe."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._kept: dict[str, tuple[int, ...]] = {}
+
+    def touch(self, node: str) -> None:
+        """Something has changed there."""
+        self._kept.pop(node, None)
+
+    def on(self, node: str, without: str = "", gpuid: str = "") -> tuple[int, ...]:
+        own = self._ledger.holding(without)
+        if gpuid or (own is not None and own.node == node):
+            return given_by_mgpu(self._ledger, node, without, gpuid)
+        if node not in self._kept:
+            self._kept[node] = given_by_mgpu(self._ledger, node)
+        return self._kept[node]
 
 
 def refusal(ask: Ask, node: Node, cards: Sequence[CardState], ours: Collection[int]) -> Rejection | None:

@@ -4,7 +4,7 @@ The ledger keeps each pod's record and each node's cards, and derives the fullne
 two alone. So it never depends on the order of events, and a release gives back exactly what was taken.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import add
@@ -184,13 +184,17 @@ class Ledger:
         """
         return self._by_type(node, without).get(GPU, ())
 
-    def for_gpuid(self, node: str, gpuid: str) -> tuple[CardState, ...]:
+    def for_gpuid(self, node: str, gpuid: str, without: str = "") -> tuple[CardState, ...]:
         """The GPUs as the occupy pod of this GPUID finds them: the card that has it alone, as if nobody used it.
 
-        All cards where none has it.
+        All cards where none has it. without: as above, that pod itself.
         """
-        states = self.cards(node)
+        states = self.cards(node, without)
         return tuple(CardState(s.card) for s in states if s.gpuid == gpuid) or states
+
+    def once_gone(self, node: str, uids: Collection[str]) -> tuple[CardState, ...]:
+        """All devices of a node, as they will be without what these hold."""
+        return self._derive(node, uids)
 
     def others(self, node: str, without: str = "") -> tuple[CardState, ...]:
         """The same of its devices of other types, by type and index."""
@@ -198,7 +202,7 @@ class Ledger:
 
     def _by_type(self, node: str, without: str) -> Mapping[str, tuple[CardState, ...]]:
         if without and without in self._on_node.get(node, {}):
-            return _grouped(self._derive(node, without))
+            return _grouped(self._derive(node, (without,)))
         if node not in self._states:
             self._states[node] = _grouped(self._derive(node))
         return self._states[node]
@@ -224,8 +228,8 @@ class Ledger:
             return next((str(c.index) for c in self._cards.get(node, ()) if share.is_on(c)), named)
         return "" if share.card is None else str(share.card)
 
-    def _derive(self, node: str, without: str = "") -> tuple[CardState, ...]:
-        cards, held = self._cards.get(node, ()), [h for u, h in self._on_node.get(node, {}).items() if u != without]
+    def _derive(self, node: str, without: Collection[str] = ()) -> tuple[CardState, ...]:
+        cards, held = self._cards.get(node, ()), [h for u, h in self._on_node.get(node, {}).items() if u not in without]
         uses, gpuids = [Amount()] * len(cards), _gpuids(held, cards)
         for holding in held:
             for position, amount in self._uses(holding, cards):

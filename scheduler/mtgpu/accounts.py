@@ -1,0 +1,264 @@
+"""What MtgpuPods hold: the bound ones as the API says it, those on their way to a card as the controller decided.
+
+A bound one holds always, whatever the card's capacity. What the controller admits is in memory only, until the watch
+shows it bound; whoever leads next decides it again (mtgpu.md, "Controller").
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mgpu.dialects import mtgpu
+from mgpu.model.cards import CardState
+from mgpu.model.errors import BadObject
+from mgpu.model.ledger import Holding, Share
+from mgpu.model.pods import Node, Pod
+from scheduler.accounts import Accounts
+
+Raw = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MtgpuNode:
+    """A node at one moment, as the controller of MtgpuPods needs it. version: moves with every change, as a View's.
+
+    cards: the GPUs that are not cut. held: what anybody holds of them. admitted: by uid what MtgpuPods were admitted to
+    that are not bound yet; it is among what is held. occupied: by the uid of an occupy pod the UUID of its card, where
+    that is known. ours: the indexes of the cards that mgpu gave out and that nothing keeps from NVIDIA's plugin; where
+    that chooses the cards, the occupy pod of a new GPUID is refused while there are any.
+    """
+
+    node: Node | None
+    version: int
+    cards: tuple[CardState, ...]
+    held: tuple[Holding, ...]
+    ours: tuple[int, ...]
+    admitted: Mapping[str, Holding]
+    occupied: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """The Pod of an MtgpuPod, of which it has no owner any more after `--cascade=orphan`.
+
+    holding: what it says itself that it has; None: it says nothing, or is nobody's.
+    """
+
+    owner: str
+    ended: bool
+    holding: Holding | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """An MtgpuPod as the API has it; holding None: it is not bound."""
+
+    ended: bool
+    pod_uid: str
+    holding: Holding | None
+
+
+class MtgpuPods:
+    """Thread-safe, by its owner's lock. Its accounts follow from the MtgpuPods and Pods that there are, in whatever
+    order they came, and from what is admitted.
+
+    version: that of a node. nodes, accounts, ours: its owner's. freed: told of each node where something came free.
+    """
+
+    def __init__(
+        self,
+        lock: threading.RLock,
+        nodes: Mapping[str, Node],
+        accounts: Accounts,
+        version: Callable[[str], int],
+        ours: Callable[[str], tuple[int, ...]],
+        freed: Callable[[str], None],
+    ) -> None:
+        self._lock, self._nodes, self._accounts, self._version = lock, nodes, accounts, version
+        self._ours, self._tell_freed = ours, freed
+        self._seen: dict[str, _Seen] = {}
+        self._own: dict[str, _Own] = {}
+        self._pods_of: dict[str, set[str]] = {}  # MtgpuPod → the Pods that name it as their owner
+        self._of_pod: dict[str, set[str]] = {}  # Pod → the MtgpuPods whose status names it
+        self._admitted: dict[str, Holding] = {}
+
+    # Fed by the watches.
+
+    def changed(self, raw: Raw) -> None:
+        uid, seen = raw["metadata"]["uid"], _seen(raw)
+        with self._lock:
+            self._forget(uid)
+            self._seen[uid] = seen
+            _add(self._of_pod, seen.pod_uid, uid)
+            if seen.ended or seen.holding:
+                self._admitted.pop(uid, None)
+            self._settle(uid)
+
+    def gone(self, raw: Raw) -> None:
+        uid = raw["metadata"]["uid"]
+        with self._lock:
+            self._forget(uid)
+            self._admitted.pop(uid, None)
+            self._settle(uid)
+
+    def pod_changed(self, pod: Pod, raw: Raw) -> None:
+        own = _own(pod, raw)
+        with self._lock:
+            if own is None:
+                self.pod_gone(pod.uid)
+            elif own != self._own.get(pod.uid):
+                self.pod_gone(pod.uid)
+                self._own[pod.uid] = own
+                _add(self._pods_of, own.owner, pod.uid)
+                self._settle_of_pod(pod.uid, own)
+
+    def pod_gone(self, uid: str) -> None:
+        with self._lock:
+            own = self._own.pop(uid, None)
+            if own is None:
+                return
+            _discard(self._pods_of, own.owner, uid)
+            self._settle_of_pod(uid, own)
+
+    # For the controller.
+
+    def on(self, node: str) -> MtgpuNode:
+        with self._lock:
+            ledger = self._accounts.ledger
+            cards, held = ledger.cards(node), ledger.holdings(node)
+            on = {h.uid: [s.card.uuid for s in cards if h.is_known_on(s.card)] for h in held if h.occupies and h.bound}
+            return MtgpuNode(
+                self._nodes.get(node),
+                self._version(node),
+                cards,
+                held,
+                self._ours(node),
+                {uid: self._admitted[uid] for uid in self._admitted_on(node)},
+                {uid: uuids[0] for uid, uuids in on.items() if uuids},
+            )
+
+    def admit(self, node: str, holdings: Iterable[Holding], version: int) -> bool:
+        """From now on exactly these are admitted to cards of this node, but for those that are bound or ended by now.
+
+        False: the node has changed since `version`, or one of them is not known here (yet, or any more); nothing is
+        admitted, look again.
+        """
+        wanted = {held.uid: held for held in holdings}
+        with self._lock:
+            if self._version(node) != version or not wanted.keys() <= self._seen.keys():
+                return False
+            for uid in self._admitted_on(node):
+                if uid not in wanted:
+                    self.withdraw(uid)
+            for uid, held in sorted(wanted.items()):
+                if not (self._seen[uid].ended or self._seen[uid].holding):
+                    self._admitted[uid] = held
+                    self._settle(uid)
+            return True
+
+    def withdraw(self, uid: str) -> None:
+        with self._lock:
+            if self._admitted.pop(uid, None):
+                self._settle(uid)
+
+    def drop_admissions(self) -> None:
+        """They were decided in an earlier term; another leader may have decided otherwise meanwhile."""
+        with self._lock:
+            for uid in sorted(self._admitted):
+                self.withdraw(uid)
+
+    def _admitted_on(self, node: str) -> list[str]:
+        return sorted(uid for uid, held in self._admitted.items() if held.node == node)
+
+    def _settle(self, uid: str) -> None:
+        wanted, before = self._account(uid), self._accounts.ledger.holding(uid)
+        if wanted == before:
+            return
+        if wanted is None:
+            self._accounts.release(uid)
+        else:
+            self._accounts.hold(wanted)
+        if before is not None:
+            self._tell_freed(before.node)
+
+    def _settle_of_pod(self, uid: str, own: _Own) -> None:
+        for of in sorted({own.owner, *self._of_pod.get(uid, ())} - {""}):
+            self._settle(of)
+
+    def _account(self, uid: str) -> Holding | None:
+        seen, running = self._seen.get(uid), [own for own in self._pods(uid) if not own.ended]
+        if seen and seen.holding and (running or not seen.ended):
+            return seen.holding
+        # What its Pod has outlives it: a finalizer that was taken off by hand, a status that was lost.
+        of_pod = next((own.holding for own in running if own.holding and own.owner == uid), None)
+        return of_pod or self._admitted.get(uid)
+
+    def _pods(self, uid: str) -> Iterator[_Own]:
+        named = {self._seen[uid].pod_uid} if uid in self._seen else set()
+        return (self._own[of] for of in sorted(self._pods_of.get(uid, set()) | named) if of in self._own)
+
+    def _forget(self, uid: str) -> None:
+        before = self._seen.pop(uid, None)
+        if before is not None:
+            _discard(self._of_pod, before.pod_uid, uid)
+
+
+def _add(index: dict[str, set[str]], key: str, value: str) -> None:
+    if key:
+        index.setdefault(key, set()).add(value)
+
+
+def _discard(index: dict[str, set[str]], key: str, value: str) -> None:
+    if key:
+        index[key].discard(value)
+        if not index[key]:
+            del index[key]
+
+
+def _seen(raw: Raw) -> _Seen:
+    try:
+        pod = mtgpu.read_mtgpupod(raw)
+    except BadObject:
+        return _unreadable(raw)
+    return _Seen(pod.ended, pod.pod_uid, mtgpu.holding(pod, pod.bound) if pod.bound else None)
+
+
+def _unreadable(raw: Raw) -> _Seen:
+    """How much it has of its card nobody knows: all of it is taken for its own."""
+    meta, spec, status = raw["metadata"], _table(raw.get("spec")), _table(raw.get("status"))
+    node, card, pod_uid = (
+        spec.get("nodeName"),
+        status.get("BoundDeviceID"),
+        _table(status.get("PodObjectMeta")).get("uid"),
+    )
+    held = None
+    if isinstance(node, str) and node and isinstance(card, str) and card:
+        held = Holding(meta["uid"], meta["namespace"], meta["name"], node, mtgpu.NAME, (Share("", card, whole=True),))
+    return _Seen(status.get("phase") in ("Succeeded", "Failed"), pod_uid if isinstance(pod_uid, str) else "", held)
+
+
+def _own(pod: Pod, raw: Raw) -> _Own | None:
+    """None: it is no Pod of an MtgpuPod. Nobody else's may have such annotations (the webhook denies them)."""
+    owners = (raw.get("metadata") or {}).get("ownerReferences") or ()
+    owner = next((str(o["uid"]) for o in owners if o.get("controller") and _is_mtgpupod(o)), "")
+    if not owner and mtgpu.GPUID not in pod.annotations:
+        return None
+    try:
+        request, _, memory = mtgpu.read_share(pod.annotations)
+    except BadObject:
+        return _Own(owner, pod.ended, None)
+    env = [row for container in raw["spec"]["containers"][:1] for row in container.get("env") or ()]
+    card = {row.get("name"): row.get("value") for row in env}.get(mtgpu.VISIBLE)
+    if not (owner and card and pod.node):
+        return _Own(owner, pod.ended, None)
+    shares, gpuid = (Share("", card, request, memory),), pod.annotations[mtgpu.GPUID]
+    return _Own(owner, pod.ended, Holding(owner, pod.namespace, pod.name, pod.node, mtgpu.NAME, shares, gpuid=gpuid))
+
+
+def _is_mtgpupod(owner: Raw) -> bool:
+    return (owner.get("apiVersion"), owner.get("kind")) == (mtgpu.API_VERSION, mtgpu.KIND)
+
+
+def _table(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
