@@ -12,6 +12,7 @@ from tests.playground.apiserver.hooks import Hooks, deny
 from tests.playground.apiserver.test_kubectl import Kubectl, kubectl  # noqa: F401
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 FOUND = {(m["kind"], m["metadata"]["name"]): m for m in manifests()}
 DEFINITION = FOUND["CustomResourceDefinition", "mtgpupods.lsalab.nthu"]
 OF_PODS, OF_MTGPUPODS = FOUND["ValidatingWebhookConfiguration", "mgpu-webhook"]["webhooks"]
@@ -147,6 +148,20 @@ def test_its_columns(api: Api, path: str) -> None:
     (first,), (second,) = ([row["cells"][:-1] for row in table["rows"]] for table in (before, after))
     assert first == ["p", None, "abc", "0.5", "1.0", "1073741824", "n1", None, None]
     assert second == ["p", "Pending", "abc", "0.5", "1.0", "1073741824", "n1", "GPU-1", "ResourceExceeded"]
+
+
+def test_the_class_of_occupy_pods(api: Api, pods: str) -> None:
+    found = FOUND["PriorityClass", "mgpu-occupy"]
+    api.ok("POST", CLASSES, found)
+    spec = api.ok("POST", pods, pod(spec={"priorityClassName": "mgpu-occupy"}))["spec"]
+    assert (spec["priority"], spec["preemptionPolicy"]) == (10**9, "Never")
+    plain = api.ok("POST", pods, pod("plain"))["spec"]
+    assert (plain["priority"], plain["preemptionPolicy"]) == (0, "PreemptLowerPriority")
+    for spec in ({"priority": 10**9}, {"preemptionPolicy": "Never"}):
+        reply = api.call("POST", pods, pod("q", spec=spec))
+        assert (reply.code, reply.reason) == (403, "Forbidden")
+        assert "must not be provided in pod spec; priority admission controller computed" in reply.message
+    api.ok("DELETE", f"{CLASSES}/mgpu-occupy")
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl on this machine")
