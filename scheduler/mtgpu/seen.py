@@ -1,17 +1,13 @@
 """What is seen of the MtgpuPods of one node."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any
+from dataclasses import dataclass, field
 
 from mgpu.dialects.mtgpu import MtgpuPod
 from mgpu.model.cards import Card
 from mgpu.model.ledger import Holding
 from scheduler.mtgpu.occupy import Occupy
 from scheduler.mtgpu.pods import Made
-
-_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +39,10 @@ class Seen:
     unschedulable: bool = False
     stock: bool = False
     broken: tuple[Broken, ...] = ()
-    made: Mapping[str, Made] = _NONE
+    made: Mapping[str, Made] = field(default_factory=dict)
     conflicts: frozenset[str] = frozenset()
-    occupies: Mapping[str, Occupy] = _NONE
-    admitted: Mapping[str, Holding] = _NONE
+    occupies: Mapping[str, Occupy] = field(default_factory=dict)
+    admitted: Mapping[str, Holding] = field(default_factory=dict)
 
     def card_of(self, pod: MtgpuPod) -> str:
         """The UUID of the card that it was given, "" before. What its Pod has counts where its status was lost."""
