@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any
 
-from mgpu.dialects import gpushare
+from mgpu.dialects import gpushare, mtgpu
 from mgpu.kube import Api
 from mgpu.kube.events import Recorder
 from mgpu.kube.leader import Leader
@@ -21,6 +21,8 @@ from scheduler.deciding import Decider
 from scheduler.disruption import Budgets
 from scheduler.filtering import Filter
 from scheduler.late import LateDecisions
+from scheduler.mtgpu.controller import Controller
+from scheduler.mtgpu.status import Transition
 from scheduler.preempting import Preemption
 from scheduler.slices.planning import Planning
 from scheduler.slices.writing import Writer
@@ -53,6 +55,7 @@ class Process:
             self._add_late,
             freed=self.announcements.add,
             recut=lambda node: self.planning.changed(node),
+            touched=lambda node: self.mtgpus.touched(node),
         )
         writer = Writer(api, settings)
         self.planning = Planning(self.state, writer, settings, self._warn, self.may_decide)
@@ -63,17 +66,21 @@ class Process:
         self.late = LateDecisions(
             self.state, self.decider, api, settings, self._warn, self.may_decide, recut=self.planning.can_serve
         )
+        self.mtgpus = Controller(self.state, api, settings, self._tell, self.may_decide)
         self._recorder: Recorder | None = None
         own = settings.scheduler
         self._leader = Leader(api, own.namespace, _LEASE, identity) if own.leader_elect else None
-        self._pods = Reflector(api, "/api/v1/pods", self.state.pod_changed, self.state.pod_gone)
-        self._nodes = Reflector(api, "/api/v1/nodes", self.state.node_changed, self.state.node_gone)
+        mtgpus = self.mtgpus
+        self._pods = Reflector(api, "/api/v1/pods", mtgpus.pod_changed, mtgpus.pod_gone)
+        self._nodes = Reflector(api, "/api/v1/nodes", mtgpus.node_changed, mtgpus.node_gone)
+        self._mtgpupods = Reflector(api, mtgpu.COLLECTION, mtgpus.mtgpupod_changed, mtgpus.mtgpupod_gone, optional=True)
         self._watches = {
             "nodes": self._nodes,
             "devices": Reflector(
                 api, f"/apis/{DEVICE_API}/devices", self.state.device_changed, self.state.device_gone, optional=True
             ),
             "pods": self._pods,
+            "mtgpupods": self._mtgpupods,
         }
         if gpushare.enabled(settings):
             maps = f"/api/v1/namespaces/{gpushare.UNHEALTHY_NAMESPACE}/configmaps"
@@ -97,6 +104,7 @@ class Process:
         self._run("steward", self._steward)
         self._run("late decisions", lambda: self.late.run(self._stop))
         self._run("announcements", lambda: self.announcements.run(self._stop))
+        self._run("mtgpupods", lambda: self.mtgpus.run(self._stop))
         if self._settings.dialects.slices.enabled:
             self._run("planning", lambda: self.planning.run(self._stop))
 
@@ -106,6 +114,7 @@ class Process:
         self.late.wake()
         self.announcements.wake()
         self.planning.wake()
+        self.mtgpus.wake()
         for watch in (*self._watches.values(), *self._beside):
             watch.stop()
         for thread in self._threads:
@@ -186,13 +195,15 @@ class Process:
     def _catch_up(self) -> None:
         """The last leader may have written what the watch has not brought yet: decide only on a newer list."""
         term = self._term()
-        if self._nodes.refresh(_REFRESH_SECONDS) and self._pods.refresh(_REFRESH_SECONDS):
+        if all(watch.refresh(_REFRESH_SECONDS) for watch in (self._nodes, self._mtgpupods, self._pods)):
             self._begin(term)
 
     def _begin(self, term: int) -> None:
+        self.state.mtgpus.drop_admissions()
         self._fresh_term = term
         log.info("deciding", extra={"term": term})
         self.planning.begin()
+        self.mtgpus.begin()
         for uid in self.state.undecided():
             self.late.add(uid)
         for node in self.state.sites.names()[:1]:
@@ -207,6 +218,11 @@ class Process:
         log.warning("%s: %s", reason, message, extra={"object": regarding.get("name")})
         if self._recorder:
             self._recorder.warn(regarding, reason, message)
+
+    def _tell(self, regarding: dict[str, Any], what: Transition) -> None:
+        log.info("%s: %s", what.reason, what.message, extra={"object": regarding.get("name")})
+        if self._recorder:
+            self._recorder.record(regarding, what.reason, what.message, "Warning" if what.warning else "Normal")
 
     def _add_late(self, uid: str) -> None:
         self.late.add(uid)

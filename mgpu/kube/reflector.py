@@ -59,6 +59,8 @@ class Reflector:
     def stop(self) -> None:
         """Ask the thread to end, which it does at once unless a callback or a list is under way."""
         self._stop.set()
+        with self._lists:
+            self._lists.notify_all()
         self._interrupt()
 
     @property
@@ -80,6 +82,7 @@ class Reflector:
         """List again now: True once everything that was written before this call has been handed over."""
         with self._lists:
             wanted = self._wanted = self._begun + 1
+            self._lists.notify_all()
             self._interrupt()
             return self._lists.wait_for(lambda: self._finished >= wanted, timeout)
 
@@ -107,8 +110,13 @@ class Reflector:
                 log.exception("watch of %s failed, listing again", self._path)
             if not self._refresh_due():
                 # Jitter: after an outage of the API server not everybody comes back at once.
-                self._stop.wait(pause * (0.5 + random.random()))
+                self._rest(pause * (0.5 + random.random()))
                 pause = min(pause * 2, _MAX_PAUSE)
+
+    def _rest(self, seconds: float) -> None:
+        """Until somebody wants a list now, or `stop`."""
+        with self._lists:
+            self._lists.wait_for(lambda: self._stop.is_set() or self._refresh_due(), seconds)
 
     def _refresh_due(self) -> bool:
         return self._wanted > self._begun

@@ -162,6 +162,17 @@ def test_a_kind_that_is_not_served_is_empty_and_asked_again(run: Callable[..., S
     assert seen.next() == ["+uid-a@1"]
 
 
+def test_a_kind_that_is_not_served_is_asked_for_at_once_where_somebody_waits_for_it(run: Callable[..., Seen]) -> None:
+    """Whoever comes to lead does, whether the kind is there or not."""
+    api = FakeApi()
+    api.refuse = ApiError(404, "NotFound", "no such kind")
+    seen = run(api, optional=True)
+    until(lambda: api.lists >= 5)  # it rests for seconds by now
+    before = api.lists
+    assert seen.reflector.refresh(DEADLINE)
+    assert api.lists == before + 1
+
+
 def test_any_other_kind_must_be_served(run: Callable[..., Seen]) -> None:
     api = FakeApi()
     api.refuse = ApiError(404, "NotFound", "no such kind")

@@ -1,0 +1,298 @@
+"""The controller of MtgpuPods: gives them their cards and makes their Pods, on a thread of its own.
+
+Level-triggered, node by node: what is to be done follows from what the API has (scheduler/mtgpu/plan.py), so a crash
+between any two steps loses nothing. Every write is refused by the API server where it was decided on what is out of
+date by then; the watch brings what is newer, and with it the next look.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from mgpu.dialects import mtgpu
+from mgpu.dialects.mtgpu import MtgpuPod
+from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.model.errors import RetryLater
+from mgpu.settings import Settings
+from scheduler.mtgpu import occupy, pods
+from scheduler.mtgpu.known import Known, Raw, is_own, key_of
+from scheduler.mtgpu.looking import Look, look, occupy_key, read
+from scheduler.mtgpu.occupy import Create, Delete
+from scheduler.mtgpu.plan import Plan, plan
+from scheduler.mtgpu.status import Transition, next_status, refused, transitions
+from scheduler.mtgpu.verdict import FALSE, Said, Verdict
+from scheduler.mtgpu.writing import Writer, has_finalizer
+from scheduler.queue import MAX_PAUSE, Queue
+from scheduler.state import State
+
+log = logging.getLogger(__name__)
+
+Tell = Callable[[dict[str, Any], Transition], None]
+"""(object reference, what is another condition now): an Event; must return at once."""
+_TRIES = 50
+"""Each is lost to a decision on this node that succeeded."""
+_FIRST_PAUSE = 1.0
+_LONGEST_PAUSE = 60.0
+"""Between two occupy pods of a GPUID of which the first failed."""
+
+
+class _Stale(Exception):
+    """What was seen is out of date, as the API server says: the watch is about to bring what is newer."""
+
+
+class Controller:
+    """`…_changed` and `…_gone` are fed by the watches, and feed the State. `touched` may come from any thread.
+    The rest is one thread's. may_decide raises RetryLater while this process must not write.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        api: Api,
+        settings: Settings,
+        tell: Tell,
+        may_decide: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._state, self._settings, self._tell, self._may_decide = state, settings, tell, may_decide
+        self._writer = Writer(api, may_decide)
+        self._known, self._queue = Known(), Queue(clock)
+        self._feeding = threading.Lock()
+        self._failed = False
+        self._clock = clock
+        self._paces: dict[tuple[str, str], tuple[float, float]] = {}  # node, GPUID → pause, and until when
+
+    # Fed by the watches.
+
+    def mtgpupod_changed(self, raw: Raw) -> None:
+        self._feed(self._state.mtgpupod_changed, self._known.mtgpupod_changed, raw)
+
+    def mtgpupod_gone(self, raw: Raw) -> None:
+        self._feed(self._state.mtgpupod_gone, self._known.mtgpupod_gone, raw)
+
+    def pod_changed(self, raw: Raw) -> None:
+        self._feed(self._state.pod_changed, self._known.pod_changed, raw)
+
+    def pod_gone(self, raw: Raw) -> None:
+        self._feed(self._state.pod_gone, self._known.pod_gone, raw)
+
+    def node_changed(self, raw: Raw) -> None:
+        self._feed(self._state.node_changed, self._known.node_changed, raw)
+
+    def node_gone(self, raw: Raw) -> None:
+        self._feed(self._state.node_gone, self._known.node_gone, raw)
+
+    def _feed(self, state: Callable[[Raw], None], known: Callable[[Raw], Collection[str]], raw: Raw) -> None:
+        """Both, before anybody looks at both."""
+        with self._feeding:
+            state(raw)
+            nodes = known(raw)
+        for node in nodes:
+            self._queue.add(node)
+
+    def touched(self, node: str) -> None:
+        """Something of its cards has changed, or of who holds them."""
+        if self._known.concerns(node):
+            self._queue.add(node)
+
+    def begin(self) -> None:
+        """A term begins, with what was listed since."""
+        with self._feeding:
+            nodes = self._known.nodes()
+        for node in nodes:
+            self._queue.add(node)
+
+    def run(self, stop: threading.Event) -> None:
+        """Work until `stop`, which must be followed by `wake`."""
+        self._queue.run(self.look_at, stop)
+
+    def wake(self) -> None:
+        self._queue.wake()
+
+    def work(self) -> None:
+        """Do all that is due now."""
+        while (node := self._queue.next()) is not None:
+            self.look_at(node)
+
+    # The controller's thread.
+
+    def look_at(self, node: str) -> None:
+        """One attempt; what did not work is tried again later, with growing pauses, or as soon as anything changes."""
+        self._failed = False
+        try:
+            self._may_decide()
+            self._attempt(node)
+        except RetryLater:
+            return  # whoever may decide next begins with all nodes
+        except _Stale as error:
+            log.debug("MtgpuPods have changed: %s", error, extra={"node": node})
+            self._failed = True
+        except (ApiError, Unreachable) as error:
+            log.warning("MtgpuPods put off: %s", error, extra={"node": node})
+            self._failed = True
+        except Exception:
+            # The thread's outermost loop: one odd node must not keep the others waiting.
+            log.exception("MtgpuPods put off", extra={"node": node})
+            self._queue.add(node, MAX_PAUSE)
+            return
+        if self._failed:
+            self._queue.add_again(node)
+        else:
+            self._queue.done(node)
+
+    def _attempt(self, node: str) -> None:
+        found, planned = self._decide(node, self._put_finalizers(node))
+        why = self._make_occupies(node, found, planned)
+        pods = {pod.uid: pod for pod in sorted(found.seen.pods, key=lambda pod: pod.turn)}
+        for uid, item in sorted(found.items.items(), key=lambda pair: (pair[0] not in pods, pair[0])):
+            if uid not in pods and uid in planned.verdicts:
+                self._serve(item, None, found.own.get(uid), planned.verdicts[uid])
+        for uid, pod in pods.items():
+            if uid in planned.verdicts:
+                verdict = planned.verdicts[uid]
+                if pod.gpuid in why and not pod.bound and uid in {held.uid for held in planned.holdings}:
+                    verdict = replace(verdict, bound=why[pod.gpuid])
+                self._serve(found.items[uid], pod, found.own.get(uid), verdict)
+        self._delete_occupies(node, found, planned)
+
+    def _put_finalizers(self, node: str) -> Collection[str]:
+        """The uids of those that could not get it: nothing is begun for them that might be left behind."""
+        with self._feeding:
+            items = self._known.on(node).items
+        left_out = set()
+        for item in items.values():
+            pod = read(item)
+            if not isinstance(pod, MtgpuPod) or pod.deleting or has_finalizer(item):
+                continue
+            if not (self._serving or pod.bound):
+                continue
+            try:
+                self._writer.put_finalizer(item)
+            except ApiError as error:
+                self._take_refusal(error, item)
+                left_out.add(pod.uid)
+        return left_out
+
+    @property
+    def _serving(self) -> bool:
+        return mtgpu.enabled(self._settings)
+
+    def _decide(self, node: str, left_out: Collection[str]) -> tuple[Look, Plan]:
+        for _ in range(_TRIES):
+            with self._feeding:
+                found = look(self._known, self._state, node, serving=self._serving, left_out=left_out)
+            planned = plan(found.seen, self._settings)
+            if self._state.mtgpus.admit(node, planned.holdings, found.version):
+                return found, planned
+        raise _Stale(f"node {node} changes faster than can be decided on it")
+
+    def _make_occupies(self, node: str, found: Look, planned: Plan) -> Mapping[str, Said]:
+        """Why they could not be made, by GPUID."""
+        why = {}
+        for gpuid, there in found.seen.occupies.items():
+            if there.running:
+                self._paces.pop((node, gpuid), None)
+        for step in planned.occupy:
+            if isinstance(step, Create) and self._is_due(node, step.gpuid):
+                try:
+                    self._writer.make(occupy.manifest(node, step.gpuid, self._settings))
+                except ApiError as error:
+                    self._failed = True
+                    if error.status != 409:
+                        log.warning("occupy pod not made: %s", error, extra={"node": node, "gpuid": step.gpuid})
+                        text = f"the pod that keeps a card of {node} could not be made: {error.message}"
+                        why[step.gpuid] = Said(FALSE, "OccupyPodRefused", text)
+        return why
+
+    def _is_due(self, node: str, gpuid: str) -> bool:
+        """Whether it may be made again; where the kubelet refuses it that would never end."""
+        _, until = self._paces.get((node, gpuid), (0.0, 0.0))
+        if self._clock() < until:
+            self._queue.add(node, until - self._clock())
+            return False
+        return True
+
+    def _delete_occupies(self, node: str, found: Look, planned: Plan) -> None:
+        for step in planned.occupy:
+            if isinstance(step, Delete):
+                self._writer.delete(*occupy_key(node, step.gpuid), step.uid, force=step.force)
+                there = found.seen.occupies.get(step.gpuid)
+                if there is not None and there.ended:
+                    before, _ = self._paces.get((node, step.gpuid), (_FIRST_PAUSE / 2, 0.0))
+                    pause = min(2 * before, _LONGEST_PAUSE)
+                    self._paces[node, step.gpuid] = pause, self._clock() + pause
+
+    def _serve(self, item: Raw, pod: MtgpuPod | None, own: Raw | None, verdict: Verdict) -> None:
+        """What is decided about one. pod: None where it cannot be read."""
+        if verdict.delete and own is not None:
+            self._writer.delete(*key_of(item), own["metadata"]["uid"], force=verdict.force)
+        if verdict.finish:
+            if has_finalizer(item):
+                self._finish(item, force=verdict.force)
+            return
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        if verdict.bind:
+            # Where that fails nobody else may be bound: the watch may be behind, and their card be another one by now.
+            item = self._write(item, next_status(item, verdict, own, now))
+            verdict = replace(verdict, bind="")
+        status = None
+        if verdict.make and pod is not None and verdict.card is not None:
+            said = self._make(pods.manifest(item, pod, verdict.card))
+            if isinstance(said, str):
+                status = refused(item, verdict, said, now)
+            else:
+                verdict = replace(verdict, created=said)
+        try:
+            self._write(item, status or next_status(item, verdict, own, now))
+        except ApiError as error:
+            self._take_refusal(error, item)
+
+    def _make(self, pod: Raw) -> Said | str | None:
+        """None: it is there, or about to be; else why not. A text: and never will be."""
+        try:
+            self._writer.make(pod)
+        except ApiError as error:
+            if error.status in (400, 422) and "admission webhook" not in error.message:
+                return error.message
+            self._failed = True
+            if error.status in (404, 409, 429) or error.status >= 500:
+                return None
+            return Said(FALSE, "PodForbidden", error.message)
+        return None
+
+    def _finish(self, item: Raw, *, force: bool) -> None:
+        """Let it go, unless its Pod is there after all: the watch may be behind what was made."""
+        try:
+            found = self._writer.pod(*key_of(item))
+            if found is not None and is_own(found, item):
+                self._writer.delete(*key_of(item), found["metadata"]["uid"], force=force)
+                self._failed = True
+            else:
+                self._writer.take_finalizer(item)
+        except ApiError as error:
+            self._take_refusal(error, item)
+
+    def _write(self, item: Raw, status: Mapping[str, Any]) -> Raw:
+        """The MtgpuPod as it is with this status."""
+        before = item.get("status") or {}
+        if status == before:
+            return item
+        written = self._writer.status(item, status)
+        meta = item["metadata"]
+        reference = {"apiVersion": mtgpu.API_VERSION, "kind": mtgpu.KIND} | {
+            key: meta[key] for key in ("namespace", "name", "uid")
+        }
+        for transition in transitions(before, status):
+            self._tell(reference, transition)
+        return written
+
+    def _take_refusal(self, error: ApiError, item: Raw) -> None:
+        """Of a write that others need not wait for."""
+        if error.status in (404, 409):
+            raise _Stale(str(error)) from error
+        self._failed = True
+        log.warning("MtgpuPod put off: %s", error, extra={"object": "/".join(key_of(item))})

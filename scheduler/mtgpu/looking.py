@@ -1,0 +1,117 @@
+"""One look at the MtgpuPods of a node: what the watches brought of them, and what the State says of its cards."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from mgpu.dialects import mtgpu
+from mgpu.dialects.mtgpu import MtgpuPod
+from mgpu.model.errors import BadObject
+from mgpu.model.pods import read_pod
+from scheduler import stock
+from scheduler.mtgpu.accounts import MtgpuNode
+from scheduler.mtgpu.known import Key, Known, Raw, is_own
+from scheduler.mtgpu.occupy import Occupy, read_occupy
+from scheduler.mtgpu.pods import Made, read_made
+from scheduler.mtgpu.seen import Broken, Seen
+from scheduler.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """items, own: the MtgpuPods and the Pods made for them, by the uid of the MtgpuPod, as the API has them. version:
+    of the node, as the State counts.
+    """
+
+    seen: Seen
+    version: int
+    items: Mapping[str, Raw]
+    own: Mapping[str, Raw]
+
+
+@dataclass(slots=True)
+class _Items:
+    pods: list[MtgpuPod] = field(default_factory=list)
+    broken: list[Broken] = field(default_factory=list)
+    raws: dict[str, Raw] = field(default_factory=dict)
+    own: dict[str, Raw] = field(default_factory=dict)
+    made: dict[str, Made] = field(default_factory=dict)
+    conflicts: set[str] = field(default_factory=set)
+
+
+def look(known: Known, state: State, name: str, *, serving: bool, left_out: Collection[str] = ()) -> Look:
+    """serving False: those that are not bound yet are not looked at. left_out: those of which nothing is to be begun.
+
+    What feeds both must not go on meanwhile: else a Pod that was just made would look like somebody else's.
+    """
+    there, node = known.on(name), state.mtgpus.on(name)
+    items = _Items()
+    for key, raw in there.items.items():
+        pod = read(raw)
+        if isinstance(pod, MtgpuPod) and not _is_served(pod, serving=serving, left_out=left_out):
+            continue
+        _take(items, raw, pod)
+        _find_pod(items, raw, there.made.get(key), state.uid_of(*key))
+    seen = Seen(
+        name,
+        tuple(items.pods),
+        tuple(card.card for card in node.cards),
+        node.held,
+        present=node.node is not None,
+        unschedulable=there.unschedulable,
+        stock=stock.is_there(node.node),
+        broken=tuple(items.broken),
+        made=items.made,
+        conflicts=frozenset(items.conflicts),
+        occupies=_occupies(name, items.pods, there.occupies, node, state),
+        admitted=node.admitted,
+    )
+    return Look(seen, node.version, items.raws, items.own)
+
+
+def read(raw: Raw) -> MtgpuPod | Broken:
+    try:
+        return mtgpu.read_mtgpupod(raw)
+    except BadObject as error:
+        meta = raw["metadata"]
+        key = f"{meta['namespace']}/{meta['name']}"
+        return Broken(meta["uid"], key, str(error), deleting="deletionTimestamp" in meta)
+
+
+def _is_served(pod: MtgpuPod, *, serving: bool, left_out: Collection[str]) -> bool:
+    """One that is bound stays so, and one that is being deleted has to go, whatever else."""
+    return bool(pod.bound) or pod.deleting or (serving and pod.uid not in left_out)
+
+
+def _take(items: _Items, raw: Raw, pod: MtgpuPod | Broken) -> None:
+    items.raws[pod.uid] = raw
+    if isinstance(pod, Broken):
+        items.broken.append(pod)
+    else:
+        items.pods.append(pod)
+
+
+def _find_pod(items: _Items, raw: Raw, made: Raw | None, uid_of_name: str | None) -> None:
+    """The Pod of its name: its own, or somebody else's."""
+    uid = raw["metadata"]["uid"]
+    if made is not None and is_own(made, raw):
+        items.own[uid], items.made[uid] = made, read_made(made)
+    elif uid_of_name is not None:
+        items.conflicts.add(uid)
+
+
+def _occupies(
+    node: str, pods: Collection[MtgpuPod], ours: Mapping[str, Raw], there: MtgpuNode, state: State
+) -> dict[str, Occupy]:
+    found = {}
+    for gpuid, raw in sorted(ours.items()):
+        pod = read_pod(raw)
+        found[gpuid] = read_occupy(raw, pod, there.occupied.get(pod.uid, ""))
+    for gpuid in sorted({pod.gpuid for pod in pods} - set(found)):
+        uid = state.uid_of(*occupy_key(node, gpuid))
+        if uid is not None:
+            found[gpuid] = Occupy(uid, ours=False)
+    return found
+
+
+def occupy_key(node: str, gpuid: str) -> Key:
+    return mtgpu.OCCUPY_NAMESPACE, mtgpu.occupy_name(node, gpuid)
