@@ -79,7 +79,8 @@ class WebhookSettings(Block):
 
     certDir: certificates to read (`tls.crt`, `tls.key`); empty: made by the process itself, for the Service's names and
     `names`, kept in `selfSignedDir` (empty: a private temporary one) and, inside a cluster, in a Secret.
-    identities: the users that may write placement annotations; empty: the suite's service accounts in `namespace`.
+    identities: the users that may write placement annotations, and make the Pods of MtgpuPods; empty: the suite's
+    service accounts in `namespace`.
     schedulerName: what new GPU pods get as theirs (Koordinator's upgrade webhook); empty: what they have.
     """
 

@@ -1,4 +1,4 @@
-"""The suite's manifests on the playground's API server: CRDs, priority classes, and webhooks that lead to this machine."""
+"""The suite's manifests on the playground's API server: CRDs, priority classes, webhooks that lead to this machine."""
 
 import copy
 from collections.abc import Iterator, Mapping

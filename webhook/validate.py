@@ -86,7 +86,7 @@ def _meant(key: str) -> str:
 
 
 def identities(settings: Settings) -> Collection[str]:
-    """The users that may write placement annotations."""
+    """The users that may write placement annotations, and make the Pods of MtgpuPods."""
     namespace = settings.webhook.namespace
     return settings.webhook.identities or [f"system:serviceaccount:{namespace}:{name}" for name in _PROCESSES]
 

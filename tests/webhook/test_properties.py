@@ -96,10 +96,20 @@ def test_property_an_update_that_changes_no_annotation_is_never_refused(old: Any
     assert validate_update(new, old, "alice", SETTINGS) == []
 
 
-@given(st.sampled_from(["/mutate", "/validate"]), JSON, JSON, st.sampled_from(["CREATE", "UPDATE", "DELETE"]))
+@given(
+    st.sampled_from(["/mutate", "/validate"]),
+    st.sampled_from([("Pod", "pods"), ("MtgpuPod", "mtgpupods")]),
+    JSON,
+    JSON,
+    st.sampled_from(["CREATE", "UPDATE", "DELETE"]),
+)
 @examples(300)
-def test_property_any_object_gets_an_answer(path: str, obj: Any, old: Any, operation: str) -> None:
-    answer = CLIENT.post(path, data=orjson.dumps(review(obj, operation, old=old)), content_type="application/json")
+def test_property_any_object_gets_an_answer(
+    path: str, names: tuple[str, str], obj: Any, old: Any, operation: str
+) -> None:
+    what = {"kind": {"kind": names[0]}, "resource": {"resource": names[1]}}
+    body = orjson.dumps(review(obj, operation, old=old, **what))
+    answer = CLIENT.post(path, data=body, content_type="application/json")
     assert answer.status_code in (200, 400)
     assert answer.is_json
 
