@@ -4,14 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mgpu.dialects.mtgpu import NAME, MtgpuPod, holding, occupy_name
-from mgpu.model.asks import Ask, CardRefusal, ContainerAsk, Placement, Rejection, whole_cards
+from mgpu.model.asks import CardRefusal, ContainerAsk, Rejection, whole_cards
 from mgpu.model.cards import Card, CardState
 from mgpu.model.ledger import Holding, Ledger
-from mgpu.settings import Settings
 from scheduler import stock
 from scheduler.mtgpu.seen import Seen
 from scheduler.mtgpu.verdict import FALSE, Said
-from scheduler.placement import Policy, place, policy_named
 from scheduler.placement.refusals import refusal
 
 _WHOLE = whole_cards("", 1)
@@ -43,8 +41,8 @@ class Admission:
     It holds in `ledger` (by `account`) what it admits. degraded: the GPUIDs that are not in order.
     """
 
-    def __init__(self, seen: Seen, ledger: Ledger, degraded: Mapping[str, Said], settings: Settings) -> None:
-        self._seen, self._ledger, self._degraded, self._settings = seen, ledger, degraded, settings
+    def __init__(self, seen: Seen, ledger: Ledger, degraded: Mapping[str, Said]) -> None:
+        self._seen, self._ledger, self._degraded = seen, ledger, degraded
         self.admitted: dict[str, Holding] = {}
         self.waiting: dict[str, Said] = {}
         self.pending: set[str] = set()
@@ -113,7 +111,7 @@ class Admission:
         if seen.stock:
             return self._stock(pod, states)
         again = [state for state in states if before and before.is_known_on(state.card)]
-        chosen = _chosen(pod, again, self._policy()) or _chosen(pod, states, self._policy())
+        chosen = _chosen(pod, [*again, *states])
         return holding(pod, chosen.uuid, bound=False) if chosen else _exceeded(_none(pod, states))
 
     def _stock(self, pod: MtgpuPod, states: Sequence[CardState]) -> Holding | Said:
@@ -128,21 +126,15 @@ class Admission:
             return _exceeded(f"NVIDIA's plugin could give out card {small.index}" if small else _none(pod, states))
         return holding(pod, None, bound=False)
 
-    def _policy(self) -> Policy:
-        name = self._settings.card_policy_for(None, "")
-        return policy_named(name, self._settings.dialects.mgpu.weight_of_core) if name else _LOWEST
 
+def _chosen(pod: MtgpuPod, states: Sequence[CardState]) -> Card | None:
+    """The idle card that a new GPUID gets: the lowest that is large enough.
 
-_LOWEST = Policy(lambda cards, weight_of_core: lambda position, core, memory: 0, 0)  # noqa: ARG005
-"""All cards are equally good, so the lowest index is taken: design.md, "Commands"."""
-
-
-def _chosen(pod: MtgpuPod, states: Sequence[CardState], policy: Policy) -> Card | None:
-    """The idle card that a new GPUID gets. Only those that are large enough are offered: a whole ask has no size."""
-    large = [state for state in states if _never(pod, state.card) is None]
-    found = place(Ask(NAME, (_WHOLE,)), large, policy)
-    index = found.cards("")[0] if isinstance(found, Placement) else None
-    return next((state.card for state in large if state.card.index == index), None)
+    Not by the placement engine: a whole ask has no size, and to every card policy each idle card taken is worth the
+    same, so it would take the lowest too.
+    """
+    free = (s.card for s in states if not (_never(pod, s.card) or refusal(s, _WHOLE, 0)))
+    return next(free, None)
 
 
 def _none(pod: MtgpuPod, states: Sequence[CardState]) -> str:

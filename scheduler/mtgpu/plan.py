@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from mgpu.dialects.mtgpu import MtgpuPod
 from mgpu.model.ledger import Holding, Ledger
-from mgpu.settings import Settings
 from scheduler.mtgpu.admitting import Admission, account, conflict, name_taken, strangers
 from scheduler.mtgpu.occupy import Create, Delete, Occupy
 from scheduler.mtgpu.pods import Made
@@ -28,12 +27,12 @@ class Plan:
     occupy: tuple[Create | Delete, ...]
 
 
-def plan(seen: Seen, settings: Settings) -> Plan:
+def plan(seen: Seen) -> Plan:
     seen = replace(seen, pods=tuple(sorted(seen.pods, key=lambda pod: pod.turn)))
     ledger = account(seen)
     degraded = _degraded(seen, ledger)
     of_gpuid = {pod.gpuid: degraded[pod.uid] for pod in reversed(seen.pods) if pod.uid in degraded}
-    admission = Admission(seen, ledger, of_gpuid, settings)
+    admission = Admission(seen, ledger, of_gpuid)
     verdicts = {pod.uid: _verdict(seen, pod, admission, degraded.get(pod.uid)) for pod in seen.pods}
     for broken in seen.broken:
         said = None if broken.deleting else Said(FALSE, "Invalid", broken.problems)
