@@ -11,6 +11,8 @@ from mgpu.model.slices import MIG, MPS
 
 MGPU = {"vke.node.gpu.schedule": "mgpu"}
 BURST = {**MGPU, "vke.volcengine.com/mgpu-compute-policy": "native-burst-share"}
+TWO_CARDS = "mtgpu-1"
+"""The node of the seed's story of MtgpuPods."""
 _KINDS = (("A100-SXM4-80GB", "80Gi"), ("L40S", "46068Mi"), ("H100-80GB-HBM3", "80Gi"))
 
 
@@ -62,3 +64,9 @@ def slice_nodes() -> list[NodeSpec]:
     model, memory = _KINDS[0]
     card = {"model": f"NVIDIA {model}", "memory": memory}
     return [NodeSpec(f"{kind}-1", [card], {}, partitioning=kind) for kind in (MIG, MPS)]
+
+
+def two_cards() -> NodeSpec:
+    """The node of the MtgpuPods of `examples/`."""
+    model, memory = _KINDS[0]
+    return NodeSpec(TWO_CARDS, [{"count": 2, "model": f"NVIDIA {model}", "memory": memory}], {})

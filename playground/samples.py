@@ -10,6 +10,7 @@ import yaml
 
 from mgpu import dialects
 from mgpu.cli.overview import Overview, overview
+from mgpu.dialects import mtgpu
 from mgpu.kube import Api
 from mgpu.model.asks import Ask
 from mgpu.model.cards import Card, CardState
@@ -23,11 +24,12 @@ Json = dict[str, Any]
 EXAMPLES = Path(__file__).parents[1] / "examples"
 _DEVICES = f"/apis/{DEVICE_API}/devices"
 _PODS = "/api/v1/namespaces/default/pods"
+_MTGPUPODS = f"/apis/{mtgpu.API_VERSION}/namespaces/default/mtgpupods"
 _POLL_SECONDS = 0.02
 
 
 def example(name: str) -> Json:
-    """The pod of `examples/<name>.yaml`."""
+    """The pod, or MtgpuPod, of `examples/<name>.yaml`."""
     pod: Json = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
     return pod
 
@@ -46,7 +48,7 @@ class Outcome:
 
 
 class Samples:
-    """Pods of the namespace `default`."""
+    """Pods and MtgpuPods of the namespace `default`."""
 
     def __init__(self, api: Api, settings: Settings) -> None:
         self._api, self._settings = api, settings
@@ -54,6 +56,18 @@ class Samples:
     def create(self, pod: Mapping[str, Any]) -> Json:
         """Raises ApiError where it is denied."""
         return self._api.create(_PODS, pod)
+
+    def create_mtgpupod(self, raw: Mapping[str, Any]) -> Json:
+        """Raises ApiError where it is denied."""
+        return self._api.create(_MTGPUPODS, raw)
+
+    def mtgpupod(self, name: str) -> Json:
+        """Raises ApiError where it is not there."""
+        return self._api.get(f"{_MTGPUPODS}/{name}")
+
+    def delete_mtgpupod(self, name: str) -> None:
+        """As `kubectl delete` does, without waiting. Raises ApiError where it is not there."""
+        self._api.delete(f"{_MTGPUPODS}/{name}", {"propagationPolicy": "Background"})
 
     def settled(self, name: str, seconds: float = 30.0) -> Outcome:
         """How the pod stands as soon as it runs, has failed, or was refused by the scheduler; or after `seconds`."""
@@ -81,8 +95,9 @@ class Samples:
         return read_slices(read_node(self._api.get(f"/api/v1/nodes/{node}")))
 
     def overview(self) -> Overview:
-        nodes, devices, pods = (self._api.list(path)[0] for path in ("/api/v1/nodes", _DEVICES, "/api/v1/pods"))
-        return overview(nodes, devices, pods, self._settings)
+        paths = "/api/v1/nodes", _DEVICES, "/api/v1/pods", mtgpu.COLLECTION
+        nodes, devices, pods, mtgpupods = (self._api.list(path)[0] for path in paths)
+        return overview(nodes, devices, pods, self._settings, mtgpupods=mtgpupods)
 
     def states(self) -> dict[str, tuple[CardState, ...]]:
         """Node → its cards and what is held of each."""

@@ -14,12 +14,14 @@ from tests.waiting import until
 RUN = ("share", "gpushare", "koordinator", "nvidia", "several-containers", "multi-gpu", "whole-cards")
 SLICED = ("mig", "mps")
 """Run in test_slices.py, where cards are cut."""
+NAMED = ("mtgpupod",)
+"""Run in test_mtgpu_story.py."""
 REFUSED = ("denied", "fits-nowhere")
 Kubectl = Callable[..., Any]
 
 
 def test_every_example_is_run_here() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == {*RUN, *SLICED, *REFUSED}
+    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == {*RUN, *SLICED, *NAMED, *REFUSED}
 
 
 @pytest.mark.parametrize("name", RUN)
