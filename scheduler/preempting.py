@@ -67,8 +67,8 @@ class Preemption:
     ) -> Victims | None:
         view, occupants = self._state.occupied(name, known.pod.uid)
         node, seats = view.node, self._state.seats(ask, known.pod.uid)
-        if node is None:
-            return None
+        if node is None or any(h.occupies and h.uid in theirs.uids for h, _ in occupants):
+            return None  # an occupy pod would be made again: nobody but its MtgpuPods frees a card with a GPUID
         if stock.chooses(node, ask):
             return None if stock.refusal(ask, node, view.cards, view.ours) else theirs
 
@@ -86,7 +86,7 @@ class Preemption:
             gone = [h for h, _ in occupants if h.uid in theirs.uids]
             left = [_without(state, gone) for state in (*view.unkept, *view.unkept_others)]
             return theirs if fits(left) else None
-        lower = [(h, p.pod) for h, p in occupants if h.bound and p.pod.priority < known.pod.priority]
+        lower = [(h, p.pod) for h, p in occupants if _may_go(h, p.pod, known.pod)]
         tenants = self._tenants(view, lower)
         if only_cards and all(state.card.healthy for state in view.unkept):
             found = victims(ask, view.unkept, tenants, fits, budget=steps)
@@ -115,6 +115,10 @@ class Preemption:
 
 def _without(state: CardState, gone: Iterable[Holding]) -> CardState:
     return freed(state, [{state.card.index: holding.uses(state.card)} for holding in gone])
+
+
+def _may_go(held: Holding, pod: Pod, wanting: Pod) -> bool:
+    return held.bound and not held.occupies and pod.priority < wanting.priority
 
 
 def _has_room(view: View, pod: Pod, going: Iterable[Pod]) -> bool:

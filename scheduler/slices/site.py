@@ -74,7 +74,7 @@ def site_of(
     problem: str = "",
 ) -> Site:
     """gpus: all of the node's. states: its whole cards and its slices, with what is held of them."""
-    states = tuple(states)
+    states, holdings = tuple(states), tuple(holdings)
     places = [(h.bound, place) for h in holdings for share in h.shares if (place := place_held(share))]
     held = [(bound, place) for bound, place in places if mode_of(place.name) == found.mode]
     cut = [(slice_of(s.card), s) for s in states]
@@ -83,6 +83,9 @@ def site_of(
     made, able = {s.place for s in found.made}, _cuttable(found, gpus)
     barred = {place.card: _OTHERWISE for _, place in places if mode_of(place.name) != found.mode}
     barred |= {state.card.index: _HELD for place, state in cut if not place and not state.idle}
+    # An MtgpuPod holds its card whatever others decided of it meanwhile.
+    theirs = [share for h in holdings if h.gpuid for share in h.shares]
+    barred |= {gpu.index: _HELD for gpu in gpus if any(share.is_on(gpu) for share in theirs)}
     memory = sum(state.memory_used for place, state in cut if not place)
     memory += sum(card.memory for card in devices(NodeSlices(found.mode, made=tuple(used)), gpus))
     return Site(

@@ -40,6 +40,7 @@ class FakeApi:
         self.nodes: dict[str, Raw] = {}
         self.devices: dict[str, Raw] = {}
         self.configmaps: dict[str, Raw] = {}
+        self.mtgpupods: dict[str, Raw] = {}
         self.admit: Callable[[Raw], Raw] | None = None
         self.reachable = True
         self.broken: set[str] = set()  # kinds that cannot be read or written now
@@ -60,12 +61,13 @@ class FakeApi:
         self._tell(kind, "changed", item)
         return item
 
-    def remove(self, kind: str, name: str) -> None:
-        item = self.pods.pop(("default", name)) if kind == "pods" else self._named(kind).pop(name)
+    def remove(self, kind: str, name: str, namespace: str = "default") -> None:
+        item = self.pods.pop((namespace, name)) if kind == "pods" else self._named(kind).pop(name)
         self._tell(kind, "gone", item)
 
     def _named(self, kind: str) -> dict[str, Raw]:
-        return {"nodes": self.nodes, "devices": self.devices, "configmaps": self.configmaps}[kind]
+        found: dict[str, Raw] = getattr(self, kind)
+        return found
 
     def edit_pod(self, name: str, change: Callable[[Raw], None]) -> None:
         item = copy.deepcopy(self.pods["default", name])
@@ -212,13 +214,14 @@ class Replica:
         )
         self.admission = BindingAdmission(self.decider, lambda: self.leading())
         self.waiting: dict[str, deque[tuple[str, Raw]]] = {
-            kind: deque() for kind in ("nodes", "devices", "configmaps", "pods")
+            kind: deque() for kind in ("nodes", "devices", "configmaps", "pods", "mtgpupods")
         }
         everything: Any = (
             ("nodes", api.nodes),
             ("devices", api.devices),
             ("configmaps", api.configmaps),
             ("pods", api.pods),
+            ("mtgpupods", api.mtgpupods),
         )
         for kind, items in everything:
             for item in items.values():

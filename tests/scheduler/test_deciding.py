@@ -191,6 +191,31 @@ def test_a_bound_pod_is_not_decided_again(replica: Replica) -> None:
     assert [h.bound for h in replica.state.holdings()] == [True]
 
 
+@pytest.mark.parametrize(("theirs", "own"), [("0", 1), ("1", 0)])
+def test_a_reservation_from_before_another_replica_led_stands_only_where_that_one_left_room(
+    replica: Replica, theirs: str, own: int
+) -> None:
+    known = submitted(replica, "p")
+    assert chosen(decided(replica, known)) == (0,)
+    record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": theirs}
+    replica.api.put("pods", b.share("q", 60, annotations=record, node="n1"))
+    replica.deliver()
+    assert chosen(decided(replica, known)) == (own,)
+
+
+def test_nor_does_it_where_its_same_card_group_has_gone_elsewhere(replica: Replica) -> None:
+    group = {"mgpu.io/same-card-group": "pair"}
+    replica.api.put("pods", b.share("p", annotations=group))
+    replica.deliver()
+    known = replica.state.gpu_pod("uid-p")
+    assert known is not None
+    assert chosen(decided(replica, known)) == (0,)
+    record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "1"}
+    replica.api.put("pods", b.share("q", annotations={**record, **group}, node="n1"))
+    replica.deliver()
+    assert chosen(decided(replica, known)) == (1,)
+
+
 def test_decisions_at_once_never_share_a_card_beyond_its_size(replica: Replica) -> None:
     pods = [submitted(replica, f"p{i}", core=30) for i in range(12)]
     found: list[object] = []
