@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from mgpu.cli.mtgpupods import occupying
 from mgpu.cli.views import Sliced
 from mgpu.model.asks import Ask, Placement
 from mgpu.model.cards import CardState
@@ -55,14 +56,25 @@ class Accounts:
         self.ledger.hold(holding)
         self._moved.add(holding.node)
 
+    def release(self, uid: str) -> None:
+        held = self.ledger.release(uid)
+        if held:
+            self._moved.add(held.node)
+
     def place(self, pod: Pod, ask: Ask, placement: Placement, node: str) -> None:
         dialect = stock.NVIDIA if stock.chooses(self.nodes[node], ask) else ask.dialect
         shares = shares_of(ask, placement)
-        self.hold(Holding(pod.uid, pod.namespace, pod.name, node, dialect, shares, wishes=ask.wishes))
+        holding = Holding(pod.uid, pod.namespace, pod.name, node, dialect, shares, wishes=ask.wishes)
+        self.hold(occupying(holding, pod))
 
-    def devices(self, node: str, without: str = "") -> tuple[CardState, ...]:
-        """Of all types."""
-        return (*self.ledger.cards(node, without), *self.ledger.others(node, without))
+    def devices(self, node: str, without: str = "", gpuid: str = "") -> tuple[CardState, ...]:
+        """Of all types; gpuid: as the occupy pod of this one finds them."""
+        return (*self.cards(node, without, gpuid), *self.ledger.others(node, without))
+
+    def cards(self, node: str, without: str = "", gpuid: str = "") -> tuple[CardState, ...]:
+        if gpuid:
+            return self.ledger.for_gpuid(node, gpuid, without)
+        return self.ledger.cards(node, without)
 
     def moved(self) -> Iterable[tuple[str, View]]:
         """The nodes that have changed since the last call."""

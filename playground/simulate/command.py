@@ -17,7 +17,8 @@ from mgpu.cli.setup import read_settings
 from mgpu.dialects import gpushare
 from mgpu.settings import CARD_POLICIES, NODE_POLICIES
 from playground.simulate.documents import read
-from playground.simulate.pipeline import Outcome, Result, result_json, simulate
+from playground.simulate.outcomes import Outcome, Result, result_json
+from playground.simulate.pipeline import simulate
 from playground.simulate.world import read_world
 
 EXAMPLES = """
@@ -69,9 +70,9 @@ def command(
 ) -> None:
     """Place the pods of FILEs on their nodes without a cluster: would they fit, where, and why not.
 
-    Files hold Kubernetes objects (Node, Device, Pod, Deployment, StatefulSet, Job, List) in YAML or JSON; `-` is
-    standard input. Pods with spec.nodeName run already, the others are submitted in order. Exit code 0 whenever the
-    input could be read, else 2.
+    Files hold Kubernetes objects (Node, Device, Pod, MtgpuPod, Deployment, StatefulSet, Job, List) in YAML or JSON;
+    `-` is standard input. Pods with spec.nodeName run already, and so do MtgpuPods with status.BoundDeviceID; the
+    others are submitted in order. Exit code 0 whenever the input could be read, else 2.
     """
     settings = read_settings(config, os.environ, {"card_policy": card_policy, "node_policy": node_policy})
     world = read_world(read(files, sys.stdin), _note, gpushare.unit(settings))
@@ -89,25 +90,30 @@ def _note(line: str) -> None:
 
 
 def _shown(result: Result) -> Group:
-    widest = max((len(outcome.pod.key) for outcome in result.outcomes), default=0)
+    widest = max((len(_name(outcome)) for outcome in result.outcomes), default=0)
     lines = [line for outcome in result.outcomes for line in _lines(outcome, widest)]
     return Group(*lines, Text(), card_map(result.nodes))
 
 
 def _lines(outcome: Outcome, width: int) -> Iterator[RenderableType]:
     """The pod and where it is; what speaks against it below, each reason with the whole width to itself."""
-    pod = outcome.pod.key.ljust(width)
+    pod = _name(outcome).ljust(width)
     if outcome.denied:
         yield Text.assemble(f"{pod}   ", ("denied", "red"))
         yield from _reasons(map(str, outcome.denied))
     elif outcome.pending:
-        yield Text.assemble(f"{pod}   ", ("pending", "yellow"))
-        reasons = [f"{node}: {reason}" for node, reason in outcome.rejections.items()]
+        yield Text.assemble(f"{pod}   ", (outcome.phase.lower() or "pending", "yellow"))
+        said = f"{outcome.reason}: " if outcome.reason else ""
+        reasons = [f"{node}: {said}{reason}" for node, reason in outcome.rejections.items()]
         yield from _reasons(reasons or ["there are no nodes"])
     else:
         given = (f"{name} on {_devices(given)}" for name, given in outcome.containers.items())
         where = "; ".join(given) if outcome.dialect else "asks for no GPU"
         yield Text.assemble(f"{pod}   ", (outcome.node, "green"), f"   {where}")
+
+
+def _name(outcome: Outcome) -> str:
+    return " ".join(filter(None, (outcome.kind, outcome.pod.key)))
 
 
 def _reasons(reasons: Iterable[str]) -> Iterator[Padding]:

@@ -1,64 +1,40 @@
 """mutate → validate → filter → score → bind → allocate, pod after pod, by the functions of the three processes."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
 import jsonpatch
 
 from mgpu import dialects
 from mgpu.cli.overview import NO_RECORD, STOCK, ask_of, claim, missing
-from mgpu.cli.views import NodeView, nodes_json, views
+from mgpu.cli.views import NodeView, views
+from mgpu.dialects import mtgpu
 from mgpu.dialects.node_resources import SHARE
 from mgpu.dialects.vocabulary import vocabularies, vocabulary_of
 from mgpu.model.asks import Ask, Placement, Rejection
 from mgpu.model.errors import Problem
-from mgpu.model.ledger import Holding, Share
+from mgpu.model.ledger import Holding
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.quantities import QuantityError
-from mgpu.model.requests import allocatable, requests_of
+from mgpu.model.requests import add, allocatable, requests_of
 from mgpu.settings import Settings
 from playground import fit
 from playground.simulate.accounts import Accounts
 from playground.simulate.delivery import Delivery
 from playground.simulate.documents import Raw
+from playground.simulate.mtgpupods import MtgpuPods
+from playground.simulate.outcomes import Outcome, Result
 from playground.simulate.recutting import Recutting
 from playground.simulate.world import World
 from scheduler import stock
 from scheduler.decide import Foresight, assess, record, score
-from scheduler.gpu_pods import GpuPod
+from scheduler.gpu_pods import GpuPod, occupies
 from scheduler.ranking import Ranking
+from webhook.mtgpupods import validate_mtgpupod_create
 from webhook.mutate import mutate
 from webhook.validate import strange_wishes, validate_create
 
 _OF_THE_NODE = ("cpu", "memory", "ephemeral-storage", "pods")
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What became of one submitted pod. node "": denied, or it waits."""
-
-    pod: Pod
-    dialect: str | None = None
-    denied: list[Problem] = field(default_factory=list)
-    patch: list[Raw] = field(default_factory=list)
-    node: str = ""
-    rejections: dict[str, str] = field(default_factory=dict)
-    scores: dict[str, int] = field(default_factory=dict)
-    annotations: dict[str, str] = field(default_factory=dict)
-    containers: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def pending(self) -> bool:
-        return not self.denied and not self.node
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """outcomes: of the submitted pods, in file order."""
-
-    outcomes: Sequence[Outcome]
-    nodes: Sequence[NodeView]
 
 
 def simulate(world: World, settings: Settings, note: Callable[[str], None]) -> Result:
@@ -67,9 +43,9 @@ def simulate(world: World, settings: Settings, note: Callable[[str], None]) -> R
     for name, cutting in cluster.accounts.cuttings.items():
         if cutting.problem:
             note(f"node {name}: what it says of its slices is not taken: {cutting.problem}")
-    cluster.take_in(world.running, world.given)
+    cluster.take_in(world)
     outcomes = [cluster.submit(raw) for raw in world.submitted]
-    return Result(outcomes, views(cluster.accounts.ledger, cluster.accounts.sliced()))
+    return Result(outcomes, cluster.seen())
 
 
 class _Cluster:
@@ -78,16 +54,20 @@ class _Cluster:
         self.accounts = Accounts(world, settings)
         self._ranking = Ranking(self.accounts, settings)
         self._recutting = Recutting(self.accounts, settings)
+        self._names: dict[str, Raw] = {}
+        self._mtgpupods = MtgpuPods(self.accounts, settings, self._names, self.submit, self._unfit)
 
-    def take_in(self, running: Iterable[Raw], given: Mapping[str, Mapping[str, tuple[Share, ...]]]) -> None:
+    def take_in(self, world: World) -> None:
         """Records first: cards that somebody holds must be known before any are decided late."""
-        given = {name: {**given.get(name, {}), **cut.given()} for name, cut in self.accounts.cuttings.items()}
+        running = self._wanted(world)
+        given = {name: {**world.given.get(name, {}), **cut.given()} for name, cut in self.accounts.cuttings.items()}
         unknown = {uid: Holding(uid, "", "", node, STOCK, rows[uid]) for node, rows in given.items() for uid in rows}
         undecided: list[tuple[Pod, Ask]] = []
         for raw in running:
             pod = read_pod(raw)
             ask = ask_of(pod, self._settings)
             unknown.pop(pod.uid, None)
+            self._names[pod.key] = raw
             if isinstance(ask, Ask):
                 self.accounts.outlook.saw(pod, ask)
             if pod.ended:
@@ -102,14 +82,44 @@ class _Cluster:
                 self._note(f"pod {pod.key}: {found.problem}")
         for holding in unknown.values():
             self.accounts.hold(holding)
+        self._mtgpupods.take_in(world.mtgpupods, running, self._note)
         self._recutting.restore()
-        for holding in self.accounts.ledger.holdings():
+        for holding in (held for held in self.accounts.ledger.holdings() if held.dialect != mtgpu.NAME):
             odd = missing(holding, (state.card for state in self.accounts.devices(holding.node)))
             if odd:
                 self._note(f"pod {holding.key}: {odd}")
         self._learn()
         for pod, ask in undecided:
             self._decide_late(pod, ask)
+        for raw in running:
+            self._mtgpupods.follow(read_pod(raw))
+        self._mtgpupods.settle()
+
+    def _wanted(self, world: World) -> list[Raw]:
+        """The running pods, without those that keep a card for MtgpuPods that are not there: they are swept."""
+        named = [read_pod(raw) for raw in (*world.mtgpupods, *world.submitted) if raw["kind"] == mtgpu.KIND]
+        needed = {(pod.node, pod.annotations.get(mtgpu.GPUID)) for pod in named}
+        running = []
+        for raw in world.running:
+            pod = read_pod(raw)
+            found = mtgpu.occupied(pod)
+            if found and found not in needed and mtgpu.enabled(self._settings):
+                self._note(f"pod {pod.key}: is left out; no MtgpuPod needs its card, so it is deleted")
+            else:
+                running.append(raw)
+        return running
+
+    def seen(self) -> tuple[NodeView, ...]:
+        """At the end."""
+        self._mtgpupods.tell_containers()
+        return views(self.accounts.ledger, self.accounts.sliced())
+
+    def _unfit(self, raw: Raw, node: str, before: int) -> str:
+        """As a kubelet asks of a Pod that has its node from the start: nobody has looked at taints and cordons."""
+        known = {**self.accounts.raw[node], "spec": {}}
+        used = add(self.accounts.used[node], {"pods": before})
+        reasons = fit.fits(raw, known, used, _counted(known))
+        return reasons[0] if reasons else ""
 
     def _decide_late(self, pod: Pod, ask: Ask) -> None:
         placement = self._assess(pod, ask, pod.node)
@@ -125,10 +135,13 @@ class _Cluster:
             self._ranking.refresh()
 
     def submit(self, raw: Raw) -> Outcome:
+        if raw["kind"] == mtgpu.KIND:
+            return self._submit_mtgpupod(raw)
         outcome = Outcome(read_pod(raw))
         raw = self._admit(outcome, raw)
         if outcome.denied:
             return outcome
+        self._names[outcome.pod.key] = raw
         ask = dialects.read_ask(outcome.pod, self._settings)
         if ask is not None:
             self.accounts.outlook.saw(outcome.pod, ask)
@@ -137,6 +150,15 @@ class _Cluster:
         if placements:
             node = min(placements, key=lambda name: (-outcome.scores.get(name, 0), name))
             self._bind(outcome, raw, ask, placements[node], node)
+        waits = "; ".join(f"{name}: {why}" for name, why in outcome.rejections.items())
+        self._mtgpupods.follow(replace(outcome.pod, node=outcome.node), waits)
+        return outcome
+
+    def _submit_mtgpupod(self, raw: Raw) -> Outcome:
+        outcome = Outcome(read_pod(raw), dialect=mtgpu.NAME, kind=mtgpu.KIND)
+        outcome.denied = validate_mtgpupod_create(raw, self._settings) or _unreadable(raw)
+        if not outcome.denied:
+            self._mtgpupods.submit(raw, outcome)
         return outcome
 
     def _admit(self, outcome: Outcome, raw: Raw) -> Raw:
@@ -144,6 +166,8 @@ class _Cluster:
         outcome.patch = [dict(operation) for operation in mutate(raw, self._settings).patch]
         raw = jsonpatch.apply_patch(raw, outcome.patch)
         outcome.denied = validate_create(raw, self._settings) or _unreadable(raw)
+        if outcome.pod.key in self._names and not outcome.denied:
+            outcome.denied = [Problem("metadata.name", "is the name of a Pod that has been made for MtgpuPods already")]
         for warning in strange_wishes(raw, None):
             self._note(f"pod {outcome.pod.key}: {warning}")
         outcome.pod = read_pod(raw)
@@ -185,14 +209,17 @@ class _Cluster:
         placements[name] = found
         points = self._recutting.score(outcome.pod, ask, name)
         if points is None:
-            points = score(ask, found, self.accounts.devices(name), self._settings)
+            devices = self.accounts.devices(name, "", occupies(outcome.pod, name))
+            points = score(ask, found, devices, self._settings)
         outcome.scores[name] = points
 
     def _assess(self, pod: Pod, ask: Ask, node: str) -> Placement | Rejection:
+        gpuid = occupies(pod, node)
         view, seats = self.accounts.view(node, pod.uid), self.accounts.seats(ask, pod.uid)
-        known, devices = self.accounts.nodes[node], self.accounts.devices(node, pod.uid)
+        known, devices = self.accounts.nodes[node], self.accounts.devices(node, pod.uid, gpuid)
         if stock.chooses(known, ask):
-            refused = stock.refusal(ask, known, view.cards, stock.given_by_mgpu(self.accounts.ledger, node, pod.uid))
+            ours = stock.given_by_mgpu(self.accounts.ledger, node, pod.uid, gpuid)
+            refused = stock.refusal(ask, known, view.cards, ours)
             return refused or assess(ask, known, devices, self._settings)  # one of the choices that the plugin has
         refusal = ask.unmet(known) is None and self._recutting.refusal(pod, ask, node)
         if refusal:
@@ -226,26 +253,3 @@ def _counted(node: Raw) -> Callable[[str], bool]:
     """GPU resources follow from cards and labels; cpu, memory and pods count where the Node says how many."""
     there = allocatable(node)
     return lambda name: name != SHARE and vocabulary_of(name) is None and (name in there or name not in _OF_THE_NODE)
-
-
-def result_json(result: Result) -> dict[str, Any]:
-    """simulate.md's JSON output, every key present."""
-    return {
-        "pods": [
-            {
-                "namespace": outcome.pod.namespace,
-                "name": outcome.pod.name,
-                "admitted": not outcome.denied,
-                "denied": [{"field": p.field, "message": p.message} for p in outcome.denied],
-                "patch": outcome.patch,
-                "dialect": outcome.dialect,
-                "node": outcome.node or None,
-                "rejections": outcome.rejections,
-                "scores": outcome.scores if outcome.node else {},
-                "annotations": outcome.annotations,
-                "containers": outcome.containers,
-            }
-            for outcome in result.outcomes
-        ],
-        "nodes": nodes_json(result.nodes),
-    }

@@ -7,6 +7,7 @@ from typing import Any
 
 from mgpu.cli.overview import marked
 from mgpu.dialects import gpushare
+from mgpu.dialects.mtgpu import KIND
 from mgpu.model import inventory
 from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject
@@ -24,8 +25,9 @@ _SILENT = ("ConfigMap",)
 
 @dataclass(slots=True)
 class World:
-    """nodes, cards: by node name. running: pods with a node, in file order; submitted: the others.
+    """nodes, cards: by node name. running: pods with a node, in file order; submitted: the others, MtgpuPods too.
 
+    mtgpupods: those that have a card, or have ended.
     given: node → UID → what the kubelet itself gave to that pod.
     """
 
@@ -34,6 +36,7 @@ class World:
     given: dict[str, dict[str, tuple[Share, ...]]] = field(default_factory=dict)
     running: list[Raw] = field(default_factory=list)
     submitted: list[Raw] = field(default_factory=list)
+    mtgpupods: list[Raw] = field(default_factory=list)
 
 
 def read_world(documents: Iterable[Document], skipped: Callable[[str], None], unit: int) -> World:
@@ -51,7 +54,7 @@ def read_world(documents: Iterable[Document], skipped: Callable[[str], None], un
         world.cards.setdefault(name, inventory.equal_cards(read_node(world.nodes[name]), unit))
     for document in _of(found, "ConfigMap"):
         _mark(world, document, skipped)
-    seen: dict[tuple[str, str], str] = {}
+    seen: dict[tuple[str, str, str], str] = {}
     for document in found:
         pods = _pods(document)
         if pods is None and document.kind not in ("Node", "Device", *_SILENT):
@@ -115,10 +118,11 @@ def _mark(world: World, document: Document, skipped: Callable[[str], None]) -> N
         skipped(f"{document.where}: ConfigMap {document.name} marks no card: {error}")
 
 
-def _add_pod(world: World, document: Document, raw: Raw, seen: dict[tuple[str, str], str]) -> None:
+def _add_pod(world: World, document: Document, raw: Raw, seen: dict[tuple[str, str, str], str]) -> None:
+    named = raw["kind"] == KIND
     try:
         pod = read_pod(raw)
-        if pod.node:  # of the others an amount that is none is for admission to refuse
+        if pod.node and not named:  # of the others an amount that is none is for admission to refuse
             requests_of(raw)
     except BadObject as error:
         raise document.blame(error) from error
@@ -126,21 +130,26 @@ def _add_pod(world: World, document: Document, raw: Raw, seen: dict[tuple[str, s
         raise document.wrong("spec.containers", str(error)) from error
     if not pod.name:
         raise document.wrong("metadata.name", "is missing")
-    if not pod.containers:
+    if not pod.containers and not named:
         raise document.wrong("spec.containers", "a pod needs at least one container")
-    key = (pod.namespace, pod.name)
+    key = (raw["kind"], pod.namespace, pod.name)
     if key in seen:
-        raise document.wrong("metadata.name", f"a pod named {pod.key} is there already, in {seen[key]}")
+        kind = f"an {KIND}" if named else "a pod"
+        raise document.wrong("metadata.name", f"{kind} named {pod.key} is there already, in {seen[key]}")
     seen[key] = document.where
     if pod.node and pod.node not in world.nodes:
         raise document.wrong("spec.nodeName", f"no node is named {pod.node!r}")
-    (world.running if pod.node else world.submitted).append(raw)
+    if named:
+        bound = (raw.get("status") or {}).get("BoundDeviceID")
+        (world.mtgpupods if bound or pod.ended else world.submitted).append(raw)
+    else:
+        (world.running if pod.node else world.submitted).append(raw)
 
 
 def _pods(document: Document) -> list[Raw] | None:
     """The pods that an object stands for, each with a namespace, a name and a uid; None: it stands for none."""
     raw, kind = document.raw, document.kind
-    if kind == "Pod":
+    if kind in ("Pod", KIND):
         meta = raw["metadata"]
         name = meta.get("name") or (f"{meta['generateName']}0" if meta.get("generateName") else None)
         return [_complete(raw, meta, name)]
@@ -171,5 +180,6 @@ def _replicas(document: Document, spec: Raw) -> int:
 
 def _complete(raw: Raw, meta: Raw, name: Any) -> Raw:
     namespace = meta.get("namespace") or "default"
-    uid = meta.get("uid") or f"{namespace}/{name}"
+    own = f"{namespace}/{name}"
+    uid = meta.get("uid") or (f"{KIND}/{own}" if raw["kind"] == KIND else own)
     return {**raw, "metadata": {**meta, "namespace": namespace, "name": name, "uid": uid}}

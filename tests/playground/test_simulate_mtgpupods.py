@@ -1,0 +1,209 @@
+"""MtgpuPods in `mgpu simulate` (simulate.md; mtgpu.md, "Meaning of a GPUID")."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from mgpu.cli.main import main
+from tests.builders import GIB, container, mtgpupod, node, occupy_pod, pod, share
+
+Raw = dict[str, Any]
+STOCK = {"mgpu.io/whole-cards": "nvidia"}
+
+
+def served(name: str = "n1", count: int = 2, labels: dict[str, str] | None = None) -> Raw:
+    raw = node(name, labels=labels)
+    listed = [{"model": "T4", "memory": "16Gi", "count": count}]
+    raw["metadata"]["annotations"]["mgpu.io/cards"] = json.dumps(listed)
+    return raw
+
+
+def run(*objects: Raw, options: tuple[str, ...] = ()) -> Result:
+    return CliRunner().invoke(main, ["simulate", "-", "-o", "json", *options], input=yaml.safe_dump_all(objects))
+
+
+def simulated(*objects: Raw, options: tuple[str, ...] = ()) -> Any:
+    result = run(*objects, options=options)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def cards(found: Any, node: str = "n1") -> list[tuple[str | None, float]]:
+    return [(card["gpuid"], card["core"]["used"]) for card in found["nodes"][node]["cards"]]
+
+
+def told(found: Any) -> list[tuple[str | None, str | None, str | None]]:
+    return [(row["node"], row["phase"], row["reason"]) for row in found["pods"] if row.get("kind") == "MtgpuPod"]
+
+
+WAITS = (None, "Pending", "ResourceExceeded")
+RUNS = ("n1", "Running", "Bound")
+
+
+def test_every_key_is_there_for_one_that_runs_that_waits_and_that_is_denied() -> None:
+    found = simulated(
+        served(count=1), mtgpupod("a", memory=3 * GIB), mtgpupod("b", "other"), mtgpupod("c", request="x")
+    )
+    runs, waits, denied = found["pods"]
+    keys = ["kind", "phase", "reason", "namespace", "name", "admitted", "denied", "patch", "dialect", "node"]
+    keys += ["rejections", "scores", "annotations", "containers"]
+    assert list(runs) == list(waits) == list(denied) == keys
+    assert {row["kind"] for row in found["pods"]} == {"MtgpuPod"}
+    assert {row["dialect"] for row in found["pods"]} == {"mtgpu"}
+    env = {
+        "NVIDIA_VISIBLE_DEVICES": "GPU-n1-0",
+        "MGPU_CARDS": "0",
+        "MGPU_CORE_PERCENT": "20",
+        "MGPU_MEMORY_BYTES": str(3 * GIB),
+    }
+    assert runs["containers"] == {"c": {"cards": [0], "core": [20], "memory": [3 * GIB], "env": env}}
+    assert (runs["rejections"], runs["scores"], runs["annotations"], runs["patch"]) == ({}, {}, {}, [])
+    assert (waits["node"], waits["containers"], list(waits["rejections"])) == (None, {}, ["n1"])
+    assert (denied["admitted"], denied["phase"], denied["reason"], denied["node"]) == (False, None, None, None)
+    assert [problem["field"] for problem in denied["denied"]] == ["metadata.annotations[lsalab.nthu/gpu_request]"]
+    assert found["nodes"]["n1"]["cards"][0]["holders"] == ["default/a/c"]
+
+
+def test_decimal_sums_are_exact() -> None:
+    shares = [mtgpupod(f"m{i}", request=text) for i, text in enumerate(["0.2", "0.4", "0.3", "0.1", "0.001"])]
+    found = simulated(served(count=1), *shares)
+    assert told(found) == [RUNS] * 4 + [WAITS]
+    assert cards(found) == [("zxcvb", 100)]
+
+
+def test_the_files_order_is_theirs_and_nobody_overtakes_in_a_gpuid() -> None:
+    late = mtgpupod("a", request="0.9")
+    late["metadata"]["creationTimestamp"] = "2030-01-01T00:00:00Z"
+    early = mtgpupod("z", request="0.2")
+    early["metadata"]["creationTimestamp"] = "2020-01-01T00:00:00Z"
+    found = simulated(served(), late, early, mtgpupod("small", request="0.1"), mtgpupod("other", "other"))
+    assert told(found) == [RUNS, WAITS, WAITS, RUNS]
+
+
+def test_pods_that_share_without_a_name_and_those_with_one_keep_apart_in_either_order() -> None:
+    found = simulated(served(), share("before"), mtgpupod("m"), share("after"), mtgpupod("n", "other"))
+    assert [row["node"] for row in found["pods"]] == ["n1", "n1", "n1", None]
+    assert cards(found) == [(None, 100), ("zxcvb", 20)]
+    assert found["nodes"]["n1"]["cards"][0]["holders"] == ["default/after/c", "default/before/c"]
+
+
+def test_a_pod_for_a_whole_card_gets_one_that_has_no_name() -> None:
+    whole = [pod(f"w{i}", {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1"}}}) for i in (0, 1)]
+    found = simulated(served(), mtgpupod(), *whole)
+    assert [row["node"] for row in found["pods"]] == ["n1", "n1", None]
+    assert cards(found) == [("zxcvb", 20), (None, 100)]
+
+
+def test_with_boundDeviceID_they_run_and_are_not_listed() -> None:  # noqa: N802 (the field's name)
+    bound = [mtgpupod("a", bound="GPU-n1-1"), mtgpupod("done", "old", bound="GPU-n1-0", phase="Succeeded")]
+    found = simulated(served(), *bound, mtgpupod("joins", request="0.3"))
+    assert [row["name"] for row in found["pods"]] == ["joins"]
+    assert cards(found) == [(None, 0), ("zxcvb", 50)]
+    assert found["pods"][0]["containers"]["c"]["cards"] == [1]
+
+
+def test_a_running_occupy_pod_is_recognised_with_its_record_and_without() -> None:
+    bound, other = mtgpupod("a", bound="GPU-n1-1"), mtgpupod("b", "new")
+    for occupy in (occupy_pod(card=1, phase="Running"), occupy_pod()):
+        found = simulated(served(), occupy, bound, other)
+        assert cards(found) == [("new", 20), ("zxcvb", 20)]
+        assert found["nodes"]["n1"]["cards"][1]["holders"] == ["default/a/c"]
+
+
+def test_one_on_another_card_than_its_users_holds_that_too_and_nobody_joins() -> None:
+    found = simulated(served(), occupy_pod(card=0), mtgpupod("a", bound="GPU-n1-1"), mtgpupod("b"))
+    assert cards(found) == [(None, 100), ("zxcvb", 20)]
+    assert told(found) == [(None, "Pending", "Degraded")]
+
+
+def test_an_occupy_pod_that_waits_for_its_mtgpupod_gives_it_its_card_and_one_of_nobody_is_left_out() -> None:
+    found = simulated(served(), occupy_pod(card=1), mtgpupod("a"))
+    assert cards(found) == [(None, 0), ("zxcvb", 20)]
+    result = run(served(), occupy_pod("gone", card=1), mtgpupod("a"), mtgpupod("b", "other"))
+    assert cards(json.loads(result.stdout)) == [("zxcvb", 20), ("other", 20)]
+    assert "mtgpupod-occupypod-n1-gone" in result.stderr
+
+
+def test_pods_that_have_taken_the_names() -> None:
+    name_of_pod, name_of_occupy_pod = share("m", core=10), pod("mtgpupod-occupypod-n1-zxcvb", container(), node="n1")
+    name_of_occupy_pod["metadata"]["namespace"] = "kube-system"
+    assert told(simulated(served(), name_of_pod, mtgpupod())) == [(None, "Pending", "NameConflict")]
+    found = simulated(served(), name_of_occupy_pod, mtgpupod("a"), mtgpupod("b", "other"))
+    assert told(found) == [(None, "Pending", "OccupyNameConflict"), RUNS]
+
+
+def test_a_pod_whose_name_an_mtgpupods_own_pod_has_is_refused_as_by_the_api_server() -> None:
+    found = simulated(served(), mtgpupod("m"), share("m"))
+    assert found["pods"][1]["denied"][0]["field"] == "metadata.name"
+
+
+def test_its_pod_reserves_its_cpu_once_and_the_kubelet_does_not_start_what_does_not_fit() -> None:
+    small = served()
+    small["status"]["allocatable"]["cpu"] = "3"
+
+    def busy(name: str, **more: Any) -> Raw:
+        raw = mtgpupod(name, **more)
+        raw["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "2"}}
+        return raw
+
+    found = simulated(small, busy("a"), busy("b"), mtgpupod("c"))
+    assert told(found) == [RUNS, (None, "Failed", "OutOfcpu"), RUNS]
+    assert found["pods"][1]["rejections"] == {"n1": "its kubelet does not start the Pod: Insufficient cpu"}
+    bound = busy("a", bound="GPU-n1-0")
+    own = {**busy("a"), "kind": "Pod"}
+    own["metadata"] |= {"uid": "own", "ownerReferences": [{"kind": "MtgpuPod", "uid": "uid-a", "controller": True}]}
+    plain = pod("plain", {"name": "c", "resources": {"requests": {"cpu": "1"}}})
+    for running in ([bound], [bound, own]):
+        assert [row["node"] for row in simulated(small, *running, plain, busy("b"))["pods"]] == ["n1", None]
+
+
+def test_where_nvidias_plugin_gives_out_whole_cards_the_occupy_pod_is_given_one_of_them() -> None:
+    stock = served("n2", 3, STOCK)
+    whole = pod("whole", {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1"}}})
+    later = {**whole, "metadata": {"name": "later"}}
+    users = [mtgpupod(name, request="0.5", node="n2") for name in ("a", "b")]
+    found = simulated(stock, whole, *users, later, mtgpupod("c", "other", node="n2"))
+    assert [row["node"] for row in found["pods"]] == ["n2", "n2", "n2", "n2", None]
+    assert cards(found, "n2") == [(None, 100), ("zxcvb", 100), (None, 100)]
+
+
+def test_a_share_of_mgpu_on_such_a_node_keeps_new_names_away() -> None:
+    record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "0"}
+    stock = served(labels=STOCK)
+    assert told(simulated(stock, share("s", node="n1", annotations=record), mtgpupod())) == [WAITS]
+
+
+def test_a_cordoned_node_starts_none() -> None:
+    cordoned = {**served(), "spec": {"unschedulable": True}}
+    assert told(simulated(cordoned, mtgpupod())) == [(None, "Pending", "NodeUnschedulable")]
+
+
+def test_where_they_are_not_served_they_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MGPU_DIALECTS__MTGPU__ENABLED", "false")
+    found = simulated(served(), mtgpupod())
+    assert told(found) == [(None, "Pending", None)]
+    assert found["pods"][0]["rejections"] == {"n1": "MtgpuPods are not enabled in the settings"}
+
+
+def test_exit_codes() -> None:
+    twice = run(served(), mtgpupod(), mtgpupod())
+    assert (twice.exit_code, twice.stderr.count("\n")) == (2, 1)
+    assert "an MtgpuPod named default/m is there already" in twice.stderr
+    away = run(served(), mtgpupod(node="n9"))
+    assert (away.exit_code, "no node is named 'n9'" in away.stderr) == (2, True)
+    waits = (served(count=1), mtgpupod("a"), mtgpupod("b", "other"))
+    assert run(*waits).exit_code == 0
+    assert run(*waits, options=("--fail-on-pending",)).exit_code == 1
+    assert simulated(served(), mtgpupod(node=""))["pods"][0]["denied"][0]["field"] == "spec.nodeName"
+
+
+def test_the_table_says_what_it_is() -> None:
+    text = CliRunner().invoke(
+        main, ["simulate", "-"], input=yaml.safe_dump_all([served(count=1), mtgpupod("a"), mtgpupod("b", "other")])
+    )
+    assert "MtgpuPod default/a   n1   c on card 0" in text.stdout
+    assert "n1: ResourceExceeded: " in text.stdout
+    assert "A default/a · MtgpuPod · 20% 1 GiB on 0" in text.stdout
