@@ -12,9 +12,10 @@ from click.testing import CliRunner, Result
 from mgpu.cli.main import main
 from mgpu.kube import Api
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
-from tests.builders import node, pod, share
+from tests.builders import GIB, mtgpupod, node, pod, share
 
-CRD = Path(__file__).parents[3] / "manifests" / "crds" / "device.yaml"
+CRDS = Path(__file__).parents[3] / "manifests" / "crds"
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 GPUSHARE = {"aliyun.com/gpu-mem": "32", "aliyun.com/gpu-count": "2"}
 
 
@@ -88,7 +89,7 @@ def test_a_node_that_is_not_there(kubeconfig: str) -> None:
 
 def test_a_device_holds_over_what_the_node_says(kubeconfig: str) -> None:
     api = Api.connect(kubeconfig)
-    api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", yaml.safe_load(CRD.read_text()))
+    api.create(DEFINITIONS, yaml.safe_load((CRDS / "device.yaml").read_text()))
     resources = {"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory": "80Gi"}
     device = {
         "apiVersion": "scheduling.koordinator.sh/v1alpha1",
@@ -100,6 +101,36 @@ def test_a_device_holds_over_what_the_node_says(kubeconfig: str) -> None:
     (card,) = found(inspect(kubeconfig, "-o", "json"))["nodes"]["n1"]["cards"]
     assert (card["uuid"], card["healthy"], card["holders"]) == ("GPU-x", False, ["default/runs/c"])
     api.close()
+
+
+def test_mtgpupods_and_what_is_left_of_their_gpuids(kubeconfig: str) -> None:
+    without = found(inspect(kubeconfig, "-o", "json"))
+    assert (without["mtgpupods"], without["accounting"]["n1"]) == ({}, {"free": 0, "gpuids": []})
+    assert "free cards" not in inspect(kubeconfig).stdout
+    api = Api.connect(kubeconfig)
+    api.create(DEFINITIONS, yaml.safe_load((CRDS / "mtgpupod.yaml").read_text()))
+    third = node("n3")
+    third["status"]["capacity"] |= GPUSHARE
+    api.create("/api/v1/nodes", third)
+    bound = mtgpupod("runs-named", request="0.4", node="n3", memory=3 * GIB)
+    waits = mtgpupod("waits-named", "asdfg", node="n3")
+    path = "/apis/lsalab.nthu/v1/namespaces/default/mtgpupods"
+    first = found(inspect(kubeconfig, "-o", "json"))["nodes"]["n3"]["cards"][0]["uuid"]
+    wants = {"type": "Bound", "status": "False", "reason": "ResourceExceeded", "message": "full"}
+    odd = {"type": "Degraded", "status": "True", "reason": "OtherCard", "message": "elsewhere"}
+    for raw, status in ((bound, {"BoundDeviceID": first, "conditions": [odd]}), (waits, {"conditions": [wants]})):
+        made = api.create(path, raw)
+        api.replace(f"{path}/{made['metadata']['name']}/status", {**made, "status": {"phase": "Pending", **status}})
+    api.close()
+    answer = found(inspect(kubeconfig, "n3", "-o", "json"))
+    left = {"gpuid": "zxcvb", "card": 0, "core": 60, "memory": 13 * GIB}
+    assert answer["accounting"] == {"n3": {"free": 1, "gpuids": [left]}}
+    assert answer["mtgpupods"]["default/waits-named"]["reason"] == "ResourceExceeded"
+    assert answer["mtgpupods"]["default/runs-named"]["card"] == first
+    text = " ".join(inspect(kubeconfig, "n3").stdout.split())
+    assert "core left memory left n3 1 zxcvb 0 60% 13.0 GiB" in text
+    assert "default/waits-named (GPUID asdfg: ResourceExceeded)" in text
+    assert "MtgpuPod default/runs-named: degraded: elsewhere" in text
 
 
 def test_no_cluster_there() -> None:
