@@ -43,18 +43,21 @@ def given_by_mgpu(ledger: Ledger, node: str, without: str = "", gpuid: str = "")
     """The indexes of the GPUs of a node that mgpu gave to pods other than `without`, and that NVIDIA's plugin could
     give out: not the card of MtgpuPods whose occupy pod was given it.
 
-    gpuid: `without` is the occupy pod of this one, whose MtgpuPods' card it shall be given. Those that have been
-    admitted to a card which nobody knows yet are on none.
+    gpuid: `without` is the occupy pod of this one. Where its MtgpuPods have a card already, it is to come back, and
+    other MtgpuPods' cards do not keep it away: two that are missing would wait for each other for ever. Those that have
+    been admitted to a card which nobody knows yet are on none.
     """
     held = [h for h in ledger.holdings(node) if h.dialect != NVIDIA and h.uid != without]
     kept = [h for h in ledger.holdings(node) if h.dialect == NVIDIA and h.occupies]
     cards = [card for card in ledger.nodes().get(node, ()) if card.type == GPU]
+    users = [h for h in held if h.gpuid and not h.occupies]
+    comes_back = any(h.gpuid == gpuid and h.is_known_on(card) for h in users for card in cards)
 
     def could_be_given(holding: Holding, card: Card) -> bool:
-        if not holding.gpuid or holding.occupies:
+        if holding not in users:
             return holding.uses(card).shares > 0
-        safe = any(h.gpuid == holding.gpuid and h.is_known_on(card) for h in kept)
-        return holding.is_known_on(card) and holding.gpuid != gpuid and not safe
+        safe = comes_back or any(h.gpuid == holding.gpuid and h.is_known_on(card) for h in kept)
+        return holding.is_known_on(card) and not safe
 
     return tuple(card.index for card in cards if any(could_be_given(h, card) for h in held))
 

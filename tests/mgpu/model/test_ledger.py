@@ -168,9 +168,10 @@ def _of_both_types(indexes: list[int]) -> tuple[Card, ...]:
 
 _nodes = st.sampled_from(["n1", "n2"])
 _card_lists = st.none() | st.lists(st.integers(0, 3), unique=True).map(_of_both_types)
+_gpuids = st.sampled_from([("", False)] * 2 + [(gpuid, occupies) for gpuid in "xy" for occupies in (False, True)])
 _events = st.one_of(
-    st.tuples(st.just("hold"), st.sampled_from("abc"), _nodes, st.lists(_shares, max_size=3).map(tuple)),
-    st.tuples(st.just("release"), st.sampled_from("abc")),
+    st.tuples(st.just("hold"), st.sampled_from("abcd"), _nodes, st.lists(_shares, max_size=3).map(tuple), _gpuids),
+    st.tuples(st.just("release"), st.sampled_from("abcd")),
     st.tuples(st.just("cards"), _nodes, _card_lists),
     st.tuples(st.just("look"), _nodes),
 )
@@ -183,8 +184,8 @@ def test_property_any_history_equals_a_ledger_rebuilt_from_what_is(events: list[
     there: dict[str, tuple[Card, ...]] = {}
     for event in events:
         match event:
-            case ("hold", str(uid), str(node), tuple(shares)):
-                held[uid] = Holding(uid, "default", uid, node, "mgpu", shares)
+            case ("hold", str(uid), str(node), tuple(shares), (str(gpuid), bool(occupies))):
+                held[uid] = Holding(uid, "default", uid, node, "mgpu", shares, gpuid=gpuid, occupies=occupies)
                 ledger.hold(held[uid])
             case ("release", str(uid)):
                 assert ledger.release(uid) == held.pop(uid, None)
@@ -207,6 +208,78 @@ def test_property_any_history_equals_a_ledger_rebuilt_from_what_is(events: list[
         for n in there
         for s in (*ledger.cards(n), *ledger.others(n))
     )
+    for node in there:
+        check_gpuids(ledger, node)
+        without = Ledger()
+        without.set_cards(node, there[node])
+        for one in held.values():
+            if one.uid not in "ab":
+                without.hold(one)
+        once_gone = ledger.once_gone(node, "ab")
+        assert [s for s in once_gone if s.card.type == "gpu"] == [*without.cards(node)]
+
+
+def check_gpuids(ledger: Ledger, node: str) -> None:
+    """A card with a GPUID is nobody else's; it is where its MtgpuPods are, else where its occupy pod is."""
+    held = ledger.holdings(node)
+    for state in ledger.cards(node):
+        known = [h for h in held if h.gpuid and h.is_known_on(state.card)]
+        users = {h.gpuid for h in known if not h.occupies}
+        if users:
+            assert state.gpuid == min(users)
+        elif state.gpuid:
+            assert any(h.gpuid == state.gpuid for h in known)
+            placed = (h for h in held if h.gpuid == state.gpuid and not h.occupies)
+            assert not any(h.is_known_on(s.card) for h in placed for s in ledger.cards(node))
+        if state.gpuid:
+            assert (state.core_free, state.memory_free, state.ratio_free, state.idle) == (0, 0, 0, False)
+            others = [h.uses(state.card) for h in held if not (h.occupies and h.gpuid == state.gpuid)]
+            assert state.core_used == sum(used.core for used in others)
+            assert state.card in [s.card for s in ledger.for_gpuid(node, state.gpuid)]
+    for gpuid in {h.gpuid for h in held if h.gpuid}:
+        found = ledger.for_gpuid(node, gpuid)
+        marked = [CardState(s.card) for s in ledger.cards(node) if s.gpuid == gpuid]
+        assert found == (tuple(marked) or ledger.cards(node))
+
+
+def user(uid: str, card: str | int | None, core: int = 200, gpuid: str = "x") -> Holding:
+    return replace(holding(uid, Share("", card, core, GIB)), gpuid=gpuid)
+
+
+def occupy(uid: str, card: str | int | None, gpuid: str = "x") -> Holding:
+    return replace(holding(uid, Share("c", card, whole=True)), gpuid=gpuid, occupies=True)
+
+
+def test_an_occupy_pod_is_not_counted_beside_its_mtgpupods() -> None:
+    ledger = Ledger()
+    ledger.set_cards("n1", cards(2))
+    for one in (occupy("o", 1), user("a", "GPU-n1-1"), user("b", 1, 700)):
+        ledger.hold(one)
+    left = [(s.gpuid, s.core_used, s.core_left, s.core_free) for s in ledger.cards("n1")]
+    assert left == [("", 0, 1000, 1000), ("x", 900, 100, 0)]
+
+
+def test_an_occupy_pod_alone_marks_its_card_and_elsewhere_holds_it_whole() -> None:
+    ledger = Ledger()
+    ledger.set_cards("n1", cards(2))
+    ledger.hold(occupy("o", 1))
+    assert [(s.gpuid, s.core_used) for s in ledger.cards("n1")] == [("", 0), ("x", 0)]
+    ledger.hold(user("a", 0))
+    assert [(s.gpuid, s.core_used) for s in ledger.cards("n1")] == [("x", 200), ("", 1000)]
+    ledger.release("o")
+    assert [(s.gpuid, s.core_used) for s in ledger.cards("n1")] == [("x", 200), ("", 0)]
+
+
+def test_its_occupy_pod_finds_the_card_of_a_gpuid_as_if_it_were_idle() -> None:
+    ledger = Ledger()
+    ledger.set_cards("n1", cards(2))
+    ledger.hold(user("a", 1))
+    ledger.hold(user("b", None, gpuid="y"))
+    assert ledger.for_gpuid("n1", "x") == (CardState(card(1)),)
+    assert ledger.for_gpuid("n1", "y") == ledger.cards("n1")
+    ledger.hold(occupy("o", 0, "z"))
+    assert [s.card.index for s in ledger.for_gpuid("n1", "z")] == [0]
+    assert len(ledger.for_gpuid("n1", "z", "o")) == 2
 
 
 PAIR, WEB = Group("same-card-group", "default", "pair"), Group("spread-group", "default", "web")

@@ -408,6 +408,14 @@ class TestItsBindingWhereNvidiasPluginChooses:
         assert isinstance(decided(replica, other), Rejection)
         assert filtered(replica, other).passed == []
 
+    def test_two_that_were_lost_at_once_do_not_wait_for_each_other(self, replica: Replica) -> None:
+        for index, gpuid in enumerate(("zxcvb", "qwert")):
+            given(replica, b.mtgpupod(gpuid, gpuid, bound=f"GPU-n1-{index}"))
+        for gpuid in ("zxcvb", "qwert"):
+            raw = given(replica, unbound(b.occupy_pod(gpuid)))
+            assert filtered(replica, raw).passed == ["n1"]
+            assert cards_of(decided(replica, raw)) == []
+
     def test_a_share_that_was_there_before_keeps_it_out(self, replica: Replica) -> None:
         given(replica, b.share("p", annotations={"vke.volcengine.com/gpu-index-container-c": "1"}, node="n1"))
         assert on(replica).ours == (1,)
