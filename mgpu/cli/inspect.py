@@ -54,7 +54,8 @@ def command(names: tuple[str, ...], kubeconfig: str, config: Path | None, output
     settings = read_settings(config, os.environ, {})
     try:
         api = Api.connect(kubeconfig)
-        found = overview(*objects(api), settings, _unhealthy_lists(api), _listed(api, mtgpu.COLLECTION, without=404))
+        nodes, devices, pods, mtgpupods = objects(api)
+        found = overview(nodes, devices, pods, settings, _unhealthy_lists(api), mtgpupods)
     except (ApiError, Unreachable) as error:
         raise click.ClickException(str(error)) from error
     unknown = sorted(set(names) - {node.name for node in found.nodes})
@@ -68,10 +69,11 @@ def command(names: tuple[str, ...], kubeconfig: str, config: Path | None, output
         Console(highlight=False).print(_shown(found))
 
 
-def objects(api: Api) -> tuple[list[Raw], list[Raw], list[Raw]]:
-    """The cluster's Nodes, Devices and Pods. Raises ApiError and Unreachable."""
+def objects(api: Api) -> tuple[list[Raw], list[Raw], list[Raw], list[Raw]]:
+    """The cluster's Nodes, Devices, Pods and MtgpuPods. Raises ApiError and Unreachable."""
     devices = _listed(api, _DEVICES, without=404)  # the kind is not there: nodes may still say what cards they have
-    return _listed(api, "/api/v1/nodes"), devices, _listed(api, "/api/v1/pods")
+    mtgpupods = _listed(api, mtgpu.COLLECTION, without=404)
+    return _listed(api, "/api/v1/nodes"), devices, _listed(api, "/api/v1/pods"), mtgpupods
 
 
 def _unhealthy_lists(api: Api) -> list[Raw]:

@@ -55,7 +55,7 @@ def main(
     """
     try:
         settings = read_settings(config, os.environ, {"memory_unit": memory_unit})
-        nodes, devices, pods, *_ = objects(Api.connect(kubeconfig))
+        nodes, devices, pods, mtgpupods = objects(Api.connect(kubeconfig))
     except BadObject as error:
         raise BadInput(str(error)) from error
     except (ApiError, Unreachable) as error:
@@ -64,7 +64,7 @@ def main(
         raise click.ClickException(f"no node is named {name}")
     if not memory_unit:
         settings = in_unit(settings, unit_of_nodes(nodes))
-    rows = [row for row in node_rows(nodes, devices, pods, settings) if name in (None, row.name)]
+    rows = [row for row in node_rows(nodes, devices, pods, settings, mtgpupods) if name in (None, row.name)]
     unit = settings.dialects.gpushare.memory_unit
     if output == "json":
         answer = {"unit": unit, "nodes": [_json(row) for row in rows]}
@@ -86,9 +86,15 @@ def in_unit(settings: Settings, unit: str | None) -> Settings:
     return settings.model_copy(update={"dialects": settings.dialects.model_copy(update={"gpushare": own})})
 
 
-def node_rows(nodes: Sequence[Raw], devices: Iterable[Raw], raws: Sequence[Raw], settings: Settings) -> list[NodeRow]:
+def node_rows(
+    nodes: Sequence[Raw],
+    devices: Iterable[Raw],
+    raws: Sequence[Raw],
+    settings: Settings,
+    mtgpupods: Iterable[Raw] = (),
+) -> list[NodeRow]:
     """The nodes that have GPUs, by name. raws: the cluster's pods."""
-    found = overview(nodes, devices, raws, settings)
+    found = overview(nodes, devices, raws, settings, mtgpupods=mtgpupods)
     addresses = {str(raw["metadata"]["name"]): _address(raw) for raw in nodes}
     pods = [pod for raw in raws if (pod := read_pod(raw)).node and not pod.ended and f"Pod {pod.key}" in found.unclear]
     rows = []

@@ -38,11 +38,14 @@ class Found:
 def read_all(raws: Iterable[Raw], pods: Iterable[Raw]) -> Found:
     """raws: MtgpuPods as the API has them. pods: the cluster's, among them those that were made for MtgpuPods.
 
-    One that has its card holds its share until its own Pod has ended too, whatever its phase says.
+    One that has its card holds its share until its own Pod has ended too, whatever its phase says; and what its Pod has
+    is held even where the MtgpuPod, or its status, is lost.
     """
-    running = {uid for raw in pods for uid in _for(raw)}
+    running = [raw for raw in pods if (raw.get("status") or {}).get("phase") not in ("Succeeded", "Failed")]
+    alive = {str(raw["metadata"].get("uid")) for raw in running}
+    made = {holding.uid: holding for raw in running for holding in _of_own_pod(raw)}
     views: list[MtgpuView] = []
-    holdings: list[Holding] = []
+    holdings: dict[str, Holding] = {}
     unclear: dict[str, str] = {}
     for raw in raws:
         try:
@@ -50,22 +53,33 @@ def read_all(raws: Iterable[Raw], pods: Iterable[Raw]) -> Found:
         except BadObject as error:
             meta = raw["metadata"]
             unclear[f"MtgpuPod {meta.get('namespace', 'default')}/{meta['name']}"] = str(error)
-            holdings += _of_unreadable(raw)
+            holdings |= {holding.uid: holding for holding in _of_unreadable(raw)}
             continue
-        held = bool(pod.bound) and not (pod.ended and running.isdisjoint({pod.uid, pod.pod_uid}))
-        if held:
-            holdings.append(by_container(mtgpu.holding(pod, pod.bound), read_pod(raw)))
-        if held or not pod.ended:
-            views.append(_view(pod, raw))
-    return Found(tuple(sorted(views, key=lambda v: (v.pod.namespace, v.pod.name, v.pod.uid))), tuple(holdings), unclear)
+        bound = pod.bound or str(made[pod.uid].shares[0].card if pod.uid in made else "")
+        if bound and not (pod.ended and pod.uid not in made and pod.pod_uid not in alive):
+            holdings[pod.uid] = by_container(mtgpu.holding(pod, bound), read_pod(raw))
+        if pod.uid in holdings or not pod.ended:
+            views.append(_view(replace(pod, bound=bound), raw))
+    ordered = sorted(views, key=lambda v: (v.pod.namespace, v.pod.name, v.pod.uid))
+    return Found(tuple(ordered), tuple({**made, **holdings}.values()), unclear)
 
 
-def _for(raw: Raw) -> Iterator[str]:
-    """The uids under which an MtgpuPod knows this Pod as its own; none where it has ended."""
-    if (raw.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
-        meta = raw["metadata"]
-        yield from (str(o.get("uid")) for o in meta.get("ownerReferences") or () if o.get("kind") == mtgpu.KIND)
-        yield str(meta.get("uid"))
+def _of_own_pod(raw: Raw) -> Iterator[Holding]:
+    """What a Pod that was made for an MtgpuPod has, for that one."""
+    owners = raw["metadata"].get("ownerReferences") or ()
+    owner = next((str(o.get("uid")) for o in owners if o.get("controller") and o.get("kind") == mtgpu.KIND), "")
+    if not owner:
+        return
+    pod = read_pod(raw)
+    env = (row for container in raw["spec"]["containers"][:1] for row in container.get("env") or ())
+    card = next((str(row.get("value") or "") for row in env if row.get("name") == mtgpu.VISIBLE), "")
+    try:
+        request, _, memory = mtgpu.read_share(pod.annotations)
+    except BadObject:
+        return
+    if card and pod.node:
+        gpuid, shares = pod.annotations[mtgpu.GPUID], (Share("", card, request, memory),)
+        yield by_container(Holding(owner, pod.namespace, pod.name, pod.node, mtgpu.NAME, shares, gpuid=gpuid), pod)
 
 
 def _of_unreadable(raw: Raw) -> Iterator[Holding]:
@@ -82,6 +96,8 @@ def _of_unreadable(raw: Raw) -> Iterator[Holding]:
 
 def by_container(holding: Holding, pod: Pod) -> Holding:
     """What an MtgpuPod holds, told of its containers, which have it together."""
+    if not pod.containers:
+        return holding
     first, rest = holding.shares[0], pod.containers[1:]
     named = replace(first, container=pod.containers[0].name)
     return replace(holding, shares=(named, *(Share(c.name, first.card) for c in rest)))

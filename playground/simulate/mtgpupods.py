@@ -17,7 +17,7 @@ from scheduler import stock
 from scheduler.mtgpu.occupy import Create, Delete, Occupy
 from scheduler.mtgpu.occupy import manifest as occupy_pod
 from scheduler.mtgpu.plan import plan
-from scheduler.mtgpu.pods import Made, is_own
+from scheduler.mtgpu.pods import Made, is_own, read_made
 from scheduler.mtgpu.pods import manifest as own_pod
 from scheduler.mtgpu.seen import Seen
 from scheduler.mtgpu.verdict import Verdict
@@ -100,7 +100,9 @@ class MtgpuPods:
             return
         self._submitted += 1
         pod = replace(mtgpu.read_mtgpupod({**raw, "status": {}}), created=f"{self._submitted:09}")
-        self._rows[pod.uid] = _Row(pod, raw, outcome)
+        there = self._names.get(pod.key)
+        made = read_made(there) if there is not None and is_own(there, pod) else None
+        self._rows[pod.uid] = _Row(pod, raw, outcome, made)
         self._settle(pod.node)
 
     def tell_containers(self) -> None:

@@ -160,6 +160,16 @@ def test_its_pod_reserves_its_cpu_once_and_the_kubelet_does_not_start_what_does_
         assert [row["node"] for row in simulated(small, *running, plain, busy("b"))["pods"]] == ["n1", None]
 
 
+def test_one_whose_status_is_lost_keeps_the_card_that_its_pod_has() -> None:
+    own = {**mtgpupod("m", uid="own", phase="Running"), "kind": "Pod"}
+    own["metadata"]["ownerReferences"] = [{"kind": "MtgpuPod", "uid": "uid-m", "controller": True}]
+    own["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "GPU-n1-1"}]
+    found = simulated(served(), own, mtgpupod("other", "other"), mtgpupod("m"))
+    assert cards(found) == [("other", 20), ("zxcvb", 20)]
+    assert told(found) == [RUNS, RUNS]
+    assert cards(simulated(served(), own)) == [(None, 0), ("zxcvb", 20)]
+
+
 def test_where_nvidias_plugin_gives_out_whole_cards_the_occupy_pod_is_given_one_of_them() -> None:
     stock = served("n2", 3, STOCK)
     whole = pod("whole", {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1"}}})

@@ -10,14 +10,15 @@ import yaml
 from click.testing import CliRunner, Result
 
 from mgpu.cli.gpushare_tables import CardRow, NodeRow, PodRow, aligned, details, summary
-from mgpu.cli.inspect_gpushare import main
+from mgpu.cli.inspect_gpushare import main, node_rows
 from mgpu.dialects import gpushare
 from mgpu.kube import Api
 from mgpu.model.cards import Card
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import Node
+from mgpu.settings import load_settings
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
-from tests.builders import container, node, pod
+from tests.builders import GIB, container, mtgpupod, node, occupy_pod, pod
 from tests.scheduler.gpushare import allocated, asking
 
 CRD = Path(__file__).parents[3] / "manifests" / "crds" / "device.yaml"
@@ -230,3 +231,12 @@ def test_nothing_at_all() -> None:
 
 def test_columns_end_where_a_line_has_none() -> None:
     assert aligned(["a\tb\t", "longer\tc\t", "-", "x\ty"]) == "a       b  \nlonger  c  \n-\nx  y\n"
+
+
+def test_what_mtgpupods_hold_is_allocated_too() -> None:
+    cards = (Card(0, "GPU-0", "T4", 16384 * MIB, minor=0), Card(1, "GPU-1", "T4", 16384 * MIB, minor=1))
+    device = write_device(Node("n1"), "", cards)
+    named = mtgpupod(bound="GPU-1", memory=3 * GIB)
+    (row,) = node_rows([node()], [device], [occupy_pod(card=1)], load_settings(), [named])
+    assert row.cards == (CardRow(0, 16, 0), CardRow(1, 16, 3))
+    assert row.pods == (PodRow("default", "m", {1: 3}, 0),)

@@ -87,18 +87,32 @@ def test_degraded_only_where_the_condition_is_true() -> None:
         assert seen([raw]).mtgpupods[0].degraded == told
 
 
+def own_pod(card: str = "", **more: Any) -> Raw:
+    """Of the MtgpuPod `m`."""
+    raw = {**mtgpupod(uid="of-its-pod", **more), "kind": "Pod"}
+    raw["metadata"]["ownerReferences"] = [{"kind": "MtgpuPod", "uid": "uid-m", "controller": True}]
+    raw["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": card}] if card else []
+    return raw
+
+
 def test_ended_ones_hold_nothing_unless_their_own_pod_still_runs() -> None:
     ended = mtgpupod(bound="GPU-n1-0", phase="Failed")
     assert seen([ended]).nodes[0].cards[0].state.idle
     assert not seen([ended]).mtgpupods
-    own = pod("m", container(), node="n1", phase="Running")
-    own["metadata"]["ownerReferences"] = [{"kind": "MtgpuPod", "uid": "uid-m", "controller": True}]
-    assert seen([ended], own).nodes[0].cards[0].state.gpuid == "zxcvb"
+    assert seen([ended], own_pod("GPU-n1-0", phase="Running")).nodes[0].cards[0].state.gpuid == "zxcvb"
+    assert seen([ended], own_pod("GPU-n1-0", phase="Failed")).nodes[0].cards[0].state.idle
     orphan = pod("m", container(), node="n1", phase="Running", uid="of-its-pod")
     remembered = {**ended, "status": {**ended["status"], "PodObjectMeta": {"uid": "of-its-pod"}}}
     assert seen([remembered], orphan).nodes[0].cards[0].state.gpuid == "zxcvb"
-    gone = {**own, "status": {"phase": "Failed"}}
-    assert seen([ended], gone).nodes[0].cards[0].state.idle
+
+
+def test_what_its_pod_has_is_held_where_the_mtgpupod_or_its_status_is_lost() -> None:
+    running = own_pod("GPU-n1-2", phase="Running", request="0.3")
+    for lost in ([], [mtgpupod(request="0.3")]):
+        found = seen(lost, running)
+        (card,) = [card for card in found.nodes[0].cards if card.state.gpuid == "zxcvb"]
+        assert (card.state.card.index, card.state.core_used, card.holders) == (2, 300, ["default/m/c"])
+        assert not found.pending
 
 
 def test_what_cannot_be_read_is_named_and_keeps_all_of_its_card() -> None:
