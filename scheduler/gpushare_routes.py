@@ -39,12 +39,15 @@ def gpushare_routes(app: Flask, extender: Extender, state: State, settings: Sett
 
 
 def _node(name: str, cards: tuple[CardState, ...], holdings: tuple[Holding, ...], unit: int) -> dict[str, Any]:
-    """A node in units of `gpu-mem`, whatever vocabulary its pods use; what they hold is rounded up."""
+    """A node in units of `gpu-mem`, whatever vocabulary its pods use; what they hold is rounded up.
+
+    A card with a GPUID is used up: nobody who asks for `gpu-mem` gets any of it.
+    """
     devices = [
         {
             "id": state.card.index,
             "totalGPU": state.card.memory // unit,
-            "usedGPU": gpushare.units_of(state.memory_used, state.card, unit),
+            "usedGPU": gpushare.units_of(state.memory_taken, state.card, unit),
             "pods": [_pod(holding, state.card, unit) for holding in holdings if holding.uses(state.card).shares],
         }
         for state in cards

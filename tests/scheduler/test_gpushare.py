@@ -164,6 +164,15 @@ def test_inspect_lists_cards_and_who_holds_them() -> None:
     assert orjson.loads(client.get(f"{PATH}/inspect/n1").data)["nodes"] == nodes[1:]
 
 
+def test_inspect_has_nothing_free_on_a_card_with_a_gpuid() -> None:
+    api = cluster(("n1", 1))
+    api.put("mtgpupods", b.mtgpupod(bound="GPU-n1-0", memory=b.GIB))
+    (node,) = orjson.loads(clients(Replica(api))[1].get(f"{PATH}/inspect").data)["nodes"]
+    assert node["devs"] == [
+        {"id": 0, "totalGPU": 80, "usedGPU": 80, "pods": [{"name": "m", "namespace": "default", "usedGPU": 1}]}
+    ]
+
+
 def test_version() -> None:
     assert clients(Replica(cluster()))[1].get("/version").text == version("mgpu")
 

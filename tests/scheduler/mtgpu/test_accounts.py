@@ -130,6 +130,8 @@ class TestBound:
         assert said(replica) == [FREE] * 3
         given(replica, raw)
         assert said(replica)[1] == ("zxcvb", 200, 0)
+        given(replica, own_pod(phase="Succeeded", orphan=True))
+        assert said(replica) == [FREE] * 3
 
     def test_its_pod_holds_on_when_it_is_gone_itself(self, replica: Replica) -> None:
         raw, pod = given(replica, b.mtgpupod(bound="GPU-n1-1")), given(replica, own_pod(phase="Running"))

@@ -10,7 +10,7 @@ from scheduler.preempting import Victims
 from scheduler.slices.known import Plan
 from tests import builders as b
 from tests.scheduler.fake import Replica
-from tests.scheduler.slices.cluster import MIG, MPS, Agent, cluster, slices, submit, wants
+from tests.scheduler.slices.cluster import MIG, MPS, Agent, cluster, slices, submit, turn, wants
 
 ONE, TWO = slices((0, 0, "1g.10gb"), (0, 2, "2g.20gb"))
 
@@ -60,6 +60,40 @@ def test_under_mps_cards_that_are_whole_are_for_all() -> None:
     agents["n1"].make(*slices((1, 0, "4gb")))
     replica.deliver()
     assert offered(replica) == {"gpu 0": True, "gpu-4gb 100": True}
+
+
+def planned(replica: Replica, agent: Agent) -> set[int]:
+    """The cards that the node is to cut, after a pod asked for slices."""
+    (pod,) = submit(replica, wants("p", {"gpu-4gb": 1}))
+    replica.filter.filter(pod, ["n1"])
+    turn(replica)
+    return {s.card for s in agent.found.planned or ()}
+
+
+def test_a_card_with_a_gpuid_is_not_cut() -> None:
+    replica, agents = cluster(("n1", MPS, 2))
+    replica.api.put("mtgpupods", b.mtgpupod(bound="GPU-n1-0"))
+    replica.deliver()
+    assert planned(replica, agents["n1"]) == {1}
+
+
+def test_a_plan_that_a_gpuid_has_crossed_is_followed_by_one_that_leaves_its_card() -> None:
+    """Another replica led, and bound the MtgpuPod."""
+    replica, agents = cluster(("n1", MPS, 2))
+    assert planned(replica, agents["n1"]) == {0}
+    replica.api.put("mtgpupods", b.mtgpupod(bound="GPU-n1-0"))
+    replica.deliver()
+    site = replica.state.sites.of("n1")
+    assert site is not None
+    assert [index for index, _ in site.cards.cards] == [1]
+
+
+def test_a_divided_card_is_no_gpuids() -> None:
+    replica, agents = cluster(("n1", MPS, 2))
+    agents["n1"].make(*slices((0, 0, "4gb")))
+    replica.deliver()
+    assert [s.card.index for s in replica.state.mtgpus.on("n1").cards] == [1]
+    assert [s.card.index for s in replica.state.view("n1", "", "zxcvb").cards] == [1]
 
 
 def test_what_a_pod_was_decided_is_held_and_given_to_no_other(made: tuple[Replica, Agent]) -> None:
