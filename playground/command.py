@@ -1,7 +1,7 @@
-"""What `mgpu playground` and `mgpu demo` have in common: options, start-up, and a clean stop."""
+"""What `mgpu playground` and `mgpu demo` have in common: options, start-up, what is told, and a clean stop."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -9,10 +9,12 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from mgpu.kube import ApiError, Unreachable
 from playground.cluster import Cluster
-from playground.nodes import make_nodes, slice_nodes
+from playground.nodes import make_nodes, slice_nodes, two_cards
 from playground.processes import StartError
 
 
@@ -57,9 +59,9 @@ def stopping(interrupted: int = 128 + signal.SIGINT) -> Iterator[None]:
 @contextmanager
 def up(console: Console, nodes: int, cards: int, config: Path | None) -> Iterator[Cluster]:
     """A cluster that is ready; one line says of what. A start that fails is a ClickException with the log's end."""
-    cluster = Cluster([*make_nodes(nodes, cards), *slice_nodes()], config=config)
+    cluster = Cluster([*make_nodes(nodes, cards), *slice_nodes(), two_cards()], config=config)
     what = "A real API server" if cluster.assets else "An API server"
-    plus = "a card for MIG and one for MPS"
+    plus = "a card for MIG, one for MPS, two for MtgpuPods"
     console.print(f"{what}, {nodes} × {cards} cards, {plus}, webhook, scheduler and node agents are starting …")
     try:
         cluster.__enter__()
@@ -69,3 +71,16 @@ def up(console: Console, nodes: int, cards: int, config: Path | None) -> Iterato
         yield cluster
     finally:
         cluster.__exit__(None, None, None)
+
+
+def show(console: Console, title: str, told: Mapping[str, str], *, good: bool) -> None:
+    """What happened, as a table of a few words each; `good` as a mark before the title."""
+    console.print()
+    mark = Text("✓ " if good else "✗ ", style="bold green" if good else "bold red")
+    console.print(Text.assemble(mark, (title, "bold")))
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="grey50", no_wrap=True)
+    table.add_column(overflow="fold")
+    for what, text in told.items():
+        table.add_row(f"  {what}", Text(text))
+    console.print(table)

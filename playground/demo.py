@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from deviceplugin.mig.state import Mode, read_state
 from mgpu.cli.picture import card_map
@@ -21,10 +19,11 @@ from mgpu.model.slices import MIG, MPS, Slice
 from mgpu.settings import Settings
 from playground import explain, slices_told
 from playground.cluster import Cluster
-from playground.command import options, stopping, up
-from playground.nodes import MGPU
+from playground.command import options, show, stopping, up
+from playground.nodes import MGPU, TWO_CARDS
 from playground.samples import Json, Outcome, Samples, example
 from playground.scheduling.extender import Extender, ExtenderError
+from playground.story import Story
 
 SIDE_BY_SIDE = ("share", "gpushare", "koordinator", "nvidia")
 SHOWN = ("several-containers", "multi-gpu", "whole-cards")
@@ -77,6 +76,7 @@ class Demo:
         for node in self._cluster.nodes:
             if node.partitioning:
                 self.show_placed(example(SLICES[node.partitioning]))
+        self._show_story()
         for name in SIDE_BY_SIDE:
             self.show_placed(example(name))
         self._show_side_by_side()
@@ -88,6 +88,11 @@ class Demo:
         self._console.print()
         self._console.print(card_map(self._samples.overview().nodes))
         return self.problems
+
+    def _show_story(self) -> None:
+        """Before others have the two cards."""
+        if any(node.name == TWO_CARDS for node in self._cluster.nodes):
+            self.problems += Story(self._cluster, self._samples, self._console).run()
 
     def show_placed(self, pod: Json) -> None:
         """Create it, and tell where it is and what it sees; what is wrong goes into `problems`."""
@@ -236,12 +241,4 @@ class Demo:
         return {"sees": "; ".join(f"{name}: {text}" for name, text in values.items())}
 
     def _tell(self, pod: Mapping[str, Any], told: Mapping[str, str], *, good: bool) -> None:
-        self._console.print()
-        mark = Text("✓ " if good else "✗ ", style="bold green" if good else "bold red")
-        self._console.print(Text.assemble(mark, (pod["metadata"]["name"], "bold")))
-        table = Table.grid(padding=(0, 2, 0, 0))
-        table.add_column(style="grey50", no_wrap=True)
-        table.add_column(overflow="fold")
-        for what, text in told.items():
-            table.add_row(f"  {what}", Text(text))
-        self._console.print(table)
+        show(self._console, pod["metadata"]["name"], told, good=good)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.text import Text
 
 from mgpu.cli.picture import card_map
 from mgpu.cli.views import NodeView
@@ -13,6 +12,7 @@ from mgpu.kube import ApiError
 from mgpu.model.quantities import format_core
 from playground import explain
 from playground.cluster import Cluster
+from playground.command import show
 from playground.nodes import TWO_CARDS
 from playground.samples import EXAMPLES, Json, Samples, example
 
@@ -121,14 +121,11 @@ class Story:
         return found
 
     def _tell(self, step: Step, took: float, problems: Sequence[str]) -> None:
-        self._console.print()
-        mark = Text("✗ ", style="bold red") if problems else Text("✓ ", style="bold green")
-        self._console.print(Text.assemble(mark, (f"$ {step.command}", "bold")))
-        seen = {env.get(explain.VISIBLE, "no card") for env in self._seen(step.pod).values()}
-        sees = f", and sees {explain.VISIBLE}={', '.join(sorted(seen))}" if seen else ""
-        self._console.print(Text(f"  {step.pod} {step.why}; {took:.1f} s{sees}"))
-        for problem in problems:
-            self._console.print(Text(f"  {problem}", style="bold red"))
+        sees = sorted({env.get(explain.VISIBLE, "no card") for env in self._seen(step.pod).values()})
+        told = {"why": f"{step.pod} {step.why}", "took": f"{took:.1f} s"}
+        told |= {"sees": f"{explain.VISIBLE}={', '.join(sees)}"} if sees else {}
+        told |= {"wrong": "; ".join(problems)} if problems else {}
+        show(self._console, f"$ {step.command}", told, good=not problems)
         self._console.print(card_map([self._node()]))
 
 

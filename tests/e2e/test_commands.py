@@ -61,7 +61,7 @@ def test_the_demo_runs_to_its_end_in_a_pipe_and_in_a_narrow_terminal(temporary: 
     assert "✗" not in done.stdout
     assert re.search(r"([1-9]) of \1 run with exactly the cards of\s+their own\s+record", done.stdout)
     assert "must be a multiple of 100" in " ".join(done.stdout.split())
-    assert "4 nodes · 10 cards" in done.stdout
+    assert "5 nodes · 12 cards" in done.stdout
     together = "node-1, card 0 gpushare (default/gpushare), koordinator (default/koordinator), mgpu (default/share)"
     assert together in " ".join(done.stdout.split())
     assert max(map(len, done.stdout.splitlines())) <= columns
@@ -93,7 +93,7 @@ def test_the_playground_serves_kubectl_and_leaves_nothing_behind(
         if found := shutil.which("kubectl"):
             asked = [found, "--kubeconfig", told[1], "get", "nodes", "-o", "name"]
             answer = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True)
-            assert sorted(answer.stdout.split()) == ["node/mig-1", "node/mps-1", "node/node-1"]
+            assert sorted(answer.stdout.split()) == ["node/mig-1", "node/mps-1", "node/mtgpu-1", "node/node-1"]
         child.send_signal(number)
         assert child.wait(60) == code
     until(lambda: left(temporary) == ([], []))

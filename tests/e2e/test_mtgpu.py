@@ -1,0 +1,247 @@
+"""MtgpuPods beside all the others on a node of two cards, and when something fails."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from mgpu.kube.client import JSON_PATCH
+from playground.cluster import Cluster
+from tests.e2e.bench import Bench, Json, asking, share
+from tests.e2e.mtgpu_bench import MTGPUPODS, OCCUPYING, OURS, PODS, STOCK, Named, gone
+from tests.waiting import until
+
+_BINDINGS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/mgpu-scheduler"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster([OURS, STOCK], kubelet={"retry_seconds": 0.2}) as made:
+        made.api.patch(_BINDINGS, [{"op": "replace", "path": "/webhooks/0/timeoutSeconds", "value": 10}], JSON_PATCH)
+        yield made
+
+
+@pytest.fixture
+def named(bench: Bench) -> Iterator[Named]:
+    """Starts and ends with nothing."""
+    made = Named(bench)
+    yield made
+    made.clear()
+
+
+def on(node: str, pod: Json) -> Json:
+    return {**pod, "spec": {**pod["spec"], "nodeSelector": {"kubernetes.io/hostname": node}}}
+
+
+def pool() -> list[Json]:
+    """One pod of each vocabulary for shares."""
+    return [share("mgpu", core=30, mib=4096), asking("gpushare", gpu_mem=16), asking("koordinator", gpu=25)]
+
+
+def card_of(uuid: str) -> int:
+    return int(uuid.rpartition("-")[2])
+
+
+def occupy(node: str, gpuid: str) -> str:
+    return f"mtgpupod-occupypod-{node}-{gpuid}"
+
+
+@pytest.mark.parametrize("node", [OURS.name, STOCK.name])
+def test_no_other_pod_lands_on_a_card_that_has_a_gpuid(named: Named, node: str) -> None:
+    bench = named.bench
+    named.create("first", "zxcvb", "0.2", node)
+    theirs = card_of(named.runs("first"))
+    for pod in pool():
+        bench.create(on(node, pod))
+        bench.exact(pod["metadata"]["name"])
+        assert bench.sees(pod["metadata"]["name"]) == {"c": [theirs ^ 1]}
+    bench.create(on(node, share("large", core=60)))
+    bench.waits("large")
+    bench.create(on(node, asking("whole", nvidia=1)))
+    bench.waits("whole")
+    named.create("second", "zxcvb", "0.8", node)
+    assert card_of(named.runs("second")) == theirs
+    assert bench.pod("large").spec.node_name is None
+    assert bench.pod("whole").spec.node_name is None
+
+
+def test_no_mtgpupod_lands_on_a_card_of_others(named: Named) -> None:
+    bench = named.bench
+    for pod in pool():
+        bench.create(on(OURS.name, pod))
+        bench.exact(pod["metadata"]["name"])
+    shared = bench.sees("mgpu")["c"][0]
+    named.create("first", "zxcvb", "0.2")
+    assert card_of(named.runs("first")) == shared ^ 1
+    named.create("second", "qwert", "0.2")
+    why = named.waits("second", "ResourceExceeded")
+    assert why
+    for pod in pool():
+        bench.delete(pod["metadata"]["name"])
+    assert card_of(named.runs("second")) == shared
+
+
+@pytest.mark.parametrize("node", [OURS.name, STOCK.name])
+def test_whole_cards_and_mtgpupods_keep_out_of_each_others_way(named: Named, node: str) -> None:
+    bench = named.bench
+    bench.create(on(node, asking("whole", nvidia=1)))
+    bench.runs("whole")
+    named.create("first", "zxcvb", "1", node)
+    card = card_of(named.runs("first"))
+    assert bench.sees("whole") == {"c": [card ^ 1]}
+    named.create("second", "qwert", "0.1", node)
+    named.waits("second", "ResourceExceeded")
+    bench.create(on(node, asking("more", nvidia=1)))
+    bench.waits("more")
+    named.delete("second")
+    named.delete("first")
+    bench.runs("more")
+    assert bench.sees("more") == {"c": [card]}
+    named.create("third", "asdfg", "0.1", node)
+    bench.delete("whole")
+    assert card_of(named.runs("third")) == card ^ 1
+
+
+def test_decimals_fill_a_card_exactly_and_who_waits_is_served_in_turn(named: Named) -> None:
+    for i, request in enumerate(("0.2", "0.4", "0.3", "0.1")):
+        named.create(f"p{i}", "zxcvb", request)
+    assert len({named.runs(f"p{i}") for i in range(4)}) == 1
+    named.create("q0", "zxcvb", "0.3")
+    named.waits("q0", "ResourceExceeded")
+    named.create("q1", "zxcvb", "0.1")
+    named.waits("q1", "ResourceExceeded")
+    until(lambda: named.events("q0", "ResourceExceeded"))
+    named.delete("p3")  # 0.1: enough for q1, but q0 came first
+    named.waits("q1", "ResourceExceeded")
+    assert named.names() == {"p0", "p1", "p2", "q0", "q1"}
+    named.delete("p0")
+    card = named.runs("q0")
+    assert named.status("q1").get("BoundDeviceID") in (None, card)
+    assert len(named.events("q0", "ResourceExceeded")) == 1
+    named.delete("p1")
+    assert named.runs("q1") == card
+
+
+def test_memory_is_never_more_than_the_card(named: Named) -> None:
+    named.create("half", "zxcvb", "0", gib=40)
+    named.create("rest", "zxcvb", "0", gib=40)
+    assert named.runs("half") == named.runs("rest")
+    named.create("more", "zxcvb", "0", gib=1)
+    named.waits("more", "ResourceExceeded")
+    named.create("giant", "qwert", "0", gib=81)
+    named.waits("giant", "ResourceExceeded")
+    named.create("small", "asdfg", "0", gib=80)
+    named.runs("small")
+
+
+@pytest.mark.parametrize("node", [OURS.name, STOCK.name])
+def test_the_scheduler_killed_at_any_moment_goes_on_where_it_was(named: Named, node: str) -> None:
+    bench = named.bench
+    named.create("first", "zxcvb", "0.2", node)
+    until(lambda: occupy(node, "zxcvb") in named.occupying())
+    bench.cluster.processes["scheduler"].kill()
+    named.create("second", "qwert", "0.3", node)
+    named.create("third", "zxcvb", "0.4", node)
+    bench.cluster.restart("scheduler")
+    cards = {name: named.runs(name) for name in ("first", "second", "third")}
+    assert cards["first"] == cards["third"] != cards["second"]
+    assert set(named.occupying()) == {occupy(node, "zxcvb"), occupy(node, "qwert")}
+    named.api.delete(f"{MTGPUPODS}/second")
+    bench.cluster.processes["scheduler"].kill()
+    bench.cluster.restart("scheduler")
+    until(lambda: set(named.occupying()) == {occupy(node, "zxcvb")})
+    assert {name: named.runs(name) for name in ("first", "third")} == {k: cards[k] for k in ("first", "third")}
+
+
+def test_an_occupy_pod_that_is_deleted_comes_back_on_the_same_card(named: Named) -> None:
+    bench = named.bench
+    named.create("first", "zxcvb", "0.2")
+    card = named.runs("first")
+    uid = bench.pod("first").metadata.uid
+    name = occupy(OURS.name, "zxcvb")
+    before = named.occupying()[name]["metadata"]["uid"]
+    bench.create(on(OURS.name, asking("whole", nvidia=2)))  # who waits for cards must not take it meanwhile
+    named.api.delete(f"{OCCUPYING}/{name}", {"gracePeriodSeconds": 0})
+    again = until(lambda: (p := named.occupying().get(name)) and p["metadata"]["uid"] != before and p)
+    until(lambda: named.occupying()[name]["status"]["phase"] == "Running")
+    runtime = bench.cluster.kubelets[OURS.name].runtime
+    (container,) = runtime.containers(again["metadata"]["uid"])
+    assert container.env["NVIDIA_VISIBLE_DEVICES"] == card
+    assert named.runs("first") == card
+    assert bench.pod("first").metadata.uid == uid
+    assert named.condition("first", "Degraded").get("status") != "True"
+
+
+def test_its_own_pod_deleted_by_somebody_is_made_again(named: Named) -> None:
+    named.create("first", "zxcvb", "0.2")
+    card = named.runs("first")
+    before = named.bench.pod("first").metadata.uid
+    named.api.delete(f"{PODS}/first", {"gracePeriodSeconds": 0})
+    until(lambda: "first" in named.bench.names() and named.bench.pod("first").metadata.uid != before)
+    assert named.runs("first") == card
+
+
+def test_a_pod_of_that_name_is_never_taken_over(named: Named) -> None:
+    bench = named.bench
+    plain = {"metadata": {"name": "first"}, "spec": {"containers": [{"name": "c", "image": "busybox"}]}}
+    uid = bench.create(plain).metadata.uid
+    named.create("first", "zxcvb", "0.2")
+    named.waits("first", "NameConflict")
+    named.create("second", "zxcvb", "1")
+    named.runs("second")
+    assert bench.pod("first").metadata.uid == uid
+    named.delete("first")
+    assert bench.pod("first").metadata.uid == uid
+    named.create("first", "qwert", "0.2")
+    bench.delete("first")
+    named.runs("first")
+
+
+def test_one_that_has_ended_frees_its_share_and_stays_to_be_read(named: Named) -> None:
+    named.create("job", "zxcvb", "1", restartPolicy="Never")
+    card = named.runs("job")
+    named.create("next", "zxcvb", "0.5")
+    named.waits("next", "ResourceExceeded")
+    named.bench.cluster.kubelets[OURS.name].complete("default", "job")
+    assert named.runs("next") == card
+    assert named.status("job")["phase"] == "Succeeded"
+
+
+def test_a_node_that_is_gone_and_back_has_its_pods_again(named: Named) -> None:
+    cluster, node = named.bench.cluster, OURS.name
+    named.create("first", "zxcvb", "0.2")
+    card = named.runs("first")
+    kubelet, agent = cluster.kubelets[node], f"deviceplugin-{node}"
+    kubelet.stop()
+    cluster.processes[agent].kill()
+    kubelet.runtime.reboot()
+    cluster.api.delete(f"/api/v1/nodes/{node}")
+    until(lambda: gone(named, f"{PODS}/first") and not named.occupying())
+    until(lambda: named.status("first")["phase"] == "Pending")
+    assert named.status("first")["BoundDeviceID"] == card
+    kubelet.start()
+    cluster.restart(agent)
+    cluster.wait_offers(node)
+    assert named.runs("first") == card
+    assert named.condition("first", "Degraded").get("status") != "True"
+
+
+def test_on_a_node_that_is_gone_a_deletion_ends_too(named: Named) -> None:
+    cluster, node = named.bench.cluster, OURS.name
+    named.create("first", "zxcvb", "0.2")
+    named.runs("first")
+    kubelet, agent = cluster.kubelets[node], f"deviceplugin-{node}"
+    kubelet.stop()
+    cluster.processes[agent].kill()
+    kubelet.runtime.reboot()
+    cluster.api.delete(f"/api/v1/nodes/{node}")
+    named.delete("first")
+    until(lambda: gone(named, f"{PODS}/first") and not named.occupying())
+    kubelet.start()
+    cluster.restart(agent)
+    cluster.wait_offers(node)
+
+
+def test_one_that_names_no_node_of_the_cluster_waits_for_it(named: Named) -> None:
+    named.create("first", "zxcvb", "0.2", "elsewhere")
+    named.waits("first", "NodeNotFound")
+    assert not named.occupying()
