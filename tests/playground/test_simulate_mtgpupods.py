@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mgpu.cli.main import main
 from tests.builders import GIB, container, mtgpupod, node, occupy_pod, pod, share
@@ -217,3 +219,45 @@ def test_the_table_says_what_it_is() -> None:
     assert "MtgpuPod default/a   n1   c on card 0" in text.stdout
     assert "n1: ResourceExceeded: " in text.stdout
     assert "A default/a · MtgpuPod · 20% 1 GiB on 0" in text.stdout
+
+
+@st.composite
+def submissions(draw: st.DrawFn) -> list[Raw]:
+    """Pods of several vocabularies and MtgpuPods of three names, in any order, for one node."""
+    pods = []
+    for i in range(draw(st.integers(1, 9))):
+        kind = draw(st.sampled_from(["named", "named", "named", "share", "whole"]))
+        if kind == "share":
+            pods.append(share(f"p{i}", core=draw(st.integers(1, 10)) * 10))
+        elif kind == "whole":
+            pods.append(pod(f"p{i}", {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1"}}}))
+        else:
+            request, gib = draw(st.integers(0, 1000)), draw(st.integers(1, 17))
+            gpuid = draw(st.sampled_from(["one", "two", "three"]))
+            pods.append(mtgpupod(f"p{i}", gpuid, f"{request / 1000:.3f}", memory=gib * GIB))
+    return pods
+
+
+@given(submissions(), st.booleans())
+@settings(max_examples=60)
+def test_a_card_has_one_name_or_none_is_never_over_full_and_nobody_waits_for_an_idle_card(
+    pods: list[Raw],
+    nvidia: bool,
+) -> None:
+    found = simulated(served(count=2, labels=STOCK if nvidia else None), *pods)
+    names = {row["metadata"]["name"]: row["metadata"]["annotations"].get("lsalab.nthu/GPUID") for row in pods}
+    states = found["nodes"]["n1"]["cards"]
+    for card in states:
+        assert {names[holder.split("/")[1]] for holder in card["holders"]} <= {card["gpuid"]}
+        assert card["core"]["used"] <= 100
+        assert card["memory"]["used"] <= card["memory"]["total"]
+    used = [card["gpuid"] for card in states if card["gpuid"]]
+    assert len(used) == len(set(used))
+    waiting = {row["name"] for row in found["pods"] if not row["node"]} if not nvidia else set()
+    large = {row["metadata"]["name"] for row in pods if _memory(row) <= 16 * GIB}
+    idle = any(not card["holders"] for card in states)
+    assert not idle or all(names[name] in used for name in waiting & large)
+
+
+def _memory(raw: Raw) -> int:
+    return int(raw["metadata"]["annotations"].get("lsalab.nthu/gpu_mem", 17 * GIB))
