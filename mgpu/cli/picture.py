@@ -228,7 +228,7 @@ def _cut(card: CardView, pen: _Pen, width: int) -> Text:
 
 
 def _block(label: _Label, cells: int, pen: _Pen) -> Text:
-    return Text(label.letter.center(cells) if pen.coloured else label.letter * cells, style=label.style)
+    return Text(label.letter.center(cells)[:cells] if pen.coloured else label.letter * cells, style=label.style)
 
 
 def _cells(amounts: Sequence[int], total: int, width: int) -> list[int]:

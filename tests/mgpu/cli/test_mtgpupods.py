@@ -6,6 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from rich.text import Text
 
 from mgpu.cli.mtgpupods import accounting, accounting_json, mtgpupods_json
 from mgpu.cli.overview import Overview, overview
@@ -150,6 +151,15 @@ def test_a_long_name_is_cut_before_the_amounts() -> None:
     assert "0 q" in text
     assert "… 20% 1 GiB" in text
     assert max(map(len, text.splitlines())) == 80
+
+
+def test_in_colour_too_what_holds_nothing_of_a_bar_is_not_in_it() -> None:
+    console = Console(width=100, force_terminal=True, color_system="truecolor")
+    with console.capture() as captured:
+        console.print(card_map(seen([], occupy_pod(card=0)).nodes))
+    head, core, *_ = Text.from_ansi(captured.get()).plain.splitlines()[1:]
+    assert "0 zxcvb 0% 0 B" in head
+    assert core.split("core")[1].strip(" │").startswith("·")
 
 
 def seeds_accounting(cards: int, pods: Iterable[Raw], mtgpupods: Iterable[Raw]) -> tuple[int, dict[str, int]]:
