@@ -106,7 +106,6 @@ class Admission:
             self.pending.add(pod.gpuid)
             return before or Said(FALSE, "CardNotKnown", f"which card GPUID {pod.gpuid} has is not known yet")
         if self._users(pod.gpuid):
-            self.pending.add(pod.gpuid)
             return Said(FALSE, "CardNotKnown", f"which card GPUID {pod.gpuid} gets is not known yet")
         if seen.stock:
             return self._stock(pod, states)

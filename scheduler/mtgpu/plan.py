@@ -31,7 +31,7 @@ def plan(seen: Seen) -> Plan:
     seen = replace(seen, pods=tuple(sorted(seen.pods, key=lambda pod: pod.turn)))
     ledger = account(seen)
     degraded = _degraded(seen, ledger)
-    of_gpuid = {pod.gpuid: degraded[pod.uid] for pod in reversed(seen.pods) if pod.uid in degraded}
+    of_gpuid = {pod.gpuid: degraded[pod.uid] for pod in seen.pods if pod.uid in degraded}
     admission = Admission(seen, ledger, of_gpuid)
     verdicts = {pod.uid: _verdict(seen, pod, admission, degraded.get(pod.uid)) for pod in seen.pods}
     for broken in seen.broken:

@@ -118,6 +118,13 @@ def test_a_reservation_stays_on_its_card_and_before_earlier_ones() -> None:
     assert cards_of(planned(*pods, admitted=admitted, has=(card(1),))) == {"b": uuid(1)}
 
 
+def test_a_reservation_that_is_lost_is_no_reason_to_skip_an_earlier_one() -> None:
+    pods = mtgpupod("a", gib=60), mtgpupod("b", gib=10), mtgpupod("c", gib=60)
+    admitted = {"uid-c": mtgpu.holding(pods[2], uuid(0), bound=False)}
+    found = planned(*pods, admitted=admitted, has=(card(0, healthy=False), card(1, gib=40)))
+    assert found.holdings == ()
+
+
 def test_a_reservation_follows_the_occupy_pod_as_long_as_nothing_is_promised() -> None:
     pod = mtgpupod("a")
     admitted = {"uid-a": mtgpu.holding(pod, uuid(0), bound=False)}
@@ -141,6 +148,25 @@ def test_an_occupy_pod_on_a_card_that_others_share_is_replaced() -> None:
     assert not found.holdings
     assert reason(found, "a") == "Degraded"
     assert found.occupy == (Delete("zxcvb", "uid-occupy-zxcvb"),)
+
+
+def test_an_occupy_pod_on_the_card_of_another_gpuid_is_replaced() -> None:
+    users = mtgpupod("a", "abc", bound=uuid(0))
+    found = planned(users, mtgpupod("b"), occupies=occupy(card=0))
+    assert reason(found, "a", "degraded") == "CardShared"
+    assert reason(found, "b") == "Degraded"
+    assert Delete("zxcvb", "uid-occupy-zxcvb") in found.occupy
+
+
+def test_users_that_only_their_pods_tell_of_keep_their_card() -> None:
+    """Somebody took the finalizer off their MtgpuPods."""
+    one, other = (mtgpu.holding(mtgpupod(name), uuid(i)) for i, name in enumerate("xy"))
+    found = planned(mtgpupod("a"), others=[one])
+    assert (cards_of(found), found.occupy) == ({"a": uuid(0)}, (Create("zxcvb"),))
+    elsewhere = planned(mtgpupod("a"), others=[one], occupies=occupy(card=1))
+    assert reason(elsewhere, "a") == "Occupying"
+    assert not elsewhere.verdicts["uid-a"].bind
+    assert reason(planned(mtgpupod("a"), others=[one, other]), "a") == "Degraded"
 
 
 def test_an_occupy_pod_that_nobody_needs_is_swept() -> None:
@@ -180,7 +206,9 @@ def test_the_pod_is_made_again_on_the_same_card_when_somebody_deletes_it() -> No
 
 
 @pytest.mark.parametrize(
-    "occupies", [{}, occupy(), occupy(card=0, phase="Pending"), occupy(card=0, deleting=True)], ids=str
+    "occupies",
+    [{}, occupy(), occupy(phase="Running"), occupy(card=0, phase="Pending"), occupy(card=0, deleting=True)],
+    ids=str,
 )
 def test_no_pod_is_made_before_the_occupy_pod_runs(occupies: dict[str, Occupy]) -> None:
     found = planned(mtgpupod("a", bound=uuid(0)), occupies=occupies)
@@ -195,6 +223,14 @@ def test_one_that_has_ended_frees_its_share_and_is_never_started_again() -> None
     assert reason(found, "a") == "Ended"
     assert not any((verdict.make, verdict.delete, verdict.finish))
     assert found.occupy == (Delete("zxcvb", "uid-occupy-zxcvb"),)
+
+
+def test_the_pod_of_one_that_has_ended_is_nobodys_to_make_again() -> None:
+    own = made("a", phase="Succeeded", deleting=True)
+    found = planned(mtgpupod("a", bound=uuid(0)), occupies=occupy(card=0), made=own)
+    assert (reason(found, "a", "created"), found.verdicts["uid-a"].make) == ("PodCreated", False)
+    gone = planned(mtgpupod("a", bound=uuid(0)), present=False, made=made("a", phase="Succeeded"))
+    assert not gone.verdicts["uid-a"].delete
 
 
 def test_it_holds_until_its_status_says_that_its_pod_has_ended() -> None:
@@ -222,6 +258,16 @@ def test_a_gpuid_goes_to_the_card_of_its_users_when_its_occupy_pod_is_missing() 
     assert cards_of(found) == {"b": uuid(1)}
     assert found.occupy == (Create("zxcvb"),)
     assert reason(found, "b") == "Occupying"
+
+
+def test_others_join_while_the_occupy_pod_of_users_is_made_again() -> None:
+    found = planned(mtgpupod("a", bound=uuid(1)), mtgpupod("b"), occupies=occupy(card=1, deleting=True))
+    assert cards_of(found) == {"b": uuid(1)}
+
+
+def test_an_occupy_pod_that_leaves_another_card_is_no_trouble_any_more() -> None:
+    found = planned(mtgpupod("a", bound=uuid(0)), occupies=occupy(card=1, deleting=True))
+    assert reason(found, "a", "degraded") == "AsBound"
 
 
 def test_an_occupy_pod_back_on_another_card_degrades_its_users_and_moves_nobody() -> None:
