@@ -75,6 +75,7 @@ def test_what_a_card_has_left_is_the_scarcer_of_core_and_memory() -> None:
     assert free_of([*cards, sick]) == [1000, 700, 250, 0]
     assert milli_left(cards[1], 100, 40 * GIB) == 400
     assert milli_left(cards[1], 1000, 0) == 0
+    assert milli_left(replace(cards[1], gpuid="zxcvb")) == 0
 
 
 def test_equal_machines_are_of_one_class() -> None:

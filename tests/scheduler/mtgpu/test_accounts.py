@@ -15,6 +15,7 @@ from scheduler.filtering import Filtered
 from scheduler.gpu_pods import read_gpu_pod
 from scheduler.mtgpu.accounts import MtgpuNode
 from scheduler.preempting import Victims
+from scheduler.state import State
 from tests import builders as b
 from tests.scheduler.fake import SETTINGS, FakeApi, Replica, cluster
 
@@ -237,6 +238,7 @@ class TestOccupyPods:
     def test_its_reservation_follows_its_mtgpupods_to_another_card(self, replica: Replica) -> None:
         raw = given(replica, unbound(b.occupy_pod()))
         assert cards_of(decided(replica, raw)) == [0]
+        assert on(replica).occupied == {}  # it has none for sure until it is bound
         assert admit(replica, ("m", "zxcvb", "GPU-n1-1"))
         assert cards_of(decided(replica, raw)) == [1]
         assert said(replica) == [FREE, ("zxcvb", 200, 0), FREE]
@@ -282,6 +284,7 @@ class TestAdmissions:
         assert not admit(replica, ("b", "y", "GPU-n1-1"), version=version)
         stale = mtgpu.holding(mtgpu.read_mtgpupod(b.mtgpupod("a", "x")), "GPU-n1-2", bound=False)
         assert replica.state.mtgpus.admit("n1", [stale], on(replica).version)
+        assert on(replica).admitted == {}
         assert said(replica) == [("x", 200, 0), FREE, FREE]
 
     def test_those_that_are_not_named_again_are_withdrawn(self, replica: Replica) -> None:
@@ -422,6 +425,29 @@ class TestItsBindingWhereNvidiasPluginChooses:
         given(replica, b.share("p", annotations={"vke.volcengine.com/gpu-index-container-c": "1"}, node="n1"))
         assert on(replica).ours == (1,)
         assert isinstance(decided(replica, given(replica, unbound(b.occupy_pod()))), Rejection)
+
+
+def test_whoever_follows_a_node_is_told_of_what_changes_there_and_of_nothing_else() -> None:
+    told: list[str] = []
+    state = State(SETTINGS, touched=told.append)
+    state.node_changed(b.node("n1"))
+    state.mtgpupod_changed(b.mtgpupod())
+    told.clear()
+    state.mtgpupod_changed(b.mtgpupod(bound="GPU-n1-0"))
+    assert told == ["n1"]
+    state.mtgpupod_changed(b.mtgpupod(bound="GPU-n1-0", phase="Running"))
+    assert state.mtgpus.admit("n1", [], state.mtgpus.on("n1").version)
+    assert told == ["n1"]
+
+
+def test_an_occupy_pod_that_was_bound_without_a_record_is_decided_late(replica: Replica) -> None:
+    """The Binding's webhook could not be reached."""
+    assert admit(replica, ("m", "zxcvb", "GPU-n1-2"))
+    given(replica, b.occupy_pod())
+    assert replica.state.undecided() == ("uid-mtgpupod-occupypod-n1-zxcvb",)
+    replica.late.work()
+    replica.deliver()
+    assert on(replica).occupied == {"uid-mtgpupod-occupypod-n1-zxcvb": "GPU-n1-2"}
 
 
 def test_whoever_holds_a_card_under_a_gpuid_is_told_apart() -> None:

@@ -54,6 +54,7 @@ def fits(ask: Ask, here: tuple[int, ...], state: CardState) -> bool:
     )
     return (
         state.card.healthy
+        and not state.gpuid
         and taken.core <= state.core_free
         and taken.memory <= state.memory_free
         and taken.ratio <= state.ratio_free

@@ -31,7 +31,8 @@ def states(draw: st.DrawFn, index: int) -> CardState:
     core = draw(st.sampled_from([0, 100, 200, 300, 500, 800, 1200]))
     memory = draw(st.sampled_from([0, 1, 2, 3, 7, 13]))
     ratio = draw(st.sampled_from([0, 0, 13, 50, 88]))
-    return CardState(card, core, memory * GIB, draw(st.integers(1, 3)), ratio_used=ratio)
+    gpuid = draw(st.sampled_from([""] * 7 + ["zxcvb"]))
+    return CardState(card, core, memory * GIB, draw(st.integers(1, 3)), ratio_used=ratio, gpuid=gpuid)
 
 
 @st.composite

@@ -1,5 +1,7 @@
 """The score of a node: how full its cards are with the pod, 0..10."""
 
+from dataclasses import replace
+
 import pytest
 
 from mgpu.model.asks import Ask, ContainerAsk, Placement, whole_cards
@@ -20,6 +22,7 @@ CASES: dict[str, tuple[Ask, list[CardState], int, tuple[int, int]]] = {
     "core only": (HALF, [state(0, 0, 40)], 100, (5, 5)),
     "memory only": (HALF, [state(0, 500, 0)], 0, (5, 5)),
     "unhealthy cards count": (HALF, [state(0), CardState(card(1, healthy=False))], 20, (2, 7)),
+    "a card with a GPUID counts as full": (HALF, [state(0), replace(state(1, 200, 1), gpuid="x")], 20, (7, 2)),
     "a whole card": (Ask("mgpu", (whole_cards("c", 1),)), [state(0), state(1)], 20, (5, 5)),
 }
 

@@ -109,7 +109,7 @@ def test_property_hopeless_is_what_no_eviction_changes(
     found = place(ask, cards, named(policy))
     assume(isinstance(found, Rejection))
     assert isinstance(found, Rejection)
-    empty = [CardState(s.card, groups=s.groups) for s in cards]
+    empty = [CardState(s.card, groups=s.groups, gpuid=s.gpuid) for s in cards]
     fits_when_empty = any(allowed(ask, empty))
     assert not (found.hopeless and fits_when_empty)
     assert found.hopeless or fits_when_empty or len(ask.containers) > 1
