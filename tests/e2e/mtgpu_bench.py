@@ -29,7 +29,7 @@ def find_kubectl() -> str:
     return shutil.which("kubectl") or (shutil.which("kubectl", path=folder) if folder else None) or ""
 
 
-def named(name: str, gpuid: str, request: str, node: str = OURS.name, gib: int = 1, **spec: Any) -> Json:
+def mtgpupod(name: str, gpuid: str, request: str, node: str = OURS.name, gib: int = 1, **spec: Any) -> Json:
     """An MtgpuPod whose container is `c`."""
     share = {"gpu_request": request, "gpu_limit": "1.0", "gpu_mem": str(gib << 30), "GPUID": gpuid}
     annotations = {f"lsalab.nthu/{key}": value for key, value in share.items()}
@@ -48,7 +48,7 @@ class Named:
         self.bench, self.api = bench, bench.cluster.api
 
     def create(self, name: str, gpuid: str, request: str, node: str = OURS.name, **more: Any) -> Json:
-        return self.api.create(MTGPUPODS, named(name, gpuid, request, node, **more))
+        return self.api.create(MTGPUPODS, mtgpupod(name, gpuid, request, node, **more))
 
     def get(self, name: str) -> Json:
         return self.api.get(f"{MTGPUPODS}/{name}")

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from mgpu.kube import ApiError
 from mgpu.kube.client import JSON_PATCH
 from playground.cluster import Cluster
 from tests.e2e.bench import Bench, Json, asking, share
-from tests.e2e.mtgpu_bench import MTGPUPODS, OCCUPYING, OURS, PODS, STOCK, Named, gone
+from tests.e2e.mtgpu_bench import MTGPUPODS, OCCUPYING, OURS, PODS, STOCK, Named, gone, mtgpupod
 from tests.waiting import until
 
 _BINDINGS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/mgpu-scheduler"
@@ -245,3 +246,73 @@ def test_one_that_names_no_node_of_the_cluster_waits_for_it(named: Named) -> Non
     named.create("first", "zxcvb", "0.2", "elsewhere")
     named.waits("first", "NodeNotFound")
     assert not named.occupying()
+
+
+def test_every_container_sees_the_card_and_its_share(named: Named) -> None:
+    containers = [{"name": name, "image": "cuda"} for name in ("a", "b")]
+    inits = [{"name": "i", "image": "cuda"}, {"name": "s", "image": "cuda", "restartPolicy": "Always"}]
+    named.create("first", "zxcvb", "0.25", containers=containers, initContainers=inits)
+    card = named.runs("first")
+    share = {"NVIDIA_VISIBLE_DEVICES": card, "MGPU_CORE_PERCENT": "25", "MGPU_MEMORY_BYTES": str(1 << 30)}
+    for name in ("a", "b", "i", "s"):
+        assert share.items() <= named.bench.environment("first", name).items()
+
+
+def test_on_a_cordoned_node_nothing_new_starts(named: Named) -> None:
+    node = f"/api/v1/nodes/{OURS.name}"
+    named.create("first", "zxcvb", "0.2")
+    card = named.runs("first")
+    named.api.patch(node, {"spec": {"unschedulable": True}})
+    named.create("second", "zxcvb", "0.2")
+    named.waits("second", "NodeUnschedulable")
+    named.api.delete(f"{PODS}/first", {"gracePeriodSeconds": 0})
+    until(lambda: named.condition("first", "PodCreated").get("reason") == "NodeUnschedulable")
+    assert "first" not in named.bench.names()
+    named.api.patch(node, {"spec": {"unschedulable": None}})
+    assert named.runs("first") == named.runs("second") == card
+
+
+def test_an_occupy_pod_on_another_card_moves_nobody_and_is_told(named: Named) -> None:
+    """NVIDIA's plugin gives out whichever card is free."""
+    name = occupy(STOCK.name, "zxcvb")
+    named.create("first", "zxcvb", "0.2", STOCK.name)
+    card = named.runs("first")
+    uid = named.bench.pod("first").metadata.uid
+
+    def moved(wanted: str) -> bool:
+        """The occupy pod is deleted; whether it comes back to what Degraded says then."""
+        before = named.occupying()[name]["metadata"]["uid"]
+        named.api.delete(f"{OCCUPYING}/{name}", {"gracePeriodSeconds": 0})
+        again = until(lambda: (p := named.occupying().get(name)) and p["metadata"]["uid"] != before and p)
+        uid = again["metadata"]["uid"]
+        runtime = named.bench.cluster.kubelets[STOCK.name].runtime
+        env = until(lambda: [c.env for c in runtime.containers(uid)])[0]
+        there = "False" if env["NVIDIA_VISIBLE_DEVICES"] == card else "True"
+        until(lambda: named.condition("first", "Degraded").get("status") == there)
+        return there == wanted
+
+    assert any(moved("True") for _ in range(30))
+    named.create("second", "zxcvb", "0.2", STOCK.name)
+    named.waits("second", "Degraded")
+    assert named.runs("first") == card
+    assert any(moved("False") for _ in range(30))
+    assert named.runs("second") == card
+    assert named.bench.pod("first").metadata.uid == uid
+
+
+def test_nobody_can_make_a_pod_that_passes_for_an_mtgpupods(named: Named) -> None:
+    pod = {"metadata": {"name": "forged", "annotations": {"lsalab.nthu/GPUID": "zxcvb"}}}
+    with pytest.raises(Exception, match="MtgpuPod"):
+        named.bench.create({**pod, "spec": {"containers": [{"name": "c", "image": "busybox"}]}})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("gpu_request", "NaN"), ("gpu_request", "-0.1"), ("gpu_limit", "1e0"), ("gpu_mem", "1Gi"), ("GPUID", "Z")],
+)
+def test_what_is_no_share_is_refused_with_its_field(named: Named, field: str, value: str) -> None:
+    raw = mtgpupod("first", "zxcvb", "0.2")
+    raw["metadata"]["annotations"][f"lsalab.nthu/{field}"] = value
+    with pytest.raises(ApiError, match=rf"lsalab\.nthu/{field}") as refused:
+        named.api.create(MTGPUPODS, raw)
+    assert refused.value.status == 422

@@ -13,7 +13,7 @@ from mgpu.kube.client import JSON_PATCH
 from playground.cluster import Cluster
 from playground.samples import example
 from tests.e2e.bench import Bench
-from tests.e2e.mtgpu_bench import MTGPUPODS, OURS, STOCK, Named, find_kubectl, gone, limits, named
+from tests.e2e.mtgpu_bench import MTGPUPODS, OURS, STOCK, Named, find_kubectl, gone, limits, mtgpupod
 from tests.waiting import until
 
 _BINDINGS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/mgpu-scheduler"
@@ -102,7 +102,7 @@ def typed(request: pytest.FixtureRequest, pods: Named) -> Typed:
 
 def _manifest(words: list[str], node: str) -> dict[str, object]:
     _, name, request, gpuid = words
-    return named(name, gpuid, request, node)
+    return mtgpupod(name, gpuid, request, node)
 
 
 @pytest.mark.parametrize("node", [OURS.name, STOCK.name])
