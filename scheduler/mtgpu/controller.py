@@ -145,25 +145,26 @@ class Controller:
             self._queue.done(node)
 
     def _attempt(self, node: str) -> None:
-        found, planned = self._decide(node, self._put_finalizers(node))
+        left_out, fresh = self._put_finalizers(node)
+        found, planned = self._decide(node, left_out)
         why = self._make_occupies(node, found, planned)
+        admitted = {held.uid for held in planned.holdings}
         pods = {pod.uid: pod for pod in sorted(found.seen.pods, key=lambda pod: pod.turn)}
-        for uid, item in sorted(found.items.items(), key=lambda pair: (pair[0] not in pods, pair[0])):
-            if uid not in pods and uid in planned.verdicts:
-                self._serve(item, None, found.own.get(uid), planned.verdicts[uid])
-        for uid, pod in pods.items():
-            if uid in planned.verdicts:
-                verdict = planned.verdicts[uid]
-                if pod.gpuid in why and not pod.bound and uid in {held.uid for held in planned.holdings}:
-                    verdict = replace(verdict, bound=why[pod.gpuid])
-                self._serve(found.items[uid], pod, found.own.get(uid), verdict)
+        for uid in (*pods, *(broken.uid for broken in found.seen.broken)):
+            item, verdict, pod = found.items[uid], planned.verdicts[uid], pods.get(uid)
+            item = fresh.get(_version(item), item)
+            if pod is not None and uid in admitted and pod.gpuid in why:
+                verdict = replace(verdict, bound=why[pod.gpuid])
+            self._serve(item, pod, found.own.get(uid), verdict)
         self._delete_occupies(node, found, planned)
 
-    def _put_finalizers(self, node: str) -> Collection[str]:
-        """The uids of those that could not get it: nothing is begun for them that might be left behind."""
+    def _put_finalizers(self, node: str) -> tuple[Collection[str], Mapping[tuple[str, str], Raw]]:
+        """The uids of those that could not get it: nothing is begun for them that might be left behind. And those that
+        got it as they are since, by what they were before.
+        """
         with self._feeding:
             items = self._known.on(node).items
-        left_out = set()
+        left_out, fresh = set(), {}
         for item in items.values():
             pod = read(item)
             if not isinstance(pod, MtgpuPod) or pod.deleting or has_finalizer(item):
@@ -171,11 +172,11 @@ class Controller:
             if not (self._serving or pod.bound):
                 continue
             try:
-                self._writer.put_finalizer(item)
+                fresh[_version(item)] = self._writer.put_finalizer(item)
             except ApiError as error:
                 self._take_refusal(error, item)
                 left_out.add(pod.uid)
-        return left_out
+        return left_out, fresh
 
     @property
     def _serving(self) -> bool:
@@ -185,7 +186,7 @@ class Controller:
         for _ in range(_TRIES):
             with self._feeding:
                 found = look(self._known, self._state, node, serving=self._serving, left_out=left_out)
-            planned = plan(found.seen, self._settings)
+            planned = plan(found.seen)
             if self._state.mtgpus.admit(node, planned.holdings, found.version):
                 return found, planned
         raise _Stale(f"node {node} changes faster than can be decided on it")
@@ -281,7 +282,12 @@ class Controller:
         before = item.get("status") or {}
         if status == before:
             return item
-        written = self._writer.status(item, status)
+        try:
+            written = self._writer.status(item, status)
+        except ApiError as error:
+            if error.status in (404, 409):
+                raise _Stale(str(error)) from error
+            raise
         meta = item["metadata"]
         reference = {"apiVersion": mtgpu.API_VERSION, "kind": mtgpu.KIND} | {
             key: meta[key] for key in ("namespace", "name", "uid")
@@ -296,3 +302,8 @@ class Controller:
             raise _Stale(str(error)) from error
         self._failed = True
         log.warning("MtgpuPod put off: %s", error, extra={"object": "/".join(key_of(item))})
+
+
+def _version(item: Raw) -> tuple[str, str]:
+    meta = item["metadata"]
+    return meta["uid"], meta["resourceVersion"]

@@ -21,8 +21,9 @@ class Writer:
     def __init__(self, api: Api, may_decide: Callable[[], None]) -> None:
         self._api, self._may_decide = api, may_decide
 
-    def put_finalizer(self, item: Raw) -> None:
-        self._finalizers(item, [*_finalizers(item), mtgpu.FINALIZER])
+    def put_finalizer(self, item: Raw) -> Raw:
+        """The MtgpuPod as it is then."""
+        return self._finalizers(item, [*_finalizers(item), mtgpu.FINALIZER])
 
     def take_finalizer(self, item: Raw) -> None:
         self._finalizers(item, [name for name in _finalizers(item) if name != mtgpu.FINALIZER])
@@ -57,10 +58,10 @@ class Writer:
             if error.status not in (404, 409):
                 raise
 
-    def _finalizers(self, item: Raw, names: list[str]) -> None:
+    def _finalizers(self, item: Raw, names: list[str]) -> Raw:
         self._may_decide()
         version = item["metadata"]["resourceVersion"]
-        self._api.patch(_path(item), {"metadata": {"resourceVersion": version, "finalizers": names}})
+        return self._api.patch(_path(item), {"metadata": {"resourceVersion": version, "finalizers": names}})
 
 
 def has_finalizer(item: Raw) -> bool:

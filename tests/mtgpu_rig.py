@@ -1,0 +1,446 @@
+"""A cluster with MtgpuPods, without threads: the real State, decisions and controller on the playground's API server,
+without its HTTP. The scheduler's process may die at any of its calls, and hears of what happens when it is let.
+
+What is played is what lies around: kube-scheduler, kubelets with the plugin that serves whole cards, agents' reports,
+garbage collection.
+"""
+
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import orjson
+import yaml
+
+from mgpu.dialects import mtgpu
+from mgpu.kube import MERGE_PATCH, ApiError, Unreachable
+from mgpu.model.asks import Rejection
+from mgpu.model.cards import Card
+from mgpu.model.errors import RetryLater
+from mgpu.model.given import CHECKPOINTS, Given, write_given
+from mgpu.model.inventory import WHOLE_CARDS_LABEL, write_device
+from mgpu.model.pods import Node as ModelNode
+from mgpu.settings import load_settings
+from playground.apiserver import User
+from playground.apiserver import errors as server_errors
+from playground.apiserver.bindings import Binder
+from playground.apiserver.deletions import Deleter
+from playground.apiserver.kinds import Registry
+from playground.apiserver.lifecycle import Lifecycle
+from playground.apiserver.reads import existing
+from playground.apiserver.routes import Call, parse_path
+from playground.apiserver.storage import Storage
+from playground.apiserver.writes import Writer
+from scheduler.deciding import Decider
+from scheduler.mtgpu.controller import Controller
+from scheduler.mtgpu.status import Transition
+from scheduler.state import State
+from tests import builders
+from tests.scheduler.fake import Clock
+
+Raw = dict[str, Any]
+T = TypeVar("T")
+GIB = 1 << 30
+SETTINGS = load_settings("dialects: {mtgpu: {occupyPriorityClass: ''}}")
+PODS, ITEMS, DEVICES = "pods", "mtgpupods.lsalab.nthu", "devices.scheduling.koordinator.sh"
+WHOLE = "nvidia.com/gpu"
+_CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+_DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
+
+
+class Crash(BaseException):
+    """The process is killed; nothing of it runs on."""
+
+
+class _Nobody:
+    """Admission without webhooks."""
+
+    async def mutate(self, attrs: object, obj: Raw | None, *_: object) -> Raw | None:  # noqa: ARG002
+        return obj
+
+    async def validate(self, *_: object) -> None:
+        """Nobody minds."""
+
+
+@cache
+def _definition(name: str) -> bytes:
+    path = Path(__file__).parents[1] / f"manifests/crds/{name}.yaml"
+    return orjson.dumps(yaml.safe_load(path.read_text()))
+
+
+class Cluster:
+    """The API server: what `mgpu.kube.Api` offers, of what the scheduler uses, and a look at what it stores.
+
+    refuse: asked before each write, by verb and path; what it raises is the answer.
+    """
+
+    def __init__(self) -> None:
+        self.storage, self._registry = Storage(), Registry()
+        nobody: Any = _Nobody()
+        lifecycle = Lifecycle(self.storage, self._registry)
+        self._writer, self._binder = Writer(self.storage, nobody, lifecycle), Binder(self.storage, nobody)
+        self._deleter = Deleter(self.storage, nobody, lifecycle)
+        self.refuse: Callable[[str, str], None] = lambda *_: None
+        for name in ("default", "kube-system"):
+            self.create("/api/v1/namespaces", {"metadata": {"name": name}})
+        for name in ("mtgpupod", "device"):
+            self.create(_CRDS, orjson.loads(_definition(name)))
+
+    def get(self, path: str) -> Raw:
+        return _answer(lambda: existing(self.storage, self._call(path))).obj
+
+    def create(self, path: str, body: Mapping[str, Any]) -> Raw:
+        self.refuse("create", path)
+        return _run(self._writer.create(self._call(path, body))).obj
+
+    def patch(self, path: str, body: object) -> Raw:
+        self.refuse("patch", path)
+        return _run(self._writer.patch(self._call(path, body, MERGE_PATCH)))[0].obj
+
+    def replace(self, path: str, body: Mapping[str, Any]) -> Raw:
+        self.refuse("replace", path)
+        return _run(self._writer.update(self._call(path, body))).obj
+
+    def delete(self, path: str, body: Mapping[str, Any] | None = None) -> Raw:
+        self.refuse("delete", path)
+        _run(self._deleter.delete(self._call(path, body)))
+        return {}
+
+    def bind(self, raw: Raw, node: str, annotations: Mapping[str, str]) -> None:
+        meta = {key: raw["metadata"][key] for key in ("namespace", "name", "uid")}
+        body = {"apiVersion": "v1", "kind": "Binding", "metadata": {**meta, "annotations": dict(annotations)}}
+        call = self._call(f"{pod_path(raw)}/binding", {**body, "target": {"kind": "Node", "name": node}})
+        _run(self._binder.bind(call, legacy=False))
+
+    def all(self, resource: str) -> list[Raw]:
+        items = self.storage.collection(resource).items
+        return [items[key].obj for key in sorted(items)]
+
+    def _call(self, path: str, body: object = None, content_type: str = "application/json") -> Call:
+        found = parse_path(path, self._registry)
+        assert found is not None, path
+        text = b"" if body is None else orjson.dumps(body)
+        return Call(found, User("admin", ()), {}, content_type=content_type, body=text)
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    """Nothing is waited for without webhooks."""
+    return _answer(lambda: _finished(work))
+
+
+def _finished(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    raise AssertionError("it waits for something")
+
+
+def _answer(call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except server_errors.ApiError as error:
+        raise ApiError(error.code, error.reason, error.message) from error
+
+
+class Wire:
+    """The API server as one process reaches it, until it dies or cannot.
+
+    left: calls that go well; None: all. Then: `crash` or Unreachable, `after` the call has come through or before it.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.calls = 0
+        self.left: int | None = None
+        self.crash = self.after = False
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._cluster, name)
+
+        def called(*args: Any) -> Any:
+            self.calls += 1
+            if self.left is None:
+                return call(*args)
+            self.left -= 1
+            if self.left >= 0:
+                return call(*args)
+            if self.after:
+                call(*args)
+            if self.crash:
+                raise Crash
+            self.left = None
+            raise Unreachable("no answer")
+
+        return called
+
+    def fail(self, left: int | None, *, crash: bool = False, after: bool = False) -> None:
+        self.left, self.crash, self.after = left, crash, after
+
+
+class _Fed(Protocol):
+    def __call__(self, raw: Raw, /) -> None: ...
+
+
+class Scheduler:
+    """A scheduler process: it has listed what there is, and hears of what happens since."""
+
+    def __init__(self, cluster: Cluster, clock: Clock) -> None:
+        self._cluster, self.wire = cluster, Wire(cluster)
+        self.leads = True
+        self.told: list[tuple[str, Transition]] = []
+        client: Any = self.wire
+        self.state = State(SETTINGS, clock=clock, touched=lambda node: self.controller.touched(node))
+        self.controller = Controller(self.state, client, SETTINGS, self._tell, self._may_decide, clock)
+        self.decider = Decider(self.state, client, SETTINGS)
+        control, state = self.controller, self.state
+        self._fed: dict[str, tuple[_Fed, _Fed]] = {
+            "nodes": (control.node_changed, control.node_gone),
+            DEVICES: (state.device_changed, state.device_gone),
+            ITEMS: (control.mtgpupod_changed, control.mtgpupod_gone),
+            PODS: (control.pod_changed, control.pod_gone),
+        }
+        for resource, (changed, _) in self._fed.items():
+            for raw in cluster.all(resource):
+                changed(raw)
+        self._heard = dict.fromkeys(self._fed, cluster.storage.rv)
+        self.controller.begin()
+
+    def hear(self, resource: str = "", count: int = 1_000_000) -> None:
+        """Of what has happened to objects of this kind, or all, the next `count` changes."""
+        for name, (changed, gone) in self._fed.items():
+            if resource in ("", name):
+                for change in self._cluster.storage.collection(name).since(self._heard[name])[:count]:
+                    self._heard[name] = change.rv
+                    (gone if change.removed else changed)(change.new.obj)
+
+    def _may_decide(self) -> None:
+        if not self.leads:
+            raise RetryLater("another replica leads")
+
+    def _tell(self, regarding: Raw, what: Transition) -> None:
+        self.told.append((regarding["name"], what))
+
+
+class Node:
+    """given: where NVIDIA's plugin serves whole cards, those that pods got of it, by uid. takes: which of the free ones
+    it gives next.
+    """
+
+    def __init__(self, name: str, cards: tuple[Card, ...], *, stock: bool) -> None:
+        self.name, self.cards, self.stock = name, cards, stock
+        self.given: dict[str, str] = {}
+        self.takes = 0
+
+
+class Rig:
+    def __init__(self, *nodes: tuple[str, int, bool]) -> None:
+        """nodes: (name, number of cards, whether NVIDIA's plugin is there)."""
+        self.cluster, self.clock = Cluster(), Clock()
+        self.nodes: dict[str, Node] = {}
+        for name, count, stock in nodes:
+            self.add_node(Node(name, builders.cards(count, node=name), stock=stock))
+        self.restart()
+
+    # What people and other processes do.
+
+    def restart(self) -> None:
+        """A new scheduler process leads; the old one is gone."""
+        self.scheduler = Scheduler(self.cluster, self.clock)
+
+    def add_node(self, node: Node) -> None:
+        raw = builders.node(node.name, labels={WHOLE_CARDS_LABEL: "nvidia"} if node.stock else None)
+        self.nodes[node.name] = node
+        self.cluster.create("/api/v1/nodes", {"metadata": raw["metadata"], "status": raw["status"]})
+        if not any(raw["metadata"]["name"] == node.name for raw in self.cluster.all(DEVICES)):
+            self.cluster.create(_DEVICES, self._device(node))
+        self.report(node.name)
+
+    def remove_node(self, name: str) -> Node:
+        """Its containers are gone with it; the Device goes with the Node."""
+        self.cluster.delete(f"/api/v1/nodes/{name}")
+        self.cluster.delete(f"{_DEVICES}/{name}")
+        node = self.nodes.pop(name)
+        node.given.clear()
+        return node
+
+    def cordon(self, name: str, *, on: bool) -> None:
+        self.cluster.patch(f"/api/v1/nodes/{name}", {"spec": {"unschedulable": on or None}})
+
+    def create(self, name: str, gpuid: str, request: str = "0.2", **more: Any) -> Raw:
+        """An MtgpuPod."""
+        raw = builders.mtgpupod(name, gpuid, request, **more)
+        raw["spec"]["terminationGracePeriodSeconds"] = 30
+        return self.cluster.create(items_path("default"), {key: raw[key] for key in raw if key != "status"})
+
+    def delete(self, name: str) -> None:
+        self.cluster.delete(f"{items_path('default')}/{name}")
+
+    def submit(self, raw: Raw) -> Raw:
+        """A Pod."""
+        meta = {key: value for key, value in raw["metadata"].items() if key != "uid"}
+        namespace = meta.get("namespace", "default")
+        return self.cluster.create(f"/api/v1/namespaces/{namespace}/pods", {**raw, "metadata": meta})
+
+    def kill(self, raw: Raw, *, force: bool = False) -> None:
+        """Delete a Pod."""
+        self.cluster.delete(pod_path(raw), {"gracePeriodSeconds": 0} if force else None)
+
+    def end(self, raw: Raw, phase: str) -> None:
+        self.cluster.patch(f"{pod_path(raw)}/status", {"status": {"phase": phase}})
+        for node in self.nodes.values():
+            node.given.pop(raw["metadata"]["uid"], None)
+
+    # What is there.
+
+    def pods(self, node: str = "") -> Iterator[Raw]:
+        """Those that have not ended, on this node."""
+        for raw in self.cluster.all(PODS):
+            if raw["status"]["phase"] in ("Pending", "Running") and node in ("", raw["spec"].get("nodeName")):
+                yield raw
+
+    def items(self) -> list[Raw]:
+        return self.cluster.all(ITEMS)
+
+    def item(self, name: str) -> Raw:
+        return self.cluster.get(f"{items_path('default')}/{name}")
+
+    def pod(self, name: str, namespace: str = "default") -> Raw | None:
+        found = self.cluster.storage.get(PODS, namespace, name)
+        return found.obj if found else None
+
+    def occupy(self, gpuid: str, node: str = "n1") -> Raw | None:
+        return self.pod(mtgpu.occupy_name(node, gpuid), mtgpu.OCCUPY_NAMESPACE)
+
+    # Who does his work.
+
+    def control(self) -> None:
+        """The controller's thread does what is due."""
+        try:
+            self.scheduler.controller.work()
+        except Crash:
+            self.restart()
+        self.scheduler.wire.fail(None)
+
+    def schedule(self) -> None:
+        """kube-scheduler tries each pod that waits."""
+        for raw in list(self.pods()):
+            node = _wanted(raw)
+            if node in self.nodes and not raw["spec"].get("nodeName"):
+                self.bind(raw, node)
+
+    def bind(self, raw: Raw, node: str) -> str:
+        """Why it cannot be; "": it is."""
+        cordoned = self.cluster.get(f"/api/v1/nodes/{node}")["spec"].get("unschedulable")
+        if cordoned and not raw["spec"].get("affinity"):
+            return "cordoned"
+        if sum(map(_whole, self.pods(node))) + _whole(raw) > len(self.nodes[node].cards):
+            return "Insufficient nvidia.com/gpu"
+        meta, decided = raw["metadata"], self.scheduler.decider
+        try:
+            _, known = decided.find(meta["namespace"], meta["name"], meta["uid"])
+            assert known is not None
+            decision = decided.decide(known, node)
+            if isinstance(decision, Rejection):
+                return str(decision)
+            self.cluster.bind(raw, node, decision.annotations)
+        except (ApiError, RetryLater) as error:
+            return str(error)
+        return ""
+
+    def run(self, name: str) -> None:
+        """The kubelet does what is to be done."""
+        node = self.nodes[name]
+        for raw in list(self.pods(name)):
+            if "deletionTimestamp" in raw["metadata"]:
+                self.kill(raw, force=True)
+            elif raw["status"]["phase"] == "Pending":
+                self.cluster.patch(f"{pod_path(raw)}/status", {"status": {"phase": self._start(node, raw)}})
+        there = {raw["metadata"]["uid"] for raw in self.pods(name)}
+        node.given = {uid: card for uid, card in node.given.items() if uid in there}
+
+    def _start(self, node: Node, raw: Raw) -> str:
+        """Its phase then."""
+        if not (node.stock and _whole(raw)):
+            return "Running"
+        there = {raw["metadata"]["uid"] for raw in self.pods(node.name)}
+        taken = {card for uid, card in node.given.items() if uid in there}
+        free = [card.uuid for card in node.cards if card.uuid not in taken]
+        if not free:
+            return "Failed"
+        node.given[raw["metadata"]["uid"]] = free[node.takes % len(free)]
+        return "Running"
+
+    def report(self, name: str) -> None:
+        """The node's agent says what the kubelet gave out, where that has changed."""
+        path, wanted = f"{_DEVICES}/{name}", self._device(self.nodes[name])
+        said = self.cluster.get(path)["metadata"].get("annotations")
+        if said != wanted["metadata"].get("annotations"):
+            self.cluster.patch(path, {"metadata": {"annotations": wanted["metadata"]["annotations"]}})
+
+    def _device(self, node: Node) -> Raw:
+        raw = write_device(ModelNode(node.name), "", node.cards)
+        rows = [Given(uid, "c", WHOLE, (card,)) for uid, card in node.given.items()]
+        text = {CHECKPOINTS: write_given(rows)}
+        meta = {"name": raw["metadata"]["name"], "annotations": {**(raw["metadata"].get("annotations") or {}), **text}}
+        return {**raw, "metadata": meta}
+
+    def collect(self) -> None:
+        """Garbage collection: Pods whose owner is gone, and those on nodes that are gone."""
+        owners = {raw["metadata"]["uid"] for raw in self.items()}
+        for raw in self.cluster.all(PODS):
+            of = {owner["uid"] for owner in raw["metadata"].get("ownerReferences") or ()}
+            node = raw["spec"].get("nodeName")
+            if node and node not in self.nodes:
+                self.kill(raw, force=True)
+            elif of and not of & owners and "deletionTimestamp" not in raw["metadata"]:
+                self.kill(raw)
+
+    def round(self) -> None:
+        """Everybody hears of everything and does what he has to do, once."""
+        self.scheduler.hear()
+        self.control()
+        self.scheduler.hear()
+        self.schedule()
+        for name in self.nodes:
+            self.run(name)
+            self.report(name)
+        self.collect()
+        self.scheduler.decider.check_overdue()
+
+    def settle(self) -> None:
+        """Until nothing happens any more."""
+        quiet = 0
+        for _ in range(60):
+            before = self.cluster.storage.rv
+            self.round()
+            self.clock.now += 100
+            quiet = quiet + 1 if self.cluster.storage.rv == before else 0
+            if quiet == 3:
+                return
+        raise AssertionError("it does not come to rest")
+
+
+def items_path(namespace: str) -> str:
+    return f"/apis/{mtgpu.API_VERSION}/namespaces/{namespace}/mtgpupods"
+
+
+def pod_path(raw: Raw) -> str:
+    return f"/api/v1/namespaces/{raw['metadata']['namespace']}/pods/{raw['metadata']['name']}"
+
+
+def _whole(raw: Raw) -> int:
+    """How many whole cards it asks for."""
+    amounts = [c.get("resources", {}).get("limits", {}).get(WHOLE, 0) for c in raw["spec"]["containers"]]
+    return sum(map(int, amounts))
+
+
+def _wanted(raw: Raw) -> str:
+    """Where kube-scheduler is to put it: by the affinity of an occupy pod, else by a label of the test's."""
+    affinity = raw["spec"].get("affinity")
+    if affinity:
+        terms = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        return str(terms[0]["matchFields"][0]["values"][0])
+    return str((raw["metadata"].get("labels") or {}).get("test/node", ""))
