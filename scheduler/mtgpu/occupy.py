@@ -81,6 +81,7 @@ def manifest(node: str, gpuid: str, settings: Settings) -> dict[str, Any]:
     container = {
         "name": "occupy",
         "image": mtgpu.occupy_image,
+        "imagePullPolicy": "IfNotPresent",
         "command": ["sleep", "infinity"],
         "resources": {"requests": dict(one), "limits": dict(one)},
         "securityContext": {

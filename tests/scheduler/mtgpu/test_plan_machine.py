@@ -18,6 +18,7 @@ from scheduler.mtgpu.occupy import Create, Occupy
 from scheduler.mtgpu.plan import Plan, plan
 from scheduler.mtgpu.pods import Made
 from scheduler.mtgpu.seen import Seen
+from scheduler.mtgpu.verdict import TRUE
 from tests.builders import GIB, card
 from tests.examples import examples
 from tests.scheduler.mtgpu.scene import pool
@@ -86,6 +87,15 @@ class Node(RuleBasedStateMachine):
     @rule(pick=PICK)
     def other_goes(self, pick: int) -> None:
         del self.others[self.one_of(self.others, pick)]
+
+    @precondition(lambda self: self.pods)
+    @rule(pick=PICK)
+    def status_is_lost(self, pick: int) -> None:
+        """As after a restore from a backup. Its Pod, where there is one, still tells the card."""
+        uid = self.one_of(self.pods, pick)
+        self.pods[uid] = replace(self.pods[uid], bound="", phase="Pending")
+        if uid not in self.made:
+            self.once_bound.pop(uid, None)
 
     # What the node and its kubelet do.
 
@@ -173,7 +183,10 @@ class Node(RuleBasedStateMachine):
         assert on is not None
         assert on.uuid == self.pods[uid].bound, "its Pod runs on another card"
         assert uid not in self.made, "two Pods of one MtgpuPod"
-        assert self.pods[uid].phase not in ("Succeeded", "Failed"), "started again"
+        assert not self.pods[uid].ended, "started again"
+        occupy = self.occupies[self.pods[uid].gpuid]
+        assert occupy.running, "its card is not kept"
+        assert self.cards[self.given[self.pods[uid].gpuid]].uuid == on.uuid, "its occupy pod is elsewhere"
         self.made[uid] = Made(f"pod-{uid}", card=on.uuid)
 
     def delete_pod(self, uid: str, *, force: bool) -> None:
@@ -206,6 +219,10 @@ class Node(RuleBasedStateMachine):
                 exceeded = said is not None and said.reason == "ResourceExceeded"
                 size = next((c.memory for c in self.cards.values() if admitted[uid].is_known_on(c)), 0)
                 assert not exceeded or other.memory > size, f"{uid} was served before {other.uid}"
+        degraded = {
+            self.pods[uid].gpuid for uid, v in found.verdicts.items() if v.degraded and v.degraded.status == TRUE
+        }
+        assert not degraded & {held.gpuid for held in admitted.values()}, "joined what is degraded"
         seen = self.seen()
         turned = replace(seen, pods=seen.pods[::-1], held=seen.held[::-1], cards=seen.cards[::-1])
         assert plan(turned) == found
@@ -274,8 +291,9 @@ class Node(RuleBasedStateMachine):
 
     def holding(self, pod: MtgpuPod) -> Holding | None:
         made = self.made.get(pod.uid)
-        holds = pod.bound and (not pod.ended or (made and not made.ended))
-        return mtgpu.holding(pod, pod.bound) if holds else None
+        if made and not made.ended:
+            return mtgpu.holding(pod, made.card)
+        return mtgpu.holding(pod, pod.bound) if pod.bound and not pod.ended else None
 
     def kept(self) -> list[Holding]:
         found = []
@@ -330,4 +348,4 @@ class Node(RuleBasedStateMachine):
 
 
 TestNode = Node.TestCase
-TestNode.settings = examples(150, steps=40)
+TestNode.settings = examples(200, steps=40)
