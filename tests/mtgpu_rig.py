@@ -353,7 +353,9 @@ class Rig:
     def run(self, name: str) -> None:
         """The kubelet does what is to be done."""
         node = self.nodes[name]
-        for raw in list(self.pods(name)):
+        for raw in self.cluster.all(PODS):
+            if raw["spec"].get("nodeName") != name:
+                continue
             if "deletionTimestamp" in raw["metadata"]:
                 self.kill(raw, force=True)
             elif raw["status"]["phase"] == "Pending":
@@ -382,7 +384,8 @@ class Rig:
 
     def _device(self, node: Node) -> Raw:
         raw = write_device(ModelNode(node.name), "", node.cards)
-        rows = [Given(uid, "c", WHOLE, (card,)) for uid, card in node.given.items()]
+        names = {raw["metadata"]["uid"]: raw["spec"]["containers"][0]["name"] for raw in self.cluster.all(PODS)}
+        rows = [Given(uid, names[uid], WHOLE, (card,)) for uid, card in node.given.items() if uid in names]
         text = {CHECKPOINTS: write_given(rows)}
         meta = {"name": raw["metadata"]["name"], "annotations": {**(raw["metadata"].get("annotations") or {}), **text}}
         return {**raw, "metadata": meta}
