@@ -144,7 +144,7 @@ class Accounts:
     def _hold_given(self, uid: str, node: str) -> None:
         """Cards until the pod has ended, slices until the node says that they are free."""
         known = self._pods[uid].pod if uid in self._pods else None
-        who = _Stranger(known.namespace, known.name, known.ended, occupies(known, node)) if known else _Stranger()
+        who = _Stranger(known.namespace, known.name, known.ended) if known else _Stranger()
         who = self._strangers.get(uid, who)
         shares = tuple(s for s in self._given(node).get(uid, ()) if not (who.ended and s.type == GPU))
         if shares:

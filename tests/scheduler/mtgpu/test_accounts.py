@@ -255,16 +255,24 @@ class TestOccupyPods:
         other = filtered(replica, given(replica, unbound(b.occupy_pod("fresh"))))
         assert other.hopeless == {"n1": "insufficient GPU (3 cards: 3 in use by MtgpuPods)"}
 
-    def test_it_is_never_evicted(self, replica: Replica) -> None:
+    def test_it_is_never_evicted_not_even_from_a_card_that_is_not_its_mtgpupods(self, replica: Replica) -> None:
         for index in range(3):
+            given(replica, b.mtgpupod(f"m{index}", f"g{index}", bound="GPU-n1-0" if index else "GPU-n1-2"))
             given(replica, b.occupy_pod(f"g{index}", card=index))
+        for proposed in ((), ("uid-mtgpupod-occupypod-n1-g0",)):
+            assert self.evicted(replica, *proposed) == {}
+
+    def test_nor_is_it_where_kube_scheduler_has_chosen_it_itself(self, replica: Replica) -> None:
+        given(replica, b.occupy_pod(card=0))
+        assert self.evicted(replica, "uid-mtgpupod-occupypod-n1-zxcvb") == {}
+
+    def evicted(self, replica: Replica, *proposed: str) -> dict[str, Victims]:
         raw = b.share("p", 50)
         raw["spec"]["priority"] = 2_000_000_000
         given(replica, raw)
         known = replica.state.gpu_pod("uid-p")
         assert known is not None
-        for proposed in ((), ("uid-mtgpupod-occupypod-n1-g0",)):
-            assert replica.preemption.choose(known, raw, {"n1": Victims(proposed)}) == {}
+        return replica.preemption.choose(known, raw, {"n1": Victims(proposed)})
 
 
 class TestAdmissions:
