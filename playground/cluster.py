@@ -32,7 +32,7 @@ from playground.gpu_clients import GpuClients
 from playground.installation import install
 from playground.kubelet import Kubelet, KubeletConfig
 from playground.nodes import NodeSpec, make_nodes
-from playground.processes import Process, StartError, until
+from playground.processes import Process, StartError
 from playground.realapi import free_port, real_api_server
 from playground.runtime import Runtime
 from playground.scheduling import Extender, Scheduling
@@ -136,7 +136,8 @@ class Cluster:
 
     def wait_offers(self, node: str) -> None:
         """Until the node's cards can be asked for (again)."""
-        until(f"{node} offers its cards", lambda: self._offers(node), _START_SECONDS)
+        agent = self.processes[f"deviceplugin-{node}"]
+        agent.wait("its cards are offered", lambda: self._offers(node), _START_SECONDS)
 
     def log_of(self, namespace: str, pod: str, container: str) -> str:
         """A container's log, which is its environment. Raises KeyError where there is none."""

@@ -42,5 +42,5 @@ def _tell(console: Console, cluster: Cluster) -> None:
         Text.assemble("Ready. In another terminal:\n\n", (f"  export KUBECONFIG={cluster.kubeconfig}", "bold"))
     )
     console.print(Text(f"  kubectl get nodes\n  kubectl create -f {FOLDER / 'share.yaml'}\n  kubectl logs share"))
-    console.print(Text("  mgpu inspect\n"))
+    console.print(Text(f"  kubectl create -f {FOLDER / 'mtgpupod.yaml'}\n  kubectl get mtgp\n  mgpu inspect\n"))
     console.print(Text(f"Logs are in {cluster.logs}. Ctrl-C stops and removes everything."))

@@ -248,6 +248,33 @@ def test_one_that_names_no_node_of_the_cluster_waits_for_it(named: Named) -> Non
     assert not named.occupying()
 
 
+def test_a_crowd_of_all_kinds_at_once_and_the_scheduler_dies_in_it(named: Named) -> None:
+    bench, gpuids = named.bench, ("aa", "bb", "cc")
+    for i in range(18):
+        named.create(f"n{i}", gpuids[i % 3], "0.15")
+        if i % 3 == 0:
+            bench.create(on(OURS.name, share(f"s{i}", core=15, mib=1024)))
+        if i == 8:
+            bench.cluster.processes["scheduler"].kill()
+    bench.cluster.restart("scheduler")
+    until(lambda: sum(named.status(f"n{i}").get("phase") == "Running" for i in range(18)) >= 6, 40)
+    while names := {raw["metadata"]["name"]: raw for raw in named.api.list(MTGPUPODS)[0]}:
+        where: dict[str, set[str]] = {}
+        for raw in names.values():
+            if card := (raw.get("status") or {}).get("BoundDeviceID"):
+                where.setdefault(raw["metadata"]["annotations"]["lsalab.nthu/GPUID"], set()).add(card)
+        cards = [card for found in where.values() for card in found]
+        assert len(cards) == len(where) == len(set(cards))
+        assert bench.within_capacity()
+        # One GPUID after the other goes, so that those that waited for a card get one.
+        gpuid = min(where)
+        for name, raw in names.items():
+            if raw["metadata"]["annotations"]["lsalab.nthu/GPUID"] == gpuid:
+                named.delete(name)
+        left = [name for name, raw in names.items() if raw["metadata"]["annotations"]["lsalab.nthu/GPUID"] != gpuid]
+        until(lambda left=left: not left or any(named.status(name).get("phase") == "Running" for name in left))  # type: ignore[misc]
+
+
 def test_every_container_sees_the_card_and_its_share(named: Named) -> None:
     containers = [{"name": name, "image": "cuda"} for name in ("a", "b")]
     inits = [{"name": "i", "image": "cuda"}, {"name": "s", "image": "cuda", "restartPolicy": "Always"}]
