@@ -192,9 +192,10 @@ class Scheduler:
         self.leads = True
         self.told: list[tuple[str, Transition]] = []
         client: Any = self.wire
+        sure: Any = cluster
         self.state = State(SETTINGS, clock=clock, touched=lambda node: self.controller.touched(node))
         self.controller = Controller(self.state, client, SETTINGS, self._tell, self._may_decide, clock)
-        self.decider = Decider(self.state, client, SETTINGS)
+        self.decider = Decider(self.state, sure, SETTINGS)
         control, state = self.controller, self.state
         self._fed: dict[str, tuple[_Fed, _Fed]] = {
             "nodes": (control.node_changed, control.node_gone),
@@ -322,7 +323,6 @@ class Rig:
             self.scheduler.controller.work()
         except Crash:
             self.restart()
-        self.scheduler.wire.fail(None)
 
     def schedule(self) -> None:
         """kube-scheduler tries each pod that waits."""

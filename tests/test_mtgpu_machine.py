@@ -32,8 +32,8 @@ kinds = st.sampled_from(["mgpu", "gpushare", "koordinator", "whole"])
 
 class Machine(RuleBasedStateMachine):
     """cards: by the uid of an MtgpuPod the card that it was given, for ever. queue: who waited for a GPUID when all had
-    come to rest. shaken: nodes of NVIDIA's plugin where somebody took an occupy pod away: who gets its card next is that
-    plugin's choice.
+    come to rest. shaken: nodes of NVIDIA's plugin where somebody took an occupy pod away: that plugin chooses who gets
+    its card next.
     """
 
     @initialize()
@@ -156,6 +156,7 @@ class Machine(RuleBasedStateMachine):
             self.rig.scheduler.hear()
         self.rig.scheduler.wire.fail(left, crash=crash, after=after)
         self.rig.control()
+        self.rig.scheduler.wire.fail(None)
 
     @rule()
     def the_scheduler_is_replaced(self) -> None:
