@@ -1,17 +1,21 @@
 """The seed's figure (seeds/k8s-gpu-sharing.md), step by step: what is typed, and the node's two cards afterwards."""
 
+import io
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
 from mgpu.dialects.mtgpu import milli, read_mtgpupod
 from mgpu.kube.client import JSON_PATCH
 from playground.cluster import Cluster
 from playground.samples import example
+from playground.story import STORY, Story
 from tests.e2e.bench import Bench
 from tests.e2e.mtgpu_bench import MTGPUPODS, OURS, STOCK, Named, find_kubectl, gone, limits, mtgpupod
 from tests.waiting import until
@@ -168,3 +172,22 @@ def test_kubectl_delete_leaves_nothing(pods: Named, kubectl: Kubectl, cascade: s
     kubectl("delete", "mtgp", "pod1", f"--cascade={cascade}", "--timeout=40s")
     assert gone(pods, f"{MTGPUPODS}/pod1")
     until(pods.left_nothing)
+
+
+def test_the_demo_tells_the_story_and_notices_another_one(pods: Named, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.StringIO()
+    story = Story(pods.bench.cluster, pods.bench.samples, Console(file=output, width=120))
+    assert story.run() == []
+    for words, _ in steps():
+        assert words[1] in output.getvalue()
+    assert "✗" not in output.getvalue()
+    assert [*STORY[-1].picture] == ["zxcvb", "asdfg"]
+    pods.delete("pod4")
+    wrong = replace(STORY[-1], picture={"zxcvb": {"pod1": 200}, "asdfg": {"pod4": 500}})
+    (problem,) = story.run([wrong])
+    assert problem.endswith("it should have asdfg: pod4 50%; zxcvb: pod1 20%")
+    assert "✗ $ kubectl create -f examples/two-cards/pod4.yaml" in output.getvalue()
+    pods.delete("pod4")
+    monkeypatch.setattr("playground.runtime.own_environment", lambda *_: {"NVIDIA_VISIBLE_DEVICES": "all"})
+    (problem,) = story.run([STORY[-1]])
+    assert "pod4: container train must see NVIDIA_VISIBLE_DEVICES=GPU-mtgpu-1-" in problem
