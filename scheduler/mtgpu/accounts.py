@@ -150,23 +150,22 @@ class MtgpuPods:
                 return False
             for uid in self._admitted_on(node):
                 if uid not in wanted:
-                    self.withdraw(uid)
+                    self._withdraw(uid)
             for uid, held in sorted(wanted.items()):
                 if not (self._seen[uid].ended or self._seen[uid].holding):
                     self._admitted[uid] = held
                     self._settle(uid)
             return True
 
-    def withdraw(self, uid: str) -> None:
-        with self._lock:
-            if self._admitted.pop(uid, None):
-                self._settle(uid)
-
     def drop_admissions(self) -> None:
         """They were decided in an earlier term; another leader may have decided otherwise meanwhile."""
         with self._lock:
             for uid in sorted(self._admitted):
-                self.withdraw(uid)
+                self._withdraw(uid)
+
+    def _withdraw(self, uid: str) -> None:
+        del self._admitted[uid]
+        self._settle(uid)
 
     def _admitted_on(self, node: str) -> list[str]:
         return sorted(uid for uid, held in self._admitted.items() if held.node == node)

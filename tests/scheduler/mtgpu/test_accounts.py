@@ -281,7 +281,7 @@ class TestAdmissions:
         assert [used for _, used, _ in said(replica)] == [400, 200, 0]
         assert sorted(on(replica).admitted) == ["uid-a", "uid-b", "uid-c"]
         given(replica, b.mtgpupod("a", "x", bound="GPU-n1-0"))
-        replica.state.mtgpus.withdraw("uid-b")
+        assert admit(replica, ("c", "y", "GPU-n1-1"))
         gone(replica, b.mtgpupod("c", "y"))
         assert said(replica) == [("x", 200, 0), FREE, FREE]
         assert on(replica).admitted == {}
