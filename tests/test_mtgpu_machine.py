@@ -16,7 +16,7 @@ from mgpu.model.pods import read_pod
 from scheduler.gpu_pods import read_gpu_pod, recorded
 from tests import builders
 from tests.examples import examples
-from tests.mtgpu_rig import GIB, ITEMS, PODS, SETTINGS, WHOLE, Node, Raw, Rig
+from tests.mtgpu_rig import DEVICES, GIB, ITEMS, PODS, SETTINGS, WHOLE, Node, Raw, Rig
 
 NODES = (("n1", 2, False), ("s1", 2, True))
 MEMORY = 80 * GIB
@@ -32,8 +32,8 @@ kinds = st.sampled_from(["mgpu", "gpushare", "koordinator", "whole"])
 
 class Machine(RuleBasedStateMachine):
     """cards: by the uid of an MtgpuPod the card that it was given, for ever. queue: who waited for a GPUID when all had
-    come to rest. shaken: nodes of NVIDIA's plugin where somebody took an occupy pod away: that plugin chooses who gets
-    its card next.
+    come to rest; served: who did not. shaken: nodes of NVIDIA's plugin where somebody took an occupy pod away: who gets
+    its card next is that plugin's choice.
     """
 
     @initialize()
@@ -41,6 +41,7 @@ class Machine(RuleBasedStateMachine):
         self.rig = Rig(*NODES)
         self.cards: dict[str, str] = {}
         self.queue: list[MtgpuPod] = []
+        self.served: set[str] = set()
         self.shaken: set[str] = set()
         self.away: dict[str, Node] = {}
         self.created = 0
@@ -61,6 +62,14 @@ class Machine(RuleBasedStateMachine):
     def some_of_one_gpuid_come(self, gpuid: str, node: str) -> None:
         for name in "abc":
             self.an_mtgpupod_comes(name, gpuid, node, "0.5", GIB)
+
+    @rule(gpuid=gpuids, node=nodes)
+    def some_get_their_cards_and_the_scheduler_has_not_heard_of_it(self, gpuid: str, node: str) -> None:
+        for name in "de":
+            self.an_mtgpupod_comes(name, gpuid, node, "0.3", GIB)
+        self.rig.round()
+        self.rig.scheduler.hear()
+        self.rig.control()
 
     @rule(which=which)
     def one_is_deleted(self, which: int) -> None:
@@ -102,6 +111,21 @@ class Machine(RuleBasedStateMachine):
             self.shake(raw, takes)
             self.rig.end(raw, "Failed")
 
+    @rule(which=which, takes=st.integers(0, 1), heard=st.booleans())
+    def an_occupy_pod_comes_back(self, which: int, takes: int, heard: bool) -> None:
+        """heard: whether the scheduler hears of MtgpuPods meanwhile."""
+        for raw in self.some(self.occupies(), which):
+            self.shake(raw, takes)
+            self.rig.kill(raw, force=True)
+            for _ in range(3):
+                for resource in ("nodes", DEVICES, PODS, *([ITEMS] if heard else [])):
+                    self.rig.scheduler.hear(resource)
+                self.rig.control()
+                self.rig.schedule()
+                for name in self.rig.nodes:
+                    self.rig.run(name)
+                    self.rig.report(name)
+
     @rule(gpuid=gpuids, node=nodes)
     def a_foreign_pod_has_the_name_of_an_occupy_pod(self, gpuid: str, node: str) -> None:
         if self.rig.occupy(gpuid, node) is None:
@@ -142,7 +166,7 @@ class Machine(RuleBasedStateMachine):
 
     # Who does his work, and how far.
 
-    @rule(resource=st.sampled_from([ITEMS, PODS, "nodes", ""]), count=few)
+    @rule(resource=st.sampled_from([ITEMS, PODS, DEVICES, "nodes", ""]), count=few)
     def the_scheduler_hears(self, resource: str, count: int) -> None:
         self.rig.scheduler.hear(resource, count)
 
@@ -200,6 +224,12 @@ class Machine(RuleBasedStateMachine):
         assert all(len(cards) == 1 for cards in found.values()), f"a GPUID spans cards: {found}"
 
     @invariant()
+    def a_pod_has_its_mtgpupod(self) -> None:
+        there = {raw["metadata"]["uid"] for raw in self.rig.items()}
+        for raw in self.own():
+            assert raw["metadata"]["ownerReferences"][0]["uid"] in there, "a Pod without its MtgpuPod"
+
+    @invariant()
     def nothing_is_over_the_card(self) -> None:
         held: dict[str, list[MtgpuPod]] = {}
         for pod in filter(self.holds, self.mtgpupods()):
@@ -230,16 +260,15 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def those_that_waited_are_served_in_order(self) -> None:
-        """Of each GPUID, who waited when all had come to rest gets his share before who came later."""
+        """Nobody gets a share of a GPUID before who came earlier and waited for it when all had come to rest."""
         now = {pod.uid: pod for pod in self.mtgpupods()}
-        passed: set[tuple[str, str]] = set()
-        for pod in self.queue:
-            if pod.uid not in now or now[pod.uid].deleting:
-                continue
-            key = pod.node, pod.gpuid
-            if not now[pod.uid].bound:
-                passed.add(key)
-            assert not (now[pod.uid].bound and key in passed), f"{pod.key} was served before its turn"
+        self.queue = [pod for pod in self.queue if pod.uid in now and not now[pod.uid].deleting]
+        self.queue = [pod for pod in self.queue if not (now[pod.uid].bound or self.is_barred(pod))]
+        for pod in now.values():
+            if pod.bound and pod.uid not in self.served:
+                for first in self.queue:
+                    same = (first.node, first.gpuid) == (pod.node, pod.gpuid)
+                    assert not (same and first.turn < pod.turn), f"{pod.key} was served before {first.key}"
 
     # What must hold once all have come to rest.
 
@@ -255,8 +284,6 @@ class Machine(RuleBasedStateMachine):
         pods = {pod.uid: pod for pod in self.mtgpupods()}
         for uid, raw in items.items():
             assert "deletionTimestamp" not in raw["metadata"], f"{pods[uid].key} is stuck on its finalizer"
-        for raw in self.own():
-            assert raw["metadata"]["ownerReferences"][0]["uid"] in items, "a Pod without its MtgpuPod"
         needed = {(pod.node, pod.gpuid) for pod in pods.values() if self.holds(pod) or _is_admitted(items[pod.uid])}
         for raw in self.occupies():
             occupied = mtgpu.occupied(read_pod(raw))
@@ -273,14 +300,13 @@ class Machine(RuleBasedStateMachine):
     def who_waits_has_a_reason(self) -> None:
         """And its Pod runs once it is bound."""
         pods = sorted(self.mtgpupods(), key=lambda pod: pod.turn)
-        self.queue = []
+        self.queue, self.served = [], {pod.uid for pod in pods if pod.bound}
         passed: set[tuple[str, str]] = set()
         for pod in pods:
             node = self.rig.nodes.get(pod.node)
             if node is None or pod.ended or pod.memory > MEMORY:
                 continue
-            cordoned = self.rig.cluster.get(f"/api/v1/nodes/{pod.node}")["spec"].get("unschedulable")
-            barred = cordoned or self.is_barred(pod)
+            barred = self.is_barred(pod)
             if pod.bound:
                 if not barred and pod.node not in self.shaken:
                     own = self.rig.pod(pod.name)
@@ -293,7 +319,9 @@ class Machine(RuleBasedStateMachine):
                 passed.add((pod.node, pod.gpuid))
 
     def is_barred(self, pod: MtgpuPod) -> bool:
-        """Somebody has a name that it needs."""
+        """Its node takes nobody, or somebody has a name that it needs."""
+        if pod.node not in self.rig.nodes or self.rig.cluster.get(f"/api/v1/nodes/{pod.node}")["spec"].get(_CORDON):
+            return True
         own, occupy = self.rig.pod(pod.name), self.rig.occupy(pod.gpuid, pod.node)
         return (own is not None and _is_foreign(own)) or (occupy is not None and _is_foreign(occupy))
 
@@ -346,6 +374,7 @@ class Machine(RuleBasedStateMachine):
             yield from (card.uuid for card in node.cards if share.is_on(card))
 
 
+_CORDON = "unschedulable"
 _ENDED = ("Succeeded", "Failed")
 
 

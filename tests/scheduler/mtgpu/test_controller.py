@@ -105,8 +105,7 @@ def test_who_waits_is_served_in_order_and_told_once(rig: Rig) -> None:
 
 def test_a_waiting_one_gets_the_card_that_a_pool_pod_leaves(rig: Rig) -> None:
     for i in range(2):
-        raw = b.share(f"p{i}", 80)
-        rig.submit(raw | {"metadata": {**raw["metadata"], "labels": {"test/node": "n1"}}})
+        rig.submit(pooled(f"p{i}"))
     rig.settle()
     rig.create("a", "x")
     rig.settle()
@@ -114,6 +113,25 @@ def test_a_waiting_one_gets_the_card_that_a_pool_pod_leaves(rig: Rig) -> None:
     rig.kill(own(rig, "p1"), force=True)
     rig.settle()
     assert bound(rig, "a") == ("True", "Bound", "GPU-n1-1")
+
+
+def pooled(name: str, core: int = 80, node: str = "n1") -> Raw:
+    raw = b.share(name, core)
+    return {**raw, "metadata": {**raw["metadata"], "labels": {"test/node": node}}}
+
+
+@pytest.mark.parametrize("node", ["n1", "s1"])
+def test_a_card_is_kept_for_it_from_its_admission_on(rig: Rig, node: str) -> None:
+    if node == "n1":
+        rig.submit(pooled("there"))
+        rig.settle()
+    rig.create("a", "x", node=node)
+    rig.scheduler.hear()
+    rig.control()
+    assert rig.occupy("x", node) is not None
+    assert rig.bind(rig.submit(pooled("late", node=node)), node)
+    rig.settle()
+    assert bound(rig, "a")[0] == "True"
 
 
 # Somebody else's Pods.
