@@ -21,7 +21,7 @@ from mgpu.model.errors import RetryLater
 from mgpu.model.given import CHECKPOINTS, Given, write_given
 from mgpu.model.inventory import WHOLE_CARDS_LABEL, write_device
 from mgpu.model.pods import Node as ModelNode
-from mgpu.settings import load_settings
+from mgpu.settings import Settings, load_settings
 from playground.apiserver import User
 from playground.apiserver import errors as server_errors
 from playground.apiserver.bindings import Binder
@@ -187,15 +187,15 @@ class _Fed(Protocol):
 class Scheduler:
     """A scheduler process: it has listed what there is, and hears of what happens since."""
 
-    def __init__(self, cluster: Cluster, clock: Clock) -> None:
+    def __init__(self, cluster: Cluster, clock: Clock, settings: Settings) -> None:
         self._cluster, self.wire = cluster, Wire(cluster)
         self.leads = True
         self.told: list[tuple[str, Transition]] = []
         client: Any = self.wire
         sure: Any = cluster
-        self.state = State(SETTINGS, clock=clock, touched=lambda node: self.controller.touched(node))
-        self.controller = Controller(self.state, client, SETTINGS, self._tell, self._may_decide, clock)
-        self.decider = Decider(self.state, sure, SETTINGS)
+        self.state = State(settings, clock=clock, touched=lambda node: self.controller.touched(node))
+        self.controller = Controller(self.state, client, settings, self._tell, self._may_decide, clock)
+        self.decider = Decider(self.state, sure, settings)
         control, state = self.controller, self.state
         self._fed: dict[str, tuple[_Fed, _Fed]] = {
             "nodes": (control.node_changed, control.node_gone),
@@ -239,7 +239,7 @@ class Node:
 class Rig:
     def __init__(self, *nodes: tuple[str, int, bool]) -> None:
         """nodes: (name, number of cards, whether NVIDIA's plugin is there)."""
-        self.cluster, self.clock = Cluster(), Clock()
+        self.cluster, self.clock, self.settings = Cluster(), Clock(), SETTINGS
         self.nodes: dict[str, Node] = {}
         for name, count, stock in nodes:
             self.add_node(Node(name, builders.cards(count, node=name), stock=stock))
@@ -249,7 +249,7 @@ class Rig:
 
     def restart(self) -> None:
         """A new scheduler process leads; the old one is gone."""
-        self.scheduler = Scheduler(self.cluster, self.clock)
+        self.scheduler = Scheduler(self.cluster, self.clock, self.settings)
 
     def add_node(self, node: Node) -> None:
         raw = builders.node(node.name, labels={WHOLE_CARDS_LABEL: "nvidia"} if node.stock else None)

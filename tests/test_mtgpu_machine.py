@@ -71,10 +71,14 @@ class Machine(RuleBasedStateMachine):
         self.rig.scheduler.hear()
         self.rig.control()
 
-    @rule(which=which)
-    def one_is_deleted(self, which: int) -> None:
+    @rule(which=which, heard=st.booleans())
+    def one_is_deleted(self, which: int, heard: bool) -> None:
+        """heard: the scheduler hears of that, and of nothing else."""
         for raw in self.some(self.rig.items(), which):
             self.rig.delete(raw["metadata"]["name"])
+            if heard:
+                self.rig.scheduler.hear(ITEMS)
+                self.rig.control()
 
     @rule(which=which, phase=st.sampled_from(["Succeeded", "Failed"]))
     def the_pod_of_one_ends(self, which: int, phase: str) -> None:

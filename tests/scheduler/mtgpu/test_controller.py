@@ -7,6 +7,7 @@ import pytest
 
 from mgpu.dialects import mtgpu
 from mgpu.kube import ApiError
+from mgpu.settings import load_settings
 from tests import builders as b
 from tests.mtgpu_rig import GIB, ITEMS, PODS, WHOLE, Raw, Rig
 
@@ -438,6 +439,21 @@ def test_nothing_is_begun_on_a_cordoned_node(rig: Rig) -> None:
     rig.cordon("n1", on=False)
     rig.settle()
     assert bound(rig, "a")[0] == "True"
+
+
+def test_where_they_are_disabled_those_that_have_a_card_keep_it_and_can_go(rig: Rig) -> None:
+    rig.create("a", "x")
+    rig.settle()
+    rig.settings = load_settings("dialects: {mtgpu: {enabled: false}}")
+    rig.restart()
+    rig.create("b", "x")
+    rig.kill(own(rig, "a"), force=True)
+    rig.settle()
+    assert own(rig, "a")["status"]["phase"] == "Running"
+    assert "status" not in rig.item("b")
+    rig.delete("a")
+    rig.settle()
+    assert (names(rig, ITEMS), names(rig)) == (["b"], [])
 
 
 # Writes that go wrong.
