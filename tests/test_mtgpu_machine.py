@@ -64,12 +64,25 @@ class Machine(RuleBasedStateMachine):
             self.an_mtgpupod_comes(name, gpuid, node, "0.5", GIB)
 
     @rule(gpuid=gpuids, node=nodes)
-    def some_get_their_cards_and_the_scheduler_has_not_heard_of_it(self, gpuid: str, node: str) -> None:
+    def a_small_one_comes_behind_a_large_one(self, gpuid: str, node: str) -> None:
+        for name, request in (("a", "0.5"), ("b", "1")):
+            self.an_mtgpupod_comes(name, gpuid, node, request, GIB)
+        self.all_comes_to_rest()
+        self.an_mtgpupod_comes("f", gpuid, node, "0.1", GIB)
+
+    @rule(gpuid=gpuids, node=nodes, left=st.integers(1, 6), takes=st.integers(-1, 1))
+    def some_get_their_cards_unheard(self, gpuid: str, node: str, left: int, takes: int) -> None:
+        """left: as many calls as go well; takes: the card with which the occupy pod comes back, -1: it stays."""
         for name in "de":
             self.an_mtgpupod_comes(name, gpuid, node, "0.3", GIB)
         self.rig.round()
         self.rig.scheduler.hear()
+        self.rig.scheduler.wire.fail(left)
         self.rig.control()
+        self.rig.scheduler.wire.fail(None)
+        occupy = self.rig.occupy(gpuid, node)
+        if occupy and takes >= 0:
+            self.comes_back(occupy, takes, heard=False)
 
     @rule(which=which, heard=st.booleans())
     def one_is_deleted(self, which: int, heard: bool) -> None:
@@ -117,18 +130,21 @@ class Machine(RuleBasedStateMachine):
 
     @rule(which=which, takes=st.integers(0, 1), heard=st.booleans())
     def an_occupy_pod_comes_back(self, which: int, takes: int, heard: bool) -> None:
-        """heard: whether the scheduler hears of MtgpuPods meanwhile."""
         for raw in self.some(self.occupies(), which):
-            self.shake(raw, takes)
-            self.rig.kill(raw, force=True)
-            for _ in range(3):
-                for resource in ("nodes", DEVICES, PODS, *([ITEMS] if heard else [])):
-                    self.rig.scheduler.hear(resource)
-                self.rig.control()
-                self.rig.schedule()
-                for name in self.rig.nodes:
-                    self.rig.run(name)
-                    self.rig.report(name)
+            self.comes_back(raw, takes, heard=heard)
+
+    def comes_back(self, occupy: Raw, takes: int, *, heard: bool) -> None:
+        """heard: whether the scheduler hears of MtgpuPods meanwhile."""
+        self.shake(occupy, takes)
+        self.rig.kill(occupy, force=True)
+        for _ in range(3):
+            for resource in ("nodes", DEVICES, PODS, *([ITEMS] if heard else [])):
+                self.rig.scheduler.hear(resource)
+            self.rig.control()
+            self.rig.schedule()
+            for name in self.rig.nodes:
+                self.rig.run(name)
+                self.rig.report(name)
 
     @rule(gpuid=gpuids, node=nodes)
     def a_foreign_pod_has_the_name_of_an_occupy_pod(self, gpuid: str, node: str) -> None:
