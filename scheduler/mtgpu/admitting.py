@@ -120,9 +120,9 @@ class Admission:
             listed = ", ".join(map(str, ours))
             return _exceeded(f"NVIDIA's plugin could give out a card where pods of mgpu are ({listed})")
         idle = [state.card for state in states if state.idle and state.card.healthy]
-        small = next((card for card in idle if _never(pod, card)), None)
+        small = next((f"card {card.index}: {why}" for card in idle if (why := _never(pod, card))), "")
         if small or not idle:
-            return _exceeded(f"NVIDIA's plugin could give out card {small.index}" if small else _none(pod, states))
+            return _exceeded(f"NVIDIA's plugin could give out {small}" if small else _none(pod, states))
         return holding(pod, None, bound=False)
 
 

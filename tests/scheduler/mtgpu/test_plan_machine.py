@@ -66,8 +66,9 @@ class Node(RuleBasedStateMachine):
     @precondition(lambda self: self.made)
     @rule(pick=PICK, deleting=st.booleans(), phase=st.sampled_from(["Running", "Succeeded", "Failed"]))
     def pod_changes(self, pick: int, phase: str, *, deleting: bool) -> None:
-        uid = self.one_of(self.made, pick)
-        self.made[uid] = replace(self.made[uid], phase=phase, deleting=deleting or self.made[uid].deleting)
+        made = self.made[uid := self.one_of(self.made, pick)]
+        phase = made.phase if made.ended else phase
+        self.made[uid] = replace(made, phase=phase, deleting=deleting or made.deleting)
 
     @rule(core=st.sampled_from([100, 1000]))
     def pool_pod_comes(self, core: int) -> None:
@@ -181,6 +182,7 @@ class Node(RuleBasedStateMachine):
 
     def bind(self, uid: str, to: str) -> None:
         self.pods[uid] = replace(self.pods[uid], bound=to)
+        self.mirror(uid)
         self.admitted.pop(uid, None)
         assert self.once_bound.setdefault(uid, to) == to, "moved"
 

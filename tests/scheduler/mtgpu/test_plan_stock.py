@@ -86,7 +86,9 @@ def test_none_starts_while_the_occupy_pod_of_another_gpuid_is_missing() -> None:
 
 def test_every_card_that_the_plugin_could_give_out_must_be_large_enough() -> None:
     has = card(0, gib=40), card(1)
-    assert not on_stock(mtgpupod("a", gib=60), has=has).holdings
+    found = on_stock(mtgpupod("a", gib=60), has=has)
+    assert not found.holdings
+    assert said(found, "a").message == "NVIDIA's plugin could give out card 0: memory 20.0 GiB short"
     assert on_stock(mtgpupod("a", gib=60), has=has, others=[whole(0)]).holdings
     assert on_stock(mtgpupod("a", gib=60), has=(replace(has[0], healthy=False), has[1])).holdings
 
