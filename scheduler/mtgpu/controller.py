@@ -223,9 +223,15 @@ class Controller:
                 self._writer.delete(*occupy_key(node, step.gpuid), step.uid, force=step.force)
                 there = found.seen.occupies.get(step.gpuid)
                 if there is not None and there.ended:
+                    self._forget_paces()
                     before, _ = self._paces.get((node, step.gpuid), (_FIRST_PAUSE / 2, 0.0))
                     pause = min(2 * before, _LONGEST_PAUSE)
                     self._paces[node, step.gpuid] = pause, self._clock() + pause
+
+    def _forget_paces(self) -> None:
+        """Those of GPUIDs that have been well, or away, since."""
+        long_ago = self._clock() - _LONGEST_PAUSE
+        self._paces = {key: pace for key, pace in self._paces.items() if pace[1] > long_ago}
 
     def _serve(self, item: Raw, pod: MtgpuPod | None, own: Raw | None, verdict: Verdict) -> None:
         """What is decided about one. pod: None where it cannot be read."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from mgpu.dialects import mtgpu
 from mgpu.model.pods import Pod, read_pod
+from scheduler.mtgpu.pods import made_for
 
 Raw = Mapping[str, Any]
 Key = tuple[str, str]
@@ -123,26 +124,16 @@ def node_of(item: Raw) -> str:
 
 
 def is_own(pod: Raw, item: Raw) -> bool:
-    """Whether a Pod of the MtgpuPod's name was made for it, also after `kubectl delete --cascade=orphan`, which takes
-    its owner off.
-    """
-    uid, made = item["metadata"]["uid"], (item.get("status") or {}).get("PodObjectMeta") or {}
-    return any(_owns(owner, uid) for owner in _owners(pod)) or pod["metadata"]["uid"] == made.get("uid")
+    """Whether a Pod of the MtgpuPod's name was made for it (`pods.is_own`), readable or not."""
+    made = (item.get("status") or {}).get("PodObjectMeta") or {}
+    return made_for(pod, item["metadata"]["uid"], str(made.get("uid") or ""))
 
 
 def _is_made(pod: Raw) -> bool:
     """Whether it was made for an MtgpuPod: nobody else's Pods may have such annotations (the webhook denies them)."""
-    of_share = mtgpu.GPUID in (pod["metadata"].get("annotations") or {})
-    return of_share or any(_owns(owner, owner.get("uid")) for owner in _owners(pod))
-
-
-def _owners(pod: Raw) -> Collection[Raw]:
-    return pod["metadata"].get("ownerReferences") or ()
-
-
-def _owns(owner: Raw, uid: object) -> bool:
-    kind = owner.get("apiVersion"), owner.get("kind")
-    return kind == (mtgpu.API_VERSION, mtgpu.KIND) and bool(owner.get("controller")) and owner.get("uid") == uid
+    meta = pod["metadata"]
+    kinds = [(owner.get("apiVersion"), owner.get("kind")) for owner in meta.get("ownerReferences") or ()]
+    return mtgpu.GPUID in (meta.get("annotations") or {}) or (mtgpu.API_VERSION, mtgpu.KIND) in kinds
 
 
 def _named(key: Key) -> tuple[str, str] | None:
