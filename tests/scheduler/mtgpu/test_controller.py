@@ -9,7 +9,7 @@ from mgpu.dialects import mtgpu
 from mgpu.kube import ApiError
 from mgpu.settings import load_settings
 from tests import builders as b
-from tests.mtgpu_rig import GIB, ITEMS, PODS, WHOLE, Raw, Rig
+from tests.mtgpu_rig import DEVICES, GIB, ITEMS, PODS, WHOLE, Raw, Rig
 
 Story = Callable[[Rig], object]
 
@@ -479,6 +479,35 @@ def test_one_that_may_not_be_written_does_not_keep_the_others_waiting(rig: Rig) 
     rig.settle()
     assert bound(rig, "a")[2] == ""
     assert bound(rig, "b")[0] == "True"
+
+
+def test_what_the_watch_has_not_brought_yet_binds_nobody_to_another_card(rig: Rig) -> None:
+    """One of two is bound when the API server is lost; then their occupy pod comes back on the other card."""
+    rig.create("a", "x", node="s1")
+    rig.create("b", "x", node="s1")
+    rig.round()
+    rig.scheduler.hear()
+    rig.scheduler.wire.fail(1)
+    rig.control()
+    rig.scheduler.wire.fail(None)
+    occupy = rig.occupy("x", "s1")
+    assert occupy is not None
+    assert [bound(rig, name)[2] for name in "ab"] == ["GPU-s1-0", ""]
+    rig.nodes["s1"].takes = 1
+    rig.kill(occupy, force=True)
+    for _ in range(4):
+        for resource in (DEVICES, PODS):
+            rig.scheduler.hear(resource)
+        rig.control()
+        rig.schedule()
+        rig.run("s1")
+        rig.report("s1")
+        rig.clock.now += 100
+    assert list(rig.nodes["s1"].given.values()) == ["GPU-s1-1"]
+    assert [bound(rig, name)[2] for name in "ab"] == ["GPU-s1-0", ""]
+    rig.settle()
+    assert [bound(rig, name)[2] for name in "ab"] == ["GPU-s1-0", ""]
+    assert condition(rig, "a", "Degraded")["reason"] == "OtherCard"
 
 
 def _start(rig: Rig) -> None:
