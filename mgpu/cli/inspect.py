@@ -72,8 +72,18 @@ def command(names: tuple[str, ...], kubeconfig: str, config: Path | None, output
 def objects(api: Api) -> tuple[list[Raw], list[Raw], list[Raw], list[Raw]]:
     """The cluster's Nodes, Devices, Pods and MtgpuPods. Raises ApiError and Unreachable."""
     devices = _listed(api, _DEVICES, without=404)  # the kind is not there: nodes may still say what cards they have
-    mtgpupods = _listed(api, mtgpu.COLLECTION, without=404)
-    return _listed(api, "/api/v1/nodes"), devices, _listed(api, "/api/v1/pods"), mtgpupods
+    return _listed(api, "/api/v1/nodes"), devices, _listed(api, "/api/v1/pods"), _mtgpupods(api)
+
+
+def _mtgpupods(api: Api) -> list[Raw]:
+    """Not everybody may look at them; what their Pods and occupy pods hold is known all the same. Raises as above."""
+    try:
+        return _listed(api, mtgpu.COLLECTION, without=404)
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        click.echo(f"MtgpuPods are not shown, only what their Pods hold: {error.message}", err=True)
+        return []
 
 
 def _unhealthy_lists(api: Api) -> list[Raw]:

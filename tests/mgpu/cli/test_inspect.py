@@ -10,7 +10,8 @@ import yaml
 from click.testing import CliRunner, Result
 
 from mgpu.cli.main import main
-from mgpu.kube import Api
+from mgpu.dialects import mtgpu
+from mgpu.kube import Api, ApiError
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
 from tests.builders import GIB, mtgpupod, node, pod, share
 
@@ -131,6 +132,23 @@ def test_mtgpupods_and_what_is_left_of_their_gpuids(kubeconfig: str) -> None:
     assert "core left memory left n3 1 zxcvb 0 60% 13.0 GiB" in text
     assert "default/waits-named (GPUID asdfg: ResourceExceeded)" in text
     assert "MtgpuPod default/runs-named: degraded: elsewhere" in text
+
+
+class Guarded(Api):
+    """For a user who may not list MtgpuPods."""
+
+    def list(self, path: str, **query: object) -> tuple[list[dict[str, Any]], str]:
+        if path == mtgpu.COLLECTION:
+            raise ApiError(403, "Forbidden", 'User "u" cannot list resource "mtgpupods" in API group "lsalab.nthu"')
+        return super().list(path, **query)
+
+
+def test_who_may_not_look_at_mtgpupods_sees_all_else(kubeconfig: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mgpu.cli.inspect.Api", Guarded)
+    result = inspect(kubeconfig, "n1", "-o", "json")
+    assert json.loads(result.stdout)["nodes"]["n1"]["cards"]
+    wanted = 'MtgpuPods are not shown, only what their Pods hold: User "u" cannot list resource "mtgpupods"'
+    assert (result.exit_code, result.stderr.startswith(wanted)) == (0, True)
 
 
 def test_no_cluster_there() -> None:
