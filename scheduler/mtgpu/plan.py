@@ -103,7 +103,7 @@ def _created(seen: Seen, pod: MtgpuPod, made: Made | None, degraded: Said | None
     """What is to be said of the Pod of one that has its card; None: the Pod shall be made."""
     occupy = seen.occupies.get(pod.gpuid)
     if made is not None:
-        if made.deleting and not made.ended:
+        if made.deleting and not pod.ended:
             return Said(FALSE, "PodTerminating", "its Pod is being deleted; it is made again")
         return Said(TRUE, "PodCreated", f"its Pod was made (uid {made.uid})")
     if not seen.present:
@@ -129,6 +129,8 @@ def _admitted(seen: Seen, pod: MtgpuPod, held: Holding) -> Verdict:
 
 
 def _awaited(pod: MtgpuPod, occupy: Occupy | None) -> str:
+    if occupy and occupy.running:
+        return f"the occupy pod of GPUID {pod.gpuid} runs; on which card, the node has not told yet"
     text = f"the occupy pod of GPUID {pod.gpuid} does not run yet"
     return f"{text}: {occupy.message}" if occupy and occupy.message else text
 

@@ -52,6 +52,9 @@ def test_a_reservation_is_kept_while_the_node_has_not_told() -> None:
         found = on_stock(pod, mtgpupod("b"), admitted=admitted, occupies=occupy(phase="Running"), others=others)
         assert cards_of(found) == {"a": None}
         assert (reason(found, "a"), reason(found, "b")) == ("Occupying", "CardNotKnown")
+        said = found.verdicts["uid-a"].bound
+        assert said
+        assert said.message == "the occupy pod of GPUID zxcvb runs; on which card, the node has not told yet"
         assert found.occupy == ()
 
 
