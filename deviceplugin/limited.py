@@ -27,22 +27,11 @@ def read_limited(raw: Mapping[str, Any]) -> Limited | None:
     It is known by its controller; that nobody else writes such annotations is the webhook's to see to.
     """
     meta = raw["metadata"]
-    if not any(map(_is_mtgpupod, meta.get("ownerReferences") or ())):
+    if not mtgpu.owner_of(raw):
         return None
     try:
         share = mtgpu.read_share(meta.get("annotations") or {})
     except BadObject:
         return None
-    card = _card(raw)
+    card = mtgpu.card_of(raw)
     return Limited(meta.get("namespace", "default"), meta["name"], meta["uid"], card, *share) if card else None
-
-
-def _is_mtgpupod(owner: Mapping[str, Any]) -> bool:
-    kind = owner.get("apiVersion"), owner.get("kind")
-    return bool(owner.get("controller")) and kind == (mtgpu.API_VERSION, mtgpu.KIND)
-
-
-def _card(raw: Mapping[str, Any]) -> str:
-    """The UUID that its containers see: the same for all, but for those that others have put beside them."""
-    rows = [row for container in raw["spec"]["containers"] for row in container.get("env") or ()]
-    return next((row["value"] for row in rows if row["name"] == mtgpu.VISIBLE and row.get("value")), "")

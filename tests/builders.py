@@ -99,6 +99,12 @@ def mtgpupod(
     return {**raw, "apiVersion": "lsalab.nthu/v1", "kind": "MtgpuPod", "status": status}
 
 
+def owned(name: str = "m") -> dict[str, Any]:
+    """The ownerReference of the Pod of `mtgpupod(name)`."""
+    uid = mtgpupod(name)["metadata"]["uid"]
+    return {"apiVersion": "lsalab.nthu/v1", "kind": "MtgpuPod", "name": name, "uid": uid, "controller": True}
+
+
 def occupy_pod(gpuid: str = "zxcvb", node: str = "n1", *, card: int | None = None, **more: Any) -> dict[str, Any]:
     """The occupy pod of a GPUID; card: the index of the one that its record names, whole. more: as of `pod`."""
     whole = {"name": "occupy", "image": "mgpu", "resources": {"limits": {"nvidia.com/gpu": "1"}}}

@@ -66,20 +66,11 @@ def read_all(raws: Iterable[Raw], pods: Iterable[Raw]) -> Found:
 
 def _of_own_pod(raw: Raw) -> Iterator[Holding]:
     """What a Pod that was made for an MtgpuPod has, for that one."""
-    owners = raw["metadata"].get("ownerReferences") or ()
-    owner = next((str(o.get("uid")) for o in owners if o.get("controller") and o.get("kind") == mtgpu.KIND), "")
-    if not owner:
-        return
-    pod = read_pod(raw)
-    env = (row for container in raw["spec"]["containers"][:1] for row in container.get("env") or ())
-    card = next((str(row.get("value") or "") for row in env if row.get("name") == mtgpu.VISIBLE), "")
-    try:
-        request, _, memory = mtgpu.read_share(pod.annotations)
-    except BadObject:
-        return
-    if card and pod.node:
-        gpuid, shares = pod.annotations[mtgpu.GPUID], (Share("", card, request, memory),)
-        yield by_container(Holding(owner, pod.namespace, pod.name, pod.node, mtgpu.NAME, shares, gpuid=gpuid), pod)
+    if mtgpu.owner_of(raw):
+        pod = read_pod(raw)
+        held = mtgpu.holding_of_pod(pod, raw)
+        if held:
+            yield by_container(held, pod)
 
 
 def _of_unreadable(raw: Raw) -> Iterator[Holding]:

@@ -205,6 +205,33 @@ def holding(pod: MtgpuPod, card: str | int | None, *, bound: bool = True) -> Hol
     return Holding(pod.uid, pod.namespace, pod.name, pod.node, NAME, (share,), bound=bound, gpuid=pod.gpuid)
 
 
+def owner_of(raw: Mapping[str, Any]) -> str:
+    """The uid of the MtgpuPod that a Pod was made for, as it says; "": none."""
+    owners = raw["metadata"].get("ownerReferences") or ()
+    named = (o for o in owners if o.get("controller") and (o.get("apiVersion"), o.get("kind")) == (API_VERSION, KIND))
+    return next((str(owner["uid"]) for owner in named if owner.get("uid")), "")
+
+
+def card_of(raw: Mapping[str, Any]) -> str:
+    """The UUID of the card that the Pod of an MtgpuPod sees, whatever containers others have put beside its own."""
+    containers = (raw.get("spec") or {}).get("containers") or ()
+    rows = (row for container in containers for row in container.get("env") or ())
+    return next((str(row["value"]) for row in rows if row.get("name") == VISIBLE and row.get("value")), "")
+
+
+def holding_of_pod(pod: Pod, raw: Mapping[str, Any]) -> Holding | None:
+    """What a Pod (as read, and raw) says that its MtgpuPod holds; None: it says nothing, or is no MtgpuPod's."""
+    owner, card = owner_of(raw), card_of(raw)
+    if not (owner and card and pod.node):
+        return None
+    try:
+        request, _, memory = read_share(pod.annotations)
+    except BadObject:
+        return None
+    share, gpuid = Share("", card, request, memory), pod.annotations[GPUID]
+    return Holding(owner, pod.namespace, pod.name, pod.node, NAME, (share,), gpuid=gpuid)
+
+
 def environment(pod: MtgpuPod, card: Card) -> dict[str, str]:
     """What every container of its Pod sees, init containers too."""
     return {

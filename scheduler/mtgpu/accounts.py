@@ -239,24 +239,10 @@ def _unreadable(raw: Raw) -> _Seen:
 
 def _own(pod: Pod, raw: Raw) -> _Own | None:
     """None: it is no Pod of an MtgpuPod. Nobody else's may have such annotations (the webhook denies them)."""
-    owners = (raw.get("metadata") or {}).get("ownerReferences") or ()
-    owner = next((str(o["uid"]) for o in owners if o.get("controller") and _is_mtgpupod(o)), "")
+    owner = mtgpu.owner_of(raw)
     if not owner and mtgpu.GPUID not in pod.annotations:
         return None
-    try:
-        request, _, memory = mtgpu.read_share(pod.annotations)
-    except BadObject:
-        return _Own(owner, pod.ended, None)
-    env = [row for container in raw["spec"]["containers"][:1] for row in container.get("env") or ()]
-    card = {row.get("name"): row.get("value") for row in env}.get(mtgpu.VISIBLE)
-    if not (owner and card and pod.node):
-        return _Own(owner, pod.ended, None)
-    shares, gpuid = (Share("", card, request, memory),), pod.annotations[mtgpu.GPUID]
-    return _Own(owner, pod.ended, Holding(owner, pod.namespace, pod.name, pod.node, mtgpu.NAME, shares, gpuid=gpuid))
-
-
-def _is_mtgpupod(owner: Raw) -> bool:
-    return (owner.get("apiVersion"), owner.get("kind")) == (mtgpu.API_VERSION, mtgpu.KIND)
+    return _Own(owner, pod.ended, mtgpu.holding_of_pod(pod, raw))
 
 
 def _table(value: object) -> Mapping[str, Any]:

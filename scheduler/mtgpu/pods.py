@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mgpu.dialects.mtgpu import API_VERSION, KIND, VISIBLE, MtgpuPod, environment
+from mgpu.dialects.mtgpu import API_VERSION, KIND, MtgpuPod, card_of, environment
 from mgpu.model.cards import Card
 
 _NOT_COPIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -40,10 +40,8 @@ def made_for(raw: Mapping[str, Any], uid: str, pod_uid: str) -> bool:
 
 def read_made(raw: Mapping[str, Any]) -> Made:
     meta, status = raw["metadata"], raw.get("status") or {}
-    containers = (raw.get("spec") or {}).get("containers") or ()
-    env = [row for container in containers for row in container.get("env") or ()]
-    card = next((str(row.get("value") or "") for row in env if row.get("name") == VISIBLE), "")
-    return Made(meta.get("uid") or "", status.get("phase") or "Pending", bool(meta.get("deletionTimestamp")), card)
+    phase, deleting = status.get("phase") or "Pending", bool(meta.get("deletionTimestamp"))
+    return Made(meta.get("uid") or "", phase, deleting, card_of(raw))
 
 
 def manifest(raw: Mapping[str, Any], pod: MtgpuPod, card: Card) -> dict[str, Any]:

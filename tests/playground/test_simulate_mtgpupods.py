@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mgpu.cli.main import main
-from tests.builders import GIB, container, mtgpupod, node, occupy_pod, pod, share
+from tests.builders import GIB, container, mtgpupod, node, occupy_pod, owned, pod, share
 
 Raw = dict[str, Any]
 STOCK = {"mgpu.io/whole-cards": "nvidia"}
@@ -156,7 +156,7 @@ def test_its_pod_reserves_its_cpu_once_and_the_kubelet_does_not_start_what_does_
     assert found["pods"][1]["rejections"] == {"n1": "its kubelet does not start the Pod: Insufficient cpu"}
     bound = busy("a", bound="GPU-n1-0")
     own = {**busy("a"), "kind": "Pod"}
-    own["metadata"] |= {"uid": "own", "ownerReferences": [{"kind": "MtgpuPod", "uid": "uid-a", "controller": True}]}
+    own["metadata"] |= {"uid": "own", "ownerReferences": [owned("a")]}
     plain = pod("plain", {"name": "c", "resources": {"requests": {"cpu": "1"}}})
     for running in ([bound], [bound, own]):
         assert [row["node"] for row in simulated(small, *running, plain, busy("b"))["pods"]] == ["n1", None]
@@ -164,7 +164,7 @@ def test_its_pod_reserves_its_cpu_once_and_the_kubelet_does_not_start_what_does_
 
 def test_one_whose_status_is_lost_keeps_the_card_that_its_pod_has() -> None:
     own = {**mtgpupod("m", uid="own", phase="Running"), "kind": "Pod"}
-    own["metadata"]["ownerReferences"] = [{"kind": "MtgpuPod", "uid": "uid-m", "controller": True}]
+    own["metadata"]["ownerReferences"] = [owned()]
     own["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "GPU-n1-1"}]
     found = simulated(served(), own, mtgpupod("other", "other"), mtgpupod("m"))
     assert cards(found) == [("other", 20), ("zxcvb", 20)]

@@ -15,7 +15,7 @@ from mgpu.cli.views import nodes_json
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import read_node
 from mgpu.settings import load_settings
-from tests.builders import GIB, card, container, mtgpupod, node, occupy_pod, pod, share
+from tests.builders import GIB, card, container, mtgpupod, node, occupy_pod, owned, pod, share
 
 Raw = dict[str, Any]
 CARDS = 4
@@ -91,7 +91,7 @@ def test_degraded_only_where_the_condition_is_true() -> None:
 def own_pod(card: str = "", **more: Any) -> Raw:
     """Of the MtgpuPod `m`."""
     raw = {**mtgpupod(uid="of-its-pod", **more), "kind": "Pod"}
-    raw["metadata"]["ownerReferences"] = [{"kind": "MtgpuPod", "uid": "uid-m", "controller": True}]
+    raw["metadata"]["ownerReferences"] = [owned()]
     raw["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": card}] if card else []
     return raw
 
@@ -114,6 +114,12 @@ def test_what_its_pod_has_is_held_where_the_mtgpupod_or_its_status_is_lost() -> 
         (card,) = [card for card in found.nodes[0].cards if card.state.gpuid == "zxcvb"]
         assert (card.state.card.index, card.state.core_used, card.holders) == (2, 300, ["default/m/c"])
         assert not found.pending
+
+
+def test_a_container_that_somebody_put_before_its_own_hides_no_card() -> None:
+    running = own_pod("GPU-n1-2", phase="Running")
+    running["spec"]["containers"].insert(0, container("mesh"))
+    assert seen([], running).nodes[0].cards[2].state.gpuid == "zxcvb"
 
 
 def test_what_cannot_be_read_is_named_and_keeps_all_of_its_card() -> None:

@@ -124,6 +124,14 @@ class TestBound:
         given(replica, own_pod(phase="Succeeded"))
         assert said(replica) == [FREE] * 3
 
+    def test_what_its_pod_has_counts_behind_a_container_that_somebody_put_before_its_own(
+        self, replica: Replica
+    ) -> None:
+        raw = own_pod(phase="Running")
+        raw["spec"]["containers"].insert(0, b.container("mesh"))
+        given(replica, raw)
+        assert said(replica)[1] == ("zxcvb", 200, 0)
+
     def test_a_pod_that_lost_its_owner_is_known_by_the_status(self, replica: Replica) -> None:
         raw = b.mtgpupod(bound="GPU-n1-1", phase="Failed")
         raw["status"]["PodObjectMeta"] = {"uid": "uid-own"}
