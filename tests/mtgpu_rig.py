@@ -46,6 +46,7 @@ SETTINGS = load_settings("dialects: {mtgpu: {occupyPriorityClass: ''}}")
 PODS, ITEMS, DEVICES = "pods", "mtgpupods.lsalab.nthu", "devices.scheduling.koordinator.sh"
 WHOLE = "nvidia.com/gpu"
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+_GONE = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}
 _DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
 
 
@@ -357,7 +358,10 @@ class Rig:
             if raw["spec"].get("nodeName") != name:
                 continue
             if "deletionTimestamp" in raw["metadata"]:
-                self.kill(raw, force=True)
+                if raw["status"]["phase"] == "Running":
+                    self.end(raw, "Failed")  # as kubelets do from 1.27 on
+                else:
+                    self.kill(raw, force=True)
             elif raw["status"]["phase"] == "Pending":
                 self.cluster.patch(f"{pod_path(raw)}/status", {"status": {"phase": self._start(node, raw)}})
         there = {raw["metadata"]["uid"] for raw in self.pods(name)}
@@ -397,7 +401,12 @@ class Rig:
             of = {owner["uid"] for owner in raw["metadata"].get("ownerReferences") or ()}
             node = raw["spec"].get("nodeName")
             if node and node not in self.nodes:
-                self.kill(raw, force=True)
+                if raw["status"]["phase"] in ("Pending", "Running"):
+                    self.cluster.patch(
+                        f"{pod_path(raw)}/status", {"status": {"phase": "Failed", "conditions": [_GONE]}}
+                    )
+                else:
+                    self.kill(raw, force=True)
             elif of and not of & owners and "deletionTimestamp" not in raw["metadata"]:
                 self.kill(raw)
 

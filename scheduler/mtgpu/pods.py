@@ -44,6 +44,17 @@ def read_made(raw: Mapping[str, Any]) -> Made:
     return Made(meta.get("uid") or "", phase, deleting, card_of(raw))
 
 
+def interrupted(raw: Mapping[str, Any]) -> bool:
+    """Whether somebody deletes this Pod, so that it ends by that if it ends now: the kubelet gives a Pod its last phase
+    before a deletion comes through (Kubernetes 1.27 on), pod-gc does before it deletes those of a node that is gone.
+    """
+    rows = (raw.get("status") or {}).get("conditions") or ()
+    return bool(raw["metadata"].get("deletionTimestamp")) or any(
+        (row.get("type"), row.get("status"), row.get("reason")) == ("DisruptionTarget", "True", "DeletionByPodGC")
+        for row in rows
+    )
+
+
 def manifest(raw: Mapping[str, Any], pod: MtgpuPod, card: Card) -> dict[str, Any]:
     """The Pod of an MtgpuPod (`raw`, and as read) on its card, for the API server."""
     meta, spec = raw["metadata"], raw["spec"]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from scheduler.mtgpu.pods import interrupted
 from scheduler.mtgpu.verdict import FALSE, Said, Verdict
 
 _TYPES = ("Bound", "PodCreated", "Degraded")
@@ -40,7 +41,7 @@ def next_status(raw: Mapping[str, Any], verdict: Verdict, own: Mapping[str, Any]
         new["observedGeneration"] = meta["generation"]
     if own is not None:
         status = _without_null(own.get("status") or {})
-        new |= {"phase": status.get("phase") or "Pending", "PodStatus": status, "PodObjectMeta": _meta(own)}
+        new |= {"phase": _phase(own, status, old), "PodStatus": status, "PodObjectMeta": _meta(own)}
     elif old.get("phase") not in _ENDED:
         new = {key: value for key, value in new.items() if key not in ("PodStatus", "PodObjectMeta")}
         new["phase"] = "Pending"
@@ -79,6 +80,12 @@ def _conditions(old: Mapping[str, Any], verdict: Verdict, generation: int | None
         found[type] = row if generation is None else {**row, "observedGeneration": generation}
     ours = [found.pop(type) for type in _TYPES if type in found]
     return [*ours, *found.values()]
+
+
+def _phase(own: Mapping[str, Any], status: Mapping[str, Any], old: Mapping[str, Any]) -> str:
+    """A Pod that ends because somebody deletes it is made again: its MtgpuPod has not ended with it."""
+    phase = status.get("phase") or "Pending"
+    return old.get("phase") or "Pending" if phase in _ENDED and interrupted(own) else phase
 
 
 def _by_type(status: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -225,10 +225,13 @@ def test_one_that_has_ended_frees_its_share_and_is_never_started_again() -> None
     assert found.occupy == (Delete("zxcvb", "uid-occupy-zxcvb"),)
 
 
-def test_the_pod_of_one_that_has_ended_is_nobodys_to_make_again() -> None:
-    own = made("a", phase="Succeeded", deleting=True)
+@pytest.mark.parametrize(
+    ("deleting", "told"), [(False, "PodCreated"), (True, "PodTerminating")], ids=["by itself", "by its deletion"]
+)
+def test_the_pod_of_one_that_has_ended_is_not_made_beside_it(deleting: bool, told: str) -> None:
+    own = made("a", phase="Succeeded", deleting=deleting)
     found = planned(mtgpupod("a", bound=uuid(0)), occupies=occupy(card=0), made=own)
-    assert (reason(found, "a", "created"), found.verdicts["uid-a"].make) == ("PodCreated", False)
+    assert (reason(found, "a", "created"), found.verdicts["uid-a"].make) == (told, False)
     gone = planned(mtgpupod("a", bound=uuid(0)), present=False, made=made("a", phase="Succeeded"))
     assert not gone.verdicts["uid-a"].delete
 

@@ -68,6 +68,18 @@ def test_one_that_has_ended_stays_so_when_its_pod_goes() -> None:
     assert (after["phase"], after["PodStatus"]["phase"]) == ("Succeeded", "Succeeded")
 
 
+def test_what_its_pod_comes_to_by_its_deletion_is_not_its_own_end() -> None:
+    before = next_status(raw(), BOUND, own(), NOW)
+    deleted = own("Failed")
+    deleted["metadata"]["deletionTimestamp"] = NOW
+    collected = own("Failed", conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}])
+    for pod in (deleted, collected):
+        after = next_status(raw(before), BOUND, pod, LATER)
+        assert (after["phase"], after["PodStatus"]["phase"]) == ("Running", "Failed")
+    ended = next_status(raw(before), BOUND, own("Failed"), NOW)
+    assert next_status(raw(ended), BOUND, deleted, NOW)["phase"] == "Failed"
+
+
 def test_one_that_goes_and_has_no_pod_is_left_as_it_is() -> None:
     before = next_status(raw(), BOUND, own(), NOW)
     assert next_status(raw(before, deletionTimestamp=LATER, generation=2), Verdict(finish=True), None, LATER) == before
