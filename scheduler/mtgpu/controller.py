@@ -59,10 +59,11 @@ class Controller:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._state, self._settings, self._tell, self._may_decide = state, settings, tell, may_decide
-        self._writer = Writer(api, may_decide)
+        self._writer = Writer(api, self._may_write)
         self._known, self._queue = Known(), Queue(clock)
         self._feeding = threading.Lock()
         self._failed = False
+        self._term = self._term_of_attempt = 0
         self._clock = clock
         self._paces: dict[tuple[str, str], tuple[float, float]] = {}  # node, GPUID → pause, and until when
 
@@ -102,6 +103,7 @@ class Controller:
     def begin(self) -> None:
         """A term begins, with what was listed since."""
         with self._feeding:
+            self._term += 1
             nodes = self._known.nodes()
         for node in nodes:
             self._queue.add(node)
@@ -122,7 +124,7 @@ class Controller:
 
     def look_at(self, node: str) -> None:
         """One attempt; what did not work is tried again later, with growing pauses, or as soon as anything changes."""
-        self._failed = False
+        self._failed, self._term_of_attempt = False, self._term
         try:
             self._may_decide()
             self._attempt(node)
@@ -149,13 +151,22 @@ class Controller:
         found, planned = self._decide(node, left_out)
         why = self._make_occupies(node, found, planned)
         admitted = {held.uid for held in planned.holdings}
+        doubtful: set[str] = set()
         pods = {pod.uid: pod for pod in sorted(found.seen.pods, key=lambda pod: pod.turn)}
         for uid in (*pods, *(broken.uid for broken in found.seen.broken)):
             item, verdict, pod = found.items[uid], planned.verdicts[uid], pods.get(uid)
             item = fresh.get(_version(item), item)
             if pod is not None and uid in admitted and pod.gpuid in why:
                 verdict = replace(verdict, bound=why[pod.gpuid])
-            self._serve(item, pod, found.own.get(uid), verdict)
+            if verdict.bind and pod is not None and pod.gpuid in doubtful:
+                continue
+            try:
+                self._serve(item, pod, found.own.get(uid), verdict)
+            except ApiError as error:
+                self._take_refusal(error, item)
+                if verdict.bind and pod is not None:
+                    # It may be bound all the same, and their card be another one by now: the watch may be behind.
+                    doubtful.add(pod.gpuid)
         self._delete_occupies(node, found, planned)
 
     def _put_finalizers(self, node: str) -> tuple[Collection[str], Mapping[tuple[str, str], Raw]]:
@@ -177,6 +188,11 @@ class Controller:
                 self._take_refusal(error, item)
                 left_out.add(pod.uid)
         return left_out, fresh
+
+    def _may_write(self) -> None:
+        self._may_decide()
+        if self._term_of_attempt != self._term:
+            raise RetryLater("this was decided in an earlier term, and somebody else has led since")
 
     @property
     def _serving(self) -> bool:
@@ -243,7 +259,6 @@ class Controller:
             return
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         if verdict.bind:
-            # Where that fails nobody else may be bound: the watch may be behind, and their card be another one by now.
             item = self._write(item, next_status(item, verdict, own, now))
             verdict = replace(verdict, bind="")
         status = None
@@ -253,10 +268,7 @@ class Controller:
                 status = refused(item, verdict, said, now)
             else:
                 verdict = replace(verdict, created=said)
-        try:
-            self._write(item, status or next_status(item, verdict, own, now))
-        except ApiError as error:
-            self._take_refusal(error, item)
+        self._write(item, status or next_status(item, verdict, own, now))
 
     def _make(self, pod: Raw) -> Said | str | None:
         """None: it is there, or about to be; else why not. A text: and never will be."""
@@ -273,27 +285,19 @@ class Controller:
 
     def _finish(self, item: Raw, *, force: bool) -> None:
         """Let it go, unless its Pod is there after all: the watch may be behind what was made."""
-        try:
-            found = self._writer.pod(*key_of(item))
-            if found is not None and is_own(found, item):
-                self._writer.delete(*key_of(item), found["metadata"]["uid"], force=force)
-                self._failed = True
-            else:
-                self._writer.take_finalizer(item)
-        except ApiError as error:
-            self._take_refusal(error, item)
+        found = self._writer.pod(*key_of(item))
+        if found is not None and is_own(found, item):
+            self._writer.delete(*key_of(item), found["metadata"]["uid"], force=force)
+            self._failed = True
+        else:
+            self._writer.take_finalizer(item)
 
     def _write(self, item: Raw, status: Mapping[str, Any]) -> Raw:
         """The MtgpuPod as it is with this status."""
         before = item.get("status") or {}
         if status == before:
             return item
-        try:
-            written = self._writer.status(item, status)
-        except ApiError as error:
-            if error.status in (404, 409):
-                raise _Stale(str(error)) from error
-            raise
+        written = self._writer.status(item, status)
         meta = item["metadata"]
         reference = {"apiVersion": mtgpu.API_VERSION, "kind": mtgpu.KIND} | {
             key: meta[key] for key in ("namespace", "name", "uid")

@@ -199,6 +199,24 @@ def test_an_own_pod_that_just_came_is_no_foreign_one_whatever_the_watch_has_brou
 # Its own Pod.
 
 
+def test_a_pod_that_ends_by_its_deletion_is_made_again(rig: Rig) -> None:
+    rig.create("a", "x")
+    rig.create("b", "x", "1")
+    rig.settle()
+    before = own(rig, "a")
+    rig.kill(before)
+    rig.run("n1")
+    assert own(rig, "a")["status"]["phase"] == "Failed"
+    rig.scheduler.hear()
+    rig.control()
+    assert rig.item("a")["status"]["phase"] == "Running"
+    assert condition(rig, "a", "PodCreated")["reason"] == "PodTerminating"
+    rig.settle()
+    assert own(rig, "a")["metadata"]["uid"] != before["metadata"]["uid"]
+    assert rig.item("a")["status"]["phase"] == "Running"
+    assert bound(rig, "b")[1] == "ResourceExceeded"
+
+
 def test_its_pod_is_made_again_on_the_same_card(rig: Rig) -> None:
     rig.create("a", "x", node="s1")
     rig.settle()
@@ -419,6 +437,7 @@ def test_on_a_node_that_is_gone_nothing_is_left_and_it_goes_on_when_it_is_back(r
     rig.create("b", "y")
     rig.settle()
     node = rig.remove_node("n1")
+    rig.collect()  # before the scheduler hears of it
     rig.settle()
     assert names(rig) == []
     assert condition(rig, "a", "Bound")["reason"] == "NodeNotFound"
@@ -468,6 +487,40 @@ def test_who_does_not_lead_writes_nothing(rig: Rig) -> None:
     assert rig.cluster.storage.rv == before
     rig.scheduler.leads = True
     rig.scheduler.controller.begin()
+    rig.settle()
+    assert bound(rig, "a")[0] == "True"
+
+
+@pytest.mark.parametrize("what", ["bound", "ended"])
+def test_one_whose_writes_are_refused_does_not_keep_other_gpuids_waiting(rig: Rig, what: str) -> None:
+    refuse = ApiError(422, "Invalid", "a schema that became stricter")
+    if what == "bound":
+        rig.cluster.refuse = refusing("replace", "/mtgpupods/a/", refuse)
+        rig.create("a", "x")
+    else:
+        rig.create("a", "x")
+        rig.settle()
+        rig.cluster.refuse = refusing("delete", "/default/pods/a", refuse)
+        rig.delete("a")
+    rig.create("b", "y")
+    rig.settle()
+    assert bound(rig, "b")[0] == "True"
+    rig.cluster.refuse = lambda *_: None
+    rig.settle()
+    assert what == "ended" or bound(rig, "a")[0] == "True"
+    assert names(rig, ITEMS) == (["b"] if what == "ended" else ["a", "b"])
+
+
+def test_what_was_decided_in_an_earlier_term_is_not_written(rig: Rig) -> None:
+    """A call takes so long that another replica leads meanwhile, and this one again."""
+    rig.create("a", "x")
+    rig.scheduler.hear()
+    rig.cluster.refuse = lambda *_: rig.scheduler.controller.begin()
+    rig.scheduler.controller.look_at("n1")
+    assert rig.item("a")["metadata"]["finalizers"] == [mtgpu.FINALIZER]
+    assert "status" not in rig.item("a")
+    assert rig.occupy("x") is None
+    rig.cluster.refuse = lambda *_: None
     rig.settle()
     assert bound(rig, "a")[0] == "True"
 
