@@ -5,10 +5,11 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from mgpu.dialects import gpushare, mtgpu
-from mgpu.kube import Api
+from mgpu.kube import Api, Unreachable
 from mgpu.kube.events import Recorder
 from mgpu.kube.leader import Leader
 from mgpu.kube.reflector import Reflector
@@ -66,7 +67,7 @@ class Process:
         self.late = LateDecisions(
             self.state, self.decider, api, settings, self._warn, self.may_decide, recut=self.planning.can_serve
         )
-        self.mtgpus = Controller(self.state, api, settings, self._tell, self.may_decide)
+        self.mtgpus = Controller(self.state, api, settings, self._tell, self._may_serve_mtgpupods)
         self._recorder: Recorder | None = None
         own = settings.scheduler
         self._leader = Leader(api, own.namespace, _LEASE, identity) if own.leader_elect else None
@@ -122,7 +123,7 @@ class Process:
 
     def ready(self) -> str:
         """Why this process should not be asked yet; "": it should."""
-        for name, watch in self._watches.items():
+        for name, watch in self._awaited():
             if not watch.synced:
                 return f"not in sync yet: {name}"
             if watch.broken_for > _SILENT_SECONDS:
@@ -132,7 +133,7 @@ class Process:
         return "" if self._fresh_term == self._term() else "catching up with what the last leader wrote"
 
     def may_answer(self) -> None:
-        for name, watch in self._watches.items():
+        for name, watch in self._awaited():
             if not watch.synced:
                 raise RetryLater(f"not in sync yet: {name}")
 
@@ -142,6 +143,20 @@ class Process:
             raise RetryLater("another replica leads")
         if self._fresh_term != self._term():
             raise RetryLater("catching up with what the last leader wrote")
+
+    def _may_serve_mtgpupods(self) -> None:
+        self.may_decide()
+        if self._mtgpupods.forbidden or not self._mtgpupods.synced:
+            raise Unreachable("which MtgpuPods there are is not known: this process may not list and watch mtgpupods")
+
+    def _awaited(self) -> Iterator[tuple[str, Reflector]]:
+        """What has to be known. Whoever has been forbidden MtgpuPods for long serves none, and nobody else waits for
+        them: those that have a card are known by their Pods and occupy pods. At first it may be that the API server
+        has just started.
+        """
+        for name, watch in self._watches.items():
+            if not (watch is self._mtgpupods and watch.forbidden and watch.broken_for > _SILENT_SECONDS):
+                yield name, watch
 
     def _leading(self) -> bool:
         return self._leader is None or self._leader.leading
@@ -158,7 +173,7 @@ class Process:
         first_term = self._term() if self._leading() else -1
         for watch in (*self._watches.values(), *self._beside):
             watch.start()
-        while not all(watch.wait_synced(_ROUND_SECONDS) for watch in self._watches.values()):
+        while not all(watch.wait_synced(_ROUND_SECONDS) for _, watch in self._awaited()):
             if self._stop.is_set():
                 return
         self._learn()  # all nodes are new: not in the first call's time
@@ -195,7 +210,8 @@ class Process:
     def _catch_up(self) -> None:
         """The last leader may have written what the watch has not brought yet: decide only on a newer list."""
         term = self._term()
-        if all(watch.refresh(_REFRESH_SECONDS) for watch in (self._nodes, self._mtgpupods, self._pods)):
+        fresh = (self._nodes, self._mtgpupods, self._pods)
+        if all(watch.refresh(_REFRESH_SECONDS) for _, watch in self._awaited() if watch in fresh):
             self._begin(term)
 
     def _begin(self, term: int) -> None:

@@ -51,6 +51,7 @@ class Reflector:
         self._wanted = 0
         self._watch: Watch | None = None
         self._broken_since: float | None = None
+        self._forbidden = False
         self._thread = threading.Thread(target=self._run, name=f"watch {path}", daemon=True)
 
     def start(self) -> None:
@@ -73,6 +74,11 @@ class Reflector:
         """Seconds since the API server was last heard on this, 0 while the watch runs."""
         since = self._broken_since
         return 0.0 if since is None else time.monotonic() - since
+
+    @property
+    def forbidden(self) -> bool:
+        """Whether the API server's last answer was that this process may not see these (403)."""
+        return self._forbidden
 
     def wait_synced(self, timeout: float) -> bool:
         with self._lists:
@@ -103,6 +109,7 @@ class Reflector:
                 if self._refresh_due() or self._stop.is_set():
                     continue
                 self._broken_since = self._broken_since or time.monotonic()
+                self._forbidden = isinstance(error, ApiError) and error.status == 403
                 log.warning("watch of %s broke, listing again: %s", self._path, error)
             except Exception:
                 # The thread's outermost loop: an answer that nobody foresaw must not end it.
@@ -137,7 +144,7 @@ class Reflector:
                 raise
         for name in [name for name in self._known if name not in present]:
             self._call(self._gone, self._known.pop(name))
-        self._broken_since = None
+        self._broken_since, self._forbidden = None, False
         with self._lists:
             self._finished = begun
             self._lists.notify_all()

@@ -19,6 +19,18 @@ from tests.scheduler.test_main import KUBECONFIG
 from tests.waiting import until
 
 RUN = "from mgpu.cli.main import main; main()"
+FORBIDDEN = """
+from mgpu.kube import Api, ApiError
+from scheduler import process
+
+def pages(self, path, _pages=Api.pages, **query):
+    if "mtgpupods" in path:
+        raise ApiError(403, "Forbidden", "mtgpupods is forbidden")
+    return _pages(self, path, **query)
+
+Api.pages = pages
+process._SILENT_SECONDS = 0.3
+"""
 ROOT = Path(__file__).parents[2]
 PODS = "/api/v1/namespaces/default/pods"
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
@@ -32,9 +44,10 @@ class Cluster:
         self.folder, self.api = folder, api
         self.schedulers: list[Server] = []
 
-    def start(self, *options: str) -> Server:
+    def start(self, *options: str, first: str = "") -> Server:
+        """first: code of the test's that runs before it."""
         fixed = ("--kubeconfig", str(self.folder / "kubeconfig"), "--host", "127.0.0.1", "--port", "0")
-        server = Server("-c", RUN, "scheduler", *fixed, "--extender-port", "0", *options, addresses=2)
+        server = Server("-c", first + RUN, "scheduler", *fixed, "--extender-port", "0", *options, addresses=2)
         self.schedulers.append(server)
         return server
 
@@ -142,6 +155,15 @@ def test_bindings_late_decisions_and_a_restart(cluster: Cluster) -> None:
 def _failed(api: Api, name: str) -> dict[str, Any] | None:
     status: dict[str, Any] = api.get(f"{PODS}/{name}")["status"]
     return status if status["phase"] == "Failed" else None
+
+
+def test_who_may_not_list_mtgpupods_decides_for_all_other_pods(cluster: Cluster) -> None:
+    server = cluster.start(first=FORBIDDEN)
+    cluster.ready(server)
+    cluster.register(server)
+    cluster.submit("p")
+    cluster.bind("p")
+    assert cluster.card("p") == "0"
 
 
 def test_one_of_two_replicas_decides_and_the_other_takes_over(cluster: Cluster) -> None:

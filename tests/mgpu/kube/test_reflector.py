@@ -135,6 +135,17 @@ def test_after_a_break_the_new_list_is_diffed(run: Callable[..., Seen], how: Exc
     assert seen.reflector.broken_for == 0
 
 
+def test_it_tells_while_it_is_forbidden(run: Callable[..., Seen]) -> None:
+    api = FakeApi(item("a", 1))
+    api.refuse = ApiError(403, "Forbidden", "things is forbidden")
+    seen = run(api)
+    until(lambda: seen.reflector.forbidden)
+    assert not seen.reflector.synced
+    api.refuse = None
+    seen.stream()
+    assert (seen.reflector.forbidden, seen.next()) == (False, ["+uid-a@1"])
+
+
 def test_a_refresh_sees_everything_that_was_written_before_it(run: Callable[..., Seen]) -> None:
     seen = run(FakeApi(item("a", 1)))
     seen.stream()
