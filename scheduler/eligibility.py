@@ -28,16 +28,14 @@ class Eligibility:
         self._number: dict[str, int] = {}  # of a model: its position in _models
         self._numbers: Codes = np.full((1, 0), -1)  # of each card's model; -1: no card
         self._places: dict[str, set[tuple[int, int]]] = {}  # UUID → (row, column)
-        self._with_gpuid: dict[int, list[int]] = {}  # row → its cards that have one
+        self._rows_in_use: set[int] = set()  # where any card has a GPUID
+        self._in_use = np.zeros((1, 0), np.bool_)  # which ones have
 
     def put(self, row: int, cards: Sequence[CardState]) -> None:
         """The cards of a row as they are now."""
         now = tuple(state.card for state in cards)
         self._make_room(row + 1, len(now))
-        self._with_gpuid.pop(row, None)
-        named = [column for column, state in enumerate(cards) if state.gpuid]
-        if named:
-            self._with_gpuid[row] = named
+        self._put_in_use(row, [column for column, state in enumerate(cards) if state.gpuid])
         if now == self._cards[row]:
             return
         for column, card in enumerate(self._cards[row]):
@@ -58,12 +56,20 @@ class Eligibility:
 
         At least as large as all that was put.
         """
-        if not wishes.limits_cards and not self._with_gpuid:
+        if not wishes.limits_cards and not self._rows_in_use:
             return None
         codes = self._by_wishes(wishes) if wishes.limits_cards else np.zeros(self._numbers.shape, np.int64)
-        for row, columns in self._with_gpuid.items():
-            codes[row, columns] = self._code_of(IN_USE_BY_MTGPUPODS)
+        if self._rows_in_use:
+            codes[self._in_use] = self._code_of(IN_USE_BY_MTGPUPODS)
         return codes
+
+    def _put_in_use(self, row: int, columns: Sequence[int]) -> None:
+        if row in self._rows_in_use:
+            self._in_use[row] = False
+            self._rows_in_use.discard(row)
+        if columns:
+            self._in_use[row, columns] = True
+            self._rows_in_use.add(row)
 
     def _by_wishes(self, wishes: Wishes) -> Codes:
         by_model = [self._code_of(wishes.against(model)) for model in self._models]
@@ -102,3 +108,6 @@ class Eligibility:
             larger = np.full(shape, -1)
             larger[: have[0], : have[1]] = self._numbers
             self._numbers = larger
+            in_use = np.zeros(shape, np.bool_)
+            in_use[: have[0], : have[1]] = self._in_use
+            self._in_use = in_use
