@@ -45,9 +45,10 @@ def serve_nothing() -> None:
     for kind in kinds:
         publish(api, kind, configuration, files[CA])
     api.close()
-    listen = [Listen("127.0.0.1", int(port)), *(Listen("127.0.0.1", int(p), tls=False) for p in extender_port)]
+    listen = [Listen("127.0.0.1", int(port), app.wsgi_app)]
+    listen += [Listen("127.0.0.1", int(p), app.wsgi_app, tls=False) for p in extender_port]
     workers, threads = (1, 64) if extender_port else (2, 8)  # as the real ones
-    serve(app.wsgi_app, listen, certificate=(folder.chain, folder.key), workers=workers, threads=threads)
+    serve(listen, certificate=(folder.chain, folder.key), workers=workers, threads=threads)
 
 
 def _add_extender(app: Flask) -> None:

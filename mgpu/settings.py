@@ -22,6 +22,8 @@ NODE_POLICIES = CARD_POLICIES
 
 Policy = Annotated[_Policy, BeforeValidator(lower)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+ExtraPort = Annotated[int, Field(ge=-1, le=65535)]
+"""-1: nothing listens there."""
 _SLICES = "dialects.slices"
 
 
@@ -82,6 +84,8 @@ class WebhookSettings(Block):
     identities: the users that may write placement annotations, and make the Pods of MtgpuPods; empty: the suite's
     service accounts in `namespace`.
     schedulerName: what new GPU pods get as theirs (Koordinator's upgrade webhook); empty: what they have.
+    clientCa: a file of certificates; then only clients that one of them vouches for are answered (the API server's).
+    metricsPort: /metrics, /healthz and /readyz in plain HTTP; -1: nowhere.
     """
 
     host: str = "0.0.0.0"
@@ -95,11 +99,18 @@ class WebhookSettings(Block):
     configuration: str = "mgpu-webhook"
     namespace: str = "mgpu-system"
     scheduler_name: str = Field("", alias="schedulerName")
+    client_ca: str = Field("", alias="clientCa")
+    metrics_host: str = Field("0.0.0.0", alias="metricsHost")
+    metrics_port: ExtraPort = Field(-1, alias="metricsPort")
 
 
 class SchedulerSettings(Block):
     """Binding admission over TLS on `port`, the extender over plain HTTP on `extenderPort` (loopback by default).
 
+    clientCa: as the webhook's, of the binding admission. extenderClientCa: the same of the extender, which is served
+    over TLS then, and may listen on other addresses than loopback.
+    metricsPort: as the webhook's. webPort: the page of the cluster's cards, in plain HTTP; `kubectl port-forward`
+    reaches it on loopback; -1: nowhere.
     bindingUsers: the users or groups that may bind GPU pods (with an extender that binds, its own account is one of
     them); empty: anybody.
     """
@@ -117,6 +128,12 @@ class SchedulerSettings(Block):
     leader_elect: bool = Field(True, alias="leaderElect")
     reservation_seconds: Annotated[float, Field(gt=0)] = Field(30, alias="reservationSeconds")
     binding_users: Names = Field((), alias="bindingUsers")
+    client_ca: str = Field("", alias="clientCa")
+    extender_client_ca: str = Field("", alias="extenderClientCa")
+    metrics_host: str = Field("0.0.0.0", alias="metricsHost")
+    metrics_port: ExtraPort = Field(-1, alias="metricsPort")
+    web_host: str = Field("127.0.0.1", alias="webHost")
+    web_port: ExtraPort = Field(-1, alias="webPort")
 
 
 class DevicePluginSettings(Block):

@@ -1,17 +1,13 @@
-"""The HTTP side: binding admission over TLS, the extender in plain HTTP, each on its own address and nowhere else.
+"""The HTTP side: binding admission, the extender, metrics and the web page, each on its own address and nowhere else.
 
-Both must be one process, since they share the reservations, and gunicorn serves both in one worker. What came over
-TLS never reaches the extender: `/bind` has no authentication but that its address is loopback.
+All must be one process, since they share the reservations, and gunicorn serves them in one worker. The extender's
+`/bind` has no authentication but that its address is loopback, or that its clients have certificates
+(`extenderClientCa`).
 """
-
-import ssl
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-from flask import Flask
 
 from mgpu.kube import Api
 from mgpu.serving.app import new_app, probes, reviewing
+from mgpu.serving.server import Listen
 from mgpu.settings import Settings
 from scheduler.admission import BindingAdmission
 from scheduler.deciding import Decider
@@ -22,30 +18,25 @@ from scheduler.gpushare_routes import gpushare_routes
 from scheduler.preempting import Preemption
 from scheduler.state import State
 
-if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
-
-def make_apps(
+def listeners(
     state: State, decider: Decider, filter_: Filter, preemption: Preemption, api: Api, settings: Settings, gate: Gate
-) -> tuple[Flask, Flask]:
-    """(admission, extender), each with `/healthz` and `/readyz`."""
+) -> list[Listen]:
+    """Each app, with `/healthz` and `/readyz`, on its address: admission, extender, metrics, web page."""
+    own = settings.scheduler
     admission = new_app()
-    binding = BindingAdmission(decider, gate.may_decide, settings.scheduler.binding_users)
+    binding = BindingAdmission(decider, gate.may_decide, own.binding_users)
     reviewing(admission, "/bind-admission", binding, kinds=("Binding",))
     verbs = Extender(filter_, decider, preemption, api, gate)
     extender = make_extender_app(verbs)
     gpushare_routes(extender, verbs, state, settings, gate)
-    for app in (admission, extender):
+    metrics, web = new_app(), new_app()
+    for app in (admission, extender, metrics, web):
         probes(app, gate.ready)
-    return admission, extender
-
-
-def by_listener(admission: Flask, extender: Flask) -> "WSGIApplication":
-    """One WSGI app of both: which one answers depends on the connection alone, not on what the request says."""
-
-    def app(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
-        chosen = admission if isinstance(environ["gunicorn.socket"], ssl.SSLSocket) else extender
-        return chosen.wsgi_app(environ, start_response)
-
-    return app
+    client_ca = own.extender_client_ca
+    return [
+        Listen(own.host, own.port, admission.wsgi_app, client_ca=own.client_ca),
+        Listen(own.extender_host, own.extender_port, extender.wsgi_app, tls=bool(client_ca), client_ca=client_ca),
+        *([Listen(own.metrics_host, own.metrics_port, metrics.wsgi_app, tls=False)] if own.metrics_port >= 0 else []),
+        *([Listen(own.web_host, own.web_port, web.wsgi_app, tls=False)] if own.web_port >= 0 else []),
+    ]

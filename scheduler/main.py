@@ -11,9 +11,9 @@ from mgpu.cli.certificate import prepare
 from mgpu.cli.setup import UNITS, read_settings
 from mgpu.kube import Api
 from mgpu.serving import logs
-from mgpu.serving.server import Listen, serve
+from mgpu.serving.server import serve
 from mgpu.settings import CARD_POLICIES, NODE_POLICIES, Settings
-from scheduler.app import by_listener, make_apps
+from scheduler.app import listeners
 from scheduler.process import Process
 
 # A thread of `/bind` waits for the API server, which waits for the admission here: there must be threads left for it.
@@ -37,8 +37,10 @@ Examples:
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).")
 @click.option("--host", help="Address of the binding admission (HTTPS).  [default: 0.0.0.0]")
 @click.option("--port", type=int, help="Its port; 0: any free one.  [default: 8444]")
-@click.option("--extender-host", help="Address of the extender (plain HTTP).  [default: 127.0.0.1]")
+@click.option("--extender-host", help="Address of the extender.  [default: 127.0.0.1]")
 @click.option("--extender-port", type=int, help="Its port; 0: any free one.  [default: 8888]")
+@click.option("--metrics-port", type=int, help="Port of /metrics and probes, plain HTTP; -1: none.  [default: -1]")
+@click.option("--web-port", type=int, help="Port of the web page on loopback; -1: none.  [default: -1]")
 @click.option("--cert-dir", help="Serve tls.crt and tls.key from here, and follow them.")
 @click.option("--self-signed-dir", help="Keep the self-made certificate here.  [default: a private directory]")
 @click.option("--names", help="More DNS names and addresses for the self-made certificate, with commas between.")
@@ -79,10 +81,7 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
         process.stop()
 
     serve(
-        by_listener(
-            *make_apps(process.state, process.decider, process.filter, process.preemption, api, settings, process)
-        ),
-        [Listen(own.host, own.port), Listen(own.extender_host, own.extender_port, tls=False)],
+        listeners(process.state, process.decider, process.filter, process.preemption, api, settings, process),
         certificate=certificate,
         workers=1,
         threads=_THREADS,

@@ -9,6 +9,7 @@ import click
 from mgpu.cli.certificate import in_cluster, prepare
 from mgpu.cli.setup import UNITS, read_settings
 from mgpu.serving import logs
+from mgpu.serving.app import new_app, probes
 from mgpu.serving.server import Listen, serve
 from mgpu.settings import Settings
 from webhook.app import make_app
@@ -36,6 +37,7 @@ Examples:
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).")
 @click.option("--host", help="Address to listen on.  [default: 0.0.0.0]")
 @click.option("--port", type=int, help="Port; 0: any free one.  [default: 8443]")
+@click.option("--metrics-port", type=int, help="Port of /metrics and probes, plain HTTP; -1: none.  [default: -1]")
 @click.option("--workers", type=int, help="Processes.  [default: 2]")
 @click.option("--cert-dir", help="Serve tls.crt and tls.key from here, and follow them.")
 @click.option("--self-signed-dir", help="Keep the self-made certificate here.  [default: a private directory]")
@@ -64,9 +66,14 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
     own = settings.webhook
     cluster = kubeconfig if kubeconfig or in_cluster(kubeconfig) else None
     certificate, keeper = prepare(own, cluster, _CONFIGURATIONS, stack)
+    ready = keeper.ready if keeper else str
+    listen = [Listen(own.host, own.port, make_app(settings, ready).wsgi_app, client_ca=own.client_ca)]
+    if own.metrics_port >= 0:
+        metrics = new_app()
+        probes(metrics, ready)
+        listen.append(Listen(own.metrics_host, own.metrics_port, metrics.wsgi_app, tls=False))
     serve(
-        make_app(settings, keeper.ready if keeper else str).wsgi_app,
-        [Listen(own.host, own.port)],
+        listen,
         certificate=certificate,
         workers=own.workers,
         start=keeper.start if keeper else None,

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,18 +36,22 @@ _request = threading.local()
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Where to listen; port 0: any free one, which the ready line names."""
+    """Where to listen, and for which app; port 0: any free one, which the ready line names.
+
+    client_ca: with TLS, a file of certificates (PEM); only clients whose certificate one of them has signed are heard.
+    """
 
     host: str
     port: int
+    app: "WSGIApplication"
     tls: bool = True
+    client_ca: str = ""
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def serve(
-    app: "WSGIApplication",
     listen: Sequence[Listen],
     *,
     certificate: tuple[Path, Path] | None = None,
@@ -58,7 +62,8 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT; then requests under way are finished, and SystemExit is raised.
 
-    app: made before the workers fork, so that they share its memory.
+    The apps are made before the workers fork, so that they share their memory. Each is asked over its own addresses and
+    no others, whatever a request says.
     certificate: (chain, key) in PEM; both are watched, and new connections get the new one.
     start, stop: run in every worker, before its first request and after its last; threads belong there, not before.
     Prints `serving https on 127.0.0.1:8443` on stdout, one line per address, once connections are accepted.
@@ -66,7 +71,7 @@ def serve(
     """
     for address in listen:
         _check(address)
-    _Server(_in_one_segment(app), listen, certificate, workers, threads, start, stop).run()
+    _Server(listen, certificate, workers, threads, start, stop).run()
 
 
 def _check(address: Listen) -> None:
@@ -77,13 +82,21 @@ def _check(address: Listen) -> None:
             pass
     except OSError as error:
         raise BadObject([Problem(str(address), f"cannot be listened on: {error.strerror or error}")]) from error
+    if address.client_ca:
+        try:
+            ssl.create_default_context(cafile=address.client_ca)
+        except (OSError, ssl.SSLError) as error:
+            raise BadObject([Problem(address.client_ca, f"is no file of certificates: {error}")]) from error
 
 
 class ReloadingContext:
-    """An SSLContext (TLS 1.2 and up) that follows its files; the last good one stays where they do not fit together."""
+    """An SSLContext (TLS 1.2 and up) that follows its files; the last good one stays where they do not fit together.
 
-    def __init__(self, chain: Path, key: Path) -> None:
-        self._chain, self._key = chain, key
+    client_ca: as in `Listen`.
+    """
+
+    def __init__(self, chain: Path, key: Path, client_ca: Path | None = None) -> None:
+        self._chain, self._key, self._client_ca = chain, key, client_ca
         self._lock = threading.Lock()
         self._seen = self._stamp()
         self._context = self._load()
@@ -101,12 +114,16 @@ class ReloadingContext:
             return self._context
 
     def _stamp(self) -> tuple[int, ...]:
-        return tuple(v for f in (self._chain, self._key) for s in (f.stat(),) for v in (s.st_mtime_ns, s.st_ino))
+        files = (self._chain, self._key, *([self._client_ca] if self._client_ca else []))
+        return tuple(v for f in files for s in (f.stat(),) for v in (s.st_mtime_ns, s.st_ino))
 
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(self._chain, self._key)
+        if self._client_ca:
+            context.load_verify_locations(self._client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
         return context
 
 
@@ -146,8 +163,8 @@ class _Logger(Logger):  # type: ignore[misc]
 
 
 class _Worker(ThreadWorker):  # type: ignore[misc]
-    """Threads; TLS per address (gunicorn has it for all or none): the plain ones get a configuration without; and
-    a client that does not hang up after its last reply is waited for (2 s) aside, not in the loop of them all.
+    """Threads; TLS per address (gunicorn has it for all or none): each has a configuration of its own; and a client
+    that does not hang up after its last reply is waited for (2 s) aside, not in the loop of them all.
     """
 
     def init_process(self) -> None:
@@ -156,8 +173,7 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
 
     def enqueue_req(self, conn: Any) -> None:
         if not conn.initialized:
-            if conn.server in self.app.plain_addresses(self.sockets):
-                conn.cfg = self.app.plain
+            conn.cfg = self.app.config_of(conn.server, self.sockets)
             conn.close = partial(self._close, conn)
         super().enqueue_req(conn)
 
@@ -172,7 +188,6 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
 class _Server(BaseApplication):  # type: ignore[misc]
     def __init__(
         self,
-        app: "WSGIApplication",
         listen: Sequence[Listen],
         certificate: tuple[Path, Path] | None,
         workers: int,
@@ -182,7 +197,8 @@ class _Server(BaseApplication):  # type: ignore[misc]
     ) -> None:
         if not certificate and any(address.tls for address in listen):
             raise ValueError("an address with TLS needs a certificate")
-        self._app, self._listen = app, listen
+        self._listen, self._certificate = listen, certificate
+        self._apps: dict[int, WSGIApplication] = {}
         self._options: dict[str, Any] = {
             "bind": [str(address) for address in listen],
             "workers": workers,
@@ -199,36 +215,44 @@ class _Server(BaseApplication):  # type: ignore[misc]
             "post_worker_init": lambda _: start() if start else None,
             "worker_exit": lambda _, __: stop() if stop else None,
         }
-        self._tls: dict[str, Any] = {}
-        if certificate:
-            context = ReloadingContext(*certificate)
-            chain, key = map(str, certificate)
-            self._tls = {"certfile": chain, "keyfile": key, "ssl_context": lambda _, __: context.current()}
         super().__init__()
 
     def load_config(self) -> None:
-        for name, value in (self._options | self._tls).items():
+        for name, value in self._options.items():
             self.cfg.set(name, value)
-        self.plain = self._plain_config()
+        self._configs = [self._config(address) for address in self._listen]
 
     def load(self) -> "WSGIApplication":
-        return self._app
+        def app(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+            return self._apps[environ["gunicorn.socket"].getsockname()[1]](environ, start_response)
 
-    def plain_addresses(self, sockets: Sequence[socket.socket]) -> list[Any]:
-        return [s.getsockname() for s, address in zip(sockets, self._listen, strict=True) if not address.tls]
+        return _in_one_segment(app)
 
-    def _plain_config(self) -> Any:
+    def config_of(self, server: object, sockets: Sequence[socket.socket]) -> Any:
+        """The configuration of connections to one of the listening sockets, by its address."""
+        return self._configs[[s.getsockname() for s in sockets].index(server)]
+
+    def _config(self, address: Listen) -> Any:
         config = type(self.cfg)()
-        for name, value in self._options.items():
+        for name, value in (self._options | self._tls(address)).items():
             config.set(name, value)
         return config
+
+    def _tls(self, address: Listen) -> dict[str, Any]:
+        if not address.tls or not self._certificate:
+            return {}
+        context = ReloadingContext(*self._certificate, Path(address.client_ca) if address.client_ca else None)
+        chain, key = map(str, self._certificate)
+        return {"certfile": chain, "keyfile": key, "ssl_context": lambda _, __: context.current()}
 
     def _announce(self, arbiter: Any) -> None:
         gc.collect()
         gc.freeze()  # what exists now is shared with the workers; their collectors must not touch (copy) its pages
         for bound, address in zip(arbiter.LISTENERS, self._listen, strict=True):
             host, port = bound.getsockname()[:2]
-            print(f"serving {'https' if address.tls else 'http'} on {Listen(host, port)}", flush=True)
+            self._apps[port] = address.app
+            shown = replace(address, host=host, port=port)
+            print(f"serving {'https' if address.tls else 'http'} on {shown}", flush=True)
         sys.stdout.flush()
 
 

@@ -11,9 +11,19 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from mgpu.serving.certificates import CA, CA_KEY
+from mgpu.serving.folder import Folder
 
 DEADLINE = 60.0  # far above what anything here takes: a bound for hung processes, no measurement
 
@@ -67,17 +77,19 @@ class Server:
 
 @dataclass
 class Client:
-    """One connection. ca: the bundle to trust; None: plain HTTP."""
+    """One connection. ca: the bundle to trust, or context: how to; neither: plain HTTP."""
 
     port: int
     ca: Path | None = None
     host: str = "127.0.0.1"
+    context: ssl.SSLContext | None = None
     wire: socket.socket = field(init=False)
 
     def __post_init__(self) -> None:
         raw = socket.create_connection(("127.0.0.1", self.port), DEADLINE)
-        if self.ca:
-            raw = ssl.create_default_context(cafile=str(self.ca)).wrap_socket(raw, server_hostname=self.host)
+        if self.ca or self.context:
+            context = self.context or ssl.create_default_context(cafile=str(self.ca))
+            raw = context.wrap_socket(raw, server_hostname=self.host)
         self.wire = raw
 
     def __enter__(self) -> "Client":
@@ -119,3 +131,19 @@ class Client:
         info = self.wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         (count,) = struct.unpack_from("=I", info, 152)
         return int(count)
+
+
+def client_certificate(folder: Folder, where: Path) -> Path:
+    """A file with a client's certificate and key, signed by the CA of `folder`."""
+    ca = x509.load_pem_x509_certificate((folder.path / CA).read_bytes())
+    signer: Any = load_pem_private_key((folder.path / CA_KEY).read_bytes(), None)
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kube-scheduler")])
+    builder = x509.CertificateBuilder(ca.subject, name, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(hours=1))
+    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
+    made = builder.add_extension(usage, critical=False).sign(signer, hashes.SHA256())
+    file = where / "client.pem"
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    file.write_bytes(made.public_bytes(Encoding.PEM) + secret)
+    return file

@@ -1,4 +1,7 @@
-"""A server for the tests: `python -m tests.mgpu.serving.sample DIRECTORY`, TLS and plain, one worker."""
+"""A server for the tests: `python -m tests.mgpu.serving.sample DIRECTORY`, one worker.
+
+Three addresses: TLS, plain, and another app over TLS for clients whose certificate the server's own CA has signed.
+"""
 
 import sys
 from pathlib import Path
@@ -20,9 +23,11 @@ def main(directory: Path) -> None:
     app = new_app()
     reviewing(app, "/review", answer, kinds=("Pod",))
     probes(app, ready=lambda: "" if started else "not started")
+    other = new_app()
+    probes(other, ready=str)
+    vouched = Listen("127.0.0.1", 0, other.wsgi_app, client_ca=str(directory / "ca.crt"))
     serve(
-        app.wsgi_app,
-        [Listen("127.0.0.1", 0), Listen("127.0.0.1", 0, tls=False)],
+        [Listen("127.0.0.1", 0, app.wsgi_app), Listen("127.0.0.1", 0, app.wsgi_app, tls=False), vouched],
         certificate=(directory / "tls.crt", directory / "tls.key"),
         start=lambda: started.append("started"),
         stop=lambda: print("stopped", flush=True),

@@ -13,7 +13,7 @@ import pytest
 from mgpu.serving.certificates import CA, CHAIN, KEY, ensure, renewed
 from mgpu.serving.folder import Folder
 from mgpu.serving.server import ReloadingContext
-from tests.mgpu.serving.process import Client, Server
+from tests.mgpu.serving.process import Client, Server, client_certificate
 from tests.mgpu.serving.reviews import review
 
 NAMES = {"127.0.0.1", "localhost"}
@@ -30,9 +30,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 @pytest.fixture(scope="module")
 def server(folder: Folder) -> Iterator[Server]:
-    server = Server(*SAMPLE, str(folder.path), addresses=2, cwd=ROOT)
+    server = Server(*SAMPLE, str(folder.path), addresses=3, cwd=ROOT)
     yield server
     server.close()
+
+
+@pytest.fixture(scope="module")
+def vouched(folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
+    """With a certificate that the server's own CA has signed."""
+    context = ssl.create_default_context(cafile=str(folder.path / CA))
+    context.load_cert_chain(client_certificate(folder, tmp_path_factory.mktemp("client")))
+    return context
 
 
 def connect(server: Server, folder: Folder, *, tls: bool) -> Client:
@@ -47,6 +55,31 @@ def test_a_reply_leaves_in_one_segment(server: Server, folder: Folder, tls: bool
         for _ in range(20):
             assert client.ask(review({"a": 1}), "/review")[1]["response"]["allowed"]
         assert client.data_segments() - before == 20
+
+
+def test_an_address_is_its_app_s_alone(server: Server, folder: Folder, vouched: ssl.SSLContext) -> None:
+    assert _healthz(server.ports[2], vouched) == 200
+    with Client(server.ports[2], context=vouched) as client:
+        assert client.ask(review({"a": 1}), "/review")[0] == 404
+
+
+@pytest.mark.parametrize("signed", ["by nobody", "by another CA"])
+def test_who_asks_for_certificates_answers_nobody_without(
+    server: Server, folder: Folder, tmp_path: Path, signed: str
+) -> None:
+    context = ssl.create_default_context(cafile=str(folder.path / CA))
+    if signed == "by another CA":
+        other = Folder(tmp_path)
+        ensure(other, NAMES, datetime.now(UTC))
+        context.load_cert_chain(client_certificate(other, tmp_path))
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        _healthz(server.ports[2], context)
+
+
+def _healthz(port: int, context: ssl.SSLContext) -> int:
+    with Client(port, context=context) as client:
+        client.send(b"", "/healthz", method="GET")
+        return client.receive()[0]
 
 
 def test_start_runs_in_the_worker_before_its_first_request(server: Server) -> None:
@@ -78,7 +111,7 @@ def test_clients_that_do_not_hang_up_hold_nobody_up(server: Server) -> None:
 
 
 def test_a_request_under_way_is_answered_before_the_server_ends(folder: Folder) -> None:
-    server = Server(*SAMPLE, str(folder.path), addresses=2, cwd=ROOT)
+    server = Server(*SAMPLE, str(folder.path), addresses=3, cwd=ROOT)
     try:
         with connect(server, folder, tls=True) as client:
             client.ask(review({"a": 1}), "/review")
@@ -96,7 +129,7 @@ def test_a_request_under_way_is_answered_before_the_server_ends(folder: Folder) 
 def test_a_new_certificate_is_served_without_a_restart(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     first = ensure(folder, NAMES, datetime.now(UTC))
-    server = Server(*SAMPLE, str(tmp_path), addresses=2, cwd=ROOT)
+    server = Server(*SAMPLE, str(tmp_path), addresses=3, cwd=ROOT)
     try:
         with Client(server.ports[0], tmp_path / CA) as old:
             serial = old.serial()
