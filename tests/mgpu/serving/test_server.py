@@ -57,7 +57,7 @@ def test_a_reply_leaves_in_one_segment(server: Server, folder: Folder, tls: bool
         assert client.data_segments() - before == 20
 
 
-def test_an_address_is_its_app_s_alone(server: Server, folder: Folder, vouched: ssl.SSLContext) -> None:
+def test_an_address_is_its_app_s_alone(server: Server, vouched: ssl.SSLContext) -> None:
     assert _healthz(server.ports[2], vouched) == 200
     with Client(server.ports[2], context=vouched) as client:
         assert client.ask(review({"a": 1}), "/review")[0] == 404
