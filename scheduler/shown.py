@@ -39,6 +39,10 @@ class Shown:
     def version(self, node: str) -> int:
         return self._versions.get(node, 0)
 
+    def versions(self) -> dict[str, int]:
+        """Of all nodes; some of them may be gone."""
+        return dict(self._versions)
+
     def cards(self, node: str, uid: str, gpuid: str) -> tuple[CardState, ...]:
         """As the pod of this uid finds them, which occupies a card for this GPUID, but for what is kept for others."""
         return self._ledger.for_gpuid(node, gpuid, uid) if gpuid else self._ledger.cards(node, uid)

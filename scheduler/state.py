@@ -29,6 +29,7 @@ from scheduler.outlook import LEARNT, Outlook
 from scheduler.placement.wishing import elsewhere
 from scheduler.shown import Shown
 from scheduler.slices.sites import Sites
+from scheduler.snapshots import Snapshots
 from scheduler.stock import GivenByMgpu
 from scheduler.usage import Usage
 from scheduler.vector.rows import Table
@@ -76,6 +77,9 @@ class State:
         self._slices = self._inventories.slices
         self.sites = Sites(self._lock, self.view, self._inventories, self._ledger, self._replanned, settings)
         self.mtgpus = MtgpuPods(self._lock, self._nodes, self._accounts, self._shown.version, self._ours.on, freed)
+        self.snapshots = Snapshots(
+            self._lock, self._nodes, self._pods, self._inventories, self._ledger, self._shown.versions
+        )
         self.outlook = Outlook(settings)
 
     # Fed by the watches.
