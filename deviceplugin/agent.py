@@ -77,6 +77,7 @@ class Agent:
             self._told_of_whole_cards,
             lambda cards: self._slices.whole(cards),
             lambda: self._slices.wake(),
+            lambda: self._runtime.has_cdi,
         )
         self._records = RecordWriter(api)
         self._limits = LimitsFiles(
@@ -161,7 +162,8 @@ class Agent:
         log.info("started", extra={"node": self._node_name})
         if self._settings.deviceplugin.enforce == "mps" and self._node.mps is None:
             self._warn_mps("deviceplugin.enforce is mps, and nothing is enforced: the runtime has no CDI")
-        works = (self._serve(), self._follow_pods(), self._follow_whole_cards(), self._slices.run())
+        works = [self._serve(), self._follow_pods(), self._follow_whole_cards(), self._slices.run()]
+        works.append(self._runtime.follow(self._reporter.update))
         tasks = [asyncio.create_task(work) for work in works]
         ending = asyncio.create_task(self._until_stopped())
         try:

@@ -21,6 +21,7 @@ from mgpu.model.inventory import DEVICE_API, MODEL_LABEL, WHOLE_CARDS_LABEL, rea
 from mgpu.model.pods import read_node
 from mgpu.model.quantities import QuantityError, whole_number
 from mgpu.settings import Settings
+from mgpu.version import AGENT, AgentSaid, own_version, write_agent
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +108,13 @@ def labels_patch(seen: Mapping[str, Any], cards: Sequence[Card], driver: str, se
     return {"metadata": {"labels": changed}} if changed else None
 
 
+def agent_patch(seen: Mapping[str, Any], said: AgentSaid) -> Raw | None:
+    """A merge patch of the Node with what its agent says of itself; None where it says so already."""
+    text = write_agent(said)
+    now = (seen["metadata"].get("annotations") or {}).get(AGENT)
+    return None if now == text else {"metadata": {"annotations": {AGENT: text}}}
+
+
 def _label(text: str) -> str:
     """As a label's value may be: `NVIDIA A100-SXM4-80GB` is `NVIDIA-A100-SXM4-80GB`."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:63].strip("_.-")
@@ -133,6 +141,7 @@ class Reporter:
     pods_known: whether all pods of the node are known. held: how much of a resource they hold, of those that are.
     whole: who serves whole cards ("": not known), and the annotation of what another plugin gave out (None: not known).
     undivided: of all cards those that are not cut into slices; None: not known. changed: hears that the Node has.
+    cdi: whether the container runtime has it; None: not known.
     """
 
     def __init__(
@@ -145,10 +154,11 @@ class Reporter:
         whole: Callable[[], tuple[str, str | None]],
         undivided: Callable[[tuple[Card, ...]], tuple[Card, ...] | None] = lambda cards: cards,
         changed: Callable[[], None] = lambda: None,
+        cdi: Callable[[], bool | None] = lambda: None,
     ) -> None:
         self._api, self._node_name, self._settings = api, node, settings
         self._pods_known, self._held, self._whole = pods_known, held, whole
-        self._undivided, self._changed = undivided, changed
+        self._undivided, self._changed, self._cdi = undivided, changed, cdi
         self._cards: tuple[Card, ...] | None = None
         self._driver = ""
         self._node: Raw | None = None
@@ -267,7 +277,9 @@ class Reporter:
         # First who serves whole cards: once there is a Device, the scheduler decides about them where we do.
         devices = (*undivided, *_others(device))
         if patch := _merged(
-            capacity_patch(node, devices, self._settings, self._held), labels_patch(node, cards, driver, server)
+            capacity_patch(node, devices, self._settings, self._held),
+            labels_patch(node, cards, driver, server),
+            agent_patch(node, AgentSaid(own_version(), self._cdi(), len(cards), server)),
         ):
             # A node's labels can be written through its status too: one write, one right.
             answer = self._api.patch(f"/api/v1/nodes/{self._node_name}/status", patch)
@@ -322,10 +334,15 @@ def _others(device: Raw | None) -> tuple[Card, ...]:
         return ()
 
 
-def _merged(capacity: Raw | None, labels: Raw | None) -> Raw:
-    """Two patches of a Node as one; they have nothing in common but `metadata`."""
-    metadata = {**(capacity or {}).get("metadata", {}), **(labels or {}).get("metadata", {})}
-    return {**(capacity or {}), **({"metadata": metadata} if metadata else {})}
+def _merged(*patches: Raw | None) -> Raw:
+    """Patches of a Node as one; they have nothing in common but `metadata` and its maps."""
+    found: Raw = {}
+    metadata: dict[str, Raw] = {}
+    for patch in filter(None, patches):
+        for key, values in patch.get("metadata", {}).items():
+            metadata[key] = {**metadata.get(key, {}), **values}
+        found |= patch
+    return {**found, **({"metadata": metadata} if metadata else {})}
 
 
 def _explain(error: ApiError | Unreachable) -> str:

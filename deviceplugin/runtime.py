@@ -1,8 +1,10 @@
-"""The environment of a pod's containers as the container runtime reports it (CRI): the last that knows what they have,
-where neither a record nor the kubelet does."""
+"""What the container runtime says (CRI): the environment of a pod's containers, since it is the last that knows what
+they have where neither a record nor the kubelet does; and whether it has CDI.
+"""
 
+import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +18,39 @@ from proto import cri_pb2_grpc
 log = logging.getLogger(__name__)
 
 _QUERY_SECONDS = 2.0
+_ASKED_SECONDS = 60.0
 _OPTIONS = [("grpc.max_receive_message_length", 64 << 20), ("grpc.enable_http_proxy", 0)]
+_CRIO = "cri-o"
 _UID, _NAME = "io.kubernetes.pod.uid", "io.kubernetes.container.name"
 
 
 class ContainerRuntime:
-    """socket: CRI's; None, or one that is not there: nothing is known."""
+    """socket: CRI's; None, or one that is not there: nothing is known.
+
+    has_cdi: what it said last of whether it applies CDI specs (`follow`); None: not known.
+    """
 
     def __init__(self, socket: Path | None) -> None:
         self._socket = socket
         self._channel: Any = None
+        self.has_cdi: bool | None = None
+
+    async def follow(self, changed: Callable[[], None]) -> None:
+        """Ask about CDI now and then, for `mgpu doctor`: the runtime's configuration may change. Never returns."""
+        while True:
+            try:
+                found = await self.cdi()
+            except RetryLater as error:
+                log.debug("whether the runtime has CDI is not known: %s", error)
+                found = None
+            if found != self.has_cdi:
+                self.has_cdi = found
+                changed()
+            await asyncio.sleep(_ASKED_SECONDS)
 
     async def environments(self, uid: str) -> dict[str, Mapping[str, str]]:
         """Container → environment, of the pod's containers that run. uid: the kubelet's. Raises RetryLater."""
-        if self._socket is None or not self._socket.exists():
-            raise RetryLater(f"there is no container runtime at {self._socket}")
-        if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS)
-        stub = cri_pb2_grpc.RuntimeServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        stub = self._stub()
         asked = api.ListContainersRequest(filter=api.ContainerFilter(label_selector={_UID: uid}))
         try:
             listed = await stub.ListContainers(asked, timeout=_QUERY_SECONDS)
@@ -47,6 +64,28 @@ class ContainerRuntime:
             raise RetryLater(f"container runtime: {error.code().name}: {error.details()}") from error
         return found
 
+    async def cdi(self) -> bool | None:
+        """Whether it applies CDI specs; None: it does not say. Raises RetryLater.
+
+        containerd says so in its configuration (`enableCDI`; off by default before 2.0), CRI-O has it always.
+        """
+        stub = self._stub()
+        try:
+            version = await stub.Version(api.VersionRequest(version="v1"), timeout=_QUERY_SECONDS)
+            if version.runtime_name == _CRIO:
+                return True
+            status = await stub.Status(api.StatusRequest(verbose=True), timeout=_QUERY_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise RetryLater(f"container runtime: {error.code().name}: {error.details()}") from error
+        return _enabled(status.info)
+
+    def _stub(self) -> Any:
+        if self._socket is None or not self._socket.exists():
+            raise RetryLater(f"there is no container runtime at {self._socket}")
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS)
+        return cri_pb2_grpc.RuntimeServiceStub(self._channel)  # type: ignore[no-untyped-call]
+
     async def close(self) -> None:
         if self._channel is not None:
             await self._channel.close()
@@ -59,3 +98,11 @@ def _environment(info: Mapping[str, str]) -> dict[str, str]:
         return dict(line.split("=", 1) for line in lines if "=" in line)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RetryLater(f"container runtime: the environment of a container is not readable: {error!r}") from error
+
+
+def _enabled(info: Mapping[str, str]) -> bool | None:
+    try:
+        found = orjson.loads(info["config"])["enableCDI"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, bool) else None

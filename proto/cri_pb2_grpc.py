@@ -35,6 +35,11 @@ class RuntimeServiceStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Version = channel.unary_unary(
+                '/runtime.v1.RuntimeService/Version',
+                request_serializer=proto_dot_cri__pb2.VersionRequest.SerializeToString,
+                response_deserializer=proto_dot_cri__pb2.VersionResponse.FromString,
+                _registered_method=True)
         self.ListContainers = channel.unary_unary(
                 '/runtime.v1.RuntimeService/ListContainers',
                 request_serializer=proto_dot_cri__pb2.ListContainersRequest.SerializeToString,
@@ -45,11 +50,22 @@ class RuntimeServiceStub:
                 request_serializer=proto_dot_cri__pb2.ContainerStatusRequest.SerializeToString,
                 response_deserializer=proto_dot_cri__pb2.ContainerStatusResponse.FromString,
                 _registered_method=True)
+        self.Status = channel.unary_unary(
+                '/runtime.v1.RuntimeService/Status',
+                request_serializer=proto_dot_cri__pb2.StatusRequest.SerializeToString,
+                response_deserializer=proto_dot_cri__pb2.StatusResponse.FromString,
+                _registered_method=True)
 
 
 class RuntimeServiceServicer:
     """Served by the container runtime, containerd on /run/containerd/containerd.sock.
     """
+
+    def Version(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def ListContainers(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -63,9 +79,20 @@ class RuntimeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Status(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RuntimeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Version': grpc.unary_unary_rpc_method_handler(
+                    servicer.Version,
+                    request_deserializer=proto_dot_cri__pb2.VersionRequest.FromString,
+                    response_serializer=proto_dot_cri__pb2.VersionResponse.SerializeToString,
+            ),
             'ListContainers': grpc.unary_unary_rpc_method_handler(
                     servicer.ListContainers,
                     request_deserializer=proto_dot_cri__pb2.ListContainersRequest.FromString,
@@ -75,6 +102,11 @@ def add_RuntimeServiceServicer_to_server(servicer, server):
                     servicer.ContainerStatus,
                     request_deserializer=proto_dot_cri__pb2.ContainerStatusRequest.FromString,
                     response_serializer=proto_dot_cri__pb2.ContainerStatusResponse.SerializeToString,
+            ),
+            'Status': grpc.unary_unary_rpc_method_handler(
+                    servicer.Status,
+                    request_deserializer=proto_dot_cri__pb2.StatusRequest.FromString,
+                    response_serializer=proto_dot_cri__pb2.StatusResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +119,33 @@ def add_RuntimeServiceServicer_to_server(servicer, server):
 class RuntimeService:
     """Served by the container runtime, containerd on /run/containerd/containerd.sock.
     """
+
+    @staticmethod
+    def Version(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/runtime.v1.RuntimeService/Version',
+            proto_dot_cri__pb2.VersionRequest.SerializeToString,
+            proto_dot_cri__pb2.VersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def ListContainers(request,
@@ -132,6 +191,33 @@ class RuntimeService:
             '/runtime.v1.RuntimeService/ContainerStatus',
             proto_dot_cri__pb2.ContainerStatusRequest.SerializeToString,
             proto_dot_cri__pb2.ContainerStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Status(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/runtime.v1.RuntimeService/Status',
+            proto_dot_cri__pb2.StatusRequest.SerializeToString,
+            proto_dot_cri__pb2.StatusResponse.FromString,
             options,
             channel_credentials,
             insecure,

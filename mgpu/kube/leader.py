@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mgpu.kube.client import Api, ApiError, Unreachable
+from mgpu.version import VERSION, own_version
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +123,12 @@ class Leader:
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            "metadata": {"name": self._name, "namespace": self._namespace, **meta},
+            "metadata": {
+                "name": self._name,
+                "namespace": self._namespace,
+                **meta,
+                "annotations": {**(meta.get("annotations") or {}), VERSION: own_version()},
+            },
             "spec": {
                 **spec,
                 "holderIdentity": self._identity,

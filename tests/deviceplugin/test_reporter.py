@@ -9,6 +9,7 @@ import pytest
 from deviceplugin.reporter import (
     PUBLISHED_ANNOTATION,
     Reporter,
+    agent_patch,
     capacity_patch,
     device_patch,
     known_indexes,
@@ -21,6 +22,7 @@ from mgpu.model.given import CHECKPOINTS
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import read_node
 from mgpu.settings import load_settings
+from mgpu.version import AGENT, AgentSaid, own_version, read_agent
 from tests.builders import MEMORY, card, cards, node
 from tests.deviceplugin.node import NODE, Node, until
 
@@ -187,6 +189,21 @@ class Devices(Api):
         return answer
 
 
+def test_the_agent_says_of_itself_what_is_different() -> None:
+    said = AgentSaid("0.1.0", None, 2, "mgpu")
+    patch = agent_patch(node(), said)
+    assert patch is not None
+    told = {"metadata": {"name": "n1", **patch["metadata"]}}
+    assert read_agent(told) == said
+    assert agent_patch(told, said) is None
+    assert agent_patch(told, said._replace(cdi=True)) is not None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": "1", "cdi": true, "cards": null}'])
+def test_what_cannot_be_read_is_not_said(text: str) -> None:
+    assert read_agent({"metadata": {"name": "n1", "annotations": {AGENT: text}}}) is None
+
+
 def test_the_indexes_are_what_the_device_said() -> None:
     down = Unreachable("no answer")
     assert known_indexes(Devices(down, wanted(card(3), card(5))), "n1") == {"GPU-n1-3": 3, "GPU-n1-5": 5}
@@ -213,10 +230,12 @@ def test_what_pods_hold_is_not_taken_away_before_they_are_known(node: Node) -> N
         until(lambda: "pods of this node are not known" in reporter.problem)
         assert "not known" in reporter.undrained(gpushare.MEMORY)
         assert published(node) == [gpushare.MEMORY]
+        assert read_agent(api.get(NODE)) is None
         held[gpushare.MEMORY] = 8138
         pods_known.set()
         until(lambda: not reporter.problem)
         assert gpushare.MEMORY in published(node)
+        assert read_agent(api.get(NODE)) == AgentSaid(own_version(), None, 2, "mgpu")
         assert "pods hold" in reporter.undrained(gpushare.MEMORY)
     finally:
         reporter.stop()

@@ -24,8 +24,8 @@ ENV = {
 class Cri(cri_pb2_grpc.RuntimeServiceServicer):
     """Two pods; of the first one `c` runs and `init` has ended."""
 
-    def __init__(self, info: dict[str, str]) -> None:
-        self._info = info
+    def __init__(self, info: dict[str, str], name: str = "containerd") -> None:
+        self._info, self._name = info, name
         self._rows = [("1", "u", "init", api.CONTAINER_EXITED), ("2", "u", "c", api.CONTAINER_RUNNING)]
         self._rows.append(("3", "v", "c", api.CONTAINER_RUNNING))
 
@@ -44,11 +44,17 @@ class Cri(cri_pb2_grpc.RuntimeServiceServicer):
         assert request.container_id == "2"
         return api.ContainerStatusResponse(info=self._info)
 
+    def Version(self, request: Any, context: Any) -> api.VersionResponse:  # noqa: N802, ARG002
+        return api.VersionResponse(runtime_name=self._name, runtime_version="1.36.0")
+
+    def Status(self, request: Any, context: Any) -> api.StatusResponse:  # noqa: N802, ARG002
+        return api.StatusResponse(info=self._info if request.verbose else {})
+
 
 @contextmanager
-def serving(socket: Path, info: dict[str, str]) -> Iterator[None]:
+def serving(socket: Path, info: dict[str, str], name: str = "containerd") -> Iterator[None]:
     server = grpc.server(ThreadPoolExecutor(2))
-    cri_pb2_grpc.add_RuntimeServiceServicer_to_server(Cri(info), server)  # type: ignore[no-untyped-call]
+    cri_pb2_grpc.add_RuntimeServiceServicer_to_server(Cri(info, name), server)  # type: ignore[no-untyped-call]
     server.add_insecure_port(f"unix:{socket}")
     server.start()
     try:
@@ -89,3 +95,37 @@ def test_without_a_runtime_nothing_is_known(folder: Path) -> None:
     (folder / "dead.sock").touch()
     with pytest.raises(RetryLater, match="container runtime: UNAVAILABLE"):
         ask(folder / "dead.sock")
+
+
+@pytest.mark.parametrize(
+    ("name", "info", "wanted"),
+    [
+        ("containerd", {"config": json.dumps({"enableCDI": True})}, True),
+        ("containerd", {"config": json.dumps({"enableCDI": False})}, False),
+        ("containerd", {"config": json.dumps({"enableCDI": "yes"})}, None),
+        ("containerd", {"config": "[]"}, None),
+        ("other", {}, None),
+        ("cri-o", {}, True),
+    ],
+)
+def test_whether_it_has_cdi(folder: Path, name: str, info: dict[str, str], wanted: bool | None) -> None:
+    async def first() -> bool | None:
+        runtime, told = ContainerRuntime(folder / "cri.sock"), asyncio.Event()
+        following = asyncio.create_task(runtime.follow(told.set))
+        try:
+            found = await runtime.cdi()
+            if found is not None:
+                await asyncio.wait_for(told.wait(), 20)
+            assert runtime.has_cdi == found
+            return found
+        finally:
+            following.cancel()
+            await runtime.close()
+
+    with serving(folder / "cri.sock", info, name):
+        assert asyncio.run(first()) is wanted
+
+
+def test_a_runtime_that_is_not_there_says_nothing_of_cdi(folder: Path) -> None:
+    with pytest.raises(RetryLater, match="there is no container runtime"):
+        asyncio.run(ContainerRuntime(folder / "cri.sock").cdi())

@@ -5,6 +5,7 @@ import pytest
 
 from mgpu.kube import ApiError, Unreachable
 from mgpu.kube.leader import LEASE_SECONDS, Leader
+from mgpu.version import VERSION, own_version
 
 PATH = "/apis/coordination.k8s.io/v1/namespaces/mgpu-system/leases"
 
@@ -130,3 +131,11 @@ def test_a_clock_in_the_record_is_not_believed(world: World) -> None:
     world.api.lease["spec"]["renewTime"] = "1999-01-01T00:00:00Z"
     world.b.round()
     assert not world.b.leading
+
+
+def test_the_leader_says_its_version_beside_what_others_say(world: World) -> None:
+    world.a.round()
+    assert world.api.lease is not None
+    world.api.lease["metadata"]["annotations"] = {"theirs": "x", VERSION: "0.0.1"}
+    world.a.round()
+    assert world.api.lease["metadata"]["annotations"] == {"theirs": "x", VERSION: own_version()}

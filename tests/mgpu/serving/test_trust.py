@@ -15,6 +15,7 @@ from mgpu.serving.certificates import CA, CHAIN, ensure
 from mgpu.serving.folder import Folder
 from mgpu.serving.keeper import Keeper
 from mgpu.serving.trust import publish
+from mgpu.version import VERSION, own_version
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -60,7 +61,8 @@ PATH = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/mgpu
 
 
 def configuration() -> dict[str, Any]:
-    return {"webhooks": [{"name": "a", "clientConfig": {"caBundle": ""}}, {"name": "b", "clientConfig": {}}]}
+    webhooks = [{"name": "a", "clientConfig": {"caBundle": ""}}, {"name": "b", "clientConfig": {}}]
+    return {"metadata": {"resourceVersion": "1"}, "webhooks": webhooks}
 
 
 def test_the_bundle_is_put_into_every_webhook_once() -> None:
@@ -69,6 +71,17 @@ def test_the_bundle_is_put_into_every_webhook_once() -> None:
     bundles = [w["clientConfig"]["caBundle"] for w in api.get(PATH)["webhooks"]]
     assert bundles == [base64.b64encode(b"PEM").decode()] * 2
     assert not publish(api, "mutatingwebhookconfigurations", "mgpu-webhook", b"PEM")
+    assert api.writes == 1
+
+
+@pytest.mark.parametrize("before", [{}, {"a/b": "theirs", VERSION: "0.0.1"}], ids=["none", "others"])
+def test_who_published_it_is_said_once(before: dict[str, str]) -> None:
+    raw = configuration()
+    raw["metadata"] |= {"annotations": before} if before else {}
+    api = Cluster(**{PATH: raw})
+    for _ in range(2):
+        publish(api, "mutatingwebhookconfigurations", "mgpu-webhook", b"PEM")
+    assert api.get(PATH)["metadata"]["annotations"] == before | {VERSION: own_version()}
     assert api.writes == 1
 
 

@@ -1,0 +1,46 @@
+"""Which version of the suite runs where: each part says its own in the API, and `mgpu doctor` compares them."""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+VERSION = "mgpu.io/version"
+"""Annotation of the scheduler's Lease, and of the webhook configurations that a process puts its CA bundle into."""
+AGENT = "mgpu.io/agent"
+"""Annotation of a Node: what its agent says of itself, as compact JSON (`AgentSaid`)."""
+
+
+@cache
+def own_version() -> str:
+    """This installation's. Raises PackageNotFoundError where mgpu is not installed as a package."""
+    return version("mgpu")
+
+
+class AgentSaid(NamedTuple):
+    """cdi: whether the container runtime has CDI; None: not known. cards: how many GPUs. whole_cards: who serves them,
+    `mgpu` or `nvidia`.
+    """
+
+    version: str
+    cdi: bool | None
+    cards: int
+    whole_cards: str
+
+
+def write_agent(said: AgentSaid) -> str:
+    row = {"version": said.version, "cdi": said.cdi, "cards": said.cards, "wholeCards": said.whole_cards}
+    return json.dumps(row, separators=(",", ":"))
+
+
+def read_agent(node: Mapping[str, Any]) -> AgentSaid | None:
+    """Of a Node as the API has it; None: it says nothing that can be read."""
+    text = (node["metadata"].get("annotations") or {}).get(AGENT, "")
+    try:
+        row = json.loads(text)
+        cdi = row["cdi"]
+        known = cdi if isinstance(cdi, bool) else None
+        return AgentSaid(str(row["version"]), known, int(row["cards"]), str(row["wholeCards"]))
+    except (ValueError, KeyError, TypeError):
+        return None
