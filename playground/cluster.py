@@ -13,7 +13,7 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -26,14 +26,14 @@ from mgpu.model.mig import LAYOUTS
 from mgpu.model.partitioning import MADE
 from mgpu.model.slices import resource_of
 from playground import mps_control
-from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
+from playground.apiserver import ApiServer, Request, User, running, self_signed, write_kubeconfig
 from playground.collector import Collector
 from playground.gpu_clients import GpuClients
 from playground.installation import install
 from playground.kubelet import Kubelet, KubeletConfig
 from playground.nodes import NodeSpec, make_nodes
 from playground.processes import Process, StartError
-from playground.realapi import free_port, real_api_server
+from playground.realapi import free_port, real_api_server, requests_in
 from playground.runtime import Runtime
 from playground.scheduling import Extender, Scheduling
 from playground.stock import StockPlugin
@@ -62,6 +62,8 @@ MANAGED = {
 """What the extender is asked about; True: it alone knows whether it fits."""
 _BESIDE_STOCK = {"MGPU_DEVICEPLUGIN__WHOLECARDS": "nvidia"}
 _NAMESPACE = "mgpu-system"
+OURS = tuple(f"system:serviceaccount:{_NAMESPACE}:mgpu-{name}" for name in ("webhook", "scheduler", "deviceplugin"))
+"""The users whom the three processes are, by their service accounts."""
 _WEIGHT = 5
 _START_SECONDS = 60.0
 
@@ -89,6 +91,7 @@ class Cluster:
         self._config, self._with_extender, self._kubelet_options = config, extender, dict(kubelet or {})
         self._stack = ExitStack()
         self._ports: dict[str, int] = {}
+        self._requests: Callable[[], frozenset[Request]] = frozenset
         self._offered = {node.name: self._offers_of(node) for node in self.nodes}
         self.processes: dict[str, Process] = {}
         self.kubelets: dict[str, Kubelet] = {}
@@ -125,6 +128,12 @@ class Cluster:
     def nvml_state(self, node: str) -> Path:
         """The file with the MIG modes and instances of a node's simulated cards (`deviceplugin.mig.state`)."""
         return self.folder / node / "cards.mig.json"
+
+    def requests(self) -> frozenset[Request]:
+        """What the three processes have asked the API server for so far, and what they were refused for lack of a
+        right: they have those of `manifests/base/rbac.yaml`, and no others.
+        """
+        return self._requests()
 
     def restart(self, name: str) -> None:
         """Start a process again that was stopped or killed, and wait until it is ready."""
@@ -182,9 +191,11 @@ class Cluster:
         folder = self.folder / "api"
         folder.mkdir()
         if self.assets:
-            return stack.enter_context(real_api_server(Path(self.assets), folder, tokens))
+            self._requests = lambda: requests_in(folder)
+            return stack.enter_context(real_api_server(Path(self.assets), folder, tokens, OURS))
         certificate, key = self_signed(folder)
-        server = ApiServer(tokens=tokens, log_source=self.log_of)
+        server = ApiServer(tokens=tokens, restricted=OURS, log_source=self.log_of)
+        self._requests = lambda: server.requests
         return stack.enter_context(running(server, tls=(certificate, key))), Path(certificate)
 
     def _start_collector(self, stack: ExitStack) -> None:
@@ -290,10 +301,8 @@ class Cluster:
 
 
 def _users() -> dict[str, User]:
-    accounts = {
-        name: User(f"system:serviceaccount:{_NAMESPACE}:mgpu-{name}", ("system:serviceaccounts",))
-        for name in ("webhook", "scheduler", "deviceplugin")
-    }
+    groups = ("system:serviceaccounts", f"system:serviceaccounts:{_NAMESPACE}")
+    accounts = {account.rpartition(":mgpu-")[2]: User(account, groups) for account in OURS}
     return {
         "admin": User("kubernetes-admin", ("system:masters",)),
         "kube-scheduler": User("system:kube-scheduler"),

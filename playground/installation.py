@@ -1,4 +1,4 @@
-"""The suite's manifests on the playground's API server: CRDs, priority classes, webhooks that lead to this machine."""
+"""The suite's manifests on the playground's API server: CRDs, roles, priority classes, webhooks that lead here."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,13 @@ from playground.processes import StartError, until
 
 Json = dict[str, Any]
 MANIFESTS = Path(__file__).parents[1] / "manifests"
+_RBAC = "/apis/rbac.authorization.k8s.io/v1"
 _COLLECTIONS = {
+    "ServiceAccount": "/api/v1/namespaces/{namespace}/serviceaccounts",
+    "ClusterRole": f"{_RBAC}/clusterroles",
+    "ClusterRoleBinding": f"{_RBAC}/clusterrolebindings",
+    "Role": f"{_RBAC}/namespaces/{{namespace}}/roles",
+    "RoleBinding": f"{_RBAC}/namespaces/{{namespace}}/rolebindings",
     "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
     "PriorityClass": "/apis/scheduling.k8s.io/v1/priorityclasses",
     "MutatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
@@ -22,7 +28,7 @@ _SERVED_SECONDS = 20.0
 
 
 def install(api: Api, ports: Mapping[str, int]) -> None:
-    """Create the CRDs, priority classes and webhook configurations, whose services become `127.0.0.1:<ports[service]>`.
+    """Create what `manifests` has; services become `127.0.0.1:<ports[service]>`.
 
     The CA bundles are put in by the processes themselves, as in a cluster. Raises ApiError and StartError.
     """
@@ -30,7 +36,8 @@ def install(api: Api, ports: Mapping[str, int]) -> None:
     if not found:
         raise StartError(f"no manifests in {MANIFESTS}: the playground runs from a checkout of the project")
     for manifest in found:
-        api.create(_COLLECTIONS[manifest["kind"]], located(manifest, ports))
+        collection = _COLLECTIONS[manifest["kind"]].format(namespace=manifest["metadata"].get("namespace", ""))
+        api.create(collection, located(manifest, ports))
     for manifest in found:
         if manifest["kind"] == "CustomResourceDefinition":
             spec = manifest["spec"]
@@ -39,7 +46,9 @@ def install(api: Api, ports: Mapping[str, int]) -> None:
 
 
 def manifests(folder: Path = MANIFESTS) -> Iterator[Json]:
-    """The CRDs, priority classes and webhook configurations, in a fixed order; all else needs a cluster with nodes."""
+    """CRDs, accounts and their roles, priority classes, webhook configurations, in a fixed order; all else needs a
+    cluster with nodes.
+    """
     for path in sorted([*folder.glob("crds/*.yaml"), *folder.glob("base/*.yaml")]):
         for document in yaml.safe_load_all(path.read_text()):
             if document and document.get("kind") in _COLLECTIONS:

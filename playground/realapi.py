@@ -1,6 +1,7 @@
 """A real etcd and kube-apiserver on loopback, from a directory as KUBEBUILDER_ASSETS names it (envtest)."""
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -8,31 +9,36 @@ import socket
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from playground.apiserver import User, self_signed
+from playground.apiserver import Request, User, self_signed
 from playground.processes import Process
 
 _START_SECONDS = 90.0
+_AUDIT = "audit.log"
 # Nobody makes service accounts or lifts a fresh node's taints here.
 _DISABLED = "ServiceAccount,TaintNodesByCondition,OwnerReferencesPermissionEnforcement"
 
 
 @contextmanager
-def real_api_server(assets: Path, folder: Path, tokens: Mapping[str, User]) -> Iterator[tuple[str, Path]]:
+def real_api_server(
+    assets: Path, folder: Path, tokens: Mapping[str, User], restricted: Collection[str] = ()
+) -> Iterator[tuple[str, Path]]:
     """(URL, CA file) of a real API server where everybody with one of `tokens` may do everything.
 
-    Raises StartError where it does not come up.
+    restricted: the names of users who may do only what their roles (RBAC) allow; what they ask for stands in
+    `requests_in(folder)`. Raises StartError where it does not come up.
     """
     certificate, key = self_signed(folder)
     account_key = folder / "service-accounts.key"
     _write_key(account_key)
-    _write_tokens(folder / "tokens.csv", tokens)
+    _write_tokens(folder / "tokens.csv", tokens, restricted)
     etcd_url, peer_url, url = (f"{s}://127.0.0.1:{free_port()}" for s in ("http", "http", "https"))
     etcd = {
         "data-dir": folder / "etcd",
@@ -51,7 +57,7 @@ def real_api_server(assets: Path, folder: Path, tokens: Mapping[str, User]) -> I
         "tls-private-key-file": key,
         "cert-dir": folder,
         "token-auth-file": folder / "tokens.csv",
-        "authorization-mode": "AlwaysAllow",
+        "authorization-mode": "RBAC" if restricted else "AlwaysAllow",
         "service-cluster-ip-range": "10.0.0.0/24",
         "service-account-issuer": "https://kubernetes.default.svc",
         "service-account-key-file": account_key,
@@ -60,6 +66,7 @@ def real_api_server(assets: Path, folder: Path, tokens: Mapping[str, User]) -> I
         "allow-privileged": "true",
         "endpoint-reconciler-type": "none",
         "kubelet-preferred-address-types": "InternalIP",
+        **(_audit(folder, restricted) if restricted else {}),
     }
     with ExitStack() as stack:
         for name, flags in (("etcd", etcd), ("kube-apiserver", api)):
@@ -70,6 +77,31 @@ def real_api_server(assets: Path, folder: Path, tokens: Mapping[str, User]) -> I
             stack.callback(process.stop)
         process.wait("ready", lambda: _ready(url, certificate, min(tokens)), _START_SECONDS)
         yield url, Path(certificate)
+
+
+def requests_in(folder: Path) -> frozenset[Request]:
+    """What the restricted users have asked the real API server of this folder for, from its audit log."""
+    text = (folder / _AUDIT).read_text() if (folder / _AUDIT).exists() else ""
+    lines = text.rpartition("\n")[0].splitlines()  # the last one may be half written
+    events = (event for line in lines if "objectRef" in (event := json.loads(line)))
+    return frozenset(map(_request, events))
+
+
+def _request(event: Mapping[str, Any]) -> Request:
+    of = event["objectRef"]
+    resource = "/".join(filter(None, (of["resource"], of.get("subresource"))))
+    allowed = event.get("annotations", {}).get("authorization.k8s.io/decision") == "allow"
+    where = (of.get("namespace", ""), "" if allowed else of.get("name", ""))
+    return Request(event["user"]["username"], event["verb"], of.get("apiGroup", ""), resource, *where, allowed)
+
+
+def _audit(folder: Path, users: Collection[str]) -> dict[str, object]:
+    """Flags for a log of what these users ask for, watches too that have not ended."""
+    policy = folder / "audit.yaml"
+    rules = [{"level": "Metadata", "users": sorted(users)}]
+    head = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"]}
+    policy.write_text(json.dumps({**head, "rules": [*rules, {"level": "None"}]}))
+    return {"audit-policy-file": policy, "audit-log-path": folder / _AUDIT}
 
 
 def free_port() -> int:
@@ -93,8 +125,12 @@ def _ready(url: str, ca: str, token: str) -> bool:
         return False
 
 
-def _write_tokens(path: Path, tokens: Mapping[str, User]) -> None:
-    rows = [f'{token},{user.name},{i},"{",".join(user.groups)}"' for i, (token, user) in enumerate(tokens.items())]
+def _write_tokens(path: Path, tokens: Mapping[str, User], restricted: Collection[str]) -> None:
+    """Under RBAC those who are not held to roles are masters."""
+    rows = []
+    for i, (token, user) in enumerate(tokens.items()):
+        masters = {"system:masters"} if restricted and user.name not in restricted else set()
+        rows.append(f'{token},{user.name},{i},"{",".join(sorted({*user.groups, *masters}))}"')
     path.touch(mode=0o600)
     path.write_text("\n".join(rows) + "\n")
 

@@ -94,6 +94,16 @@ def forbidden(group: str, plural: str, name: str, why: str, causes: Iterable[dic
     return ApiError(403, "Forbidden", f'{_qualified(group, plural)} "{name}" is forbidden: {why}', details)
 
 
+def not_permitted(user: str, verb: str, group: str, resource: str, namespace: str, name: str) -> ApiError:
+    """What authorization answers. resource: with its subresource."""
+    where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
+    why = f'User "{user}" cannot {verb} resource "{resource}" in API group "{group}" {where}'
+    plural = resource.partition("/")[0]
+    if name:
+        return forbidden(group, plural, name, why)
+    return ApiError(403, "Forbidden", f"{_qualified(group, plural)} is forbidden: {why}", _about(group, plural, ""))
+
+
 def invalid(group: str, kind: str, name: str, causes: Iterable[Cause]) -> ApiError:
     found = list(causes)
     text = str(found[0]) if len(found) == 1 else f"[{', '.join(map(str, found))}]"

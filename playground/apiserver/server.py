@@ -1,7 +1,7 @@
 """The API server: one process, in memory, on one event loop."""
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -9,6 +9,7 @@ from aiohttp import web
 from playground.apiserver import discovery, subresources
 from playground.apiserver.admission import Admission
 from playground.apiserver.attributes import User
+from playground.apiserver.authorization import Authorizer, Request
 from playground.apiserver.bindings import Binder
 from playground.apiserver.deletions import Deleter
 from playground.apiserver.errors import ApiError, method_not_allowed, no_such_path, plain, unauthorized
@@ -29,7 +30,8 @@ _OPEN = ("/healthz", "/livez", "/readyz", "/version")
 
 
 class ApiServer:
-    """`tokens` maps bearer tokens to users; whoever has one may do everything.
+    """`tokens` maps bearer tokens to users; whoever has one may do everything, unless `restricted` has his name: then
+    only what the stored roles allow him.
 
     `log_source(namespace, pod, container)` gives a container's log or raises LookupError; `service_resolver(namespace,
     name, port)` gives the (host, port) of a Service that a webhook is reached through, or raises LookupError.
@@ -40,6 +42,7 @@ class ApiServer:
         self,
         *,
         tokens: Mapping[str, User],
+        restricted: Collection[str] = (),
         log_source: LogSource | None = None,
         service_resolver: ServiceResolver | None = None,
         history: int = 10_000,
@@ -47,6 +50,7 @@ class ApiServer:
     ) -> None:
         self.storage, self.registry = Storage(history), Registry()
         self._tokens, self._log_source = dict(tokens), log_source
+        self._authorizer = Authorizer(self.storage, restricted)
         self._webhooks = WebhookClient(service_resolver)
         admission = Admission(self.storage, self._webhooks)
         lifecycle = Lifecycle(self.storage, self.registry)
@@ -60,6 +64,11 @@ class ApiServer:
             namespace, _ = normalise(kind, {"metadata": {"name": name}})
             complete(kind, namespace)
             self.storage.create("namespaces", namespace)
+
+    @property
+    def requests(self) -> frozenset[Request]:
+        """What the restricted users have asked for so far. From any thread."""
+        return frozenset(self._authorizer.requests)
 
     async def start(self, host: str = "127.0.0.1", port: int = 0, tls: tuple[str, str] | None = None) -> str:
         """Serve, beside what is served already; returns the URL.
@@ -124,10 +133,11 @@ class ApiServer:
         )
         plural = path.rpartition("/")[2]
         if where is None:
-            review = subresources.self_review(call, plural) if request.method == "POST" else None
+            review = subresources.self_review(call, plural, self._authorizer.may) if request.method == "POST" else None
             if review is None:
                 return self._unknown(path)
             return reply(201, review, [])
+        self._authorizer.check(request.method, call)
         if where.subresource not in ("", "status"):
             return await self._subresource(request.method, call)
         return await self._handlers.handle(request, call)

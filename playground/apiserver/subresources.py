@@ -2,10 +2,11 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import orjson
 
+from playground.apiserver.attributes import User
 from playground.apiserver.deletions import Deleter
 from playground.apiserver.errors import bad_request, success
 from playground.apiserver.objects import now, read_body
@@ -71,10 +72,12 @@ async def log(storage: Storage, source: LogSource | None, call: Call) -> str | N
     return text
 
 
-def self_review(call: Call, plural: str) -> Object | None:
-    """Answers `kubectl auth can-i` (everything is allowed) and `kubectl auth whoami`."""
+def self_review(call: Call, plural: str, may: Callable[[User, Mapping[str, str]], bool]) -> Object | None:
+    """Answers `kubectl auth can-i` (paths that are no resources: yes) and `kubectl auth whoami`."""
     if plural == "selfsubjectaccessreviews":
-        return dict(read_body(call)) | {"status": {"allowed": True}}
+        review = dict(read_body(call))
+        wanted = (review.get("spec") or {}).get("resourceAttributes")
+        return review | {"status": {"allowed": wanted is None or may(call.user, wanted)}}
     if plural == "selfsubjectreviews":
         kind: Object = {"kind": "SelfSubjectReview", "apiVersion": "authentication.k8s.io/v1"}
         return kind | {"metadata": {"creationTimestamp": now()}, "status": {"userInfo": call.user.as_info()}}

@@ -1,14 +1,19 @@
-"""One cluster of two nodes per module: the three real processes, and everything else of the playground."""
+"""One cluster of two nodes per module: the three real processes, and everything else of the playground.
+
+Whatever a cluster is used for, its processes must get by with the rights of manifests/base/rbac.yaml.
+"""
 
 import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mgpu.kube.client import JSON_PATCH
+from playground.apiserver import Request
 from playground.cluster import Cluster
 from playground.nodes import make_nodes
 from tests.e2e.bench import Bench
@@ -16,6 +21,22 @@ from tests.e2e.bench import Bench
 _BINDINGS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/mgpu-scheduler"
 
 Kubectl = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_is_forbidden_to_us() -> Iterator[None]:
+    """A process that may not do what it wants goes on without it, mostly: so every cluster is asked at its end."""
+    refused: set[Request] = set()
+    leave = Cluster.__exit__
+
+    def asked(cluster: Cluster, *why: Any) -> None:
+        refused.update(request for request in cluster.requests() if not request.allowed)
+        leave(cluster, *why)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Cluster, "__exit__", asked)
+        yield
+    assert sorted(refused) == []
 
 
 @pytest.fixture(scope="module")
