@@ -218,6 +218,13 @@ class Scheduler:
                     self._heard[name] = change.rv
                     (gone if change.removed else changed)(change.new.obj)
 
+    def lead(self) -> None:
+        """A new term, after a fresh list."""
+        self.hear()
+        self.state.mtgpus.drop_admissions()
+        self.leads = True
+        self.controller.begin()
+
     def _may_decide(self) -> None:
         if not self.leads:
             raise RetryLater("another replica leads")
@@ -240,6 +247,8 @@ class Node:
 class Rig:
     def __init__(self, *nodes: tuple[str, int, bool]) -> None:
         """nodes: (name, number of cards, whether NVIDIA's plugin is there)."""
+        self.scheduler: Scheduler
+        self.follower: Scheduler | None = None
         self.cluster, self.clock, self.settings = Cluster(), Clock(), SETTINGS
         self.nodes: dict[str, Node] = {}
         for name, count, stock in nodes:
@@ -247,6 +256,14 @@ class Rig:
         self.restart()
 
     # What people and other processes do.
+
+    def take_over(self) -> None:
+        """The other replica leads, with what it has heard by then; this one follows."""
+        follows = self.scheduler
+        follows.leads = False
+        self.scheduler = self.follower or Scheduler(self.cluster, self.clock, self.settings)
+        self.follower = follows
+        self.scheduler.lead()
 
     def restart(self) -> None:
         """A new scheduler process leads; the old one is gone."""

@@ -203,6 +203,29 @@ class Machine(RuleBasedStateMachine):
         self.rig.scheduler.wire.fail(None)
 
     @rule()
+    def another_replica_leads(self) -> None:
+        self.rig.take_over()
+
+    @rule(left=st.integers(0, 4), heard=st.booleans(), back=st.booleans(), rounds=st.integers(0, 2))
+    def another_one_leads_while_a_call_is_on_its_way(self, left: int, heard: bool, back: bool, rounds: int) -> None:
+        """back: and then this one again."""
+        if heard:
+            self.rig.scheduler.hear()
+        calls = iter(range(left + 1))
+
+        def call(*asked: str) -> None:  # noqa: ARG001
+            if next(calls, None) == left:
+                self.rig.take_over()
+                for _ in range(rounds):
+                    self.rig.round()
+                if back:
+                    self.rig.take_over()
+
+        self.rig.cluster.refuse = call
+        self.rig.control()
+        self.rig.cluster.refuse = lambda *_: None
+
+    @rule()
     def the_scheduler_is_replaced(self) -> None:
         self.rig.restart()
 
