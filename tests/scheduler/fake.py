@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jsonpatch
-from flask.testing import FlaskClient
+from werkzeug.test import Client
 
 from mgpu.kube import ApiError, Unreachable
 from mgpu.model.inventory import write_device
@@ -17,7 +17,7 @@ from mgpu.model.pods import Node
 from mgpu.serving.review import parse
 from mgpu.settings import load_settings
 from scheduler.admission import BindingAdmission
-from scheduler.app import make_apps
+from scheduler.app import listeners
 from scheduler.deciding import Decider
 from scheduler.disruption import Budgets
 from scheduler.filtering import Filter
@@ -293,11 +293,11 @@ def review(binding: Raw, *, name: str = "", resource: str = "pods/binding", dry_
     }
 
 
-def clients(replica: Replica) -> tuple[FlaskClient, FlaskClient]:
+def clients(replica: Replica) -> tuple[Client, Client]:
     """(admission, extender) over HTTP."""
     api: Any = replica.api
-    made = make_apps(replica.state, replica.decider, replica.filter, replica.preemption, api, replica.settings, replica)
-    return made[0].test_client(), made[1].test_client()
+    made = listeners(replica.state, replica.decider, replica.filter, replica.preemption, api, replica.settings, replica)
+    return Client(made[0].app), Client(made[1].app)
 
 
 def cluster(*cards: tuple[str, int]) -> FakeApi:

@@ -4,7 +4,7 @@ from typing import Any
 import jsonpatch
 import orjson
 import pytest
-from flask.testing import FlaskClient
+from werkzeug.test import Client
 
 from mgpu.model.errors import RetryLater
 from tests import builders as b
@@ -20,7 +20,7 @@ def replica() -> Replica:
 
 
 @pytest.fixture
-def client(replica: Replica) -> FlaskClient:
+def client(replica: Replica) -> Client:
     return clients(replica)[0]
 
 
@@ -34,7 +34,7 @@ def binding(name: str = "p", node: str = "n1", kind: str = "Node", **meta: Any) 
     return {"metadata": {"name": name, **meta}, "target": {"kind": kind, "name": node}}
 
 
-def answer(client: FlaskClient, body: dict[str, Any], **more: Any) -> dict[str, Any]:
+def answer(client: Client, body: dict[str, Any], **more: Any) -> dict[str, Any]:
     reply = client.post("/bind-admission", json=review(body, **more))
     assert reply.status_code == 200
     response = orjson.loads(reply.data)["response"]
@@ -42,7 +42,7 @@ def answer(client: FlaskClient, body: dict[str, Any], **more: Any) -> dict[str, 
     return response
 
 
-def patched(client: FlaskClient, body: dict[str, Any], **more: Any) -> dict[str, Any]:
+def patched(client: Client, body: dict[str, Any], **more: Any) -> dict[str, Any]:
     """The Binding as the API server has it after the admission."""
     response = answer(client, body, **more)
     assert response["allowed"], response
@@ -52,14 +52,14 @@ def patched(client: FlaskClient, body: dict[str, Any], **more: Any) -> dict[str,
 
 
 @pytest.mark.parametrize("meta", [{}, {"annotations": {}}, {"annotations": {"mine": "kept"}}])
-def test_the_binding_carries_the_cards_and_the_uid(replica: Replica, client: FlaskClient, meta: dict[str, Any]) -> None:
+def test_the_binding_carries_the_cards_and_the_uid(replica: Replica, client: Client, meta: dict[str, Any]) -> None:
     submit(replica, b.share())
     result = patched(client, binding(**meta), name="p")["metadata"]
     assert result["annotations"] == {ASSUMED: "true", INDEX: "0", **meta.get("annotations", {})}
     assert result["uid"] == "uid-p"
 
 
-def test_asked_again_it_says_the_same(replica: Replica, client: FlaskClient) -> None:
+def test_asked_again_it_says_the_same(replica: Replica, client: Client) -> None:
     submit(replica, b.share("p", 60), b.share("q", 60))
     first = patched(client, binding(), name="p")
     patched(client, binding("q"), name="q")
@@ -67,7 +67,7 @@ def test_asked_again_it_says_the_same(replica: Replica, client: FlaskClient) -> 
     assert patched(client, first, name="p") == first  # reinvocation
 
 
-def test_keys_of_the_suite_in_the_binding_are_overwritten(replica: Replica, client: FlaskClient) -> None:
+def test_keys_of_the_suite_in_the_binding_are_overwritten(replica: Replica, client: Client) -> None:
     """Volcano copies all of a pod's annotations into its Binding."""
     submit(replica, b.share())
     stale = {INDEX: "7", INDEX + "-gone": "3", "other/annotation": "x"}
@@ -75,7 +75,7 @@ def test_keys_of_the_suite_in_the_binding_are_overwritten(replica: Replica, clie
     assert result == {ASSUMED: "true", INDEX: "0", "other/annotation": "x"}
 
 
-def test_a_binding_without_metadata_gets_one(replica: Replica, client: FlaskClient) -> None:
+def test_a_binding_without_metadata_gets_one(replica: Replica, client: Client) -> None:
     submit(replica, b.share())
     result = patched(client, {"target": {"name": "n1"}}, name="p")
     assert result["metadata"] == {"uid": "uid-p", "annotations": {ASSUMED: "true", INDEX: "0"}}
@@ -86,7 +86,7 @@ def test_a_binding_without_metadata_gets_one(replica: Replica, client: FlaskClie
     [b.pod("p", b.container("c")), b.share("p", node="n1", annotations={ASSUMED: "true", INDEX: "1"})],
     ids=["no GPU pod", "bound already: the API server refuses it"],
 )
-def test_what_is_none_of_ours_passes_as_it_is(replica: Replica, client: FlaskClient, raw: dict[str, Any]) -> None:
+def test_what_is_none_of_ours_passes_as_it_is(replica: Replica, client: Client, raw: dict[str, Any]) -> None:
     submit(replica, raw)
     before = replica.state.holdings()
     assert "patch" not in answer(client, binding(), name="p")
@@ -95,19 +95,19 @@ def test_what_is_none_of_ours_passes_as_it_is(replica: Replica, client: FlaskCli
 
 @pytest.mark.parametrize("body", [binding(kind="Machine"), binding("gone"), binding(uid="other")])
 def test_bindings_that_are_the_api_servers_to_refuse_pass(
-    replica: Replica, client: FlaskClient, body: dict[str, Any]
+    replica: Replica, client: Client, body: dict[str, Any]
 ) -> None:
     submit(replica, b.share())
     assert "patch" not in answer(client, body, name=body["metadata"]["name"])
     assert replica.state.holdings() == ()
 
 
-def test_a_pod_that_the_watch_has_not_brought_is_read_live(replica: Replica, client: FlaskClient) -> None:
+def test_a_pod_that_the_watch_has_not_brought_is_read_live(replica: Replica, client: Client) -> None:
     replica.api.put("pods", b.share())
     assert patched(client, binding(), name="p")["metadata"]["uid"] == "uid-p"
 
 
-def test_a_recreated_pod_gets_its_own_decision(replica: Replica, client: FlaskClient) -> None:
+def test_a_recreated_pod_gets_its_own_decision(replica: Replica, client: Client) -> None:
     submit(replica, b.share("p", 30))
     patched(client, binding(uid="uid-p"), name="p")
     replica.api.put("pods", b.share("p", 60, uid="second"))
@@ -115,16 +115,14 @@ def test_a_recreated_pod_gets_its_own_decision(replica: Replica, client: FlaskCl
     assert {h.uid: h.shares[0].core for h in replica.state.holdings()} == {"uid-p": 300, "second": 600}
 
 
-def test_the_bindings_path_has_its_name_in_the_object_and_trusts_no_cache(
-    replica: Replica, client: FlaskClient
-) -> None:
+def test_the_bindings_path_has_its_name_in_the_object_and_trusts_no_cache(replica: Replica, client: Client) -> None:
     """`POST bindings` ignores the uid it is given, so a stale one would put this record on another pod."""
     submit(replica, b.share("p", 30))
     replica.api.put("pods", b.share("p", 60, uid="second"))
     assert patched(client, binding(), resource="bindings")["metadata"]["uid"] == "second"
 
 
-def test_no_card_fits(replica: Replica, client: FlaskClient) -> None:
+def test_no_card_fits(replica: Replica, client: Client) -> None:
     submit(replica, *(b.share(name, 60) for name in "pqr"))
     for name in "pq":
         patched(client, binding(name), name=name)
@@ -134,21 +132,21 @@ def test_no_card_fits(replica: Replica, client: FlaskClient) -> None:
     assert "retryAfterSeconds" not in orjson.dumps(status).decode()
 
 
-def test_a_malformed_ask_is_refused_with_every_problem(replica: Replica, client: FlaskClient) -> None:
+def test_a_malformed_ask_is_refused_with_every_problem(replica: Replica, client: Client) -> None:
     submit(replica, b.pod("p", b.container("a", 150, 1024), b.container("b", 50, 1)))
     status = answer(client, binding(), name="p")["status"]
     assert status["code"] == 409
     assert len(status["details"]["causes"]) == 2
 
 
-def test_a_dry_run_reserves_nothing(replica: Replica, client: FlaskClient) -> None:
+def test_a_dry_run_reserves_nothing(replica: Replica, client: Client) -> None:
     submit(replica, b.share())
     assert INDEX in patched(client, binding(), name="p", dry_run=True)["metadata"]["annotations"]
     assert replica.state.holdings() == ()
 
 
 @pytest.mark.parametrize("why", ["not leading", "API unreachable"])
-def test_who_cannot_decide_closes_the_connection(replica: Replica, client: FlaskClient, why: str) -> None:
+def test_who_cannot_decide_closes_the_connection(replica: Replica, client: Client, why: str) -> None:
     def refuse() -> None:
         raise RetryLater(why)
 
@@ -172,13 +170,13 @@ def test_who_cannot_decide_closes_the_connection(replica: Replica, client: Flask
         orjson.dumps(review({"metadata": {}, "target": [1]}, name="p")),
     ],
 )
-def test_hostile_input_is_a_bad_request(client: FlaskClient, body: bytes) -> None:
+def test_hostile_input_is_a_bad_request(client: Client, body: bytes) -> None:
     reply = client.post("/bind-admission", data=body, content_type="application/json")
     assert reply.status_code == 400
     assert "Traceback" not in reply.text
 
 
-def test_the_extender_is_not_served_here(client: FlaskClient) -> None:
+def test_the_extender_is_not_served_here(client: Client) -> None:
     assert client.post("/bind", json={}).status_code == 404
 
 

@@ -9,9 +9,8 @@ import pytest
 from mgpu.serving.review import Reply, parse
 from mgpu.settings import load_settings
 from scheduler.admission import BindingAdmission
-from scheduler.app import make_apps
 from tests import builders as b
-from tests.scheduler.fake import FakeApi, Replica, cluster, review
+from tests.scheduler.fake import FakeApi, Replica, clients, cluster, review
 
 OURS = "system:serviceaccount:kube-system:koord-scheduler"
 
@@ -82,8 +81,6 @@ def test_what_is_none_of_ours_anybody_may_bind(api: FakeApi, raw: dict[str, Any]
 def test_the_setting_reaches_the_webhook(api: FakeApi) -> None:
     settings = load_settings("scheduler: {bindingUsers: [koord]}")
     replica = Replica(api, settings=settings)
-    client: Any = api
-    app, _ = make_apps(replica.state, replica.decider, replica.filter, replica.preemption, client, settings, replica)
     body = review({"metadata": {"name": "p"}, "target": {"name": "n1"}}, name="p")
-    reply = app.test_client().post("/bind-admission", json=body)
+    reply = clients(replica)[0].post("/bind-admission", json=body)
     assert orjson.loads(reply.data)["response"]["allowed"] is False

@@ -2,7 +2,7 @@ from typing import Any
 
 import orjson
 import pytest
-from flask.testing import FlaskClient
+from werkzeug.test import Client
 
 from mgpu.model.errors import RetryLater
 from tests import builders as b
@@ -17,11 +17,11 @@ def replica() -> Replica:
 
 
 @pytest.fixture
-def client(replica: Replica) -> FlaskClient:
+def client(replica: Replica) -> Client:
     return clients(replica)[1]
 
 
-def post(client: FlaskClient, path: str, **body: Any) -> Any:
+def post(client: Client, path: str, **body: Any) -> Any:
     reply = client.post(path, json=body)
     assert reply.status_code == 200, reply.text
     return orjson.loads(reply.data)
@@ -33,7 +33,7 @@ def place(replica: Replica, name: str, core: int, node: str, index: int = 0) -> 
     replica.deliver()
 
 
-def test_filter_says_where_it_fits_and_why_not_elsewhere(replica: Replica, client: FlaskClient) -> None:
+def test_filter_says_where_it_fits_and_why_not_elsewhere(replica: Replica, client: Client) -> None:
     place(replica, "x", 60, "n2")
     found = post(client, "/filter", Pod=b.share("p", 60), NodeNames=["n3", "n2", "n1", "n9"])
     assert found["NodeNames"] == ["n1"]
@@ -42,11 +42,11 @@ def test_filter_says_where_it_fits_and_why_not_elsewhere(replica: Replica, clien
     assert found["Error"] == ""
 
 
-def test_keys_in_any_case(client: FlaskClient) -> None:
+def test_keys_in_any_case(client: Client) -> None:
     assert post(client, "/filter", pod=b.share("p"), nodenames=["n1"])["NodeNames"] == ["n1"]
 
 
-def test_a_pod_of_the_version_that_is_known_is_not_read_again(replica: Replica, client: FlaskClient) -> None:
+def test_a_pod_of_the_version_that_is_known_is_not_read_again(replica: Replica, client: Client) -> None:
     place(replica, "x", 60, "n2")
     replica.api.put("pods", b.share("p", 60))
     replica.deliver()
@@ -56,29 +56,29 @@ def test_a_pod_of_the_version_that_is_known_is_not_read_again(replica: Replica, 
         assert post(client, "/filter", Pod=without_gpu, NodeNames=["n2"])["NodeNames"] == fits
 
 
-def test_no_names_is_a_list_and_not_null(client: FlaskClient) -> None:
+def test_no_names_is_a_list_and_not_null(client: Client) -> None:
     assert post(client, "/filter", Pod=b.share("p"), NodeNames=["n9"])["NodeNames"] == []
 
 
-def test_whole_nodes_are_answered_with_nodes(client: FlaskClient) -> None:
+def test_whole_nodes_are_answered_with_nodes(client: Client) -> None:
     nodes = {"items": [b.node("n1"), b.node("n9")]}
     found = post(client, "/filter", Pod=b.share("p"), Nodes=nodes, NodeNames=None)
     assert found["Nodes"] == {"items": [b.node("n1")]}
     assert set(found["FailedAndUnresolvableNodes"]) == {"n9"}
 
 
-def test_a_pod_without_gpu_fits_everywhere(client: FlaskClient) -> None:
+def test_a_pod_without_gpu_fits_everywhere(client: Client) -> None:
     pod = b.pod("p", b.container("c"))
     assert post(client, "/filter", Pod=pod, NodeNames=["n1", "n9"])["NodeNames"] == ["n1", "n9"]
     assert {row["Score"] for row in post(client, "/prioritize", Pod=pod, NodeNames=["n1", "n9"])} == {0}
 
 
-def test_a_malformed_ask_fits_nowhere(client: FlaskClient) -> None:
+def test_a_malformed_ask_fits_nowhere(client: Client) -> None:
     found = post(client, "/filter", Pod=b.share("p", 150), NodeNames=["n1"])
     assert "multiple of 100" in found["FailedAndUnresolvableNodes"]["n1"]
 
 
-def test_several_containers_must_fit_together(replica: Replica, client: FlaskClient) -> None:
+def test_several_containers_must_fit_together(replica: Replica, client: Client) -> None:
     pod = b.pod("p", *(b.container(name, 60, 1024) for name in "abc"))
     found = post(client, "/filter", Pod=pod, NodeNames=["n1"])
     assert "not all of them together" in {**found["FailedNodes"], **found["FailedAndUnresolvableNodes"]}["n1"]
@@ -87,7 +87,7 @@ def test_several_containers_must_fit_together(replica: Replica, client: FlaskCli
     assert post(client, "/filter", Pod=pod, NodeNames=["n1"])["NodeNames"] == ["n1"]
 
 
-def test_what_is_decided_is_visible_to_the_next_filter(replica: Replica, client: FlaskClient) -> None:
+def test_what_is_decided_is_visible_to_the_next_filter(replica: Replica, client: Client) -> None:
     for name in "pq":
         replica.api.put("pods", b.share(name, 60, uid=name))
     replica.deliver()
@@ -96,7 +96,7 @@ def test_what_is_decided_is_visible_to_the_next_filter(replica: Replica, client:
     assert post(client, "/filter", Pod=b.share("q", 60, uid="q"), NodeNames=["n2"])["NodeNames"] == []
 
 
-def test_a_pod_is_not_in_its_own_way(replica: Replica, client: FlaskClient) -> None:
+def test_a_pod_is_not_in_its_own_way(replica: Replica, client: Client) -> None:
     """Its binding was refused after the decision; it comes again."""
     replica.api.put("pods", b.share("p", 60))
     replica.deliver()
@@ -108,7 +108,7 @@ def test_a_pod_is_not_in_its_own_way(replica: Replica, client: FlaskClient) -> N
     assert other["NodeNames"] == []
 
 
-def test_scores_are_integers_and_prefer_the_fuller_node(replica: Replica, client: FlaskClient) -> None:
+def test_scores_are_integers_and_prefer_the_fuller_node(replica: Replica, client: Client) -> None:
     place(replica, "x", 40, "n2")
     rows = post(client, "/prioritize", Pod=b.share("p", 50, 40 * 1024), NodeNames=["n1", "n2", "n9"])
     assert [row["Host"] for row in rows] == ["n1", "n2", "n9"]
@@ -117,7 +117,7 @@ def test_scores_are_integers_and_prefer_the_fuller_node(replica: Replica, client
     assert unknown == 0 <= low < high <= 10
 
 
-def test_bind_posts_the_decision(replica: Replica, client: FlaskClient) -> None:
+def test_bind_posts_the_decision(replica: Replica, client: Client) -> None:
     replica.api.admit = admitted(replica)
     replica.api.put("pods", b.share("p"))
     replica.deliver()
@@ -129,7 +129,7 @@ def test_bind_posts_the_decision(replica: Replica, client: FlaskClient) -> None:
     ("changes", "error"),
     [({"PodUID": "other"}, "no pod"), ({"PodName": "gone"}, "no pod"), ({"Node": "n3"}, "no GPU cards")],
 )
-def test_a_bind_that_cannot_be(replica: Replica, client: FlaskClient, changes: dict[str, str], error: str) -> None:
+def test_a_bind_that_cannot_be(replica: Replica, client: Client, changes: dict[str, str], error: str) -> None:
     replica.api.put("pods", b.share("p"))
     replica.deliver()
     body = {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": "n1", **changes}
@@ -137,7 +137,7 @@ def test_a_bind_that_cannot_be(replica: Replica, client: FlaskClient, changes: d
     assert replica.state.holdings() == ()
 
 
-def test_a_refused_write_releases_at_once(replica: Replica, client: FlaskClient) -> None:
+def test_a_refused_write_releases_at_once(replica: Replica, client: Client) -> None:
     replica.api.put("pods", b.share("p"))
     replica.deliver()
     replica.api.refuse_bindings = True
@@ -146,7 +146,7 @@ def test_a_refused_write_releases_at_once(replica: Replica, client: FlaskClient)
     assert replica.state.holdings() == ()
 
 
-def test_a_bind_repeated_after_a_lost_answer_keeps_the_cards(replica: Replica, client: FlaskClient) -> None:
+def test_a_bind_repeated_after_a_lost_answer_keeps_the_cards(replica: Replica, client: Client) -> None:
     replica.api.put("pods", b.share("p"))
     replica.deliver()
     body = {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": "n1"}
@@ -155,9 +155,7 @@ def test_a_bind_repeated_after_a_lost_answer_keeps_the_cards(replica: Replica, c
     assert replica.cards_held() == {"p": [(0, 500)]}
 
 
-def test_a_replica_that_does_not_lead_leaves_the_decision_to_the_admission(
-    replica: Replica, client: FlaskClient
-) -> None:
+def test_a_replica_that_does_not_lead_leaves_the_decision_to_the_admission(replica: Replica, client: Client) -> None:
     leader = Replica(replica.api)
     replica.api.admit = admitted(leader)
 
@@ -189,12 +187,12 @@ def test_a_replica_that_does_not_lead_leaves_the_decision_to_the_admission(
         b"\xff\xfe",
     ],
 )
-def test_hostile_input_is_a_bad_request(client: FlaskClient, path: str, body: bytes) -> None:
+def test_hostile_input_is_a_bad_request(client: Client, path: str, body: bytes) -> None:
     reply = client.post(path, data=body, content_type="application/json")
     assert reply.status_code == 400
     assert "Traceback" not in reply.text
 
 
-def test_probes(client: FlaskClient) -> None:
+def test_probes(client: Client) -> None:
     assert client.get("/healthz").status_code == 200
     assert client.get("/readyz").status_code == 200

@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 import pytest
-from flask.testing import FlaskClient
+from werkzeug.test import Client
 
 from mgpu.dialects import gpushare
 from mgpu.model.cards import Card
@@ -34,7 +34,7 @@ def with_free(api: FakeApi, name: str, *free: int) -> None:
             api.put("pods", allocated(f"{name}-{card}", 16276 - left, name, card))
 
 
-def post(client: FlaskClient, verb: str, **body: Any) -> Any:
+def post(client: Client, verb: str, **body: Any) -> Any:
     reply = client.post(f"{PATH}/{verb}", json=body)
     assert reply.status_code == 200, reply.text
     return orjson.loads(reply.data)

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from flask.testing import FlaskClient
+from werkzeug.test import Client
 
 from mgpu.dialects import gpushare
 from mgpu.kube.reflector import Reflector
@@ -32,22 +32,22 @@ def replica() -> Replica:
 
 
 @pytest.fixture
-def client(replica: Replica) -> FlaskClient:
+def client(replica: Replica) -> Client:
     return clients(replica)[1]
 
 
-def post(client: FlaskClient, verb: str, **body: Any) -> Any:
+def post(client: Client, verb: str, **body: Any) -> Any:
     reply = client.post(f"{PATH}/{verb}", json=body)
     assert reply.status_code == 200, reply.text
     return orjson.loads(reply.data)
 
 
-def fits(client: FlaskClient, units: object, node: str = "n1") -> bool:
+def fits(client: Client, units: object, node: str = "n1") -> bool:
     passed = post(client, "filter", Pod=asking("probe", units), NodeNames=[node])["NodeNames"]
     return bool(passed == [node])
 
 
-def bind(client: FlaskClient, name: str, node: str = "n1") -> str:
+def bind(client: Client, name: str, node: str = "n1") -> str:
     answer = post(client, "bind", PodName=name, PodNamespace="default", PodUID=f"uid-{name}", Node=node)
     return str(answer["Error"])
 
@@ -62,13 +62,13 @@ def resize(replica: Replica, gib: int, count: int = 1) -> None:
     replica.deliver()
 
 
-def used(client: FlaskClient, node: str = "n1") -> list[int]:
+def used(client: Client, node: str = "n1") -> list[int]:
     """What `/inspect` says of each card."""
     (row,) = orjson.loads(client.get(f"{PATH}/inspect/{node}").data)["nodes"]
     return [device["usedGPU"] for device in row["devs"]]
 
 
-def test_a_terminating_pods_card_is_not_given_away_while_it_still_runs(replica: Replica, client: FlaskClient) -> None:
+def test_a_terminating_pods_card_is_not_given_away_while_it_still_runs(replica: Replica, client: Client) -> None:
     raw = allocated("p", 60, "n1", 0)
     raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     put(replica, raw)
@@ -78,7 +78,7 @@ def test_a_terminating_pods_card_is_not_given_away_while_it_still_runs(replica: 
     assert fits(client, 80)
 
 
-def test_more_used_than_there_is_leaves_nothing_and_not_everything(replica: Replica, client: FlaskClient) -> None:
+def test_more_used_than_there_is_leaves_nothing_and_not_everything(replica: Replica, client: Client) -> None:
     put(replica, allocated("p", 60, "n1", 0))
     resize(replica, 40)
     assert not fits(client, 1)
@@ -87,7 +87,7 @@ def test_more_used_than_there_is_leaves_nothing_and_not_everything(replica: Repl
     assert used(client) == [60]
 
 
-def test_two_replicas_do_not_book_one_card_twice(replica: Replica, client: FlaskClient) -> None:
+def test_two_replicas_do_not_book_one_card_twice(replica: Replica, client: Client) -> None:
     other = Replica(replica.api)
 
     def not_leading() -> None:
@@ -102,7 +102,7 @@ def test_two_replicas_do_not_book_one_card_twice(replica: Replica, client: Flask
     assert "nodeName" not in replica.api.pod("q")["spec"]
 
 
-def test_two_replicas_the_next_leader_knows_what_the_last_one_gave(replica: Replica, client: FlaskClient) -> None:
+def test_two_replicas_the_next_leader_knows_what_the_last_one_gave(replica: Replica, client: Client) -> None:
     put(replica, asking("p", 50))
     assert bind(client, "p") == ""
     put(replica, asking("q", 50))
@@ -121,7 +121,7 @@ def test_a_retried_bind_neither_picks_again_nor_counts_twice() -> None:
     assert used(client) == [50, 0]
 
 
-def test_a_capacity_change_counts_at_once(replica: Replica, client: FlaskClient) -> None:
+def test_a_capacity_change_counts_at_once(replica: Replica, client: Client) -> None:
     assert not fits(client, 100)
     resize(replica, 141)
     assert fits(client, 100)
@@ -155,7 +155,7 @@ def test_gpu_count_seen_before_gpu_mem_leaves_no_cards_of_size_0() -> None:
     assert fits(client, 16)
 
 
-def test_the_same_name_with_a_new_uid_does_not_leak_the_old_ones_share(replica: Replica, client: FlaskClient) -> None:
+def test_the_same_name_with_a_new_uid_does_not_leak_the_old_ones_share(replica: Replica, client: Client) -> None:
     put(replica, allocated("p", 60, "n1", 0, uid="first"))
     replica.api.remove("pods", "p")
     replica.api.put("pods", allocated("p", 10, "n1", 0, uid="second"))
@@ -164,7 +164,7 @@ def test_the_same_name_with_a_new_uid_does_not_leak_the_old_ones_share(replica: 
     assert fits(client, 70)
 
 
-def test_the_same_name_with_a_new_uid_in_whatever_order_the_events_come(replica: Replica, client: FlaskClient) -> None:
+def test_the_same_name_with_a_new_uid_in_whatever_order_the_events_come(replica: Replica, client: Client) -> None:
     """A re-list tells of what is new before what is gone."""
     old = allocated("p", 60, "n1", 0, uid="first")
     put(replica, old)
@@ -195,7 +195,7 @@ class Lists:
     end = close
 
 
-def test_a_pod_bound_and_deleted_while_the_watch_was_down_does_not_leak(replica: Replica, client: FlaskClient) -> None:
+def test_a_pod_bound_and_deleted_while_the_watch_was_down_does_not_leak(replica: Replica, client: Client) -> None:
     lists: Any = Lists(replica)
     watch = Reflector(lists, "/api/v1/pods", replica.state.pod_changed, replica.state.pod_gone)
     replica.api.put("pods", asking("p", 60))
@@ -233,9 +233,7 @@ def unhealthy(replica: Replica, gpus: object, node: str = "n1") -> None:
 
 
 @pytest.mark.parametrize("gpus", ["x", "0,x", ",", "1.5", "-1", "0;1", 3, "٣"])
-def test_a_malformed_unhealthy_list_marks_nothing_and_is_told(
-    replica: Replica, client: FlaskClient, gpus: object
-) -> None:
+def test_a_malformed_unhealthy_list_marks_nothing_and_is_told(replica: Replica, client: Client, gpus: object) -> None:
     unhealthy(replica, gpus)
     assert fits(client, 80)
     ((name, reason, message),) = replica.events
@@ -279,13 +277,13 @@ def test_concurrent_requests_during_a_burst_of_deletes_are_all_answered() -> Non
     assert used(client) == used(client, "n2") == [0] * 8
 
 
-def test_inspect_of_an_unknown_node_is_answered(client: FlaskClient) -> None:
+def test_inspect_of_an_unknown_node_is_answered(client: Client) -> None:
     reply = client.get(f"{PATH}/inspect/n9")
     assert reply.status_code == 404
     assert orjson.loads(reply.data) == {"error": "there is no node n9"}
 
 
-def test_a_slow_api_server_does_not_stop_filtering(replica: Replica, client: FlaskClient) -> None:
+def test_a_slow_api_server_does_not_stop_filtering(replica: Replica, client: Client) -> None:
     put(replica, asking("p", 60))
     inside, go_on = threading.Event(), threading.Event()
     create = replica.api.create
@@ -310,7 +308,7 @@ def test_a_slow_api_server_does_not_stop_filtering(replica: Replica, client: Fla
     assert answers == [""]
 
 
-def test_a_failed_bind_leaves_nothing_on_the_pod_and_holds_nothing(replica: Replica, client: FlaskClient) -> None:
+def test_a_failed_bind_leaves_nothing_on_the_pod_and_holds_nothing(replica: Replica, client: Client) -> None:
     put(replica, asking("p", 60))
     replica.api.refuse_bindings = True
     assert "refused" in bind(client, "p")
@@ -322,9 +320,7 @@ def test_a_failed_bind_leaves_nothing_on_the_pod_and_holds_nothing(replica: Repl
 
 @pytest.mark.parametrize("key", [gpushare.INDEX, gpushare.OF_POD, gpushare.OF_CARD, gpushare.ALLOCATION])
 @pytest.mark.parametrize("value", ["", "x", "-1", "1e1", "0x1", "99999999999999999999"])
-def test_an_unparsable_annotation_does_not_count_as_0(
-    replica: Replica, client: FlaskClient, key: str, value: str
-) -> None:
+def test_an_unparsable_annotation_does_not_count_as_0(replica: Replica, client: Client, key: str, value: str) -> None:
     raw = allocated("p", 60, "n1", 0, phase="Running")
     raw["metadata"]["annotations"][key] = value
     put(replica, raw)
@@ -340,7 +336,7 @@ def test_an_unparsable_annotation_holds_every_card_it_may_mean() -> None:
     assert not fits(clients(replica)[1], 30)
 
 
-def test_init_containers_are_counted(replica: Replica, client: FlaskClient) -> None:
+def test_init_containers_are_counted(replica: Replica, client: Client) -> None:
     raw = b.pod("p", container("c", 10), init=(container("i", 60),))
     assert not post(client, "filter", Pod=asking("x", 81), NodeNames=["n1"])["NodeNames"]
     put(replica, raw)
@@ -351,7 +347,7 @@ def test_init_containers_are_counted(replica: Replica, client: FlaskClient) -> N
     assert fits(client, 20)
 
 
-def test_init_containers_that_go_on_beside_the_others_are_added(replica: Replica, client: FlaskClient) -> None:
+def test_init_containers_that_go_on_beside_the_others_are_added(replica: Replica, client: Client) -> None:
     raw = b.pod("p", container("c", 50), init=({**container("i", 40), "restartPolicy": "Always"},))
     put(replica, raw)
     assert "no cards" in bind(client, "p")
