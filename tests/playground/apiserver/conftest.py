@@ -26,7 +26,7 @@ def _log(namespace: str, pod: str, container: str) -> str:
     return f"first\n{namespace}/{pod}/{container}\n"
 
 
-def _missing_assets() -> str:
+def missing_assets() -> str:
     folder = os.environ.get("KUBEBUILDER_ASSETS", "")
     if not folder:
         return "KUBEBUILDER_ASSETS is not set: no real API server to compare with"
@@ -38,7 +38,7 @@ def _missing_assets() -> str:
 def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """An API server that a whole session shares; tests keep apart by namespace and by name."""
     real = request.param == "real"
-    if real and (reason := _missing_assets()):
+    if real and (reason := missing_assets()):
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp(request.param)
     with ExitStack() as stack:
