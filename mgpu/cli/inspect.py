@@ -1,6 +1,5 @@
 """`mgpu inspect`: nodes, cards and who holds what, read from the cluster."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mgpu.cli.connecting import connecting, settings_of
 from mgpu.cli.mtgpupods import Account, accounting, accounting_json, mtgpupods_json
 from mgpu.cli.overview import GroupView, Overview, overview
 from mgpu.cli.picture import card_map
-from mgpu.cli.setup import read_settings
 from mgpu.cli.views import nodes_json
 from mgpu.dialects import gpushare, mtgpu
 from mgpu.kube import Api, ApiError, Unreachable
@@ -38,10 +37,10 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.argument("names", nargs=-1, metavar="[NODE...]")
-@click.option("--kubeconfig", default="", help="The cluster to look at.  [default: as kubectl chooses it]")
-@click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).")
+@connecting
+@click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def command(names: tuple[str, ...], kubeconfig: str, config: Path | None, output: str) -> None:
+def command(names: tuple[str, ...], kubeconfig: str, context: str, config: Path | None, output: str) -> None:
     """Show nodes, cards and who holds what, as the pods' own records say; nothing is written.
 
     Where there are MtgpuPods, a table below says per node how many whole cards nobody uses, and per GPUID what is left
@@ -51,11 +50,11 @@ def command(names: tuple[str, ...], kubeconfig: str, config: Path | None, output
 
     Exit code 1 where a NODE is not there or the cluster does not answer.
     """
-    settings = read_settings(config, os.environ, {})
     try:
-        api = Api.connect(kubeconfig)
+        api = Api.connect(kubeconfig, context=context)
+        settings, _ = settings_of(api, config)
         nodes, devices, pods, mtgpupods = objects(api)
-        found = overview(nodes, devices, pods, settings, _unhealthy_lists(api), mtgpupods)
+        found = overview(nodes, devices, pods, settings, unhealthy_lists(api), mtgpupods)
     except (ApiError, Unreachable) as error:
         raise click.ClickException(str(error)) from error
     unknown = sorted(set(names) - {node.name for node in found.nodes})
@@ -86,8 +85,11 @@ def _mtgpupods(api: Api) -> list[Raw]:
         return []
 
 
-def _unhealthy_lists(api: Api) -> list[Raw]:
-    """The ConfigMaps among which they are; not everybody may look into that namespace. Raises as above."""
+def unhealthy_lists(api: Api) -> list[Raw]:
+    """The ConfigMaps in which gpushare lists unhealthy cards; not everybody may look into their namespace.
+
+    Raises as above.
+    """
     return _listed(api, f"/api/v1/namespaces/{gpushare.UNHEALTHY_NAMESPACE}/configmaps", without=403)
 
 

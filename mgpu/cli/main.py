@@ -20,6 +20,9 @@ SUMMARIES = {
     "demo": "Run sample pods through the whole chain and show the cards.",
     "simulate": "Place the pods of a file without a cluster.",
     "inspect": "Show nodes, cards and who holds what.",
+    "explain": "Why a pod waits, node by node and card by card, or where its cards are.",
+    "top": "Show how full the cards are, and who holds most.",
+    "doctor": "Check an installation, and say what to do where it is not well.",
 }
 """In the order of the help text. The text is here because reading it from the commands would import all of them."""
 

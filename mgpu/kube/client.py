@@ -47,13 +47,18 @@ class Api:
         self._timeout = timeout
 
     @classmethod
-    def connect(cls, kubeconfig: str = "", *, timeout: float = 10.0) -> "Api":
-        """By a kubeconfig file; "": in-cluster, else the default kubeconfig. Raises BadObject where there is none."""
+    def connect(cls, kubeconfig: str = "", *, context: str = "", timeout: float = 10.0) -> "Api":
+        """By a kubeconfig file; "": in-cluster, else the default kubeconfig. Raises BadObject where there is none.
+
+        context: of the kubeconfig, in place of its current one.
+        """
         configuration = client.Configuration()
         with _loading:
             try:
-                if kubeconfig:
-                    config.load_kube_config(kubeconfig, client_configuration=configuration)  # type: ignore[no-untyped-call]
+                if kubeconfig or context:
+                    config.load_kube_config(  # type: ignore[no-untyped-call]
+                        kubeconfig or None, context=context or None, client_configuration=configuration
+                    )
                 else:
                     config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
                 api = cls(configuration, timeout=timeout)

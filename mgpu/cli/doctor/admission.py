@@ -1,0 +1,154 @@
+"""Whether the API server reaches and trusts what admits pods and bindings. Pure."""
+
+import base64
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+
+from mgpu.cli.doctor.seen import Finding, Level, Raw, Seen, hooks
+from mgpu.serving.certificates import CHAIN
+
+REACHABLE, CERTIFICATES, BUNDLES = "webhook", "certificates", "ca bundles"
+_MUTATING, _VALIDATING = "mutatingwebhookconfigurations", "validatingwebhookconfigurations"
+_SOON = timedelta(days=7)
+_OURS = "mgpu.io"
+
+
+def admission(seen: Seen) -> list[Finding]:
+    """The three checks together: one thing that is wrong shows in several places, and is named once."""
+    by_files = [*_dates(seen), *_trusted(seen)]
+    told = {finding.check for finding in by_files if finding.level is Level.FAILED}
+    found = [*by_files, *(finding for finding in _of_trial(seen) if finding.check not in told)]
+    bad = {finding.check for finding in found}
+    asked = not told and REACHABLE not in bad  # else it is not known whether it would be
+    well = [REACHABLE] * asked + [CERTIFICATES, BUNDLES]
+    return [*found, *(_well(seen, check) for check in well if check not in bad)]
+
+
+def _well(seen: Seen, check: str) -> Finding:
+    if check == REACHABLE:
+        return Finding(check, Level.OK, "a Pod that asks in two vocabularies at once was denied, as it must be")
+    certificates = {name: _chain(files.get(CHAIN, b"")) for name, files in seen.secrets.items()}
+    if not any(certificates.values()):
+        return Finding(check, Level.OK, "the API server trusts the webhook; the Secrets are not to be seen here")
+    if check == BUNDLES:
+        return Finding(check, Level.OK, "the webhook configurations trust the certificates that are served")
+    until = (
+        f"{n.removesuffix('-tls')} until {c[0].not_valid_after_utc:%Y-%m-%d}" for n, c in certificates.items() if c
+    )
+    return Finding(check, Level.OK, ", ".join(until))
+
+
+def _of_trial(seen: Seen) -> Iterator[Finding]:
+    status, message = seen.tried.status, seen.tried.message
+    missing = [
+        f"{kind.removesuffix('s')} {name}"
+        for kind, name in _wanted(seen)
+        if kind not in seen.hidden and not _named(seen, kind, name)
+    ]
+    if missing:
+        text = f"there is no {' and no '.join(missing)}"
+        yield Finding(REACHABLE, Level.FAILED, text, "kubectl apply -k the overlay that was installed")
+    elif "failed calling webhook" in message and _OURS in message:
+        yield _failed_call(seen, message)
+    elif "failed calling webhook" in message or f'.{_OURS}" denied' not in message:
+        yield _not_asked(status, message)
+
+
+def _wanted(seen: Seen) -> Iterator[tuple[str, str]]:
+    """(kind, name) of the webhook configurations that the suite has."""
+    yield _MUTATING, seen.settings.webhook.configuration
+    yield _VALIDATING, seen.settings.webhook.configuration
+    yield _MUTATING, seen.settings.scheduler.configuration
+
+
+def _failed_call(seen: Seen, message: str) -> Finding:
+    """In the words of Go's TLS, or of OpenSSL."""
+    why = message.partition("failed to call webhook: ")[2] or message
+    lower = why.lower()
+    logs = f"kubectl -n {seen.namespace} logs deployment/{seen.settings.webhook.service}"
+    if "expired" in lower or "not yet valid" in lower:
+        return Finding(CERTIFICATES, Level.FAILED, f"the webhook's certificate is not valid now: {why}", logs)
+    if "x509" in lower or "certificate" in lower or "unable to load root" in lower:
+        text = f"the API server does not trust the webhook's certificate: {why}"
+        return Finding(BUNDLES, Level.FAILED, text, f"{logs} (it puts in its CA itself, or cert-manager does)")
+    remedy = f"kubectl -n {seen.namespace} get pods; {logs}; does a NetworkPolicy keep the API server from it?"
+    text = f"the API server does not reach it, so no GPU pod is admitted: {why}"
+    return Finding(REACHABLE, Level.FAILED, text, remedy)
+
+
+def _not_asked(status: int, message: str) -> Finding:
+    if status == 201:
+        text = "a Pod that asks in two vocabularies at once was admitted: the webhook is not asked about it"
+        remedy = "do its failurePolicy, namespaceSelector and matchConditions stand as in manifests/base/webhook.yaml?"
+        return Finding(REACHABLE, Level.FAILED, text, remedy)
+    if status == 403 and "cannot create resource" in message:
+        text = f"whether it is reached is not known, you may not create Pods here: {message}"
+        return Finding(REACHABLE, Level.WARNING, text, "doctor --try-in a namespace where you may (it is a dry run)")
+    text = f"whether it is reached is not known, something else answered first: {status} {message}"
+    return Finding(REACHABLE, Level.WARNING, text, "doctor --try-in another namespace")
+
+
+def _dates(seen: Seen) -> Iterator[Finding]:
+    for name, files in sorted(seen.secrets.items()):
+        remedy = f"kubectl -n {seen.namespace} logs deployment/{name.removesuffix('-tls')} says why it is not renewed"
+        for certificate in _chain(files.get(CHAIN, b""))[:1]:
+            first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+            if seen.now > last:
+                yield Finding(
+                    CERTIFICATES, Level.FAILED, f"that of Secret {name} ended {last:%Y-%m-%d %H:%M} UTC", remedy
+                )
+            elif seen.now < first:
+                text = f"that of Secret {name} begins {first:%Y-%m-%d %H:%M} UTC"
+                yield Finding(CERTIFICATES, Level.FAILED, text, "are the clocks right?")
+            elif last - seen.now < _SOON:
+                yield Finding(
+                    CERTIFICATES, Level.WARNING, f"that of Secret {name} ends {last:%Y-%m-%d %H:%M} UTC", remedy
+                )
+
+
+def _trusted(seen: Seen) -> Iterator[Finding]:
+    """Whether each bundle has the issuer of what is served."""
+    own = seen.settings
+    for service, configuration in (
+        (own.webhook.service, own.webhook.configuration),
+        (own.scheduler.service, own.scheduler.configuration),
+    ):
+        chain = _chain(seen.secrets.get(f"{service}-tls", {}).get(CHAIN, b""))
+        for kind in (_MUTATING, _VALIDATING) if chain else ():
+            for found in _named(seen, kind, configuration):
+                stale = [h["name"] for h in hooks(found) if not _issued(chain, _bundle(h))]
+                if stale:
+                    text = f"{', '.join(stale)}: not the CA of the certificate in Secret {service}-tls"
+                    remedy = f"kubectl -n {seen.namespace} rollout restart deployment/{service} (it publishes its CA)"
+                    yield Finding(BUNDLES, Level.FAILED, text, remedy)
+
+
+def _named(seen: Seen, kind: str, name: str) -> Sequence[Raw]:
+    return [raw for raw in seen.configurations.get(kind, ()) if raw["metadata"]["name"] == name]
+
+
+def _bundle(hook: Raw) -> bytes:
+    return base64.b64decode(str(hook["clientConfig"].get("caBundle") or ""))
+
+
+def _chain(pem: bytes) -> Sequence[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        return ()
+
+
+def _issued(chain: Sequence[x509.Certificate], bundle: bytes) -> bool:
+    """Whether one of the bundle is, or issued, one of the chain."""
+    return any(one == ca or _by(one, ca) for one in chain for ca in _chain(bundle))
+
+
+def _by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True

@@ -1,0 +1,191 @@
+"""Whether each node with GPUs is served: its agent, its resources, CDI, and no other plugin beside it. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from mgpu import dialects
+from mgpu.cli.doctor.seen import AGENT, Finding, Level, Raw, Seen, listed, ready, serves_gpus
+from mgpu.cli.overview import sliced_of
+from mgpu.dialects.node_resources import SHARE
+from mgpu.model.cards import GPU, Card
+from mgpu.model.errors import BadObject
+from mgpu.model.inventory import WHOLE_CARDS_LABEL, read_device
+from mgpu.model.partitioning import undivided
+from mgpu.model.pods import read_node
+from mgpu.model.quantities import QuantityError, whole_number
+from mgpu.version import AgentSaid, read_agent
+
+_LABELS = ("nvidia.com/gpu.present", "mgpu.io/gpu")
+_WHOLE = "nvidia.com/gpu"
+_SET = "mgpu-deviceplugin"
+
+
+def of_nodes(seen: Seen) -> Iterator[Finding]:
+    if "nodes" in seen.hidden:
+        yield Finding("agents", Level.WARNING, f"not known: {seen.hidden['nodes']}", "ask somebody who may list nodes")
+        return
+    nodes = [node for node in seen.nodes if _up(node) and _has_gpus(seen, node)]
+    if not nodes:
+        text = "no node has GPUs, as far as Devices and labels tell"
+        yield Finding("agents", Level.WARNING, text, f"kubectl label node NODE {_LABELS[1]}=true, where GPUs are")
+        return
+    missing = {name: why for node in nodes if (why := _missing(seen, node)) for name in [_name(node)]}
+    yield from _agents(seen, missing, len(nodes))
+    served = [(node, said) for node in nodes if _name(node) not in missing and (said := read_agent(node))]
+    yield from _resources(seen, served)
+    yield from _cdi(seen, served)
+    yield from _others(seen, served)
+
+
+def _agents(seen: Seen, missing: Mapping[str, str], count: int) -> Iterator[Finding]:
+    look = f"kubectl -n {seen.namespace} get pods -o wide -l app.kubernetes.io/component={AGENT}"
+    for why in sorted(set(missing.values())):
+        names = sorted(name for name, reason in missing.items() if reason == why)
+        remedy = f"{look}; the node needs the label {' or '.join(_LABELS)}=true"
+        yield Finding("agents", Level.FAILED, f"none serves {listed(names)}: {why}", remedy)
+    if not missing:
+        text = f"one runs on {'each of the' if count > 1 else 'the'} {count} node{'s' * (count > 1)} with GPUs"
+        yield Finding("agents", Level.OK, text)
+
+
+def _missing(seen: Seen, node: Raw) -> str:
+    """Why no agent is known to run on the node; "": one does. Without a DaemonSet it was started by hand."""
+    if _SET in seen.workloads and "pods" not in seen.hidden:
+        here = [pod for pod in seen.of_component(AGENT) if pod["spec"].get("nodeName") == _name(node)]
+        if not here:
+            return f"DaemonSet {_SET} has no Pod there"
+        if not any(map(ready, here)):
+            return f"its Pod is not ready ({_why_not(here[0])})"
+    if read_agent(node) is None:
+        return "no agent has reported itself there"
+    return ""
+
+
+def _why_not(pod: Raw) -> str:
+    """What its container waits for, else its phase."""
+    status = pod.get("status") or {}
+    for row in status.get("containerStatuses") or ():
+        waiting = (row.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason"):
+            return str(waiting["reason"])
+    return str(status.get("phase") or "unknown")
+
+
+def _resources(seen: Seen, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Finding]:
+    check, problems = "node resources", dict[str, list[str]]()
+    for node, said in served:
+        name = _name(node)
+        if name not in seen.devices:
+            if "devices" in seen.served and "devices" not in seen.hidden and said.cards:
+                problems.setdefault("it has no Device", []).append(name)
+            continue
+        try:
+            cards = read_device(seen.devices[name])
+        except BadObject as error:
+            problems.setdefault(f"its Device cannot be read: {error}", []).append(name)
+            continue
+        capacity, can = ((node.get("status") or {}).get(key) or {} for key in ("capacity", "allocatable"))
+        wanted = _wanted(seen, node, cards, said)
+        lacking = [r for r in wanted if not (_amount(capacity.get(r)) and _amount(can.get(r)))]
+        if lacking:
+            problems.setdefault(f"nothing of {listed(lacking)} in its status", []).append(name)
+    for why, names in sorted(problems.items()):
+        remedy = (
+            f"kubectl -n {seen.namespace} logs the agent's Pod there: does the kubelet know it, is a dialect disabled?"
+        )
+        yield Finding(check, Level.FAILED, f"{listed(sorted(names))}: {why}", remedy)
+    if not problems:
+        yield Finding(check, Level.OK, "each node has in its status what its cards can be asked for by")
+
+
+def _wanted(seen: Seen, node: Raw, cards: Sequence[Card], said: AgentSaid) -> list[str]:
+    """The resources of which the node must have some, as long as it has a whole and healthy card."""
+    gpus = [card for card in cards if card.type == GPU]
+    sliced, _ = sliced_of(read_node(node), cards)
+    whole = [card for card in undivided(sliced.found, gpus) if card.healthy]
+    if not whole:
+        return []
+    found = [SHARE]
+    for dialect in dialects.enabled(seen.settings):
+        found += [r.name for r in dialect.resources(whole, seen.settings) if any(amount for _, amount in r.amounts)]
+    return [name for name in dict.fromkeys(found) if name != _WHOLE or said.whole_cards == "mgpu"]
+
+
+def _cdi(seen: Seen, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Finding]:
+    check, wanted = "cdi", seen.settings.deviceplugin.cdi
+    without = sorted(_name(node) for node, said in served if said.cdi is False)
+    unknown = sorted(_name(node) for node, said in served if said.cdi is None)
+    enable = (
+        'containerd: enable_cdi = true in [plugins."io.containerd.grpc.v1.cri"], restart it; or deviceplugin.cdi: false'
+    )
+    if without and wanted:
+        text = f"the container runtime of {listed(without)} has CDI off: containers there do not start"
+        yield Finding(check, Level.FAILED, text, enable)
+    elif unknown and wanted:
+        remedy = "set deviceplugin.criSocket to the runtime's socket, and mount it into the agent"
+        yield Finding(check, Level.WARNING, f"whether the runtime of {listed(unknown)} has it is not known", remedy)
+    elif not wanted:
+        text = "off by deviceplugin.cdi: pods that ask for unequal shares at the same moment may fail to start"
+        yield Finding(check, Level.WARNING, text, "enable it in the runtime, then take deviceplugin.cdi: false out")
+    elif served:
+        yield Finding(check, Level.OK, "the container runtimes have it")
+
+
+def _others(seen: Seen, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Finding]:
+    """NVIDIA's own plugin: fine where whole cards are left to it, and only there."""
+    check = "nvidia plugin"
+    running = {pod["spec"].get("nodeName") for pod in seen.pods if serves_gpus(pod) and _runs(pod)}
+    both = sorted(_name(node) for node, said in served if said.whole_cards == "mgpu" and _name(node) in running)
+    many = sorted(
+        _name(node)
+        for node, said in served
+        if said.whole_cards == "mgpu" and _name(node) not in both and _too_many(node, said)
+    )
+    remedy = "keep its DaemonSet off these nodes, or drain them and set deviceplugin.wholeCards: nvidia"
+    if both:
+        text = f"it runs on {listed(both)}, where mgpu serves {_WHOLE} too: a card could be given out twice"
+        yield Finding(check, Level.FAILED, text, remedy)
+    if many:
+        text = f"{listed(many)} has more {_WHOLE} than cards: another plugin serves it there (time-slicing?)"
+        yield Finding(check, Level.FAILED, text, remedy)
+    if not both and not many:
+        left = sum(said.whole_cards == "nvidia" for _, said in served)
+        text = (
+            f"whole cards are left to it on {left} node{'s' * (left != 1)}" if left else "it serves none of these nodes"
+        )
+        yield Finding(check, Level.OK, text)
+
+
+def _too_many(node: Raw, said: AgentSaid) -> bool:
+    return _amount(((node.get("status") or {}).get("capacity") or {}).get(_WHOLE)) > said.cards
+
+
+def _runs(pod: Raw) -> bool:
+    return (pod.get("status") or {}).get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
+
+
+def _has_gpus(seen: Seen, node: Raw) -> bool:
+    labels = node["metadata"].get("labels") or {}
+    if any(labels.get(label) == "true" for label in _LABELS) or WHOLE_CARDS_LABEL in labels:
+        return True
+    device = seen.devices.get(_name(node))
+    try:
+        return any(card.type == GPU for card in read_device(device or {}))
+    except BadObject:
+        return True
+
+
+def _up(node: Raw) -> bool:
+    """A node that is down has an agent that is down, which is not what is wrong with it."""
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    return not any(row.get("type") == "Ready" and row.get("status") != "True" for row in conditions)
+
+
+def _name(node: Raw) -> str:
+    return str(node["metadata"]["name"])
+
+
+def _amount(value: object) -> int:
+    try:
+        return 0 if value is None else whole_number(value)
+    except QuantityError:
+        return 0

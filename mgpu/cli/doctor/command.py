@@ -1,0 +1,79 @@
+"""`mgpu doctor`: looks, checks, and says what to do; one line for each finding."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import orjson
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mgpu.cli.connecting import NAMESPACE, connecting, settings_of
+from mgpu.cli.doctor.admission import admission
+from mgpu.cli.doctor.agents import of_nodes
+from mgpu.cli.doctor.looking import look
+from mgpu.cli.doctor.parts import custom_resources, one_decides, versions
+from mgpu.cli.doctor.seen import Finding, Level, Seen
+from mgpu.kube import Api, ApiError, Unreachable
+
+_STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILED: "bold red"}
+
+EXAMPLES = """
+\b
+Examples:
+  kubectl mgpu doctor
+  kubectl mgpu doctor -n gpu-sharing --try-in team-a
+  kubectl mgpu doctor -o json | jq '.checks[] | select(.status != "ok")'
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.option("-n", "--namespace", default=NAMESPACE, show_default=True, help="Where the suite is installed.")
+@click.option("--try-in", default="default", show_default=True, help="Namespace of the Pod that is tried (a dry run).")
+@connecting
+@click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def command(namespace: str, try_in: str, kubeconfig: str, context: str, config: Path | None, output: str) -> None:
+    """Check an installation: one line for each finding, and what to do.
+
+    Nothing is written: a Pod that must be denied is created as a dry run, all else is read. What you may not read is
+    said, and not taken for a fault. Exit code 1 where a check failed, or the cluster does not answer.
+    """
+    try:
+        api = Api.connect(kubeconfig, context=context, timeout=20.0)
+        settings, source = settings_of(api, config, namespace)
+        findings = [Finding("settings", Level.OK, source), *diagnose(look(api, namespace, settings, try_in))]
+    except (ApiError, Unreachable) as error:
+        raise click.ClickException(str(error)) from error
+    failed = any(finding.level is Level.FAILED for finding in findings)
+    if output == "json":
+        rows = [{"check": f.check, "status": f.level, "message": f.message, "remedy": f.remedy} for f in findings]
+        click.echo(orjson.dumps({"ok": not failed, "checks": rows}, option=orjson.OPT_INDENT_2).decode())
+    else:
+        _print(findings)
+    sys.exit(1 if failed else 0)
+
+
+def diagnose(seen: Seen) -> list[Finding]:
+    """All findings: at least one of each check."""
+    return [*custom_resources(seen), *admission(seen), *one_decides(seen), *of_nodes(seen), *versions(seen)]
+
+
+def _print(findings: Sequence[Finding]) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:  # for grep: one line is one finding
+        for f in findings:
+            click.echo(f"{f.level:<8} {f.check}: {f.message}{f'; do: {f.remedy}' if f.remedy else ''}")
+        return
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for f in findings:
+        text = Text(f.message)
+        if f.remedy:
+            text.append(f"\n→ {f.remedy}", style="grey50")
+        table.add_row(Text(f.level, style=_STYLES[f.level]), f.check, text)
+    console.print(table)

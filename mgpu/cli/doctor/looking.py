@@ -1,0 +1,112 @@
+"""Reads from the API what the checks are about; nothing is written: what is tried is a dry run."""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, TypeVar
+
+from mgpu.cli.doctor.seen import COMPONENT, Raw, Seen, Tried, serves_gpus
+from mgpu.dialects import mtgpu
+from mgpu.kube import Api, ApiError
+from mgpu.kube.secrets import SecretStore
+from mgpu.model.inventory import DEVICE_API
+from mgpu.serving.trust import CONFIGURATIONS
+from mgpu.settings import Settings
+from mgpu.version import own_version
+
+T = TypeVar("T")
+LEASE = "mgpu-scheduler"
+KINDS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
+_WORKLOADS = {"mgpu-webhook": "deployments", "mgpu-scheduler": "deployments", "mgpu-deviceplugin": "daemonsets"}
+_SEPARATE = "vke.volcengine.com/mgpu-core", "aliyun.com/gpu-mem"
+
+
+def look(api: Api, namespace: str, settings: Settings, try_in: str) -> Seen:
+    """try_in: the namespace of the Pod that is tried. Raises Unreachable, and ApiError for what is no refusal."""
+    hidden: dict[str, str] = {}
+
+    def may(what: str, read: Callable[[], T], otherwise: T) -> T:
+        try:
+            return read()
+        except ApiError as error:
+            if error.status == 403:
+                hidden[what] = error.message
+            elif error.status != 404:
+                raise
+            return otherwise
+
+    def listing(path: str) -> list[Raw]:
+        return may(path.rpartition("/")[2], lambda: list(api.list(path)[0]), [])
+
+    names = (settings.webhook.service, settings.scheduler.service)
+    secrets = {f"{name}-tls": _secret(api, namespace, f"{name}-tls", may) for name in names}
+    workloads: dict[str, Raw] = {
+        name: may(kind, partial[Raw](api.get, f"/apis/apps/v1/namespaces/{namespace}/{kind}/{name}"), {})
+        for name, kind in _WORKLOADS.items()
+    }
+    leases = listing("/apis/coordination.k8s.io/v1/leases")
+    return Seen(
+        namespace,
+        datetime.now(UTC),
+        own_version(),
+        settings,
+        tried(api, try_in),
+        frozenset((*_resources(api, DEVICE_API), *_resources(api, mtgpu.API_VERSION))),
+        {kind: listing(f"{CONFIGURATIONS}/{kind}") for kind in KINDS},
+        {name: files for name, files in secrets.items() if files},
+        [lease for lease in leases if lease["metadata"]["name"] == LEASE],
+        listing("/api/v1/nodes"),
+        {raw["metadata"]["name"]: raw for raw in listing(f"/apis/{DEVICE_API}/devices")},
+        may("pods", lambda: list(_pods(api, namespace)), []),
+        {name: raw for name, raw in workloads.items() if raw},
+        hidden,
+    )
+
+
+def tried(api: Api, namespace: str) -> Tried:
+    """A Pod that asks in two vocabularies: denied under all settings. Everything else about it pleases everybody."""
+    amounts = dict.fromkeys(_SEPARATE, "1")
+    container = {
+        "name": "doctor",
+        "image": "mgpu",
+        "resources": {"requests": amounts, "limits": amounts},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    secured = {"runAsNonRoot": True, "runAsUser": 65534, "seccompProfile": {"type": "RuntimeDefault"}}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"generateName": "mgpu-doctor-", "namespace": namespace},
+        "spec": {"containers": [container], "securityContext": secured, "restartPolicy": "Never"},
+    }
+    try:
+        api.create(f"/api/v1/namespaces/{namespace}/pods", pod, dryRun="All")
+    except ApiError as error:
+        return Tried(error.status, error.message)
+    return Tried(201)
+
+
+def _resources(api: Api, group_version: str) -> Iterator[str]:
+    try:
+        found = api.get(f"/apis/{group_version}").get("resources") or ()
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return
+    yield from (str(row["name"]) for row in found)
+
+
+def _pods(api: Api, namespace: str) -> Iterator[Raw]:
+    """Of many thousands the few that play a part."""
+    for page, _ in api.pages("/api/v1/pods"):
+        yield from (pod for pod in page if _own(pod, namespace) or serves_gpus(pod))
+
+
+def _own(pod: Raw, namespace: str) -> bool:
+    meta = pod["metadata"]
+    return meta.get("namespace") == namespace and COMPONENT in (meta.get("labels") or {})
+
+
+def _secret(api: Api, namespace: str, name: str, may: Any) -> dict[str, bytes]:
+    found: dict[str, bytes] = may(f"secret {name}", lambda: dict(SecretStore(api, namespace, name).read()[0]), {})
+    return found

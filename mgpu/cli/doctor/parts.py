@@ -1,0 +1,129 @@
+"""Whether all parts are there, are one version, and one alone decides. Pure."""
+
+from collections.abc import Iterator
+
+from mgpu.cli.doctor.seen import SCHEDULER, Finding, Level, Raw, Seen, hooks, listed, ready
+from mgpu.dialects import mtgpu
+from mgpu.model.inventory import DEVICE_API
+from mgpu.version import VERSION, read_agent
+
+_DEPLOYMENT = "mgpu-scheduler"
+_DECIDES = "/bind-admission"
+_NO_ELECTION = "--no-leader-elect"
+
+
+def custom_resources(seen: Seen) -> Iterator[Finding]:
+    wanted = {"devices": ("Device", DEVICE_API)}
+    if mtgpu.enabled(seen.settings):
+        wanted["mtgpupods"] = (mtgpu.KIND, mtgpu.API_VERSION)
+    missing = [f"{kind} ({version})" for name, (kind, version) in wanted.items() if name not in seen.served]
+    if missing:
+        text = f"the CRD of {' and of '.join(missing)} is missing"
+        yield Finding("custom resources", Level.FAILED, text, "kubectl apply -k manifests/crds")
+    else:
+        kinds = " and ".join(kind for kind, _ in wanted.values())
+        yield Finding("custom resources", Level.OK, f"{kinds} {'are' if len(wanted) > 1 else 'is'} served")
+
+
+def one_decides(seen: Seen) -> Iterator[Finding]:
+    """Two would give the same card out twice: each keeps accounts of its own."""
+    found = list(_several(seen)) or list(_none(seen))
+    for text, remedy in found:
+        yield Finding("scheduler", Level.FAILED, text, remedy)
+    if not found:
+        leading = _leading_here(seen)
+        holder = leading[0]["spec"]["holderIdentity"] if leading else ""
+        text = f"{holder} decides, alone" if holder else "as far as is to be seen one decides; it keeps no Lease"
+        yield Finding("scheduler", Level.OK, text)
+
+
+def _none(seen: Seen) -> Iterator[tuple[str, str]]:
+    """Of one that runs as a Deployment here; else it may well have been started by hand."""
+    if _DEPLOYMENT in seen.workloads:
+        remedy = (
+            f"kubectl -n {seen.namespace} get lease,pods; kubectl -n {seen.namespace} logs deployment/{_DEPLOYMENT}"
+        )
+        if "pods" not in seen.hidden and not any(map(ready, seen.of_component(SCHEDULER))):
+            yield f"none decides: no replica of Deployment {_DEPLOYMENT} is ready", remedy
+        elif _elects(seen) and "leases" not in seen.hidden and not _leading_here(seen):
+            yield f"none decides: nobody renews the Lease {_DEPLOYMENT}", remedy
+
+
+def _leading_here(seen: Seen) -> list[Raw]:
+    return [lease for lease in seen.leading() if lease["metadata"]["namespace"] == seen.namespace]
+
+
+def _several(seen: Seen) -> Iterator[tuple[str, str]]:
+    led = sorted(lease["metadata"]["namespace"] for lease in seen.leading())
+    configurations = seen.configurations.get("mutatingwebhookconfigurations", ())
+    deciding = sorted(raw["metadata"]["name"] for raw in configurations if any(map(_decides, hooks(raw))))
+    up = sorted(pod["metadata"]["name"] for pod in seen.of_component(SCHEDULER) if ready(pod))
+    replicas = int((seen.workloads.get(_DEPLOYMENT, {}).get("spec") or {}).get("replicas", 1))
+    if len(led) > 1:
+        remedy = "one installation for a cluster: undeploy the other (make undeploy)"
+        yield f"two schedulers decide: in namespaces {listed(led)} one leads each", remedy
+    elif len(deciding) > 1:
+        remedy = (
+            f"kubectl delete mutatingwebhookconfiguration {' or '.join(deciding)}, whichever is not this installation's"
+        )
+        yield f"two schedulers decide: {listed(deciding)} both answer bindings", remedy
+    elif not _elects(seen) and max(replicas, len(up)) > 1:
+        text = f"two schedulers decide: leader election is off, and there are {max(replicas, len(up))} replicas"
+        yield text, "take scheduler.leaderElect: false (--no-leader-elect) out, or scale to one replica"
+    elif len(up) > 1:
+        yield f"two schedulers decide: {listed(up)} are ready, which only the leader is", "delete one of these Pods"
+
+
+def _decides(hook: Raw) -> bool:
+    config = hook.get("clientConfig") or {}
+    path = str((config.get("service") or {}).get("path") or config.get("url") or "")
+    return path.endswith(_DECIDES)
+
+
+def _elects(seen: Seen) -> bool:
+    pod = (((seen.workloads.get(_DEPLOYMENT) or {}).get("spec") or {}).get("template") or {}).get("spec") or {}
+    arguments = [
+        word for c in pod.get("containers") or () for word in (*(c.get("command") or ()), *(c.get("args") or ()))
+    ]
+    return seen.settings.scheduler.leader_elect and _NO_ELECTION not in arguments
+
+
+def versions(seen: Seen) -> Iterator[Finding]:
+    parts: dict[str, list[str]] = {}
+    for part, version in _said(seen):
+        parts.setdefault(version, []).append(part)
+    check = "versions"
+    if len(parts) > 1:
+        rows = (f"{version}: {listed(parts[version])}" for version in sorted(parts))
+        remedy = f"let the rollout end (kubectl -n {seen.namespace} get pods), or apply one version to all parts"
+        yield Finding(check, Level.FAILED, f"not all parts have the same: {'; '.join(rows)}", remedy)
+    elif not parts:
+        yield Finding(check, Level.WARNING, "no part says its version; those before 0.1.0 do not", "upgrade them")
+    elif seen.own not in parts:
+        text = f"all parts have {next(iter(parts))}, and this command is {seen.own}"
+        yield Finding(check, Level.WARNING, text, "install the same version here")
+    else:
+        yield Finding(check, Level.OK, f"all parts have {seen.own}")
+
+
+def _said(seen: Seen) -> Iterator[tuple[str, str]]:
+    """(part, version)."""
+    for lease in _leading_here(seen):
+        version = (lease["metadata"].get("annotations") or {}).get(VERSION)
+        if version:
+            yield "scheduler", version
+    for part, name in (
+        ("webhook", seen.settings.webhook.configuration),
+        ("scheduler's webhook", seen.settings.scheduler.configuration),
+    ):
+        told = {
+            (raw["metadata"].get("annotations") or {}).get(VERSION, "")
+            for rows in seen.configurations.values()
+            for raw in rows
+            if raw["metadata"]["name"] == name
+        }
+        yield from ((part, version) for version in sorted(told - {""}))
+    for node in seen.nodes:
+        agent = read_agent(node)
+        if agent:
+            yield f"agent of {node['metadata']['name']}", agent.version

@@ -1,0 +1,114 @@
+"""What was seen of an installation, and what a check finds. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from mgpu.settings import Settings
+
+Raw = Mapping[str, Any]
+COMPONENT = "app.kubernetes.io/component"
+SCHEDULER, AGENT = "scheduler", "deviceplugin"
+_PLUGIN_IMAGES = ("k8s-device-plugin", "nvidia-device-plugin")
+_FRESH = timedelta(minutes=1)
+"""A Lease is renewed every few seconds; clocks are not all alike."""
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+class Finding(NamedTuple):
+    """check: which one. remedy: what to do; "": nothing."""
+
+    check: str
+    level: Level
+    message: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """The answer to a dry-run create of a Pod that must be denied. status 0: it was not tried."""
+
+    status: int = 0
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """All as the API has it.
+
+    own: the version of this command. served: the custom resources that there are, `devices`, `mtgpupods`.
+    configurations: kind (plural) → those webhook configurations. secrets: name → files, those that may be read.
+    leases: of the scheduler, in whatever namespace. pods: the suite's own, and those of other device plugins.
+    workloads: `mgpu-scheduler`, … → the Deployment or DaemonSet in the suite's namespace.
+    hidden: what could not be looked at, and why.
+    """
+
+    namespace: str
+    now: datetime
+    own: str
+    settings: Settings
+    tried: Tried = Tried()
+    served: frozenset[str] = frozenset()
+    configurations: Mapping[str, Sequence[Raw]] = field(default_factory=dict)
+    secrets: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)
+    leases: Sequence[Raw] = ()
+    nodes: Sequence[Raw] = ()
+    devices: Mapping[str, Raw] = field(default_factory=dict)
+    pods: Sequence[Raw] = ()
+    workloads: Mapping[str, Raw] = field(default_factory=dict)
+    hidden: Mapping[str, str] = field(default_factory=dict)
+
+    def of_component(self, name: str) -> Iterator[Raw]:
+        """The Pods of a part of the suite, but for those that end."""
+        for pod in self.pods:
+            meta = pod["metadata"]
+            mine = meta.get("namespace") == self.namespace and (meta.get("labels") or {}).get(COMPONENT) == name
+            if mine and not meta.get("deletionTimestamp"):
+                yield pod
+
+    def leading(self) -> Iterator[Raw]:
+        """The Leases that somebody holds and renews."""
+        for lease in self.leases:
+            spec = lease.get("spec") or {}
+            renewed = when(spec.get("renewTime"))
+            if spec.get("holderIdentity") and renewed and self.now - renewed < _FRESH:
+                yield lease
+
+
+def ready(pod: Raw) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(row.get("type") == "Ready" and row.get("status") == "True" for row in conditions)
+
+
+def when(text: object) -> datetime | None:
+    """A time as the API writes it, with or without fractions; None: it is none."""
+    try:
+        return datetime.fromisoformat(str(text)).astimezone(UTC)
+    except ValueError:
+        return None
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """`n1, n2, n3 and 4 more`."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
+def hooks(configuration: Raw) -> Sequence[Raw]:
+    return configuration.get("webhooks") or ()
+
+
+def serves_gpus(pod: Raw) -> bool:
+    """Whether it is NVIDIA's own device plugin."""
+    return any(
+        plugin in str(container.get("image", ""))
+        for container in pod["spec"].get("containers") or ()
+        for plugin in _PLUGIN_IMAGES
+    )

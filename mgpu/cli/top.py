@@ -1,0 +1,164 @@
+"""`mgpu top`: how full the cluster's cards are, by node and model, and who holds most."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mgpu.cli import figures
+from mgpu.cli.connecting import connecting, settings_of
+from mgpu.cli.figures import SORTS, Figures, Fragmentation, Holder
+from mgpu.cli.inspect import objects, unhealthy_lists
+from mgpu.cli.overview import Overview, overview
+from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.model.quantities import format_bytes, format_core
+
+EXAMPLES = """
+\b
+Examples:
+  kubectl mgpu top
+  kubectl mgpu top --sort memory --limit 5
+  kubectl mgpu top -o json | jq '.nodes[] | select(.idle > 0) | .name'
+"""
+_BAR = 8
+
+
+@click.command(epilog=EXAMPLES)
+@click.option(
+    "--sort", type=click.Choice(sorted(SORTS)), default="core", show_default=True, help="Fullest, most first."
+)
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Rows of a table; JSON has all."
+)
+@connecting
+@click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def command(sort: str, limit: int, kubeconfig: str, context: str, config: Path | None, output: str) -> None:
+    """Show how full the cards are: of the cluster, each model and node, and who holds most.
+
+    Core is in percent of one card, so two cards have 200%. Used is what pods hold by their records, not what their
+    processes use at this moment. Exit code 1 where the cluster does not answer.
+    """
+    try:
+        api = Api.connect(kubeconfig, context=context)
+        settings, _ = settings_of(api, config)
+        nodes, devices, pods, mtgpupods = objects(api)
+        found = overview(nodes, devices, pods, settings, unhealthy_lists(api), mtgpupods)
+    except (ApiError, Unreachable) as error:
+        raise click.ClickException(str(error)) from error
+    if output == "json":
+        click.echo(orjson.dumps(_json(found, sort), option=orjson.OPT_INDENT_2).decode())
+    else:
+        Console(highlight=False).print(_shown(found, sort, limit))
+
+
+def _cluster(found: Overview) -> Figures:
+    return figures.of_cards("cluster", ((node.name, card) for node in found.nodes for card in node.cards))
+
+
+def _json(found: Overview, sort: str) -> dict[str, Any]:
+    return {
+        "cluster": figures.figures_json(_cluster(found)),
+        "fragmentation": figures.fragmentation_json(figures.fragmentation(found.nodes)),
+        "models": [figures.figures_json(row) for row in figures.by_model(found.nodes)],
+        "nodes": [figures.figures_json(row) for row in sorted(figures.by_node(found.nodes), key=SORTS[sort])],
+        "holders": [figures.holder_json(row) for row in figures.holders(found.nodes)],
+        "pending": len(found.pending),
+    }
+
+
+def _shown(found: Overview, sort: str, limit: int) -> Group:
+    whole = _cluster(found)
+    if not whole.cards:
+        return Group(Text("No node has GPU cards (no Device, and no aliyun.com/gpu-mem with gpu-count)."))
+    models, nodes = figures.by_model(found.nodes), sorted(figures.by_node(found.nodes), key=SORTS[sort])
+    parts: list[RenderableType] = [
+        *(Text(line) for line in _summary(whole, len(found.pending))),
+        Text(free_line(figures.fragmentation(found.nodes)), style="cyan"),
+        Text(),
+    ]
+    if len(models) > 1:
+        parts += [_table("model", sorted(models, key=SORTS[sort])[:limit]), *_more(models, limit, "models"), Text()]
+    parts += [_table("node", nodes[:limit]), *_more(nodes, limit, "nodes")]
+    most = figures.holders(found.nodes)
+    if most:
+        parts += [Text(), _holders(most[:limit]), *_more(most, limit, "pods")]
+    return Group(*parts)
+
+
+def _summary(whole: Figures, pending: int) -> list[str]:
+    odd = f", {whole.unhealthy} unhealthy" if whole.unhealthy else ""
+    waiting = f"; {pending} GPU pod{_s(pending)} waiting" if pending else ""
+    return [
+        f"{whole.nodes} node{_s(whole.nodes)}, {whole.cards} card{_s(whole.cards)} ({whole.idle} idle{odd}){waiting}",
+        f"core {_percent(whole.core_share)} of {format_core(whole.core)}, "
+        f"memory {_percent(whole.memory_share)} of {format_bytes(whole.memory)}",
+    ]
+
+
+def free_line(found: Fragmentation) -> str:
+    """What is free and how usable it is, in one sentence."""
+    parts = [f"{found.idle} idle card{_s(found.idle)}"] if found.idle else []
+    if found.part:
+        most = f"at most {format_core(found.most_core)} and {format_bytes(found.most_memory)} on one"
+        amounts = f"{format_core(found.part_core)} and {format_bytes(found.part_memory)}"
+        parts.append(f"{amounts} on {found.part} part-used card{_s(found.part)} ({most})")
+    useless = [format_core(found.useless_core)] * bool(found.useless_core)
+    useless += [format_bytes(found.useless_memory)] * bool(found.useless_memory)
+    if useless:
+        parts.append(f"{' and '.join(useless)} where the rest of the card is taken, so no share fits")
+    return f"Free: {'; '.join(parts) or 'nothing'}"
+
+
+def _table(kind: str, rows: Sequence[Figures]) -> Table:
+    table = _bare(kind, "cards", "idle", "core", "", "memory", "")
+    for row in rows:
+        odd = f" {row.unhealthy}✗" if row.unhealthy else ""
+        table.add_row(
+            row.name,
+            f"{row.cards}{odd}",
+            str(row.idle),
+            *_filled(row.core_share, f"{format_core(row.core_used)} / {format_core(row.core)}"),
+            *_filled(row.memory_share, f"{format_bytes(row.memory_used)} / {format_bytes(row.memory)}"),
+        )
+    return table
+
+
+def _filled(share: float, text: str) -> tuple[Text, str]:
+    full = round(share * _BAR)
+    style = "red" if share >= 0.95 else "yellow" if share >= 0.7 else "green"
+    return Text("█" * full, style=style) + Text("░" * (_BAR - full), style="grey50"), text
+
+
+def _holders(rows: Sequence[Holder]) -> Table:
+    table = _bare("pod", "cards", "core", "memory", "node", "asked as")
+    for row in rows:
+        amounts = (str(row.cards), format_core(row.core), format_bytes(row.memory))
+        table.add_row(row.pod, *amounts, ", ".join(row.nodes), row.dialect)
+    return table
+
+
+def _bare(*names: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="grey50")
+    for name in names:
+        right = name in ("cards", "idle")
+        table.add_column(name, overflow="fold", justify="right" if right else "left")
+    return table
+
+
+def _more(rows: Sequence[object], limit: int, what: str) -> list[Text]:
+    left = len(rows) - limit
+    return [Text(f"… and {left:,} more {what} (--limit)", style="grey50")] if left > 0 else []
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}"
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"

@@ -1,0 +1,134 @@
+"""An installation that is well, as objects of an API server, with the real webhook behind it."""
+
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+from deviceplugin.offers import as_ids, in_status
+from mgpu.kube import Api
+from mgpu.kube.leader import Leader
+from mgpu.kube.secrets import SecretStore
+from mgpu.model.inventory import DEVICE_API, write_device
+from mgpu.model.pods import read_node
+from mgpu.serving.certificates import CA, Files, ensure
+from mgpu.serving.folder import Folder
+from mgpu.serving.trust import publish
+from mgpu.settings import load_settings
+from mgpu.version import AGENT, AgentSaid, own_version, write_agent
+from playground.installation import located, manifests
+from tests.builders import cards, node
+from webhook.app import make_app
+
+SYSTEM, COLLECTIONS = "mgpu-system", "/apis/admissionregistration.k8s.io/v1"
+NODES, DEVICES = "/api/v1/nodes", f"/apis/{DEVICE_API}/devices"
+PODS, APPS = f"/api/v1/namespaces/{SYSTEM}/pods", f"/apis/apps/v1/namespaces/{SYSTEM}"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
+MUTATING, VALIDATING = "mutatingwebhookconfigurations", "validatingwebhookconfigurations"
+_PATHS = {
+    "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+    "MutatingWebhookConfiguration": f"{COLLECTIONS}/{MUTATING}",
+    "ValidatingWebhookConfiguration": f"{COLLECTIONS}/{VALIDATING}",
+}
+NAMES = ("127.0.0.1",)
+
+
+class _Silent(WSGIRequestHandler):
+    def log(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def webhook(files: Files, folder: Path) -> Iterator[int]:
+    """The port on which the real app is served with this certificate."""
+    kept = Folder(folder)
+    kept.put(files)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(kept.chain, kept.key)
+    app = make_app(load_settings())
+    server = make_server("127.0.0.1", 0, app, threaded=True, ssl_context=context, request_handler=_Silent)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join(10)
+        server.server_close()
+
+
+def certificate(folder: Path, *, days_old: int = 0) -> Files:
+    return ensure(Folder(folder), NAMES, datetime.now(UTC) - timedelta(days=days_old))
+
+
+@dataclass
+class Installation:
+    """`api` of an administrator, after `install`."""
+
+    api: Api
+
+    def install(self, files: Files, port: int) -> None:
+        api = self.api
+        for manifest in manifests():
+            if manifest["kind"] in _PATHS:
+                api.create(_PATHS[manifest["kind"]], located(manifest, {"mgpu-webhook": port, "mgpu-scheduler": 1}))
+        self.trust(files)
+        for name in ("mgpu-webhook", "mgpu-scheduler"):
+            self.workload("deployments", "Deployment", name, 2)
+        self.workload("daemonsets", "DaemonSet", "mgpu-deviceplugin")
+        Leader(api, SYSTEM, "mgpu-scheduler", "mgpu-scheduler-a").round()
+        self.pod("mgpu-scheduler-a", "scheduler", "n1")
+        self.pod("mgpu-scheduler-b", "scheduler", "n2", ready=False)
+        for name in ("n1", "n2"):
+            self.node(name)
+            self.pod(f"mgpu-deviceplugin-{name}", "deviceplugin", name)
+
+    def trust(self, files: Files) -> None:
+        """The Secrets, and what webhook configurations say of them."""
+        for name in ("mgpu-webhook", "mgpu-scheduler"):
+            store = SecretStore(self.api, SYSTEM, f"{name}-tls")
+            assert store.write(files, store.read()[1])
+            publish(self.api, MUTATING, name, files[CA])
+        publish(self.api, VALIDATING, "mgpu-webhook", files[CA])
+
+    def workload(self, plural: str, kind: str, name: str, replicas: int = 0, *arguments: str) -> None:
+        labels = {"app": name}
+        spec: dict[str, Any] = {
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {"containers": [{"name": "c", "image": "mgpu", "args": list(arguments)}]},
+            },
+            **({"replicas": replicas} if replicas else {}),
+        }
+        body = {"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": name, "namespace": SYSTEM}, "spec": spec}
+        self.api.create(f"{APPS}/{plural}", body)
+
+    def pod(self, name: str, component: str, on: str, *, ready: bool = True, image: str = "mgpu") -> None:
+        meta = {"name": name, "namespace": SYSTEM, "labels": {"app.kubernetes.io/component": component}}
+        spec = {"nodeName": on, "containers": [{"name": "c", "image": image}]}
+        made = self.api.create(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+        row = {"type": "Ready", "status": "True" if ready else "False"}
+        self.api.replace(f"{PODS}/{name}/status", {**made, "status": {"phase": "Running", "conditions": [row]}})
+
+    def node(self, name: str, *, gpus: int = 2) -> None:
+        own, settings = cards(gpus, node=name), load_settings()
+        raw = node(name, labels={"mgpu.io/gpu": "true"})
+        counted = {r.name: sum(amount for _, amount in r.amounts) for r in as_ids(own, settings)}
+        amounts = {resource: str(amount) for resource, amount in (counted | in_status(own, settings)).items()}
+        for key in ("capacity", "allocatable"):
+            raw["status"][key] |= amounts
+        raw["metadata"]["annotations"][AGENT] = write_agent(AgentSaid(own_version(), True, gpus, "mgpu"))
+        made = self.api.create(NODES, raw)
+        self.api.create(DEVICES, write_device(read_node(raw), made["metadata"]["uid"], own))
+
+    def says(self, name: str, **changes: Any) -> None:
+        """The agent of this node says something else of itself."""
+        said = AgentSaid(own_version(), True, 2, "mgpu")._replace(**changes)
+        self.api.patch(f"{NODES}/{name}", {"metadata": {"annotations": {AGENT: write_agent(said)}}})

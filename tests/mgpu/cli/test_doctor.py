@@ -1,0 +1,293 @@
+"""`mgpu doctor`: silent on an installation that is well, and names each thing that is wrong, and nothing else."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from mgpu.cli.main import main
+from mgpu.kube import Api
+from mgpu.kube.leader import Leader
+from mgpu.serving.certificates import CA, Files
+from mgpu.serving.trust import publish
+from mgpu.version import VERSION
+from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
+from playground.realapi import free_port
+from tests.mgpu.cli.installation import (
+    APPS,
+    COLLECTIONS,
+    LEASES,
+    MUTATING,
+    NODES,
+    PODS,
+    SYSTEM,
+    VALIDATING,
+    Installation,
+    certificate,
+    webhook,
+)
+
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+CHECKS = [
+    "settings",
+    "custom resources",
+    "webhook",
+    "certificates",
+    "ca bundles",
+    "scheduler",
+    "agents",
+    "node resources",
+    "cdi",
+    "nvidia plugin",
+    "versions",
+]
+
+
+class World:
+    """kubeconfig: an administrator's. files: what the webhook serves."""
+
+    def __init__(self, folder: Path, files: Files, stack: ExitStack) -> None:
+        self.folder, self.files, self._stack = folder, files, stack
+        tls = self_signed(folder)
+        users = {"admin": User("admin", ("system:masters",))}
+        url = stack.enter_context(running(ApiServer(tokens=users), tls=tls))
+        self.kubeconfig = str(folder / "kubeconfig")
+        write_kubeconfig(folder / "kubeconfig", url, Path(tls[0]).read_bytes(), "admin")
+        self.api = Api.connect(self.kubeconfig)
+        stack.callback(self.api.close)
+        self.installed = Installation(self.api)
+
+    def serve(self, files: Files, name: str) -> int:
+        return self._stack.enter_context(webhook(files, self.folder / name))
+
+    def lead_to(self, port: int) -> None:
+        for kind, index in ((MUTATING, 0), (VALIDATING, 0)):
+            path = f"{COLLECTIONS}/{kind}/mgpu-webhook"
+            found = self.api.get(path)
+            url = found["webhooks"][index]["clientConfig"]["url"]
+            found["webhooks"][index]["clientConfig"]["url"] = f"https://127.0.0.1:{port}/{url.rpartition('/')[2]}"
+            self.api.replace(path, found)
+
+    def doctor(self, *arguments: str) -> Result:
+        return CliRunner().invoke(main, ["doctor", "--kubeconfig", self.kubeconfig, *arguments])
+
+    def findings(self, *arguments: str) -> list[tuple[str, str, str]]:
+        result = self.doctor("-o", "json", *arguments)
+        answer = json.loads(result.stdout)
+        assert (result.exit_code == 0) == answer["ok"], result.output
+        return [(row["status"], row["check"], row["message"]) for row in answer["checks"]]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return certificate(tmp_path_factory.mktemp("certificate"))
+
+
+@pytest.fixture
+def world(tmp_path: Path, files: Files) -> Iterator[World]:
+    with ExitStack() as stack:
+        found = World(tmp_path, files, stack)
+        found.installed.install(files, found.serve(files, "served"))
+        yield found
+
+
+def test_an_installation_that_is_well(world: World) -> None:
+    findings = world.findings()
+    assert [status for status, _, _ in findings] == ["ok"] * len(CHECKS), findings
+    assert [check for _, check, _ in findings] == CHECKS
+
+
+def unreachable(world: World) -> None:
+    world.lead_to(free_port())
+
+
+def expired(world: World) -> None:
+    old = certificate(world.folder / "old", days_old=100)
+    world.installed.trust(old)
+    world.lead_to(world.serve(old, "served-old"))
+
+
+def expired_and_the_secrets_are_hidden(world: World) -> None:
+    expired(world)
+    no_secrets(world)
+
+
+def no_secrets(world: World) -> None:
+    for name in ("mgpu-webhook-tls", "mgpu-scheduler-tls"):
+        world.api.delete(f"/api/v1/namespaces/{SYSTEM}/secrets/{name}")
+
+
+def stale_bundle(world: World) -> None:
+    other = certificate(world.folder / "other")[CA]
+    publish(world.api, MUTATING, "mgpu-webhook", other)
+    publish(world.api, VALIDATING, "mgpu-webhook", other)
+
+
+def stale_bundle_and_the_secrets_are_hidden(world: World) -> None:
+    stale_bundle(world)
+    no_secrets(world)
+
+
+def stale_bundle_of_bindings(world: World) -> None:
+    publish(world.api, MUTATING, "mgpu-scheduler", certificate(world.folder / "other")[CA])
+
+
+def no_crd(world: World) -> None:
+    world.api.delete(f"{DEFINITIONS}/devices.scheduling.koordinator.sh")
+
+
+def no_agent(world: World) -> None:
+    world.api.delete(f"{PODS}/mgpu-deviceplugin-n2", {"gracePeriodSeconds": 0})
+
+
+def agent_not_ready(world: World) -> None:
+    path = f"{PODS}/mgpu-deviceplugin-n2"
+    world.api.delete(path, {"gracePeriodSeconds": 0})
+    world.installed.pod("mgpu-deviceplugin-n2", "deviceplugin", "n2", ready=False)
+
+
+def no_resources(world: World) -> None:
+    found = world.api.get(f"{NODES}/n2")
+    for key in ("capacity", "allocatable"):
+        del found["status"][key]["vke.volcengine.com/mgpu-core"]
+    world.api.replace(f"{NODES}/n2/status", found)
+
+
+def no_longer_offered(world: World) -> None:
+    """As the kubelet has it when an agent's socket is gone."""
+    amounts = {"vke.volcengine.com/mgpu-core": "0"}
+    world.api.patch(f"{NODES}/n2/status", {"status": {"allocatable": amounts}})
+
+
+def led_twice(world: World) -> None:
+    world.api.create("/api/v1/namespaces", {"metadata": {"name": "other"}})
+    Leader(world.api, "other", "mgpu-scheduler", "x").round()
+
+
+def answered_twice(world: World) -> None:
+    found = world.api.get(f"{COLLECTIONS}/{MUTATING}/mgpu-scheduler")
+    world.api.create(f"{COLLECTIONS}/{MUTATING}", {**found, "metadata": {"name": "mgpu-scheduler-2"}})
+
+
+def not_elected(world: World) -> None:
+    world.api.delete(f"{APPS}/deployments/mgpu-scheduler")
+    world.installed.workload("deployments", "Deployment", "mgpu-scheduler", 2, "scheduler", "--no-leader-elect")
+
+
+def two_are_ready(world: World) -> None:
+    world.installed.pod("mgpu-scheduler-c", "scheduler", "n2")
+
+
+def no_cdi(world: World) -> None:
+    world.installed.says("n1", cdi=False)
+
+
+def stock_plugin(world: World) -> None:
+    image = "nvcr.io/nvidia/k8s-device-plugin:v0.17.0"
+    world.installed.pod("nvidia-device-plugin-x", "", "n2", image=image)
+
+
+def other_versions(world: World) -> None:
+    world.installed.says("n2", version="0.0.9")
+
+
+def another_webhook_version(world: World) -> None:
+    for kind in (MUTATING, VALIDATING):
+        told = {"metadata": {"annotations": {VERSION: "0.0.9"}}}
+        world.api.patch(f"{COLLECTIONS}/{kind}/mgpu-webhook", told)
+
+
+def nobody_leads(world: World) -> None:
+    world.api.delete(f"{LEASES.format(SYSTEM)}/mgpu-scheduler")
+
+
+def no_configuration(world: World) -> None:
+    world.api.delete(f"{COLLECTIONS}/{VALIDATING}/mgpu-webhook")
+
+
+FAULTS: dict[Callable[[World], None], tuple[str, str]] = {
+    unreachable: ("webhook", "the API server does not reach it"),
+    expired: ("certificates", "that of Secret mgpu-webhook-tls ended"),
+    expired_and_the_secrets_are_hidden: ("certificates", "the webhook's certificate is not valid now"),
+    stale_bundle: ("ca bundles", "mutate.mgpu.io: not the CA of the certificate in Secret mgpu-webhook-tls"),
+    stale_bundle_and_the_secrets_are_hidden: ("ca bundles", "the API server does not trust the webhook's certificate"),
+    stale_bundle_of_bindings: ("ca bundles", "bind.mgpu.io: not the CA"),
+    no_crd: ("custom resources", "the CRD of Device (scheduling.koordinator.sh/v1alpha1) is missing"),
+    no_agent: ("agents", "none serves n2: DaemonSet mgpu-deviceplugin has no Pod there"),
+    agent_not_ready: ("agents", "none serves n2: its Pod is not ready (Running)"),
+    no_resources: ("node resources", "n2: nothing of vke.volcengine.com/mgpu-core in its status"),
+    no_longer_offered: ("node resources", "n2: nothing of vke.volcengine.com/mgpu-core in its status"),
+    led_twice: ("scheduler", "two schedulers decide: in namespaces mgpu-system, other"),
+    answered_twice: ("scheduler", "two schedulers decide: mgpu-scheduler, mgpu-scheduler-2 both answer bindings"),
+    not_elected: ("scheduler", "two schedulers decide: leader election is off, and there are 2 replicas"),
+    two_are_ready: ("scheduler", "two schedulers decide: mgpu-scheduler-a, mgpu-scheduler-c are ready"),
+    nobody_leads: ("scheduler", "none decides: nobody renews the Lease mgpu-scheduler"),
+    no_configuration: ("webhook", "there is no validatingwebhookconfiguration mgpu-webhook"),
+    no_cdi: ("cdi", "the container runtime of n1 has CDI off"),
+    stock_plugin: ("nvidia plugin", "it runs on n2, where mgpu serves nvidia.com/gpu too"),
+    other_versions: ("versions", "not all parts have the same: 0.0.9: agent of n2; 0.1.0: "),
+    another_webhook_version: ("versions", "not all parts have the same: 0.0.9: webhook; 0.1.0: "),
+}
+
+
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
+def test_a_fault_is_named_and_nothing_else(world: World, plant: Callable[[World], None]) -> None:
+    plant(world)
+    findings = world.findings()
+    check, message = FAULTS[plant]
+    odd = [row for row in findings if row[0] != "ok"]
+    assert {(status, found) for status, found, _ in odd} == {("failed", check)}, odd
+    assert any(message in row[2] for row in odd), odd
+
+
+def test_what_is_not_known_is_no_fault(world: World) -> None:
+    world.installed.says("n1", cdi=None)
+    ((status, check, message),) = [row for row in world.findings() if row[0] != "ok"]
+    assert (status, check) == ("warning", "cdi")
+    assert "n1" in message
+
+
+def test_whole_cards_that_are_left_to_the_other_plugin(world: World) -> None:
+    stock_plugin(world)
+    world.installed.says("n2", whole_cards="nvidia")
+    assert {status for status, _, _ in world.findings()} == {"ok"}
+
+
+def test_the_settings_of_the_cluster_hold(world: World) -> None:
+    data = {"mgpu.yaml": "dialects: {mgpu: {enabled: false}, mtgpu: {enabled: false}}"}
+    world.api.create(f"/api/v1/namespaces/{SYSTEM}/configmaps", {"metadata": {"name": "mgpu-config"}, "data": data})
+    no_resources(world)
+    world.api.delete(f"{DEFINITIONS}/mtgpupods.lsalab.nthu")
+    findings = world.findings()
+    assert {status for status, _, _ in findings} == {"ok"}, findings
+    assert findings[0][2] == "ConfigMap mgpu-system/mgpu-config"
+
+
+def test_one_line_for_each_finding_and_what_to_do(world: World) -> None:
+    no_crd(world)
+    result = world.doctor()
+    lines = result.stdout.splitlines()
+    assert (result.exit_code, len(lines)) == (1, len(CHECKS))
+    assert lines[1] == (
+        "failed   custom resources: the CRD of Device (scheduling.koordinator.sh/v1alpha1) is missing; "
+        "do: kubectl apply -k manifests/crds"
+    )
+
+
+def test_bad_input_is_one_line() -> None:
+    result = CliRunner().invoke(main, ["doctor", "--kubeconfig", "/nowhere/kubeconfig"])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+
+
+def test_a_cluster_that_does_not_answer(world: World) -> None:
+    config = Path(world.kubeconfig)
+    text: Any = config.read_text()
+    port = json.dumps(free_port())
+    config.write_text(text.replace(text.partition("127.0.0.1:")[2].split("\n")[0].strip('"'), port))
+    result = world.doctor()
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ")
