@@ -5,6 +5,9 @@ All must be one process, since they share the reservations, and gunicorn serves 
 (`extenderClientCa`).
 """
 
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
 from mgpu.kube import Api
 from mgpu.serving.app import new_app, probes, reviewing
 from mgpu.serving.server import Listen
@@ -17,12 +20,24 @@ from scheduler.filtering import Filter
 from scheduler.gpushare_routes import gpushare_routes
 from scheduler.preempting import Preemption
 from scheduler.state import State
+from scheduler.web.app import make_app as make_web_app
+from scheduler.web.app import make_board
 
 
 def listeners(
-    state: State, decider: Decider, filter_: Filter, preemption: Preemption, api: Api, settings: Settings, gate: Gate
+    state: State,
+    decider: Decider,
+    filter_: Filter,
+    preemption: Preemption,
+    api: Api,
+    settings: Settings,
+    gate: Gate,
+    mtgpupods: Callable[[], Iterable[Mapping[str, Any]]] = tuple,
 ) -> list[Listen]:
-    """Each app, with `/healthz` and `/readyz`, on its address: admission, extender, metrics, web page."""
+    """Each app, with `/healthz` and `/readyz`, on its address: admission, extender, metrics, web page.
+
+    mtgpupods: all that are known, as the API has them.
+    """
     own = settings.scheduler
     admission = new_app()
     binding = BindingAdmission(decider, gate.may_decide, own.binding_users)
@@ -30,7 +45,7 @@ def listeners(
     verbs = Extender(filter_, decider, preemption, api, gate)
     extender = make_extender_app(verbs)
     gpushare_routes(extender, verbs, state, settings, gate)
-    metrics, web = new_app(), new_app()
+    metrics, web = new_app(), make_web_app(make_board(state, settings, mtgpupods), gate, own.web_host)
     for app in (admission, extender, metrics, web):
         probes(app, gate.ready)
     client_ca = own.extender_client_ca

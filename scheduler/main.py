@@ -81,7 +81,16 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
         process.stop()
 
     serve(
-        listeners(process.state, process.decider, process.filter, process.preemption, api, settings, process),
+        listeners(
+            process.state,
+            process.decider,
+            process.filter,
+            process.preemption,
+            api,
+            settings,
+            process,
+            process.mtgpus.items,
+        ),
         certificate=certificate,
         workers=1,
         threads=_THREADS,

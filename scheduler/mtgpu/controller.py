@@ -100,6 +100,11 @@ class Controller:
         if self._known.concerns(node):
             self._queue.add(node)
 
+    def items(self) -> tuple[Raw, ...]:
+        """All MtgpuPods that are known, in no order that means anything."""
+        with self._feeding:
+            return self._known.items()
+
     def begin(self) -> None:
         """A term begins, with what was listed since."""
         with self._feeding:

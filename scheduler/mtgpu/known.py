@@ -66,6 +66,9 @@ class Known:
         made = {key: self._made[key] for key in items if key in self._made}
         return OnNode(items, made, dict(self._occupies.get(node, {})), node in self._unschedulable)
 
+    def items(self) -> tuple[Raw, ...]:
+        return tuple(self._items.values())
+
     def concerns(self, node: str) -> bool:
         """Whether there is anything to look at on this node."""
         return node in self._on or node in self._occupies

@@ -1,0 +1,141 @@
+"""What the page is sent: made once however many look, and to each only what has changed since it last asked.
+
+The page asks again every other second (`since`). A stream would be no livelier and hold one of the process's threads
+for each viewer; a question holds none, and is the same to every replica and through `kubectl port-forward`.
+"""
+
+import gzip
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import orjson
+
+from scheduler.snapshots import Snapshots
+from scheduler.web.data import Json, detail_json, node_json
+from scheduler.web.waiting import Waiting
+
+EVERY_SECONDS = 1.0
+"""How often the state is looked at, at most; and only while somebody looks at the page."""
+GONE_KEPT = 1000
+LOOK_SECONDS = 0.4
+"""One look makes as many nodes as it can in so long; the page asks for the others at once."""
+_WORK_SECONDS, _PAUSE_SECONDS = 0.002, 0.002
+"""Making 5,000 nodes takes two seconds of the interpreter: those who decide get it in between."""
+
+
+class Board:
+    """Thread-safe."""
+
+    def __init__(
+        self,
+        snapshots: Snapshots,
+        waiting: Waiting,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._snapshots, self._waiting, self._clock, self._pause = snapshots, waiting, clock, pause
+        self._epoch = secrets.token_hex(4)
+        self._number = self._floor = self._nodes_number = 0
+        self._versions: dict[str, int] = {}
+        self._nodes: dict[str, tuple[int, bytes]] = {}
+        self._gone: deque[tuple[int, str]] = deque()
+        self._pending: tuple[int, bytes] = (0, b"null")
+        self._whole: tuple[int, str, bytes] = (-1, "", b"")
+        self._looked, self._todo = -EVERY_SECONDS, 0
+        self._refreshing, self._lock = threading.Lock(), threading.Lock()
+
+    def since(self, version: str, replica: str) -> bytes:
+        """What has changed, as JSON, compressed by gzip: `{"version", "replica", "whole": whether it is everything,
+        "nodes", "gone": names, "todo": how many nodes are still to come, "pending": null where nothing of it has
+        changed}`.
+
+        version: of the answer before; of another replica, too old or "": everything. replica: what is said of it.
+        """
+        self._refresh()
+        with self._lock:
+            number = self._number_of(version)
+            if number is None and self._whole[:2] == (self._number, replica):
+                return self._whole[2]
+            nodes = [part for at, part in self._nodes.values() if number is None or at > number]
+            gone = [name for at, name in self._gone if number is not None and at > number]
+            pending = self._pending[1] if number is None or self._pending[0] > number else b"null"
+            now = self._number
+        answer = {
+            "version": f"{self._epoch}.{now}",
+            "replica": replica,
+            "whole": number is None,
+            "nodes": [orjson.Fragment(part) for part in nodes],
+            "gone": gone,
+            "todo": self._todo,
+            "pending": orjson.Fragment(pending),
+        }
+        packed = gzip.compress(orjson.dumps(answer), compresslevel=1, mtime=0)
+        if number is None:
+            self._whole = now, replica, packed
+        return packed
+
+    def node(self, name: str) -> Json | None:
+        """All that is known of one; None: it is not there."""
+        found = self._snapshots.of(name)
+        return detail_json(found) if found else None
+
+    def _number_of(self, version: str) -> int | None:
+        epoch, _, number = version.partition(".")
+        known = epoch == self._epoch and number.isdecimal() and self._floor <= int(number) <= self._number
+        return int(number) if known else None
+
+    def _refresh(self) -> None:
+        """By one of those who ask; the others take what there is, but for the first time."""
+        if self._refreshing.acquire(blocking=not self._number):
+            try:
+                if self._todo or self._clock() - self._looked >= EVERY_SECONDS:
+                    self._look()
+                    self._looked = self._clock()
+            finally:
+                self._refreshing.release()
+
+    def _look(self) -> None:
+        number = self._number + 1
+        versions = self._snapshots.versions()
+        wanted = [name for name, version in versions.items() if self._versions.get(name) != version]
+        made = self._make(wanted)
+        made |= dict.fromkeys(name for name in self._nodes if name not in versions)
+        with self._lock:
+            for name, part in made.items():
+                before = self._nodes.get(name)
+                if part is None:
+                    self._nodes.pop(name, None)
+                    self._gone += [(number, name)] if before else []
+                elif before is None or before[1] != part:
+                    self._nodes[name] = number, part
+            self._versions |= {name: versions[name] for name in made if name in versions}
+            self._versions = {name: at for name, at in self._versions.items() if name in versions}
+            while len(self._gone) > GONE_KEPT:
+                self._floor = self._gone.popleft()[0]
+            self._todo = len(wanted) - sum(name in versions for name in made)
+            self._nodes_number = number if made else self._nodes_number
+        # Reasons are of all nodes, made or not.
+        pending = orjson.dumps(self._waiting.json(list(versions), self._nodes_number))
+        with self._lock:
+            if pending != self._pending[1]:
+                self._pending = number, pending
+            if made or self._pending[0] == number:
+                self._number = number
+
+    def _make(self, names: Sequence[str]) -> dict[str, bytes | None]:
+        """As many of these as there is time for; None: it is gone."""
+        found: dict[str, bytes | None] = {}
+        began = work = time.monotonic()
+        for name in names:
+            snapshot = self._snapshots.of(name)
+            found[name] = orjson.dumps(node_json(snapshot)) if snapshot else None
+            now = time.monotonic()
+            if now - began > LOOK_SECONDS:
+                break
+            if now - work > _WORK_SECONDS:
+                self._pause(_PAUSE_SECONDS)
+                work = time.monotonic()
+        return found

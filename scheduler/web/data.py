@@ -1,0 +1,189 @@
+"""What the page shows, as JSON. Pure.
+
+Of all nodes only what a picture needs, since there may be thousands; of the one that is looked at, everything.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mgpu.cli.mtgpupods import MtgpuView
+from mgpu.cli.slice_bars import stretches
+from mgpu.cli.views import CardView, NodeView, Sliced, Use, inventory_of, nodes_json, views
+from mgpu.dialects import mtgpu
+from mgpu.model.asks import Ask, ContainerAsk
+from mgpu.model.cards import GPU, noun
+from mgpu.model.ledger import Ledger
+from mgpu.model.pods import Pod
+from mgpu.model.quantities import format_bytes, format_core
+from mgpu.model.slices import is_slice
+from mgpu.model.wishes import NONE
+from scheduler import stock
+from scheduler.filtering import Filtered
+from scheduler.snapshots import Snapshot
+
+Json = dict[str, Any]
+PARTS = 1000
+"""Where a slice lies on its card is told in so many parts of it."""
+_EXAMPLES = 3
+_MOST_REASONS = 12
+
+
+def view_of(found: Snapshot) -> NodeView:
+    """The node as `mgpu inspect` shows it too."""
+    ledger, name = Ledger(), found.node.name
+    ledger.set_cards(name, inventory_of(found.slices, (*found.cards, *found.others)))
+    for holding in found.held:
+        ledger.hold(holding)
+    (view,) = views(ledger, {name: Sliced(found.slices, found.cards)})
+    return view
+
+
+def node_json(found: Snapshot) -> Json:
+    """`{"name", "note"?, "nvidia"?, "pods": [{"name", "dialect", …}], "cards": […], "others"?: […]}`.
+
+    What says nothing is left out. A card is `{"index", "model", "core": [used, all], "memory": [used, all], "uses"}`,
+    core in milli and memory in bytes; a use is `[position in "pods", core, memory]`. A card that is cut has slices:
+    `[name, left, width, position in "pods" or -1]`, in PARTS of the card.
+    """
+    view = view_of(found)
+    unsure = {use.pod for device in view.devices for use in device.uses if not use.certain}
+    keeps = {use.pod: use.occupies for device in view.devices for use in device.uses if use.occupies}
+    dialects = {use.pod: use.dialect for device in view.devices for use in device.uses}
+    reserved = {holding.key for holding in found.held if not holding.bound}
+    number = {pod: i for i, pod in enumerate(dialects)}
+    pods = [
+        {"name": pod, "dialect": dialect}
+        | ({"reserved": True} if pod in reserved else {})
+        | ({"unsure": True} if pod in unsure else {})
+        | ({"keeps": keeps[pod]} if pod in keeps else {})
+        for pod, dialect in dialects.items()
+    ]
+    return {
+        "name": view.name,
+        **_if(note=found.problem or view.note, nvidia=stock.is_there(found.node)),
+        "pods": pods,
+        "cards": [_card(card, number) for card in view.cards],
+        **_if(others=[{"type": card.state.card.type, **_card(card, number)} for card in view.others]),
+    }
+
+
+def _card(view: CardView, number: Mapping[str, int]) -> Json:
+    state, card = view.state, view.state.card
+    return {
+        "index": card.index,
+        "model": card.model,
+        "core": [state.core_used, card.core],
+        "memory": [state.memory_used, card.memory],
+        "uses": [[number[use.pod], use.core, use.memory] for use in view.uses],
+        **_if(unhealthy=not card.healthy, gpuid=state.gpuid, cut=view.cut, slices=list(_slices(view, number))),
+    }
+
+
+def _slices(view: CardView, number: Mapping[str, int]) -> Iterator[list[Any]]:
+    left = 0
+    for stretch in stretches(view, PARTS) if view.slices else ():
+        if stretch.slice:
+            user = next((number[use.pod] for use in stretch.slice.uses if use.pod in number), -1)
+            yield [stretch.slice.slice.name, left, stretch.cells, user]
+        left += stretch.cells
+
+
+def detail_json(found: Snapshot) -> Json:
+    """A node with all that is known of its cards: as `mgpu inspect -o json` has it, and `uses` and `model` besides."""
+    view = view_of(found)
+    rows = nodes_json([view])[view.name]["cards"]
+    reserved = {holding.key for holding in found.held if not holding.bound}
+    for row, device in zip(rows, view.devices, strict=True):
+        card = device.state.card
+        row |= {"model": card.model, "numa": card.numa, "minor": card.minor, "cut": device.cut}
+        row["uses"] = [_use(use, reserved=use.pod in reserved) for use in device.uses]
+    return {"name": view.name, "note": found.problem or view.note, "cards": rows}
+
+
+def _use(use: Use, *, reserved: bool) -> Json:
+    return {
+        "pod": use.pod,
+        "containers": list(use.containers),
+        "core": use.core,
+        "memory": use.memory,
+        "dialect": use.dialect,
+        "certain": use.certain,
+        "reserved": reserved,
+        "keeps": use.occupies,
+        "wishes": str(use.wishes) if use.wishes != NONE else "",
+    }
+
+
+def why_json(found: Filtered, now: int) -> Json:
+    """Why a pod waits: `{"fits": nodes, "of": nodes, "reasons": [{"text", "nodes": count, "examples": names}], "at"}`,
+    the most frequent reason first. now: when this was so, in seconds since 1970.
+    """
+    by_text: dict[str, list[str]] = {}
+    for name, text in (*found.failed.items(), *found.hopeless.items()):
+        by_text.setdefault(text, []).append(name)
+    ordered = sorted(by_text.items(), key=lambda row: (-len(row[1]), row[0]))
+    rows = [
+        {"text": text, "nodes": len(names), "examples": sorted(names)[:_EXAMPLES]}
+        for text, names in ordered[:_MOST_REASONS]
+    ]
+    more = sum(len(names) for _, names in ordered[_MOST_REASONS:])
+    if more:
+        text = f"{len(ordered) - _MOST_REASONS} other reasons"
+        rows.append({"text": text, "nodes": more, "examples": []})
+    fits, refused = len(found.passed), len(found.failed) + len(found.hopeless)
+    return {"fits": fits, "of": fits + refused, "recut": len(found.recut), "reasons": rows, "at": now}
+
+
+def said_json(text: str) -> Json:
+    """The same where the reason is of no node."""
+    return {"reasons": [{"text": text, "nodes": 0, "examples": []}]}
+
+
+def pod_json(pod: Pod, ask: Ask | None, why: int) -> Json:
+    """A pod that has no cards yet. why: the position of the reason; -1: not known yet."""
+    return {
+        "name": pod.key,
+        "dialect": ask.dialect if ask else "",
+        "asks": asked(ask) if ask else "",
+        "created": pod.created,
+        **_if(
+            node=pod.node, nominated=pod.nominated_node, wishes=str(ask.wishes) if ask and ask.wishes != NONE else ""
+        ),
+        "why": why,
+    }
+
+
+def mtgpupod_json(view: MtgpuView, why: int) -> Json:
+    """An MtgpuPod that has no card yet."""
+    pod = view.pod
+    return {
+        "name": pod.key,
+        "dialect": mtgpu.NAME,
+        "asks": f"{format_core(pod.request)} and {format_bytes(pod.memory)} of the card of GPUID {pod.gpuid}",
+        "created": pod.created,
+        "node": pod.node,
+        "why": why,
+    }
+
+
+def asked(ask: Ask) -> str:
+    """`train: 60% and 16.0 GiB of 1 card; evaluate: 2 whole cards`."""
+    return "; ".join(f"{c.container}: {_amounts(c)}" for c in (*ask.containers, *ask.others))
+
+
+def _amounts(container: ContainerAsk) -> str:
+    kind = noun(container.type) if container.type == GPU or is_slice(container.type) else container.type
+    cards = f"{kind}{'' if container.cards == 1 else 's'}"
+    if container.whole or is_slice(container.type):
+        return f"{container.cards} {'whole ' if container.whole else ''}{cards}"
+    parts: Sequence[str] = [
+        *([format_core(container.core)] if container.core else ()),
+        *([format_bytes(container.memory)] if container.memory else ()),
+        *([f"{container.ratio}% of the memory"] if container.ratio else ()),
+    ]
+    return f"{' and '.join(parts)} of {'each of ' if container.cards > 1 else ''}{container.cards} {cards}"
+
+
+def _if(**values: object) -> Json:
+    """Those that say anything."""
+    return {key: value for key, value in values.items() if value}

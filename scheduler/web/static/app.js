@@ -1,0 +1,111 @@
+// Asks what has changed, and lets the parts of the page show it.
+
+import { Detail } from "./detail.js";
+import { bytes, el, plural } from "./dom.js";
+import { List } from "./list.js";
+import { Store } from "./store.js";
+import * as waiting from "./waiting.js";
+
+const PAUSE = 2000;
+const SOON = 100;
+const PATIENCE = 20000;
+
+const at = (id) => document.getElementById(id);
+const store = new Store();
+const detail = new Detail(at("detail"), at("detail-title"), at("detail-body"), at("close"));
+const list = new List(at("list"), at("canvas"), (node, card) => detail.open(node, card));
+const controls = ["search", "model", "dialect", "state"];
+
+function filter() {
+  return Object.fromEntries(controls.map((name) => [name, at(name).value]));
+}
+
+function show() {
+  const rows = store.matching(filter());
+  list.show(rows);
+  const cards = rows.reduce((sum, row) => sum + row.cards.length, 0);
+  at("found").textContent = `${plural(rows.length, "node")}, ${plural(cards, "card")}`;
+  at("none").hidden = rows.length > 0 || !store.nodes.size;
+  waiting.draw(at("pods"), store.waiting(filter()), store.pending);
+  at("waiting-count").textContent = store.pending.total;
+  at("show-waiting").textContent = `Waiting (${store.pending.total})`;
+}
+
+function showTotals() {
+  const sum = store.totals();
+  const share = ([used, all]) => (all ? `${Math.round((100 * used) / all)} %` : "–");
+  at("totals").textContent = [
+    plural(sum.nodes, "node"),
+    plural(sum.cards, "card"),
+    `${sum.idle.toLocaleString("en")} idle`,
+    ...(sum.unhealthy ? [`${sum.unhealthy.toLocaleString("en")} unhealthy`] : []),
+    plural(sum.pods, "pod"),
+    `core ${share(sum.core)}`,
+    `memory ${share(sum.memory)} of ${bytes(sum.memory[1])}`,
+  ].join(" · ");
+  for (const [name, values] of [["model", store.models()], ["dialect", store.dialects()]]) offer(at(name), values);
+}
+
+function offer(select, values) {
+  const known = [...select.options].slice(1).map((option) => option.value);
+  if (known.join("\n") === values.join("\n")) return;
+  const chosen = select.value;
+  select.replaceChildren(select.options[0], ...values.map((value) => el("option", { value, textContent: value })));
+  select.value = values.includes(chosen) ? chosen : "";
+}
+
+function say(text, kind) {
+  const status = at("status");
+  if (status.textContent !== text) status.textContent = text;
+  status.dataset.kind = kind;
+}
+
+async function ask() {
+  const query = new URLSearchParams({ since: store.version });
+  const reply = await fetch(`api/cluster?${query}`, { signal: AbortSignal.timeout(PATIENCE) });
+  const answer = await reply.json();
+  if (!reply.ok) throw new Error(answer.error);
+  if (store.take(answer)) {
+    showTotals();
+    show();
+    detail.changed(answer.whole ? null : new Set([...answer.nodes.map((node) => node.name), ...answer.gone]));
+  }
+  const toCome = store.todo ? `${plural(store.todo, "node")} to come` : "";
+  say(["live", answer.replica, toCome].filter(Boolean).join(" · "), answer.replica ? "aside" : "live");
+}
+
+let timer;
+
+async function poll() {
+  clearTimeout(timer);
+  try {
+    await ask();
+  } catch (error) {
+    say(`not up to date: ${error.message}`, "lost");
+  }
+  if (!document.hidden) timer = setTimeout(poll, store.todo ? SOON : PAUSE);
+}
+
+function choose(view) {
+  at("views").dataset.view = view;
+  for (const name of ["cards", "waiting"]) at(`show-${name}`).setAttribute("aria-pressed", String(name === view));
+}
+
+let typed;
+at("filters").addEventListener("submit", (event) => event.preventDefault());
+at("filters").addEventListener("input", () => {
+  clearTimeout(typed);
+  typed = setTimeout(() => {
+    at("list").scrollTop = 0;
+    show();
+  }, SOON);
+});
+at("show-cards").addEventListener("click", () => choose("cards"));
+at("show-waiting").addEventListener("click", () => choose("waiting"));
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.target.closest("input, select, dialog")) return;
+  event.preventDefault();
+  at("search").focus();
+});
+document.addEventListener("visibilitychange", () => document.hidden || poll());
+poll();

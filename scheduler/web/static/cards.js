@@ -1,0 +1,136 @@
+// A node and its cards as elements. The heights are fixed: list.js places nodes without measuring them.
+
+import { bytes, el, percent, plural } from "./dom.js";
+
+export const SIZES = { head: 34, line: 22, tile: 98, gap: 8, end: 14, narrowest: 165, widest: 320 };
+
+// As many beside each other as there is room for, in rows of equal length.
+export function columnsOf(node, width) {
+  const room = Math.max(1, Math.floor((width + SIZES.gap) / (SIZES.narrowest + SIZES.gap)));
+  const rows = Math.ceil(node.cards.length / room);
+  return Math.max(1, Math.ceil(node.cards.length / rows) || 1);
+}
+
+export function heightOf({ node, cards }, columns) {
+  const lines = (node.note ? 1 : 0) + (node.others ? 1 : 0);
+  return SIZES.head + lines * SIZES.line + Math.ceil(cards.length / columns) * (SIZES.tile + SIZES.gap) + SIZES.end;
+}
+
+export function section({ node, cards }, columns) {
+  const tiles = el("div", { className: "tiles", role: "list" }, ...cards.map((card) => tile(node, card)));
+  tiles.style.gridTemplateColumns = `repeat(${columns}, minmax(0, ${SIZES.widest}px))`;
+  return el(
+    "section",
+    { "aria-label": `node ${node.name}`, data: { node: node.name } },
+    el("h2", { className: "node" }, el("span", { className: "name", textContent: node.name }), ...about(node, cards)),
+    node.note ? el("p", { className: "line note", textContent: node.note, title: node.note }) : null,
+    tiles,
+    node.others ? others(node) : null,
+  );
+}
+
+function about(node, cards) {
+  const shown = cards.length === node.cards.length ? "" : `${cards.length} of `;
+  const text = [`${shown}${plural(node.cards.length, "card")}`, ...node.models].join(" · ");
+  const stock = node.nvidia ? [el("span", { className: "badge", textContent: "NVIDIA's plugin" })] : [];
+  return [el("span", { className: "about", textContent: text }), ...stock];
+}
+
+function tile(node, card) {
+  const over = card.core[0] > card.core[1] || card.memory[0] > card.memory[1];
+  const button = el(
+    "button",
+    {
+      type: "button",
+      className: "tile",
+      tabIndex: -1,
+      "aria-label": told(node, card),
+      data: { card: card.index, state: card.state },
+    },
+    head(card, over),
+    bar(node, card, "core", 1),
+    card.slices ? sliced(node, card) : bar(node, card, "memory", 2),
+    names(node, card),
+  );
+  return el("div", { role: "listitem" }, button);
+}
+
+function head(card, over) {
+  const badges = [card.cut?.toUpperCase(), card.gpuid].filter(Boolean);
+  const said = { unhealthy: "✗ unhealthy", free: "idle" }[card.state] ?? used(card);
+  return el(
+    "span",
+    { className: "head" },
+    el("b", { textContent: card.index }),
+    ...badges.map((text) => el("span", { className: "badge", textContent: text, title: text })),
+    el("span", { className: over ? "used over" : "used", textContent: said }),
+  );
+}
+
+function used(card) {
+  return `${percent(card.core[0])} · ${bytes(card.memory[0])}`;
+}
+
+function bar(node, card, what, at) {
+  const all = Math.max(card[what][1], card[what][0], 1);
+  const parts = card.uses.map((use) => part(node.pods[use[0]], use[at] / all));
+  return el("span", { className: `bar ${what}` }, ...parts.filter(Boolean));
+}
+
+function part(pod, share) {
+  if (!share) return null;
+  const kinds = [pod.reserved && "reserved", pod.unsure && "unsure"].filter(Boolean);
+  return el("i", { className: ["part", `c${pod.colour}`, ...kinds].join(" "), style: { width: `${share * 100}%` } });
+}
+
+// Slices lie where they lie on the card; one that nobody has is only an outline.
+function sliced(node, card) {
+  const parts = card.slices.map(([name, left, width, user]) => {
+    const pod = user >= 0 ? node.pods[user] : null;
+    const className = pod ? `slice c${pod.colour}` : "slice";
+    return el("i", {
+      className,
+      title: `${name}: ${pod ? pod.name : "free"}`,
+      textContent: name,
+      style: { left: `${left / 10}%`, width: `${width / 10}%` },
+    });
+  });
+  return el("span", { className: "bar memory slices" }, ...parts);
+}
+
+function names(node, card) {
+  const pods = [...new Set(card.uses.map(([pod]) => pod))].map((pod) => node.pods[pod]);
+  const shown = pods.slice(0, 2).map((pod) =>
+    el(
+      "span",
+      { className: "pod", title: pod.name },
+      el("i", { className: `dot c${pod.colour}` }),
+      `${mark(pod)}${pod.name.slice(pod.name.indexOf("/") + 1)}`,
+    ),
+  );
+  if (pods.length > 2) shown.push(el("span", { className: "more", textContent: `+${pods.length - 2}` }));
+  return el("span", { className: "names" }, ...shown);
+}
+
+function mark(pod) {
+  if (pod.keeps) return "⚓ ";
+  return pod.unsure ? "? " : "";
+}
+
+function told(node, card) {
+  const pods = [...new Set(card.uses.map(([pod]) => node.pods[pod].name))];
+  const slices = card.slices ? `, ${plural(card.slices.length, "slice")}` : "";
+  const what = { unhealthy: "unhealthy, ", free: "idle, " }[card.state] ?? "";
+  const amounts = `core ${percent(card.core[0])}, memory ${bytes(card.memory[0])} of ${bytes(card.memory[1])}`;
+  const name = card.gpuid ? `, GPUID ${card.gpuid}` : "";
+  return `${node.name} card ${card.index}, ${what}${amounts}${slices}${name}${pods.length ? `: ${pods.join(", ")}` : ""}`;
+}
+
+function others(node) {
+  const text = node.others.map((device) => {
+    const health = device.unhealthy ? " unhealthy" : "";
+    const pods = device.uses.map(([pod]) => node.pods[pod].name).join(", ");
+    return `${device.type} ${device.index}${health} ${percent(device.core[0])}${pods && ` (${pods})`}`;
+  });
+  return el("p", { className: "line", textContent: text.join(" · "), title: text.join("\n") });
+}

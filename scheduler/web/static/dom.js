@@ -1,0 +1,29 @@
+// Elements are made here alone, and what comes from the cluster is only ever text in them.
+
+export function el(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.startsWith("aria-") || name === "role") made.setAttribute(name, value);
+    else if (name === "data") Object.assign(made.dataset, value);
+    else if (name === "style") Object.assign(made.style, value);
+    else made[name] = value;
+  }
+  made.append(...children.filter((child) => child !== null));
+  return made;
+}
+
+const GIB = 2 ** 30;
+
+export function percent(milli) {
+  return `${milli % 10 ? (milli / 10).toFixed(1) : milli / 10} %`;
+}
+
+export function bytes(amount) {
+  const gib = amount / GIB;
+  if (gib >= 1024) return `${(gib / 1024).toFixed(1)} TiB`;
+  return amount && gib < 1 ? `${Math.round(gib * 1024)} MiB` : `${gib % 1 ? gib.toFixed(1) : gib} GiB`;
+}
+
+export function plural(count, noun) {
+  return `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+}
