@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo playground test check format bench proto soak clean
+.PHONY: help install demo playground test check format bench proto soak manifests deploy undeploy clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[36m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,15 @@ bench: install ## Measure, with the machine named
 
 proto: install ## Regenerate the gRPC modules from proto/*.proto
 	$(BIN)/python proto/generate.py
+
+manifests: install ## Render every overlay and check what comes out
+	$(BIN)/python -m pytest tests/manifests
+
+deploy: ## Put mgpu on kubectl's cluster: OVERLAY=manifests/overlays/example IMAGE=name:tag
+	@OVERLAY='$(OVERLAY)' IMAGE='$(IMAGE)' manifests/deploy.sh "$${OVERLAY:-manifests/base}"
+
+undeploy: ## Take mgpu off kubectl's cluster; nothing stays stuck
+	@manifests/undeploy.sh
 
 clean: ## Remove what was installed and built
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -104,6 +104,7 @@ BUILT_IN = (
     _kind("batch/v1", "Job", "jobs", sub="status", generation=True, fields="status.successful", category="all"),
     _kind("coordination.k8s.io/v1", "Lease", "leases"),
     _kind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices"),
+    _kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies", short="netpol", generation=True),
     _kind("node.k8s.io/v1", "RuntimeClass", "runtimeclasses", cluster=True),
     _kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", short="pdb", sub="status", generation=True),
     _kind(_RBAC, "ClusterRoleBinding", "clusterrolebindings", cluster=True),

@@ -1,0 +1,76 @@
+#!/bin/sh
+# Takes mgpu off the cluster that kubectl points at, so that nothing is left stuck. May be run again after a failure.
+#
+#   WAIT=120           seconds for the MtgpuPods to go by themselves, and for mgpu's own pods
+#   KEEP_DEVICES=yes   leave the CRD of Devices (Koordinator is, or stays, on the cluster)
+#   CLEAN_NODES=yes    take mgpu's annotations, its label and the resources it published off the Nodes too; only when no
+#                      pod holds cards any more
+#
+# Pods that have cards go on running; their annotations stay.
+set -eu
+
+NAMESPACE=mgpu-system
+WAIT=${WAIT:-120}
+OURS="-l app.kubernetes.io/part-of=mgpu"
+FINALIZER=mgpu.io/mtgpupod
+
+say() { printf '%s\n' "$*"; }
+
+there() { [ -n "$(kubectl get customresourcedefinitions "$1" --ignore-not-found -o name)" ]; }
+
+# First of all: from now on nothing on this cluster waits for mgpu, whatever of it is dead or dying.
+say 'webhook configurations'
+kubectl delete mutatingwebhookconfigurations,validatingwebhookconfigurations $OURS --ignore-not-found
+
+# While the scheduler process still runs: it ends their Pods and occupy pods, and takes its finalizer off.
+if there mtgpupods.lsalab.nthu; then
+    say "MtgpuPods (at most $WAIT s)"
+    kubectl delete mtgpupods --all --all-namespaces --timeout="${WAIT}s" ||
+        say 'some MtgpuPods do not go: is the scheduler process dead?'
+    # The last resort: nobody takes the finalizer off any more, so it is done by hand. Their Pods go with them (they own
+    # them); the occupy pods would stay.
+    kubectl get mtgpupods --all-namespaces --no-headers \
+        -o custom-columns=NAMESPACE:.metadata.namespace,NAME:.metadata.name |
+        while read -r namespace name; do
+            others=$(kubectl -n "$namespace" get mtgpupod "$name" --ignore-not-found -o go-template="{{range .metadata.finalizers}}{{if ne . \"$FINALIZER\"}}\"{{.}}\",{{end}}{{end}}")
+            say "finalizer of $namespace/$name taken off by hand"
+            kubectl -n "$namespace" patch mtgpupod "$name" --type=merge \
+                -p "{\"metadata\":{\"finalizers\":[${others%,}]}}" || say "$namespace/$name has gone meanwhile"
+        done
+    kubectl -n kube-system delete pods -l mgpu.io/occupies --ignore-not-found --timeout="${WAIT}s" ||
+        say 'some occupy pods do not go: do their nodes answer?'
+    say 'CRD of MtgpuPods'
+    kubectl delete customresourcedefinitions mtgpupods.lsalab.nthu --ignore-not-found --timeout="${WAIT}s"
+fi
+
+# Before the Devices: a scheduler process that sees them go would believe that the cards are gone.
+say 'controllers and agents'
+kubectl -n "$NAMESPACE" delete deployments,daemonsets $OURS --ignore-not-found
+kubectl -n "$NAMESPACE" wait --for=delete pods -l app.kubernetes.io/name=mgpu --timeout="${WAIT}s" ||
+    say 'some pods of mgpu do not end: do their nodes answer?'
+
+if [ "${KEEP_DEVICES:-no}" != yes ]; then
+    say 'CRD of Devices'
+    kubectl delete customresourcedefinitions devices.scheduling.koordinator.sh --ignore-not-found --timeout="${WAIT}s"
+fi
+
+say 'rights, priority classes, namespace'
+kubectl -n kube-system delete roles,rolebindings $OURS --ignore-not-found
+kubectl delete clusterroles,clusterrolebindings,priorityclasses $OURS --ignore-not-found
+if [ -n "$(kubectl api-resources --api-group=admissionregistration.k8s.io -o name | grep -x validatingadmissionpolicies.admissionregistration.k8s.io)" ]; then
+    kubectl delete validatingadmissionpolicybindings,validatingadmissionpolicies $OURS --ignore-not-found
+fi
+kubectl delete namespace "$NAMESPACE" --ignore-not-found --timeout="${WAIT}s"
+
+[ "${CLEAN_NODES:-no}" = yes ] || exit 0
+say 'nodes'
+for node in $(kubectl get nodes -o name); do
+    published=$(kubectl get "$node" -o jsonpath='{.metadata.annotations.mgpu\.io/status-resources}')
+    if [ -n "$published" ]; then
+        gone=$(printf '%s' "$published" | sed 's/[^,]*/"&":null/g')
+        kubectl patch "$node" --subresource=status --type=merge -p "{\"status\":{\"capacity\":{$gone}}}"
+    fi
+    kubectl annotate "$node" mgpu.io/status-resources- mgpu.io/slices- mgpu.io/slices-planned- mgpu.io/cards-changed- \
+        mgpu.io/agent- dynamicgpuslice-
+    kubectl label "$node" mgpu.io/whole-cards-
+done

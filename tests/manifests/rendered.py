@@ -1,0 +1,59 @@
+"""The kustomizations as kubectl renders them, and what tests look for in the result."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+Json = dict[str, Any]
+ROOT = Path(__file__).parents[2]
+MANIFESTS = ROOT / "manifests"
+OVERLAYS = sorted(path.parent for path in MANIFESTS.glob("overlays/*/kustomization.yaml"))
+FOLDERS = [MANIFESTS / "base", *OVERLAYS]
+COMPONENTS = sorted(path.parent for path in MANIFESTS.glob("components/*/kustomization.yaml"))
+
+
+@cache
+def text_of(folder: Path) -> str:
+    """Skips the test where there is no kubectl."""
+    kubectl = shutil.which("kubectl")
+    if not kubectl:
+        pytest.skip("kubectl is not installed: nothing renders the kustomizations")
+    done = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr  # what is deprecated is told there
+    return done.stdout
+
+
+@cache
+def rendered(folder: Path) -> tuple[Json, ...]:
+    return tuple(yaml.safe_load_all(text_of(folder)))
+
+
+def of_kind(documents: tuple[Json, ...], *kinds: str) -> Iterator[Json]:
+    return (document for document in documents if document["kind"] in kinds)
+
+
+def named(documents: tuple[Json, ...], kind: str, name: str) -> Json:
+    (found,) = (d for d in of_kind(documents, kind) if d["metadata"]["name"] == name)
+    return found
+
+
+def workloads(documents: tuple[Json, ...]) -> list[Json]:
+    return list(of_kind(documents, "Deployment", "DaemonSet"))
+
+
+def containers(workload: Json) -> list[Json]:
+    spec = workload["spec"]["template"]["spec"]
+    return [*spec.get("initContainers", ()), *spec["containers"]]
+
+
+def running_mgpu(workload: Json) -> Json:
+    """The container of the process."""
+    (found,) = (c for c in containers(workload) if "--config=/etc/mgpu/mgpu.yaml" in c.get("args", ()))
+    return found

@@ -1,0 +1,316 @@
+"""What the kustomizations make agrees with itself, with the processes, and with what the API server takes."""
+
+import json
+import re
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import kubernetes.client as client
+import pytest
+import yaml
+
+from mgpu.cli.setup import read_settings
+from mgpu.settings import Settings
+from playground.apiserver.kinds import BUILT_IN
+from playground.apiserver.schema import decode
+from playground.cluster import MANAGED
+from tests.manifests.rendered import (
+    COMPONENTS,
+    FOLDERS,
+    MANIFESTS,
+    OVERLAYS,
+    Json,
+    containers,
+    named,
+    of_kind,
+    rendered,
+    running_mgpu,
+    text_of,
+    workloads,
+)
+
+EVERYWHERE = pytest.mark.parametrize("folder", FOLDERS, ids=[folder.name for folder in FOLDERS])
+_KINDS = {(kind.api_version, kind.kind): kind for kind in BUILT_IN}
+_OTHERS = {"cert-manager.io/v1"}
+"""Kinds that somebody else defines."""
+_FLAGS = {
+    "--metrics-port": "metricsPort",
+    "--web-port": "webPort",
+    "--health-port": "healthPort",
+    "--cert-dir": "certDir",
+    "--extender-host": "extenderHost",
+}
+_ENVIRONMENT = re.compile(r"MGPU_[A-Z]+__\w+")
+
+
+def sources() -> list[Json]:
+    """The documents as they are written, for where nothing renders them."""
+    found: list[Json] = []
+    for path in sorted([*MANIFESTS.glob("crds/*.yaml"), *MANIFESTS.glob("base/*.yaml")]):
+        found += [d for d in yaml.safe_load_all(path.read_text()) if d and d.get("kind") not in (None, "Kustomization")]
+    return found
+
+
+def check(document: Json) -> None:
+    """As an API server with fieldValidation=Strict: no unknown field, no wrong type, nothing required missing."""
+    kind = _KINDS.get((document["apiVersion"], document["kind"]))
+    model = kind.model if kind else f"V1{document['kind']}"
+    if kind:
+        assert decode(document, kind).unknown == []
+    client.ApiClient().deserialize(json.dumps(document), model, "application/json")
+
+
+def settings_of(documents: tuple[Json, ...], workload: Json, folder: Path) -> Settings:
+    """What the process in the workload runs with: its file, environment and flags."""
+    spec = workload["spec"]["template"]["spec"]
+    (volume,) = (v for v in spec["volumes"] if v["name"] == "config")
+    text = named(documents, "ConfigMap", volume["configMap"]["name"])["data"]["mgpu.yaml"]
+    file = folder / "mgpu.yaml"
+    file.write_text(text)
+    container = running_mgpu(workload)
+    block, *arguments = container["args"]
+    environ = {e["name"]: e["value"] for e in container.get("env", ()) if _ENVIRONMENT.fullmatch(e["name"])}
+    flags = dict(a.split("=", 1) for a in arguments if not a.startswith("--config="))
+    snake = {re.sub("([A-Z])", lambda m: "_" + m[1].lower(), _FLAGS[name]): value for name, value in flags.items()}
+    return read_settings(file, environ, snake, block)
+
+
+def test_what_is_written_is_valid_by_itself() -> None:
+    for document in sources():
+        check(document)
+
+
+@EVERYWHERE
+def test_an_api_server_would_take_every_document(folder: Path) -> None:
+    documents = rendered(folder)
+    names = [(d["kind"], d["metadata"].get("namespace"), d["metadata"]["name"]) for d in documents]
+    assert len(names) == len(set(names))
+    for document in documents:
+        if document["apiVersion"] not in _OTHERS:
+            check(document)
+
+
+def test_a_misspelt_field_and_a_missing_one_are_found() -> None:
+    (deployment,) = (d for d in sources() if d["metadata"]["name"] == "mgpu-webhook" and d["kind"] == "Deployment")
+    with pytest.raises(AssertionError):
+        check({**deployment, "spec": {**deployment["spec"], "replcias": 2}})
+    with pytest.raises(ValueError, match="selector"):
+        check({**deployment, "spec": {k: v for k, v in deployment["spec"].items() if k != "selector"}})
+
+
+@EVERYWHERE
+def test_the_processes_take_their_settings_and_listen_where_they_are_looked_for(folder: Path, tmp_path: Path) -> None:
+    documents = rendered(folder)
+    for workload in workloads(documents):
+        container, name = running_mgpu(workload), workload["metadata"]["name"]
+        settings = settings_of(documents, workload, tmp_path)
+        ports = {p["name"]: p["containerPort"] for p in container["ports"]}
+        block = name.removeprefix("mgpu-")
+        if block == "deviceplugin":
+            assert ports == {"metrics": settings.deviceplugin.health_port}
+            continue
+        own = settings.webhook if block == "webhook" else settings.scheduler
+        assert ports.pop("metrics") == own.metrics_port
+        assert ports.pop("admission") == own.port
+        if ports.pop("extender", None):
+            assert settings.scheduler.extender_client_ca
+        elif block == "scheduler":
+            assert settings.scheduler.extender_host == settings.scheduler.web_host == "127.0.0.1"
+        assert not ports
+        assert (own.service, own.configuration, own.namespace) == (name, name, "mgpu-system")
+
+
+@EVERYWHERE
+def test_services_lead_to_pods_and_webhooks_to_services(folder: Path) -> None:
+    documents = rendered(folder)
+    listening: dict[str, set[int]] = {}
+    for service in of_kind(documents, "Service"):
+        (workload,) = (w for w in workloads(documents) if _chooses(service["spec"]["selector"], w))
+        theirs = {p["containerPort"] for c in containers(workload) for p in c.get("ports", ())}
+        assert {p["targetPort"] for p in service["spec"]["ports"]} <= theirs
+        listening[service["metadata"]["name"]] = {p["port"] for p in service["spec"]["ports"]}
+    for configuration in of_kind(documents, "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
+        for hook in configuration["webhooks"]:
+            service = hook["clientConfig"]["service"]
+            assert service["port"] in listening[service["name"]]
+            (own,) = hook["namespaceSelector"]["matchExpressions"]
+            assert own == {
+                "key": "kubernetes.io/metadata.name",
+                "operator": "NotIn",
+                "values": [service["namespace"]],
+            }
+
+
+@EVERYWHERE
+def test_everything_named_is_there(folder: Path) -> None:
+    documents = rendered(folder)
+    accounts = {a["metadata"]["name"] for a in of_kind(documents, "ServiceAccount")}
+    maps = {m["metadata"]["name"] for m in of_kind(documents, "ConfigMap")}
+    roles = {(r["kind"], r["metadata"].get("namespace"), r["metadata"]["name"]) for r in documents if "rules" in r}
+    for workload in workloads(documents):
+        spec = workload["spec"]["template"]["spec"]
+        assert spec["serviceAccountName"] in accounts
+        volumes = {v["name"] for v in spec["volumes"]}
+        assert {m["name"] for c in containers(workload) for m in c["volumeMounts"]} == volumes
+        named_maps = {v["configMap"]["name"] for v in spec["volumes"] if "configMap" in v}
+        assert named_maps <= maps | {"mgpu-extender-clients", "mgpu-api-clients"}
+        labels = workload["spec"]["template"]["metadata"]["labels"]
+        assert workload["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        for term in [*spec["affinity"].get("podAntiAffinity", {}).values()]:
+            assert all(t["podAffinityTerm"]["labelSelector"]["matchLabels"].items() <= labels.items() for t in term)
+    for chooser in of_kind(documents, "NetworkPolicy", "PodDisruptionBudget"):
+        selector = chooser["spec"].get("podSelector") or chooser["spec"].get("selector") or {}
+        assert any(_chooses(selector.get("matchLabels", {}), w) for w in workloads(documents))
+    for binding in of_kind(documents, "RoleBinding", "ClusterRoleBinding"):
+        assert {s["name"] for s in binding["subjects"]} <= accounts
+        role, namespace = binding["roleRef"], binding["metadata"].get("namespace")
+        ours = (role["kind"], namespace if role["kind"] == "Role" else None, role["name"]) in roles
+        assert ours or role["name"].startswith(("system:", "extension-apiserver-"))
+
+
+def _chooses(labels: Json, workload: Json) -> bool:
+    return bool(labels.items() <= workload["spec"]["template"]["metadata"]["labels"].items())
+
+
+@EVERYWHERE
+def test_pods_run_one_image_of_this_version_as_tightly_as_they_can(folder: Path) -> None:
+    documents = rendered(folder)
+    ours = set()
+    for workload in workloads(documents):
+        agent = workload["metadata"]["name"] == "mgpu-deviceplugin"
+        pod = workload["spec"]["template"]["spec"]
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["securityContext"].get("runAsNonRoot", False) is not agent
+        assert workload["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/version"] == version("mgpu")
+        assert pod["priorityClassName"] == ("system-node-critical" if agent else "system-cluster-critical")
+        for container in containers(workload):
+            own = container["securityContext"]
+            assert own["readOnlyRootFilesystem"]
+            loose = agent and folder.name == "slices"
+            assert own.get("privileged", False) is loose
+            assert loose or own["capabilities"] == {"drop": ["ALL"]}
+            assert loose or own["allowPrivilegeEscalation"] is False
+            assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+            assert "memory" in container["resources"]["limits"]
+        process = running_mgpu(workload)
+        ours.add(process["image"])
+        assert {"livenessProbe", "readinessProbe", "startupProbe"} <= process.keys()
+    (image,) = ours
+    assert image.rpartition(":")[2] == version("mgpu")
+    scheduler = running_mgpu(named(documents, "Deployment", "mgpu-scheduler"))
+    (occupy,) = (e["value"] for e in scheduler["env"] if e["name"] == "MGPU_DIALECTS__MTGPU__OCCUPYIMAGE")
+    assert occupy == image
+
+
+@EVERYWHERE
+def test_nothing_waits_for_a_follower_to_be_ready(folder: Path) -> None:
+    """It is not ready by design: a rollout or a drain that keeps one available never ends."""
+    documents = rendered(folder)
+    deployment = named(documents, "Deployment", "mgpu-scheduler")
+    assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": "100%", "maxUnavailable": "100%"}
+    budgets = [b["spec"]["selector"]["matchLabels"] for b in of_kind(documents, "PodDisruptionBudget")]
+    assert budgets
+    assert not any(_chooses(labels, deployment) for labels in budgets)
+    waits = int(running_mgpu(deployment)["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert waits + 20 < deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+
+
+def test_the_agent_sees_of_its_node_what_its_settings_name(tmp_path: Path) -> None:
+    documents = rendered(MANIFESTS / "base")
+    agent = named(documents, "DaemonSet", "mgpu-deviceplugin")
+    own = settings_of(documents, agent, tmp_path).deviceplugin
+    mounts = {m["name"]: m["mountPath"] for m in running_mgpu(agent)["volumeMounts"]}
+    paths = {v["name"]: v["hostPath"]["path"] for v in agent["spec"]["template"]["spec"]["volumes"] if "hostPath" in v}
+    assert paths == {name: path for name, path in mounts.items() if name != "config"}
+    needed = {f"{own.kubelet_dir}/device-plugins", f"{own.kubelet_dir}/pod-resources", own.cdi_dir}
+    needed |= {str(Path(own.cri_socket).parent), str(Path(own.mps_dir).parent)}
+    assert set(paths.values()) == needed
+    assert str(Path(own.limits_dir).parent) in needed
+
+
+def test_slices_have_what_mps_meets_in() -> None:
+    agent = named(rendered(MANIFESTS / "overlays/slices"), "DaemonSet", "mgpu-deviceplugin")
+    pod = agent["spec"]["template"]["spec"]
+    assert pod["hostPID"]
+    mounts = {m["mountPath"]: m["name"] for m in running_mgpu(agent)["volumeMounts"]}
+    paths = {v["name"]: v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
+    assert paths[mounts["/dev/shm"]] == "/run/mgpu/mps/shm"
+    (shm,) = pod["initContainers"]
+    assert shm["volumeMounts"][0]["mountPropagation"] == "Bidirectional"
+    assert agent["spec"]["updateStrategy"] == {"type": "OnDelete"}
+
+
+@pytest.mark.parametrize("component", ["second-scheduler", "existing-scheduler"])
+def test_a_kube_scheduler_asks_about_every_resource(component: str) -> None:
+    found = yaml.safe_load((MANIFESTS / "components" / component / "kube-scheduler.yaml").read_text())
+    (extender,) = found["extenders"]
+    assert {r["name"]: r["ignoredByScheduler"] for r in extender["managedResources"]} == MANAGED
+    assert (extender["ignorable"], extender["nodeCacheCapable"], extender["weight"]) == (False, True, 5)
+    assert {extender[f"{verb}Verb"] for verb in ("filter", "prioritize", "preempt")} == {
+        "filter",
+        "prioritize",
+        "preempt",
+    }
+    assert found["profiles"][0]["percentageOfNodesToScore"] == 100
+
+
+def test_the_second_scheduler_runs_only_beside_the_mgpu_process_that_leads() -> None:
+    documents = rendered(MANIFESTS / "overlays/second-scheduler")
+    deployment = named(documents, "Deployment", "mgpu-scheduler")
+    (sidecar,) = deployment["spec"]["template"]["spec"]["initContainers"]
+    assert (sidecar["name"], sidecar["restartPolicy"]) == ("scheduler", "Always")
+    leads = {"path": "/readyz", "port": 9402}
+    assert sidecar["startupProbe"]["httpGet"] == leads
+    (beside,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert beside["livenessProbe"]["httpGet"] == leads
+    assert beside["lifecycle"]["preStop"]["sleep"]["seconds"] == int(sidecar["lifecycle"]["preStop"]["exec"]["command"][1])
+    told: Any = yaml.safe_load(
+        next(m["data"]["kube-scheduler.yaml"] for m in of_kind(documents, "ConfigMap") if "kube-scheduler.yaml" in m["data"])
+    )
+    assert told["profiles"][0]["schedulerName"] == "mgpu-scheduler"
+    (lease,) = (r for r in named(documents, "Role", "mgpu-kube-scheduler")["rules"])
+    assert lease["resourceNames"] == [told["leaderElection"]["resourceName"]]
+
+
+def test_certificates_are_made_out_to_the_services_and_injected() -> None:
+    documents = rendered(MANIFESTS / "overlays/cert-manager")
+    for name in ("mgpu-webhook", "mgpu-scheduler"):
+        certificate = named(documents, "Certificate", name)
+        assert f"{name}.mgpu-system.svc" in certificate["spec"]["dnsNames"]
+        pod = named(documents, "Deployment", name)["spec"]["template"]["spec"]
+        (volume,) = (v for v in pod["volumes"] if v["name"] == "tls")
+        assert volume["secret"]["secretName"] == certificate["spec"]["secretName"]
+        (mount,) = (m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "tls")
+        assert f"--cert-dir={mount['mountPath']}" in pod["containers"][0]["args"]
+    configurations = list(of_kind(documents, "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"))
+    for found in configurations:
+        given = found["metadata"]["annotations"]["cert-manager.io/inject-ca-from"]
+        assert given == f"mgpu-system/{found['metadata']['name']}"
+    assert len(configurations) == 3
+
+
+def test_all_components_stand_side_by_side(tmp_path: Path) -> None:
+    order = sorted(COMPONENTS, key=lambda path: (path.name == "second-scheduler", path.name))
+    relative = "/".join([".."] * (len(tmp_path.parts) - 1))
+    top = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [f"{relative}{MANIFESTS}/base"],
+        "components": [f"{relative}{path}" for path in order if path.name != "nvidia-guarded"],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(top))
+    documents = rendered(tmp_path)
+    for document in documents:
+        if document["apiVersion"] not in _OTHERS:
+            check(document)
+    arguments = running_mgpu(named(documents, "Deployment", "mgpu-scheduler"))["args"]
+    assert {"--cert-dir=/tls", "--extender-host=0.0.0.0"} <= set(arguments)
+
+
+def test_nothing_names_a_registry() -> None:
+    for folder in FOLDERS:
+        for image in re.findall(r"^ *image: (\S+)$", text_of(folder), re.MULTILINE):
+            name = image.partition("/")[0] if "/" in image else ""
+            assert name in ("", "images.example"), image
+    assert len(OVERLAYS) >= 9
