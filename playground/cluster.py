@@ -125,6 +125,11 @@ class Cluster:
     def extender_url(self) -> str:
         return f"http://127.0.0.1:{self._ports['extender']}"
 
+    @property
+    def page_url(self) -> str:
+        """The scheduler's web page."""
+        return f"http://127.0.0.1:{self._ports['web']}/"
+
     def nvml_state(self, node: str) -> Path:
         """The file with the MIG modes and instances of a node's simulated cards (`deviceplugin.mig.state`)."""
         return self.folder / node / "cards.mig.json"
@@ -173,7 +178,7 @@ class Cluster:
         self.api = self.connect()
         stack.callback(self.api.close)
         _create_namespace(self.api)
-        self._ports |= {name: free_port() for name in ("webhook", "scheduler", "extender")}
+        self._ports |= {name: free_port() for name in ("webhook", "scheduler", "extender", "web")}
         services = {"mgpu-webhook": self._ports["webhook"], "mgpu-scheduler": self._ports["scheduler"]}
         install(self.api, services)
         self._start_collector(stack)
@@ -236,13 +241,13 @@ class Cluster:
                 self.wait_offers(node.name)
 
     def commands(self, ports: Mapping[str, int]) -> dict[str, list[str]]:
-        """The real processes' command lines, by name; what they must serve on `ports`: webhook, scheduler, extender."""
+        """The real processes' command lines, by name. ports: where to serve webhook, scheduler, extender and web."""
         local = ["--host", "127.0.0.1", "--port"]
         commands = {
             "webhook": ["webhook", *local, str(ports["webhook"])],
             "scheduler": [
                 *("scheduler", *local, str(ports["scheduler"]), "--no-leader-elect"),
-                *("--extender-port", str(ports["extender"])),
+                *("--extender-port", str(ports["extender"]), "--web-port", str(ports["web"])),
             ],
             **{f"deviceplugin-{node.name}": self._agent(node) for node in self.nodes if node.cards},
         }

@@ -43,4 +43,5 @@ def _tell(console: Console, cluster: Cluster) -> None:
     )
     console.print(Text(f"  kubectl get nodes\n  kubectl create -f {FOLDER / 'share.yaml'}\n  kubectl logs share"))
     console.print(Text(f"  kubectl create -f {FOLDER / 'mtgpupod.yaml'}\n  kubectl get mtgp\n  mgpu inspect\n"))
+    console.print(Text(f"The cards as a web page: {cluster.page_url}\n"))
     console.print(Text(f"Logs are in {cluster.logs}. Ctrl-C stops and removes everything."))
