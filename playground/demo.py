@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from deviceplugin.mig.state import Mode, read_state
+from mgpu.cli import asking
 from mgpu.cli.picture import card_map
 from mgpu.cli.setup import read_settings
 from mgpu.kube import ApiError
@@ -178,7 +179,7 @@ class Demo:
 
     def _asks(self, pod: Json) -> str:
         ask = self._samples.ask(pod)
-        return explain.asked(ask) if ask else "no GPU"
+        return asking.asked(ask) if ask else "no GPU"
 
     def _placement(self, created: Json, outcome: Outcome, before: _Before, took: float) -> dict[str, str]:
         ask, shares = self._samples.ask(outcome.pod), self._samples.record(outcome.pod)
@@ -189,7 +190,7 @@ class Demo:
             plan = slices_told.planned(before.slices[outcome.node], self._samples.slices(outcome.node))
             return {"placed": f"{outcome.node}, {took:.1f} s: {slices}", "plan": plan}
         where = explain.given(shares, before.states[outcome.node])
-        told = {"placed": f"{outcome.node}, {took:.1f} s: {where}", "why": explain.choice(ask, self._settings)}
+        told = {"placed": f"{outcome.node}, {took:.1f} s: {where}", "why": asking.choice(ask, self._settings)}
         elsewhere = {node: why for node, why in self._refusals(created).items() if node != outcome.node}
         return told | ({"not on": explain.refusals(elsewhere)} if elsewhere else {})
 

@@ -2,22 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from mgpu import dialects
-from mgpu.model.asks import Ask, ContainerAsk, by_index
-from mgpu.model.cards import GPU, Card, CardState, noun
+from mgpu.model.asks import by_index
+from mgpu.model.cards import GPU, Card, CardState
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.ledger import Share
-from mgpu.model.pods import Stage
 from mgpu.model.quantities import format_bytes, format_core
-from mgpu.model.slices import is_slice
-from mgpu.settings import Settings
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
-
-
-def asked(ask: Ask) -> str:
-    """`train: 60% and 16.0 GiB of one card; evaluate: …`."""
-    return "; ".join(f"{_role(c)}{c.container}: {_amount(c)}" for c in (*ask.containers, *ask.others))
 
 
 def given(shares: Sequence[Share], cards: Sequence[CardState]) -> str:
@@ -27,19 +18,6 @@ def given(shares: Sequence[Share], cards: Sequence[CardState]) -> str:
         f"{container} on card{'s' if len(found) > 1 else ''} {', '.join(_before(free[i]) for i in found)}"
         for container, found in _by_container(shares, [state.card for state in cards]).items()
     )
-
-
-def choice(ask: Ask, settings: Settings) -> str:
-    """How the cards are chosen among those that fit."""
-    if all(c.whole for c in ask.containers):
-        return "whole cards must be idle"
-    policy = dialects.card_policy(ask, settings)
-    return {
-        "binpack": "binpack: as full as possible, so that other cards stay free",
-        "spread": "spread: as even as possible",
-        "bestfit": "best fit: the least free memory that is enough",
-        "minor": "the first cards that have room, by minor",
-    }.get(policy, policy)
 
 
 def visible(shares: Sequence[Share], cards: Sequence[Card]) -> dict[str, str]:
@@ -76,24 +54,6 @@ def _by_container(shares: Sequence[Share], cards: Sequence[Card]) -> dict[str, l
             raise BadObject([Problem(f"record of {share.container}", problem)])
         found.setdefault(share.container, []).append(card.index)
     return {container: sorted(indexes) for container, indexes in found.items()}
-
-
-def _role(container: ContainerAsk) -> str:
-    return {Stage.INIT: "init ", Stage.SIDECAR: "sidecar "}.get(container.stage, "")
-
-
-def _amount(container: ContainerAsk) -> str:
-    kind = noun(container.type) if container.type == GPU or is_slice(container.type) else container.type
-    cards = f"one {kind}" if container.cards == 1 else f"{container.cards} {kind}s"
-    if is_slice(container.type):
-        return cards
-    if container.whole:
-        return f"{cards}, whole"
-    memory = [format_bytes(container.memory)] if container.memory else []
-    memory += [f"{container.ratio}% of the memory"] if container.ratio else []
-    amounts = [format_core(container.core)] * bool(container.core) + memory
-    of = "of" if container.cards == 1 else "of each of"
-    return f"{' and '.join(amounts)} {of} {cards}"
 
 
 def _before(state: CardState) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mgpu.cli import asking
 from mgpu.model.asks import Ask, ContainerAsk, whole_cards
 from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Share
@@ -60,7 +61,7 @@ def test_what_is_asked_in_words() -> None:
     init = ContainerAsk("i", core=100, memory=GIB, stage=Stage.INIT)
     wide = ContainerAsk("w", cards=2, core=500, memory=GIB)
     ask = Ask("mgpu", (init, SHARE, wide, whole_cards("all", 2)))
-    assert explain.asked(ask) == (
+    assert asking.asked(ask) == (
         "init i: 10% and 1.0 GiB of one card; c: 30% and 4.0 GiB of one card; "
         "w: 50% and 1.0 GiB of each of 2 cards; all: 2 cards, whole"
     )
@@ -76,8 +77,8 @@ def test_what_was_given_in_words() -> None:
 
 def test_a_whole_card_is_chosen_by_no_policy() -> None:
     settings = load_settings("cardPolicy: spread")
-    assert "idle" in explain.choice(Ask("mgpu", (whole_cards("c", 1),)), settings)
-    assert "spread" in explain.choice(Ask("mgpu", (SHARE,)), settings)
+    assert "idle" in asking.choice(Ask("mgpu", (whole_cards("c", 1),)), settings)
+    assert "spread" in asking.choice(Ask("mgpu", (SHARE,)), settings)
 
 
 def test_the_visible_cards_are_those_of_the_record() -> None:
