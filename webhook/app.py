@@ -8,7 +8,7 @@ from flask import Flask
 
 from mgpu.dialects import mtgpu
 from mgpu.model.errors import Problem
-from mgpu.serving.app import new_app, probes, reviewing
+from mgpu.serving.app import Told, new_app, probes, reviewing
 from mgpu.serving.review import Reply, Review, allow, deny
 from mgpu.settings import Settings
 from webhook.mtgpupods import validate_mtgpupod_create, validate_mtgpupod_update
@@ -18,8 +18,8 @@ from webhook.validate import strange_wishes, validate_create, validate_update
 _log = logging.getLogger(__name__)
 
 
-def make_app(settings: Settings, ready: Callable[[], str] = str) -> Flask:
-    """The app. `ready`: why it should not be asked yet, "": it should."""
+def make_app(settings: Settings, ready: Callable[[], str] = str, told: Told = lambda *_: None) -> Flask:
+    """The app. `ready`: why it should not be asked yet, "": it should. told: hears of every review."""
 
     def mutating(review: Review) -> Reply:
         if review.operation != "CREATE" or review.resource != "pods" or review.object is None:
@@ -36,8 +36,8 @@ def make_app(settings: Settings, ready: Callable[[], str] = str) -> Flask:
         return deny(review, problems, code=code, warnings=warnings)
 
     app = new_app()
-    reviewing(app, "/mutate", mutating, kinds=("Pod",))
-    reviewing(app, "/validate", validating, kinds=("Pod", mtgpu.KIND))
+    reviewing(app, "/mutate", mutating, kinds=("Pod",), told=told)
+    reviewing(app, "/validate", validating, kinds=("Pod", mtgpu.KIND), told=told)
     probes(app, ready)
     return app
 

@@ -9,9 +9,10 @@ import click
 from mgpu.cli.certificate import in_cluster, prepare
 from mgpu.cli.setup import UNITS, read_settings
 from mgpu.serving import logs
-from mgpu.serving.app import new_app, probes
+from mgpu.serving.app import exposing, new_app, probes
 from mgpu.serving.server import Listen, serve
 from mgpu.settings import Settings
+from webhook import sharing
 from webhook.app import make_app
 
 _CONFIGURATIONS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
@@ -67,13 +68,18 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
     cluster = kubeconfig if kubeconfig or in_cluster(kubeconfig) else None
     certificate, keeper = prepare(own, cluster, _CONFIGURATIONS, stack)
     ready = keeper.ready if keeper else str
-    listen = [Listen(own.host, own.port, make_app(settings, ready).wsgi_app, client_ca=own.client_ca)]
     if own.metrics_port >= 0:
-        metrics = new_app()
-        probes(metrics, ready)
-        listen.append(Listen(own.metrics_host, own.metrics_port, metrics.wsgi_app, tls=False))
+        folder = sharing.folder(stack)
+        from webhook import metrics  # not before: `sharing` says why
+
+        app, exposed = make_app(settings, ready, metrics.ADMISSIONS), new_app()
+        probes(exposed, ready)
+        exposing(exposed, lambda: metrics.page(folder), metrics.CONTENT_TYPE)
+        beside = [Listen(own.metrics_host, own.metrics_port, exposed.wsgi_app, tls=False)]
+    else:
+        app, beside = make_app(settings, ready), []
     serve(
-        listen,
+        [Listen(own.host, own.port, app.wsgi_app, client_ca=own.client_ca), *beside],
         certificate=certificate,
         workers=own.workers,
         start=keeper.start if keeper else None,

@@ -1,6 +1,7 @@
 """A Flask app that speaks the admission protocol: every error becomes one line of JSON, in one place."""
 
 import logging
+import time
 from collections.abc import Callable, Collection
 
 import orjson
@@ -13,6 +14,9 @@ from mgpu.serving.review import MAX_BODY, BadRequest, Reply, Review, deny, parse
 _log = logging.getLogger(__name__)
 _CHUNK = 1 << 16
 
+Told = Callable[[str, Review, Reply | None, float], None]
+"""(path, review, reply, seconds): of each review; the reply is None where the caller is to ask again."""
+
 
 def new_app() -> Flask:
     """An app without routes. Errors are `{"error": "…"}` with their status; the unexpected is logged and is a 500."""
@@ -22,7 +26,13 @@ def new_app() -> Flask:
     return app
 
 
-def reviewing(app: Flask, path: str, handler: Callable[[Review], Reply], kinds: Collection[str]) -> None:
+def reviewing(
+    app: Flask,
+    path: str,
+    handler: Callable[[Review], Reply],
+    kinds: Collection[str],
+    told: Told = lambda *_: None,
+) -> None:
     """POST `path` answers AdmissionReviews of objects of these kinds with what `handler` says.
 
     The handler may raise BadObject (the object is denied, 422, every problem named) and RetryLater (HTTP 503, the
@@ -36,10 +46,14 @@ def reviewing(app: Flask, path: str, handler: Callable[[Review], Reply], kinds: 
         if review.kind not in kinds:
             wanted = " and ".join(sorted(kinds))
             return respond(deny(review, f"{path} reviews objects of kind {wanted}, not {review.kind[:100]!r}", 400))
+        began, reply = time.perf_counter(), None
         try:
-            return respond(handler(review))
+            reply = handler(review)
         except BadObject as error:
-            return respond(deny(review, error.problems))
+            reply = deny(review, error.problems)
+        finally:
+            told(path.removeprefix("/"), review, reply, time.perf_counter() - began)
+        return respond(reply)
 
     app.add_url_rule(path, f"review {path}", answer, methods=["POST"])
 
@@ -56,6 +70,11 @@ def probes(app: Flask, ready: Callable[[], str], alive: Callable[[], str] = str)
 
     app.add_url_rule("/healthz", "healthz", probe(alive))
     app.add_url_rule("/readyz", "readyz", probe(ready))
+
+
+def exposing(app: Flask, page: Callable[[], bytes], content_type: str) -> None:
+    """GET `/metrics`."""
+    app.add_url_rule("/metrics", "metrics", lambda: Response(page(), content_type=content_type))
 
 
 def respond(reply: Reply) -> Response:

@@ -1,0 +1,85 @@
+"""Prometheus metrics as the processes share them: their page, their buckets, and what is counted of admission.
+
+Whatever has a label has few values of it: never the name of a pod, and of what strangers send only its kind. No Flask
+here: the node agent has to stay small.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+
+from mgpu.serving.review import Reply, Review
+from mgpu.serving.rules import rule_of
+from mgpu.version import own_version
+
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+"""Buckets: a decision takes 0.2 ms, a filter over 5,000 nodes 5 ms, and nobody waits longer than 10 s."""
+
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside every counter, for what a restart shows by itself
+
+
+def page(*registries: CollectorRegistry) -> bytes:
+    """What all of these say, in Prometheus' text format. No metric may be in two of them."""
+    return b"".join(map(generate_latest, registries))
+
+
+def say_version(registry: CollectorRegistry, part: str) -> None:
+    labels = ["part", "version"]
+    text = "Always 1: which part of mgpu this is, and its version."
+    info = Gauge("mgpu_build_info", text, labels, registry=registry, multiprocess_mode="max")
+    info.labels(part, own_version()).set(1)
+
+
+class Admissions:
+    """Counts reviews; for `reviewing`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._seconds = Histogram(
+            "mgpu_admission_seconds",
+            "Time that the review of one object took, by the path where it was asked for.",
+            ["path"],
+            registry=registry,
+            buckets=SECONDS,
+        )
+        self._reviews = Counter(
+            "mgpu_admission_reviews",
+            "Reviews by result: allowed as it is, changed, denied, or unavailable (another replica is to be asked).",
+            ["path", "kind", "result"],
+            registry=registry,
+        )
+        self._denials = Counter(
+            "mgpu_admission_denials",
+            "Rules of admission that objects broke; each once per review (docs/metrics.md names them).",
+            ["path", "rule"],
+            registry=registry,
+        )
+
+    def __call__(self, path: str, review: Review, reply: Reply | None, seconds: float) -> None:
+        """reply None: there was none, the caller is to ask again."""
+        self._seconds.labels(path).observe(seconds)
+        response: Mapping[str, Any] = reply.body.get("response", {}) if reply else {}
+        self._reviews.labels(path, review.kind, _result(reply, response)).inc()
+        if reply and not reply.allowed:
+            causes = (response.get("status") or {}).get("details", {}).get("causes", ())
+            for rule in sorted({rule_of(cause["message"]) for cause in causes}):
+                self._denials.labels(path, rule).inc()
+
+
+def _result(reply: Reply | None, response: Mapping[str, Any]) -> str:
+    if reply is None:
+        return "unavailable"
+    if not reply.allowed:
+        return "denied"
+    return "changed" if "patch" in response else "allowed"

@@ -1,0 +1,75 @@
+"""What the webhook counts, over both of its workers."""
+
+import os
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mgpu.version import own_version
+from tests.builders import container, pod, share
+from tests.mgpu.serving.process import Client, Server
+from tests.mgpu.serving.reviews import review
+from tests.waiting import until
+
+RUN = "from mgpu.cli.main import main; main()"
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    options = ("--host", "127.0.0.1", "--port", "0", "--metrics-port", "0", "--self-signed-dir", str(tmp_path))
+    server = Server("-c", RUN, "webhook", *options, addresses=2)
+    yield server
+    server.close()
+
+
+def scrape(server: Server) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.ports[1]}/metrics", timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
+
+def counting(folder: Path) -> dict[int, Path]:
+    """The workers that have counted a review, and where."""
+    files = folder.glob("mgpu-metrics-*/counter_*.db")
+    return {int(file.stem.partition("_")[2]): file for file in files if b"validate" in file.read_bytes()}
+
+
+def ask_until_both_have_counted(server: Server, folder: Path) -> int:
+    for asked in range(1, 500):  # a connection stays with the worker that took it
+        with Client(server.ports[0], folder / "ca.crt") as client:
+            for raw in (share(), pod("p", container("c", 120))):
+                client.ask(review(raw), "/validate")
+        if len(counting(folder)) == 2:
+            return asked
+    raise AssertionError("one worker takes all connections")
+
+
+def test_what_any_worker_counts_is_told_by_each_and_outlives_it(server: Server, tmp_path: Path) -> None:
+    asked = ask_until_both_have_counted(server, tmp_path)
+    wanted = {
+        'mgpu_admission_reviews_total{kind="Pod",path="validate",result="allowed"}': asked,
+        'mgpu_admission_reviews_total{kind="Pod",path="validate",result="denied"}': asked,
+        'mgpu_admission_denials_total{path="validate",rule="whole-cards"}': asked,
+        'mgpu_admission_seconds_count{path="validate"}': 2 * asked,
+        f'mgpu_build_info{{part="webhook",version="{own_version()}"}}': 1,
+    }
+    for _ in range(6):  # whichever answers
+        found = scrape(server)
+        assert {name: found[name] for name in wanted} == wanted
+    gone = min(counting(tmp_path))
+    os.kill(gone, signal.SIGTERM)
+    until(lambda: not Path(f"/proc/{gone}").exists())
+    for _ in range(6):
+        found = scrape(server)
+        assert {name: found[name] for name in wanted} == wanted
+
+
+def test_the_folder_goes_with_the_process(server: Server, tmp_path: Path) -> None:
+    assert list(tmp_path.glob("mgpu-metrics-*"))
+    server.terminate()
+    assert server.join() == 0
+    assert not list(tmp_path.glob("mgpu-metrics-*"))
