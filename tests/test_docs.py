@@ -1,0 +1,160 @@
+"""What README, CONTRIBUTING and docs/ say of this repository is there: links, commands, options, paths, settings."""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import click
+import pytest
+from pydantic import BaseModel
+
+from mgpu.cli.main import main
+from mgpu.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+FOLDERS = (
+    "docs",
+    "examples",
+    "manifests",
+    "mgpu",
+    "playground",
+    "proto",
+    "scheduler",
+    "webhook",
+    "deviceplugin",
+    "tests",
+)
+PLUGINS = {"mgpu": "mgpu.cli.kubectl", "inspect gpushare": "mgpu.cli.inspect_gpushare"}
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
+OTHERS = re.compile(
+    r"/work/|/root/|/home/\w|\b(docker\.io|quay\.io|ghcr\.io|nvcr\.io|gcr\.io|registry\.\w+\.\w+|pypi\.org)\b"
+)
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def prose(page: Path) -> str:
+    return FENCE.sub("", page.read_text())
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them: lower case, no punctuation, spaces become hyphens."""
+    titles = re.findall(r"^#+ +(.+?) *$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def command_lines(page: Path) -> Iterator[list[str]]:
+    """The words of each command of ours: lines of code blocks (with `\\` at the end: joined), and code in the text."""
+    blocks = "\n".join(block.strip("`") for block in FENCE.findall(page.read_text())).replace("\\\n", " ")
+    for line in [*blocks.splitlines(), *SPAN.findall(prose(page))]:
+        for part in line.strip().removeprefix("$ ").split(" | "):
+            words = part.split("  ")[0].split(" #")[0]
+            if re.match(r"(\.venv/bin/)?(mgpu|kubectl[ -]mgpu|kubectl[ -]inspect[ -]gpushare)( |$)", words):
+                yield shlex.split(words.replace("…", "").replace("[", " ").replace("]", " "))
+
+
+def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
+    """The click command that the words begin with, and what is left of them."""
+    text = " ".join(words).removeprefix(".venv/bin/").replace("kubectl-", "kubectl ").replace("-gpushare", " gpushare")
+    plugin = next((name for name in PLUGINS if text.startswith(f"kubectl {name}")), "")
+    if not plugin:
+        return main, text.split()[1:]
+    found = vars(import_module(PLUGINS[plugin])).values()
+    return next(one for one in found if isinstance(one, click.Command)), text.split()[1 + len(plugin.split()) :]
+
+
+def problem(words: list[str]) -> str:
+    """Why this is no command line of ours; "": it is one."""
+    command, rest = command_of(words)
+    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+        context = click.Context(command)
+        if not (found := command.get_command(context, rest[0])):
+            if command.get_params(context) and not isinstance(command, type(main)) and command.invoke_without_command:
+                break
+            return f"no command {rest[0]!r}"
+        command, rest = found, rest[1:]
+    known = {name for p in command.get_params(click.Context(command)) for name in (*p.opts, *p.secondary_opts)}
+    known |= {"--help", "-h", "--version"}
+    strange = [word for word in rest if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in known]
+    return f"no option {strange[0]}" if strange else ""
+
+
+def leaves(block: type[BaseModel] = Settings, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    for name, field in block.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        if isinstance(default, BaseModel):
+            yield from leaves(type(default), f"{prefix}{field.alias or name}.")
+        elif not field.exclude:
+            yield prefix + (field.alias or name), default, field.annotation
+
+
+def literals(kind: Any) -> tuple[str, ...]:
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return next((found for part in get_args(kind) if (found := literals(part))), ())
+
+
+def shown(value: object) -> str:
+    if value is None or value == "" or (isinstance(value, tuple | Mapping) and not value):
+        return "–"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+@pages
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(prose(page)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        assert not anchor or anchor in anchors(target), f"{page.name}: {link}: headings are {sorted(anchors(target))}"
+
+
+@pages
+def test_commands_and_options_exist(page: Path) -> None:
+    assert not {" ".join(words): why for words in command_lines(page) if (why := problem(words))}
+
+
+@pages
+def test_paths_exist(page: Path) -> None:
+    spans = [span for span in SPAN.findall(prose(page)) if re.fullmatch(rf"({'|'.join(FOLDERS)})/[\w./*-]+", span)]
+    assert not [span for span in spans if not any(ROOT.glob(span.rstrip("/")))]
+
+
+@pages
+def test_make_targets_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)) <= targets
+
+
+@pages
+def test_no_machine_of_ours_and_no_registry_is_named(page: Path) -> None:
+    assert not OTHERS.search(page.read_text())
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = ROOT / "docs/README.md"
+    linked = {link.partition("#")[0] for link in LINK.findall(prose(index))}
+    assert {page.name for page in PAGES if page.parent == index.parent and page != index} <= linked
+
+
+def test_the_table_of_settings_is_that_of_the_code() -> None:
+    rows = re.findall(
+        r"^\| `([\w.]+)` \| (.+?) \| (.*?) \| .+ \|$", (ROOT / "docs/settings.md").read_text(), re.MULTILINE
+    )
+    others = [(key, default, [one for one in literals(kind) if one != default]) for key, default, kind in leaves()]
+    assert rows == [(key, shown(default), ", ".join(f"`{one}`" for one in more)) for key, default, more in others]
+
+
+@pytest.mark.parametrize(
+    "line", ["mgpu wat", "mgpu inspect --wat", "mgpu simulate openb --no-such", "kubectl inspect gpushare -x"]
+)
+def test_what_does_not_exist_is_found(line: str) -> None:
+    assert problem(line.split())
