@@ -26,7 +26,7 @@ from mgpu.model.mig import LAYOUTS
 from mgpu.model.partitioning import MADE
 from mgpu.model.slices import resource_of
 from playground import mps_control
-from playground.apiserver import ApiServer, Request, User, running, self_signed, write_kubeconfig
+from playground.apiserver import ApiServer, Request, Served, User, self_signed, write_kubeconfig
 from playground.collector import Collector
 from playground.gpu_clients import GpuClients
 from playground.installation import install
@@ -92,6 +92,7 @@ class Cluster:
         self._stack = ExitStack()
         self._ports: dict[str, int] = {}
         self._requests: Callable[[], frozenset[Request]] = frozenset
+        self._served: Served | None = None
         self._offered = {node.name: self._offers_of(node) for node in self.nodes}
         self.processes: dict[str, Process] = {}
         self.kubelets: dict[str, Kubelet] = {}
@@ -145,6 +146,20 @@ class Cluster:
         self.processes[name].start()
         self.wait_ready(name)
 
+    def kill_api_server(self) -> None:
+        """Nobody is answered until `start_api_server`; what it has stored stays. Not with a real one (`assets`)."""
+        self._own_api_server().kill()
+
+    def start_api_server(self) -> None:
+        self._own_api_server().start()
+
+    def start_scheduling(self) -> None:
+        """Anew, where it was stopped: it knows nothing of what was assumed before."""
+        extenders = [Extender(self.extender_url, weight=_WEIGHT, managed=MANAGED)]
+        api = self._scheduling_api
+        self.scheduling = Scheduling(api, extenders if self._with_extender else (), backoff=(0.2, 2.0))
+        self.scheduling.start()
+
     def wait_ready(self, name: str) -> None:
         self.processes[name].wait("ready", lambda: self._ready(name), _START_SECONDS)
 
@@ -185,12 +200,10 @@ class Cluster:
         for node in self.nodes:
             self._start_kubelet(node, stack)
         self._start_processes(stack)
-        extenders = [Extender(self.extender_url, weight=_WEIGHT, managed=MANAGED)]
-        api = self.connect("kube-scheduler")
-        stack.callback(api.close)
-        self.scheduling = Scheduling(api, extenders if self._with_extender else (), backoff=(0.2, 2.0))
-        self.scheduling.start()
-        stack.callback(self.scheduling.stop)
+        self._scheduling_api = self.connect("kube-scheduler")
+        stack.callback(self._scheduling_api.close)
+        self.start_scheduling()
+        stack.callback(lambda: self.scheduling.stop())
 
     def _api_server(self, stack: ExitStack, tokens: Mapping[str, User]) -> tuple[str, Path]:
         folder = self.folder / "api"
@@ -201,7 +214,14 @@ class Cluster:
         certificate, key = self_signed(folder)
         server = ApiServer(tokens=tokens, restricted=OURS, log_source=self.log_of)
         self._requests = lambda: server.requests
-        return stack.enter_context(running(server, tls=(certificate, key))), Path(certificate)
+        self._served = Served(server, tls=(certificate, key))
+        stack.callback(self._served.close)
+        return self._served.start(), Path(certificate)
+
+    def _own_api_server(self) -> Served:
+        if self._served is None:
+            raise StartError("a real API server is not stopped and started here")
+        return self._served
 
     def _start_collector(self, stack: ExitStack) -> None:
         api = self.connect("kube-controller-manager")

@@ -35,7 +35,7 @@ class Process:
         orphaned: signal.Signals = signal.SIGTERM,
     ) -> None:
         self.name, self.log, self._orphaned = name, log, orphaned
-        self._command, self._environ = list(command), dict(environ)
+        self.command, self.environ = tuple(command), dict(environ)
         self._child: subprocess.Popen[bytes] | None = None
 
     @property
@@ -51,11 +51,11 @@ class Process:
             # -S and -E: nothing but the standard library is needed before the command takes over.
             tied = [sys.executable, "-S", "-E", child.__file__, str(os.getpid()), str(int(self._orphaned))]
             self._child = subprocess.Popen(
-                [*tied, *self._command],
+                [*tied, *self.command],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env=self._environ,
+                env=self.environ,
                 start_new_session=True,
             )
 

@@ -12,6 +12,6 @@ from playground.apiserver.authorization import Request
 from playground.apiserver.certificates import self_signed
 from playground.apiserver.kubeconfig import write_kubeconfig
 from playground.apiserver.server import ApiServer
-from playground.apiserver.threads import running
+from playground.apiserver.threads import Served, running
 
-__all__ = ["ApiServer", "Request", "User", "running", "self_signed", "write_kubeconfig"]
+__all__ = ["ApiServer", "Request", "Served", "User", "running", "self_signed", "write_kubeconfig"]

@@ -88,18 +88,22 @@ class ApiServer:
         bound = self._runner.addresses[-1][1]
         return f"{'https' if tls else 'http'}://{host}:{bound}"
 
-    async def stop(self) -> None:
-        """Ends every watch, then the server."""
-        for collection in self.storage.collections().values():
-            for watcher in collection.watchers:
-                watcher.close()
+    async def stop(self, *, abruptly: bool = False) -> None:
+        """Ends every watch, then the server; abruptly: and no request is answered any more. It can be started again."""
+        if not abruptly:
+            for collection in self.storage.collections().values():
+                for watcher in collection.watchers:
+                    watcher.close()
         if self._runner:
             server = self._runner.server
             transports = [handler.transport for handler in server.connections] if server else []
-            await self._runner.cleanup()
+            if not abruptly:
+                await self._runner.cleanup()
             for transport in transports:
                 if transport is not None:
                     transport.abort()  # a client that keeps its connection open need not say goodbye
+            await self._runner.cleanup()
+            self._runner = None
         await self._webhooks.close()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:

@@ -2,12 +2,48 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from playground.apiserver.server import ApiServer
 
+T = TypeVar("T")
 _TURNS, _TURN_SECONDS = 10, 0.005
+
+
+class Served:
+    """An API server on a loop of its own. `start` and `kill` any number of times: what it has stored stays, as in etcd.
+
+    Port 0 takes a free one, and keeps it.
+    """
+
+    def __init__(
+        self, server: ApiServer, *, host: str = "127.0.0.1", port: int = 0, tls: tuple[str, str] | None = None
+    ) -> None:
+        self._server, self._host, self._port, self._tls = server, host, port, tls
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="apiserver", daemon=True)
+        self._thread.start()
+
+    def start(self) -> str:
+        """Its URL."""
+        url = self._wait(self._server.start(self._host, self._port, self._tls))
+        self._port = int(url.rpartition(":")[2])
+        return url
+
+    def kill(self) -> None:
+        """Every connection ends, and with it whatever was being answered, done or not."""
+        self._wait(_stopped(self._server, abruptly=True))
+
+    def close(self) -> None:
+        self._wait(_stopped(self._server))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=30)
+        self._loop.close()
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)
 
 
 @contextmanager
@@ -15,20 +51,15 @@ def running(
     server: ApiServer, *, host: str = "127.0.0.1", port: int = 0, tls: tuple[str, str] | None = None
 ) -> Iterator[str]:
     """The URL of a served API, for the length of the context. Port 0 takes a free one."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="apiserver", daemon=True)
-    thread.start()
+    served = Served(server, host=host, port=port, tls=tls)
     try:
-        yield asyncio.run_coroutine_threadsafe(server.start(host, port, tls), loop).result(timeout=30)
+        yield served.start()
     finally:
-        asyncio.run_coroutine_threadsafe(_stopped(server), loop).result(timeout=30)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(timeout=30)
-        loop.close()
+        served.close()
 
 
-async def _stopped(server: ApiServer) -> None:
+async def _stopped(server: ApiServer, *, abruptly: bool = False) -> None:
     """Connections, above all those with TLS, end some turns of the loop after they were closed: it sees them out."""
-    await server.stop()
+    await server.stop(abruptly=abruptly)
     for _ in range(_TURNS):
         await asyncio.sleep(_TURN_SECONDS)

@@ -48,6 +48,7 @@ class WebhookClient:
     async def close(self) -> None:
         if self._session:
             await self._session.close()
+            self._session = None
 
     async def call(self, hook: Object, attrs: Attributes, obj: Object | None, old: Object | None) -> Object:
         """The `response` of the review. Raises CallFailed."""

@@ -50,7 +50,7 @@ class Kubelet:
         self._stopped = False
         self.devices = DeviceManager(
             config.plugins / FILE,
-            self._active,
+            self._not_ended,
             rng=self._rng,
             grace=config.removal_grace,
             changed=self._devices_changed,
@@ -219,6 +219,13 @@ class Kubelet:
     def _active(self) -> list[str]:
         with self._wake:
             return [uid for uid, worker in self._workers.items() if not worker.ended]
+
+    def _not_ended(self) -> list[str]:
+        """Those that wait to be admitted (again) too: what was allocated is kept until all have been looked at
+        (devicemanager UpdateAllocatedDevices, sourcesReady).
+        """
+        with self._wake:
+            return [*self._active(), *self._queue]
 
     def _listed(self) -> list[Json]:
         """What PodResources shows: pods that have not ended, those that wait for admission too."""

@@ -107,6 +107,22 @@ def test_a_kubelet_restart_leaves_containers_alone_and_skips_pre_start_until_the
     assert len(plugin.started) == len(plugin.allocated) == 1
 
 
+def test_a_kubelet_restart_forgets_the_ids_of_no_pod_that_runs(bench: Bench) -> None:
+    """All of them are admitted again, one by one: none is refused for what it holds itself."""
+    plugin = bench.plugin(ids=3)
+    for name in ("a", "b", "c"):
+        bench.create(name)
+        bench.runs(name)
+    held = bench.listed()
+    bench.kubelet.stop()
+    plugin.stop()
+    bench.kubelet.start()
+    until(lambda: bench.listed() == held)
+    bench.create("d", core=0)
+    bench.runs("d")
+    assert [bench.phase(name) for name in ("a", "b", "c")] == ["Running"] * 3
+
+
 def test_a_resource_published_below_what_pods_hold_fails_them_at_the_next_restart(bench: Bench) -> None:
     bench.plugin()
     bench.api.patch(f"{NODE}/status", {"status": {"capacity": {"example.com/memory": "8"}}})
