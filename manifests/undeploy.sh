@@ -33,7 +33,7 @@ if there mtgpupods.lsalab.nthu; then
         -o custom-columns=NAMESPACE:.metadata.namespace,NAME:.metadata.name |
         while read -r namespace name; do
             others=$(kubectl -n "$namespace" get mtgpupod "$name" --ignore-not-found -o go-template="{{range .metadata.finalizers}}{{if ne . \"$FINALIZER\"}}\"{{.}}\",{{end}}{{end}}")
-            say "finalizer of $namespace/$name taken off by hand"
+            say "finalizer of $namespace/$name taken off by hand${others:+; what waits for these is not ours: ${others%,}}"
             kubectl -n "$namespace" patch mtgpupod "$name" --type=merge \
                 -p "{\"metadata\":{\"finalizers\":[${others%,}]}}" || say "$namespace/$name has gone meanwhile"
         done

@@ -1,0 +1,57 @@
+"""An API server with nothing on it, and kubectl: the playground's, and the real one where KUBEBUILDER_ASSETS has it."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
+from playground.realapi import real_api_server
+
+ADMIN = {"admin-token": User("kubernetes-admin", ("system:masters",))}
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+"""Runs a command with the cluster's KUBECONFIG; `given` is its stdin, `env` beside its environment."""
+
+
+@pytest.fixture(scope="module", params=["playground", "real"])
+def kubeconfig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp(request.param)
+    assets = os.environ.get("KUBEBUILDER_ASSETS", "")
+    with ExitStack() as stack:
+        if request.param == "real":
+            if not (Path(assets) / "kube-apiserver").is_file():
+                pytest.skip("KUBEBUILDER_ASSETS names no directory with a kube-apiserver")
+            url, ca = stack.enter_context(real_api_server(Path(assets), folder, ADMIN))
+        else:
+            tls = self_signed(folder)
+            url, ca = stack.enter_context(running(ApiServer(tokens=ADMIN), tls=tls)), Path(tls[0])
+        write_kubeconfig(folder / "kubeconfig", str(url), ca.read_bytes(), "admin-token")
+        yield folder / "kubeconfig"
+
+
+@pytest.fixture
+def run(kubeconfig: Path, tmp_path: Path) -> Run:
+    return runner(kubeconfig, tmp_path)
+
+
+def runner(kubeconfig: Path, home: Path) -> Run:
+    """Skips the test where there is no kubectl."""
+    if not shutil.which("kubectl"):
+        pytest.skip("kubectl is not installed")
+
+    def made(*command: object, given: str = "", env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [str(word) for word in command],
+            env={**os.environ, "KUBECONFIG": str(kubeconfig), "HOME": str(home), **(env or {})},
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return made

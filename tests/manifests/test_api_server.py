@@ -1,0 +1,68 @@
+"""An API server takes all of it: the whole of every overlay, and the pods that would be made of it (dry runs)."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.manifests.conftest import Run
+from tests.manifests.rendered import FOLDERS, MANIFESTS, Json, named, rendered, workloads
+
+_DEFINED_ELSEWHERE = "cert-manager.io/v1"
+REAL = pytest.mark.parametrize("kubeconfig", ["real"], indirect=True)
+"""What the playground would say of it, test_rendered.py says in less time."""
+EVERY_OVERLAY = pytest.mark.parametrize("folder", FOLDERS, ids=[folder.name for folder in FOLDERS])
+
+
+def apply(run: Run, documents: list[Json], *flags: str) -> str:
+    command = ["kubectl", "apply", "--server-side", "--validate=strict", *flags, "-f", "-"]
+    done = run(*command, given=yaml.safe_dump_all(documents))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@REAL
+@EVERY_OVERLAY
+def test_every_overlay_passes_a_server_side_dry_run(run: Run, folder: Path) -> None:
+    documents = [d for d in rendered(folder) if d["apiVersion"] != _DEFINED_ELSEWHERE]
+    apply(run, [named(rendered(folder), "Namespace", "mgpu-system")])  # a dry run does not make it for the others
+    said = apply(run, documents, "--dry-run=server").splitlines()
+    assert len(said) == len(documents)
+    assert all(line.endswith("(server dry run)") for line in said)
+
+
+@REAL
+@EVERY_OVERLAY
+def test_the_pods_of_every_overlay_pass_one_too(run: Run, folder: Path) -> None:
+    """A Deployment is taken with a template of which no pod can be made."""
+    pods = []
+    for workload in workloads(rendered(folder)):
+        template = json.loads(json.dumps(workload["spec"]["template"]))
+        meta = {**template["metadata"], "name": workload["metadata"]["name"], "namespace": "mgpu-system"}
+        template["spec"].pop("runtimeClassName", None)  # NVIDIA's operator makes it
+        pods.append({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template["spec"]})
+    apply(run, [named(rendered(folder), "Namespace", "mgpu-system")])
+    assert len(apply(run, pods, "--dry-run=server").splitlines()) == len(pods) == 3
+
+
+def test_a_kustomization_with_another_image_is_applied_whole(run: Run) -> None:
+    environment = {"IMAGE": "images.example:5000/team/mgpu:9", "WAIT": "0"}
+    done = run(MANIFESTS / "deploy.sh", MANIFESTS / "overlays/second-scheduler", env=environment)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(run("kubectl", "-n", "mgpu-system", "get", "deployments,daemonsets", "-o", "json").stdout)["items"]
+    images = {c["image"] for w in workloads(tuple(found)) for c in _containers(w)}
+    assert images == {"images.example:5000/team/mgpu:9", "kube-scheduler:v1.36.2"}
+    (scheduler,) = (w for w in found if w["metadata"]["name"] == "mgpu-scheduler")
+    (sidecar,) = scheduler["spec"]["template"]["spec"]["initContainers"]
+    assert {"name": "MGPU_DIALECTS__MTGPU__OCCUPYIMAGE", "value": "images.example:5000/team/mgpu:9"} in sidecar["env"]
+
+
+def _containers(workload: Json) -> list[Json]:
+    spec = workload["spec"]["template"]["spec"]
+    return [*spec.get("initContainers", ()), *spec["containers"]]
+
+
+def test_an_image_without_a_tag_is_refused(run: Run) -> None:
+    done = run(MANIFESTS / "deploy.sh", env={"IMAGE": "images.example:5000/mgpu", "WAIT": "0"})
+    assert (done.returncode, done.stderr) == (2, "IMAGE has no tag: images.example:5000/mgpu\n")

@@ -1,0 +1,117 @@
+"""`make undeploy` leaves nothing stuck: with the scheduler process alive, and with nobody left to take finalizers off."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mgpu.dialects import mtgpu
+from mgpu.kube import Api, ApiError
+from mgpu.kube.client import MERGE_PATCH
+from playground.cluster import Cluster
+from tests.e2e.mtgpu_bench import MTGPUPODS, OURS, mtgpupod
+from tests.manifests.conftest import Run, runner
+from tests.manifests.rendered import MANIFESTS, rendered
+from tests.waiting import until
+
+_SCRIPT = MANIFESTS / "undeploy.sh"
+_ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+_ALL_MTGPUPODS, _OCCUPYING = "/apis/lsalab.nthu/v1/mtgpupods", "/api/v1/namespaces/kube-system/pods"
+PLAYGROUND = pytest.mark.parametrize("kubeconfig", ["playground"], indirect=True)
+"""A real API server alone never ends a namespace: that is kube-controller-manager's."""
+
+
+@pytest.fixture
+def api(kubeconfig: Path) -> Iterator[Api]:
+    made = Api.connect(str(kubeconfig))
+    yield made
+    made.close()
+
+
+def there(api: Api, path: str) -> bool:
+    try:
+        api.get(path)
+    except ApiError as error:
+        assert error.status == 404
+        return False
+    return True
+
+
+def deployed(run: Run, *, webhooks: bool = True) -> None:
+    documents = [d for d in rendered(MANIFESTS / "base") if webhooks or "webhooks" not in d]
+    done = run("kubectl", "apply", "--server-side", "-f", "-", given=yaml.safe_dump_all(documents))
+    assert done.returncode == 0, done.stderr
+
+
+def nothing_is_left(api: Api) -> None:
+    for document in rendered(MANIFESTS / "base"):
+        kind, meta = document["kind"], document["metadata"]
+        if kind == "Namespace":
+            assert not there(api, f"/api/v1/namespaces/{meta['name']}")
+        elif not meta.get("namespace"):
+            group, plural = document["apiVersion"], f"{kind.lower()}s".replace("classs", "classes")
+            assert not there(api, f"/apis/{group}/{plural.replace('policys', 'policies')}/{meta['name']}"), meta["name"]
+    roles = api.get("/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/roles")["items"]
+    assert not [r for r in roles if r["metadata"]["name"].startswith("mgpu")]
+    assert not there(api, _ALL_MTGPUPODS)
+
+
+@PLAYGROUND
+def test_without_a_scheduler_process_finalizers_are_taken_off_by_hand(run: Run, api: Api) -> None:
+    deployed(run)
+    # Nobody answers for the webhooks; while they are there, no MtgpuPod can be made.
+    for kind in ("mutating", "validating"):
+        api.delete(f"{_ADMISSION}/{kind}webhookconfigurations/mgpu-webhook")
+    stuck = mtgpupod("stuck", "zxcvb", "0.2")
+    stuck["metadata"]["finalizers"] = [mtgpu.FINALIZER]
+    other = mtgpupod("kept", "zxcvb", "0.2")
+    other["metadata"]["finalizers"] = ["somebody/else", mtgpu.FINALIZER]
+    for found in (stuck, other):
+        api.create(MTGPUPODS, found)
+    occupy = {"metadata": {"name": "occupy", "labels": {mtgpu.OCCUPY_LABEL: "zxcvb"}}}
+    api.create(_OCCUPYING, occupy | {"spec": {"containers": [{"name": "c", "image": "mgpu"}]}})
+
+    done = run(_SCRIPT, env={"WAIT": "1"})
+    assert done.returncode == 0, done.stderr
+    assert "finalizer of default/stuck taken off by hand\n" in done.stdout
+    assert 'default/kept taken off by hand; what waits for these is not ours: "somebody/else"\n' in done.stdout
+    nothing_is_left(api)
+    assert api.get(_OCCUPYING)["items"] == []
+    assert run(_SCRIPT).returncode == 0  # there is nothing to do
+
+
+@PLAYGROUND
+def test_nodes_are_cleaned_where_that_is_asked_for(run: Run, api: Api) -> None:
+    annotations = {"mgpu.io/status-resources": "aliyun.com/gpu-mem,b.c/d", "mgpu.io/cards-changed": "1", "a": "b"}
+    node = {"metadata": {"name": "n1", "annotations": annotations, "labels": {"mgpu.io/whole-cards": "mgpu"}}}
+    api.create("/api/v1/nodes", node)
+    amounts = {"cpu": "1", "aliyun.com/gpu-mem": "80", "b.c/d": "1"}
+    api.patch("/api/v1/nodes/n1/status", {"status": {"capacity": amounts}}, MERGE_PATCH)
+    done = run(_SCRIPT, env={"CLEAN_NODES": "yes"})
+    assert done.returncode == 0, done.stderr
+    found = api.get("/api/v1/nodes/n1")
+    assert found["status"]["capacity"] == {"cpu": "1"}
+    assert found["metadata"]["annotations"] == {"a": "b"}
+    assert "mgpu.io/whole-cards" not in found["metadata"].get("labels", {})
+
+
+def test_with_the_processes_running_mtgpupods_end_as_they_should(tmp_path: Path) -> None:
+    with Cluster([OURS], kubelet={"retry_seconds": 0.2}, assets="") as cluster:
+        run, api = runner(cluster.kubeconfig, tmp_path), cluster.api
+        deployed(run, webhooks=False)  # the playground's lead to this machine
+        for kind in ("mutating", "validating"):
+            run("kubectl", "label", f"{kind}webhookconfigurations", "--all", "app.kubernetes.io/part-of=mgpu")
+        for name, gpuid in (("one", "zxcvb"), ("two", "zxcvb"), ("three", "qwert")):
+            api.create(MTGPUPODS, mtgpupod(name, gpuid, "0.2"))
+        until(lambda: all(_runs(api, name) for name in ("one", "two", "three")), 60)
+        done = run(_SCRIPT, env={"WAIT": "60"})
+        assert done.returncode == 0, done.stderr
+        assert "by hand" not in done.stdout
+        nothing_is_left(api)
+        assert api.get(_OCCUPYING)["items"] == []
+        assert api.get("/api/v1/namespaces/default/pods")["items"] == []
+
+
+def _runs(api: Api, name: str) -> bool:
+    return bool((api.get(f"{MTGPUPODS}/{name}").get("status") or {}).get("phase") == "Running")
