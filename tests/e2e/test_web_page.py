@@ -1,0 +1,129 @@
+"""The web page in a real browser, on a cluster that runs: what is created shows up, is found, and is told why it waits.
+
+Needs a chromium on PATH; playwright's own browsers are never downloaded.
+"""
+
+import os
+import shutil
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+
+from playground.cluster import Cluster
+from tests.e2e.bench import Bench, share
+
+SECONDS = 20_000
+"""In milliseconds, as playwright has it: for a browser beside other work."""
+TILE = 'section[data-node="{}"] .tile[data-card="{}"]'
+
+
+@pytest.fixture(scope="module")
+def page(cluster: Cluster) -> Iterator[Page]:
+    """The page, opened; whatever the browser complains of fails the module's tests."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if not found:
+        pytest.skip("no chromium or google-chrome is installed")
+    complaints: list[str] = []
+    with sync_playwright() as driver:
+        root = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = driver.chromium.launch(executable_path=found, args=root)
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.set_default_timeout(SECONDS)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+        page.goto(cluster.page_url)
+        expect(page.locator("#status")).to_have_text("live", timeout=SECONDS)
+        yield page
+        browser.close()
+    assert complaints == []
+
+
+def sees(page: Page, selector: str, text: str) -> None:
+    expect(page.locator(selector).first).to_contain_text(text, timeout=SECONDS)
+
+
+def count(page: Page, selector: str, number: int) -> None:
+    expect(page.locator(selector)).to_have_count(number, timeout=SECONDS)
+
+
+def test_a_pod_appears_by_itself_is_found_and_opened(page: Page, bench: Bench) -> None:
+    sees(page, "#totals", "2 nodes · 8 cards · 8 idle")
+    bench.create(share("training", core=30, mib=4096))
+    sees(page, ".names", "training")
+    sees(page, "#totals", "7 idle")
+    node, card = bench.runs("training").spec.node_name, bench.cards("training")["c"][0]
+    expect(page.locator(TILE.format(node, card))).to_contain_text("30 % · 4 GiB")
+
+    page.keyboard.press("/")
+    page.keyboard.type("default/TRAIN")
+    count(page, ".tile", 1)
+    expect(page.locator("#found")).to_have_text("1 node, 1 card")
+    page.fill("#search", "node-1")
+    count(page, ".tile", 4)
+    page.fill("#search", "nobody has this name")
+    expect(page.locator("#none")).to_be_visible()
+    page.fill("#search", "")
+    page.select_option("#state", "free")
+    count(page, ".tile", 7)
+    page.select_option("#state", "")
+    page.select_option("#dialect", "mgpu")
+    count(page, ".tile", 1)
+
+    page.locator(".tile").click()
+    detail = page.locator("#detail")
+    expect(detail).to_contain_text(f"GPU-{node}-{card}")
+    expect(detail.locator("tbody tr")).to_have_text("default/trainingcmgpu30 %4 GiB")
+    page.keyboard.press("Escape")
+    expect(detail).not_to_be_visible()
+    bench.delete("training")
+    count(page, ".tile", 0)
+    page.select_option("#dialect", "")
+    count(page, ".tile", 8)
+
+
+def test_arrow_keys_move_between_the_cards_and_enter_opens_one(page: Page) -> None:
+    page.locator(TILE.format("node-1", 0)).focus()
+    for key, node, card in (
+        ("ArrowRight", "node-1", "1"),
+        ("ArrowLeft", "node-1", "0"),
+        ("ArrowDown", "node-2", "0"),
+        ("ArrowUp", "node-1", "0"),
+        ("End", "node-2", "0"),
+        ("ArrowLeft", "node-1", "3"),
+    ):
+        page.keyboard.press(key)
+        expect(page.locator(f"{TILE.format(node, card)}:focus")).to_have_count(1)
+    page.keyboard.press("Enter")
+    expect(page.locator("#detail-title")).to_have_text("node-1, card 3")
+    page.locator("#close").click()
+    expect(page.locator(f"{TILE.format('node-1', 3)}:focus")).to_have_count(1)
+
+
+def test_a_pod_that_fits_nowhere_waits_with_the_reason(page: Page, bench: Bench) -> None:
+    bench.create(share("too-large", core=30, mib=900 * 1024))
+    row = page.locator('#pods > li[data-pod="default/too-large"]')
+    expect(row).to_contain_text("c: 30% and 900.0 GiB of one card", timeout=SECONDS)
+    expect(row).to_contain_text("Its share is free on 0 of 2 nodes.")
+    expect(row.locator(".reasons")).to_contain_text("short")
+    bench.delete("too-large")
+    expect(row).to_have_count(0, timeout=SECONDS)
+
+
+def test_on_a_telephone_nothing_is_wider_than_it(page: Page) -> None:
+    wide: Any = page.viewport_size
+    page.set_viewport_size({"width": 390, "height": 844})
+    for view in ("Waiting", "Cards"):
+        page.get_by_role("button", name=view).click()
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+    expect(page.locator("aside")).not_to_be_visible()
+    expect(page.locator(TILE.format("node-1", 0))).to_be_visible()
+    page.set_viewport_size(wide)
+
+
+def test_probes(cluster: Cluster) -> None:
+    for path in ("healthz", "readyz"):
+        with urllib.request.urlopen(f"{cluster.page_url}{path}", timeout=10) as reply:
+            assert reply.status == 200
