@@ -1,6 +1,6 @@
 """What the page is sent: made once however many look, and to each only what has changed since it last asked.
 
-The page asks again every other second (`since`). A stream would be no livelier and hold one of the process's threads
+The page asks again every second (`since`). A stream would be no livelier and hold one of the process's threads
 for each viewer; a question holds none, and is the same to every replica and through `kubectl port-forward`.
 """
 

@@ -6,7 +6,7 @@ import { List } from "./list.js";
 import { Store } from "./store.js";
 import * as waiting from "./waiting.js";
 
-const PAUSE = 2000;
+const PAUSE = 1000;
 const SOON = 100;
 const PATIENCE = 20000;
 
@@ -46,12 +46,14 @@ function showTotals() {
   for (const [name, values] of [["model", store.models()], ["dialect", store.dialects()]]) offer(at(name), values);
 }
 
+// What is chosen stays, even where there is none of it any more.
 function offer(select, values) {
   const known = [...select.options].slice(1).map((option) => option.value);
-  if (known.join("\n") === values.join("\n")) return;
   const chosen = select.value;
-  select.replaceChildren(select.options[0], ...values.map((value) => el("option", { value, textContent: value })));
-  select.value = values.includes(chosen) ? chosen : "";
+  const wanted = chosen && !values.includes(chosen) ? [...values, chosen] : values;
+  if (known.join("\n") === wanted.join("\n")) return;
+  select.replaceChildren(select.options[0], ...wanted.map((value) => el("option", { value, textContent: value })));
+  select.value = chosen;
 }
 
 function say(text, kind) {
