@@ -3,19 +3,18 @@
 Of all nodes only what a picture needs, since there may be thousands; of the one that is looked at, everything.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mgpu.cli.asking import asked
 from mgpu.cli.mtgpupods import MtgpuView
 from mgpu.cli.slice_bars import stretches
 from mgpu.cli.views import CardView, NodeView, Sliced, Use, inventory_of, nodes_json, views
 from mgpu.dialects import mtgpu
-from mgpu.model.asks import Ask, ContainerAsk
-from mgpu.model.cards import GPU, noun
+from mgpu.model.asks import Ask
 from mgpu.model.ledger import Ledger
 from mgpu.model.pods import Pod
 from mgpu.model.quantities import format_bytes, format_core
-from mgpu.model.slices import is_slice
 from mgpu.model.wishes import NONE
 from scheduler import stock
 from scheduler.filtering import Filtered
@@ -164,24 +163,6 @@ def mtgpupod_json(view: MtgpuView, why: int) -> Json:
         "node": pod.node,
         "why": why,
     }
-
-
-def asked(ask: Ask) -> str:
-    """`train: 60% and 16.0 GiB of 1 card; evaluate: 2 whole cards`."""
-    return "; ".join(f"{c.container}: {_amounts(c)}" for c in (*ask.containers, *ask.others))
-
-
-def _amounts(container: ContainerAsk) -> str:
-    kind = noun(container.type) if container.type == GPU or is_slice(container.type) else container.type
-    cards = f"{kind}{'' if container.cards == 1 else 's'}"
-    if container.whole or is_slice(container.type):
-        return f"{container.cards} {'whole ' if container.whole else ''}{cards}"
-    parts: Sequence[str] = [
-        *([format_core(container.core)] if container.core else ()),
-        *([format_bytes(container.memory)] if container.memory else ()),
-        *([f"{container.ratio}% of the memory"] if container.ratio else ()),
-    ]
-    return f"{' and '.join(parts)} of {'each of ' if container.cards > 1 else ''}{container.cards} {cards}"
 
 
 def _if(**values: object) -> Json:
