@@ -1,4 +1,4 @@
-"""A picture of what a command prints on a terminal: `terminal.py TITLE FILE.svg COMMAND…` (as on a terminal 100 wide)."""
+"""A picture of what a command prints on a terminal: `terminal.py TITLE FILE.svg COMMAND…`."""
 
 import os
 import pty
