@@ -129,12 +129,15 @@ def test_a_stolen_token_changes_nothing_else(stolen: Api, path: str, patch: obje
     assert why in refusal(stolen, path, patch)
 
 
-def test_a_stolen_token_makes_no_device_for_another_node(stolen: Api) -> None:
+def test_a_stolen_token_makes_and_removes_no_device_of_another_node(stolen: Api) -> None:
     with pytest.raises(ApiError, match="and no other"):
         stolen.create(
             DEVICES,
             {"apiVersion": DEVICE_API, "kind": "Device", "metadata": {"name": "third"}, "spec": {"devices": []}},
         )
+    with pytest.raises(ApiError, match="and no other"):
+        stolen.delete(f"{DEVICES}/{SLICED.name}")
+    stolen.delete(f"{DEVICES}/{OWN.name}", dryRun="All")
 
 
 def test_a_token_that_names_no_node_writes_nothing(cluster: Cluster, stolen: Api) -> None:

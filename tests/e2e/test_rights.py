@@ -24,12 +24,13 @@ from tests.e2e.mtgpu_bench import A100, Named
 from tests.e2e.mtgpu_bench import OURS as NODE
 from tests.waiting import until
 
+PLUGIN = "never called, but asked for by the admission plugin OwnerReferencesPermissionEnforcement where "
 RARE = {
     ("mgpu-deviceplugin", "get", "nodes"): "where two write the annotations of its Node at once, it is read again",
-    ("mgpu-scheduler", "update", "mtgpupods/finalizers"): "no call of its own: the admission plugin "
-    "OwnerReferencesPermissionEnforcement asks for it when a Pod is made that blocks its MtgpuPod's deletion",
+    ("mgpu-deviceplugin", "delete", "devices"): PLUGIN + "a Device that is there gets its Node as owner",
+    ("mgpu-scheduler", "update", "mtgpupods/finalizers"): PLUGIN + "a Pod is made that blocks its MtgpuPod's deletion",
 }
-"""Who, verb, resource: rights that this story need not use, and what for they are."""
+"""Who, verb, resource: rights that this story need not use, and what they are for."""
 MPS_NODE = NodeSpec("mps-1", [A100], dict(MGPU), partitioning=MPS)
 
 
