@@ -83,11 +83,11 @@ def _shown(found: Overview, sort: str, limit: int) -> Group:
         Text(),
     ]
     if len(models) > 1:
-        parts += [_table("model", sorted(models, key=SORTS[sort])[:limit]), *_more(models, limit, "models"), Text()]
-    parts += [_table("node", nodes[:limit]), *_more(nodes, limit, "nodes")]
+        parts += [_table("model", sorted(models, key=SORTS[sort])[:limit]), *_more(models, limit), Text()]
+    parts += [_table("node", nodes[:limit]), *_more(nodes, limit)]
     most = figures.holders(found.nodes)
     if most:
-        parts += [Text(), _holders(most[:limit]), *_more(most, limit, "pods")]
+        parts += [Text(), _holders(most[:limit]), *_more(most, limit)]
     return Group(*parts)
 
 
@@ -151,9 +151,9 @@ def _bare(*names: str) -> Table:
     return table
 
 
-def _more(rows: Sequence[object], limit: int, what: str) -> list[Text]:
+def _more(rows: Sequence[object], limit: int) -> list[Text]:
     left = len(rows) - limit
-    return [Text(f"… and {left:,} more {what} (--limit)", style="grey50")] if left > 0 else []
+    return [Text(f"… and {left:,} more (--limit)", style="grey50")] if left > 0 else []
 
 
 def _percent(share: float) -> str:

@@ -1,0 +1,154 @@
+"""`mgpu explain`: why a pod waits, per node and card, or where its cards are; read from the cluster's lists."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import click
+import orjson
+from rich.console import Console
+
+from mgpu.cli.connecting import connecting, namespace_of, settings_of
+from mgpu.cli.inspect import objects, unhealthy_lists
+from mgpu.cli.views import percent
+from mgpu.dialects import mtgpu
+from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.model.errors import BadObject, Problem
+from mgpu.settings import Settings
+from scheduler.explained import shown
+from scheduler.explanation import CardRow, Explainer, Explanation, NodeRow, Raw
+from scheduler.state import State
+
+_KINDS = {"pod": "Pod", "pods": "Pod", "po": "Pod", "mtgpupod": mtgpu.KIND, "mtgpupods": mtgpu.KIND}
+_FEW = 8
+"""Nodes whose cards are shown one by one."""
+
+EXAMPLES = """
+\b
+Examples:
+  kubectl mgpu explain train-0
+  kubectl mgpu explain train-0 -n team-a --node gpu-7
+  kubectl mgpu explain mtgpupod/notebook
+  kubectl mgpu explain train-0 -o json | jq '.nodes[] | select(.reason == null)'
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("name", metavar="[TYPE/]NAME")
+@click.option("-n", "--namespace", default="", help="The pod's.  [default: as kubectl chooses it]")
+@click.option("--node", "nodes", multiple=True, help="Ask about this node alone, and show its cards; may be repeated.")
+@connecting
+@click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def command(
+    name: str, namespace: str, nodes: tuple[str, ...], kubeconfig: str, context: str, config: Path | None, output: str
+) -> None:
+    """Say why a pod waits, node by node and card by card, or where its cards are.
+
+    TYPE is pod (the default) or mtgpupod. The reasons are those of mgpu's own engine, asked now; whatever else keeps a
+    pod waiting (taints, selectors, cpu, volumes) is told as the scheduler wrote it on the pod. Exit code 1 where there
+    is no such pod or the cluster does not answer.
+    """
+    kind, name = _kind(name)
+    try:
+        api = Api.connect(kubeconfig, context=context, timeout=30.0)
+        settings, _ = settings_of(api, config)
+        raw = _read(api, kind, namespace or namespace_of(kubeconfig, context), name)
+        state, names = _state(api, settings)
+    except (ApiError, Unreachable) as error:
+        raise click.ClickException(error.message if isinstance(error, ApiError) else str(error)) from error
+    unknown = sorted(set(nodes) - set(names))
+    if unknown:
+        raise click.ClickException(f"no node is named {', '.join(unknown)}")
+    asked = list(dict.fromkeys(nodes)) or names
+    explainer = Explainer(state, settings)
+    closely = asked if nodes else _closely(state, asked)
+    found = explainer.mtgpupod(raw) if kind == mtgpu.KIND else explainer.pod(raw, asked, closely)
+    if output == "json":
+        click.echo(orjson.dumps(_json(found), option=orjson.OPT_INDENT_2).decode())
+    else:
+        Console(highlight=False).print(shown(found))
+
+
+def _kind(name: str) -> tuple[str, str]:
+    """Raises BadObject."""
+    type_, slash, rest = name.partition("/")
+    if not slash:
+        return "Pod", name
+    if type_.lower() not in _KINDS or not rest or "/" in rest:
+        raise BadObject([Problem(name, "must be NAME, pod/NAME or mtgpupod/NAME")])
+    return _KINDS[type_.lower()], rest
+
+
+def _read(api: Api, kind: str, namespace: str, name: str) -> Raw:
+    prefix, plural = (f"/apis/{mtgpu.API_VERSION}", "mtgpupods") if kind == mtgpu.KIND else ("/api/v1", "pods")
+    return api.get(f"{prefix}/namespaces/{quote(namespace, safe='')}/{plural}/{quote(name, safe='')}")
+
+
+def _state(api: Api, settings: Settings) -> tuple[State, list[str]]:
+    """What the scheduler would know, and the names of all nodes."""
+    nodes, devices, pods, mtgpupods = objects(api)
+    state = State(settings)
+    for rows, take in (
+        (nodes, state.node_changed),
+        (devices, state.device_changed),
+        (unhealthy_lists(api), state.configmap_changed),
+        (mtgpupods, state.mtgpupod_changed),
+        (pods, state.pod_changed),
+    ):
+        for raw in rows:
+            take(raw)
+    return state, sorted(raw["metadata"]["name"] for raw in nodes)
+
+
+def _closely(state: State, names: Sequence[str]) -> list[str]:
+    """Those with cards, where they are few."""
+    with_cards = set(state.nodes_with_cards())
+    found = [name for name in names if name in with_cards]
+    return found if len(found) <= _FEW else []
+
+
+def _json(found: Explanation) -> dict[str, Any]:
+    return {
+        "of": found.of,
+        "stands": found.stands,
+        "dialect": found.dialect or None,
+        "ask": [{"container": container, "asks": text} for container, text in found.ask],
+        "wishes": dict(found.wishes),
+        "chosen": found.chosen or None,
+        "problems": list(found.problems),
+        "verdict": list(found.verdict),
+        "nodes": [_node_json(row, found.cards.get(row.name, ())) for row in found.nodes]
+        or [_node_json(NodeRow(name), rows) for name, rows in found.cards.items()],
+        "said": [
+            {"type": row.type, "status": row.status, "reason": row.reason, "message": row.message} for row in found.said
+        ],
+    }
+
+
+def _node_json(row: NodeRow, cards: Sequence[CardRow]) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "reason": row.reason or None,
+        "hopeless": row.hopeless,
+        "recut": row.recut,
+        "points": row.points,
+        "cards": [_card_json(card) for card in cards],
+    }
+
+
+def _card_json(row: CardRow) -> dict[str, Any]:
+    state = row.state
+    return {
+        "index": state.card.index,
+        "uuid": state.card.uuid,
+        "model": state.card.model,
+        "healthy": state.card.healthy,
+        "coreFree": percent(state.core_free),
+        "memoryFree": state.memory_free,
+        "gpuid": state.gpuid or None,
+        "holders": list(row.holders),
+        "reason": row.reason or None,
+        "own": row.own,
+    }

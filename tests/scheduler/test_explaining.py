@@ -1,0 +1,211 @@
+"""`mgpu explain` against an API server: what is said of pods that wait, run, or cannot be read."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from mgpu.cli.kubectl import plugin
+from mgpu.kube import Api
+from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
+from tests.builders import GIB, owned, pod
+from tests.scheduler.explained_cluster import SAYS, add, add_node, fill
+
+
+class Cluster:
+    def __init__(self, folder: Path, url: str, ca: bytes) -> None:
+        self.kubeconfig = str(folder / "kubeconfig")
+        write_kubeconfig(folder / "kubeconfig", url, ca, "admin")
+        self.api = Api.connect(self.kubeconfig)
+
+    def explain(self, *arguments: str) -> Result:
+        return CliRunner().invoke(plugin, ["explain", *arguments, "--kubeconfig", self.kubeconfig])
+
+    def found(self, *arguments: str) -> dict[str, Any]:
+        result = self.explain(*arguments, "-o", "json")
+        assert result.exit_code == 0, result.output
+        return dict(json.loads(result.stdout))
+
+    def verdict(self, *arguments: str) -> str:
+        return " ".join(self.found(*arguments)["verdict"])
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("api")
+    tls = self_signed(folder)
+    with running(ApiServer(tokens={"admin": User("admin", ("system:masters",))}), tls=tls) as url:
+        cluster = Cluster(folder, url, Path(tls[0]).read_bytes())
+        fill(cluster.api)
+        yield cluster
+        cluster.api.close()
+
+
+def test_each_node_and_each_card_says_what_is_short(cluster: Cluster) -> None:
+    found = cluster.found("too-large")
+    assert found["ask"] == [{"container": "c", "asks": "50% and 90.0 GiB of one card"}]
+    assert found["verdict"] == ["Its cards fit on none of 3 nodes."]
+    first, second, third = found["nodes"]
+    assert [node["name"] for node in found["nodes"]] == ["n1", "n2", "n3"]
+    assert [card["reason"] for card in first["cards"]] == [
+        "memory 10.0 GiB short",
+        "core 10 percent short and memory 70.0 GiB short",
+    ]
+    assert first["cards"][1]["holders"] == ["default/holder"]
+    assert (first["cards"][1]["coreFree"], first["cards"][1]["memoryFree"]) == (40, 20 * GIB)
+    assert first["hopeless"]
+    assert "2 memory 11.0 GiB short" in second["reason"]
+    assert third == {**third, "reason": "node n3 has no GPU cards (no Device)", "cards": []}
+    assert [row["message"] for row in found["said"]] == [SAYS]
+
+
+def test_containers_that_do_not_fit_together(cluster: Cluster) -> None:
+    first, second, _ = cluster.found("two")["nodes"]
+    assert first["reason"] == "each of the 2 GPU containers fits alone, but not all of them together"
+    assert {card["reason"] for card in second["cards"]} == {"in use, a whole card is asked for"}
+
+
+def test_cards_that_fit_are_not_what_it_waits_for(cluster: Cluster) -> None:
+    found = cluster.found("waits")
+    assert [(node["name"], node["reason"]) for node in found["nodes"]][:2] == [("n1", None), ("n2", None)]
+    assert found["verdict"] == [
+        "Its cards fit on 2 of 3 nodes, so they are not what it waits for.",
+        "Taints, selectors, cpu and volumes are the scheduler's: what it says stands below.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("unseen", "No scheduler has said anything of it: does default-scheduler run?"),
+        ("gated", "It waits for its scheduling gates first: team/quota."),
+        ("malformed", "a new Pod like it would be denied"),
+        ("plain", "It asks for no GPU"),
+        ("late", "It is bound to n2 without a readable record of its cards: the scheduler decides them late."),
+        ("late", "It has not started: container c"),
+        ("lost", "without a readable record"),
+        ("holder", "c is on card 1 of n1."),
+        ("done", "It has succeeded, and holds no cards."),
+        ("pod/holder", "c is on card 1 of n1."),
+        ("mtgpupod/notebook", "GPUID zxcvb has no card of n2 yet; 0 of its 2 cards are healthy and idle."),
+    ],
+)
+def test_what_matters_first(cluster: Cluster, name: str, said: str) -> None:
+    assert said in cluster.verdict(name)
+
+
+def test_what_is_wrong_with_an_ask(cluster: Cluster) -> None:
+    (problem,) = cluster.found("malformed")["problems"]
+    assert "above 100 must be a multiple of 100" in problem
+
+
+def test_its_own_card_and_how_it_was_chosen(cluster: Cluster) -> None:
+    found = cluster.found("holder")
+    ((node),) = found["nodes"]
+    assert [card["own"] for card in node["cards"]] == [False, True]
+    assert found["chosen"].startswith("binpack: as full as possible")
+    assert found["chosen"].endswith("(the default of mgpu); nodes: binpack")
+
+
+def test_the_settings_say_how_they_are_chosen(cluster: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("nodePolicy: spread\ncardPolicy: spread\n")
+    chosen = cluster.found("waits", "--config", str(file))["chosen"]
+    assert chosen == "spread: as even as possible (setting cardPolicy); nodes: spread"
+    file.write_text("dialects: {mgpu: {enabled: false}}")
+    assert "in the vocabulary mgpu" in cluster.verdict("waits", "--config", str(file))
+
+
+def test_one_node_alone(cluster: Cluster) -> None:
+    assert [node["name"] for node in cluster.found("two", "--node", "n2")["nodes"]] == ["n2"]
+    result = cluster.explain("two", "--node", "n9")
+    assert (result.exit_code, result.stderr) == (1, "Error: no node is named n9\n")
+
+
+def test_a_card_of_a_gpuid(cluster: Cluster) -> None:
+    """Somebody else's MtgpuPod under the same GPUID has a card there."""
+    path = "/apis/lsalab.nthu/v1/namespaces/team/mtgpupods"
+    cluster.api.create("/api/v1/namespaces", {"metadata": {"name": "team"}})
+    raw = cluster.api.get("/apis/lsalab.nthu/v1/namespaces/default/mtgpupods/notebook")
+    meta = {"name": "first", "namespace": "team", "annotations": raw["metadata"]["annotations"]}
+    made = cluster.api.create(path, {**raw, "metadata": meta})
+    cluster.api.replace(f"{path}/first/status", {**made, "status": {"phase": "Running", "BoundDeviceID": "GPU-n2-1"}})
+    try:
+        assert "GPUID zxcvb has card 1 of n2, and 50% and" in cluster.verdict("mtgpupod/notebook")
+        assert "It is on card 1 of n2 (GPU-n2-1)." in cluster.verdict("mtgpupod/first", "-n", "team")
+    finally:
+        cluster.api.delete(f"{path}/first")
+
+
+def test_the_pod_of_an_mtgpupod(cluster: Cluster) -> None:
+    raw = pod("made", {"name": "c", "image": "x"}, node="n2")
+    raw["metadata"]["ownerReferences"] = [owned("notebook")]
+    raw["metadata"]["labels"] = {"lsalab.nthu/mtgpupod": "notebook"}
+    add(cluster.api, raw)
+    assert "explain mtgpupod/NAME" in cluster.verdict("made")
+
+
+def test_many_nodes_are_told_by_their_reasons(cluster: Cluster) -> None:
+    for i in range(9):
+        add_node(cluster.api, f"small-{i}", 1)
+    try:
+        text = cluster.explain("too-large").stdout
+        assert "9 nodes: insufficient GPU (1 card: 1 memory 10.0 GiB short)" in text
+        assert "small-0, small-1, small-2, small-3 and 5 more" in " ".join(text.split())
+        assert "--node NAME shows the cards of one." in text
+        fits = " ".join(cluster.explain("waits").stdout.split())
+        assert (
+            "11 nodes fit, best first (points of 10): n1 (4), small-0 (1), small-1 (1), small-2 (1) and 7 more" in fits
+        )
+    finally:
+        for i in range(9):
+            cluster.api.delete(f"/api/v1/nodes/small-{i}")
+            cluster.api.delete(f"/apis/scheduling.koordinator.sh/v1alpha1/devices/small-{i}")
+
+
+def test_the_text_has_all_of_it(cluster: Cluster) -> None:
+    text = " ".join(cluster.explain("too-large").stdout.split())
+    for part in (
+        "Pod default/too-large: Pending",
+        "asks as mgpu c: 50% and 90.0 GiB of one card",
+        "Its cards fit on none of 3 nodes.",
+        "(evicting pods cannot help)",
+        "1 node: node n3 has no GPU cards (no Device)",
+        "PodScheduled False (Unschedulable): 0/3 nodes are available",
+    ):
+        assert part in text
+    assert "✔ its own" in cluster.explain("holder").stdout
+
+
+def test_another_namespace(cluster: Cluster) -> None:
+    result = cluster.explain("waits", "-n", "other")
+    assert (result.exit_code, result.stderr) == (1, 'Error: pods "waits" not found\n')
+
+
+def test_the_namespace_and_the_context_of_the_kubeconfig(cluster: Cluster, tmp_path: Path) -> None:
+    tree = yaml.safe_load(Path(cluster.kubeconfig).read_text())
+    there = tree["contexts"][0]["context"]
+    tree["contexts"] += [{"name": "elsewhere", "context": {**there, "namespace": "other"}}]
+    tree["current-context"] = "elsewhere"
+    file = tmp_path / "kubeconfig"
+    file.write_text(yaml.safe_dump(tree))
+    options = ["explain", "waits", "--kubeconfig", str(file)]
+    assert CliRunner().invoke(plugin, options).exit_code == 1
+    assert CliRunner().invoke(plugin, [*options, "-n", "default"]).exit_code == 0
+    assert CliRunner().invoke(plugin, [*options, "--context", "mgpu-playground"]).exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["job/x", "a/b/c", "pod/"])
+def test_bad_input_is_one_line(cluster: Cluster, name: str) -> None:
+    result = cluster.explain(name)
+    assert (result.exit_code, result.stderr) == (2, f"{name}: must be NAME, pod/NAME or mtgpupod/NAME\n")
+
+
+def test_a_context_that_is_not_there(cluster: Cluster) -> None:
+    result = cluster.explain("waits", "--context", "nowhere")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "nowhere" in result.stderr
