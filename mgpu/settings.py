@@ -5,10 +5,11 @@ Keys are spelled as in the dialects' own documents. A Volcano `volcano-scheduler
 """
 
 from collections.abc import Iterator, Mapping
+from ipaddress import ip_address
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
 from mgpu.blocks import Block, Names, lower
 from mgpu.model.errors import BadObject, Problem
@@ -117,6 +118,7 @@ class SchedulerSettings(Block):
 
     host: str = "0.0.0.0"
     port: Port = 8444
+    extender_client_ca: str = Field("", alias="extenderClientCa")  # before the host, whose rule depends on it
     extender_host: str = Field("127.0.0.1", alias="extenderHost")
     extender_port: Port = Field(8888, alias="extenderPort")
     cert_dir: str = Field("", alias="certDir")
@@ -129,11 +131,26 @@ class SchedulerSettings(Block):
     reservation_seconds: Annotated[float, Field(gt=0)] = Field(30, alias="reservationSeconds")
     binding_users: Names = Field((), alias="bindingUsers")
     client_ca: str = Field("", alias="clientCa")
-    extender_client_ca: str = Field("", alias="extenderClientCa")
     metrics_host: str = Field("0.0.0.0", alias="metricsHost")
     metrics_port: ExtraPort = Field(-1, alias="metricsPort")
     web_host: str = Field("127.0.0.1", alias="webHost")
     web_port: ExtraPort = Field(-1, alias="webPort")
+
+    @field_validator("extender_host")
+    @classmethod
+    def _closed(cls, host: str, found: ValidationInfo) -> str:
+        if not (found.data.get("extender_client_ca") or _is_loopback(host)):
+            raise ValueError(
+                "must be a loopback address, since anybody who reaches it may bind; or set extenderClientCa"
+            )
+        return host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class DevicePluginSettings(Block):

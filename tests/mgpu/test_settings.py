@@ -295,3 +295,16 @@ def test_an_unknown_key_within_a_list_is_named() -> None:
     assert found == [
         "mgpu.yaml: dialects.slices.KnowGeometries.0.more: unknown; allowed: models, allowedGeometries",
     ]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "node-1"])
+def test_the_extender_is_open_to_nobody_without_a_certificate(host: str) -> None:
+    with pytest.raises(BadObject, match=r"scheduler\.extenderHost: must be a loopback address.* not '" + host):
+        load_settings(flags={"scheduler": {"extenderHost": host}})
+    flags = {"scheduler": {"extenderHost": host, "extenderClientCa": "ca.crt"}}
+    assert load_settings(flags=flags).scheduler.extender_host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_on_loopback_the_extender_needs_none(host: str) -> None:
+    assert load_settings(flags={"scheduler": {"extenderHost": host}}).scheduler.extender_client_ca == ""
