@@ -21,6 +21,10 @@ there() { [ -n "$(kubectl get customresourcedefinitions "$1" --ignore-not-found 
 # First of all: from now on nothing on this cluster waits for mgpu, whatever of it is dead or dying.
 say 'webhook configurations'
 kubectl delete mutatingwebhookconfigurations,validatingwebhookconfigurations $OURS --ignore-not-found
+policies=validatingadmissionpolicies.admissionregistration.k8s.io
+if kubectl api-resources --api-group=admissionregistration.k8s.io -o name | grep -qx "$policies"; then
+    kubectl delete validatingadmissionpolicybindings,validatingadmissionpolicies $OURS --ignore-not-found
+fi
 
 # While the scheduler process still runs: it ends their Pods and occupy pods, and takes its finalizer off.
 if there mtgpupods.lsalab.nthu; then
@@ -57,9 +61,6 @@ fi
 say 'rights, priority classes, namespace'
 kubectl -n kube-system delete roles,rolebindings $OURS --ignore-not-found
 kubectl delete clusterroles,clusterrolebindings,priorityclasses $OURS --ignore-not-found
-if [ -n "$(kubectl api-resources --api-group=admissionregistration.k8s.io -o name | grep -x validatingadmissionpolicies.admissionregistration.k8s.io)" ]; then
-    kubectl delete validatingadmissionpolicybindings,validatingadmissionpolicies $OURS --ignore-not-found
-fi
 kubectl delete namespace "$NAMESPACE" --ignore-not-found --timeout="${WAIT}s"
 
 [ "${CLEAN_NODES:-no}" = yes ] || exit 0

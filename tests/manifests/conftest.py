@@ -43,7 +43,9 @@ def runner(kubeconfig: Path, home: Path) -> Run:
     if not shutil.which("kubectl"):
         pytest.skip("kubectl is not installed")
 
-    def made(*command: object, given: str = "", env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    def made(
+        *command: object, given: str = "", env: dict[str, str] | None = None
+    ) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             [str(word) for word in command],
             env={**os.environ, "KUBECONFIG": str(kubeconfig), "HOME": str(home), **(env or {})},

@@ -1,14 +1,17 @@
 """The kustomizations as kubectl renders them, and what tests look for in the result."""
 
+import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from playground.apiserver.kinds import BUILT_IN
 
 Json = dict[str, Any]
 ROOT = Path(__file__).parents[2]
@@ -33,6 +36,24 @@ def text_of(folder: Path) -> str:
 @cache
 def rendered(folder: Path) -> tuple[Json, ...]:
     return tuple(yaml.safe_load_all(text_of(folder)))
+
+
+def kustomization(folder: Path, below: Path, components: Sequence[Path] = (), **more: Any) -> Path:
+    """Makes one in a folder anywhere (kustomize wants relative paths); that folder."""
+    top = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [os.path.relpath(below, folder)],
+        "components": [os.path.relpath(path, folder) for path in components],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(top | more))
+    return folder
+
+
+def served(documents: tuple[Json, ...]) -> list[Json]:
+    """Without the kinds that the playground's API server does not know."""
+    known = {(kind.api_version, kind.kind) for kind in BUILT_IN}
+    return [d for d in documents if (d["apiVersion"], d["kind"]) in known]
 
 
 def of_kind(documents: tuple[Json, ...], *kinds: str) -> Iterator[Json]:

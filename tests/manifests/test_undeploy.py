@@ -1,4 +1,4 @@
-"""`make undeploy` leaves nothing stuck: with the scheduler process alive, and with nobody left to take finalizers off."""
+"""`make undeploy` leaves nothing stuck, with the scheduler process alive and with nobody to take finalizers off."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from mgpu.kube.client import MERGE_PATCH
 from playground.cluster import Cluster
 from tests.e2e.mtgpu_bench import MTGPUPODS, OURS, mtgpupod
 from tests.manifests.conftest import Run, runner
-from tests.manifests.rendered import MANIFESTS, rendered
+from tests.manifests.rendered import MANIFESTS, rendered, served
 from tests.waiting import until
 
 _SCRIPT = MANIFESTS / "undeploy.sh"
@@ -33,19 +33,20 @@ def there(api: Api, path: str) -> bool:
     try:
         api.get(path)
     except ApiError as error:
-        assert error.status == 404
+        if error.status != 404:
+            raise
         return False
     return True
 
 
 def deployed(run: Run, *, webhooks: bool = True) -> None:
-    documents = [d for d in rendered(MANIFESTS / "base") if webhooks or "webhooks" not in d]
+    documents = [d for d in served(rendered(MANIFESTS / "base")) if webhooks or "webhooks" not in d]
     done = run("kubectl", "apply", "--server-side", "-f", "-", given=yaml.safe_dump_all(documents))
     assert done.returncode == 0, done.stderr
 
 
 def nothing_is_left(api: Api) -> None:
-    for document in rendered(MANIFESTS / "base"):
+    for document in served(rendered(MANIFESTS / "base")):
         kind, meta = document["kind"], document["metadata"]
         if kind == "Namespace":
             assert not there(api, f"/api/v1/namespaces/{meta['name']}")
@@ -78,7 +79,6 @@ def test_without_a_scheduler_process_finalizers_are_taken_off_by_hand(run: Run, 
     assert 'default/kept taken off by hand; what waits for these is not ours: "somebody/else"\n' in done.stdout
     nothing_is_left(api)
     assert api.get(_OCCUPYING)["items"] == []
-    assert run(_SCRIPT).returncode == 0  # there is nothing to do
 
 
 @PLAYGROUND
@@ -88,7 +88,7 @@ def test_nodes_are_cleaned_where_that_is_asked_for(run: Run, api: Api) -> None:
     api.create("/api/v1/nodes", node)
     amounts = {"cpu": "1", "aliyun.com/gpu-mem": "80", "b.c/d": "1"}
     api.patch("/api/v1/nodes/n1/status", {"status": {"capacity": amounts}}, MERGE_PATCH)
-    done = run(_SCRIPT, env={"CLEAN_NODES": "yes"})
+    done = run(_SCRIPT, env={"CLEAN_NODES": "yes"})  # mgpu itself has gone before: there is nothing else to do
     assert done.returncode == 0, done.stderr
     found = api.get("/api/v1/nodes/n1")
     assert found["status"]["capacity"] == {"cpu": "1"}
