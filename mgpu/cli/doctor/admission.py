@@ -24,15 +24,17 @@ def admission(seen: Seen) -> list[Finding]:
     bad = {finding.check for finding in found}
     asked = not told and REACHABLE not in bad  # else it is not known whether it would be
     well = [REACHABLE] * asked + [CERTIFICATES, BUNDLES]
-    return [*found, *(_well(seen, check) for check in well if check not in bad)]
+    return [*found, *(_well(seen, check, asked=asked) for check in well if check not in bad)]
 
 
-def _well(seen: Seen, check: str) -> Finding:
+def _well(seen: Seen, check: str, *, asked: bool) -> Finding:
+    """asked: the API server has reached the webhook, and so trusts it now."""
     if check == REACHABLE:
         return Finding(check, Level.OK, "a Pod that asks in two vocabularies at once was denied, as it must be")
     certificates = {name: _chain(files.get(CHAIN, b"")) for name, files in seen.secrets.items()}
     if not any(certificates.values()):
-        return Finding(check, Level.OK, "the API server trusts the webhook; the Secrets are not to be seen here")
+        text = "the API server trusts the webhook" if asked else "not known, the webhook has not answered"
+        return Finding(check, Level.OK, f"{text}; the Secrets are not to be seen here")
     if check == BUNDLES:
         return Finding(check, Level.OK, "the webhook configurations trust the certificates that are served")
     until = (

@@ -187,7 +187,7 @@ def no_cdi(world: World) -> None:
 
 
 def stock_plugin(world: World) -> None:
-    image = "nvcr.io/nvidia/k8s-device-plugin:v0.17.0"
+    image = "nvidia/k8s-device-plugin:v0.17.0"
     world.installed.pod("nvidia-device-plugin-x", "", "n2", image=image)
 
 
