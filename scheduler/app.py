@@ -8,10 +8,15 @@ All must be one process, since they share the reservations, and gunicorn serves 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
+
 from mgpu.kube import Api
-from mgpu.serving.app import new_app, probes, reviewing
+from mgpu.serving.app import exposing, new_app, probes, reviewing
+from mgpu.serving.metrics import CONTENT_TYPE, page
 from mgpu.serving.server import Listen
 from mgpu.settings import Settings
+from scheduler import metrics as counted
 from scheduler.admission import BindingAdmission
 from scheduler.deciding import Decider
 from scheduler.extender import Extender, Gate
@@ -33,19 +38,24 @@ def listeners(
     settings: Settings,
     gate: Gate,
     mtgpupods: Callable[[], Iterable[Mapping[str, Any]]] = tuple,
+    cluster: Collector | None = None,
 ) -> list[Listen]:
     """Each app, with `/healthz` and `/readyz`, on its address: admission, extender, metrics, web page.
 
-    mtgpupods: all that are known, as the API has them.
+    mtgpupods: all that are known, as the API has them. cluster: the metrics of its present state.
     """
     own = settings.scheduler
     admission = new_app()
     binding = BindingAdmission(decider, gate.may_decide, own.binding_users)
-    reviewing(admission, "/bind-admission", binding, kinds=("Binding",))
+    reviewing(admission, "/bind-admission", binding, kinds=("Binding",), told=counted.ADMISSIONS)
     verbs = Extender(filter_, decider, preemption, api, gate)
     extender = make_extender_app(verbs)
     gpushare_routes(extender, verbs, state, settings, gate)
     metrics, web = new_app(), make_web_app(make_board(state, settings, mtgpupods), gate, own.web_host)
+    present = CollectorRegistry()
+    if cluster is not None:
+        present.register(cluster)
+    exposing(metrics, lambda: page(counted.REGISTRY, present), CONTENT_TYPE)
     for app in (admission, extender, metrics, web):
         probes(app, gate.ready)
     client_ca = own.extender_client_ca

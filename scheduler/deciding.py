@@ -6,17 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
+from mgpu import dialects
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.asks import Ask, Placement, Rejection
 from mgpu.model.errors import RetryLater
 from mgpu.model.ledger import shares_of
 from mgpu.settings import Settings
-from scheduler import stock
+from scheduler import metrics, stock
 from scheduler.decide import Foresight, assess, record
 from scheduler.decisions import Decision
 from scheduler.gpu_pods import GpuPod, occupies, read_gpu_pod
 from scheduler.placement.standing import stands
 from scheduler.placement.wishing import elsewhere
+from scheduler.reasons import MALFORMED, kind_of
 from scheduler.state import State
 from scheduler.views import View
 
@@ -62,6 +64,12 @@ class Decider:
 
     def decide(self, known: GpuPod, node: str, *, reserve: bool = True) -> Decision | Rejection:
         """reserve False (dry run): nothing is held for the pod. Raises RetryLater."""
+        found = self._decide(known, node, reserve=reserve)
+        if isinstance(found, Rejection) and reserve:
+            metrics.REJECTIONS.labels("decision", kind_of(str(found)) if known.ask else MALFORMED).inc()
+        return found
+
+    def _decide(self, known: GpuPod, node: str, *, reserve: bool) -> Decision | Rejection:
         uid = known.pod.uid
         for _ in range(_TRIES):
             known = self._state.gpu_pod(uid) or known
@@ -78,9 +86,17 @@ class Decider:
                 if refusal:
                     return Rejection(refusal, hopeless=True)
             decision = self._choose(known, ask, node, view)
-            if isinstance(decision, Rejection) or not reserve or self._state.reserve(decision, view.version):
+            if isinstance(decision, Rejection) or not reserve or self._reserve(decision, view):
                 return decision
         raise RetryLater(f"node {node} changes faster than cards can be decided on it")
+
+    def _reserve(self, decision: Decision, view: View) -> bool:
+        if not self._state.reserve(decision, view.version):
+            return False
+        theirs = stock.chooses(view.node, decision.ask)
+        policy = stock.NVIDIA if theirs else dialects.card_policy(decision.ask, self._settings)
+        metrics.DECISIONS.labels(policy, decision.ask.dialect).inc()
+        return True
 
     def _stands(self, held: Decision, view: View) -> bool:
         """Whether a reservation's cards may still be given to its pod.
@@ -128,6 +144,7 @@ class Decider:
         else:
             log.info("reservation released, its write failed", extra={"pod": decision.uid, "node": decision.node})
             self._state.cancel(decision)
+            metrics.RELEASED.inc()
 
     def _landed(self, held: Decision) -> str:
         """Why a reservation may not be moved: its write has landed after all, or the pod is gone; "": it may."""

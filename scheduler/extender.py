@@ -4,6 +4,7 @@
 Go types without JSON tags: requests may spell keys in any case, replies are capitalised.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -15,11 +16,13 @@ from mgpu.model.asks import Rejection
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.serving.app import new_app
 from mgpu.serving.review import BadRequest
+from scheduler import metrics
 from scheduler.deciding import Decider, pod_path
 from scheduler.decisions import Decision
 from scheduler.filtering import Filter, Filtered
 from scheduler.gpu_pods import GpuPod
 from scheduler.preempting import Preemption, Victims
+from scheduler.reasons import MALFORMED, kind_of
 
 # The form with whole Nodes: 5,000 of them are some 50 MB.
 _MAX_BODY = 256 << 20
@@ -55,6 +58,8 @@ class Extender:
     def filter(self, body: bytes) -> dict[str, Any]:
         known, names, nodes = self._scheduling(body)
         found = self._filter.filter(known, names) if known else Filtered(passed=names)
+        if known and not found.passed:
+            _count_nowhere(known, found)
         answer: dict[str, Any] = {
             "FailedNodes": found.failed,
             "FailedAndUnresolvableNodes": found.hopeless,
@@ -156,11 +161,20 @@ def make_app(extender: Extender) -> Flask:
 
 def posted(verb: Any) -> Any:
     """The view of one verb."""
+    took = metrics.EXTENDER.labels(verb.__name__)
 
     def answer() -> Response:
-        return Response(orjson.dumps(verb(request.get_data(cache=False))), mimetype="application/json")
+        with took.time():
+            return Response(orjson.dumps(verb(request.get_data(cache=False))), mimetype="application/json")
 
     return answer
+
+
+def _count_nowhere(known: GpuPod, found: Filtered) -> None:
+    """Only here, where kube-scheduler is told a reason for every node anyway."""
+    texts = Counter([*found.failed.values(), *found.hopeless.values()]).most_common(1)
+    for text, _ in texts:
+        metrics.REJECTIONS.labels("filter", kind_of(text) if known.ask else MALFORMED).inc()
 
 
 def _victims(meta: object, full: object) -> dict[str, Victims]:

@@ -14,6 +14,7 @@ from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.events import pod_reference
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.settings import Settings
+from scheduler import metrics
 from scheduler.deciding import Decider, pod_path
 from scheduler.decisions import Decision
 from scheduler.gpu_pods import GpuPod, read_gpu_pod, recorded
@@ -135,11 +136,13 @@ class LateDecisions:
         path = pod_path(pod.namespace, pod.name)
         if isinstance(wanted, Decision):
             self._api.patch(path, {"metadata": {**meta, "annotations": dict(wanted.annotations)}})
+            metrics.LATE.labels("decided").inc()
             log.info("cards decided late", extra={"pod": pod.uid, "node": pod.node})
             return
         message = f"no cards on {pod.node}: {wanted}"
         status = {"phase": "Failed", "reason": REASON, "message": message}
         self._api.patch(f"{path}/status", {"metadata": meta, "status": status})
+        metrics.LATE.labels("failed").inc()
         self._failed = {uid: why for uid, why in self._failed.items() if self._state.gpu_pod(uid)} | {pod.uid: wanted}
         self._warn(pod_reference(pod.namespace, pod.name, pod.uid), REASON, message)
 

@@ -14,6 +14,7 @@ from mgpu.serving import logs
 from mgpu.serving.server import serve
 from mgpu.settings import CARD_POLICIES, NODE_POLICIES, Settings
 from scheduler.app import listeners
+from scheduler.collecting import Cluster
 from scheduler.process import Process
 
 # A thread of `/bind` waits for the API server, which waits for the admission here: there must be threads left for it.
@@ -90,6 +91,7 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
             settings,
             process,
             process.mtgpus.items,
+            Cluster(process.state, process, process.mtgpus.items),
         ),
         certificate=certificate,
         workers=1,

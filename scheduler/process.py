@@ -5,7 +5,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mgpu.dialects import gpushare, mtgpu
@@ -16,7 +16,7 @@ from mgpu.kube.reflector import Reflector
 from mgpu.model.errors import RetryLater
 from mgpu.model.inventory import DEVICE_API
 from mgpu.settings import Settings
-from scheduler import disruption
+from scheduler import disruption, metrics
 from scheduler.announcing import Announcements
 from scheduler.deciding import Decider
 from scheduler.disruption import Budgets
@@ -132,6 +132,16 @@ class Process:
             return "another replica leads"
         return "" if self._fresh_term == self._term() else "catching up with what the last leader wrote"
 
+    @property
+    def leading(self) -> bool:
+        """Whether this replica leads, or there is no other."""
+        return self._leading()
+
+    def watches(self) -> Mapping[str, Reflector]:
+        """What is watched, by a short name."""
+        beside = dict(zip(("budgets", "slice-configs"), self._beside, strict=True))
+        return {**self._watches, **beside}
+
     def may_answer(self) -> None:
         for name, watch in self._awaited():
             if not watch.synced:
@@ -231,6 +241,7 @@ class Process:
         thread.start()
 
     def _warn(self, regarding: dict[str, Any], reason: str, message: str) -> None:
+        metrics.EVENTS.labels(reason).inc()
         log.warning("%s: %s", reason, message, extra={"object": regarding.get("name")})
         if self._recorder:
             self._recorder.warn(regarding, reason, message)

@@ -30,6 +30,7 @@ class Reflector:
 
     path: the collection (`/api/v1/pods`). query: labelSelector, fieldSelector.
     optional: an API server that does not know the kind has no objects of it, and is asked again.
+    `restarts`: how often the watch has broken, so that everything was listed again.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Reflector:
         self._watch: Watch | None = None
         self._broken_since: float | None = None
         self._forbidden = False
+        self.restarts = 0
         self._thread = threading.Thread(target=self._run, name=f"watch {path}", daemon=True)
 
     def start(self) -> None:
@@ -108,11 +110,13 @@ class Reflector:
             except (ApiError, Unreachable) as error:
                 if self._refresh_due() or self._stop.is_set():
                     continue
+                self.restarts += 1
                 self._broken_since = self._broken_since or time.monotonic()
                 self._forbidden = isinstance(error, ApiError) and error.status == 403
                 log.warning("watch of %s broke, listing again: %s", self._path, error)
             except Exception:
                 # The thread's outermost loop: an answer that nobody foresaw must not end it.
+                self.restarts += 1
                 self._broken_since = self._broken_since or time.monotonic()
                 log.exception("watch of %s failed, listing again", self._path)
             if not self._refresh_due():

@@ -17,6 +17,7 @@ from mgpu.model.errors import RetryLater
 from mgpu.model.partitioning import next_plan
 from mgpu.model.slices import MPS, Slice
 from mgpu.settings import Settings
+from scheduler import metrics
 from scheduler.gpu_pods import GpuPod
 from scheduler.slices.choosing import best_first
 from scheduler.slices.known import Plan
@@ -280,6 +281,7 @@ class Planning:
         plan = Plan(name, next_plan(max(ids, default=None), int(self._now())), slices, before.plan)
         if not self._sites.plan(plan, site.version):
             return False
+        metrics.PLANS.labels("made").inc()
         log.info(
             "plan made",
             extra={"node": name, "plan": plan.id, "slices": [f"{s.card}:{s.start} {s.name}" for s in slices]},
@@ -299,11 +301,13 @@ class Planning:
                 log.warning("plan not written yet: %s", error, extra={"node": plan.node, "plan": plan.id})
                 continue
             if why:
+                metrics.PLANS.labels("dropped").inc()
                 log.warning("plan dropped: %s", why, extra={"node": plan.node, "plan": plan.id})
                 self._sites.drop_plan(plan)
                 site = self._sites.of(plan.node)
                 self._lost[plan.node] = (site.version if site else -1, self._clock() + 5 * _PAUSE)
             else:
+                metrics.PLANS.labels("written").inc()
                 log.info("plan written", extra={"node": plan.node, "plan": plan.id})
                 self._written[plan.node] = (plan.id, self._clock())
                 self._unsaid.add(plan.node)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from mgpu.model.slices import Slice
+from scheduler import metrics
 from scheduler.slices.site import Site
 
 AGAIN_SECONDS = 60.0
@@ -34,6 +35,7 @@ class Refusals:
         plan, before = found.refused[0], self._of.get(name)
         if before is not None and before.plan == plan:
             return
+        metrics.PLANS.labels("refused").inc()
         refused = before if before is not None and before.state == _state(site) else _Refused(plan, _state(site))
         refused.plan, self._of[name] = plan, refused
         now = self._clock()

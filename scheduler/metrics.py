@@ -1,0 +1,54 @@
+"""What the scheduler counts as it happens; what it tells of the cluster's present state is `scheduler.collecting`'s."""
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+
+from mgpu.serving.metrics import SECONDS, Admissions, say_version
+
+REGISTRY = CollectorRegistry()
+ProcessCollector(registry=REGISTRY)
+say_version(REGISTRY, "scheduler")
+
+ADMISSIONS = Admissions(REGISTRY)
+EXTENDER = Histogram(
+    "mgpu_extender_seconds",
+    "Time that a call of kube-scheduler took, its JSON included: filter, prioritize, preempt or bind.",
+    ["verb"],
+    registry=REGISTRY,
+    buckets=SECONDS,
+)
+DECISIONS = Counter(
+    "mgpu_decisions",
+    "Cards decided and reserved, by the card policy that chose them and the pod's vocabulary.",
+    ["policy", "dialect"],
+    registry=REGISTRY,
+)
+REJECTIONS = Counter(
+    "mgpu_rejections",
+    "Refusals by the kind of the reason that most cards or nodes gave. stage filter: no node was left to the pod; "
+    "stage decision: the node that was chosen had no cards for it.",
+    ["stage", "reason"],
+    registry=REGISTRY,
+)
+RELEASED = Counter(
+    "mgpu_reservations_released",
+    "Reservations given up because their pod was not bound in time.",
+    registry=REGISTRY,
+)
+LATE = Counter(
+    "mgpu_late_decisions",
+    "Pods that were bound without cards, by what became of them: decided or failed.",
+    ["result"],
+    registry=REGISTRY,
+)
+PLANS = Counter(
+    "mgpu_slice_plans",
+    "Plans to cut a node's cards anew: made, written, dropped (the node had changed), refused (by its agent).",
+    ["result"],
+    registry=REGISTRY,
+)
+EVENTS = Counter(
+    "mgpu_warning_events",
+    "Warning Events that the scheduler has to tell of nodes and pods, by reason.",
+    ["reason"],
+    registry=REGISTRY,
+)
