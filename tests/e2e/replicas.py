@@ -1,0 +1,118 @@
+"""Two schedulers of which one leads, behind what a Service is in a cluster: connections go to the one that is ready."""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import socketserver
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from mgpu.kube import Api
+from playground.cluster import Cluster
+from playground.processes import Process, until
+from playground.realapi import free_port
+
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/mgpu-system/leases/mgpu-scheduler"
+
+
+class Replica:
+    """One of them, on ports of its own."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        one = cluster.processes["scheduler"]
+        command = [word for word in one.command if word != "--no-leader-elect"]
+        self.ports = {flag: free_port() for flag in command if flag.endswith("-port")}
+        for flag, port in self.ports.items():
+            command[command.index(flag) + 1] = str(port)
+        self.process = Process(name, command, cluster.logs / f"{name}.log", one.environ)
+
+    @property
+    def ready(self) -> bool:
+        return self.process.running and self._says("readyz")
+
+    @property
+    def up(self) -> bool:
+        return self._says("healthz")
+
+    def _says(self, probe: str) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports['--extender-port']}/{probe}", timeout=5):
+                return True
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+class Replicas:
+    """Both in place of the cluster's scheduler, for the length of `replicated`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._api: Api = cluster.api
+        self.all = [Replica(cluster, f"scheduler-{i}") for i in range(2)]
+
+    def ready(self) -> list[Replica]:
+        return [replica for replica in self.all if replica.ready]
+
+    def leader(self) -> Replica:
+        until("a replica leads", lambda: bool(self.ready()), 60)
+        return self.ready()[0]
+
+    def kill_leader(self) -> None:
+        """Its lease is cut short, so that nobody waits 15 s for what the clock alone does."""
+        os.killpg(self.leader().process.pid, signal.SIGKILL)
+        self._api.patch(LEASE, {"spec": {"leaseDurationSeconds": 1}})
+
+
+@contextmanager
+def replicated(cluster: Cluster) -> Iterator[Replicas]:
+    """Two replicas at the addresses of the cluster's scheduler, which is started again afterwards."""
+    one = cluster.processes["scheduler"]
+    at = {flag: int(one.command[one.command.index(flag) + 1]) for flag in ("--port", "--extender-port")}
+    one.stop()
+    made = Replicas(cluster)
+    with ExitStack() as stack:
+        stack.callback(cluster.restart, "scheduler")
+        for replica in made.all:
+            stack.callback(replica.process.stop)
+            replica.process.start()
+        for replica in made.all:
+            replica.process.wait("up", lambda replica=replica: replica.up, 60)  # type: ignore[misc]
+        for flag, port in at.items():
+            stack.enter_context(_service(port, lambda flag=flag: [r.ports[flag] for r in made.ready()]))  # type: ignore[misc]
+        made.leader()
+        yield made
+
+
+@contextmanager
+def _service(port: int, backends: Callable[[], list[int]]) -> Iterator[None]:
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+                for backend in backends()[:1]:
+                    _forward(self.request, stack.enter_context(socket.create_connection(("127.0.0.1", backend))))
+
+    class Server(socketserver.ThreadingTCPServer):
+        allow_reuse_address = daemon_threads = True
+        block_on_close = False
+
+    with Server(("127.0.0.1", port), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        yield
+        server.shutdown()
+        thread.join()
+
+
+def _forward(client: socket.socket, backend: socket.socket) -> None:
+    """Until either side ends."""
+    other = {client: backend, backend: client}
+    while True:
+        for one in select.select([client, backend], [], [])[0]:
+            data = one.recv(1 << 16)
+            if not data:
+                return
+            other[one].sendall(data)
