@@ -1,5 +1,1 @@
 """`mgpu doctor`: what is seen of an installation (`seen`, read by `looking`), and what the checks make of it."""
-
-from mgpu.cli.doctor.command import command
-
-__all__ = ["command"]

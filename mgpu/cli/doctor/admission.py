@@ -31,7 +31,7 @@ def _well(seen: Seen, check: str, *, asked: bool) -> Finding:
     """asked: the API server has reached the webhook, and so trusts it now."""
     if check == REACHABLE:
         return Finding(check, Level.OK, "a Pod that asks in two vocabularies at once was denied, as it must be")
-    certificates = {name: _chain(files.get(CHAIN, b"")) for name, files in seen.secrets.items()}
+    certificates = {service: _chain(secret.files.get(CHAIN, b"")) for service, secret in seen.secrets.items()}
     if not any(certificates.values()):
         text = "the API server trusts the webhook" if asked else "not known, the webhook has not answered"
         return Finding(check, Level.OK, f"{text}; the Secrets are not to be seen here")
@@ -94,21 +94,20 @@ def _not_asked(status: int, message: str) -> Finding:
 
 
 def _dates(seen: Seen) -> Iterator[Finding]:
-    for name, files in sorted(seen.secrets.items()):
-        remedy = f"kubectl -n {seen.namespace} logs deployment/{name.removesuffix('-tls')} says why it is not renewed"
-        for certificate in _chain(files.get(CHAIN, b""))[:1]:
+    for service, secret in sorted(seen.secrets.items()):
+        remedy = f"kubectl -n {seen.namespace} logs deployment/{service} says why it is not renewed"
+        if not secret.ours:
+            remedy = f"who renews Secret {secret.name}? kubectl -n {seen.namespace} describe certificates"
+        for certificate in _chain(secret.files.get(CHAIN, b""))[:1]:
             first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+            ends = f"{last:%Y-%m-%d %H:%M} UTC"
             if seen.now > last:
-                yield Finding(
-                    CERTIFICATES, Level.FAILED, f"that of Secret {name} ended {last:%Y-%m-%d %H:%M} UTC", remedy
-                )
+                yield Finding(CERTIFICATES, Level.FAILED, f"that of Secret {secret.name} ended {ends}", remedy)
             elif seen.now < first:
-                text = f"that of Secret {name} begins {first:%Y-%m-%d %H:%M} UTC"
+                text = f"that of Secret {secret.name} begins {first:%Y-%m-%d %H:%M} UTC"
                 yield Finding(CERTIFICATES, Level.FAILED, text, "are the clocks right?")
             elif last - seen.now < _SOON:
-                yield Finding(
-                    CERTIFICATES, Level.WARNING, f"that of Secret {name} ends {last:%Y-%m-%d %H:%M} UTC", remedy
-                )
+                yield Finding(CERTIFICATES, Level.WARNING, f"that of Secret {secret.name} ends {ends}", remedy)
 
 
 def _trusted(seen: Seen) -> Iterator[Finding]:
@@ -118,14 +117,18 @@ def _trusted(seen: Seen) -> Iterator[Finding]:
         (own.webhook.service, own.webhook.configuration),
         (own.scheduler.service, own.scheduler.configuration),
     ):
-        chain = _chain(seen.secrets.get(f"{service}-tls", {}).get(CHAIN, b""))
-        for kind in (_MUTATING, _VALIDATING) if chain else ():
-            for found in _named(seen, kind, configuration):
-                stale = [h["name"] for h in hooks(found) if not _issued(chain, _bundle(h))]
-                if stale:
-                    text = f"{', '.join(stale)}: not the CA of the certificate in Secret {service}-tls"
-                    remedy = f"kubectl -n {seen.namespace} rollout restart deployment/{service} (it publishes its CA)"
-                    yield Finding(BUNDLES, Level.FAILED, text, remedy)
+        secret = seen.secrets.get(service)
+        chain = _chain(secret.files.get(CHAIN, b"")) if secret else ()
+        if secret is None or not chain:
+            continue
+        remedy = f"kubectl -n {seen.namespace} rollout restart deployment/{service} (it publishes its CA)"
+        if not secret.ours:
+            remedy = f"who puts the CA into {configuration}? With cert-manager its cainjector does"
+        for found in (*_named(seen, _MUTATING, configuration), *_named(seen, _VALIDATING, configuration)):
+            stale = [hook["name"] for hook in hooks(found) if not _issued(chain, _bundle(hook))]
+            if stale:
+                text = f"{', '.join(stale)}: not the CA of the certificate in Secret {secret.name}"
+                yield Finding(BUNDLES, Level.FAILED, text, remedy)
 
 
 def _named(seen: Seen, kind: str, name: str) -> Sequence[Raw]:

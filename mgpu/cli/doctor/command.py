@@ -57,8 +57,13 @@ def command(namespace: str, try_in: str, kubeconfig: str, context: str, config: 
 
 
 def diagnose(seen: Seen) -> list[Finding]:
-    """All findings: at least one of each check."""
-    return [*custom_resources(seen), *admission(seen), *one_decides(seen), *of_nodes(seen), *versions(seen)]
+    """All findings: at least one of each check, as far as it could be looked at."""
+    found = [*custom_resources(seen), *admission(seen), *one_decides(seen), *of_nodes(seen), *versions(seen)]
+    hidden = sorted(what for what in seen.hidden if not what.startswith("secret"))
+    if hidden:
+        text = f"you may not look at {', '.join(hidden)}, so not all of this is known"
+        found.append(Finding("rights", Level.WARNING, text, "ask somebody who may (an administrator)"))
+    return found
 
 
 def _print(findings: Sequence[Finding]) -> None:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
-from mgpu.cli.doctor.seen import COMPONENT, Raw, Seen, Tried, serves_gpus
+from mgpu.cli.doctor.seen import COMPONENT, Raw, Secret, Seen, Tried, serves_gpus
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api, ApiError
 from mgpu.kube.secrets import SecretStore
@@ -38,12 +38,12 @@ def look(api: Api, namespace: str, settings: Settings, try_in: str) -> Seen:
     def listing(path: str) -> list[Raw]:
         return may(path.rpartition("/")[2], lambda: list(api.list(path)[0]), [])
 
-    names = (settings.webhook.service, settings.scheduler.service)
-    secrets = {f"{name}-tls": _secret(api, namespace, f"{name}-tls", may) for name in names}
     workloads: dict[str, Raw] = {
         name: may(kind, partial[Raw](api.get, f"/apis/apps/v1/namespaces/{namespace}/{kind}/{name}"), {})
         for name, kind in _WORKLOADS.items()
     }
+    services = (settings.webhook.service, settings.scheduler.service)
+    secrets = {name: _secret(api, namespace, name, workloads.get(name, {}), may) for name in services}
     leases = listing("/apis/coordination.k8s.io/v1/leases")
     return Seen(
         namespace,
@@ -53,7 +53,7 @@ def look(api: Api, namespace: str, settings: Settings, try_in: str) -> Seen:
         tried(api, try_in),
         frozenset((*_resources(api, DEVICE_API), *_resources(api, mtgpu.API_VERSION))),
         {kind: listing(f"{CONFIGURATIONS}/{kind}") for kind in KINDS},
-        {name: files for name, files in secrets.items() if files},
+        {name: secret for name, secret in secrets.items() if secret.files},
         [lease for lease in leases if lease["metadata"]["name"] == LEASE],
         listing("/api/v1/nodes"),
         {raw["metadata"]["name"]: raw for raw in listing(f"/apis/{DEVICE_API}/devices")},
@@ -107,6 +107,12 @@ def _own(pod: Raw, namespace: str) -> bool:
     return meta.get("namespace") == namespace and COMPONENT in (meta.get("labels") or {})
 
 
-def _secret(api: Api, namespace: str, name: str, may: Any) -> dict[str, bytes]:
-    found: dict[str, bytes] = may(f"secret {name}", lambda: dict(SecretStore(api, namespace, name).read()[0]), {})
-    return found
+def _secret(api: Api, namespace: str, service: str, workload: Raw, may: Any) -> Secret:
+    """The one that the Deployment mounts, else that in which the process keeps its own."""
+    pod = ((workload.get("spec") or {}).get("template") or {}).get("spec") or {}
+    mounted = [
+        str(v["secret"]["secretName"]) for v in pod.get("volumes") or () if v.get("secret", {}).get("secretName")
+    ]
+    name = mounted[0] if mounted else f"{service}-tls"
+    files: dict[str, bytes] = may(f"secret {name}", lambda: dict(SecretStore(api, namespace, name).read()[0]), {})
+    return Secret(name, files, ours=not mounted)

@@ -39,12 +39,21 @@ class Tried:
     message: str = ""
 
 
+class Secret(NamedTuple):
+    """ours: made and renewed by the processes themselves, not by cert-manager or whoever."""
+
+    name: str
+    files: Mapping[str, bytes]
+    ours: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """All as the API has it.
 
     own: the version of this command. served: the custom resources that there are, `devices`, `mtgpupods`.
-    configurations: kind (plural) → those webhook configurations. secrets: name → files, those that may be read.
+    configurations: kind (plural) → those webhook configurations.
+    secrets: Service → the one with its certificate, of those that may be read.
     leases: of the scheduler, in whatever namespace. pods: the suite's own, and those of other device plugins.
     workloads: `mgpu-scheduler`, … → the Deployment or DaemonSet in the suite's namespace.
     hidden: what could not be looked at, and why.
@@ -57,7 +66,7 @@ class Seen:
     tried: Tried = Tried()
     served: frozenset[str] = frozenset()
     configurations: Mapping[str, Sequence[Raw]] = field(default_factory=dict)
-    secrets: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)
+    secrets: Mapping[str, Secret] = field(default_factory=dict)
     leases: Sequence[Raw] = ()
     nodes: Sequence[Raw] = ()
     devices: Mapping[str, Raw] = field(default_factory=dict)

@@ -10,8 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mgpu.cli.main import main
-from mgpu.kube import Api
+from mgpu.kube import Api, ApiError
 from mgpu.kube.leader import Leader
+from mgpu.kube.secrets import SecretStore
 from mgpu.serving.certificates import CA, Files
 from mgpu.serving.trust import publish
 from mgpu.version import VERSION
@@ -265,6 +266,65 @@ def test_the_settings_of_the_cluster_hold(world: World) -> None:
     findings = world.findings()
     assert {status for status, _, _ in findings} == {"ok"}, findings
     assert findings[0][2] == "ConfigMap mgpu-system/mgpu-config"
+
+
+def test_certificates_of_somebody_else(world: World) -> None:
+    """As with cert-manager: the Deployment mounts them."""
+    path = f"{APPS}/deployments/mgpu-webhook"
+    found = world.api.get(path)
+    volume = {"name": "tls", "secret": {"secretName": "mgpu-webhook-cert"}}
+    found["spec"]["template"]["spec"]["volumes"] = [volume]
+    world.api.replace(path, found)
+    old = certificate(world.folder / "old", days_old=100)
+    assert SecretStore(world.api, SYSTEM, "mgpu-webhook-cert").write(old, "")
+    odd = [row for row in world.findings() if row[0] != "ok"]
+    assert [row[1] for row in odd] == ["certificates", "ca bundles", "ca bundles"]
+    assert "that of Secret mgpu-webhook-cert ended" in odd[0][2]
+
+
+class Guarded(Api):
+    """For a user who may not look at Leases, Pods of all namespaces, Nodes, Secrets."""
+
+    def get(self, path: str, **query: object) -> dict[str, Any]:
+        if path.rpartition("/")[2] in ("leases", "nodes") or path == "/api/v1/pods" or "/secrets/" in path:
+            raise ApiError(403, "Forbidden", f"you may not get {path}")
+        return super().get(path, **query)
+
+
+def test_what_may_not_be_read_is_no_fault(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mgpu.cli.doctor.command.Api", Guarded)
+    findings = world.findings()
+    assert findings[-1] == (
+        "warning",
+        "rights",
+        "you may not look at leases, nodes, pods, so not all of this is known",
+    )
+    assert {status for status, _, _ in findings[:-1]} == {"ok"}
+    assert ("ok", "certificates") in [row[:2] for row in findings]
+
+
+def test_who_may_not_try_a_pod_is_told_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = 'pods is forbidden: User "u" cannot create resource "pods" in API group "" in the namespace "default"'
+
+    class Refused(Api):
+        def create(self, path: str, body: Any, **query: object) -> dict[str, Any]:  # noqa: ARG002
+            assert query == {"dryRun": "All"}
+            raise ApiError(403, "Forbidden", refused)
+
+    monkeypatch.setattr("mgpu.cli.doctor.command.Api", Refused)
+    odd = [row for row in world.findings() if row[0] != "ok"]
+    assert [row[:2] for row in odd] == [("warning", "webhook")]
+    assert refused in odd[0][2]
+
+
+def test_a_webhook_that_is_not_asked(world: World) -> None:
+    path = f"{COLLECTIONS}/{VALIDATING}/mgpu-webhook"
+    found = world.api.get(path)
+    found["webhooks"][0]["rules"] = found["webhooks"][1]["rules"]
+    world.api.replace(path, found)
+    odd = [row for row in world.findings() if row[0] != "ok"]
+    assert [row[:2] for row in odd] == [("failed", "webhook")]
+    assert "was admitted" in odd[0][2]
 
 
 def test_one_line_for_each_finding_and_what_to_do(world: World) -> None:
