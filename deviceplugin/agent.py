@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from deviceplugin.accounts import Grants, handed
+from deviceplugin.accounts import Grants, handed, holding
 from deviceplugin.allocation import Allocations, Node
 from deviceplugin.alone import alone
 from deviceplugin.cards import CardSource
@@ -13,8 +13,10 @@ from deviceplugin.cards.watch import CardWatch
 from deviceplugin.cdi import CdiFiles
 from deviceplugin.checkpoint import FILE, read_checkpoint
 from deviceplugin.exchange import Exchange
+from deviceplugin.exposure import exposure_of
 from deviceplugin.ids import MAX_IDS, device_ids
 from deviceplugin.limits_files import LimitsFiles
+from deviceplugin.metrics import Seen
 from deviceplugin.mig.driver import MigDriver
 from deviceplugin.mps.clients import mps_of
 from deviceplugin.offers import WHOLE_CARDS, as_ids, budget
@@ -130,6 +132,7 @@ class Agent:
             given=self._mark_given,
             foreign=self._whole.holdings,
             mps=self._mps if cdi else None,
+            exposure=exposure_of(self._settings.deviceplugin),
         )
 
     def _slices_with(self, files: CdiFiles, api: Api, driver: MigDriver) -> Slices:
@@ -194,6 +197,22 @@ class Agent:
         node = self._reporter.await_node(_NODE_SECONDS) or {}
         mode = ((node.get("metadata") or {}).get("labels") or {}).get(LABEL)
         return mode if mode in (MIG, MPS) else ""
+
+    @property
+    def node(self) -> str:
+        return self._node_name
+
+    @property
+    def watch(self) -> Reflector:
+        """Of the node's pods."""
+        return self._reflector
+
+    def seen(self) -> Seen:
+        """The cards and who holds them, as far as that is decided."""
+        gpus, foreign = self._gpus(), self._whole.holdings()
+        devices, theirs = self._slices.devices(gpus), {held.uid for held in foreign}
+        pods = (known for known in self._pods.all() if known.shares is not None and not known.pod.ended)
+        return Seen(gpus, devices, (*(holding(p, devices) for p in pods if p.pod.uid not in theirs), *foreign))
 
     def unhealthy(self) -> str:
         """Why the process should be restarted; "" where it should not."""

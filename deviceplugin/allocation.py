@@ -15,7 +15,9 @@ from deviceplugin.accounts import Grants
 from deviceplugin.cdi import ANSWER_ANNOTATION, CARRIER_VARIABLE, CdiFiles, new_name
 from deviceplugin.checkpoint import Given, read_checkpoint
 from deviceplugin.exchange import Exchange
+from deviceplugin.exposure import Exposure
 from deviceplugin.identity import VISIBLE, VOID, Refused, Target, candidates, environment, lacks_slice
+from deviceplugin.metrics import CORRECTIONS
 from deviceplugin.mps.clients import Mps
 from deviceplugin.mps.limits import Edits
 from deviceplugin.pods import GpuPod, NodePods
@@ -34,12 +36,17 @@ GUESS_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """To Allocate. name: fresh with every answer; it tells answers apart, and where there is CDI it is the device's."""
+    """To Allocate. name: fresh with every answer; it tells answers apart, and where there is CDI it is the device's.
+
+    mounts, nodes: as of `Edits`, where there is no CDI.
+    """
 
     name: str
     env: Mapping[str, str]
     cdi: tuple[str, ...] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[tuple[str, str], ...] = ()
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,7 @@ class Node:
     cards: those that are whole, and slices. gpus: all, those too that are cut into slices.
     changed: wakes when pods or cards change. resend: sends the device list of a resource to the kubelet once more.
     given: hears of every pod that may start on its cards. foreign: what another plugin gave out.
-    mps: holds containers to their shares; None: nothing does.
+    mps: holds containers to their shares; None: nothing does. exposure: what tells the runtime of their cards.
     """
 
     pods: NodePods
@@ -65,6 +72,7 @@ class Node:
     given: Callable[[GpuPod], None]
     foreign: Callable[[], Sequence[Holding]]
     mps: Mps | None = None
+    exposure: Exposure = field(default_factory=Exposure)
 
 
 class Allocations:
@@ -81,6 +89,7 @@ class Allocations:
         self._wait_seconds, self._guess_seconds = wait_seconds, guess_seconds
         self._whose = Whose(resource, node.checkpoint, node.pods, node.owners, lambda: node.resend(resource))
         self._served: set[tuple[str, str]] = set()
+        self._corrected: set[tuple[str, str]] = set()
         self._resumed = False
 
     def resume(self) -> None:
@@ -110,6 +119,7 @@ class Allocations:
     def keep_only(self, uids: Collection[str]) -> None:
         """All other pods are gone."""
         self._served = {key for key in self._served if key[0] in uids}
+        self._corrected = {key for key in self._corrected if key[0] in uids}
 
     async def allocate(self, ids: Sequence[str]) -> Answer:
         """Answers at once, from memory. Only where there is no CDI to set things right later it may wait and refuse.
@@ -120,7 +130,8 @@ class Allocations:
         if isinstance(self._node.delivery, CdiFiles):
             answer = Answer(name, self._certain(self._waiting(len(ids))), cdi=(name,))
         else:
-            answer = Answer(name, await self._guess(len(ids)), annotations={ANSWER_ANNOTATION: name})
+            own = await self._guess(len(ids))
+            answer = Answer(name, own.env, (), {ANSWER_ANNOTATION: name}, own.mounts, own.nodes)
         self._whose.answered(frozenset(ids), name)
         return answer
 
@@ -153,7 +164,7 @@ class Allocations:
         self._served.add(target.key)
         return env
 
-    async def _guess(self, amount: int) -> Mapping[str, str]:
+    async def _guess(self, amount: int) -> Edits:
         """Without CDI what is said now stands: the oldest decision of this amount. Raises Refused.
 
         The kubelet may have seen the pod before this agent has, and waits: so a little, and only for the first one.
@@ -164,20 +175,25 @@ class Allocations:
             why = f"no pod on this node waits for this amount of {self._resource}"
             for target in self._waiting(amount) if self._resumed else ():
                 try:
-                    env = self._whole(target) if self._carries(target) else {}
+                    own = self._whole(target) if self._carries(target) else Edits()
                 except Refused as error:
                     why = str(error)
                 else:
                     self._served.add(target.key)
-                    return env
+                    return own
             if not await self._node.changed.wait(max(0.0, deadline - loop.time())):
                 raise Refused(why)
 
-    def _whole(self, target: Target) -> Mapping[str, str]:
-        """The environment of a container without CDI. Raises Refused."""
+    def _whole(self, target: Target) -> Edits:
+        """What a container gets without CDI. Raises Refused."""
         if target.sliced:
             raise Refused(f"{target}: slices need a container runtime with CDI", target.known.pod.uid)
-        return environment(target, self._node.cards())
+        return self._exposed(target, environment(target, self._node.cards()))
+
+    def _exposed(self, target: Target, env: Mapping[str, str]) -> Edits:
+        """The environment, and what tells the runtime of the cards beside it. Raises Refused."""
+        shown = self._node.exposure.edits(target, env, self._node.cards(), self._node.gpus())
+        return Edits(env, shown.mounts, shown.nodes)
 
     def _waiting(self, amount: int) -> Iterator[Target]:
         return candidates(self._node.pods.all(), self._resource, amount, self._served)
@@ -242,7 +258,8 @@ class Allocations:
                 env = self._environment(target, row) if self._carries(target) else self._beside(target, row)
                 carried = carried or self._carries(target)
                 own = limits.get(target.key, Edits())
-                ready.append((row, Edits({**env, **own.env}, own.mounts)))
+                shown = self._exposed(target, env)
+                ready.append((row, Edits({**env, **own.env}, (*own.mounts, *shown.mounts), shown.nodes)))
             except Refused as error:
                 refused.append((row, error))
         if not ready:
@@ -288,6 +305,9 @@ class Allocations:
         env = environment(target, self._node.cards(), self._node.gpus())
         if isinstance(delivery, CdiFiles) and not given.device and dict(given.env) != env:
             raise Refused(f"{target} was admitted without CDI and given other cards", target.known.pod.uid)
+        if given.env.get(VISIBLE) not in (VOID[VISIBLE], env[VISIBLE], None) and target.key not in self._corrected:
+            self._corrected.add(target.key)  # it may start again
+            CORRECTIONS.labels("answer").inc()
         return env
 
     def _deliver(
@@ -306,7 +326,7 @@ class Allocations:
         try:
             for row, edits in ready:
                 if row.device:
-                    delivery.write(row.name, uid, row.container, edits.env, edits.mounts)
+                    delivery.write(row.name, uid, row.container, edits.env, edits.mounts, edits.nodes)
         except OSError as error:
             raise Refused(f"{known.pod.key}: CDI file not written: {error}", uid) from error
         for row, _ in refused:

@@ -20,6 +20,8 @@ CARRIER_VARIABLE = "MGPU_CARRIER"
 """All that is in the spec of a resource which is not its container's carrier. CDI takes no device without edits."""
 ANSWER_ANNOTATION = "mgpu.io/answer"
 """Where an answer's name stands when the runtime has no CDI; the runtime itself makes nothing of it."""
+PERMISSIONS = "rw"
+"""Of device nodes."""
 _VERSION = "0.5.0"
 _BIND = ["rbind", "rw", "nosuid", "nodev"]
 _PREFIX = "mgpu"
@@ -37,16 +39,25 @@ class CdiFiles:
         self._folder = folder
 
     def write(
-        self, name: str, uid: str, container: str, env: Mapping[str, str], mounts: Iterable[tuple[str, str]] = ()
+        self,
+        name: str,
+        uid: str,
+        container: str,
+        env: Mapping[str, str],
+        mounts: Iterable[tuple[str, str]] = (),
+        nodes: Iterable[str] = (),
     ) -> None:
         """Make device `name` (as `new_name` gave it) stand for `env`, for this container of the pod `uid`.
 
         mounts: (path on the host, path in the container); over what the pod itself mounts there.
+        nodes: device nodes, on the host and in the container.
         Atomic: the runtime sees the old file, the new one or none. Raises OSError.
         """
         edits: dict[str, object] = {"env": [f"{key}={value}" for key, value in sorted(env.items())]}
         if bound := [{"hostPath": at, "containerPath": to, "options": _BIND} for at, to in mounts]:
             edits["mounts"] = bound
+        if made := [{"path": path, "permissions": PERMISSIONS} for path in nodes]:
+            edits["deviceNodes"] = made
         device = {"name": name.removeprefix(f"{KIND}="), "containerEdits": edits}
         spec = {"cdiVersion": _VERSION, "kind": KIND, "devices": [device]}
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,8 @@ from typing import Any
 
 import grpc
 
-from deviceplugin.allocation import Allocations
+from deviceplugin.allocation import Allocations, Answer
+from deviceplugin.cdi import PERMISSIONS
 from deviceplugin.identity import Refused
 from deviceplugin.wakeup import Wakeup
 from proto import deviceplugin_pb2 as api
@@ -84,10 +85,7 @@ class Plugin:
                 log.warning("allocation refused: %s", error, extra={"resource": self.resource, "pod": error.uid})
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
                 raise
-            names = [api.CDIDevice(name=name) for name in answer.cdi]
-            response.container_responses.append(
-                api.ContainerAllocateResponse(envs=answer.env, cdi_devices=names, annotations=answer.annotations)
-            )
+            response.container_responses.append(_response(answer))
         return response
 
     async def PreStartContainer(  # noqa: N802
@@ -101,6 +99,16 @@ class Plugin:
             raise
         log.info("start granted", extra={"pod": known.pod.uid, "resource": self.resource})
         return api.PreStartContainerResponse()
+
+
+def _response(answer: Answer) -> api.ContainerAllocateResponse:
+    return api.ContainerAllocateResponse(
+        envs=answer.env,
+        mounts=[api.Mount(host_path=at, container_path=to) for at, to in answer.mounts],
+        devices=[api.DeviceSpec(host_path=n, container_path=n, permissions=PERMISSIONS) for n in answer.nodes],
+        annotations=answer.annotations,
+        cdi_devices=[api.CDIDevice(name=name) for name in answer.cdi],
+    )
 
 
 def _list(devices: Mapping[str, bool]) -> api.ListAndWatchResponse:

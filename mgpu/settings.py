@@ -164,6 +164,9 @@ class DevicePluginSettings(Block):
     `mpsDir`), which holds each share to its memory and compute.
     migManager: whether this agent may switch the MIG mode of cards.
     limitsDir: where the limits of a card's MtgpuPods are written, a file per UUID; empty: nowhere.
+    deviceList: `mounts`: NVIDIA's container toolkit is told a container's cards by mounts too, which it can be set to
+    heed of all containers, unlike the variable. deviceNodes: containers get the nodes of their cards from here, not by
+    the toolkit alone; devDir: where the host's /dev is seen.
     """
 
     node: str = ""
@@ -182,6 +185,9 @@ class DevicePluginSettings(Block):
     mps_control: str = Field("nvidia-cuda-mps-control", alias="mpsControl")
     mig_manager: bool = Field(True, alias="migManager")
     limits_dir: str = Field("/run/mgpu/limits", alias="limitsDir")
+    device_list: Annotated[Literal["env", "mounts"], BeforeValidator(lower)] = Field("env", alias="deviceList")
+    device_nodes: bool = Field(False, alias="deviceNodes")
+    dev_dir: str = Field("/dev", alias="devDir")
 
 
 class Settings(Block):

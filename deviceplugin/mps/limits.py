@@ -38,10 +38,14 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """What a container gets besides its dialect's environment. mounts: (path on the host, path in the container)."""
+    """What a container gets besides its dialect's environment. mounts: (path on the host, path in the container).
+
+    nodes: device nodes, the same path on both sides.
+    """
 
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
     mounts: tuple[tuple[str, str], ...] = ()
+    nodes: tuple[str, ...] = ()
 
 
 def pipe_dir(folder: Path, card: str) -> Path:

@@ -9,6 +9,7 @@ from deviceplugin.accounts import Grants, handed
 from deviceplugin.allocation import Allocations, Answer, Node
 from deviceplugin.cdi import CdiFiles
 from deviceplugin.exchange import Exchange
+from deviceplugin.exposure import Exposure
 from deviceplugin.offers import as_ids
 from deviceplugin.podresources import Owner
 from deviceplugin.pods import GpuPod, NodePods
@@ -54,8 +55,11 @@ def recorded(raw: dict[str, Any], on: Mapping[str, int], own: Sequence[Card] = (
 class Desk:
     """`restart` is the agent's; the kubelet's files, and what is in the CDI folder, stay."""
 
-    def __init__(self, folder: Path, *, cdi: bool = True, wait_seconds: float = 5.0) -> None:
+    def __init__(
+        self, folder: Path, *, cdi: bool = True, wait_seconds: float = 5.0, exposure: Exposure | None = None
+    ) -> None:
         self.folder, self._cdi, self._wait = folder, cdi, wait_seconds
+        self._exposure = exposure or Exposure()
         self.cards: tuple[Card, ...] = cards(2)
         self.gpus: tuple[Card, ...] = ()
         self.entries: list[checkpoint.Entry] = []
@@ -88,6 +92,7 @@ class Desk:
             resend=self._resend,
             given=lambda known: self.given.append(known.pod.name),
             foreign=lambda: self.foreign,
+            exposure=self._exposure,
         )
         names = [*(resource.name for resource in as_ids((), load_settings())), *SLICES]
         self.each = {name: Allocations(name, node, self._wait, guess_seconds=self._wait) for name in names}
