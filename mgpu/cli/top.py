@@ -16,7 +16,7 @@ from mgpu.cli.figures import SORTS, Figures, Fragmentation, Holder
 from mgpu.cli.inspect import objects, unhealthy_lists
 from mgpu.cli.overview import Overview, overview
 from mgpu.kube import Api, ApiError, Unreachable
-from mgpu.model.quantities import format_bytes, format_core
+from mgpu.model.quantities import format_bytes
 
 EXAMPLES = """
 \b
@@ -95,21 +95,21 @@ def _summary(whole: Figures, pending: int) -> list[str]:
     odd = f", {whole.unhealthy} unhealthy" if whole.unhealthy else ""
     waiting = f"; {pending} GPU pod{_s(pending)} waiting" if pending else ""
     return [
-        f"{whole.nodes} node{_s(whole.nodes)}, {whole.cards} card{_s(whole.cards)} ({whole.idle} idle{odd}){waiting}",
-        f"core {_percent(whole.core_share)} of {format_core(whole.core)}, "
-        f"memory {_percent(whole.memory_share)} of {format_bytes(whole.memory)}",
+        f"{whole.nodes:,} node{_s(whole.nodes)}, {whole.cards:,} card{_s(whole.cards)} ({whole.idle:,} idle{odd}){waiting}",
+        f"core {_percent(whole.core_share)} of {_core(whole.core)}, "
+        f"memory {_percent(whole.memory_share)} of {_bytes(whole.memory)}",
     ]
 
 
 def free_line(found: Fragmentation) -> str:
     """What is free and how usable it is, in one sentence."""
-    parts = [f"{found.idle} idle card{_s(found.idle)}"] if found.idle else []
+    parts = [f"{found.idle:,} idle card{_s(found.idle)}"] if found.idle else []
     if found.part:
-        most = f"at most {format_core(found.most_core)} and {format_bytes(found.most_memory)} on one"
-        amounts = f"{format_core(found.part_core)} and {format_bytes(found.part_memory)}"
-        parts.append(f"{amounts} on {found.part} part-used card{_s(found.part)} ({most})")
-    useless = [format_core(found.useless_core)] * bool(found.useless_core)
-    useless += [format_bytes(found.useless_memory)] * bool(found.useless_memory)
+        most = f"at most {_core(found.most_core)} and {_bytes(found.most_memory)} on one"
+        amounts = f"{_core(found.part_core)} and {_bytes(found.part_memory)}"
+        parts.append(f"{amounts} on {found.part:,} part-used card{_s(found.part)} ({most})")
+    useless = [_core(found.useless_core)] * bool(found.useless_core)
+    useless += [_bytes(found.useless_memory)] * bool(found.useless_memory)
     if useless:
         parts.append(f"{' and '.join(useless)} where the rest of the card is taken, so no share fits")
     return f"Free: {'; '.join(parts) or 'nothing'}"
@@ -123,8 +123,8 @@ def _table(kind: str, rows: Sequence[Figures]) -> Table:
             row.name,
             f"{row.cards}{odd}",
             str(row.idle),
-            *_filled(row.core_share, f"{format_core(row.core_used)} / {format_core(row.core)}"),
-            *_filled(row.memory_share, f"{format_bytes(row.memory_used)} / {format_bytes(row.memory)}"),
+            *_filled(row.core_share, f"{_core(row.core_used)} / {_core(row.core)}"),
+            *_filled(row.memory_share, f"{_bytes(row.memory_used)} / {_bytes(row.memory)}"),
         )
     return table
 
@@ -138,7 +138,7 @@ def _filled(share: float, text: str) -> tuple[Text, str]:
 def _holders(rows: Sequence[Holder]) -> Table:
     table = _bare("pod", "cards", "core", "memory", "node", "asked as")
     for row in rows:
-        amounts = (str(row.cards), format_core(row.core), format_bytes(row.memory))
+        amounts = (str(row.cards), _core(row.core), _bytes(row.memory))
         table.add_row(row.pod, *amounts, ", ".join(row.nodes), row.dialect)
     return table
 
@@ -154,6 +154,16 @@ def _bare(*names: str) -> Table:
 def _more(rows: Sequence[object], limit: int) -> list[Text]:
     left = len(rows) - limit
     return [Text(f"… and {left:,} more (--limit)", style="grey50")] if left > 0 else []
+
+
+def _core(milli: int) -> str:
+    """`1,250%`, `12.5%`."""
+    return f"{milli // 10:,}%" if milli % 10 == 0 else f"{milli / 10:,.1f}%"
+
+
+def _bytes(amount: int) -> str:
+    """`64.0 GiB`; many cards have `3,125.0 TiB`."""
+    return f"{amount / (1 << 40):,.1f} TiB" if amount >= 10 << 40 else format_bytes(amount)
 
 
 def _percent(share: float) -> str:
