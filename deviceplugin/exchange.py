@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from deviceplugin.identity import Refused, Target, environment, environment_on, recorded_cards
+from deviceplugin.metrics import CORRECTIONS
 from deviceplugin.pods import GpuPod, NodePods
 from deviceplugin.swap import Key, cards_in, exchangeable, partner, record, room, with_cards
 from mgpu.model.cards import Card
@@ -45,6 +46,7 @@ class Exchange:
             elif short := room(target, given, cards, self._pods.all()):
                 raise Refused(f"{why}; {short}", target.known.pod.uid)
             self._amend(target, given)
+            CORRECTIONS.labels("records").inc()
         if other is not None and target.key not in served:
             # What this one had is still to be given, and it is the other one's now.
             served.discard(other.key)

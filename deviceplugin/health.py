@@ -1,4 +1,4 @@
-"""`/healthz` and `/readyz` over plain HTTP, by the standard library alone: the agent has to stay small."""
+"""`/healthz`, `/readyz` and `/metrics` over plain HTTP, by the standard library alone: the agent has to stay small."""
 
 import threading
 from collections.abc import Callable
@@ -7,18 +7,36 @@ from typing import Any
 
 
 class HealthServer:
-    """`healthy` and `ready` say what is wrong, "" where nothing: then 200 and `ok`, else 503 and the reason."""
+    """`healthy` and `ready` say what is wrong, "" where nothing: then 200 and `ok`, else 503 and the reason.
 
-    def __init__(self, port: int, healthy: Callable[[], str], ready: Callable[[], str], host: str = "") -> None:
+    metrics: the page of this content type; None: there is none.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        healthy: Callable[[], str],
+        ready: Callable[[], str],
+        host: str = "",
+        metrics: Callable[[], bytes] | None = None,
+        content_type: str = "",
+    ) -> None:
         checks = {"/healthz": healthy, "/readyz": ready}
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                check = checks.get(self.path.partition("?")[0])
+                path = self.path.partition("?")[0]
+                if path == "/metrics" and metrics is not None:
+                    self._say(200, metrics(), content_type)
+                    return
+                check = checks.get(path)
                 problem = "not found" if check is None else check()
-                body = f"{problem or 'ok'}\n".encode()
-                self.send_response(404 if check is None else 503 if problem else 200)
-                self.send_header("Content-Type", "text/plain; charset=utf-8")
+                status = 404 if check is None else 503 if problem else 200
+                self._say(status, f"{problem or 'ok'}\n".encode(), "text/plain; charset=utf-8")
+
+            def _say(self, status: int, body: bytes, content_type: str) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", content_type)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

@@ -8,15 +8,18 @@ import shlex
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
+from prometheus_client import CollectorRegistry
 
 from deviceplugin.agent import Agent, pod_resources_socket
 from deviceplugin.cards import CardSource
 from deviceplugin.cards.nvml import NvmlCards
 from deviceplugin.cards.simulated import SimulatedCards
 from deviceplugin.health import HealthServer
+from deviceplugin.metrics import REGISTRY, NodeCards
 from deviceplugin.mig.driver import MigDriver, NvmlMig
 from deviceplugin.offers import as_ids
 from deviceplugin.registration import socket_name
@@ -27,6 +30,7 @@ from mgpu.cli.setup import read_settings
 from mgpu.kube import Api
 from mgpu.model.errors import BadObject, Problem
 from mgpu.serving import logs
+from mgpu.serving.metrics import CONTENT_TYPE, page
 from mgpu.settings import DevicePluginSettings, Settings
 
 _log = logging.getLogger(__name__)
@@ -65,7 +69,7 @@ Examples:
 )
 @click.option("--enforce", type=click.Choice(["none", "mps"]), help="Hold shares to their limits.  [default: none]")
 @click.option("--memory-unit", type=click.Choice(["GiB", "MiB"], case_sensitive=False), help="Of aliyun.com/gpu-mem.")
-@click.option("--health-port", type=int, help="Serve /healthz and /readyz here; 0: not at all.  [default: 0]")
+@click.option("--health-port", type=int, help="Serve /healthz, /readyz and /metrics here; 0: not at all.  [default: 0]")
 @click.option("--kubeconfig", default="", help="The cluster.  [default: the one this runs in]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str | int | None) -> None:
@@ -149,7 +153,10 @@ def _health(port: int, agent: Agent) -> HealthServer | None:
     if not port:
         return None
     try:
-        server = HealthServer(port, agent.unhealthy, agent.not_ready)
+        present = CollectorRegistry()
+        present.register(NodeCards(agent))
+        shown = partial(page, REGISTRY, present)
+        server = HealthServer(port, agent.unhealthy, agent.not_ready, metrics=shown, content_type=CONTENT_TYPE)
     except OSError as error:
         problem = Problem("deviceplugin.healthPort", f"cannot listen on {port}: {error.strerror}")
         raise BadObject([problem]) from error

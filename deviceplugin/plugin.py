@@ -1,14 +1,16 @@
 """The DevicePlugin service (v1beta1) of one resource, on grpc.aio."""
 
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import grpc
 
+from deviceplugin import metrics
 from deviceplugin.allocation import Allocations, Answer
 from deviceplugin.cdi import PERMISSIONS
-from deviceplugin.identity import Refused
+from deviceplugin.identity import VISIBLE, VOID, Refused
 from deviceplugin.wakeup import Wakeup
 from proto import deviceplugin_pb2 as api
 
@@ -77,6 +79,16 @@ class Plugin:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not offered: ids stand for no card")
 
     async def Allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:  # noqa: N802
+        began, result = time.perf_counter(), "refused"
+        try:
+            response = await self._allocate(request, context)
+            void = any(row.envs.get(VISIBLE) == VOID[VISIBLE] for row in response.container_responses)
+            result = "void" if void else "granted"
+        finally:
+            metrics.ALLOCATE.labels(result).observe(time.perf_counter() - began)
+        return response
+
+    async def _allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:
         response = api.AllocateResponse()
         for asked in request.container_requests:
             try:
@@ -91,6 +103,15 @@ class Plugin:
     async def PreStartContainer(  # noqa: N802
         self, request: api.PreStartContainerRequest, context: Any
     ) -> api.PreStartContainerResponse:
+        began, result = time.perf_counter(), "refused"
+        try:
+            response = await self._pre_start(request, context)
+            result = "granted"
+        finally:
+            metrics.PRESTART.labels(result).observe(time.perf_counter() - began)
+        return response
+
+    async def _pre_start(self, request: api.PreStartContainerRequest, context: Any) -> api.PreStartContainerResponse:
         try:
             known = await self._allocations.pre_start(request.devices_ids)
         except Refused as error:

@@ -1,0 +1,128 @@
+"""What the node agent tells Prometheus: how it answers the kubelet, and what is held of each of its cards."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from mgpu.model.card_use import CardUse, card_uses
+from mgpu.model.cards import Card
+from mgpu.model.ledger import Holding, Ledger
+from mgpu.serving.metrics import SECONDS, say_version
+
+REGISTRY = CollectorRegistry()
+ProcessCollector(registry=REGISTRY)
+say_version(REGISTRY, "deviceplugin")
+
+ALLOCATE = Histogram(
+    "mgpu_allocate_seconds",
+    "Time that the answer to Allocate took. result void: which container it was for is settled before that starts.",
+    ["result"],
+    registry=REGISTRY,
+    buckets=SECONDS,
+)
+PRESTART = Histogram(
+    "mgpu_prestart_seconds",
+    "Time that the answer to PreStartContainer took, the wait for a decision included.",
+    ["result"],
+    registry=REGISTRY,
+    buckets=SECONDS,
+)
+CORRECTIONS = Counter(
+    "mgpu_identity_corrections",
+    "Containers for which Allocate had named other cards than were decided for their pod, and what was put right: "
+    "the answer (CDI), or the records of the pods (without).",
+    ["corrected"],
+    registry=REGISTRY,
+)
+
+_MILLI = 1000
+
+
+class Seen(NamedTuple):
+    """gpus: all of the node's. devices: what pods can be given of them, cards and slices."""
+
+    gpus: Sequence[Card]
+    devices: Sequence[Card]
+    held: Sequence[Holding]
+
+
+class Watch(Protocol):
+    restarts: int
+
+    @property
+    def synced(self) -> bool: ...
+
+    @property
+    def broken_for(self) -> float: ...
+
+
+class Agent(Protocol):
+    """The part of `deviceplugin.agent.Agent` that is told of; from any thread."""
+
+    @property
+    def node(self) -> str: ...
+
+    @property
+    def watch(self) -> Watch: ...
+
+    def seen(self) -> Seen: ...
+
+    def not_ready(self) -> str: ...
+
+
+class NodeCards(Collector):
+    """The cards as they are when somebody asks. A node has few."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def describe(self) -> Iterator[Metric]:
+        """Without asking anything: only for their names."""
+        yield from _of_cards("", ())
+        yield from _of_agent(None)
+
+    def collect(self) -> Iterator[Metric]:
+        gpus, devices, held = self._agent.seen()
+        ledger = Ledger()
+        ledger.set_cards("", tuple(devices))
+        for holding in held:
+            ledger.hold(holding)
+        uses = card_uses(gpus, (*ledger.cards(""), *ledger.others("")))
+        yield from _of_cards(self._agent.node, uses)
+        yield from _of_agent(self._agent)
+
+
+def _of_cards(node: str, uses: Sequence[CardUse]) -> Iterator[Metric]:
+    labels = ["node", "index", "uuid", "model"]
+    healthy = GaugeMetricFamily("mgpu_card_healthy", "1 where the card is healthy, else 0.", labels=labels)
+    text = "Compute of the card that can be given out; 1 is all of a card."
+    core = GaugeMetricFamily("mgpu_card_core_capacity_ratio", text, labels=labels)
+    core_used = GaugeMetricFamily("mgpu_card_core_used_ratio", "Compute of it that pods hold.", labels=labels)
+    memory = GaugeMetricFamily("mgpu_card_memory_capacity_bytes", "Memory of the card.", labels=labels)
+    memory_used = GaugeMetricFamily("mgpu_card_memory_used_bytes", "Memory of it that pods hold.", labels=labels)
+    for use in uses:
+        card = use.card
+        values = [node, str(card.index), card.uuid, card.model]
+        healthy.add_metric(values, card.healthy)
+        core.add_metric(values, card.core / _MILLI)
+        core_used.add_metric(values, use.core / _MILLI)
+        memory.add_metric(values, card.memory)
+        memory_used.add_metric(values, use.memory)
+    yield from (healthy, core, core_used, memory, memory_used)
+
+
+def _of_agent(agent: Agent | None) -> Iterator[Metric]:
+    ready = GaugeMetricFamily("mgpu_agent_ready", "1 where pods can start on this node (/readyz), else 0.")
+    synced = GaugeMetricFamily("mgpu_agent_watch_synced", "1 once the node's pods are known.")
+    text = "Seconds since the API server was last heard on them; 0 while the watch runs."
+    broken = GaugeMetricFamily("mgpu_agent_watch_broken_seconds", text)
+    restarts = CounterMetricFamily("mgpu_agent_watch_restarts", "Times that this watch broke and began anew.")
+    if agent is not None:
+        ready.add_metric([], not agent.not_ready())
+        synced.add_metric([], agent.watch.synced)
+        broken.add_metric([], agent.watch.broken_for)
+        restarts.add_metric([], agent.watch.restarts)
+    yield from (ready, synced, broken, restarts)
