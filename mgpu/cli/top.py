@@ -95,7 +95,8 @@ def _summary(whole: Figures, pending: int) -> list[str]:
     odd = f", {whole.unhealthy} unhealthy" if whole.unhealthy else ""
     waiting = f"; {pending} GPU pod{_s(pending)} waiting" if pending else ""
     return [
-        f"{whole.nodes:,} node{_s(whole.nodes)}, {whole.cards:,} card{_s(whole.cards)} ({whole.idle:,} idle{odd}){waiting}",
+        f"{whole.nodes:,} node{_s(whole.nodes)}, {whole.cards:,} card{_s(whole.cards)} "
+        f"({whole.idle:,} idle{odd}){waiting}",
         f"core {_percent(whole.core_share)} of {_core(whole.core)}, "
         f"memory {_percent(whole.memory_share)} of {_bytes(whole.memory)}",
     ]
