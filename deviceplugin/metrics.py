@@ -86,12 +86,12 @@ class NodeCards(Collector):
 
     def collect(self) -> Iterator[Metric]:
         gpus, devices, held = self._agent.seen()
-        ledger = Ledger()
-        ledger.set_cards("", tuple(devices))
+        ledger, name = Ledger(), self._agent.node
+        ledger.set_cards(name, tuple(devices))
         for holding in held:
             ledger.hold(holding)
-        uses = card_uses(gpus, (*ledger.cards(""), *ledger.others("")))
-        yield from _of_cards(self._agent.node, uses)
+        uses = card_uses(gpus, (*ledger.cards(name), *ledger.others(name)))
+        yield from _of_cards(name, uses)
         yield from _of_agent(self._agent)
 
 

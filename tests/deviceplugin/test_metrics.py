@@ -1,0 +1,85 @@
+"""What the node agent tells Prometheus."""
+
+import urllib.request
+from functools import partial
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from deviceplugin.health import HealthServer
+from deviceplugin.metrics import REGISTRY, NodeCards
+from mgpu.serving.metrics import CONTENT_TYPE, page
+from tests.builders import cards
+from tests.deviceplugin.desk import Desk, decided
+from tests.deviceplugin.node import Node, until
+
+GIB = 1 << 30
+CARD = {"node": "n1", "model": "A100-SXM4-80GB"}
+ONE = {**CARD, "index": "1", "uuid": "GPU-n1-1"}
+
+
+def value(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+def corrections(what: str) -> float:
+    return value("mgpu_identity_corrections_total", corrected=what)
+
+
+def test_cards_and_how_the_kubelet_was_answered(node: Node) -> None:
+    def answers() -> list[float]:
+        allocate = sum(value("mgpu_allocate_seconds_count", result=result) for result in ("granted", "void"))
+        return [allocate, value("mgpu_prestart_seconds_count", result="granted")]
+
+    before = answers()
+    with node.agent() as agent:
+        registry = CollectorRegistry()
+        registry.register(NodeCards(agent))
+        sample = registry.get_sample_value
+        node.create(decided("p", "1", core=30, node="n1"))
+        node.runs("p")
+        assert all(now > then for now, then in zip(answers(), before, strict=True))
+        assert sample("mgpu_card_core_used_ratio", ONE) == 0.3
+        assert sample("mgpu_card_core_used_ratio", {**CARD, "index": "0", "uuid": "GPU-n1-0"}) == 0
+        assert sample("mgpu_card_core_capacity_ratio", ONE) == 1
+        assert sample("mgpu_card_memory_used_bytes", ONE) == GIB
+        assert sample("mgpu_card_memory_capacity_bytes", ONE) == 80 * GIB
+        assert sample("mgpu_agent_watch_synced") == 1
+        until(lambda: sample("mgpu_agent_ready") == 1)
+        node.set_cards([{"memory": "80Gi"}, {"memory": "80Gi", "healthy": False}])
+        until(lambda: sample("mgpu_card_healthy", ONE) == 0)
+
+
+def test_a_guess_that_another_pod_came_before_is_a_correction_of_the_answer(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.pods.take(decided("p", "1"))
+    before = corrections("answer")
+    answer = desk.allocate(["1", "2"])  # of p, as far as is known
+    desk.pods.take(decided("q", "0"))
+    desk.note(answer, ["1", "2"], "uid-q")
+    desk.start(["1", "2"])
+    desk.start(["1", "2"])  # the container starts again
+    assert desk.visible(answer) == "GPU-n1-0"
+    assert corrections("answer") == before + 1
+
+
+def test_records_that_were_exchanged_are_corrections(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, cdi=False, wait_seconds=0.01)
+    desk.cards = cards(2)
+    for name, on in (("p", "0"), ("q", "1")):
+        desk.pods.take(decided(name, on))
+    before = corrections("records")
+    for ids, uid in ((["1", "2"], "uid-q"), (["3", "4"], "uid-p")):
+        desk.admit(ids, uid)
+    for ids in (["1", "2"], ["3", "4"]):
+        desk.start(ids)
+    assert corrections("records") == before + 1  # the other one's has been made to agree by then
+
+
+def test_the_page_is_served_beside_the_probes() -> None:
+    server = HealthServer(0, str, str, "127.0.0.1", partial(page, REGISTRY), CONTENT_TYPE)
+    server.start()
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as answer:
+        assert answer.headers["Content-Type"] == CONTENT_TYPE
+        assert b'mgpu_build_info{part="deviceplugin",version="' in answer.read()
+    server.stop()
