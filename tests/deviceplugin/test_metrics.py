@@ -46,7 +46,8 @@ def test_cards_and_how_the_kubelet_was_answered(node: Node) -> None:
         assert sample("mgpu_card_memory_capacity_bytes", ONE) == 80 * GIB
         assert sample("mgpu_agent_watch_synced") == 1
         until(lambda: sample("mgpu_agent_ready") == 1)
-        node.set_cards([{"memory": "80Gi"}, {"memory": "80Gi", "healthy": False}])
+        one = {"memory": "80Gi", "model": CARD["model"]}
+        node.set_cards([one, {**one, "healthy": False}])
         until(lambda: sample("mgpu_card_healthy", ONE) == 0)
 
 
