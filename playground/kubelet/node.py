@@ -25,7 +25,7 @@ class NodeReporter:
     def __init__(self, api: Api, config: KubeletConfig, devices: DeviceManager, port: int) -> None:
         self._api, self._config, self._devices, self._port = api, config, devices, port
         self._path = f"/api/v1/nodes/{config.node}"
-        self._wake = threading.Event()
+        self._wake, self._lock = threading.Event(), threading.Lock()
         self._stopped = False
         self.node: Json | None = None
         query = {"fieldSelector": f"metadata.name={config.node}"}
@@ -48,7 +48,8 @@ class NodeReporter:
         self._wake.set()
 
     def _seen(self, node: Json) -> None:
-        self.node = node
+        with self._lock:
+            self.node = node
         self.poke()
 
     def _register(self) -> None:
@@ -97,7 +98,10 @@ class NodeReporter:
         wanted = self._status(node.get("status") or {})
         patch = _difference(node.get("status") or {}, wanted)
         if patch:
-            self.node = self._api.patch(f"{self._path}/status", {"status": patch})
+            answer = self._api.patch(f"{self._path}/status", {"status": patch})
+            with self._lock:
+                if self.node is node:  # else the watch has brought what was written after this
+                    self.node = answer
 
     def _status(self, old: Json) -> Json:
         """As the kubelet's setters: capacity as it stands with ours over it; allocatable follows from capacity."""

@@ -1,6 +1,7 @@
 """The kubelet's node, plugins and PodResources, over the API and gRPC."""
 
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -21,6 +22,23 @@ def test_a_node_is_registered_ready_and_allocatable_follows_capacity(bench: Benc
     bench.plugin()
     until(lambda: bench.capacity() == ("8", "8"))
     assert bench.capacity("example.com/memory") == ("5", "5")
+
+
+def test_what_others_write_before_the_answer_to_an_own_write_is_not_lost(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch = bench.api.patch
+
+    def slow(path: str, body: Any, *more: Any) -> Any:
+        answer = patch(path, body, *more)
+        if body.get("status", {}).get("capacity", {}).get(CORE) == "8":
+            patch(f"{NODE}/status", {"status": {"capacity": {"example.com/memory": "5"}}})
+            until(lambda: "example.com/memory" in bench.kubelet.node.node["status"]["capacity"])  # type: ignore[index]
+        return answer
+
+    monkeypatch.setattr(bench.api, "patch", slow)
+    bench.plugin()
+    until(lambda: bench.capacity("example.com/memory") == ("5", "5"), 5)
 
 
 def test_logs_are_served_over_https_where_the_node_says(bench: Bench) -> None:
