@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo playground test check format bench proto soak manifests deploy undeploy clean
+.PHONY: help install demo playground test check format bench proto pictures soak manifests deploy undeploy clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[36m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ format: install ## Rewrite the sources in the house format
 
 bench: install ## Measure, with the machine named
 	$(BIN)/python -m bench
+
+pictures: install ## Make the pictures of docs/ anew, with an installed chromium
+	$(BIN)/python docs/pictures/make.py
 
 proto: install ## Regenerate the gRPC modules from proto/*.proto
 	$(BIN)/python proto/generate.py

@@ -11,6 +11,7 @@ SECTIONS = [
     "bench.binding",
     "bench.startup",
     "bench.learning",
+    "bench.page",
     "bench.allocate",
     "bench.starts",
     "bench.endtoend",

@@ -49,7 +49,8 @@ class Waiting:
 
     def json(self, names: Sequence[str], version: int) -> Json:
         """`{"total", "pods", "whys"}`. names: all nodes. version: moves with every change of them."""
-        waiting = [known for known in self._state.snapshots.gpu_pods() if _waits(known)]
+        known_pods = self._state.snapshots.gpu_pods()
+        waiting = [known for known in known_pods if not known.pod.node and not known.pod.ended]
         undecided = (self._state.gpu_pod(uid) for uid in self._state.undecided())
         mtgpupods = [raw for raw in self._mtgpupods() if _has_no_card(raw)]
         shown = [*(known for known in undecided if known), *nsmallest(MOST, waiting, key=_turn)][:MOST]
@@ -105,10 +106,6 @@ class Waiting:
             text = ": ".join(filter(None, (view.reason, view.message))) or "nothing was said of it yet"
             rows.append(mtgpupod_json(view, at(text, said_json(text))))
         return rows
-
-
-def _waits(known: GpuPod) -> bool:
-    return not known.pod.node and not known.pod.ended
 
 
 def _turn(known: GpuPod) -> tuple[int, str, str, str]:

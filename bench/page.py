@@ -1,0 +1,130 @@
+"""The web page over 5,000 nodes × 8 cards with 8 pods each, in-process: what it costs to make and to send, and what a
+filter takes while nobody, one or ten look at it.
+
+100 pods are bound each second meanwhile. Rounds with and without viewers take turns, so that what else the machine does
+falls on both.
+"""
+
+import gzip
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+
+import orjson
+
+from bench.clusters import fill, running
+from bench.serving import quantiles
+from mgpu.model.pods import read_pod
+from mgpu.settings import load_settings
+from scheduler.filtering import Filter
+from scheduler.gpu_pods import GpuPod, gpu_pod_of
+from scheduler.process import SWITCH_SECONDS
+from scheduler.state import State
+from scheduler.web.app import make_board
+from scheduler.web.board import Board
+from tests import builders as b
+
+NODES, WAITING = 5_000, 20
+VIEWERS = (0, 1, 10)
+ROUNDS, SECONDS = 4, 5.0
+NAMES = [f"node-{i}" for i in range(NODES)]
+
+
+def main() -> None:
+    print(f"The page: {NODES:,} nodes × 8 cards, 8 pods each, {WAITING} pods that wait, 100 bindings/s")
+    settings = load_settings()
+    state = State(settings)
+    fill(state, NODES)
+    for i in range(WAITING):
+        state.pod_changed(b.share(f"waits-{i}", 99, 79 * 1024 + i))
+    filter_, board = Filter(state, settings), make_board(state, settings)
+    filter_.refresh()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    version = _first(board)
+    found: dict[int, list[float]] = {viewers: [] for viewers in VIEWERS}
+    serial = count()
+    for _ in range(ROUNDS):
+        # What happened since the last viewers is not theirs to pay for.
+        for viewers, times in found.items():
+            version = _version(board, version)
+            with _busy(state, board, viewers, version, serial):
+                times += _filters(filter_)
+    for viewers, times in found.items():
+        p50, p99 = quantiles(times)
+        print(f"  filter while {viewers:2} look: p50 {p50:.2f} p99 {p99:.2f} ms over {len(times)}")
+
+
+def _first(board: Board) -> str:
+    began, cpu = time.perf_counter(), time.thread_time()
+    version, sent, first = "", 0, 0.0
+    while True:
+        packed = board.since(version, "")
+        answer, sent = orjson.loads(gzip.decompress(packed)), sent + len(packed)
+        version, first = answer["version"], first or time.perf_counter() - began
+        if not answer["todo"]:
+            break
+    took, cpu = time.perf_counter() - began, time.thread_time() - cpu
+    print(f"  first view: some nodes after {first:.2f} s, all after {took:.2f} s ({cpu:.2f} s of a core)")
+    whole = board.since("", "")
+    print(f"  all of it: {len(whole) / 1024:.0f} KiB sent, {len(gzip.decompress(whole)) / 1024:.0f} KiB of JSON")
+    return str(version)
+
+
+def _version(board: Board, version: str) -> str:
+    while True:
+        answer = orjson.loads(gzip.decompress(board.since(version, "")))
+        version = str(answer["version"])
+        if not answer["todo"]:
+            return version
+
+
+@contextmanager
+def _busy(state: State, board: Board, viewers: int, version: str, serial: Iterator[int]) -> Iterator[None]:
+    """version: which the viewers have at first; reading all of it would be their work, and not this process's."""
+    stop = threading.Event()
+
+    def bind() -> None:
+        while not stop.wait(0.01):
+            i = next(serial)
+            state.pod_changed(running(f"new-{i}", i * 7919 % NODES, i))
+
+    def look() -> None:
+        known = version
+        while not stop.wait(1.0):
+            known = orjson.loads(gzip.decompress(board.since(known, "")))["version"]
+
+    threads = [threading.Thread(target=target) for target in (bind, *[look] * viewers)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def _filters(filter_: Filter) -> list[float]:
+    times: list[float] = []
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        known = _known(len(times))
+        began = time.perf_counter()
+        filter_.filter(known, NAMES)
+        times.append((time.perf_counter() - began) * 1000)
+        time.sleep(0.01)
+    return times
+
+
+def _known(i: int) -> GpuPod:
+    raw = b.share("p", 80, 4096 + i)
+    known = gpu_pod_of(read_pod(raw), raw, load_settings())
+    assert known is not None
+    return known
+
+
+if __name__ == "__main__":
+    main()
