@@ -307,6 +307,17 @@ def test_all_components_stand_side_by_side(tmp_path: Path) -> None:
     assert {"--cert-dir=/tls", "--extender-host=0.0.0.0"} <= set(arguments)
 
 
+def test_where_the_variable_is_not_heeded_the_cards_come_as_mounts(tmp_path: Path) -> None:
+    guarded = kustomization(tmp_path, MANIFESTS / "base", [MANIFESTS / "components" / "nvidia-guarded"])
+    documents = rendered(guarded)
+    agent = named(documents, "DaemonSet", "mgpu-deviceplugin")
+    check(agent)
+    assert settings_of(documents, agent, tmp_path).deviceplugin.device_list == "mounts"
+    own = running_mgpu(agent)["securityContext"]
+    assert own["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
+    assert "allowPrivilegeEscalation" not in own
+
+
 def test_nothing_names_a_registry() -> None:
     for folder in FOLDERS:
         for image in re.findall(r"^ *image: (\S+)$", text_of(folder), re.MULTILINE):
