@@ -117,8 +117,9 @@ class Board:
                 self._floor = self._gone.popleft()[0]
             self._todo = len(wanted) - sum(name in versions for name in made)
             self._nodes_number = number if made else self._nodes_number
-        # Reasons are of all nodes, made or not.
-        pending = orjson.dumps(self._waiting.json(list(versions), self._nodes_number))
+            # Reasons are of all nodes that are there, made or not.
+            names = [name for name in versions if name in self._nodes or name not in self._versions]
+        pending = orjson.dumps(self._waiting.json(names, self._nodes_number))
         with self._lock:
             if pending != self._pending[1]:
                 self._pending = number, pending

@@ -55,14 +55,14 @@ class Waiting:
         mtgpupods = [raw for raw in self._mtgpupods() if _has_no_card(raw)]
         shown = [*(known for known in undecided if known), *nsmallest(MOST, waiting, key=_turn)][:MOST]
         self._ask(shown, names, version)
-        whys: dict[str, int] = {}
+        whys: dict[object, int] = {}
         said: list[Json] = []
 
-        def at(text: str, why: Json) -> int:
-            if text not in whys:
-                whys[text] = len(said)
+        def at(key: object, why: Json) -> int:
+            if key not in whys:
+                whys[key] = len(said)
                 said.append(why)
-            return whys[text]
+            return whys[key]
 
         rows = []
         for known in shown:
@@ -88,7 +88,7 @@ class Waiting:
         why = self._why.get(key)
         return why is not None and why.version == version and now - why.asked < STALE_SECONDS
 
-    def _said(self, known: GpuPod) -> tuple[str, Json | None]:
+    def _said(self, known: GpuPod) -> tuple[object, Json | None]:
         """The reason, and what tells it from others; None: not known yet."""
         if known.pod.node:
             text = f"it is bound to {known.pod.node}, and its cards are not decided yet"
@@ -97,9 +97,9 @@ class Waiting:
             text = "; ".join(map(str, known.problems))
             return text, said_json(text)
         key = known.ask, known.pod.priority
-        return f"ask {hash(key)}", self._why[key].said if key in self._why else None
+        return key, self._why[key].said if key in self._why else None
 
-    def _of_mtgpupods(self, raws: Sequence[Raw], at: Callable[[str, Json], int]) -> list[Json]:
+    def _of_mtgpupods(self, raws: Sequence[Raw], at: Callable[[object, Json], int]) -> list[Json]:
         found = read_all(raws, ())
         rows = []
         for view in found.views:

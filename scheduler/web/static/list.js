@@ -49,12 +49,14 @@ export class List {
         this.made.delete(name);
       }
     }
-    for (const i of [...wanted.values()].sort((a, b) => a - b)) this.put(i);
+    // From the last on, each before the next: whoever has the page read out hears it in order.
+    let next = null;
+    for (const i of [...wanted.values()].sort((a, b) => b - a)) next = this.put(i, next);
     this.canvas.dataset.drawn = this.made.size;
     this.letOneBeTabbedTo();
   }
 
-  put(i) {
+  put(i, next) {
     const row = this.rows[i];
     const key = `${this.columns[i]} ${row.cards.map((card) => card.index)}`;
     let made = this.made.get(row.node.name);
@@ -62,12 +64,13 @@ export class List {
       const element = section(row, this.columns[i]);
       const focused = made?.element.contains(document.activeElement);
       if (made) made.element.replaceWith(element);
-      else this.canvas.append(element);
+      else this.canvas.insertBefore(element, next);
       made = { element, key, node: row.node };
       this.made.set(row.node.name, made);
       if (focused) this.tile(this.active)?.focus({ preventScroll: true });
     }
     made.element.style.transform = `translateY(${this.tops[i]}px)`;
+    return made.element;
   }
 
   rowAt(y) {

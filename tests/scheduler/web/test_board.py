@@ -155,6 +155,14 @@ def test_equal_pods_share_a_reason_which_follows_the_cards(page: Page) -> None:
     assert pending(page)["whys"][0]["fits"] == 2
 
 
+def test_reasons_are_of_the_nodes_that_are_there(page: Page) -> None:
+    page.replica.api.put("pods", b.share("p", 50, 90 * 1024))
+    assert pending(page)["whys"][0]["of"] == 2
+    page.replica.api.remove("nodes", "n2")
+    for _ in range(2):
+        assert pending(page)["whys"][0]["of"] == 1
+
+
 def test_looking_never_makes_a_plan(page: Page) -> None:
     """Asked by kube-scheduler, the filter has the cards cut for this pod."""
     replica = page.replica
