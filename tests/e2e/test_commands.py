@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,6 +91,10 @@ def test_the_playground_serves_kubectl_and_leaves_nothing_behind(
                 break
         told = re.search(r"export KUBECONFIG=(\S+)", "".join(lines))
         assert told, lines
+        page = re.search(r"web page: (http://127\.0\.0\.1:\d+/)", "".join(lines))
+        assert page, lines
+        with urllib.request.urlopen(page[1], timeout=10) as reply:
+            assert b"<title>mgpu" in reply.read()
         if found := shutil.which("kubectl"):
             asked = [found, "--kubeconfig", told[1], "get", "nodes", "-o", "name"]
             answer = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True)
