@@ -318,6 +318,17 @@ def test_where_the_variable_is_not_heeded_the_cards_come_as_mounts(tmp_path: Pat
     assert "allowPrivilegeEscalation" not in own
 
 
+def test_the_agent_looks_for_device_nodes_in_the_hosts_dev(tmp_path: Path) -> None:
+    component = MANIFESTS / "components" / "device-nodes"
+    documents = rendered(kustomization(tmp_path, MANIFESTS / "base", [component]))
+    agent = named(documents, "DaemonSet", "mgpu-deviceplugin")
+    own = settings_of(documents, agent, tmp_path).deviceplugin
+    assert own.device_nodes
+    (volume,) = (m["name"] for m in running_mgpu(agent)["volumeMounts"] if m["mountPath"] == own.dev_dir)
+    paths = {v["name"]: v.get("hostPath") for v in agent["spec"]["template"]["spec"]["volumes"]}
+    assert paths[volume] == {"path": "/dev", "type": "Directory"}
+
+
 def test_nothing_names_a_registry() -> None:
     for folder in FOLDERS:
         for image in re.findall(r"^ *image: (\S+)$", text_of(folder), re.MULTILINE):
