@@ -16,15 +16,15 @@ FINALIZER=mgpu.io/mtgpupod
 
 say() { printf '%s\n' "$*"; }
 
-there() { [ -n "$(kubectl get customresourcedefinitions "$1" --ignore-not-found -o name)" ]; }
+# Asked for before anything is done: an API server that does not answer now ends this here.
+definitions=$(kubectl get customresourcedefinitions -o name)
+there() { printf '%s\n' "$definitions" | grep -q "/$1\$"; }
 
 # First of all: from now on nothing on this cluster waits for mgpu, whatever of it is dead or dying.
 say 'webhook configurations'
 kubectl delete mutatingwebhookconfigurations,validatingwebhookconfigurations $OURS --ignore-not-found
-policies=validatingadmissionpolicies.admissionregistration.k8s.io
-if kubectl api-resources --api-group=admissionregistration.k8s.io -o name | grep -qx "$policies"; then
-    kubectl delete validatingadmissionpolicybindings,validatingadmissionpolicies $OURS --ignore-not-found
-fi
+kubectl delete validatingadmissionpolicybindings,validatingadmissionpolicies $OURS --ignore-not-found ||
+    say 'this cluster has no ValidatingAdmissionPolicies (Kubernetes before 1.30)'
 
 # While the scheduler process still runs: it ends their Pods and occupy pods, and takes its finalizer off.
 if there mtgpupods.lsalab.nthu; then
