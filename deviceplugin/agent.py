@@ -21,7 +21,7 @@ from deviceplugin.mig.driver import MigDriver
 from deviceplugin.mps.clients import mps_of
 from deviceplugin.offers import WHOLE_CARDS, as_ids, budget
 from deviceplugin.plugin import Plugin
-from deviceplugin.podresources import PodResources
+from deviceplugin.podresources import PodResources, pod_resources_socket
 from deviceplugin.pods import GpuPod, NodePods
 from deviceplugin.records import RecordWriter
 from deviceplugin.registration import CHECK_SECONDS, Registration
@@ -29,6 +29,7 @@ from deviceplugin.reporter import Reporter
 from deviceplugin.runtime import ContainerRuntime
 from deviceplugin.slices.service import Slices
 from deviceplugin.slices.worker import Around
+from deviceplugin.toolkit import read_toolkit
 from deviceplugin.unrecorded import Unrecorded
 from deviceplugin.upkeep import Keeper, keep_clean
 from deviceplugin.wakeup import Wakeup
@@ -42,16 +43,12 @@ from mgpu.model.errors import RetryLater
 from mgpu.model.given import write_given
 from mgpu.model.partitioning import LABEL
 from mgpu.model.slices import MIG, MPS
-from mgpu.settings import DevicePluginSettings, Settings
+from mgpu.settings import Settings
 
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 2.0
 _STOP_SECONDS = _NODE_SECONDS = 5.0
-
-
-def pod_resources_socket(own: DevicePluginSettings) -> Path:
-    return Path(own.pod_resources or Path(own.kubelet_dir) / "pod-resources" / "kubelet.sock")
 
 
 class Agent:
@@ -80,6 +77,7 @@ class Agent:
             lambda cards: self._slices.whole(cards),
             lambda: self._slices.wake(),
             lambda: self._runtime.has_cdi,
+            read_toolkit,
         )
         self._records = RecordWriter(api)
         self._limits = LimitsFiles(
@@ -385,24 +383,18 @@ class Agent:
         log.warning("%s", problem, extra={"node": self._node_name})
         self._recorder.warn(node_reference(self._node_name), reason, problem)
 
-    def _warn_pod(self, known: GpuPod, why: str) -> None:
+    def _warn_pod(self, known: GpuPod, why: str, reason: str = "MgpuStartRefused") -> None:
         reference = pod_reference(known.pod.namespace, known.pod.name, known.pod.uid)
-        self._recorder.warn(reference, "MgpuStartRefused", why)
+        self._recorder.warn(reference, reason, why)
 
     def _warn_mps(self, problem: str) -> None:
-        log.warning("%s", problem, extra={"node": self._node_name})
-        self._recorder.warn(node_reference(self._node_name), "MgpuMps", problem)
+        self._warn_node(problem, "MgpuMps")
 
     def _warn_unenforced(self, known: GpuPod, why: str) -> None:
-        reference = pod_reference(known.pod.namespace, known.pod.name, known.pod.uid)
-        self._recorder.warn(reference, "MgpuNotEnforced", why)
+        self._warn_pod(known, why, "MgpuNotEnforced")
 
     def _close(self) -> None:
         for wakeup in (self._cards_changed, self._pods_changed, self._stopping):
             wakeup.unbind()
-        self._reflector.stop()
-        self._reporter.stop()
-        self._cards.stop()
-        self._records.stop()
-        self._slices.stop()
-        self._limits.stop()
+        for part in (self._reflector, self._reporter, self._cards, self._records, self._slices, self._limits):
+            part.stop()

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 from prometheus_client import CollectorRegistry
 
-from deviceplugin.agent import Agent, pod_resources_socket
+from deviceplugin.agent import Agent
 from deviceplugin.cards import CardSource
 from deviceplugin.cards.nvml import NvmlCards
 from deviceplugin.cards.simulated import SimulatedCards
@@ -22,6 +22,7 @@ from deviceplugin.health import HealthServer
 from deviceplugin.metrics import REGISTRY, NodeCards
 from deviceplugin.mig.driver import MigDriver, NvmlMig
 from deviceplugin.offers import as_ids
+from deviceplugin.podresources import pod_resources_socket
 from deviceplugin.registration import socket_name
 from deviceplugin.reporter import known_indexes
 from deviceplugin.slices.simulated import SimulatedMig

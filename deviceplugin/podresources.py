@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from mgpu.model.errors import RetryLater
+from mgpu.settings import DevicePluginSettings
 from proto import podresources_pb2 as api
 from proto import podresources_pb2_grpc
 
@@ -18,6 +19,10 @@ _OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_http_proxy", 0),
 ]
+
+
+def pod_resources_socket(own: DevicePluginSettings) -> Path:
+    return Path(own.pod_resources or Path(own.kubelet_dir) / "pod-resources" / "kubelet.sock")
 
 
 @dataclass(frozen=True, slots=True)

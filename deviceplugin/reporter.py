@@ -21,7 +21,7 @@ from mgpu.model.inventory import DEVICE_API, MODEL_LABEL, WHOLE_CARDS_LABEL, rea
 from mgpu.model.pods import read_node
 from mgpu.model.quantities import QuantityError, whole_number
 from mgpu.settings import Settings
-from mgpu.version import AGENT, AgentSaid, own_version, write_agent
+from mgpu.version import AGENT, AgentSaid, Toolkit, own_version, write_agent
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class Reporter:
     pods_known: whether all pods of the node are known. held: how much of a resource they hold, of those that are.
     whole: who serves whole cards ("": not known), and the annotation of what another plugin gave out (None: not known).
     undivided: of all cards those that are not cut into slices; None: not known. changed: hears that the Node has.
-    cdi: whether the container runtime has it; None: not known.
+    cdi: whether the container runtime has it; None: not known. toolkit: what NVIDIA's heeds; None: not known.
     """
 
     def __init__(
@@ -155,10 +155,11 @@ class Reporter:
         undivided: Callable[[tuple[Card, ...]], tuple[Card, ...] | None] = lambda cards: cards,
         changed: Callable[[], None] = lambda: None,
         cdi: Callable[[], bool | None] = lambda: None,
+        toolkit: Callable[[], Toolkit | None] = lambda: None,
     ) -> None:
         self._api, self._node_name, self._settings = api, node, settings
         self._pods_known, self._held, self._whole = pods_known, held, whole
-        self._undivided, self._changed, self._cdi = undivided, changed, cdi
+        self._undivided, self._changed, self._cdi, self._toolkit = undivided, changed, cdi, toolkit
         self._cards: tuple[Card, ...] | None = None
         self._driver = ""
         self._node: Raw | None = None
@@ -279,7 +280,7 @@ class Reporter:
         if patch := _merged(
             capacity_patch(node, devices, self._settings, self._held),
             labels_patch(node, cards, driver, server),
-            agent_patch(node, AgentSaid(own_version(), self._cdi(), len(cards), server)),
+            agent_patch(node, AgentSaid(own_version(), self._cdi(), len(cards), server, self._toolkit())),
         ):
             # A node's labels can be written through its status too: one write, one right.
             answer = self._api.patch(f"/api/v1/nodes/{self._node_name}/status", patch)

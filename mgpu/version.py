@@ -20,17 +20,31 @@ def own_version() -> str:
 
 class AgentSaid(NamedTuple):
     """cdi: whether the container runtime has CDI; None: not known. cards: how many GPUs. whole_cards: who serves them,
-    `mgpu` or `nvidia`.
+    `mgpu` or `nvidia`. toolkit: what NVIDIA's container toolkit heeds of unprivileged containers; None: not known.
     """
 
     version: str
     cdi: bool | None
     cards: int
     whole_cards: str
+    toolkit: "Toolkit | None" = None
+
+
+class Toolkit(NamedTuple):
+    """variable: NVIDIA_VISIBLE_DEVICES. mounts: those below /var/run/nvidia-container-devices."""
+
+    variable: bool
+    mounts: bool
 
 
 def write_agent(said: AgentSaid) -> str:
-    row = {"version": said.version, "cdi": said.cdi, "cards": said.cards, "wholeCards": said.whole_cards}
+    row = {
+        "version": said.version,
+        "cdi": said.cdi,
+        "cards": said.cards,
+        "wholeCards": said.whole_cards,
+        "toolkit": said.toolkit._asdict() if said.toolkit else None,
+    }
     return json.dumps(row, separators=(",", ":"))
 
 
@@ -41,6 +55,8 @@ def read_agent(node: Mapping[str, Any]) -> AgentSaid | None:
         row = json.loads(text)
         cdi = row["cdi"]
         known = cdi if isinstance(cdi, bool) else None
-        return AgentSaid(str(row["version"]), known, int(row["cards"]), str(row["wholeCards"]))
+        heeds = row.get("toolkit")
+        toolkit = Toolkit(heeds["variable"] is True, heeds["mounts"] is True) if heeds else None
+        return AgentSaid(str(row["version"]), known, int(row["cards"]), str(row["wholeCards"]), toolkit)
     except (ValueError, KeyError, TypeError):
         return None

@@ -22,7 +22,7 @@ from mgpu.model.given import CHECKPOINTS
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import read_node
 from mgpu.settings import load_settings
-from mgpu.version import AGENT, AgentSaid, own_version, read_agent
+from mgpu.version import AGENT, AgentSaid, Toolkit, own_version, read_agent
 from tests.builders import MEMORY, card, cards, node
 from tests.deviceplugin.node import NODE, Node, until
 
@@ -196,7 +196,10 @@ def test_the_agent_says_of_itself_what_is_different() -> None:
     told = {"metadata": {"name": "n1", **patch["metadata"]}}
     assert read_agent(told) == said
     assert agent_patch(told, said) is None
-    assert agent_patch(told, said._replace(cdi=True)) is not None
+    for other in (said._replace(cdi=True), said._replace(toolkit=Toolkit(variable=True, mounts=False))):
+        patch = agent_patch(told, other)
+        assert patch is not None
+        assert read_agent({"metadata": {"name": "n1", **patch["metadata"]}}) == other
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": "1", "cdi": true, "cards": null}'])

@@ -32,6 +32,7 @@ def of_nodes(seen: Seen) -> Iterator[Finding]:
     served = [(node, said) for node in nodes if _name(node) not in missing and (said := read_agent(node))]
     yield from _resources(seen, served)
     yield from _cdi(seen, served)
+    yield from _isolation(seen, served)
     yield from _others(seen, served)
 
 
@@ -113,9 +114,7 @@ def _cdi(seen: Seen, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Findin
     check, wanted = "cdi", seen.settings.deviceplugin.cdi
     without = sorted(_name(node) for node, said in served if said.cdi is False)
     unknown = sorted(_name(node) for node, said in served if said.cdi is None)
-    enable = (
-        'containerd: enable_cdi = true in [plugins."io.containerd.grpc.v1.cri"], restart it; or deviceplugin.cdi: false'
-    )
+    enable = "containerd: enable_cdi = true of its CRI plugin, and restart it; or deviceplugin.cdi: false"
     if without and wanted:
         text = f"the container runtime of {listed(without)} has CDI off: containers there do not start"
         yield Finding(check, Level.FAILED, text, enable)
@@ -127,6 +126,26 @@ def _cdi(seen: Seen, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Findin
         yield Finding(check, Level.WARNING, text, "enable it in the runtime, then take deviceplugin.cdi: false out")
     elif served:
         yield Finding(check, Level.OK, "the container runtimes have it")
+
+
+def _isolation(seen: Seen, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Finding]:
+    """Of nodes whose agent sees how NVIDIA's toolkit is configured: whether cards reach those alone that were given."""
+    check, by_mounts = "isolation", seen.settings.deviceplugin.device_list == "mounts"
+    known = [(_name(node), said.toolkit) for node, said in served if said.toolkit is not None]
+    none = sorted(name for name, heeds in known if not (heeds.variable or (by_mounts and heeds.mounts)))
+    open_ = sorted(name for name, heeds in known if heeds.variable and name not in none)
+    if none:
+        text = (
+            f"NVIDIA's toolkit on {listed(none)} does not heed what unprivileged containers are given: they see no card"
+        )
+        remedy = "its config.toml and deviceplugin.deviceList have to go together (docs/nodes.md)"
+        yield Finding(check, Level.FAILED, text, remedy)
+    if open_:
+        text = f"on {listed(open_)} whoever sets NVIDIA_VISIBLE_DEVICES (CUDA images do) sees cards without asking"
+        remedy = "deviceplugin.deviceList: mounts, then the toolkit's config.toml (docs/nodes.md)"
+        yield Finding(check, Level.WARNING, text, remedy)
+    if known and not none and not open_:
+        yield Finding(check, Level.OK, "only those see cards that were given them")
 
 
 def _others(seen: Seen, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Finding]:

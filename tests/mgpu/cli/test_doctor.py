@@ -15,7 +15,7 @@ from mgpu.kube.leader import Leader
 from mgpu.kube.secrets import SecretStore
 from mgpu.serving.certificates import CA, Files
 from mgpu.serving.trust import publish
-from mgpu.version import VERSION
+from mgpu.version import VERSION, Toolkit
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
 from playground.realapi import free_port
 from tests.mgpu.cli.installation import (
@@ -258,9 +258,33 @@ def test_whole_cards_that_are_left_to_the_other_plugin(world: World) -> None:
     assert {status for status, _, _ in world.findings()} == {"ok"}
 
 
-def test_the_settings_of_the_cluster_hold(world: World) -> None:
-    data = {"mgpu.yaml": "dialects: {mgpu: {enabled: false}, mtgpu: {enabled: false}}"}
+@pytest.mark.parametrize(
+    ("device_list", "variable", "mounts", "status"),
+    [
+        ("env", True, False, "warning"),
+        ("env", False, True, "failed"),
+        ("mounts", False, True, "ok"),
+        ("mounts", True, True, "warning"),
+        ("mounts", False, False, "failed"),
+    ],
+)
+def test_whether_cards_reach_those_alone_that_were_given(
+    world: World, device_list: str, variable: bool, mounts: bool, status: str
+) -> None:
+    settings(world, f"deviceplugin: {{deviceList: {device_list}}}")
+    world.installed.says("n1", toolkit=Toolkit(variable, mounts))
+    findings = {check: status for status, check, _ in world.findings()}
+    assert findings.pop("isolation") == status
+    assert set(findings.values()) == {"ok"}
+
+
+def settings(world: World, text: str) -> None:
+    data = {"mgpu.yaml": text}
     world.api.create(f"/api/v1/namespaces/{SYSTEM}/configmaps", {"metadata": {"name": "mgpu-config"}, "data": data})
+
+
+def test_the_settings_of_the_cluster_hold(world: World) -> None:
+    settings(world, "dialects: {mgpu: {enabled: false}, mtgpu: {enabled: false}}")
     no_resources(world)
     world.api.delete(f"{DEFINITIONS}/mtgpupods.lsalab.nthu")
     findings = world.findings()
