@@ -38,6 +38,13 @@ CORRECTIONS = Counter(
     registry=REGISTRY,
 )
 
+for _result in ("granted", "void", "refused"):  # from the start, so that the first of each is an increase
+    ALLOCATE.labels(_result)
+for _result in ("granted", "refused"):
+    PRESTART.labels(_result)
+for _what in ("answer", "records"):
+    CORRECTIONS.labels(_what)
+
 _MILLI = 1000
 
 

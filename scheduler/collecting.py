@@ -151,6 +151,8 @@ def _of_process(process: Process | None) -> Iterator[Metric]:
 
 
 _PHASES = ("Pending", "Running", "Succeeded", "Failed", "Unknown")
+_MOST = 60
+"""Kinds of conditions: ours are fewer, but whoever may write a status can make up some."""
 
 
 def _of_mtgpupods(items: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
@@ -166,6 +168,6 @@ def _of_mtgpupods(items: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
         by_phase.add_metric([phase], phases[phase])
     text = "Conditions of MtgpuPods by type, status and reason (docs/mtgpu.md)."
     by_reason = GaugeMetricFamily("mgpu_mtgpupod_conditions", text, labels=["type", "status", "reason"])
-    for labels, count in sorted(reasons.items()):
+    for labels, count in sorted(reasons.most_common(_MOST)):
         by_reason.add_metric(labels, count)
     yield from (by_phase, by_reason)

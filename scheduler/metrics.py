@@ -52,3 +52,10 @@ EVENTS = Counter(
     ["reason"],
     registry=REGISTRY,
 )
+
+for _verb in ("filter", "prioritize", "preempt", "bind"):  # from the start, so that the first of each is an increase
+    EXTENDER.labels(_verb)
+for _result in ("decided", "failed"):
+    LATE.labels(_result)
+for _result in ("made", "written", "dropped", "refused"):
+    PLANS.labels(_result)

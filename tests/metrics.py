@@ -1,0 +1,40 @@
+"""All metrics of the three processes, as their registries have them."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Metric
+
+import deviceplugin.metrics
+import scheduler.metrics
+import webhook.metrics
+from deviceplugin.metrics import NodeCards
+from scheduler.collecting import Cluster
+
+_SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+_NAME = re.compile(r"\bmgpu_\w+")
+
+
+def metrics(process: str) -> Iterator[Metric]:
+    """process: webhook, scheduler or deviceplugin. Those of the process itself, of the client library, are left out."""
+    nothing: Any = None
+    sources: Mapping[str, tuple[CollectorRegistry, Any]] = {
+        "webhook": (webhook.metrics.REGISTRY, ()),
+        "scheduler": (scheduler.metrics.REGISTRY, Cluster(nothing, nothing, tuple).describe()),
+        "deviceplugin": (deviceplugin.metrics.REGISTRY, NodeCards(nothing).describe()),
+    }
+    registry, described = sources[process]
+    for metric in (*registry.collect(), *described):
+        if metric.name.startswith("mgpu_"):
+            yield metric
+
+
+def series() -> set[str]:
+    """The names under which Prometheus has them."""
+    found = (metric for process in ("webhook", "scheduler", "deviceplugin") for metric in metrics(process))
+    return {metric.name + suffix for metric in found for suffix in _SUFFIXES[metric.type]}
+
+
+def named_in(expression: str) -> set[str]:
+    return set(_NAME.findall(expression))
