@@ -159,3 +159,9 @@ def test_the_table_of_settings_is_that_of_the_code() -> None:
 )
 def test_what_does_not_exist_is_found(line: str) -> None:
     assert problem(line.split())
+
+
+def test_install_names_every_overlay_and_component() -> None:
+    page = (ROOT / "docs/install.md").read_text()
+    folders = [one for kind in ("overlays", "components") for one in (ROOT / "manifests" / kind).iterdir()]
+    assert not [one.name for one in folders if one.is_dir() and f"{one.name}`" not in page]
