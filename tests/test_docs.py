@@ -161,6 +161,17 @@ def test_what_does_not_exist_is_found(line: str) -> None:
     assert problem(line.split())
 
 
+def test_operations_tells_of_every_event() -> None:
+    """Of the scheduler and the agent; those of MtgpuPods have a test of their own."""
+    told = re.compile(
+        r'(?:tell|warn|_warn_node|_warn_pod)\((?:[^()]|\([^()]*\))*?"([A-Z]\w+)"|(?:reason: str|REASON) = "(\w+)"'
+    )
+    sources = [path.read_text() for part in ("scheduler", "deviceplugin") for path in (ROOT / part).rglob("*.py")]
+    reasons = {name for text in sources for names in told.findall(text) for name in names if name}
+    (table,) = re.findall(r"^\| Event \|.*?\n\n", (ROOT / "docs/operations.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert {name for row in re.findall(r"^\| (`.+?) \|", table, re.MULTILINE) for name in SPAN.findall(row)} == reasons
+
+
 def test_install_names_every_overlay_and_component() -> None:
     page = (ROOT / "docs/install.md").read_text()
     folders = [one for kind in ("overlays", "components") for one in (ROOT / "manifests" / kind).iterdir()]
