@@ -6,6 +6,7 @@ Go types without JSON tags: requests may spell keys in any case, replies are cap
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain, islice
 from typing import Any, Protocol
 
 import orjson
@@ -14,6 +15,7 @@ from flask import Flask, Response, request
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.asks import Rejection
 from mgpu.model.errors import BadObject, RetryLater
+from mgpu.model.pods import read_pod
 from mgpu.serving.app import new_app
 from mgpu.serving.review import BadRequest
 from scheduler import metrics
@@ -26,6 +28,7 @@ from scheduler.reasons import MALFORMED, kind_of
 
 # The form with whole Nodes: 5,000 of them are some 50 MB.
 _MAX_BODY = 256 << 20
+_ASKED = 500
 
 
 class Gate(Protocol):
@@ -56,8 +59,8 @@ class Extender:
         self._api, self._gate = api, gate
 
     def filter(self, body: bytes) -> dict[str, Any]:
-        known, names, nodes = self._scheduling(body)
-        found = self._filter.filter(known, names) if known else Filtered(passed=names)
+        known, raw, names, nodes = self._scheduling(body)
+        found = self._filter.filter(known, names) if known else self._filter.pass_on(read_pod(raw), names)
         if known and not found.passed:
             _count_nowhere(known, found)
         answer: dict[str, Any] = {
@@ -70,7 +73,7 @@ class Extender:
         return {"Nodes": {"items": [nodes[name] for name in found.passed]}, **answer}
 
     def prioritize(self, body: bytes) -> list[dict[str, Any]]:
-        known, names, _ = self._scheduling(body)
+        known, _, names, _ = self._scheduling(body)
         scores = self._filter.scores(known, names) if known else [0] * len(names)
         return [{"Host": name, "Score": score} for name, score in zip(names, scores, strict=True)]
 
@@ -129,8 +132,10 @@ class Extender:
             return f"whether the pod is bound is not known: {error}"
         return ""
 
-    def _scheduling(self, body: bytes) -> tuple[GpuPod | None, list[str], Mapping[str, Any] | None]:
-        """The pod (None: it asks for no GPU), the names of the nodes, and the Nodes where the call has those."""
+    def _scheduling(self, body: bytes) -> tuple[GpuPod | None, object, list[str], Mapping[str, Any] | None]:
+        """The pod (None: it asks for no GPU) and as it came, the names of the nodes, and the Nodes where the call has
+        those.
+        """
         arguments = _arguments(body)
         names, nodes = arguments.get("nodenames"), None
         if names is None:
@@ -138,7 +143,8 @@ class Extender:
             names = list(nodes)
         if not isinstance(names, list) or set(map(type, names)) - {str}:
             raise BadRequest(400, "NodeNames must be a list of strings")
-        return self._pod(arguments.get("pod")), names, nodes
+        raw = arguments.get("pod")
+        return self._pod(raw), raw, names, nodes
 
     def _pod(self, raw: object) -> GpuPod | None:
         """The pod that a call is about; None: it asks for no GPU."""
@@ -171,9 +177,9 @@ def posted(verb: Any) -> Any:
 
 
 def _count_nowhere(known: GpuPod, found: Filtered) -> None:
-    """Only here, where kube-scheduler is told a reason for every node anyway."""
-    texts = Counter([*found.failed.values(), *found.hopeless.values()]).most_common(1)
-    for text, _ in texts:
+    """By what most nodes say; of thousands the first few hundred tell. Those where evictions could help count first."""
+    texts = Counter(islice(chain(found.failed.values(), found.hopeless.values()), _ASKED))
+    for text, _ in texts.most_common(1):
         metrics.REJECTIONS.labels("filter", kind_of(text) if known.ask else MALFORMED).inc()
 
 
