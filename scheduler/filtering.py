@@ -9,7 +9,7 @@ from itertools import compress
 from mgpu.model.asks import Ask, Placement
 from mgpu.model.cards import CardState
 from mgpu.model.groups import Seat
-from mgpu.model.pods import Node
+from mgpu.model.pods import Node, Pod
 from mgpu.settings import Settings
 from scheduler.answers import Answer
 from scheduler.decide import assess, score
@@ -21,6 +21,7 @@ from scheduler.slices.looking import Slices
 from scheduler.slices.site import wanted_by
 from scheduler.state import State
 from scheduler.stock import asks_stock
+from scheduler.unserved import refusal, unserved
 from scheduler.vector.reasons import told
 
 _ASKS_KEPT = 256
@@ -95,6 +96,13 @@ class Filter:
                 (found.hopeless if refused.hopeless else found.failed)[name] = str(refused)
         found.passed = [name for name in names if name not in found.failed and name not in found.hopeless]
         return found
+
+    def pass_on(self, pod: Pod, names: Sequence[str]) -> Filtered:
+        """Of a pod that is none of ours: all nodes, but where it asks for what was disabled and nobody serves."""
+        resources = unserved(pod, self._settings)
+        nodes = self._state.nodes(names) if resources else []
+        refused = {name: why for name, node in zip(names, nodes, strict=False) if (why := refusal(resources, node))}
+        return Filtered(passed=[name for name in names if name not in refused], hopeless=refused)
 
     def _of_ours(self, known: GpuPod, ask: Ask, names: Sequence[str]) -> Filtered:
         if wanted_by(ask):

@@ -5,6 +5,7 @@ import pytest
 from werkzeug.test import Client
 
 from mgpu.model.errors import RetryLater
+from mgpu.settings import load_settings
 from tests import builders as b
 from tests.scheduler.fake import Replica, admitted, clients, cluster
 
@@ -196,3 +197,28 @@ def test_hostile_input_is_a_bad_request(client: Client, path: str, body: bytes) 
 def test_probes(client: Client) -> None:
     assert client.get("/healthz").status_code == 200
     assert client.get("/readyz").status_code == 200
+
+
+def of_koordinator(**more: Any) -> dict[str, Any]:
+    return b.pod("p", {"name": "c", "resources": {"limits": {"koordinator.sh/gpu": "25", **more}}})
+
+
+def test_what_a_disabled_vocabulary_asks_for_goes_where_somebody_else_serves_it_alone() -> None:
+    """kube-scheduler does not count it and the kubelet drops it: the pod would run and see every card."""
+    replica = Replica(
+        cluster(("n1", 2), ("n2", 2)), settings=load_settings("dialects: {koordinator: {enabled: false}}")
+    )
+    node = b.node("n2")
+    node["status"]["capacity"]["koordinator.sh/gpu"] = "200"
+    replica.api.put("nodes", node)
+    replica.deliver()
+    client = clients(replica)[1]
+    found = post(client, "/filter", Pod=of_koordinator(), NodeNames=["n1", "n2", "n9"])
+    assert found["NodeNames"] == ["n2", "n9"]
+    why = "no koordinator.sh/gpu, which mgpu does not serve: dialects.koordinator.enabled is false"
+    assert found["FailedAndUnresolvableNodes"] == {"n1": why}
+
+
+def test_pods_of_others_pass(client: Client) -> None:
+    plain = b.pod("p", {"name": "c", "resources": {"limits": {"example.com/x": "1"}}})
+    assert post(client, "/filter", Pod=plain, NodeNames=["n1", "n2"])["NodeNames"] == ["n1", "n2"]
