@@ -265,6 +265,7 @@ def test_the_second_scheduler_runs_only_beside_the_mgpu_process_that_leads() -> 
     assert sidecar["startupProbe"]["httpGet"] == leads
     (beside,) = deployment["spec"]["template"]["spec"]["containers"]
     assert beside["livenessProbe"]["httpGet"] == leads
+    assert beside["livenessProbe"]["terminationGracePeriodSeconds"] == 1  # else its preStop hook has its time
     assert beside["lifecycle"]["preStop"]["sleep"]["seconds"] == int(
         sidecar["lifecycle"]["preStop"]["exec"]["command"][1]
     )
