@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,12 @@ _PATHS = {
     "ValidatingWebhookConfiguration": f"{COLLECTIONS}/{VALIDATING}",
 }
 NAMES = ("127.0.0.1",)
+
+
+@cache
+def _manifests() -> tuple[dict[str, Any], ...]:
+    """Read once: that takes longer than all else here."""
+    return tuple(manifests())
 
 
 class _Silent(WSGIRequestHandler):
@@ -75,7 +82,7 @@ class Installation:
 
     def install(self, files: Files, port: int) -> None:
         api = self.api
-        for manifest in manifests():
+        for manifest in _manifests():
             if manifest["kind"] in _PATHS:
                 api.create(_PATHS[manifest["kind"]], located(manifest, {"mgpu-webhook": port, "mgpu-scheduler": 1}))
         self.trust(files)
