@@ -46,7 +46,7 @@ def _none(seen: Seen) -> Iterator[tuple[str, str]]:
         if "pods" not in seen.hidden and not any(map(ready, seen.of_component(SCHEDULER))):
             yield f"none decides: no replica of Deployment {_DEPLOYMENT} is ready", remedy
         elif _elects(seen) and "leases" not in seen.hidden and not _leading_here(seen):
-            yield f"none decides: nobody renews the Lease {_DEPLOYMENT}", remedy
+            yield f"none decides: nobody renews the Lease {_DEPLOYMENT}", f"{remedy}; is the clock right here?"
 
 
 def _leading_here(seen: Seen) -> list[Raw]:
