@@ -2,7 +2,6 @@
 
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,7 @@ import click
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.secrets import SecretStore
 from mgpu.model.errors import BadObject, Problem, RetryLater
-from mgpu.serving.folder import Folder, given
+from mgpu.serving.folder import Folder, given, temporary
 from mgpu.serving.keeper import Keeper
 from mgpu.serving.trust import publish
 from mgpu.settings import SchedulerSettings, WebhookSettings
@@ -35,7 +34,7 @@ def prepare(
     """
     if own.cert_dir:
         return given(Path(own.cert_dir)), None
-    folder = Folder(Path(own.self_signed_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="mgpu-"))))
+    folder = Folder(Path(own.self_signed_dir or temporary(stack, "mgpu-")))
     api = None if kubeconfig is None else Api.connect(kubeconfig)
     store = SecretStore(api, own.namespace, f"{own.service}-tls") if api and in_cluster(kubeconfig or "") else None
 

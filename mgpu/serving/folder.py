@@ -3,9 +3,11 @@
 import fcntl
 import hashlib
 import os
+import shutil
 import ssl
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from mgpu.model.errors import BadObject, Problem
@@ -60,6 +62,15 @@ class Folder:
         with open(self.path / ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def temporary(stack: ExitStack, prefix: str) -> str:
+    """A new private directory. stack: where it is removed again, by this process alone: workers that are forked
+    meanwhile leave by way of it too, and what they share must stay.
+    """
+    made, owner = tempfile.mkdtemp(prefix=prefix), os.getpid()
+    stack.callback(lambda: shutil.rmtree(made, ignore_errors=True) if os.getpid() == owner else None)
+    return made
 
 
 def given(path: Path) -> tuple[Path, Path]:

@@ -20,7 +20,7 @@ RUN = "from mgpu.cli.main import main; main()"
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    options = ("--host", "127.0.0.1", "--port", "0", "--metrics-port", "0", "--self-signed-dir", str(tmp_path))
+    options = ("--host", "127.0.0.1", "--port", "0", "--metrics-port", "0")
     server = Server("-c", RUN, "webhook", *options, addresses=2)
     yield server
     server.close()
@@ -32,6 +32,12 @@ def scrape(server: Server) -> dict[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
 
+def authority(folder: Path) -> Path:
+    """The CA of the certificate that the process has made for itself."""
+    (found,) = folder.glob("mgpu-*/ca.crt")
+    return found
+
+
 def counting(folder: Path) -> dict[int, Path]:
     """The workers that have counted a review, and where."""
     files = folder.glob("mgpu-metrics-*/counter_*.db")
@@ -40,7 +46,7 @@ def counting(folder: Path) -> dict[int, Path]:
 
 def ask_until_both_have_counted(server: Server, folder: Path) -> int:
     for asked in range(1, 500):  # a connection stays with the worker that took it
-        with Client(server.ports[0], folder / "ca.crt") as client:
+        with Client(server.ports[0], authority(folder)) as client:
             for raw in (share(), pod("p", container("c", 120))):
                 client.ask(review(raw), "/validate")
         if len(counting(folder)) == 2:
@@ -60,16 +66,17 @@ def test_what_any_worker_counts_is_told_by_each_and_outlives_it(server: Server, 
     for _ in range(6):  # whichever answers
         found = scrape(server)
         assert {name: found[name] for name in wanted} == wanted
-    gone = min(counting(tmp_path))
+    gone, certificate = min(counting(tmp_path)), authority(tmp_path).read_bytes()
     os.kill(gone, signal.SIGTERM)
     until(lambda: not Path(f"/proc/{gone}").exists())
     for _ in range(6):
         found = scrape(server)
         assert {name: found[name] for name in wanted} == wanted
+    assert authority(tmp_path).read_bytes() == certificate  # nor does it take that along
 
 
-def test_the_folder_goes_with_the_process(server: Server, tmp_path: Path) -> None:
-    assert list(tmp_path.glob("mgpu-metrics-*"))
+def test_the_folders_go_with_the_process(server: Server, tmp_path: Path) -> None:
+    assert len(list(tmp_path.glob("mgpu-*"))) == 2
     server.terminate()
     assert server.join() == 0
-    assert not list(tmp_path.glob("mgpu-metrics-*"))
+    assert not list(tmp_path.glob("mgpu-*"))
