@@ -114,6 +114,26 @@ def _created(api: Api, path: str, body: dict[str, Any]) -> bool:
     return True
 
 
+def test_metrics_tell_of_the_cluster(cluster: Cluster) -> None:
+    server = cluster.start("--metrics-port", "0")
+    port = int(server.wait_for(b"serving ").rpartition(b":")[2])
+    cluster.ready(server)
+    cluster.submit("forced", node="n1")
+    assert until(lambda: cluster.card("forced")) == "0"
+    wanted = {
+        'mgpu_core_used_cards{model="A100-SXM4-80GB"} 0.6',
+        'mgpu_late_decisions_total{result="decided"} 1.0',
+        'mgpu_watch_synced{watch="pods"} 1.0',
+        "mgpu_leader 1.0",
+        "mgpu_ready 1.0",
+    }
+
+    def shown() -> set[str]:
+        return set(urllib3.request("GET", f"http://127.0.0.1:{port}/metrics", headers=CLOSE).data.decode().splitlines())
+
+    until(lambda: wanted <= shown())
+
+
 def test_bindings_late_decisions_and_a_restart(cluster: Cluster) -> None:
     server = cluster.start()
     cluster.register(server)
