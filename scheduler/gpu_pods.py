@@ -1,6 +1,6 @@
 """Pods that ask for GPU, and what their annotations say of the cards they got."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,20 @@ def gpu_pod_of(pod: Pod, raw: Mapping[str, Any], settings: Settings) -> GpuPod |
         ask = dialects.read_ask(pod, settings)
     except BadObject as error:
         return GpuPod(pod, None, error.problems, version)
-    return GpuPod(pod, ask, (), version) if ask else None
+    if ask is None:
+        return None
+    problems = () if pod.node else tuple(_unhanded(pod, ask, settings))
+    return GpuPod(pod, None if problems else ask, problems, version)
+
+
+def _unhanded(pod: Pod, ask: Ask, settings: Settings) -> Iterator[Problem]:
+    """Containers that would start without the node agent, and so without their cards: what admission has not completed,
+    or not under these settings.
+    """
+    for container in pod.containers:
+        if dialects.handed(ask, container.name) and not dialects.carrier(container, settings):
+            text = "asks for nothing that a node hands out as device ids; make the pod anew, and admission completes it"
+            yield Problem(f"{container.path}.resources", text)
 
 
 def occupies(pod: Pod, node: str) -> str:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from mgpu.dialects import gpushare
+from mgpu.dialects.node_resources import SHARE
 from tests.builders import pod
 
 Raw = dict[str, Any]
@@ -14,7 +15,10 @@ def container(name: str = "c", units: object = 1, **more: Any) -> Raw:
 
 
 def asking(name: str = "p", units: object = 1, **more: Any) -> Raw:
-    return pod(name, container("c", units), **more)
+    """With what admission adds where memory is counted in MiB."""
+    own = container("c", units)
+    own["resources"]["limits"][SHARE] = "1"
+    return pod(name, own, **more)
 
 
 def allocated(name: str, units: object, node: str, card: object, **more: Any) -> Raw:

@@ -36,6 +36,7 @@ def asking(name: str = "p", *containers: dict[str, object], **more: Any) -> dict
     made = []
     for letter, amounts in zip("abc", containers, strict=False):
         resources = {f"koordinator.sh/{key}": str(amount) for key, amount in amounts.items()}
+        resources |= {"mgpu.io/share": "1"} if "gpu" in amounts else {}  # what admission adds
         made.append({"name": letter, "resources": {"requests": resources, "limits": dict(resources)}})
     return b.pod(name, *made, **more)
 

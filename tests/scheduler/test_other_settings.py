@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from deviceplugin.pods import read_gpu_pod
+from mgpu.kube import ApiError
 from mgpu.settings import Settings, load_settings
 from tests import builders as b
 from tests.scheduler.fake import Replica, admitted, cluster
@@ -59,9 +60,23 @@ def test_a_pod_without_a_record_is_none_of_a_dialect_that_is_off(dialect: str) -
 @pytest.mark.parametrize("units", [("GiB", "MiB"), ("MiB", "GiB")])
 def test_a_record_keeps_its_unit(units: tuple[str, str]) -> None:
     then, now = (load_settings(f"dialects: {{gpushare: {{memoryUnit: {unit}}}}}") for unit in units)
-    running = placed(asking(aliyun__com__gpu_mem="8"), then)
+    running = placed(asking(aliyun__com__gpu_mem="8", mgpu__io__share="1"), then)
     held = 8 * (b.GIB if units[0] == "GiB" else b.GIB >> 10)
     assert free(running, now) == free(running, then) == [(1000, 80 * b.GIB - held), (1000, 80 * b.GIB)]
+
+
+@pytest.mark.parametrize(
+    ("raw", "settings"),
+    [(asking(aliyun__com__gpu_mem="8"), "memoryUnit: MiB"), (asking(koordinator__sh__gpu="50"), "")],
+)
+def test_a_pod_that_admission_did_not_complete_gets_no_cards(raw: Raw, settings: str) -> None:
+    """The node agent would not be asked for its containers: they would run, and see every card."""
+    api = cluster(("n1", 2))
+    replica = Replica(api, settings=load_settings(f"dialects: {{gpushare: {{{settings}}}}}"))
+    api.admit = admitted(replica)
+    api.put("pods", raw)
+    with pytest.raises(ApiError, match="make the pod anew"):
+        api.bind("p", "n1")
 
 
 def test_a_unit_that_a_pending_pod_brings_along_means_nothing() -> None:
