@@ -73,9 +73,6 @@ def test_what_any_worker_counts_is_told_by_each_and_outlives_it(server: Server, 
         found = scrape(server)
         assert {name: found[name] for name in wanted} == wanted
     assert authority(tmp_path).read_bytes() == certificate  # nor does it take that along
-
-
-def test_the_folders_go_with_the_process(server: Server, tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("mgpu-*"))) == 2
     server.terminate()
     assert server.join() == 0
