@@ -18,6 +18,7 @@ from playground.cdi import Edits, resolve
 from proto import deviceplugin_pb2 as api
 from tests.builders import CORE, card, pod
 from tests.deviceplugin.desk import Desk, asking, decided, recorded
+from tests.deviceplugin.node import Node
 from tests.deviceplugin.slices.rig import place, slice_pod
 
 IDS = ["1", "2"]
@@ -139,3 +140,12 @@ def test_the_settings_say_it() -> None:
     assert exposure_of(load_settings().deviceplugin) == Exposure()
     environ = {"MGPU_DEVICEPLUGIN__DEVICELIST": "mounts", "MGPU_DEVICEPLUGIN__DEVICENODES": "true"}
     assert exposure_of(load_settings(environ=environ).deviceplugin) == Exposure(mounts=True, nodes=True)
+
+
+def test_the_agent_does_as_its_settings_say(node: Node) -> None:
+    with node.agent(deviceList="mounts"):
+        node.create(decided("p", "1", node="n1"))
+        node.runs("p")
+        (file,) = node.cdi_files()
+        assert f"{LIST}/GPU-n1-1" in file.read_text()
+        assert node.visible("p") == "GPU-n1-1"
