@@ -105,8 +105,9 @@ class Plugins:
 class Node:
     """A node. What survives its agent: the cards, what containers were handed (CDI files), what the kubelet knows.
 
-    running: UID of a pod → the places of its container, from its start until its end. unsaid: since a reboot the agent
-    has not said what there is.
+    running: UID of a pod → the places of its container, from its start until its end. seen: those of them that were
+    there at a look that went through, by an agent that had heard all of its Node. unsaid: since a reboot the agent has
+    not said what there is.
     """
 
     def __init__(self, api: FakeApi, name: str, mode: str, cards: Sequence[Card]) -> None:
@@ -115,6 +116,7 @@ class Node:
         self.plugins = Plugins()
         self.handed: dict[tuple[str, str], dict[str, str]] = {}
         self.running: dict[str, tuple[Slice, ...]] = {}
+        self.seen: set[str] = set()
         self.unsaid = False
         self.warned: list[str] = []
         self._pids = itertools.count(1)
@@ -164,6 +166,7 @@ class Node:
 
     def look(self) -> None:
         """One look of the agent; one that is cut short is followed by others."""
+        heard = not any(kind == "nodes" and raw["metadata"]["name"] == self.name for kind, _, raw in self.events)
         try:
             self.agent.look()
         except Crash:
@@ -172,6 +175,7 @@ class Node:
             pass
         else:
             self.unsaid = False
+            self.seen |= self.running.keys() if heard else set()
         self.wire.fail(None)
         self.wire.meanwhile = _nothing
         self.mig.fail(None)
@@ -206,6 +210,7 @@ class Node:
 
     def end(self, uid: str) -> None:
         """The container's process ends."""
+        self.seen.discard(uid)
         seen = self.handed.get((uid, "c"), {}).get("NVIDIA_VISIBLE_DEVICES", "").split(",")
         for uuid in seen if self.running.pop(uid, None) and self.mode == MIG else ():
             self.mig.clients[uuid].discard(self._pid_of[uid])

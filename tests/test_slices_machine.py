@@ -238,7 +238,7 @@ class Machine(RuleBasedStateMachine):
         """A pod is bound to slices that are there, and that nobody else has."""
         node, uid, places = self.rig.nodes[raw["spec"]["nodeName"]], raw["metadata"]["uid"], places_of(raw)
         assert places, "a pod is bound without a record"
-        assert not {*places} & {*self.in_use(node, uid)}, "a slice is given away while it is in use"
+        assert not {*places} & self.in_use(node, uid), "a slice is given away while it is in use"
         if node.mode == MIG and node.name not in self.shaken:
             made = node.mig.whole()
             assert {*places} <= made.keys(), f"{raw['metadata']['name']} is bound to slices that are not there"
@@ -257,17 +257,19 @@ class Machine(RuleBasedStateMachine):
                 for place in places if node.mode == MIG else ():
                     known = self.there.get(uid, {}).get(place)
                     assert known in (None, made.get(place)), f"{place} of {uid} was destroyed"
-            self.is_sound(node, [place for places in self.held(node).values() for place in places])
+            self.is_sound(node)
 
-    def is_sound(self, node: Node, held: list[Slice]) -> None:
-        """All that pods have can be on the cards together."""
+    def is_sound(self, node: Node) -> None:
+        """All that pods have, and what was left behind beside it, can be on the cards together."""
+        records = [place for raw in self.rig.pods(node.name) for place in places_of(raw)]
+        held = {place for places in self.held(node).values() for place in places}
         for card in node.gpus:
-            own = [place for place in held if place.card == card.index]
+            own = [place for place in records if place.card == card.index]
             assert len({*own}) == len(own), f"a slice of {node.name} has two pods"
             layout = layout_of(card.model, card.memory)
             assert layout
             if node.mode == MIG:
-                assert not problem(layout, [place.instance for place in own])
+                assert not problem(layout, [place.instance for place in sorted(held) if place.card == card.index])
             else:
                 assert sum(gigabytes(place.name) for place in own) <= card.memory >> 30
 
@@ -350,8 +352,24 @@ class Machine(RuleBasedStateMachine):
         records = {raw["metadata"]["uid"]: places_of(raw) for raw in self.rig.pods(node.name)}
         return {**(node.running if node.mode == MIG else {}), **records}
 
-    def in_use(self, node: Node, without: str) -> list[Slice]:
-        return [place for uid, places in self.held(node).items() if uid != without for place in places]
+    def in_use(self, node: Node, without: str) -> set[Slice]:
+        """As far as a scheduler can know: by records, and of containers left behind those that it still has by a record
+        or that a look of the agent has seen.
+        """
+        # A pod that is deleted by force before such a look takes its record with it: nothing in the API says any more
+        # that its container runs, the node still calls the slice free, and a scheduler that starts now lists that.
+        state, waiting = self.rig.scheduler.state, self.rig.scheduler.waiting["nodes"]
+        (heard,) = state.nodes([node.name])
+        assert heard
+        said = {s.place for s in read_slices(heard).made if s.pod}
+        lags = any(raw["metadata"]["name"] == node.name for _, raw in waiting)
+        there = {raw["metadata"]["uid"] for raw in self.rig.pods(node.name)} | (set() if lags else node.seen)
+        return {
+            place
+            for uid, places in self.held(node).items()
+            for place in places
+            if uid != without and (uid in there or state.gpu_pod(uid) or place in said)
+        }
 
     def waiting(self) -> list[Raw]:
         return [raw for raw in self.rig.api.pods.values() if not raw["spec"].get("nodeName")]
@@ -368,6 +386,28 @@ class Machine(RuleBasedStateMachine):
 
     def said(self, node: str) -> NodeSlices:
         return read_slices(read_node(self.rig.api.nodes[node]))
+
+
+def test_a_container_left_behind_keeps_its_slice_from_schedulers_that_never_heard_of_its_pod() -> None:
+    rig = Rig(("m1", MIG, 1))
+    own = {"name": "c", "image": "x", "resources": {"limits": {"nvidia.com/mig-7g.80gb": "1"}}}
+    rig.round()
+    rig.api.put("pods", builders.pod("a", own, uid="a"))
+    assert rig.schedule("a")
+    rig.round()
+    assert not rig.schedule("a")
+    rig.round()
+    assert {*rig.nodes["m1"].running} == rig.nodes["m1"].seen == {"a"}
+
+    rig.api.remove("pods", "a")
+    rig.start_scheduler()
+    rig.api.put("pods", builders.pod("b", own, uid="b"))
+    for _ in range(3):
+        rig.round()
+        assert rig.schedule("b")
+    rig.nodes["m1"].end("a")
+    rig.round()
+    assert not rig.schedule("b")
 
 
 TestSlices = Machine.TestCase
