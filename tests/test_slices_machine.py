@@ -403,8 +403,8 @@ def test_a_container_left_behind_keeps_its_slice_from_schedulers_that_never_hear
     rig.start_scheduler()
     rig.api.put("pods", builders.pod("b", own, uid="b"))
     for _ in range(3):
-        rig.round()
         assert rig.schedule("b")
+        rig.round()
     rig.nodes["m1"].end("a")
     rig.round()
     assert not rig.schedule("b")
