@@ -22,8 +22,8 @@ demo: install ## Run sample pods through the whole chain on a one-machine cluste
 playground: install ## Keep the one-machine cluster up for kubectl, until Ctrl-C
 	@$(BIN)/mgpu playground
 
-test: install ## Run the tests, two files at a time
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+test: install ## Run the tests, three files at a time
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 soak: install ## Run every property test and state machine with 20,000 examples (hours)
 	MGPU_TEST_EXAMPLES=soak $(BIN)/python -m pytest -m hypothesis

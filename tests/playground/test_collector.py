@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 from kubernetes import client
 
 from mgpu.kube import Api, ApiError
 from playground.apiserver import ApiServer, User, running
 from playground.collector import Collector
-from playground.installation import MANIFESTS
+from playground.installation import manifests
 from tests.waiting import until
 
 Json = dict[str, Any]
@@ -22,9 +21,8 @@ def api() -> Iterator[Api]:
     """With both CRDs, a node, and a collector."""
     with running(ApiServer(tokens={"admin": User("admin", ("system:masters",))})) as url:
         made = Api(client.Configuration(host=url, api_key={"authorization": "Bearer admin"}))
-        for path in sorted(MANIFESTS.glob("crds/*.yaml")):
-            crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-            made.create(crds, yaml.safe_load(path.read_text()))
+        for crd in (raw for raw in manifests() if raw["kind"] == "CustomResourceDefinition"):
+            made.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
         made.create("/api/v1/nodes", {"metadata": {"name": "n1"}})
         collector = Collector(made, node_seconds=0.1)
         collector.start()

@@ -46,6 +46,10 @@ POD_RESOURCES = {
     "GetPodResourcesResponse": "1 pod_resources",
 }
 CRI = {
+    "VersionRequest": "1 version",
+    "VersionResponse": "2 runtime_name, 3 runtime_version",
+    "StatusRequest": "1 verbose",
+    "StatusResponse": "2 info*",
     "ContainerFilter": "4 label_selector*",
     "ListContainersRequest": "1 filter",
     "Container": "1 id, 6 state, 8 labels*",
@@ -77,6 +81,8 @@ CALLS = {
         "Get": ("GetPodResourcesRequest", "GetPodResourcesResponse"),
     },
     "runtime.v1.RuntimeService": {
+        "Version": ("VersionRequest", "VersionResponse"),
+        "Status": ("StatusRequest", "StatusResponse"),
         "ListContainers": ("ListContainersRequest", "ListContainersResponse"),
         "ContainerStatus": ("ContainerStatusRequest", "ContainerStatusResponse"),
     },

@@ -258,4 +258,4 @@ class Cluster(RuleBasedStateMachine):
 
 
 TestCluster = Cluster.TestCase
-TestCluster.settings = examples(120)
+TestCluster.settings = examples(60)

@@ -210,4 +210,4 @@ class Sides(RuleBasedStateMachine):
 
 
 TestSides = Sides.TestCase
-TestSides.settings = examples(100)
+TestSides.settings = examples(50)

@@ -357,4 +357,4 @@ class Node(RuleBasedStateMachine):
 
 
 TestNode = Node.TestCase
-TestNode.settings = examples(150, steps=40)
+TestNode.settings = examples(80, steps=40)
