@@ -299,9 +299,9 @@ def test_on_a_cordoned_node_nothing_new_starts(named: Named) -> None:
 
 
 def waits_for_the_node(named: Named, name: str) -> bool:
-    """Whether a new MtgpuPod waits for its cordoned node: the scheduler may hear of it before it hears of the cordon."""
+    """Whether a new MtgpuPod waits for its cordoned node: the scheduler may hear of it before it hears of that."""
     named.create(name, "zxcvb", "0.1")
-    return until(lambda: named.condition(name, "Bound").get("reason")) == "NodeUnschedulable"
+    return bool(until(lambda: named.condition(name, "Bound").get("reason")) == "NodeUnschedulable")
 
 
 def test_an_occupy_pod_on_another_card_moves_nobody_and_is_told(named: Named) -> None:
