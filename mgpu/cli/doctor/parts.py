@@ -82,9 +82,9 @@ def _decides(hook: Raw) -> bool:
 
 def _elects(seen: Seen) -> bool:
     pod = (((seen.workloads.get(_DEPLOYMENT) or {}).get("spec") or {}).get("template") or {}).get("spec") or {}
-    arguments = [
-        word for c in pod.get("containers") or () for word in (*(c.get("command") or ()), *(c.get("args") or ()))
-    ]
+    # Beside a kube-scheduler the process is a sidecar.
+    containers = (*(pod.get("initContainers") or ()), *(pod.get("containers") or ()))
+    arguments = [word for c in containers for word in (*(c.get("command") or ()), *(c.get("args") or ()))]
     return seen.settings.scheduler.leader_elect and _NO_ELECTION not in arguments
 
 

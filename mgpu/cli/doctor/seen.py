@@ -12,6 +12,7 @@ Raw = Mapping[str, Any]
 COMPONENT = "app.kubernetes.io/component"
 SCHEDULER, AGENT = "scheduler", "deviceplugin"
 _PLUGIN_IMAGES = ("k8s-device-plugin", "nvidia-device-plugin")
+_DISCOVERY = "gpu-feature-discovery"
 _FRESH = timedelta(minutes=1)
 """A Lease is renewed every few seconds; clocks are not all alike."""
 
@@ -115,9 +116,9 @@ def hooks(configuration: Raw) -> Sequence[Raw]:
 
 
 def serves_gpus(pod: Raw) -> bool:
-    """Whether it is NVIDIA's own device plugin."""
+    """Whether it is NVIDIA's own device plugin; its feature discovery, which only labels nodes, runs the same image."""
     return any(
-        plugin in str(container.get("image", ""))
+        plugin in str(container.get("image", "")) and not str(container["name"]).startswith(_DISCOVERY)
         for container in pod["spec"].get("containers") or ()
         for plugin in _PLUGIN_IMAGES
     )

@@ -117,9 +117,11 @@ class Installation:
         body = {"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": name, "namespace": SYSTEM}, "spec": spec}
         self.api.create(f"{APPS}/{plural}", body)
 
-    def pod(self, name: str, component: str, on: str, *, ready: bool = True, image: str = "mgpu") -> None:
+    def pod(
+        self, name: str, component: str, on: str, *, ready: bool = True, image: str = "mgpu", container: str = "c"
+    ) -> None:
         meta = {"name": name, "namespace": SYSTEM, "labels": {"app.kubernetes.io/component": component}}
-        spec = {"nodeName": on, "containers": [{"name": "c", "image": image}]}
+        spec = {"nodeName": on, "containers": [{"name": container, "image": image}]}
         made = self.api.create(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
         row = {"type": "Ready", "status": "True" if ready else "False"}
         self.api.replace(f"{PODS}/{name}/status", {**made, "status": {"phase": "Running", "conditions": [row]}})

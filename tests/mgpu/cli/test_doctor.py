@@ -179,6 +179,16 @@ def not_elected(world: World) -> None:
     world.installed.workload("deployments", "Deployment", "mgpu-scheduler", 2, "scheduler", "--no-leader-elect")
 
 
+def not_elected_in_a_sidecar(world: World) -> None:
+    not_elected(world)
+    path = f"{APPS}/deployments/mgpu-scheduler"
+    found = world.api.get(path)
+    pod = found["spec"]["template"]["spec"]
+    pod["initContainers"] = [{**pod["containers"][0], "restartPolicy": "Always"}]
+    pod["containers"] = [{"name": "kube-scheduler", "image": "kube-scheduler"}]
+    world.api.replace(path, found)
+
+
 def two_are_ready(world: World) -> None:
     world.installed.pod("mgpu-scheduler-c", "scheduler", "n2")
 
@@ -187,9 +197,9 @@ def no_cdi(world: World) -> None:
     world.installed.says("n1", cdi=False)
 
 
-def stock_plugin(world: World) -> None:
+def stock_plugin(world: World, container: str = "nvidia-device-plugin-ctr") -> None:
     image = "nvidia/k8s-device-plugin:v0.17.0"
-    world.installed.pod("nvidia-device-plugin-x", "", "n2", image=image)
+    world.installed.pod("nvidia-device-plugin-x", "", "n2", image=image, container=container)
 
 
 def other_versions(world: World) -> None:
@@ -225,6 +235,7 @@ FAULTS: dict[Callable[[World], None], tuple[str, str]] = {
     led_twice: ("scheduler", "two schedulers decide: in namespaces mgpu-system, other"),
     answered_twice: ("scheduler", "two schedulers decide: mgpu-scheduler, mgpu-scheduler-2 both answer bindings"),
     not_elected: ("scheduler", "two schedulers decide: leader election is off, and there are 2 replicas"),
+    not_elected_in_a_sidecar: ("scheduler", "two schedulers decide: leader election is off, and there are 2 replicas"),
     two_are_ready: ("scheduler", "two schedulers decide: mgpu-scheduler-a, mgpu-scheduler-c are ready"),
     nobody_leads: ("scheduler", "none decides: nobody renews the Lease mgpu-scheduler"),
     no_configuration: ("webhook", "there is no validatingwebhookconfiguration mgpu-webhook"),
@@ -250,6 +261,11 @@ def test_what_is_not_known_is_no_fault(world: World) -> None:
     ((status, check, message),) = [row for row in world.findings() if row[0] != "ok"]
     assert (status, check) == ("warning", "cdi")
     assert "n1" in message
+
+
+def test_nvidias_feature_discovery_gives_no_cards_out(world: World) -> None:
+    stock_plugin(world, "gpu-feature-discovery-ctr")
+    assert {status for status, _, _ in world.findings()} == {"ok"}
 
 
 def test_whole_cards_that_are_left_to_the_other_plugin(world: World) -> None:
