@@ -19,6 +19,7 @@ if [ -n "${IMAGE:-}" ]; then
     kubectl kustomize "$folder" >"$top/rendered.yaml"
     # An image is found by the name that it has now, and the folder may have given it another one already.
     now=$(sed -n 's/^ *image: \(.*mgpu\):[^:]*$/\1/p' "$top/rendered.yaml" | sort -u)
+    [ -n "$now" ] || { echo "no image in $folder is named mgpu, so IMAGE is not put in: name it there" >&2 && exit 2; }
     cat >"$top/kustomization.yaml" <<YAML
 resources: [rendered.yaml]
 images:

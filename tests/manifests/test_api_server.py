@@ -69,6 +69,14 @@ def _containers(workload: Json) -> list[Json]:
     return [*spec.get("initContainers", ()), *spec["containers"]]
 
 
+def test_an_image_that_would_not_be_put_in_is_refused(run: Run, tmp_path: Path) -> None:
+    images = [{"name": "mgpu", "newName": "images.example/gpus", "newTag": "1"}]
+    own = kustomization(tmp_path, MANIFESTS / "base", images=images)
+    done = run(MANIFESTS / "deploy.sh", own, env={"IMAGE": "images.example/mgpu:9", "WAIT": "0"})
+    assert done.returncode == 2
+    assert "IMAGE is not put in" in done.stderr
+
+
 def test_an_image_without_a_tag_is_refused(run: Run) -> None:
     done = run(MANIFESTS / "deploy.sh", env={"IMAGE": "images.example:5000/mgpu", "WAIT": "0"})
     assert (done.returncode, done.stderr) == (2, "IMAGE has no tag: images.example:5000/mgpu\n")
