@@ -198,7 +198,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
         if not certificate and any(address.tls for address in listen):
             raise ValueError("an address with TLS needs a certificate")
         self._listen, self._certificate = listen, certificate
-        self._apps: dict[int, WSGIApplication] = {}
+        self._apps: dict[tuple[str, str], WSGIApplication] = {}
         self._options: dict[str, Any] = {
             "bind": [str(address) for address in listen],
             "workers": workers,
@@ -224,7 +224,8 @@ class _Server(BaseApplication):  # type: ignore[misc]
 
     def load(self) -> "WSGIApplication":
         def app(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
-            return self._apps[environ["gunicorn.socket"].getsockname()[1]](environ, start_response)
+            # These two are the listening socket's, and nothing in a request changes them.
+            return self._apps[environ["SERVER_NAME"], environ["SERVER_PORT"]](environ, start_response)
 
         return _in_one_segment(app)
 
@@ -250,7 +251,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
         gc.freeze()  # what exists now is shared with the workers; their collectors must not touch (copy) its pages
         for bound, address in zip(arbiter.LISTENERS, self._listen, strict=True):
             host, port = bound.getsockname()[:2]
-            self._apps[port] = address.app
+            self._apps[host, str(port)] = address.app
             shown = replace(address, host=host, port=port)
             print(f"serving {'https' if address.tls else 'http'} on {shown}", flush=True)
         sys.stdout.flush()

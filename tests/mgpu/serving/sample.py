@@ -1,6 +1,7 @@
-"""A server for the tests: `python -m tests.mgpu.serving.sample DIRECTORY`, one worker.
+"""A server for the tests: `python -m tests.mgpu.serving.sample DIRECTORY [PORT]`, one worker.
 
 Three addresses: TLS, plain, and another app over TLS for clients whose certificate the server's own CA has signed.
+With PORT two, both plain and of this port: 127.0.0.1, and 127.0.0.2 for the other app.
 """
 
 import sys
@@ -18,7 +19,7 @@ def answer(review: Review) -> Reply:
     return allow(review, [{"op": "add", "path": "/a", "value": "x"}])
 
 
-def main(directory: Path) -> None:
+def main(directory: Path, port: int = 0) -> None:
     started: list[str] = []
     app = new_app()
     reviewing(app, "/review", answer, kinds=("Pod",))
@@ -26,8 +27,10 @@ def main(directory: Path) -> None:
     other = new_app()
     probes(other, ready=str)
     vouched = Listen("127.0.0.1", 0, other.wsgi_app, client_ca=str(directory / "ca.crt"))
+    plain = Listen("127.0.0.1", port, app.wsgi_app, tls=False)
+    beside = Listen("127.0.0.2", port, other.wsgi_app, tls=False)
     serve(
-        [Listen("127.0.0.1", 0, app.wsgi_app), Listen("127.0.0.1", 0, app.wsgi_app, tls=False), vouched],
+        [plain, beside] if port else [Listen("127.0.0.1", 0, app.wsgi_app), plain, vouched],
         certificate=(directory / "tls.crt", directory / "tls.key"),
         start=lambda: started.append("started"),
         stop=lambda: print("stopped", flush=True),
@@ -35,4 +38,4 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

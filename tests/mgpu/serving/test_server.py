@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import ssl
 import time
 from collections.abc import Iterator
@@ -61,6 +62,17 @@ def test_an_address_is_its_app_s_alone(server: Server, vouched: ssl.SSLContext) 
     assert _healthz(server.ports[2], vouched) == 200
     with Client(server.ports[2], context=vouched) as client:
         assert client.ask(review({"a": 1}), "/review")[0] == 404
+
+
+def test_addresses_of_one_port_are_told_apart(folder: Folder) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = Server(*SAMPLE, str(folder.path), str(port), addresses=2, cwd=ROOT)
+    try:
+        with Client(port) as client:
+            assert client.ask(review({"a": 1}), "/review")[0] == 200
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize("signed", ["by nobody", "by another CA"])
