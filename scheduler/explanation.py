@@ -237,7 +237,7 @@ def _rows_of(answer: Filtered, points: Mapping[str, int]) -> tuple[NodeRow, ...]
 
 def _verdict(found: Explanation, pod: Pod, raw: Raw, nodes: Sequence[NodeRow]) -> list[str]:
     if found.problems:
-        return ["What it asks for cannot be read, so that it fits nowhere; a new Pod like it would be denied."]
+        return ["For this it fits nowhere; a new Pod has to be made, since what a Pod asks for stays as it is."]
     fits, verdict = [row.name for row in nodes if not row.reason], []
     gates = [str(gate.get("name")) for gate in (raw.get("spec") or {}).get("schedulingGates") or ()]
     if gates:

@@ -83,7 +83,8 @@ def test_cards_that_fit_are_not_what_it_waits_for(cluster: Cluster) -> None:
     [
         ("unseen", "No scheduler has said anything of it: does default-scheduler run?"),
         ("gated", "It waits for its scheduling gates first: team/quota."),
-        ("malformed", "a new Pod like it would be denied"),
+        ("malformed", "it fits nowhere; a new Pod has to be made"),
+        ("incomplete", "it fits nowhere; a new Pod has to be made"),
         ("plain", "It asks for no GPU"),
         ("late", "It is bound to n2 without a readable record of its cards: the scheduler decides them late."),
         ("late", "It has not started: container c"),
@@ -101,6 +102,8 @@ def test_what_matters_first(cluster: Cluster, name: str, said: str) -> None:
 def test_what_is_wrong_with_an_ask(cluster: Cluster) -> None:
     (problem,) = cluster.found("malformed")["problems"]
     assert "above 100 must be a multiple of 100" in problem
+    (problem,) = cluster.found("incomplete")["problems"]
+    assert "make the pod anew, and admission completes it" in problem
 
 
 def test_its_own_card_and_how_it_was_chosen(cluster: Cluster) -> None:
