@@ -30,7 +30,6 @@ def fill(api: Api) -> None:
     add(api, share("waits", 50, 1024), [UNSCHEDULABLE])
     add(api, share("unseen", 50, 1024))
     add(api, pod("malformed", container("c", 120)))
-    add(api, pod("incomplete", {"name": "c", "image": "x", "resources": {"limits": {"koordinator.sh/gpu": "50"}}}))
     add(api, pod("plain", {"name": "c", "image": "x"}))
     late = share("late", 10, 1024, node="n2")
     late["status"]["containerStatuses"] = [{"name": "c", "state": CREATE_ERROR, "ready": False}]

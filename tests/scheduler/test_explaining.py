@@ -2,16 +2,20 @@
 
 import json
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from mgpu.cli.kubectl import plugin
 from mgpu.kube import Api
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
+from scheduler.explained import shown
+from scheduler.explanation import Condition, Explanation
 from tests.builders import GIB, owned, pod
 from tests.scheduler.explained_cluster import SAYS, add, add_node, fill
 
@@ -41,6 +45,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with running(ApiServer(tokens={"admin": User("admin", ("system:masters",))}), tls=tls) as url:
         cluster = Cluster(folder, url, Path(tls[0]).read_bytes())
         fill(cluster.api)
+        half = {"name": "c", "image": "x", "resources": {"limits": {"koordinator.sh/gpu": "50"}}}
+        add(cluster.api, pod("incomplete", half))
         yield cluster
         cluster.api.close()
 
@@ -97,6 +103,16 @@ def test_cards_that_fit_are_not_what_it_waits_for(cluster: Cluster) -> None:
 )
 def test_what_matters_first(cluster: Cluster, name: str, said: str) -> None:
     assert said in cluster.verdict(name)
+
+
+def test_what_others_wrote_is_no_command_to_a_terminal() -> None:
+    said = Condition("PodScheduled", "False", "Unschedulable", "none\x1b]0;title\x07 is\x1b[2J free")
+    found = Explanation("Pod a/b", "Pending", problems=("x\x1b[31m",), wishes={"card": "\x9b2J"}, said=(said,))
+    terminal = Console(file=StringIO(), force_terminal=True, color_system=None, width=200)
+    with terminal.capture() as captured:
+        terminal.print(shown(found))
+    assert "PodScheduled False (Unschedulable): none\ufffd]0;title\ufffd is\ufffd[2J free" in captured.get()
+    assert not {"\x1b", "\x07", "\x9b"} & set(captured.get())
 
 
 def test_what_is_wrong_with_an_ask(cluster: Cluster) -> None:
