@@ -52,7 +52,8 @@ def _of_trial(seen: Seen) -> Iterator[Finding]:
     ]
     if missing:
         text = f"there is no {' and no '.join(missing)}"
-        yield Finding(REACHABLE, Level.FAILED, text, "kubectl apply -k the overlay that was installed")
+        remedy = "apply the overlay again as it was installed: make deploy, or kubectl apply --server-side -k"
+        yield Finding(REACHABLE, Level.FAILED, text, remedy)
     elif "failed calling webhook" in message and _OURS in message:
         yield _failed_call(seen, message)
     elif "failed calling webhook" in message or f'.{_OURS}" denied' not in message:
