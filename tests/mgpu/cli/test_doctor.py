@@ -80,6 +80,7 @@ class World:
         result = self.doctor("-o", "json", *arguments)
         answer = json.loads(result.stdout)
         assert (result.exit_code == 0) == answer["ok"], result.output
+        assert all((row["remedy"] == "") == (row["status"] == "ok") for row in answer["checks"]), result.output
         return [(row["status"], row["check"], row["message"]) for row in answer["checks"]]
 
 
