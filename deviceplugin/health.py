@@ -5,6 +5,9 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+SILENT_SECONDS = 10.0
+"""Who has said nothing for so long is hung up on: each connection holds a thread."""
+
 
 class HealthServer:
     """`healthy` and `ready` say what is wrong, "" where nothing: then 200 and `ok`, else 503 and the reason.
@@ -24,6 +27,8 @@ class HealthServer:
         checks = {"/healthz": healthy, "/readyz": ready}
 
         class Handler(BaseHTTPRequestHandler):
+            timeout = SILENT_SECONDS
+
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]
                 if path == "/metrics" and metrics is not None:

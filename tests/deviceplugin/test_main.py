@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from deviceplugin import health
 from deviceplugin.alone import alone
 from deviceplugin.health import HealthServer
 from mgpu.cli.main import main
@@ -104,6 +106,17 @@ def fetch(port: int, path: str) -> tuple[int, str]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
+
+
+def test_who_connects_and_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "SILENT_SECONDS", 0.05)
+    server = HealthServer(0, str, str, host="127.0.0.1")
+    server.start()
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as silent:
+            assert silent.recv(1) == b""
+    finally:
+        server.stop()
 
 
 def test_probes_tell_the_truth() -> None:
