@@ -33,7 +33,7 @@ FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
 OTHERS = re.compile(
-    r"/work/|/root/|/home/\w|\b(docker\.io|quay\.io|ghcr\.io|nvcr\.io|gcr\.io|registry\.\w+\.\w+|pypi\.org)\b"
+    r"/(work|root|home)/|\b(docker\.io|quay\.io|ghcr\.io|nvcr\.io|gcr\.io|registry\.\w+\.\w+|pypi\.org)\b"
 )
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
