@@ -17,7 +17,7 @@ from scheduler import stock
 from scheduler.mtgpu.occupy import Create, Delete, Occupy
 from scheduler.mtgpu.occupy import manifest as occupy_pod
 from scheduler.mtgpu.plan import plan
-from scheduler.mtgpu.pods import Made, is_own, read_made
+from scheduler.mtgpu.pods import Made, made_for, read_made
 from scheduler.mtgpu.pods import manifest as own_pod
 from scheduler.mtgpu.seen import Seen
 from scheduler.mtgpu.verdict import Verdict
@@ -72,7 +72,7 @@ class MtgpuPods:
 
     def _running(self, row: _Row) -> _Row:
         there, card = self._names.get(row.pod.key), self._card(row.pod.node, row.pod.bound)
-        if there is not None and is_own(there, row.pod):
+        if there is not None and made_for(there, row.pod.uid, row.pod.pod_uid):
             row.made = Made(there["metadata"]["uid"], "Running", card=row.pod.bound)
         elif there is None and card is not None:
             self._make(row, card)
@@ -101,7 +101,7 @@ class MtgpuPods:
         self._submitted += 1
         pod = replace(mtgpu.read_mtgpupod({**raw, "status": {}}), created=f"{self._submitted:09}")
         there = self._names.get(pod.key)
-        made = read_made(there) if there is not None and is_own(there, pod) else None
+        made = read_made(there) if there is not None and made_for(there, pod.uid, pod.pod_uid) else None
         self._rows[pod.uid] = _Row(pod, raw, outcome, made)
         self._settle(pod.node)
 

@@ -127,7 +127,7 @@ def node_of(item: Raw) -> str:
 
 
 def is_own(pod: Raw, item: Raw) -> bool:
-    """Whether a Pod of the MtgpuPod's name was made for it (`pods.is_own`), readable or not."""
+    """Whether a Pod of the MtgpuPod's name was made for it (`made_for`); it may be unreadable."""
     made = (item.get("status") or {}).get("PodObjectMeta") or {}
     return made_for(pod, item["metadata"]["uid"], str(made.get("uid") or ""))
 

@@ -24,15 +24,10 @@ class Made:
         return self.phase in ("Succeeded", "Failed")
 
 
-def is_own(raw: Mapping[str, Any], pod: MtgpuPod) -> bool:
-    """Whether a Pod of the MtgpuPod's name was made for it, also after `kubectl delete --cascade=orphan`, which takes
-    its owner off.
-    """
-    return made_for(raw, pod.uid, pod.pod_uid)
-
-
 def made_for(raw: Mapping[str, Any], uid: str, pod_uid: str) -> bool:
-    """The same of an MtgpuPod that may be unreadable: its uid, and that of the Pod that its status names, or ""."""
+    """Whether a Pod of an MtgpuPod's name was made for it, also after `kubectl delete --cascade=orphan`, which takes
+    its owner off. uid: the MtgpuPod's. pod_uid: of the Pod that its status names, or "".
+    """
     meta = raw["metadata"]
     owned = any(owner.get("uid") == uid and owner.get("controller") for owner in meta.get("ownerReferences") or ())
     return (bool(uid) and owned) or (bool(pod_uid) and meta.get("uid") == pod_uid)

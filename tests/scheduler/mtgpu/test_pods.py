@@ -3,7 +3,8 @@
 from typing import Any
 
 from mgpu.dialects.mtgpu import read_mtgpupod
-from scheduler.mtgpu.pods import Made, is_own, manifest, read_made
+from scheduler.mtgpu.known import is_own
+from scheduler.mtgpu.pods import Made, manifest, read_made
 from tests.builders import GIB, card, container, mtgpupod
 
 
@@ -79,20 +80,20 @@ def test_its_own_pod_is_known_by_its_owner_or_after_that_was_taken_off_by_its_ui
     raw = mtgpupod("a")
     made = of(raw)
     made["metadata"]["uid"] = "uid-pod"
-    assert is_own(made, read_mtgpupod(raw))
+    assert is_own(made, raw)
     del made["metadata"]["ownerReferences"]
-    assert not is_own(made, read_mtgpupod(raw))
+    assert not is_own(made, raw)
     raw["status"]["PodObjectMeta"] = {"uid": "uid-pod"}
-    assert is_own(made, read_mtgpupod(raw))
+    assert is_own(made, raw)
 
 
 def test_a_pod_of_its_predecessor_or_of_a_mere_co_owner_is_foreign() -> None:
     raw = mtgpupod("a")
     made = of(raw)
     again = mtgpupod("a", uid="uid-again")
-    assert not is_own(made, read_mtgpupod(again))
+    assert not is_own(made, again)
     made["metadata"]["ownerReferences"][0]["controller"] = False
-    assert not is_own(made, read_mtgpupod(raw))
+    assert not is_own(made, raw)
 
 
 def test_what_is_read_of_it_is_what_was_made() -> None:
