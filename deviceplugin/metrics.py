@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from mgpu.model.card_use import CardUse, card_uses
 from mgpu.model.cards import Card
 from mgpu.model.ledger import Holding, Ledger
-from mgpu.serving.metrics import SECONDS, say_version
+from mgpu.serving.metrics import SECONDS, Watch, say_version
 
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
@@ -54,16 +54,6 @@ class Seen(NamedTuple):
     gpus: Sequence[Card]
     devices: Sequence[Card]
     held: Sequence[Holding]
-
-
-class Watch(Protocol):
-    restarts: int
-
-    @property
-    def synced(self) -> bool: ...
-
-    @property
-    def broken_for(self) -> float: ...
 
 
 class Agent(Protocol):

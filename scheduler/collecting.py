@@ -12,23 +12,12 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from mgpu.serving.metrics import Watch
 from scheduler import figures
 from scheduler.figures import Figures, figures_of
 from scheduler.state import State
 
 _MILLI = 1000
-
-
-class Watch(Protocol):
-    """The part of `mgpu.kube.reflector.Reflector` that is told of."""
-
-    restarts: int
-
-    @property
-    def synced(self) -> bool: ...
-
-    @property
-    def broken_for(self) -> float: ...
 
 
 class Process(Protocol):

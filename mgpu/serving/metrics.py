@@ -5,7 +5,7 @@ here: the node agent has to stay small.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -28,6 +28,18 @@ SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside every counter, for what a restart shows by itself
+
+
+class Watch(Protocol):
+    """The part of `mgpu.kube.reflector.Reflector` that is told of."""
+
+    restarts: int
+
+    @property
+    def synced(self) -> bool: ...
+
+    @property
+    def broken_for(self) -> float: ...
 
 
 def page(*registries: CollectorRegistry) -> bytes:
