@@ -50,13 +50,7 @@ def command(names: tuple[str, ...], kubeconfig: str, context: str, config: Path 
 
     Exit code 1 where a NODE is not there or the cluster does not answer.
     """
-    try:
-        api = Api.connect(kubeconfig, context=context)
-        settings, _ = settings_of(api, config)
-        nodes, devices, pods, mtgpupods = objects(api)
-        found = overview(nodes, devices, pods, settings, unhealthy_lists(api), mtgpupods)
-    except (ApiError, Unreachable) as error:
-        raise click.ClickException(str(error)) from error
+    found = look(kubeconfig, context, config)
     unknown = sorted(set(names) - {node.name for node in found.nodes})
     if unknown:
         raise click.ClickException(f"no node is named {', '.join(unknown)}")
@@ -66,6 +60,17 @@ def command(names: tuple[str, ...], kubeconfig: str, context: str, config: Path 
         click.echo(orjson.dumps(_json(found), option=orjson.OPT_INDENT_2).decode())
     else:
         Console(highlight=False).print(_shown(found))
+
+
+def look(kubeconfig: str, context: str, config: Path | None) -> Overview:
+    """The cluster as it is now. Raises ClickException where it does not answer."""
+    try:
+        api = Api.connect(kubeconfig, context=context)
+        settings, _ = settings_of(api, config)
+        nodes, devices, pods, mtgpupods = objects(api)
+        return overview(nodes, devices, pods, settings, unhealthy_lists(api), mtgpupods)
+    except (ApiError, Unreachable) as error:
+        raise click.ClickException(str(error)) from error
 
 
 def objects(api: Api) -> tuple[list[Raw], list[Raw], list[Raw], list[Raw]]:

@@ -11,11 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from mgpu.cli import figures
-from mgpu.cli.connecting import connecting, settings_of
+from mgpu.cli.connecting import connecting
 from mgpu.cli.figures import SORTS, Figures, Fragmentation, Holder
-from mgpu.cli.inspect import objects, unhealthy_lists
-from mgpu.cli.overview import Overview, overview
-from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.cli.inspect import look
+from mgpu.cli.overview import Overview
 from mgpu.model.quantities import format_bytes
 
 EXAMPLES = """
@@ -44,13 +43,7 @@ def command(sort: str, limit: int, kubeconfig: str, context: str, config: Path |
     Core is in percent of one card, so two cards have 200%. Used is what pods hold by their records, not what their
     processes use at this moment. Exit code 1 where the cluster does not answer.
     """
-    try:
-        api = Api.connect(kubeconfig, context=context)
-        settings, _ = settings_of(api, config)
-        nodes, devices, pods, mtgpupods = objects(api)
-        found = overview(nodes, devices, pods, settings, unhealthy_lists(api), mtgpupods)
-    except (ApiError, Unreachable) as error:
-        raise click.ClickException(str(error)) from error
+    found = look(kubeconfig, context, config)
     if output == "json":
         click.echo(orjson.dumps(_json(found, sort), option=orjson.OPT_INDENT_2).decode())
     else:
