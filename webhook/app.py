@@ -8,6 +8,7 @@ from flask import Flask
 
 from mgpu.dialects import mtgpu
 from mgpu.model.errors import Problem
+from mgpu.model.tables import table_at
 from mgpu.serving.app import Told, new_app, probes, reviewing
 from mgpu.serving.review import Reply, Review, allow, deny
 from mgpu.settings import Settings
@@ -70,7 +71,7 @@ def _warnings(review: Review) -> Sequence[str]:
 
 
 def _log_denial(review: Review, problems: Sequence[Problem]) -> None:
-    meta = (review.object or {}).get("metadata") or {}
+    meta = table_at(review.object, "metadata")
     fields = {
         "pod": meta.get("uid"),
         "pod_namespace": review.namespace,

@@ -8,6 +8,7 @@ from mgpu.dialects import mtgpu
 from mgpu.dialects.vocabulary import MTGPU
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.pods import Pod
+from mgpu.model.tables import table_at
 from mgpu.settings import Settings
 
 _ANEW = "it cannot be changed; delete the MtgpuPod and make another"
@@ -28,8 +29,8 @@ def validate_mtgpupod_update(raw: Mapping[str, Any], old: Mapping[str, Any], set
     """
     if not mtgpu.enabled(settings):
         return []
-    said = _differing(_part(raw, "metadata", "annotations"), _part(old, "metadata", "annotations"))
-    spec = _differing(_part(raw, "spec"), _part(old, "spec"))
+    said = _differing(table_at(raw, "metadata", "annotations"), table_at(old, "metadata", "annotations"))
+    spec = _differing(table_at(raw, "spec"), table_at(old, "spec"))
     before = _broken(old)
     return [
         *(Problem(_path(key), f"is what the card is chosen by; {_ANEW}") for key in said if key in mtgpu.ANNOTATIONS),
@@ -54,20 +55,13 @@ def copied(changed: Iterable[str]) -> Iterator[Problem]:
 
 
 def _broken(raw: Mapping[str, Any]) -> list[Problem]:
-    recorded = sorted(filter(dialects.is_placement_annotation, _part(raw, "metadata", "annotations")))
+    recorded = sorted(filter(dialects.is_placement_annotation, table_at(raw, "metadata", "annotations")))
     found = [Problem(_path(key), "records a placement, which only mgpu decides; leave it out") for key in recorded]
     try:
         mtgpu.read_mtgpupod({key: value for key, value in raw.items() if key != "status"})
     except BadObject as error:
         found += error.problems
     return found
-
-
-def _part(raw: Any, *path: str) -> Mapping[str, Any]:
-    """The object at a path; empty where there is none, or something of a wrong type, which `_broken` reports."""
-    for key in path:
-        raw = raw.get(key) if isinstance(raw, dict) else None
-    return raw if isinstance(raw, dict) else {}
 
 
 def _differing(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:

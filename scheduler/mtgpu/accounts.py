@@ -14,6 +14,7 @@ from mgpu.model.cards import CardState
 from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Holding, Share
 from mgpu.model.pods import Node, Pod
+from mgpu.model.tables import table_at
 from scheduler.accounts import Accounts
 
 Raw = Mapping[str, Any]
@@ -225,11 +226,11 @@ def _seen(raw: Raw) -> _Seen:
 
 def _unreadable(raw: Raw) -> _Seen:
     """How much it has of its card nobody knows: all of it is taken for its own."""
-    meta, spec, status = raw["metadata"], _table(raw.get("spec")), _table(raw.get("status"))
+    meta, spec, status = raw["metadata"], table_at(raw, "spec"), table_at(raw, "status")
     node, card, pod_uid = (
         spec.get("nodeName"),
         status.get("BoundDeviceID"),
-        _table(status.get("PodObjectMeta")).get("uid"),
+        table_at(status, "PodObjectMeta").get("uid"),
     )
     held = None
     if isinstance(node, str) and node and isinstance(card, str) and card:
@@ -243,7 +244,3 @@ def _own(pod: Pod, raw: Raw) -> _Own | None:
     if not owner and mtgpu.GPUID not in pod.annotations:
         return None
     return _Own(owner, pod.ended, mtgpu.holding_of_pod(pod, raw))
-
-
-def _table(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -6,6 +6,7 @@ from typing import Any
 
 from mgpu.dialects import mtgpu
 from mgpu.model.pods import Pod, read_pod
+from mgpu.model.tables import table_at
 from scheduler.mtgpu.pods import made_for
 
 Raw = Mapping[str, Any]
@@ -121,8 +122,7 @@ def key_of(raw: Raw) -> Key:
 
 def node_of(item: Raw) -> str:
     """Where an MtgpuPod wants to be; "" where that cannot be read."""
-    spec = item.get("spec")
-    node = spec.get("nodeName") if isinstance(spec, dict) else None
+    node = table_at(item, "spec").get("nodeName")
     return node if isinstance(node, str) else ""
 
 
