@@ -1,7 +1,6 @@
 """A node for benchmarks: the node agent as a process of its own; API server and kubelet are the playground's, here."""
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from typing import Any
 
 from mgpu.kube import Api
 from playground.apiserver import ApiServer, User, running, write_kubeconfig
+from playground.ports import free_port
 from tests.builders import container, pod
 from tests.deviceplugin.node import CRD, Node, api_of
 from tests.waiting import until
@@ -43,7 +43,7 @@ def bench() -> Iterator[Bench]:
         api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", CRD)
         node = Node(url, folder, [{"count": CARDS, "memory": "80Gi"}])
         write_kubeconfig(folder / "kubeconfig", url, b"", "admin")
-        port = _free_port()
+        port = free_port()
         agent = subprocess.Popen(_command(folder, port), stderr=subprocess.DEVNULL)
         try:
             until(lambda: _ready(port) and node.healthy_ids(), 60)
@@ -79,11 +79,6 @@ def _command(folder: Path, port: int) -> list[str]:
     run = [sys.executable, "-m", "mgpu.cli.main", "deviceplugin", "--node", "n1", "--cards", str(folder / "cards.yaml")]
     where = ["--kubelet-dir", str(folder), "--cdi-dir", str(folder / "cdi")]
     return [*run, *where, "--kubeconfig", str(folder / "kubeconfig"), "--health-port", str(port)]
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def _ready(port: int) -> bool:

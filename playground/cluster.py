@@ -32,8 +32,9 @@ from playground.gpu_clients import GpuClients
 from playground.installation import install
 from playground.kubelet import Kubelet, KubeletConfig
 from playground.nodes import NodeSpec, make_nodes
+from playground.ports import free_port
 from playground.processes import Process, StartError
-from playground.realapi import free_port, real_api_server, requests_in
+from playground.realapi import real_api_server, requests_in
 from playground.runtime import Runtime
 from playground.scheduling import Extender, Scheduling
 from playground.stock import StockPlugin

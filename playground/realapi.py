@@ -1,11 +1,8 @@
 """A real etcd and kube-apiserver on loopback, from a directory as KUBEBUILDER_ASSETS names it (envtest)."""
 
-import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import ssl
 import urllib.error
 import urllib.request
@@ -18,6 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from playground.apiserver import Request, User, self_signed
+from playground.ports import free_port
 from playground.processes import Process
 
 _START_SECONDS = 90.0
@@ -102,18 +100,6 @@ def _audit(folder: Path, users: Collection[str]) -> dict[str, object]:
     head = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"]}
     policy.write_text(json.dumps({**head, "rules": [*rules, {"level": "None"}]}))
     return {"audit-policy-file": policy, "audit-log-path": folder / _AUDIT}
-
-
-def free_port() -> int:
-    """A port of loopback that is free now; for those who must know it before they listen.
-
-    Below the range from which systems give ports to outgoing connections: none of those takes it meanwhile.
-    """
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def _ready(url: str, ca: str, token: str) -> bool:

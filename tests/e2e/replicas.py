@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager
 
 from mgpu.kube import Api
 from playground.cluster import Cluster
+from playground.ports import free_port
 from playground.processes import Process, until
-from playground.realapi import free_port
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/mgpu-system/leases/mgpu-scheduler"
 

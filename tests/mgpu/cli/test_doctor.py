@@ -17,7 +17,7 @@ from mgpu.serving.certificates import CA, Files
 from mgpu.serving.trust import publish
 from mgpu.version import VERSION, Toolkit
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
-from playground.realapi import free_port
+from playground.ports import free_port
 from tests.mgpu.cli.installation import (
     APPS,
     COLLECTIONS,
