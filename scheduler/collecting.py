@@ -1,6 +1,7 @@
 """What the scheduler tells of the cluster's present state, worked out when it is asked.
 
-Nobody waits for it: nodes are read one by one, and only those where something has changed since the last time.
+No decision waits for it: nodes are read one by one, with rests, and only those where something has changed since the
+last time.
 """
 
 import threading
@@ -15,6 +16,7 @@ from prometheus_client.registry import Collector
 from mgpu.serving.metrics import Watch
 from scheduler import figures
 from scheduler.figures import Figures, figures_of
+from scheduler.pacing import Pace
 from scheduler.state import State
 
 _MILLI = 1000
@@ -32,10 +34,10 @@ class Process(Protocol):
 
 
 class Totals:
-    """The sums over all nodes. Thread-safe."""
+    """The sums over all nodes. Thread-safe. pace: called after each node that was read."""
 
-    def __init__(self, state: State) -> None:
-        self._state, self._lock = state, threading.Lock()
+    def __init__(self, state: State, pace: Callable[[], object]) -> None:
+        self._state, self._pace, self._lock = state, pace, threading.Lock()
         self._known: dict[str, tuple[int, Figures]] = {}
         self._sums: Figures = Counter()
 
@@ -53,6 +55,7 @@ class Totals:
                 self._sums.subtract(before[1] if before else {})
                 self._sums.update(now)
                 self._known[name] = version, now
+                self._pace()
             return self._sums.copy()
 
 
@@ -61,7 +64,7 @@ class Cluster(Collector):
 
     def __init__(self, state: State, process: Process, mtgpupods: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
         self._state, self._process, self._mtgpupods = state, process, mtgpupods
-        self._totals = Totals(state)
+        self._totals = Totals(state, Pace(rests=1))
 
     def describe(self) -> Iterator[Metric]:
         """Without asking anything: only for their names."""

@@ -73,7 +73,7 @@ def test_fragmentation_is_the_share_of_free_compute_on_cards_in_use(replica: Rep
 
 
 def test_sums_follow_changes_as_if_they_were_made_anew(replica: Replica) -> None:
-    totals = Totals(replica.state)
+    totals = Totals(replica.state, lambda: None)
     totals.sums()
     for change in (
         lambda: replica.api.put("pods", running("p", 30, 1024, "n1", 0)),
@@ -86,7 +86,18 @@ def test_sums_follow_changes_as_if_they_were_made_anew(replica: Replica) -> None
         change()
         replica.deliver()
         replica.state.refresh()  # forgets the versions of nodes that are gone
-        assert +totals.sums() == +Totals(replica.state).sums()
+        assert +totals.sums() == +Totals(replica.state, lambda: None).sums()
+
+
+def test_others_have_the_interpreter_after_each_node_that_is_read(replica: Replica) -> None:
+    rests: list[None] = []
+    totals = Totals(replica.state, lambda: rests.append(None))
+    totals.sums()
+    assert len(rests) == 3
+    replica.api.put("pods", running("p", 30, 1024, "n1", 0))
+    replica.deliver()
+    totals.sums()
+    assert len(rests) == 4
 
 
 def test_whether_it_leads_and_hears_of_everything(replica: Replica) -> None:
