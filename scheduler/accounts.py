@@ -188,7 +188,7 @@ class Accounts:
 
     def _warn_of_absent(self, pod: Pod, shares: Sequence[Share]) -> None:
         """Where the node's cards are known: at the start pods may come before them."""
-        cards = [s.card for s in (*self.ledger.cards(pod.node), *self.ledger.others(pod.node))]
+        cards = self.ledger.nodes().get(pod.node, ())
         names = ", ".join(absent(shares, cards)) if cards else ""
         if names:
             text = f"its record names {names}, which {pod.node} does not have; held as soon as it does"

@@ -253,8 +253,11 @@ class Ledger:
     def _uses(self, holding: Holding, cards: Sequence[Card]) -> list[tuple[int, Amount]]:
         """The cards that it is on, by position, and what it uses of each: worked out once while neither changes."""
         if holding.uid not in self._used:
-            amounts = enumerate(map(holding.uses, cards))
-            self._used[holding.uid] = [(position, amount) for position, amount in amounts if amount.shares]
+            self._used[holding.uid] = [
+                (position, holding.uses(card))
+                for position, card in enumerate(cards)
+                if any(share.is_on(card) for share in holding.shares)
+            ]
         return self._used[holding.uid]
 
     def __eq__(self, other: object) -> bool:

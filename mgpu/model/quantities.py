@@ -1,5 +1,6 @@
 """Kubernetes quantities, read exactly (apimachinery `resource.Quantity`), and amounts written for people."""
 
+import math
 import re
 from fractions import Fraction
 from functools import lru_cache
@@ -26,23 +27,27 @@ def parse_quantity(value: object) -> Fraction:
     Raises QuantityError for anything else, beyond ±(2^63 − 1), and for more than 64 characters.
     """
     text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-    number = _parsed(text) if isinstance(text, str) and len(text) <= _LONGEST else None
+    number, possible = _parsed(text) if isinstance(text, str) and len(text) <= _LONGEST else (None, False)
     if number is None:
         raise QuantityError(f"{_shortened(value)} is not a quantity such as 50, 6k or 1Gi")
-    if abs(number) > MAX:
+    if not possible:
         raise QuantityError(f"{value!r} is larger than any quantity may be (2^63 - 1)")
     return number
 
 
 @lru_cache(maxsize=10_000)
-def _parsed(text: str) -> Fraction | None:
-    """Cached: a cluster's pods say the same few texts over and over, and a Fraction takes microseconds to make."""
+def _parsed(text: str) -> tuple[Fraction | None, bool]:
+    """The number, and whether a quantity may be so large.
+
+    Cached: a cluster's pods say the same few texts over and over, and a Fraction takes microseconds to make or compare.
+    """
     match = _FORM.fullmatch(text)
     if match is None or (match[4] or "") not in _SUFFIX:
-        return None
+        return None, False
     sign, digits, exponent, suffix = match.groups()
     scale = Fraction(10) ** int(exponent[1:]) if exponent else _SUFFIX[suffix or ""]
-    return Fraction(digits.rstrip(".")) * scale * (-1 if sign == "-" else 1)
+    number = Fraction(digits.rstrip(".")) * scale * (-1 if sign == "-" else 1)
+    return number, abs(number) <= MAX
 
 
 def _shortened(value: object) -> str:
@@ -68,7 +73,7 @@ def whole_number(value: object) -> int:
 
 def whole_bytes(value: object) -> int:
     """A quantity of bytes, rounded up to whole ones as Kubernetes does."""
-    return -(-parse_quantity(value) // 1)
+    return math.ceil(parse_quantity(value))
 
 
 def format_bytes(amount: int) -> str:
