@@ -130,7 +130,8 @@ def _write_card(card: Card) -> dict[str, Any]:
         "labels": {INDEX_LABEL: str(card.index), **({MODEL_LABEL: card.model} if card.model else {})},
     }
     if card.numa is not None:
-        entry["topology"] = {"nodeID": card.numa}
+        # Koordinator's own CRD requires all three; -1 is what it writes for a socket that is not known.
+        entry["topology"] = {"socketID": -1, "nodeID": card.numa, "pcieID": ""}
     return entry
 
 

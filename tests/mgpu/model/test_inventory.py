@@ -51,6 +51,12 @@ def test_the_device_goes_with_its_node() -> None:
     assert device["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
 
 
+def test_a_topology_is_one_that_koordinators_own_crd_takes() -> None:
+    """Which requires these three (config/crd/bases/scheduling.koordinator.sh_devices.yaml)."""
+    (row,) = write_device(Node("n1"), "", (Card(0, "GPU-0", "", 8 * GIB, numa=1),))["spec"]["devices"]
+    assert row["topology"] == {"socketID": -1, "nodeID": 1, "pcieID": ""}
+
+
 def test_the_seeds_older_spellings_are_read() -> None:
     entry = {"deviceType": "gpu", "id": "GPU-a", "minor": 3, "resource": {"kubernetes.io/gpu-memory": "8Gi"}}
     assert read_device({"spec": {"devices": [entry]}}) == (Card(3, "GPU-a", "", 8 * GIB, minor=3),)
