@@ -2,7 +2,7 @@
 # Takes mgpu off the cluster that kubectl points at, so that nothing is left stuck. May be run again after a failure.
 #
 #   WAIT=120           seconds for the MtgpuPods to go by themselves, and for mgpu's own pods
-#   KEEP_DEVICES=yes   leave the CRD of Devices (Koordinator is, or stays, on the cluster)
+#   KEEP_DEVICES=yes   leave the CRD of Devices (Koordinator came after mgpu); one that was there before mgpu stays anyway
 #   CLEAN_NODES=yes    take mgpu's annotations, its label and the resources it published off the Nodes too; only when no
 #                      pod holds cards any more
 #
@@ -54,8 +54,8 @@ kubectl -n "$NAMESPACE" wait --for=delete pods -l app.kubernetes.io/name=mgpu --
     say 'some pods of mgpu do not end: do their nodes answer?'
 
 if [ "${KEEP_DEVICES:-no}" != yes ]; then
-    say 'CRD of Devices'
-    kubectl delete customresourcedefinitions devices.scheduling.koordinator.sh --ignore-not-found --timeout="${WAIT}s"
+    say 'CRD of Devices, if it is of mgpu'
+    kubectl delete customresourcedefinitions $OURS --ignore-not-found --timeout="${WAIT}s"
 fi
 
 say 'rights, priority classes, namespace'

@@ -69,6 +69,28 @@ def _containers(workload: Json) -> list[Json]:
     return [*spec.get("initContainers", ()), *spec["containers"]]
 
 
+def test_what_was_changed_on_the_cluster_gives_way_and_koordinators_crd_does_not(run: Run, tmp_path: Path) -> None:
+    """`kubectl rollout undo` makes the image another's field; only the real API server knows whose a field is."""
+    crd, webhook = "devices.scheduling.koordinator.sh", "mgpu-webhook"
+    documents = rendered(MANIFESTS / "base")
+    undone = json.loads(json.dumps(named(documents, "Deployment", webhook)))
+    undone["spec"]["template"]["spec"]["containers"][0]["image"] = "images.example/mgpu:undone"
+    koordinators = {"name": crd, "labels": {"app.kubernetes.io/part-of": "koordinator"}}
+    theirs = {**named(documents, "CustomResourceDefinition", crd), "metadata": koordinators}
+    there = [named(documents, "Namespace", "mgpu-system"), undone, theirs]
+    apply(run, there, "--force-conflicts", "--field-manager=somebody")
+
+    left_out = {"target": {"kind": "ValidatingAdmissionPolicy.*"}, "patch": _DELETED}
+    own = kustomization(tmp_path, MANIFESTS / "base", patches=[left_out])
+    done = run(MANIFESTS / "deploy.sh", own, env={"IMAGE": "images.example/mgpu:2", "WAIT": "0"})
+    assert done.returncode == 0, done.stderr
+    assert f"the CRD {crd} is there already and is not mgpu's" in done.stdout
+    labels = json.loads(run("kubectl", "get", "crd", crd, "-o", "json").stdout)["metadata"]["labels"]
+    assert labels["app.kubernetes.io/part-of"] == "koordinator"
+    found = json.loads(run("kubectl", "-n", "mgpu-system", "get", "deployment", webhook, "-o", "json").stdout)
+    assert [c["image"] for c in _containers(found)] == ["images.example/mgpu:2"]
+
+
 def test_an_image_that_would_not_be_put_in_is_refused(run: Run, tmp_path: Path) -> None:
     images = [{"name": "mgpu", "newName": "images.example/gpus", "newTag": "1"}]
     own = kustomization(tmp_path, MANIFESTS / "base", images=images)

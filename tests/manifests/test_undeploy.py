@@ -12,10 +12,11 @@ from mgpu.kube.client import MERGE_PATCH
 from playground.cluster import Cluster
 from tests.e2e.mtgpu_bench import MTGPUPODS, OURS, mtgpupod
 from tests.manifests.conftest import Run, runner
-from tests.manifests.rendered import MANIFESTS, rendered, served
+from tests.manifests.rendered import MANIFESTS, named, rendered, served
 from tests.waiting import until
 
 _SCRIPT = MANIFESTS / "undeploy.sh"
+_DEVICES = "devices.scheduling.koordinator.sh"
 _ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 _ALL_MTGPUPODS, _OCCUPYING = "/apis/lsalab.nthu/v1/mtgpupods", "/api/v1/namespaces/kube-system/pods"
 PLAYGROUND = pytest.mark.parametrize("kubeconfig", ["playground"], indirect=True)
@@ -82,14 +83,19 @@ def test_without_a_scheduler_process_finalizers_are_taken_off_by_hand(run: Run, 
 
 
 @PLAYGROUND
-def test_nodes_are_cleaned_where_that_is_asked_for(run: Run, api: Api) -> None:
+def test_nodes_are_cleaned_where_that_is_asked_for_and_koordinators_crd_stays(run: Run, api: Api) -> None:
     annotations = {"mgpu.io/status-resources": "aliyun.com/gpu-mem,b.c/d", "mgpu.io/cards-changed": "1", "a": "b"}
     node = {"metadata": {"name": "n1", "annotations": annotations, "labels": {"mgpu.io/whole-cards": "mgpu"}}}
     api.create("/api/v1/nodes", node)
     amounts = {"cpu": "1", "aliyun.com/gpu-mem": "80", "b.c/d": "1"}
     api.patch("/api/v1/nodes/n1/status", {"status": {"capacity": amounts}}, MERGE_PATCH)
+    koordinators = named(rendered(MANIFESTS / "base"), "CustomResourceDefinition", _DEVICES)
+    koordinators = {**koordinators, "metadata": {"name": _DEVICES}}
+    assert run("kubectl", "create", "-f", "-", given=yaml.safe_dump(koordinators)).returncode == 0
     done = run(_SCRIPT, env={"CLEAN_NODES": "yes"})  # mgpu itself has gone before: there is nothing else to do
     assert done.returncode == 0, done.stderr
+    assert there(api, f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{_DEVICES}")
+    api.delete(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{_DEVICES}")
     found = api.get("/api/v1/nodes/n1")
     assert found["status"]["capacity"] == {"cpu": "1"}
     assert found["metadata"]["annotations"] == {"a": "b"}
