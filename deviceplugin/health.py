@@ -3,16 +3,27 @@
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import AF_INET6, IPPROTO_IPV6, IPV6_V6ONLY, has_dualstack_ipv6
 from typing import Any
 
 SILENT_SECONDS = 10.0
 """Who has said nothing for so long is hung up on: each connection holds a thread."""
 
 
+class _Everywhere(ThreadingHTTPServer):
+    """On all addresses of both families: there are clusters with IPv6 alone."""
+
+    address_family = AF_INET6
+
+    def server_bind(self) -> None:
+        self.socket.setsockopt(IPPROTO_IPV6, IPV6_V6ONLY, 0)
+        super().server_bind()
+
+
 class HealthServer:
     """`healthy` and `ready` say what is wrong, "" where nothing: then 200 and `ok`, else 503 and the reason.
 
-    metrics: the page of this content type; None: there is none.
+    host: "" is every address. metrics: the page of this content type; None: there is none.
     """
 
     def __init__(
@@ -49,7 +60,8 @@ class HealthServer:
             def log_message(self, format: str, *args: Any) -> None:
                 """Probes are not worth a line each."""
 
-        self._server = ThreadingHTTPServer((host, port), Handler)
+        kind = _Everywhere if not host and has_dualstack_ipv6() else ThreadingHTTPServer
+        self._server = kind((host, port), Handler)
         self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
 

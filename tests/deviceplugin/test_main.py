@@ -119,6 +119,22 @@ def test_who_connects_and_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyP
         server.stop()
 
 
+def test_probes_are_answered_under_both_families() -> None:
+    """A cluster may have IPv6 alone."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    server = HealthServer(0, str, str)
+    server.start()
+    try:
+        for address in ("127.0.0.1", "::1"):
+            with socket.create_connection((address, server.port), timeout=30):
+                pass
+    finally:
+        server.stop()
+
+
 def test_probes_tell_the_truth() -> None:
     problems = ["no cards"]
     server = HealthServer(0, lambda: "", lambda: "".join(problems), host="127.0.0.1")
