@@ -62,7 +62,7 @@ class Filter:
     """Thread-safe. What the arrays can tell they tell of all nodes at once; the rest is the engine's, node by node.
 
     recut: told of each pod that asks for slices, with the nodes that could be cut for it and those where it fits now.
-    It must return at once.
+    It must return at once. pace: called after each node that was judged by itself.
     """
 
     def __init__(
@@ -70,8 +70,9 @@ class Filter:
         state: State,
         settings: Settings,
         recut: Callable[[GpuPod, Sequence[str], Sequence[str]], None] = lambda *_: None,
+        pace: Callable[[], object] = lambda: None,
     ) -> None:
-        self._state, self._settings, self._tell_recut = state, settings, recut
+        self._state, self._settings, self._tell_recut, self._pace = state, settings, recut, pace
         self._memo = _Memo()
         self._ranking = Ranking(state, settings)
         self._slices = Slices(state, settings)
@@ -106,11 +107,11 @@ class Filter:
 
     def _of_ours(self, known: GpuPod, ask: Ask, names: Sequence[str]) -> Filtered:
         if wanted_by(ask):
-            found = _sorted(names, self._slices.answers(known, ask, names))
+            found = _sorted(names, self._paced(self._slices.answers(known, ask, names)))
             self._tell_recut(known, found.recut, found.passed)
             return found
         if ask.others:
-            return _sorted(names, self._answers(known, ask, names))
+            return _sorted(names, self._paced(self._answers(known, ask, names)))
         seen = look(self._state, self._settings, known, ask, names)
         found = Filtered(hopeless={names[i]: reason for i, reason in seen.unmet.items()})
         for i, answer in self._by_engine(ask, seen.closely, seen.seats):
@@ -163,7 +164,13 @@ class Filter:
                 answer = self._assess(ask, closely.nodes[i], closely.cards[i], seats)
                 if key:
                     memo[key] = answer
+                self._pace()
             yield position, answer
+
+    def _paced(self, answers: Iterable[Answer]) -> Iterator[Answer]:
+        for answer in answers:
+            yield answer
+            self._pace()
 
     def _assess(self, ask: Ask, node: Node, cards: Sequence[CardState], seats: Sequence[Seat]) -> Answer:
         found = assess(ask, node, cards, self._settings, seats=seats)

@@ -11,14 +11,14 @@ _LONGEST_SECONDS = 0.02
 class Pace:
     """Called between two steps of such work, whatever they take; it rests now and then. Of one thread at a time.
 
-    rests: how many times as long as it has worked.
+    rests: how many times as long as it has worked; may be changed.
     """
 
     def __init__(self, rests: float, sleep: Callable[[float], object] = time.sleep) -> None:
-        self._rests, self._sleep, self._since = rests, sleep, time.monotonic()
+        self.rests, self._sleep, self._since = rests, sleep, time.monotonic()
 
     def __call__(self) -> None:
         worked = time.monotonic() - self._since
         if worked > _PIECE_SECONDS:
-            self._sleep(self._rests * min(worked, _LONGEST_SECONDS))
+            self._sleep(self.rests * min(worked, _LONGEST_SECONDS))
             self._since = time.monotonic()

@@ -16,6 +16,7 @@ from mgpu.serving.review import BadRequest
 from mgpu.settings import Settings
 from scheduler.extender import Gate
 from scheduler.filtering import Filter
+from scheduler.pacing import Pace
 from scheduler.state import State
 from scheduler.web.board import Board
 from scheduler.web.waiting import Waiting
@@ -33,7 +34,8 @@ _INDEX = "index.html"
 
 def make_board(state: State, settings: Settings, mtgpupods: Callable[[], Iterable[Mapping[str, Any]]] = tuple) -> Board:
     """mtgpupods: all that are known, as the API has them."""
-    return Board(state.snapshots, Waiting(state, Filter(state, settings), mtgpupods))
+    pace = Pace(rests=1)
+    return Board(state.snapshots, Waiting(state, Filter(state, settings, pace=pace), mtgpupods, pace))
 
 
 def make_app(board: Board, gate: Gate, host: str = "127.0.0.1") -> Flask:

@@ -2,12 +2,16 @@
 
 import gzip
 import json
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from mgpu.model.partitioning import LABEL, MADE
+from scheduler.pacing import Pace
 from scheduler.web import board as board_module
 from scheduler.web import waiting as waiting_module
 from scheduler.web.app import make_board
@@ -28,9 +32,11 @@ class Page:
     clock: Clock = field(default_factory=Clock)
     mtgpupods: list[Any] = field(default_factory=list)
     version: str = ""
+    beside: Callable[[Callable[[], None]], None] = lambda work: work()
 
     def __post_init__(self) -> None:
-        waiting = Waiting(self.replica.state, self.replica.filter, lambda: self.mtgpupods, self.clock)
+        state, filter_ = self.replica.state, self.replica.filter
+        waiting = Waiting(state, filter_, lambda: self.mtgpupods, Pace(0), lambda work: self.beside(work), self.clock)
         self.board = Board(self.replica.state.snapshots, waiting, self.clock, pause=lambda _: None)
 
     def asks(self, version: str | None = None) -> dict[str, Any]:
@@ -163,15 +169,26 @@ def test_reasons_are_of_the_nodes_that_are_there(page: Page) -> None:
         assert pending(page)["whys"][0]["of"] == 1
 
 
-def test_looking_never_makes_a_plan(page: Page) -> None:
+def in_time(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The reasons as a replica's own page comes to have them."""
+    monkeypatch.setattr(board_module, "EVERY_SECONDS", 0.0)
+    replica.deliver()
+    board, until = make_board(replica.state, replica.settings), time.monotonic() + 60
+    found: list[dict[str, Any]] = []
+    while not found:
+        assert time.monotonic() < until
+        found = json.loads(gzip.decompress(board.since("", "")))["pending"]["whys"]
+    return found
+
+
+def test_looking_never_makes_a_plan(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked by kube-scheduler, the filter has the cards cut for this pod."""
     replica = page.replica
     replica.api.put("nodes", b.node("n1", labels={LABEL: "mig"}, **{MADE: json.dumps({"cards": {"0": []}})}))
     slice_ = {"name": "c", "image": "cuda", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}
     pod = replica.api.put("pods", b.pod("p", slice_))
     replica.deliver()
-    looked = make_board(replica.state, replica.settings).since("", "")
-    (why,) = json.loads(gzip.decompress(looked))["pending"]["whys"]
+    (why,) = in_time(replica, monkeypatch)
     assert why["recut"] == 1
     replica.planning.work()
     assert replica.state.sites.plans() == ()
@@ -182,12 +199,29 @@ def test_looking_never_makes_a_plan(page: Page) -> None:
     assert len(replica.state.sites.plans()) == 1
 
 
-def test_reasons_are_worked_out_a_few_at_a_time(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting_module, "BUDGET_SECONDS", -1.0)
-    for i in range(3):
+def test_nobody_who_looks_waits_for_reasons(page: Page) -> None:
+    works: list[Callable[[], None]] = []
+    page.beside = works.append
+    for i in range(2):
         page.replica.api.put("pods", b.share(f"p{i}", 50, 90 * 1024 + i))
-    known = [[row["why"] >= 0 for row in pending(page)["pods"]] for _ in range(3)]
-    assert known == [[True, False, False], [True, True, False], [True, True, True]]
+    for _ in range(2):
+        assert [row["why"] for row in pending(page)["pods"]] == [-1, -1]
+    (work,) = works  # one at a time
+    work()
+    assert [row["why"] for row in pending(page)["pods"]] == [0, 1]
+    assert len(works) == 1  # nothing is due
+    page.replica.api.put("pods", b.share("x", 80, annotations=RECORD, node="n2"))
+    assert len(pending(page)["whys"]) == 2  # what was known is shown until there is better
+    assert len(works) == 2
+
+
+def test_reasons_come_from_a_thread_that_ends(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    page.replica.api.put("pods", b.share("p", 50, 90 * 1024))
+    assert in_time(page.replica, monkeypatch)[0]["fits"] == 0
+    for thread in threading.enumerate():
+        if thread.name == "reasons":
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 def test_a_malformed_ask_and_a_pod_whose_cards_are_not_decided(page: Page) -> None:
