@@ -182,6 +182,7 @@ def test_pods_run_one_image_of_this_version_as_tightly_as_they_can(folder: Path)
         agent = workload["metadata"]["name"] == "mgpu-deviceplugin"
         pod = workload["spec"]["template"]["spec"]
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["nodeSelector"] == {"kubernetes.io/os": "linux"}
         assert pod["securityContext"].get("runAsNonRoot", False) is not agent
         assert workload["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/version"] == version("mgpu")
         assert pod["priorityClassName"] == ("system-node-critical" if agent else "system-cluster-critical")
@@ -197,6 +198,10 @@ def test_pods_run_one_image_of_this_version_as_tightly_as_they_can(folder: Path)
         process = running_mgpu(workload)
         ours.add(process["image"])
         assert {"livenessProbe", "readinessProbe", "startupProbe"} <= process.keys()
+    (permitted,) = (q["spec"]["scopeSelector"]["matchExpressions"] for q in of_kind(documents, "ResourceQuota"))
+    assert {w["spec"]["template"]["spec"]["priorityClassName"] for w in workloads(documents)} == {
+        *permitted[0]["values"]
+    }
     (image,) = ours
     assert image.rpartition(":")[2] == version("mgpu")
     scheduler = running_mgpu(named(documents, "Deployment", "mgpu-scheduler"))
