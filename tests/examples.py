@@ -4,7 +4,8 @@ import os
 
 from hypothesis import settings
 
-SOAK = os.environ.get("MGPU_TEST_EXAMPLES") == "soak"
+MODE = os.environ.get("MGPU_TEST_EXAMPLES", "normal")
+SOAK = MODE == "soak"
 SOAK_EXAMPLES = 20_000
 
 

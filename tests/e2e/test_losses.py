@@ -12,6 +12,7 @@ from playground.cluster import Cluster
 from tests.e2e.bench import Bench
 from tests.e2e.mixed import CUT, NODES, POOL, SHARED, Loss, Mixed
 from tests.e2e.replicas import replicated
+from tests.examples import SOAK
 
 _BINDINGS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/mgpu-scheduler"
 
@@ -91,9 +92,7 @@ def test_whatever_is_on_a_node_is_lost_one_after_the_other(mixed: Mixed) -> None
     mixed.check()
 
 
-@pytest.mark.skipif(
-    os.environ.get("MGPU_TEST_EXAMPLES") != "soak", reason="only with MGPU_TEST_EXAMPLES=soak: each alone"
-)
+@pytest.mark.skipif(not SOAK, reason="only with MGPU_TEST_EXAMPLES=soak: each alone")
 @pytest.mark.parametrize("lost", [*ABOVE, *ON_NODES])
 def test_one_is_lost(mixed: Mixed, lost: str) -> None:
     mixed.create_all([(ABOVE | ON_NODES)[lost](mixed.cluster)])
