@@ -69,11 +69,11 @@ class Samples:
         """As `kubectl delete` does, without waiting. Raises ApiError where it is not there."""
         self._api.delete(f"{_MTGPUPODS}/{name}", {"propagationPolicy": "Background"})
 
-    def settled(self, name: str, seconds: float = 30.0) -> Outcome:
+    def settled(self, name: str, seconds: float = 60.0) -> Outcome:
         """How the pod stands as soon as it runs, has failed, or was refused by the scheduler; or after `seconds`."""
         return self._wait(name, lambda o: bool(o.running or o.why), seconds)
 
-    def running(self, name: str, seconds: float = 30.0) -> Outcome:
+    def running(self, name: str, seconds: float = 60.0) -> Outcome:
         """How the pod stands as soon as it runs, or after `seconds`."""
         return self._wait(name, lambda o: o.running, seconds)
 

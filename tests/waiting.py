@@ -7,7 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def until(found: Callable[[], T | None], seconds: float = 20.0) -> T:
+def until(found: Callable[[], T | None], seconds: float = 60.0) -> T:
     """What `found` returns as soon as it is true; fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not (value := found()):

@@ -2,11 +2,10 @@
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 from kubernetes import client
@@ -19,9 +18,9 @@ from mgpu.settings import load_settings
 from playground.kubelet import Kubelet, KubeletConfig
 from playground.runtime import Runtime
 from tests.builders import CORE
+from tests.waiting import until
 
 Json = dict[str, Any]
-T = TypeVar("T")
 PODS, NODE = "/api/v1/namespaces/default/pods", "/api/v1/nodes/n1"
 DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
 CRD = {
@@ -42,15 +41,6 @@ CRD = {
         ],
     },
 }
-
-
-def until(found: Callable[[], T | None], seconds: float = 20.0) -> T:
-    """What `found` returns as soon as it is true; fails after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not (value := found()):
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.01)
-    return value
 
 
 def api_of(url: str) -> Api:

@@ -4,7 +4,8 @@ from typing import Any
 
 from mgpu.kube import ApiError
 from tests.builders import CORE, MEMORY, container, pod, share
-from tests.deviceplugin.node import DEVICES, NODE, PODS, Node, until
+from tests.deviceplugin.node import DEVICES, NODE, PODS, Node
+from tests.waiting import until
 
 ASSUMED = "vke.volcengine.com/assumed"
 RECORD = "vke.volcengine.com/gpu-index-container-"

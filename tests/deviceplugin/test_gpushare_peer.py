@@ -5,8 +5,9 @@ from typing import Any
 from mgpu.dialects import gpushare
 from mgpu.dialects.node_resources import SHARE
 from tests.builders import pod
-from tests.deviceplugin.node import PODS, Node, until
+from tests.deviceplugin.node import PODS, Node
 from tests.scheduler.gpushare import container
+from tests.waiting import until
 
 Json = dict[str, Any]
 OLDEST = 1_632_984_663_000_000_000

@@ -18,7 +18,8 @@ from playground.kubelet import checkpoint
 from tests.builders import MEMORY, container, pod, share
 from tests.deviceplugin import node as nodes
 from tests.deviceplugin.desk import ASSUMED, RECORD
-from tests.deviceplugin.node import PODS, Node, until
+from tests.deviceplugin.node import PODS, Node
+from tests.waiting import until
 
 
 def decided(name: str, card: str = "1", **more: Any) -> dict[str, Any]:

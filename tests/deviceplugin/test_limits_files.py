@@ -15,7 +15,7 @@ from deviceplugin.limited import Limited, read_limited
 from deviceplugin.limits_files import LimitsFiles, content
 from tests.builders import card, cards
 from tests.deviceplugin.mtgpu import GIB, pod_of
-from tests.deviceplugin.node import until
+from tests.waiting import until
 
 CARD = "GPU-n1-1"
 IN_CLOSE_WRITE = 0x8

@@ -16,7 +16,7 @@ from deviceplugin import health
 from deviceplugin.alone import alone
 from deviceplugin.health import HealthServer
 from mgpu.cli.main import main
-from tests.deviceplugin.node import until
+from tests.waiting import until
 
 MGPU = [sys.executable, "-m", "mgpu.cli.main", "deviceplugin"]
 KUBECONFIG = """

@@ -11,7 +11,8 @@ from deviceplugin.metrics import REGISTRY, NodeCards
 from mgpu.serving.metrics import CONTENT_TYPE, page
 from tests.builders import cards
 from tests.deviceplugin.desk import Desk, decided
-from tests.deviceplugin.node import Node, until
+from tests.deviceplugin.node import Node
+from tests.waiting import until
 
 GIB = 1 << 30
 CARD = {"node": "n1", "model": "A100-SXM4-80GB"}

@@ -9,8 +9,9 @@ from playground.stock import StockPlugin
 from tests.builders import share
 from tests.deviceplugin.desk import recorded
 from tests.deviceplugin.mtgpu import GIB, WHOLE, occupy_pod, pod_of
-from tests.deviceplugin.node import PODS, Node, until
+from tests.deviceplugin.node import PODS, Node
 from tests.deviceplugin.test_wholecards import label, listed
+from tests.waiting import until
 
 UUID = "GPU-n1-1"
 OCCUPY = mtgpu.occupy_name("n1", "zxcvb")

@@ -11,7 +11,7 @@ from deviceplugin.records import RecordWriter
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.settings import load_settings
 from tests.builders import share
-from tests.deviceplugin.node import until
+from tests.waiting import until
 
 
 class FakeApi(Api):

@@ -17,7 +17,7 @@ from proto import deviceplugin_pb2 as api
 from proto import deviceplugin_pb2_grpc as services
 from tests.builders import CORE
 from tests.deviceplugin.loops import running
-from tests.deviceplugin.node import until
+from tests.waiting import until
 
 
 class Kubelet:
@@ -58,7 +58,7 @@ class Kubelet:
             context.abort(grpc.StatusCode.UNKNOWN, "not now")
         options = [("grpc.use_local_subchannel_pool", 1)]
         self._channel = grpc.insecure_channel(f"unix:{self._folder / request.endpoint}", options=options)
-        grpc.channel_ready_future(self._channel).result(5)
+        grpc.channel_ready_future(self._channel).result(60)
         stream = services.DevicePluginStub(self._channel).ListAndWatch(api.Empty())  # type: ignore[no-untyped-call]
         threading.Thread(target=self._follow, args=(stream,), daemon=True).start()
         self.registered.put(request)
@@ -101,14 +101,14 @@ def test_it_registers_and_sends_the_list_and_every_change(
     kubelet: Kubelet, plugin: Plugin, registration: Registration
 ) -> None:
     with running(registration.run):
-        request = kubelet.registered.get(timeout=10)
+        request = kubelet.registered.get(timeout=60)
         assert (request.version, request.endpoint, request.resource_name) == ("v1beta1", "mgpu-core.sock", CORE)
         assert request.options.pre_start_required
         assert not request.options.get_preferred_allocation_available
-        assert kubelet.lists.get(timeout=10) == {"0": "Healthy", "1": "Unhealthy"}
+        assert kubelet.lists.get(timeout=60) == {"0": "Healthy", "1": "Unhealthy"}
         until(lambda: registration.registered)
         plugin.offer({"0": False, "1": False})
-        assert kubelet.lists.get(timeout=10) == {"0": "Unhealthy", "1": "Unhealthy"}
+        assert kubelet.lists.get(timeout=60) == {"0": "Unhealthy", "1": "Unhealthy"}
 
 
 def test_it_ends_its_stream_well_and_leaves_no_socket(
@@ -116,8 +116,8 @@ def test_it_ends_its_stream_well_and_leaves_no_socket(
 ) -> None:
     (folder / "mgpu-core.sock").write_text("left by an agent that was killed")
     with running(registration.run):
-        kubelet.lists.get(timeout=10)
-    assert kubelet.ended.get(timeout=10) is grpc.StatusCode.OK
+        kubelet.lists.get(timeout=60)
+    assert kubelet.ended.get(timeout=60) is grpc.StatusCode.OK
     assert not (folder / "mgpu-core.sock").exists()
 
 
@@ -125,7 +125,7 @@ def test_it_waits_for_a_kubelet_that_is_not_there_yet(folder: Path, registration
     with running(registration.run):
         until(lambda: "waiting for the kubelet" in registration.state)
         kubelet = Kubelet(folder)
-        kubelet.registered.get(timeout=10)
+        kubelet.registered.get(timeout=60)
         until(lambda: registration.registered)
     kubelet.stop()
 
@@ -134,24 +134,24 @@ def test_a_kubelet_that_comes_back_is_registered_with_again(
     kubelet: Kubelet, registration: Registration, folder: Path
 ) -> None:
     with running(registration.run):
-        kubelet.lists.get(timeout=10)
+        kubelet.lists.get(timeout=60)
         kubelet.stop()
         (folder / "mgpu-core.sock").unlink(missing_ok=True)
         kubelet.start()
-        kubelet.registered.get(timeout=10)
-        kubelet.registered.get(timeout=10)
-        assert kubelet.lists.get(timeout=10)
+        kubelet.registered.get(timeout=60)
+        kubelet.registered.get(timeout=60)
+        assert kubelet.lists.get(timeout=60)
 
 
 def test_a_socket_file_that_is_made_anew_is_another_kubelet(
     kubelet: Kubelet, registration: Registration, folder: Path
 ) -> None:
     with running(registration.run):
-        kubelet.registered.get(timeout=10)
+        kubelet.registered.get(timeout=60)
         until(lambda: registration.registered)
         (folder / "kubelet.sock").unlink()
         kubelet.start()
-        kubelet.registered.get(timeout=10)
+        kubelet.registered.get(timeout=60)
 
 
 @pytest.mark.parametrize("lost", ["stream", "socket"])
@@ -159,10 +159,10 @@ def test_a_lost_stream_or_socket_is_made_good(
     kubelet: Kubelet, registration: Registration, folder: Path, lost: str
 ) -> None:
     with running(registration.run):
-        kubelet.registered.get(timeout=10)
+        kubelet.registered.get(timeout=60)
         until(lambda: registration.registered)
         kubelet.hang_up() if lost == "stream" else (folder / "mgpu-core.sock").unlink()
-        kubelet.registered.get(timeout=10)
+        kubelet.registered.get(timeout=60)
         until(lambda: registration.registered)
         assert (folder / "mgpu-core.sock").is_socket()
 
@@ -172,7 +172,7 @@ def test_a_refusal_is_told_and_tried_again(kubelet: Kubelet, registration: Regis
     with running(registration.run):
         until(lambda: "not now" in registration.state)
         assert not registration.registered
-        kubelet.registered.get(timeout=10)
+        kubelet.registered.get(timeout=60)
         until(lambda: registration.registered)
 
 

@@ -24,7 +24,8 @@ from mgpu.model.pods import read_node
 from mgpu.settings import load_settings
 from mgpu.version import AGENT, AgentSaid, Toolkit, own_version, read_agent
 from tests.builders import MEMORY, card, cards, node
-from tests.deviceplugin.node import NODE, Node, until
+from tests.deviceplugin.node import NODE, Node
+from tests.waiting import until
 
 OWNER = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "u1"}
 NONE = "dialects: {mgpu: {enabled: false}, gpushare: {enabled: false}, koordinator: {enabled: false}}"

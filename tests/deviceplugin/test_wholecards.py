@@ -22,7 +22,8 @@ from playground.stock import StockPlugin
 from proto import deviceplugin_pb2 as api
 from tests.builders import cards, pod, share
 from tests.deviceplugin.desk import asking, recorded
-from tests.deviceplugin.node import PODS, Node, until
+from tests.deviceplugin.node import PODS, Node
+from tests.waiting import until
 
 UUID = "GPU-n1-1"
 LABEL = "mgpu.io/whole-cards"

@@ -69,7 +69,7 @@ class Bench:
     def pod(self, name: str) -> Any:
         return self.core.read_namespaced_pod(name, "default")
 
-    def runs(self, name: str, seconds: float = 30.0) -> Any:
+    def runs(self, name: str, seconds: float = 60.0) -> Any:
         """The pod, as soon as it runs."""
         return until(lambda: (pod := self.pod(name)).status.phase == "Running" and pod, seconds)
 

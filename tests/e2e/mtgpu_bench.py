@@ -63,7 +63,7 @@ class Named:
 
     def runs(self, name: str) -> str:
         """The UUID of its card, as soon as it runs; every container must see exactly that."""
-        status = until(lambda: (s := self.status(name)).get("phase") == "Running" and s, 40)
+        status = until(lambda: (s := self.status(name)).get("phase") == "Running" and s)
         card = str(status["BoundDeviceID"])
         for container in self.api.get(f"{PODS}/{name}")["spec"]["containers"]:
             assert self.bench.environment(name, container["name"])["NVIDIA_VISIBLE_DEVICES"] == card
@@ -114,9 +114,9 @@ class Named:
     def clear(self) -> None:
         for name in self.names():
             self.api.delete(f"{MTGPUPODS}/{name}")
-        until(lambda: not self.names(), 40)
+        until(lambda: not self.names())
         self.bench.clear()
-        until(self.left_nothing, 40)
+        until(self.left_nothing)
 
 
 def gone(named: Named, path: str) -> bool:

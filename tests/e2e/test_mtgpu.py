@@ -257,7 +257,7 @@ def test_a_crowd_of_all_kinds_at_once_and_the_scheduler_dies_in_it(named: Named)
         if i == 8:
             bench.cluster.processes["scheduler"].kill()
     bench.cluster.restart("scheduler")
-    until(lambda: sum(named.status(f"n{i}").get("phase") == "Running" for i in range(18)) >= 6, 40)
+    until(lambda: sum(named.status(f"n{i}").get("phase") == "Running" for i in range(18)) >= 6)
     while names := {raw["metadata"]["name"]: raw for raw in named.api.list(MTGPUPODS)[0]}:
         where: dict[str, set[str]] = {}
         for raw in names.values():

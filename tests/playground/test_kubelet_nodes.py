@@ -38,7 +38,7 @@ def test_what_others_write_before_the_answer_to_an_own_write_is_not_lost(
 
     monkeypatch.setattr(bench.api, "patch", slow)
     bench.plugin()
-    until(lambda: bench.capacity("example.com/memory") == ("5", "5"), 5)
+    until(lambda: bench.capacity("example.com/memory") == ("5", "5"))
 
 
 def test_logs_are_served_over_https_where_the_node_says(bench: Bench) -> None:

@@ -18,7 +18,7 @@ TIMES = Times(ask=20, health=0.05, start=20, silent=20, quit=20, first_pause=0.0
 """Patient where a busy machine may be slow."""
 
 
-async def until(found: Callable[[], object], seconds: float = 20.0) -> None:
+async def until(found: Callable[[], object], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not found():
         assert time.monotonic() < deadline, "did not happen in time"
@@ -55,5 +55,5 @@ async def serving(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def ready(daemons: Daemons, card: str = CARD, seconds: float = 20.0) -> None:
+async def ready(daemons: Daemons, card: str = CARD, seconds: float = 60.0) -> None:
     await daemons.ready(card, asyncio.get_running_loop().time() + seconds)

@@ -5,7 +5,8 @@ from typing import Any
 
 from tests.builders import share
 from tests.deviceplugin.mps.fake import CARD, COMMAND, OTHER, kill, lives, pid_of
-from tests.deviceplugin.node import PODS, Node, until
+from tests.deviceplugin.node import PODS, Node
+from tests.waiting import until
 
 EVENTS = "/api/v1/namespaces/default/events"
 

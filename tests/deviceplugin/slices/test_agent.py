@@ -15,8 +15,9 @@ from mgpu.model.pods import read_node
 from mgpu.model.slices import Slice, counts
 from tests.builders import CORE, share
 from tests.deviceplugin.mps.fake import COMMAND
-from tests.deviceplugin.node import NODE, PODS, Node, until
+from tests.deviceplugin.node import NODE, PODS, Node
 from tests.deviceplugin.slices.rig import places, slice_pod
+from tests.waiting import until
 
 FULL = places("2g.20gb@0", "2g.20gb@2", "3g.40gb@4")
 

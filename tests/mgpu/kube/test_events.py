@@ -28,7 +28,7 @@ def recorder(api: Events) -> Recorder:
 def test_an_event_stands_on_its_object() -> None:
     api = Events()
     recorder(api).warn(pod_reference("team", "p", "uid-p"), "MgpuNoCards", "nothing fits")
-    path, event = api.posted.get(timeout=30)
+    path, event = api.posted.get(timeout=60)
     assert path == "/api/v1/namespaces/team/events"
     assert event["metadata"]["namespace"] == event["involvedObject"]["namespace"] == "team"
     assert (event["type"], event["reason"], event["message"]) == ("Warning", "MgpuNoCards", "nothing fits")
@@ -37,7 +37,7 @@ def test_an_event_stands_on_its_object() -> None:
 def test_an_event_of_a_node_is_where_kubectl_looks_for_it() -> None:
     api = Events()
     recorder(api).record(node_reference("n1"), "Ready", "cards are there")
-    path, event = api.posted.get(timeout=30)
+    path, event = api.posted.get(timeout=60)
     assert path == "/api/v1/namespaces/default/events"
     assert event["involvedObject"]["uid"] == "n1"
 
@@ -47,7 +47,7 @@ def test_the_same_again_is_said_once() -> None:
     made = recorder(api)
     for message in ("same", "same", "same", "other"):
         made.warn(node_reference("n1"), "BadDevice", message)
-    assert [api.posted.get(timeout=30)[1]["message"] for _ in range(2)] == ["same", "other"]
+    assert [api.posted.get(timeout=60)[1]["message"] for _ in range(2)] == ["same", "other"]
 
 
 def test_a_refused_event_does_not_stop_the_next() -> None:
@@ -55,4 +55,4 @@ def test_a_refused_event_does_not_stop_the_next() -> None:
     made = recorder(api)
     made.warn(node_reference("n1"), "BadDevice", "first")
     made.warn(node_reference("n1"), "BadDevice", "second")
-    assert api.posted.get(timeout=30)[1]["message"] == "second"
+    assert api.posted.get(timeout=60)[1]["message"] == "second"
