@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 _REFUSED = 409
 """client-go retries 429 and 5xx on the same node; 409 makes the scheduler think again."""
 _FORBIDDEN = 403
+_NO_SUCH_POD = 404
 
 
 class BindingAdmission:
@@ -43,6 +44,8 @@ class BindingAdmission:
         # `bindings` ignores the uid that it is given, so there a pod of the same name must not be mistaken for it.
         live = review.resource == "bindings"
         uid, known = self._decider.find(review.namespace, name, _text(meta, "uid"), live=live)
+        if not uid and review.dry_run:  # the API server would refuse it too; so `mgpu doctor` sees who is asked
+            return deny(review, f"there is no pod {review.namespace}/{name}", _NO_SUCH_POD)
         if known is None or known.pod.node:
             return allow(review)  # no GPU pod; or no such pod, or bound already: the API server's to refuse
         if self._users and self._users.isdisjoint((review.user, *review.groups)):

@@ -7,6 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from mgpu.cli.plain import one_line
 from mgpu.model.cards import CardState
 from mgpu.model.quantities import format_bytes, format_core
 from scheduler.explanation import CardRow, Explanation, NodeRow
@@ -16,9 +17,9 @@ _DIM, _GOOD, _BAD = "grey50", "green", "yellow"
 
 
 def shown(found: Explanation) -> Group:
-    parts: list[RenderableType] = [Text.assemble((found.of, "bold"), f": {found.stands}"), *_ask(found)]
-    parts += (Text(f"✗ {_plain(problem)}", style="bold red") for problem in found.problems)
-    parts += [Text(), *(Text(sentence, style="bold") for sentence in found.verdict)]
+    parts: list[RenderableType] = [Text.assemble((found.of, "bold"), f": {one_line(found.stands)}"), *_ask(found)]
+    parts += (Text(one_line(f"✗ {problem}"), style="bold red") for problem in found.problems)
+    parts += [Text(), *(Text(one_line(sentence), style="bold") for sentence in found.verdict)]
     listed = {row.name for row in found.nodes} & found.cards.keys()
     if found.nodes and not found.problems:
         parts += [Text(), *_nodes(found, listed)]
@@ -37,7 +38,7 @@ def _ask(found: Explanation) -> Iterator[RenderableType]:
     for i, (container, text) in enumerate(found.ask):
         grid.add_row("" if i else f"asks as {found.dialect}", f"{container}: {text}")
     if found.wishes:
-        grid.add_row("wishes", _plain(", ".join(f"{key} {value}" for key, value in found.wishes.items())))
+        grid.add_row("wishes", ", ".join(f"{key} {value}" for key, value in found.wishes.items()))
     if found.chosen:
         grid.add_row("cards chosen", found.chosen)
     if grid.row_count:
@@ -58,7 +59,7 @@ def _nodes(found: Explanation, listed: set[str]) -> Iterator[RenderableType]:
     reasons: dict[str, list[NodeRow]] = {}
     for row in rest:
         if row.reason:
-            reasons.setdefault(_plain(row.reason), []).append(row)
+            reasons.setdefault(one_line(row.reason), []).append(row)
     ordered = sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0]))
     for reason, rows in ordered[:_MOST_REASONS]:
         names = ", ".join(row.name for row in rows[:_MOST_NAMES])
@@ -76,7 +77,7 @@ def _answer(row: NodeRow) -> Text:
     hope = (
         " (fits once its cards are cut anew)" if row.recut else " (evicting pods cannot help)" if row.hopeless else ""
     )
-    return Text(f"{_plain(row.reason)}{hope}", style=_BAD)
+    return Text(f"{one_line(row.reason)}{hope}", style=_BAD)
 
 
 def _cards(rows: Sequence[CardRow]) -> Table:
@@ -87,7 +88,7 @@ def _cards(rows: Sequence[CardRow]) -> Table:
         )
     for row in rows:
         state = row.state
-        mark = Text("✔ its own", style=_GOOD) if row.own else Text(_plain(row.reason), style=_BAD)
+        mark = Text("✔ its own", style=_GOOD) if row.own else Text(row.reason, style=_BAD)
         if not (row.reason or row.own):
             mark = Text(_odd(state), style=_BAD)
         amounts = (format_core(state.core_left), format_bytes(state.memory_left))
@@ -110,13 +111,8 @@ def _said(found: Explanation) -> Iterator[RenderableType]:
     yield Text("What is written on it:", style=_DIM)
     for row in found.said:
         reason = f" ({row.reason})" if row.reason else ""
-        text = _plain(f"{row.type} {row.status}{reason}{f': {row.message}' if row.message else ''}")
+        text = f"{row.type} {row.status}{reason}{f': {row.message}' if row.message else ''}"
         yield Padding(Text(text), (0, 0, 0, 2))
-
-
-def _plain(text: str) -> str:
-    """Without what a terminal would take for commands: others have written it."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def _count(number: int) -> str:

@@ -1,19 +1,18 @@
 """`mgpu explain`: why a pod waits, per node and card, or where its cards are; read from the cluster's lists."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import click
-import orjson
-from rich.console import Console
 
-from mgpu.cli.connecting import connecting, namespace_of, settings_of
-from mgpu.cli.inspect import objects, unhealthy_lists
+from mgpu.cli import reading
+from mgpu.cli.connecting import answering, connecting, namespace_of, settings_of
+from mgpu.cli.terminal import show, show_json
 from mgpu.cli.views import percent
 from mgpu.dialects import mtgpu
-from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.kube import Api
 from mgpu.model.errors import BadObject, Problem
 from mgpu.settings import Settings
 from scheduler.explained import shown
@@ -51,24 +50,24 @@ def command(
     is no such pod or the cluster does not answer.
     """
     kind, name = _kind(name)
-    try:
+    with answering(), reading.uncollected():
         api = Api.connect(kubeconfig, context=context, timeout=30.0)
         settings, _ = settings_of(api, config)
         raw = _read(api, kind, namespace or namespace_of(kubeconfig, context), name)
+        _check_nodes(f"{kind} {name}", str(raw["spec"].get("nodeName") or ""), nodes)
         state, names = _state(api, settings)
-    except (ApiError, Unreachable) as error:
-        raise click.ClickException(error.message if isinstance(error, ApiError) else str(error)) from error
-    unknown = sorted(set(nodes) - set(names))
-    if unknown:
-        raise click.ClickException(f"no node is named {', '.join(unknown)}")
-    asked = list(dict.fromkeys(nodes)) or names
-    explainer = Explainer(state, settings)
-    closely = asked if nodes else _closely(state, asked)
-    found = explainer.mtgpupod(raw) if kind == mtgpu.KIND else explainer.pod(raw, asked, closely)
+        found = _explained(state, settings, kind, raw, nodes, names)
     if output == "json":
-        click.echo(orjson.dumps(_json(found), option=orjson.OPT_INDENT_2).decode())
+        show_json(_json(found))
     else:
-        Console(highlight=False).print(shown(found))
+        show(shown(found))
+
+
+def _check_nodes(of: str, own: str, asked: Collection[str]) -> None:
+    """own: the node that it has, "" where it waits for one. Raises BadObject."""
+    others = [name for name in asked if own and name != own]
+    if others:
+        raise BadObject([Problem("--node", f"{of} has its node, {own}; only one that waits for a node may be asked")])
 
 
 def _kind(name: str) -> tuple[str, str]:
@@ -88,25 +87,37 @@ def _read(api: Api, kind: str, namespace: str, name: str) -> Raw:
 
 def _state(api: Api, settings: Settings) -> tuple[State, list[str]]:
     """What the scheduler would know, and the names of all nodes."""
-    nodes, devices, pods, mtgpupods = objects(api)
-    state = State(settings)
+    state, names = State(settings), []
+    for raw in reading.nodes(api):
+        state.node_changed(raw)
+        names.append(str(raw["metadata"]["name"]))
     for rows, take in (
-        (nodes, state.node_changed),
-        (devices, state.device_changed),
-        (unhealthy_lists(api), state.configmap_changed),
-        (mtgpupods, state.mtgpupod_changed),
-        (pods, state.pod_changed),
+        (reading.devices(api), state.device_changed),
+        (reading.unhealthy_lists(api), state.configmap_changed),
+        (reading.mtgpupods(api), state.mtgpupod_changed),
+        (reading.pods(api), state.pod_changed),
     ):
         for raw in rows:
             take(raw)
-    return state, sorted(raw["metadata"]["name"] for raw in nodes)
+    return state, sorted(names)
 
 
-def _closely(state: State, names: Sequence[str]) -> list[str]:
-    """Those with cards, where they are few."""
-    with_cards = set(state.nodes_with_cards())
-    found = [name for name in names if name in with_cards]
-    return found if len(found) <= _FEW else []
+def _explained(
+    state: State, settings: Settings, kind: str, raw: Raw, asked: Sequence[str], names: Sequence[str]
+) -> Explanation:
+    """asked: the nodes that the user names, if any. names: all that there are."""
+    unknown = sorted(set(asked) - set(names))
+    if unknown:
+        raise click.ClickException(f"no node is named {', '.join(unknown)}")
+    explainer = Explainer(state, settings)
+    if kind == mtgpu.KIND:
+        return explainer.mtgpupod(raw)
+    meta = raw["metadata"]
+    if state.uid_of(meta["namespace"], meta["name"]) != meta["uid"]:
+        raise click.ClickException(f"pod {meta['namespace']}/{meta['name']} went while the cluster was read; ask again")
+    with_cards = state.nodes_with_cards()
+    few = with_cards if len(with_cards) <= _FEW else ()
+    return explainer.pod(raw, list(dict.fromkeys(asked)) or names, asked or few)
 
 
 def _json(found: Explanation) -> dict[str, Any]:

@@ -1,15 +1,17 @@
 """Which cluster a command for people looks at, chosen as kubectl's users expect."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from kubernetes import config
 
+from mgpu.cli.plain import one_line
 from mgpu.cli.setup import read_settings
-from mgpu.kube import Api, ApiError
+from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.settings import Settings, load_settings
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -23,6 +25,16 @@ def connecting(command: F) -> F:
     text = "The cluster to look at.  [default: as kubectl chooses it]"
     with_context = click.option("--context", default="", help="Of the kubeconfig.  [default: its current one]")
     return click.option("--kubeconfig", default="", help=text)(with_context(command))
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """What the cluster refuses, or that it does not answer, in one line; exit code 1."""
+    try:
+        yield
+    except (ApiError, Unreachable) as error:
+        message = error.message if isinstance(error, ApiError) else ""
+        raise click.ClickException(one_line(message or str(error))) from error
 
 
 def namespace_of(kubeconfig: str, context: str) -> str:

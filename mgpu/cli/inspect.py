@@ -5,25 +5,24 @@ from pathlib import Path
 from typing import Any
 
 import click
-import orjson
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mgpu.cli.connecting import connecting, settings_of
+from mgpu.cli import reading
+from mgpu.cli.connecting import answering, connecting, settings_of
 from mgpu.cli.mtgpupods import Account, accounting, accounting_json, mtgpupods_json
 from mgpu.cli.overview import GroupView, Overview, overview
 from mgpu.cli.picture import card_map
+from mgpu.cli.plain import one_line
+from mgpu.cli.terminal import show, show_json
 from mgpu.cli.views import nodes_json
-from mgpu.dialects import gpushare, mtgpu
-from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.kube import Api
 from mgpu.model.groups import where
 from mgpu.model.quantities import format_bytes, format_core
 from mgpu.model.wishes import NONE, Wishes
 
-Raw = dict[str, Any]
 _MOST_SEATS = 4  # to be listed one by one
-_DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
 
 EXAMPLES = """
 \b
@@ -57,55 +56,24 @@ def command(names: tuple[str, ...], kubeconfig: str, context: str, config: Path 
     if names:
         found = replace(found, nodes=tuple(node for node in found.nodes if node.name in names))
     if output == "json":
-        click.echo(orjson.dumps(_json(found), option=orjson.OPT_INDENT_2).decode())
+        show_json(_json(found))
     else:
-        Console(highlight=False).print(_shown(found))
+        show(_shown(found))
 
 
 def look(kubeconfig: str, context: str, config: Path | None) -> Overview:
     """The cluster as it is now. Raises ClickException where it does not answer."""
-    try:
+    with answering(), reading.uncollected():
         api = Api.connect(kubeconfig, context=context)
         settings, _ = settings_of(api, config)
-        nodes, devices, pods, mtgpupods = objects(api)
-        return overview(nodes, devices, pods, settings, unhealthy_lists(api), mtgpupods)
-    except (ApiError, Unreachable) as error:
-        raise click.ClickException(str(error)) from error
-
-
-def objects(api: Api) -> tuple[list[Raw], list[Raw], list[Raw], list[Raw]]:
-    """The cluster's Nodes, Devices, Pods and MtgpuPods. Raises ApiError and Unreachable."""
-    devices = _listed(api, _DEVICES, without=404)  # the kind is not there: nodes may still say what cards they have
-    return _listed(api, "/api/v1/nodes"), devices, _listed(api, "/api/v1/pods"), _mtgpupods(api)
-
-
-def _mtgpupods(api: Api) -> list[Raw]:
-    """Not everybody may look at them; what their Pods and occupy pods hold is known all the same. Raises as above."""
-    try:
-        return _listed(api, mtgpu.COLLECTION, without=404)
-    except ApiError as error:
-        if error.status != 403:
-            raise
-        click.echo(f"MtgpuPods are not shown, only what their Pods hold: {error.message}", err=True)
-        return []
-
-
-def unhealthy_lists(api: Api) -> list[Raw]:
-    """The ConfigMaps in which gpushare lists unhealthy cards; not everybody may look into their namespace.
-
-    Raises as above.
-    """
-    return _listed(api, f"/api/v1/namespaces/{gpushare.UNHEALTHY_NAMESPACE}/configmaps", without=403)
-
-
-def _listed(api: Api, path: str, without: int = 0) -> list[Raw]:
-    """The objects; none where the API server answers with the status `without`."""
-    try:
-        return api.list(path)[0]
-    except ApiError as error:
-        if error.status != without:
-            raise
-        return []
+        return overview(
+            reading.nodes(api),
+            reading.devices(api),
+            reading.pods(api),
+            settings,
+            reading.unhealthy_lists(api),
+            reading.mtgpupods(api),
+        )
 
 
 def _json(found: Overview) -> dict[str, Any]:
@@ -134,9 +102,9 @@ def _shown(found: Overview) -> Group:
         waiting = (_with_wishes(pod, found.wishes.get(pod, NONE), reasons.get(pod, "")) for pod in found.pending)
         parts.append(Text(f"Waiting for cards: {', '.join(waiting)}", style="yellow"))
     parts += (Text(_group(view)) for view in found.groups)
-    degraded = (view for view in found.mtgpupods if view.degraded)
-    parts += (Text(f"MtgpuPod {view.pod.key}: degraded: {view.degraded}", style="bold red") for view in degraded)
-    parts += (Text(f"{what}: {why}", style="bold red") for what, why in found.unclear.items())
+    degraded = ((f"MtgpuPod {view.pod.key}", f"degraded: {view.degraded}") for view in found.mtgpupods if view.degraded)
+    odd = (*degraded, *found.unclear.items())
+    parts += (Text(one_line(f"{what}: {why}"), style="bold red") for what, why in odd)
     return Group(*parts)
 
 

@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import click
-import orjson
 
+from mgpu.cli import reading
+from mgpu.cli.connecting import answering
 from mgpu.cli.gpushare_tables import CardRow, NodeRow, PodRow, details, summary
-from mgpu.cli.inspect import objects
 from mgpu.cli.main import BadInput
 from mgpu.cli.overview import ask_of, overview
+from mgpu.cli.plain import one_line
 from mgpu.cli.setup import UNITS, read_settings
+from mgpu.cli.terminal import show_json
 from mgpu.cli.views import NodeView
 from mgpu.dialects import gpushare
-from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.kube import Api
 from mgpu.model.asks import Amount, Ask, peak
 from mgpu.model.errors import BadObject
 from mgpu.model.inventory import equal_cards
@@ -55,20 +57,21 @@ def main(
     """
     try:
         settings = read_settings(config, os.environ, {"memory_unit": memory_unit})
-        nodes, devices, pods, mtgpupods = objects(Api.connect(kubeconfig))
+        with answering(), reading.uncollected():
+            api = Api.connect(kubeconfig)
+            nodes, pods = list(reading.nodes(api)), list(reading.pods(api))
+            if not memory_unit:
+                settings = in_unit(settings, unit_of_nodes(nodes))
+            rows = node_rows(nodes, reading.devices(api), pods, settings, reading.mtgpupods(api))
     except BadObject as error:
         raise BadInput(str(error)) from error
-    except (ApiError, Unreachable) as error:
-        raise click.ClickException(str(error)) from error
     if name and not any(node["metadata"]["name"] == name for node in nodes):
         raise click.ClickException(f"no node is named {name}")
-    if not memory_unit:
-        settings = in_unit(settings, unit_of_nodes(nodes))
-    rows = [row for row in node_rows(nodes, devices, pods, settings, mtgpupods) if name in (None, row.name)]
+    rows = [row for row in rows if name in (None, row.name)]
     unit = settings.dialects.gpushare.memory_unit
     if output == "json":
         answer = {"unit": unit, "nodes": [_json(row) for row in rows]}
-        click.echo(orjson.dumps(answer, option=orjson.OPT_INDENT_2).decode())
+        show_json(answer)
     else:
         click.echo(details(rows) if detailed else summary(rows, unit), nl=False)
 
@@ -138,7 +141,7 @@ def _asked(pod: Pod, settings: Settings) -> int:
 def _address(raw: Raw) -> str:
     rows = (raw.get("status") or {}).get("addresses") or []
     known = {row.get("type"): str(row.get("address")) for row in reversed(rows)}
-    return known.get("InternalIP") or next(iter(reversed(known.values())), "unknown")
+    return one_line(known.get("InternalIP") or next(iter(reversed(known.values())), "unknown"))
 
 
 def _json(row: NodeRow) -> dict[str, Any]:

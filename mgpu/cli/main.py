@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
+from mgpu.cli.plain import one_line
 from mgpu.model.errors import BadObject
 
 GROUP = "mgpu.commands"
@@ -33,7 +34,7 @@ class BadInput(click.ClickException):
     exit_code = 2
 
     def show(self, file: Any = None) -> None:
-        click.echo(" ".join(self.message.split()), file=file, err=file is None)
+        click.echo(one_line(self.message), file=file, err=file is None)
 
 
 class Commands(click.Group):

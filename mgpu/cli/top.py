@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-import orjson
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +14,8 @@ from mgpu.cli.connecting import connecting
 from mgpu.cli.figures import SORTS, Figures, Fragmentation, Holder
 from mgpu.cli.inspect import look
 from mgpu.cli.overview import Overview
+from mgpu.cli.plain import one_line
+from mgpu.cli.terminal import show, show_json
 from mgpu.model.quantities import format_bytes
 
 EXAMPLES = """
@@ -45,9 +46,9 @@ def command(sort: str, limit: int, kubeconfig: str, context: str, config: Path |
     """
     found = look(kubeconfig, context, config)
     if output == "json":
-        click.echo(orjson.dumps(_json(found, sort), option=orjson.OPT_INDENT_2).decode())
+        show_json(_json(found, sort))
     else:
-        Console(highlight=False).print(_shown(found, sort, limit))
+        show(_shown(found, sort, limit))
 
 
 def _cluster(found: Overview) -> Figures:
@@ -114,7 +115,7 @@ def _table(kind: str, rows: Sequence[Figures]) -> Table:
     for row in rows:
         odd = f" {row.unhealthy}✗" if row.unhealthy else ""
         table.add_row(
-            row.name,
+            one_line(row.name),
             f"{row.cards}{odd}",
             str(row.idle),
             *_filled(row.core_share, f"{_core(row.core_used)} / {_core(row.core)}"),

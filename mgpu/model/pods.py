@@ -148,7 +148,8 @@ def _containers(reader: "_Reader", raw: object, path: str, *, init: bool) -> Ite
         if init:
             stage = Stage.SIDECAR if entry.get("restartPolicy") == "Always" else Stage.INIT
         resources = reader.table(entry.get("resources"), f"{here}.resources")
-        env = [reader.table(e, f"{here}.env[{j}]") for j, e in enumerate(reader.rows(entry.get("env"), f"{here}.env"))]
+        env = reader.rows(entry.get("env"), f"{here}.env")
+        env = [e if isinstance(e, dict) else reader.table(e, f"{here}.env[{j}]") for j, e in enumerate(env)]
         yield Container(
             name=reader.text(entry.get("name"), f"{here}.name"),
             stage=stage,

@@ -139,6 +139,15 @@ def test_a_malformed_ask_is_refused_with_every_problem(replica: Replica, client:
     assert len(status["details"]["causes"]) == 2
 
 
+def test_a_dry_run_for_a_pod_that_is_not_there_is_refused(replica: Replica, client: Client) -> None:
+    """So `mgpu doctor` sees whether bindings come here; all else of it is the API server's to refuse."""
+    found = answer(client, binding("none"), name="none", dry_run=True)
+    assert (found["allowed"], found["status"]["code"]) == (False, 404)
+    assert answer(client, binding("none"), name="none")["allowed"]
+    submit(replica, b.pod("plain", {"name": "c", "image": "x"}))
+    assert answer(client, binding("plain"), name="plain", dry_run=True)["allowed"]
+
+
 def test_a_dry_run_reserves_nothing(replica: Replica, client: Client) -> None:
     submit(replica, b.share())
     assert INDEX in patched(client, binding(), name="p", dry_run=True)["metadata"]["annotations"]

@@ -2,20 +2,16 @@
 
 import json
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from rich.console import Console
 
 from mgpu.cli.kubectl import plugin
 from mgpu.kube import Api
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
-from scheduler.explained import shown
-from scheduler.explanation import Condition, Explanation
 from tests.builders import GIB, owned, pod
 from tests.scheduler.explained_cluster import SAYS, add, add_node, fill
 
@@ -105,16 +101,6 @@ def test_what_matters_first(cluster: Cluster, name: str, said: str) -> None:
     assert said in cluster.verdict(name)
 
 
-def test_what_others_wrote_is_no_command_to_a_terminal() -> None:
-    said = Condition("PodScheduled", "False", "Unschedulable", "none\x1b]0;title\x07 is\x1b[2J free")
-    found = Explanation("Pod a/b", "Pending", problems=("x\x1b[31m",), wishes={"card": "\x9b2J"}, said=(said,))
-    terminal = Console(file=StringIO(), force_terminal=True, color_system=None, width=200)
-    with terminal.capture() as captured:
-        terminal.print(shown(found))
-    assert "PodScheduled False (Unschedulable): none\ufffd]0;title\ufffd is\ufffd[2J free" in captured.get()
-    assert not {"\x1b", "\x07", "\x9b"} & set(captured.get())
-
-
 def test_what_is_wrong_with_an_ask(cluster: Cluster) -> None:
     (problem,) = cluster.found("malformed")["problems"]
     assert "above 100 must be a multiple of 100" in problem
@@ -143,6 +129,21 @@ def test_one_node_alone(cluster: Cluster) -> None:
     assert [node["name"] for node in cluster.found("two", "--node", "n2")["nodes"]] == ["n2"]
     result = cluster.explain("two", "--node", "n9")
     assert (result.exit_code, result.stderr) == (1, "Error: no node is named n9\n")
+
+
+@pytest.mark.parametrize(("name", "own"), [("holder", "n1"), ("mtgpupod/notebook", "n2")])
+def test_one_that_has_its_node_is_asked_about_no_other(cluster: Cluster, name: str, own: str) -> None:
+    assert cluster.verdict(name, "--node", own) == cluster.verdict(name)
+    result = cluster.explain(name, "--node", own, "--node", "n3")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert f"has its node, {own}; only one that waits for a node may be asked" in result.stderr
+
+
+def test_a_pod_that_goes_while_the_cluster_is_read(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mgpu.cli.reading.pods", lambda _: iter(()))
+    result = cluster.explain("waits")
+    wanted = "Error: pod default/waits went while the cluster was read; ask again\n"
+    assert (result.exit_code, result.stderr) == (1, wanted)
 
 
 def test_a_card_of_a_gpuid(cluster: Cluster) -> None:

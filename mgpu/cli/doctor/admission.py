@@ -1,19 +1,25 @@
 """Whether the API server reaches and trusts what admits pods and bindings. Pure."""
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import timedelta
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
+from mgpu.cli.doctor.parts import DECIDES
 from mgpu.cli.doctor.seen import Finding, Level, Raw, Seen, hooks
 from mgpu.serving.certificates import CHAIN
 
-REACHABLE, CERTIFICATES, BUNDLES = "webhook", "certificates", "ca bundles"
+REACHABLE, CERTIFICATES, BUNDLES, BINDINGS = "webhook", "certificates", "ca bundles", "bindings"
+_REASONS = {CERTIFICATES, BUNDLES, DECIDES}
+"""Of which mgpu is not asked about Bindings, where these fail."""
 _MUTATING, _VALIDATING = "mutatingwebhookconfigurations", "validatingwebhookconfigurations"
 _SOON = timedelta(days=7)
 _OURS = "mgpu.io"
+_NO_RIGHT = "cannot create resource"
+_WHERE_ALLOWED = "doctor --try-in a namespace where you may (it is a dry run)"
+_ELSEWHERE = "doctor --try-in another namespace"
 
 
 def admission(seen: Seen) -> list[Finding]:
@@ -60,6 +66,28 @@ def _of_trial(seen: Seen) -> Iterator[Finding]:
         yield _not_asked(status, message)
 
 
+def bindings(seen: Seen, told: Collection[str]) -> Iterator[Finding]:
+    """Whether mgpu is asked about Bindings: where it cannot be reached each of them passes (failurePolicy Ignore).
+
+    told: the checks that have failed, and so may name the reason.
+    """
+    status, message = seen.bound.status, seen.bound.message
+    own = seen.settings.scheduler
+    if f'.{_OURS}" denied' in message:
+        yield Finding(BINDINGS, Level.OK, "mgpu refused one of a Pod that is not there, so it is asked about each")
+    elif status == 403 and _NO_RIGHT in message:
+        text = f"whether mgpu is asked about them is not known, you may not create any here: {message}"
+        yield Finding(BINDINGS, Level.WARNING, text, _WHERE_ALLOWED)
+    elif status != 404 or 'pods "' not in message:
+        text = f"whether mgpu is asked about them is not known, something else answered first: {status} {message}"
+        yield Finding(BINDINGS, Level.WARNING, text, _ELSEWHERE)
+    elif _REASONS.isdisjoint(told) and _named(seen, _MUTATING, own.configuration):
+        text = "mgpu is not asked about them, or not reached: GPU pods get their cards late, or fail where none fit"
+        logs = f"kubectl -n {seen.namespace} logs deployment/{own.service}"
+        remedy = f"{logs}; does a NetworkPolicy keep the API server from it, do the rules of {own.configuration} stand?"
+        yield Finding(BINDINGS, Level.FAILED, text, remedy)
+
+
 def _wanted(seen: Seen) -> Iterator[tuple[str, str]]:
     """(kind, name) of the webhook configurations that the suite has."""
     yield _MUTATING, seen.settings.webhook.configuration
@@ -87,11 +115,11 @@ def _not_asked(status: int, message: str) -> Finding:
         text = "a Pod that asks in two vocabularies at once was admitted: the webhook is not asked about it"
         remedy = "do its failurePolicy, namespaceSelector and matchConditions stand as in manifests/base/webhook.yaml?"
         return Finding(REACHABLE, Level.FAILED, text, remedy)
-    if status == 403 and "cannot create resource" in message:
+    if status == 403 and _NO_RIGHT in message:
         text = f"whether it is reached is not known, you may not create Pods here: {message}"
-        return Finding(REACHABLE, Level.WARNING, text, "doctor --try-in a namespace where you may (it is a dry run)")
+        return Finding(REACHABLE, Level.WARNING, text, _WHERE_ALLOWED)
     text = f"whether it is reached is not known, something else answered first: {status} {message}"
-    return Finding(REACHABLE, Level.WARNING, text, "doctor --try-in another namespace")
+    return Finding(REACHABLE, Level.WARNING, text, _ELSEWHERE)
 
 
 def _dates(seen: Seen) -> Iterator[Finding]:

@@ -5,18 +5,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-import orjson
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mgpu.cli.connecting import NAMESPACE, connecting, settings_of
-from mgpu.cli.doctor.admission import admission
+from mgpu.cli.connecting import NAMESPACE, answering, connecting, settings_of
+from mgpu.cli.doctor.admission import admission, bindings
 from mgpu.cli.doctor.agents import of_nodes
+from mgpu.cli.doctor.cards import given_out
 from mgpu.cli.doctor.looking import look
 from mgpu.cli.doctor.parts import custom_resources, one_decides, versions
 from mgpu.cli.doctor.seen import Finding, Level, Seen
-from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.cli.plain import one_line
+from mgpu.cli.reading import uncollected
+from mgpu.cli.terminal import Terminal, show_json
+from mgpu.kube import Api
+from mgpu.model.errors import BadObject, Problem
 
 _STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILED: "bold red"}
 
@@ -41,16 +44,17 @@ def command(namespace: str, try_in: str, kubeconfig: str, context: str, config: 
     Nothing is written: a Pod that must be denied is created as a dry run, all else is read. What you may not read is
     said, and not taken for a fault. Exit code 1 where a check failed, or the cluster does not answer.
     """
-    try:
+    if try_in == namespace:
+        text = f"must be another namespace than {namespace}, which the suite's webhooks leave alone"
+        raise BadObject([Problem("--try-in", text)])
+    with answering(), uncollected():
         api = Api.connect(kubeconfig, context=context, timeout=20.0)
         settings, source = settings_of(api, config, namespace)
         findings = [Finding("settings", Level.OK, source), *diagnose(look(api, namespace, settings, try_in))]
-    except (ApiError, Unreachable) as error:
-        raise click.ClickException(str(error)) from error
     failed = any(finding.level is Level.FAILED for finding in findings)
     if output == "json":
         rows = [{"check": f.check, "status": f.level, "message": f.message, "remedy": f.remedy} for f in findings]
-        click.echo(orjson.dumps({"ok": not failed, "checks": rows}, option=orjson.OPT_INDENT_2).decode())
+        show_json({"ok": not failed, "checks": rows})
     else:
         _print(findings)
     sys.exit(1 if failed else 0)
@@ -58,7 +62,9 @@ def command(namespace: str, try_in: str, kubeconfig: str, context: str, config: 
 
 def diagnose(seen: Seen) -> list[Finding]:
     """All findings: at least one of each check, as far as it could be looked at."""
-    found = [*custom_resources(seen), *admission(seen), *one_decides(seen), *of_nodes(seen), *versions(seen)]
+    found = [*custom_resources(seen), *admission(seen), *one_decides(seen)]
+    told = {finding.check for finding in found if finding.level is Level.FAILED}
+    found += [*bindings(seen, told), *given_out(seen), *of_nodes(seen), *versions(seen)]
     hidden = sorted(what for what in seen.hidden if not what.startswith("secret"))
     if hidden:
         text = f"you may not look at {', '.join(hidden)}, so not all of this is known"
@@ -67,18 +73,19 @@ def diagnose(seen: Seen) -> list[Finding]:
 
 
 def _print(findings: Sequence[Finding]) -> None:
-    console = Console(highlight=False)
+    console = Terminal()
     if not console.is_terminal:  # for grep: one line is one finding
         for f in findings:
-            click.echo(f"{f.level:<8} {f.check}: {f.message}{f'; do: {f.remedy}' if f.remedy else ''}")
+            said = f"{f.check}: {f.message}{f'; do: {f.remedy}' if f.remedy else ''}"
+            click.echo(f"{f.level:<8} {one_line(said)}")
         return
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for f in findings:
-        text = Text(f.message)
+        text = Text(one_line(f.message))
         if f.remedy:
-            text.append(f"\n→ {f.remedy}", style="grey50")
+            text.append(f"\n→ {one_line(f.remedy)}", style="grey50")
         table.add_row(Text(f.level, style=_STYLES[f.level]), f.check, text)
     console.print(table)

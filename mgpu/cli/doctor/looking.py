@@ -5,7 +5,9 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
+from mgpu.cli import reading
 from mgpu.cli.doctor.seen import COMPONENT, Raw, Secret, Seen, Tried, serves_gpus
+from mgpu.cli.overview import overview
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api, ApiError
 from mgpu.kube.secrets import SecretStore
@@ -18,6 +20,7 @@ T = TypeVar("T")
 LEASE = "mgpu-scheduler"
 KINDS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
 _WORKLOADS = {"mgpu-webhook": "deployments", "mgpu-scheduler": "deployments", "mgpu-deviceplugin": "daemonsets"}
+_TRIED = "mgpu-doctor"
 _SEPARATE = "vke.volcengine.com/mgpu-core", "aliyun.com/gpu-mem"
 
 
@@ -45,19 +48,23 @@ def look(api: Api, namespace: str, settings: Settings, try_in: str) -> Seen:
     services = (settings.webhook.service, settings.scheduler.service)
     secrets = {name: _secret(api, namespace, name, workloads.get(name, {}), may) for name in services}
     leases = listing("/apis/coordination.k8s.io/v1/leases")
+    nodes, devices = listing("/api/v1/nodes"), listing(f"/apis/{DEVICE_API}/devices")
+    pods: list[Raw] = may("pods", lambda: list(reading.pods(api)), [])
     return Seen(
         namespace,
         datetime.now(UTC),
         own_version(),
         settings,
         tried(api, try_in),
+        tried_binding(api, try_in),
         frozenset((*_resources(api, DEVICE_API), *_resources(api, mtgpu.API_VERSION))),
         {kind: listing(f"{CONFIGURATIONS}/{kind}") for kind in KINDS},
         {name: secret for name, secret in secrets.items() if secret.files},
         [lease for lease in leases if lease["metadata"]["name"] == LEASE],
-        listing("/api/v1/nodes"),
-        {raw["metadata"]["name"]: raw for raw in listing(f"/apis/{DEVICE_API}/devices")},
-        may("pods", lambda: list(_pods(api, namespace)), []),
+        nodes,
+        {raw["metadata"]["name"]: raw for raw in devices},
+        [pod for pod in pods if _own(pod, namespace) or serves_gpus(pod)],
+        overview(nodes, devices, pods, settings, reading.unhealthy_lists(api), reading.mtgpupods(api)),
         {name: raw for name, raw in workloads.items() if raw},
         hidden,
     )
@@ -76,11 +83,25 @@ def tried(api: Api, namespace: str) -> Tried:
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"generateName": "mgpu-doctor-", "namespace": namespace},
+        "metadata": {"generateName": f"{_TRIED}-", "namespace": namespace},
         "spec": {"containers": [container], "securityContext": secured, "restartPolicy": "Never"},
     }
+    return _dry_run(api, f"/api/v1/namespaces/{namespace}/pods", pod)
+
+
+def tried_binding(api: Api, namespace: str) -> Tried:
+    """A Binding of a Pod that is not there: refused in any case, and by whom says whether bindings come to mgpu.
+
+    Webhooks are asked before the API server looks for the Pod, and `failurePolicy: Ignore` hides all else.
+    """
+    meta, target = {"name": _TRIED, "namespace": namespace}, {"kind": "Node", "name": _TRIED}
+    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": meta, "target": target}
+    return _dry_run(api, f"/api/v1/namespaces/{namespace}/pods/{_TRIED}/binding", binding)
+
+
+def _dry_run(api: Api, path: str, body: Raw) -> Tried:
     try:
-        api.create(f"/api/v1/namespaces/{namespace}/pods", pod, dryRun="All")
+        api.create(path, body, dryRun="All")
     except ApiError as error:
         return Tried(error.status, error.message)
     return Tried(201)
@@ -94,12 +115,6 @@ def _resources(api: Api, group_version: str) -> Iterator[str]:
             raise
         return
     yield from (str(row["name"]) for row in found)
-
-
-def _pods(api: Api, namespace: str) -> Iterator[Raw]:
-    """Of many thousands the few that play a part."""
-    for page, _ in api.pages("/api/v1/pods"):
-        yield from (pod for pod in page if _own(pod, namespace) or serves_gpus(pod))
 
 
 def _own(pod: Raw, namespace: str) -> bool:

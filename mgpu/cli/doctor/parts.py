@@ -7,8 +7,9 @@ from mgpu.dialects import mtgpu
 from mgpu.model.inventory import DEVICE_API
 from mgpu.version import VERSION, read_agent
 
+DECIDES = "scheduler"
 _DEPLOYMENT = "mgpu-scheduler"
-_DECIDES = "/bind-admission"
+_PATH = "/bind-admission"
 _NO_ELECTION = "--no-leader-elect"
 
 
@@ -29,12 +30,12 @@ def one_decides(seen: Seen) -> Iterator[Finding]:
     """Two would give the same card out twice: each keeps accounts of its own."""
     found = list(_several(seen)) or list(_none(seen))
     for text, remedy in found:
-        yield Finding("scheduler", Level.FAILED, text, remedy)
+        yield Finding(DECIDES, Level.FAILED, text, remedy)
     if not found:
         leading = _leading_here(seen)
         holder = leading[0]["spec"]["holderIdentity"] if leading else ""
         text = f"{holder} decides, alone" if holder else "as far as is to be seen one decides; it keeps no Lease"
-        yield Finding("scheduler", Level.OK, text)
+        yield Finding(DECIDES, Level.OK, text)
 
 
 def _none(seen: Seen) -> Iterator[tuple[str, str]]:
@@ -77,7 +78,7 @@ def _several(seen: Seen) -> Iterator[tuple[str, str]]:
 def _decides(hook: Raw) -> bool:
     config = hook.get("clientConfig") or {}
     path = str((config.get("service") or {}).get("path") or config.get("url") or "")
-    return path.endswith(_DECIDES)
+    return path.endswith(_PATH)
 
 
 def _elects(seen: Seen) -> bool:

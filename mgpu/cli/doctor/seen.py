@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from mgpu.cli.overview import Overview
 from mgpu.settings import Settings
 
 Raw = Mapping[str, Any]
@@ -34,7 +35,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """The answer to a dry-run create of a Pod that must be denied. status 0: it was not tried."""
+    """The answer to a dry-run create that must be denied. status 0: it was not tried."""
 
     status: int = 0
     message: str = ""
@@ -52,10 +53,12 @@ class Secret(NamedTuple):
 class Seen:
     """All as the API has it.
 
-    own: the version of this command. served: the custom resources that there are, `devices`, `mtgpupods`.
+    own: the version of this command. tried, bound: a Pod in two vocabularies, a Binding of a Pod that is not there.
+    served: the custom resources that there are, `devices`, `mtgpupods`.
     configurations: kind (plural) → those webhook configurations.
     secrets: Service → the one with its certificate, of those that may be read.
     leases: of the scheduler, in whatever namespace. pods: the suite's own, and those of other device plugins.
+    given: who holds which card, by the records of all pods.
     workloads: `mgpu-scheduler`, … → the Deployment or DaemonSet in the suite's namespace.
     hidden: what could not be looked at, and why.
     """
@@ -65,6 +68,7 @@ class Seen:
     own: str
     settings: Settings
     tried: Tried = Tried()
+    bound: Tried = Tried()
     served: frozenset[str] = frozenset()
     configurations: Mapping[str, Sequence[Raw]] = field(default_factory=dict)
     secrets: Mapping[str, Secret] = field(default_factory=dict)
@@ -72,6 +76,7 @@ class Seen:
     nodes: Sequence[Raw] = ()
     devices: Mapping[str, Raw] = field(default_factory=dict)
     pods: Sequence[Raw] = ()
+    given: Overview = field(default_factory=lambda: Overview(()))
     workloads: Mapping[str, Raw] = field(default_factory=dict)
     hidden: Mapping[str, str] = field(default_factory=dict)
 

@@ -18,12 +18,16 @@ from mgpu.kube.leader import Leader
 from mgpu.kube.secrets import SecretStore
 from mgpu.model.inventory import DEVICE_API, write_device
 from mgpu.model.pods import read_node
+from mgpu.serving.app import reviewing
 from mgpu.serving.certificates import CA, Files, ensure
 from mgpu.serving.folder import Folder
 from mgpu.serving.trust import publish
 from mgpu.settings import load_settings
 from mgpu.version import AGENT, AgentSaid, own_version, write_agent
 from playground.installation import located, manifests
+from scheduler.admission import BindingAdmission
+from scheduler.deciding import Decider
+from scheduler.state import State
 from tests.builders import cards, node
 from webhook.app import make_app
 
@@ -52,13 +56,15 @@ class _Silent(WSGIRequestHandler):
 
 
 @contextmanager
-def webhook(files: Files, folder: Path) -> Iterator[int]:
-    """The port on which the real app is served with this certificate."""
+def webhook(files: Files, folder: Path, api: Api) -> Iterator[int]:
+    """The port on which the real app, and the scheduler's admission of Bindings, are served with this certificate."""
     kept = Folder(folder)
     kept.put(files)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(kept.chain, kept.key)
-    app = make_app(load_settings())
+    app, settings = make_app(load_settings()), load_settings()
+    decider = Decider(State(settings), api, settings)
+    reviewing(app, "/bind-admission", BindingAdmission(decider, lambda: None), kinds=("Binding",))
     server = make_server("127.0.0.1", 0, app, threaded=True, ssl_context=context, request_handler=_Silent)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
@@ -84,7 +90,7 @@ class Installation:
         api = self.api
         for manifest in _manifests():
             if manifest["kind"] in _PATHS:
-                api.create(_PATHS[manifest["kind"]], located(manifest, {"mgpu-webhook": port, "mgpu-scheduler": 1}))
+                api.create(_PATHS[manifest["kind"]], located(manifest, {"mgpu-webhook": port, "mgpu-scheduler": port}))
         self.trust(files)
         for name in ("mgpu-webhook", "mgpu-scheduler"):
             self.workload("deployments", "Deployment", name, 2)

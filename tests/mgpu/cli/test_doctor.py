@@ -18,6 +18,7 @@ from mgpu.serving.trust import publish
 from mgpu.version import VERSION, Toolkit
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
 from playground.ports import free_port
+from tests.builders import share
 from tests.mgpu.cli.installation import (
     APPS,
     COLLECTIONS,
@@ -32,6 +33,7 @@ from tests.mgpu.cli.installation import (
     webhook,
 )
 
+RECORD = "vke.volcengine.com/gpu-index-container-c"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 CHECKS = [
     "settings",
@@ -40,6 +42,8 @@ CHECKS = [
     "certificates",
     "ca bundles",
     "scheduler",
+    "bindings",
+    "cards",
     "agents",
     "node resources",
     "cdi",
@@ -63,14 +67,14 @@ class World:
         self.installed = Installation(self.api)
 
     def serve(self, files: Files, name: str) -> int:
-        return self._stack.enter_context(webhook(files, self.folder / name))
+        return self._stack.enter_context(webhook(files, self.folder / name, self.api))
 
-    def lead_to(self, port: int) -> None:
-        for kind, index in ((MUTATING, 0), (VALIDATING, 0)):
-            path = f"{COLLECTIONS}/{kind}/mgpu-webhook"
+    def lead_to(self, port: int, name: str = "mgpu-webhook") -> None:
+        for kind in (MUTATING, VALIDATING) if name == "mgpu-webhook" else (MUTATING,):
+            path = f"{COLLECTIONS}/{kind}/{name}"
             found = self.api.get(path)
-            url = found["webhooks"][index]["clientConfig"]["url"]
-            found["webhooks"][index]["clientConfig"]["url"] = f"https://127.0.0.1:{port}/{url.rpartition('/')[2]}"
+            url = found["webhooks"][0]["clientConfig"]["url"]
+            found["webhooks"][0]["clientConfig"]["url"] = f"https://127.0.0.1:{port}/{url.rpartition('/')[2]}"
             self.api.replace(path, found)
 
     def doctor(self, *arguments: str) -> Result:
@@ -136,6 +140,35 @@ def stale_bundle_and_the_secrets_are_hidden(world: World) -> None:
 
 def stale_bundle_of_bindings(world: World) -> None:
     publish(world.api, MUTATING, "mgpu-scheduler", certificate(world.folder / "other")[CA])
+
+
+def stale_bundle_of_bindings_and_the_secrets_are_hidden(world: World) -> None:
+    stale_bundle_of_bindings(world)
+    no_secrets(world)
+
+
+def bindings_unreachable(world: World) -> None:
+    world.lead_to(free_port(), "mgpu-scheduler")
+
+
+def bindings_not_asked(world: World) -> None:
+    path = f"{COLLECTIONS}/{MUTATING}/mgpu-scheduler"
+    found = world.api.get(path)
+    found["webhooks"][0]["rules"][0]["resources"] = ["pods"]
+    world.api.replace(path, found)
+
+
+def somebody_else_decides(world: World) -> None:
+    """By accounts of its own, and past our admission: both records name card 1."""
+    for pod in ("ours", "theirs"):
+        bound(world, pod, {RECORD: "1", "vke.volcengine.com/assumed": "true"})
+
+
+def bound(world: World, name: str, record: dict[str, str]) -> None:
+    """In the suite's own namespace, of which no webhook is asked."""
+    raw = share(name, 60, node="n2", annotations=record)
+    raw["metadata"]["namespace"] = SYSTEM
+    world.api.create(PODS, raw)
 
 
 def no_crd(world: World) -> None:
@@ -228,6 +261,10 @@ FAULTS: dict[Callable[[World], None], tuple[str, str]] = {
     stale_bundle: ("ca bundles", "mutate.mgpu.io: not the CA of the certificate in Secret mgpu-webhook-tls"),
     stale_bundle_and_the_secrets_are_hidden: ("ca bundles", "the API server does not trust the webhook's certificate"),
     stale_bundle_of_bindings: ("ca bundles", "bind.mgpu.io: not the CA"),
+    stale_bundle_of_bindings_and_the_secrets_are_hidden: ("bindings", "mgpu is not asked about them"),
+    bindings_unreachable: ("bindings", "mgpu is not asked about them, or not reached"),
+    bindings_not_asked: ("bindings", "mgpu is not asked about them"),
+    somebody_else_decides: ("cards", "card 1 of n2 (120% and 2.0 GiB of it: mgpu-system/ours, mgpu-system/theirs)"),
     no_crd: ("custom resources", "the CRD of Device (scheduling.koordinator.sh/v1alpha1) is missing"),
     no_agent: ("agents", "none serves n2: DaemonSet mgpu-deviceplugin has no Pod there"),
     agent_not_ready: ("agents", "none serves n2: its Pod is not ready (Running)"),
@@ -262,6 +299,26 @@ def test_what_is_not_known_is_no_fault(world: World) -> None:
     ((status, check, message),) = [row for row in world.findings() if row[0] != "ok"]
     assert (status, check) == ("warning", "cdi")
     assert "n1" in message
+
+
+def test_cards_of_which_nobody_knows_who_holds_them_are_told(world: World) -> None:
+    bound(world, "odd", {RECORD: "x"})
+    ((status, check, message),) = [row for row in world.findings() if row[0] != "ok"]
+    assert (status, check) == ("warning", "cards")
+    assert "Pod mgpu-system/odd" in message
+
+
+def test_the_namespace_of_the_suite_is_no_place_to_try(world: World) -> None:
+    result = world.doctor("--try-in", SYSTEM)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "--try-in: must be another namespace" in result.stderr
+
+
+def test_a_namespace_that_is_not_there(world: World) -> None:
+    odd = [row for row in world.findings("--try-in", "nowhere") if row[0] != "ok"]
+    assert odd[0][:2] == ("warning", "webhook")
+    assert {status for status, _, _ in odd} == {"warning"}
+    assert all("nowhere" in row[2] for row in odd)
 
 
 def test_nvidias_feature_discovery_gives_no_cards_out(world: World) -> None:
@@ -354,8 +411,8 @@ def test_who_may_not_try_a_pod_is_told_so(world: World, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("mgpu.cli.doctor.command.Api", Refused)
     odd = [row for row in world.findings() if row[0] != "ok"]
-    assert [row[:2] for row in odd] == [("warning", "webhook")]
-    assert refused in odd[0][2]
+    assert [row[:2] for row in odd] == [("warning", "webhook"), ("warning", "bindings")]
+    assert all(refused in row[2] for row in odd)
 
 
 def test_a_webhook_that_is_not_asked(world: World) -> None:

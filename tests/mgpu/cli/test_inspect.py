@@ -137,10 +137,10 @@ def test_mtgpupods_and_what_is_left_of_their_gpuids(kubeconfig: str) -> None:
 class Guarded(Api):
     """For a user who may not list MtgpuPods."""
 
-    def list(self, path: str, **query: object) -> tuple[list[dict[str, Any]], str]:
+    def get(self, path: str, **query: object) -> dict[str, Any]:
         if path == mtgpu.COLLECTION:
             raise ApiError(403, "Forbidden", 'User "u" cannot list resource "mtgpupods" in API group "lsalab.nthu"')
-        return super().list(path, **query)
+        return super().get(path, **query)
 
 
 def test_who_may_not_look_at_mtgpupods_sees_all_else(kubeconfig: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,17 @@
+"""Text for a terminal: whatever others have put into the cluster's objects is text there, and no command.
+
+Names of pods are harmless. Annotations, conditions, models, addresses and what webhooks answer may hold anything:
+sequences that clear the screen or retitle the window, line ends that feign a further line. Pure.
+"""
+
+
+def plain(text: str) -> str:
+    """Each character that is no print is replaced by one that says so; lines stay lines."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+def one_line(text: str) -> str:
+    """The same, on one line."""
+    return plain(" ".join(text.split()))

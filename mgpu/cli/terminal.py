@@ -1,0 +1,45 @@
+"""How commands write to a terminal: tables and pictures by rich, in which all text is plain and no markup; and JSON."""
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import click
+import orjson
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from mgpu.cli.plain import plain
+
+_BEYOND_ASCII = re.compile(r"[^\n -~]")
+
+
+class Terminal(Console):
+    """A console to which every text is plain, and no markup."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Everything comes by here, what is in tables and panels too."""
+        if isinstance(renderable, Text) and plain(renderable.plain) != renderable.plain:
+            renderable = renderable.copy()
+            renderable.plain = plain(renderable.plain)
+        return super().render(plain(renderable) if isinstance(renderable, str) else renderable, options)
+
+
+def show(renderable: RenderableType) -> None:
+    Terminal().print(renderable)
+
+
+def show_json(answer: Any) -> None:
+    """Indented; control characters are escaped all, those beyond ASCII too, which JSON need not escape."""
+    text = orjson.dumps(answer, option=orjson.OPT_INDENT_2).decode()
+    click.echo(_BEYOND_ASCII.sub(_escaped, text))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    letter = found[0]
+    return letter if letter.isprintable() else json.dumps(letter)[1:-1]
