@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 
 _PIECE_SECONDS = 0.002
-_LONGEST_SECONDS = 0.02
-"""A piece that took longer was kept waiting itself, by other work of the machine."""
+_LONGEST_SECONDS = 0.005
+"""What took longer was kept waiting itself, by other work of the machine."""
 
 
 class Pace:

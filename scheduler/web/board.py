@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import orjson
 
+from scheduler.pacing import Pace
 from scheduler.snapshots import Snapshots
 from scheduler.web.data import Json, detail_json, node_json
 from scheduler.web.waiting import Waiting
@@ -22,8 +23,8 @@ EVERY_SECONDS = 1.0
 GONE_KEPT = 1000
 LOOK_SECONDS = 0.4
 """One look makes as many nodes as it can in so long; the page asks for the others at once."""
-_WORK_SECONDS, _PAUSE_SECONDS = 0.002, 0.002
-"""Making 5,000 nodes takes two seconds of the interpreter: those who decide get it in between."""
+ANSWERS_KEPT = 64
+"""Those who look ask each second, so nearly all of them have one of the last few versions."""
 
 
 class Board:
@@ -34,18 +35,17 @@ class Board:
         snapshots: Snapshots,
         waiting: Waiting,
         clock: Callable[[], float] = time.monotonic,
-        pause: Callable[[float], object] = time.sleep,
     ) -> None:
-        self._snapshots, self._waiting, self._clock, self._pause = snapshots, waiting, clock, pause
+        self._snapshots, self._waiting, self._clock = snapshots, waiting, clock
         self._epoch = secrets.token_hex(4)
         self._number = self._floor = self._nodes_number = 0
         self._versions: dict[str, int] = {}
         self._nodes: dict[str, tuple[int, bytes]] = {}
         self._gone: deque[tuple[int, str]] = deque()
         self._pending: tuple[int, bytes] = (0, b"null")
-        self._whole: tuple[int, str, bytes] = (-1, "", b"")
+        self._answers: dict[tuple[int, int | None, str], bytes] = {}
         self._looked, self._todo = -EVERY_SECONDS, 0
-        self._refreshing, self._lock = threading.Lock(), threading.Lock()
+        self._refreshing, self._answering, self._lock = threading.Lock(), threading.Lock(), threading.Lock()
 
     def since(self, version: str, replica: str) -> bytes:
         """What has changed, as JSON, compressed by gzip: `{"version", "replica", "whole": whether it is everything,
@@ -55,27 +55,30 @@ class Board:
         version: of the answer before; of another replica, too old or "": everything. replica: what is said of it.
         """
         self._refresh()
-        with self._lock:
-            number = self._number_of(version)
-            if number is None and self._whole[:2] == (self._number, replica):
-                return self._whole[2]
-            nodes = [part for at, part in self._nodes.values() if number is None or at > number]
-            gone = [name for at, name in self._gone if number is not None and at > number]
-            pending = self._pending[1] if number is None or self._pending[0] > number else b"null"
-            now = self._number
-        answer = {
-            "version": f"{self._epoch}.{now}",
+        with self._answering:  # each answer is made once, and of those with all nodes no two at the same time
+            with self._lock:
+                number, now = self._number_of(version), self._number
+                key = now, number, replica
+                if key not in self._answers:
+                    answer = self._answer(number, replica)
+            if key not in self._answers:
+                if len(self._answers) >= ANSWERS_KEPT or any(known[0] != now for known in self._answers):
+                    self._answers.clear()
+                self._answers[key] = gzip.compress(orjson.dumps(answer), compresslevel=1, mtime=0)
+            return self._answers[key]
+
+    def _answer(self, number: int | None, replica: str) -> Json:
+        nodes = [part for at, part in self._nodes.values() if number is None or at > number]
+        pending = self._pending[1] if number is None or self._pending[0] > number else b"null"
+        return {
+            "version": f"{self._epoch}.{self._number}",
             "replica": replica,
             "whole": number is None,
             "nodes": [orjson.Fragment(part) for part in nodes],
-            "gone": gone,
+            "gone": [name for at, name in self._gone if number is not None and at > number],
             "todo": self._todo,
             "pending": orjson.Fragment(pending),
         }
-        packed = gzip.compress(orjson.dumps(answer), compresslevel=1, mtime=0)
-        if number is None:
-            self._whole = now, replica, packed
-        return packed
 
     def node(self, name: str) -> Json | None:
         """All that is known of one; None: it is not there."""
@@ -129,14 +132,11 @@ class Board:
     def _make(self, names: Sequence[str]) -> dict[str, bytes | None]:
         """As many of these as there is time for; None: it is gone."""
         found: dict[str, bytes | None] = {}
-        began = work = time.monotonic()
+        until, pace = time.monotonic() + LOOK_SECONDS, Pace(rests=1)
         for name in names:
             snapshot = self._snapshots.of(name)
             found[name] = orjson.dumps(node_json(snapshot)) if snapshot else None
-            now = time.monotonic()
-            if now - began > LOOK_SECONDS:
+            if time.monotonic() > until:
                 break
-            if now - work > _WORK_SECONDS:
-                self._pause(_PAUSE_SECONDS)
-                work = time.monotonic()
+            pace()
         return found

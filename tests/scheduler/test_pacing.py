@@ -8,4 +8,4 @@ def test_it_works_for_a_little_and_rests_as_long_as_told() -> None:
     pace = Pace(3, rests.append)
     while not rests:
         pace()
-    assert 0.006 < rests[0] <= 0.06
+    assert 0.006 < rests[0] <= 0.015

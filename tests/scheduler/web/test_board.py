@@ -37,7 +37,7 @@ class Page:
     def __post_init__(self) -> None:
         state, filter_ = self.replica.state, self.replica.filter
         waiting = Waiting(state, filter_, lambda: self.mtgpupods, Pace(0), lambda work: self.beside(work), self.clock)
-        self.board = Board(self.replica.state.snapshots, waiting, self.clock, pause=lambda _: None)
+        self.board = Board(self.replica.state.snapshots, waiting, self.clock)
 
     def asks(self, version: str | None = None) -> dict[str, Any]:
         self.replica.deliver()
@@ -114,6 +114,17 @@ def test_many_who_look_at_once_cost_one_look(page: Page) -> None:
     page.replica.deliver()
     assert page.again(version)["version"] == version
     assert names(page.asks(version)) == names(page.again(version)) == ["n2"]
+
+
+def test_an_answer_is_made_once_for_all_who_have_the_same_version(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board_module, "ANSWERS_KEPT", 2)
+    old = page.asks()["version"]
+    page.replica.api.put("pods", b.share("p", annotations=RECORD, node="n2"))
+    new = page.asks()["version"]
+    for since in ("", old, new):
+        assert page.board.since(since, "") is page.board.since(since, "")
+    assert [names(page.again(since)) for since in ("", old, new)] == [["n1", "n2"], ["n2"], []]
+    assert json.loads(gzip.decompress(page.board.since(new, "another replica leads")))["replica"]
 
 
 def test_a_large_cluster_comes_bit_by_bit(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
