@@ -47,7 +47,12 @@ rendered=$(kubectl kustomize "$top" | awk -v image="${IMAGE:-}" '
     { occupy = /name: MGPU_DIALECTS__MTGPU__OCCUPYIMAGE/; print }')
 printf '%s\n' "$rendered" | kubectl apply --server-side --force-conflicts --field-manager=mgpu -f -
 [ "$WAIT" != 0 ] || exit 0
-kubectl -n "$NAMESPACE" rollout status deployment/mgpu-webhook --timeout="${WAIT}s"
-# Of its replicas one leads and is ready, so that its rollout never counts as complete.
-kubectl -n "$NAMESPACE" wait --for=jsonpath='{.status.readyReplicas}'=1 deployment/mgpu-scheduler --timeout="${WAIT}s"
+answers() {
+    kubectl -n "$NAMESPACE" rollout status deployment/mgpu-webhook --timeout="${WAIT}s" || return
+    # Of its replicas one leads and is ready, so that its rollout never counts as complete.
+    kubectl -n "$NAMESPACE" wait --for=jsonpath='{.status.readyReplicas}'=1 deployment/mgpu-scheduler --timeout="${WAIT}s"
+}
+answers && rc=0 || rc=1
 kubectl -n "$NAMESPACE" get pods -o wide
+[ "$rc" = 0 ] || echo "mgpu does not answer after $WAIT s: kubectl -n $NAMESPACE describe pods says why" >&2
+exit "$rc"

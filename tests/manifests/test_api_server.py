@@ -99,6 +99,13 @@ def test_an_image_that_would_not_be_put_in_is_refused(run: Run, tmp_path: Path) 
     assert "IMAGE is not put in" in done.stderr
 
 
+def test_who_waits_in_vain_is_shown_the_pods_and_told_where_to_look(run: Run) -> None:
+    """Nobody makes pods of Deployments here."""
+    done = run(MANIFESTS / "deploy.sh", MANIFESTS / "crds", env={"WAIT": "1"})
+    assert done.returncode == 1
+    assert "mgpu does not answer after 1 s: kubectl -n mgpu-system describe pods says why\n" in done.stderr
+
+
 def test_an_image_without_a_tag_is_refused(run: Run) -> None:
     done = run(MANIFESTS / "deploy.sh", env={"IMAGE": "images.example:5000/mgpu", "WAIT": "0"})
     assert (done.returncode, done.stderr) == (2, "IMAGE has no tag: images.example:5000/mgpu\n")
