@@ -6,12 +6,14 @@ waits between them, and 40 ms where its acknowledgement is delayed (kubernetes.m
 
 import gc
 import logging
+import resource
 import socket
 import ssl
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +26,7 @@ from gunicorn.workers.gthread import ThreadWorker
 from werkzeug.wsgi import ClosingIterator
 
 from mgpu.model.errors import BadObject, Problem
+from mgpu.serving.patience import PatientSocket, PatientTLS
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 # Longer than the 90 s for which the API server's client keeps an idle connection: the side that sends closes first.
 KEEPALIVE_SECONDS = 120
+CONNECTIONS = 1000  # of all addresses together
 _request = threading.local()
 
 
@@ -65,12 +69,16 @@ def serve(
     The apps are made before the workers fork, so that they share their memory. Each is asked over its own addresses and
     no others, whatever a request says.
     certificate: (chain, key) in PEM; both are watched, and new connections get the new one.
+    threads: of each worker for each address.
     start, stop: run in every worker, before its first request and after its last; threads belong there, not before.
     Prints `serving https on 127.0.0.1:8443` on stdout, one line per address, once connections are accepted.
     Raises BadObject for an address that cannot be had.
     """
     for address in listen:
         _check(address)
+    # As Go's programs do: where the limit for those that still use select() is met, gunicorn's workers end.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     _Server(listen, certificate, workers, threads, start, stop).run()
 
 
@@ -120,6 +128,7 @@ class ReloadingContext:
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.sslsocket_class = PatientTLS
         context.load_cert_chain(self._chain, self._key)
         if self._client_ca:
             context.load_verify_locations(self._client_ca)
@@ -162,27 +171,59 @@ class _Logger(Logger):  # type: ignore[misc]
         self.error_log.setLevel(logging.WARNING)
 
 
+class _Pools:
+    """An executor for gunicorn, with a pool of so many threads for each address: none can take another's."""
+
+    def __init__(self, threads: int) -> None:
+        self._of: dict[object, ThreadPoolExecutor] = defaultdict(lambda: ThreadPoolExecutor(threads))
+
+    def submit(self, handle: Callable[[Any], object], conn: Any) -> Future[object]:
+        return self._of[conn.server].submit(handle, conn)
+
+    def shutdown(self, *, wait: bool) -> None:
+        for pool in self._of.values():
+            pool.shutdown(wait)
+
+
 class _Worker(ThreadWorker):  # type: ignore[misc]
     """Threads; TLS per address (gunicorn has it for all or none): each has a configuration of its own; and a client
     that does not hang up after its last reply is waited for (2 s) aside, not in the loop of them all.
+
+    No address keeps the others from being served: each has threads of its own, and as many connections as are left free
+    at most, so that there are always some left.
     """
 
     def init_process(self) -> None:
         self._aside = ThreadPoolExecutor(8, "close")
+        self._open: dict[object, set[Any]] = defaultdict(set)
         super().init_process()
 
+    def get_thread_pool(self) -> _Pools:
+        return _Pools(self.cfg.threads)
+
     def enqueue_req(self, conn: Any) -> None:
-        if not conn.initialized:
+        mine = self._open[conn.server]
+        if conn not in mine:
+            if len(mine) >= CONNECTIONS - sum(map(len, self._open.values())):
+                self.nr_conns -= 1
+                close(conn.sock)
+                return
+            mine.add(conn)
             conn.cfg = self.app.config_of(conn.server, self.sockets)
+            conn.sock = PatientSocket(fileno=conn.sock.detach())
             conn.close = partial(self._close, conn)
         super().enqueue_req(conn)
 
     def _close(self, conn: Any, *, graceful: bool = False) -> None:
-        if graceful:
+        def closed(_: object = None) -> None:
+            self._open[conn.server].discard(conn)
+
+        if graceful and conn.sock.fileno() >= 0:
             conn.sock.setblocking(True)
-            self._aside.submit(close_graceful, conn.sock)
+            self._aside.submit(close_graceful, conn.sock).add_done_callback(closed)
         else:
             close(conn.sock)
+            closed()
 
 
 class _Server(BaseApplication):  # type: ignore[misc]
@@ -203,6 +244,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
             "bind": [str(address) for address in listen],
             "workers": workers,
             "threads": threads,
+            "worker_connections": CONNECTIONS,
             "worker_class": _Worker,
             "logger_class": _Logger,
             "keepalive": KEEPALIVE_SECONDS,

@@ -1,16 +1,25 @@
-"""A server for the tests: `python -m tests.mgpu.serving.sample DIRECTORY [PORT]`, one worker.
+"""A server for the tests: `python -m tests.mgpu.serving.sample DIRECTORY [PORT | impatient]`, one worker.
 
 Three addresses: TLS, plain, and another app over TLS for clients whose certificate the server's own CA has signed.
 With PORT two, both plain and of this port: 127.0.0.1, and 127.0.0.2 for the other app.
+Impatient: the three, with little time and room for clients.
 """
 
+import resource
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+from flask import Response
+
 from mgpu.model.errors import RetryLater
+from mgpu.serving import patience, server
 from mgpu.serving.app import new_app, probes, reviewing
 from mgpu.serving.review import Reply, Review, allow
 from mgpu.serving.server import Listen, serve
+
+LARGE = bytes(64 << 20)  # more than the kernel holds for a client that does not read
 
 
 def answer(review: Review) -> Reply:
@@ -21,9 +30,16 @@ def answer(review: Review) -> Reply:
 
 def main(directory: Path, port: int = 0) -> None:
     started: list[str] = []
+
+    def stop() -> None:
+        started.clear()
+        print("stopped", flush=True)
+
     app = new_app()
     reviewing(app, "/review", answer, kinds=("Pod",))
     probes(app, ready=lambda: "" if started else "not started")
+    app.add_url_rule("/large", "large", lambda: Response(LARGE))
+    app.add_url_rule("/slow", "slow", lambda: Response(slow()))
     other = new_app()
     probes(other, ready=str)
     vouched = Listen("127.0.0.1", 0, other.wsgi_app, client_ca=str(directory / "ca.crt"))
@@ -33,9 +49,26 @@ def main(directory: Path, port: int = 0) -> None:
         [plain, beside] if port else [Listen("127.0.0.1", 0, app.wsgi_app), plain, vouched],
         certificate=(directory / "tls.crt", directory / "tls.key"),
         start=lambda: started.append("started"),
-        stop=lambda: print("stopped", flush=True),
+        stop=stop,
     )
 
 
+def slow() -> Iterator[bytes]:
+    """For longer than the impatient one waits for clients."""
+    yield b"first "
+    time.sleep(2.5)
+    yield b"last"
+
+
+def impatient(directory: Path) -> None:
+    patience.PATIENCE_SECONDS = 2.0
+    server.CONNECTIONS = 80
+    resource.setrlimit(resource.RLIMIT_NOFILE, (50, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    main(directory)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    if sys.argv[2:] == ["impatient"]:
+        impatient(Path(sys.argv[1]))
+    else:
+        main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import ssl
 import time
 from collections.abc import Iterator
@@ -14,7 +13,8 @@ import pytest
 from mgpu.serving.certificates import CA, CHAIN, KEY, ensure, renewed
 from mgpu.serving.folder import Folder
 from mgpu.serving.server import ReloadingContext
-from tests.mgpu.serving.process import Client, Server, client_certificate
+from playground.ports import free_port
+from tests.mgpu.serving.process import DEADLINE, Client, Server, client_certificate
 from tests.mgpu.serving.reviews import review
 
 NAMES = {"127.0.0.1", "localhost"}
@@ -65,8 +65,7 @@ def test_an_address_is_its_app_s_alone(server: Server, vouched: ssl.SSLContext) 
 
 
 def test_addresses_of_one_port_are_told_apart(folder: Folder) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     server = Server(*SAMPLE, str(folder.path), str(port), addresses=2, cwd=ROOT)
     try:
         with Client(port) as client:
@@ -125,13 +124,19 @@ def test_clients_that_do_not_hang_up_hold_nobody_up(server: Server) -> None:
 def test_a_request_under_way_is_answered_before_the_server_ends(folder: Folder) -> None:
     server = Server(*SAMPLE, str(folder.path), addresses=3, cwd=ROOT)
     try:
+        for _ in range(5):
+            with Client(server.ports[0]) as gone:
+                gone.wire.sendall(b"\x16\x03\x01\x02\x00\x01")  # half a handshake; gunicorn counts it out twice
         with connect(server, folder, tls=True) as client:
             client.ask(review({"a": 1}), "/review")
-            body = b'{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{}}'
-            client.send(body, "/review", part=20)
+            client.wire.sendall(b"GET /readyz HTTP/1.1\r\n")
             server.terminate()
-            client.wire.sendall(body[20:])
-            assert client.receive()[0] == 400
+            client.wire.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                client.wire.recv(1)
+            client.wire.sendall(b"Host: x\r\n\r\n")
+            client.wire.settimeout(DEADLINE)
+            assert client.receive()[0] == 200
         assert server.wait_for(b"stopped")
         assert server.join() == 0
     finally:

@@ -1,0 +1,162 @@
+"""Clients that do not finish, against a real server: what they take from others is little, and for a while."""
+
+import errno
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from mgpu.serving.certificates import CA, ensure
+from mgpu.serving.folder import Folder
+from mgpu.serving.patience import PatientSocket
+from tests.mgpu.serving.process import DEADLINE, Client, Server
+from tests.mgpu.serving.reviews import review
+
+ROOT = Path(__file__).parents[3]
+MANY = 100
+THREADS = 8
+
+
+@pytest.fixture(scope="module")
+def ca(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = Folder(tmp_path_factory.mktemp("certs"))
+    ensure(folder, {"127.0.0.1"}, datetime.now(UTC))
+    return folder.path / CA
+
+
+def serving(ca: Path, *how: str) -> Iterator[Server]:
+    server = Server("-m", "tests.mgpu.serving.sample", str(ca.parent), *how, addresses=3, cwd=ROOT)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def server(ca: Path) -> Iterator[Server]:
+    yield from serving(ca)
+
+
+@pytest.fixture(scope="module")
+def impatient(ca: Path) -> Iterator[Server]:
+    """It waits for a client for two seconds, and has room for 80 connections."""
+    yield from serving(ca, "impatient")
+
+
+@pytest.fixture
+def held() -> Iterator[ExitStack]:
+    """Where clients stay connected until the test ends."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def connect(server: Server, ca: Path, *, tls: bool) -> Client:
+    return Client(server.ports[0], ca) if tls else Client(server.ports[1])
+
+
+def answers(server: Server, ca: Path, *, tls: bool) -> bool:
+    """Tried again and again: one that is as impatient may close on the test where the machine is busy."""
+    ends = time.monotonic() + DEADLINE
+    while time.monotonic() < ends:
+        with suppress(OSError), connect(server, ca, tls=tls) as client:
+            return client.ask(review({"a": 1}), "/review")[0] == 200
+    return False
+
+
+HALF_A_HANDSHAKE = b"\x16\x03\x01\x02\x00\x01"
+HALF_A_LINE = b"GET /hea"
+HALF_THE_HEADERS = b"GET /healthz HTTP/1.1\r\nHost: "
+HALF_A_BODY = b"POST /review HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n{"
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[PatientSocket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with PatientSocket(fileno=ours.detach()) as patient, theirs:
+        yield patient, theirs
+
+
+@pytest.mark.parametrize("wait", [lambda s: s.recv(1), lambda s: s.sendall(bytes(64 << 20))], ids=["recv", "sendall"])
+def test_who_is_waited_for_in_vain_has_reset_the_connection(
+    pair: tuple[PatientSocket, socket.socket], wait: Callable[[socket.socket], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gunicorn knows that, and makes no error of it."""
+    monkeypatch.setattr("mgpu.serving.patience.PATIENCE_SECONDS", 0.05)
+    pair[0].setblocking(True)
+    with pytest.raises(ConnectionResetError) as caught:
+        wait(pair[0])
+    assert caught.value.errno == errno.ECONNRESET
+
+
+@pytest.mark.parametrize(("port", "sent"), [(1, HALF_A_LINE), (0, HALF_A_HANDSHAKE)], ids=["plain", "TLS"])
+def test_an_address_with_many_of_them_keeps_no_other_waiting(
+    server: Server, ca: Path, held: ExitStack, port: int, sent: bytes
+) -> None:
+    for _ in range(MANY):
+        held.enter_context(Client(server.ports[port])).wire.sendall(sent)
+    assert all(answers(server, ca, tls=port == 1) for _ in range(20))
+
+
+HALVES = {
+    f"{what}; {'a byte now and then' if more else 'nothing more'}": (sent, port, encrypted, more)
+    for what, (sent, port, encrypted) in {
+        "half a handshake": (HALF_A_HANDSHAKE, 0, False),
+        "half a line": (HALF_A_LINE, 1, False),
+        "half the headers": (HALF_THE_HEADERS, 1, False),
+        "half a body": (HALF_A_BODY, 1, False),
+        "half a line over TLS": (HALF_A_LINE, 0, True),
+        "half the headers over TLS": (HALF_THE_HEADERS, 0, True),
+        "half a body over TLS": (HALF_A_BODY, 0, True),
+    }.items()
+    for more in (b"", b" ")
+}
+
+
+def test_who_does_not_finish_is_hung_up_on(impatient: Server, ca: Path) -> None:
+    def is_hung_up_on(what: str) -> bool:
+        sent, port, encrypted, more = HALVES[what]
+        ends = time.monotonic() + DEADLINE
+        with (
+            suppress(ConnectionError, ssl.SSLError),
+            Client(impatient.ports[port], ca if encrypted else None) as client,
+        ):
+            client.wire.sendall(sent)
+            client.wire.settimeout(0.1)
+            while time.monotonic() < ends:
+                try:
+                    if not client.wire.recv(4096):
+                        return True
+                except TimeoutError:
+                    client.wire.send(more)
+            return False
+        return True
+
+    with ThreadPoolExecutor(len(HALVES)) as pool:
+        assert dict(zip(HALVES, pool.map(is_hung_up_on, HALVES), strict=True)) == dict.fromkeys(HALVES, True)
+
+
+def test_who_does_not_read_his_answer_holds_a_thread_for_a_while(impatient: Server, ca: Path, held: ExitStack) -> None:
+    for tls in (True, False) * THREADS:
+        with suppress(ConnectionError, ssl.SSLError):
+            held.enter_context(connect(impatient, ca, tls=tls)).send(b"", "/large", method="GET")
+    assert answers(impatient, ca, tls=True)
+    assert answers(impatient, ca, tls=False)
+
+
+def test_an_address_with_silent_connections_leaves_room_for_those_of_others(
+    impatient: Server, ca: Path, held: ExitStack
+) -> None:
+    for _ in range(MANY):
+        held.enter_context(Client(impatient.ports[1]))
+    assert all(answers(impatient, ca, tls=True) for _ in range(20))
+
+
+def test_an_answer_that_takes_its_time_is_not_cut(impatient: Server) -> None:
+    """The server's own time is none that it waits."""
+    with Client(impatient.ports[1]) as client:
+        client.send(b"", "/slow", method="GET")
+        assert client.receive()[2] == b"first last"
