@@ -128,7 +128,7 @@ def _request(method: str, call: Call) -> Request:
         verb = "get" if name else "watch" if call.flag("watch") else "list"
     else:
         verb = _VERBS.get(method, method.lower())
-    if not name and verb in ("list", "watch", "deletecollection"):
+    if not name and verb in ("list", "watch"):
         name = _selected(call.query.get("fieldSelector", ""))
     legacy = path.subresource == "bindings"
     resource = "bindings" if legacy else "/".join(filter(None, (path.kind.plural, path.subresource)))
