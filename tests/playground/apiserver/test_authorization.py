@@ -90,8 +90,8 @@ def rule(verbs: str, resources: str, group: str = "", names: str = "") -> dict[s
          'in the namespace "ns"'),
         ("GET", f"{NS}/secrets?fieldSelector=metadata.name%3Ds", 'secrets "s" is forbidden: User "{}" cannot list '
          'resource "secrets" in API group "" in the namespace "ns"'),
-        ("DELETE", f"{NS}/secrets?fieldSelector=metadata.name%3Ds", 'secrets is forbidden: User "{}" cannot deletecollection resource "secrets" in API '
-         'group "" in the namespace "ns"'),
+        ("DELETE", f"{NS}/secrets?fieldSelector=metadata.name%3Ds", 'secrets is forbidden: User "{}" cannot '
+         'deletecollection resource "secrets" in API group "" in the namespace "ns"'),
         ("PATCH", "/api/v1/nodes/n/status", 'nodes "n" is forbidden: User "{}" cannot patch resource "nodes/status" in '
          'API group "" at the cluster scope'),
         ("PUT", "/apis/coordination.k8s.io/v1/namespaces/ns/leases/l", 'leases.coordination.k8s.io "l" is forbidden: '
