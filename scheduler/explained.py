@@ -24,7 +24,7 @@ def shown(found: Explanation) -> Group:
     if found.nodes and not found.problems:
         parts += [Text(), *_nodes(found, listed)]
     for name, rows in found.cards.items():
-        if name not in listed:
+        if rows and name not in listed:
             parts += [Text(), Text(f"{name}:"), _cards(rows)]
     if found.said:
         parts += [Text(), *_said(found)]

@@ -117,7 +117,7 @@ def _explained(
         raise click.ClickException(f"pod {meta['namespace']}/{meta['name']} went while the cluster was read; ask again")
     with_cards = state.nodes_with_cards()
     few = with_cards if len(with_cards) <= _FEW else ()
-    return explainer.pod(raw, list(dict.fromkeys(asked)) or names, asked or few)
+    return explainer.pod(raw, list(dict.fromkeys(asked)) or names, asked or few, all_cards=bool(asked))
 
 
 def _json(found: Explanation) -> dict[str, Any]:

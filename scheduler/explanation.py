@@ -14,7 +14,7 @@ from mgpu.dialects.vocabulary import mixing, vocabularies
 from mgpu.model.asks import Ask, Rejection
 from mgpu.model.cards import GPU, CardState
 from mgpu.model.errors import BadObject
-from mgpu.model.ledger import Holding
+from mgpu.model.ledger import Holding, Share, absent
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.quantities import format_bytes
 from mgpu.settings import Settings
@@ -26,6 +26,8 @@ from scheduler.slices.site import wanted_by
 from scheduler.state import State
 
 Raw = Mapping[str, Any]
+_TROUBLE = ("DisruptionTarget", "Degraded")
+"""Conditions that are true where something is not as it should be; of all others it is the other way round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +95,11 @@ class Explainer:
         state.outlook.refresh()
         self._filter.refresh()
 
-    def pod(self, raw: Raw, names: Sequence[str], closely: Sequence[str]) -> Explanation:
-        """names: the nodes to ask about. closely: those whose cards are to be shown, where the pod waits."""
+    def pod(self, raw: Raw, names: Sequence[str], closely: Sequence[str], *, all_cards: bool = False) -> Explanation:
+        """names: the nodes to ask about. closely: those whose cards are to be shown, where the pod waits.
+
+        all_cards: also of those where it cannot be whatever their cards are.
+        """
         pod, known = read_pod(raw), self._state.gpu_pod(str(raw["metadata"].get("uid")))
         found = Explanation(f"Pod {pod.key}", _stands(pod), said=_conditions(raw))
         if known is None:
@@ -114,7 +119,7 @@ class Explainer:
             return _with(found, verdict=(f"It has {pod.phase.lower()}, and holds no cards.",))
         if pod.node:
             return self._bound(found, known)
-        return self._waiting(found, known, raw, names, closely)
+        return self._waiting(found, known, raw, names, closely, all_cards=all_cards)
 
     def mtgpupod(self, raw: Raw) -> Explanation:
         """Its user has chosen the node, so that there is one to ask about."""
@@ -152,7 +157,8 @@ class Explainer:
     def _no_gpu_pod(self, pod: Pod, raw: Raw) -> tuple[str, ...]:
         asked = vocabularies(pod)
         if mtgpu.owner_of(raw):
-            return ("It was made for an MtgpuPod, whose card it has: explain mtgpupod/NAME, which is its owner.",)
+            name = next(o.get("name") for o in raw["metadata"]["ownerReferences"] if o.get("kind") == mtgpu.KIND)
+            return (f"It was made for an MtgpuPod, whose card it has: explain mtgpupod/{name}.",)
         if asked:
             name = next(iter(asked))
             return (f"It asks in the vocabulary {name} ({asked[name]}), which the settings do not enable.",)
@@ -161,9 +167,8 @@ class Explainer:
     def _chosen(self, ask: Ask) -> str:
         if wanted_by(ask):
             return "slices as the node is cut, or can be cut anew"
-        return (
-            f"{asking.choice(ask, self._settings)} ({_whose(ask, self._settings)}); nodes: {self._settings.node_policy}"
-        )
+        whose = "" if all(c.whole for c in ask.containers) else f" ({_whose(ask, self._settings)})"
+        return f"{asking.choice(ask, self._settings)}{whose}; nodes: {self._settings.node_policy}"
 
     def _bound(self, found: Explanation, known: GpuPod) -> Explanation:
         pod, node = known.pod, known.pod.node
@@ -181,12 +186,19 @@ class Explainer:
         return _with(found, verdict=(*verdict, *_waits(found)), cards={node: own})
 
     def _waiting(
-        self, found: Explanation, known: GpuPod, raw: Raw, names: Sequence[str], closely: Sequence[str]
+        self,
+        found: Explanation,
+        known: GpuPod,
+        raw: Raw,
+        names: Sequence[str],
+        closely: Sequence[str],
+        *,
+        all_cards: bool,
     ) -> Explanation:
         answer = self._filter.filter(known, names)
         points = dict(zip(answer.passed, self._filter.scores(known, answer.passed), strict=True))
         nodes = _rows_of(answer, points)
-        shown = {name: self._of_node(known, name) for name in closely if not found.problems}
+        shown = {name: self._of_node(known, name, all_cards=all_cards) for name in closely if not found.problems}
         return _with(
             found,
             nodes=nodes,
@@ -194,10 +206,10 @@ class Explainer:
             verdict=tuple(_verdict(found, known.pod, raw, nodes)),
         )
 
-    def _of_node(self, known: GpuPod, name: str) -> tuple[CardRow, ...]:
+    def _of_node(self, known: GpuPod, name: str, *, all_cards: bool) -> tuple[CardRow, ...]:
         """Per card, what the engine has against it."""
         ask, view = known.ask, self._state.view(name, known.pod.uid, occupies(known.pod, name))
-        if ask is None or view.node is None:
+        if ask is None or view.node is None or (ask.unmet(view.node) and not all_cards):
             return ()
         reasons: dict[int, str] = {}
         if not wanted_by(ask) and not stock.chooses(view.node, ask):
@@ -214,13 +226,15 @@ class Explainer:
             return ()
         cards, holdings = seen
         return tuple(
-            CardRow(
-                state,
-                tuple(sorted(h.key for h in holdings if h.uid != uid and any(s.is_on(state.card) for s in h.shares))),
-                reasons.get(state.card.index, ""),
-            )
-            for state in cards
+            CardRow(state, _holders(state, holdings, uid), reasons.get(state.card.index, "")) for state in cards
         )
+
+
+def _holders(state: CardState, holdings: Sequence[Holding], uid: str) -> tuple[str, ...]:
+    """Who else is on the card; an occupy pod only where it keeps the card for MtgpuPods that are not there."""
+    on = [h for h in holdings if any(share.is_on(state.card) for share in h.shares)]
+    users = [h for h in on if not (h.occupies and h.gpuid == state.gpuid)]
+    return tuple(sorted(h.key for h in users or on if h.uid != uid))
 
 
 def _with(found: Explanation, **changes: Any) -> Explanation:
@@ -252,8 +266,9 @@ def _verdict(found: Explanation, pod: Pod, raw: Raw, nodes: Sequence[NodeRow]) -
         if recut:
             verdict.append(f"They fit once the cards are cut anew, which could be on {', '.join(recut[:5])}.")
     else:
-        verdict.append(f"Its cards fit on {len(fits):,} of {len(nodes):,} nodes, so they are not what it waits for.")
-        verdict += _of_scheduler(found, pod)
+        of = f"{len(fits):,} of {len(nodes):,} node{'s' * (len(nodes) != 1)}"
+        verdict.append(f"Its cards fit on {of}, so they are not what it waits for.")
+        verdict += [] if gates else _of_scheduler(found, pod)
     return verdict
 
 
@@ -276,7 +291,7 @@ def _conditions(raw: Raw) -> tuple[Condition, ...]:
     found = []
     for row in status.get("conditions") or ():
         said = Condition(*(str(row.get(key) or "") for key in ("type", "status", "reason", "message")))
-        if said.message and (said.status == "False" or said.type in ("DisruptionTarget", "Degraded")):
+        if said.message and said.status == ("True" if said.type in _TROUBLE else "False"):
             found.append(said)
     for row in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         waiting = (row.get("state") or {}).get("waiting") or {}
@@ -296,11 +311,18 @@ def _waits(found: Explanation) -> tuple[str, ...]:
 
 
 def _where(held: Holding, rows: Sequence[CardRow]) -> str:
-    names: dict[str, list[str]] = {}
-    for share in held.shares:
-        on = [str(row.state.card.index) for row in rows if share.is_on(row.state.card)]
-        names.setdefault(share.container, []).extend(on or [f"{share.card}"])
-    return "; ".join(f"{c or 'it'} is on card{'s' * (len(on) > 1)} {', '.join(on)}" for c, on in names.items())
+    """Whole cards by index; slices and devices of other types, which are not among the rows, by what they are."""
+    containers = dict.fromkeys(share.container for share in held.shares)
+    return "; ".join(
+        f"{name or 'it'} is on {_devices([s for s in held.shares if s.container == name], rows)}" for name in containers
+    )
+
+
+def _devices(shares: Sequence[Share], rows: Sequence[CardRow]) -> str:
+    cards = [row.state.card for row in rows]
+    on = [str(card.index) for card in cards if any(share.is_on(card) for share in shares)]
+    listed = [f"card{'s' * (len(on) > 1)} {', '.join(on)}"] if on else []
+    return " and ".join((*listed, *absent(shares, cards)))
 
 
 def _by(held: Holding) -> str:

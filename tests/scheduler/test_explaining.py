@@ -166,7 +166,7 @@ def test_the_pod_of_an_mtgpupod(cluster: Cluster) -> None:
     raw["metadata"]["ownerReferences"] = [owned("notebook")]
     raw["metadata"]["labels"] = {"lsalab.nthu/mtgpupod": "notebook"}
     add(cluster.api, raw)
-    assert "explain mtgpupod/NAME" in cluster.verdict("made")
+    assert "explain mtgpupod/notebook" in cluster.verdict("made")
 
 
 def test_many_nodes_are_told_by_their_reasons(cluster: Cluster) -> None:
