@@ -17,6 +17,27 @@ from tests.e2e.bench import Bench, share
 
 SECONDS = 20_000
 """In milliseconds, as playwright has it: for a browser beside other work."""
+FOCUS = """async () => {
+  const { Waiting } = await import("/waiting.js");
+  const list = document.body.appendChild(document.createElement("ul"));
+  const waiting = new Waiting(list);
+  const show = (names, nodes, at) => {
+    const reasons = ["a", "b", "c", "d"].map((text) => ({ text, nodes, examples: [] }));
+    const pods = names.map((name) => ({ name, asks: "", why: 0 }));
+    waiting.show(pods, { total: names.length, pods, whys: [{ fits: 0, of: 9, reasons, at }] });
+  };
+  show(["p", "q"], 1, 1);
+  const [, row] = list.children;
+  row.querySelector("details").open = true;
+  row.querySelector("summary").focus();
+  show(["new", "q"], 1, 2);
+  const stays = row === list.children[1];
+  show(["new", "q"], 2, 3);
+  const summary = list.children[1].querySelector("details[open] summary");
+  const kept = document.activeElement === summary;
+  list.remove();
+  return [stays, kept];
+}"""
 TILE = 'section[data-node="{}"] .tile[data-card="{}"]'
 
 
@@ -110,6 +131,25 @@ def test_a_pod_that_fits_nowhere_waits_with_the_reason(page: Page, bench: Bench)
     expect(row.locator(".reasons")).to_contain_text("short")
     bench.delete("too-large")
     expect(row).to_have_count(0, timeout=SECONDS)
+
+
+def test_who_reads_the_reasons_with_the_keyboard_keeps_his_place(page: Page) -> None:
+    assert page.evaluate(FOCUS) == [True, True]
+
+
+def test_it_says_that_nobody_answers_and_goes_on_by_itself(page: Page, cluster: Cluster) -> None:
+    browser = page.context.browser
+    assert browser is not None
+    other = browser.new_page()
+    other.goto(cluster.page_url)
+    status = other.locator("#status")
+    expect(status).to_have_text("live", timeout=SECONDS)
+    other.route("**/api/cluster*", lambda route: route.abort())
+    expect(status).to_contain_text("no answer; does the port-forward still run?", timeout=SECONDS)
+    expect(status).to_contain_text("not up to date since")
+    other.unroute("**/api/cluster*")
+    expect(status).to_have_text("live", timeout=SECONDS)
+    other.close()
 
 
 def test_on_a_telephone_nothing_is_wider_than_it(page: Page) -> None:

@@ -1,10 +1,10 @@
 // Asks what has changed, and lets the parts of the page show it.
 
 import { Detail } from "./detail.js";
-import { bytes, el, plural } from "./dom.js";
+import { bytes, el, plural, say } from "./dom.js";
 import { List } from "./list.js";
 import { Store } from "./store.js";
-import * as waiting from "./waiting.js";
+import { Waiting } from "./waiting.js";
 
 const PAUSE = 1000;
 const SOON = 100;
@@ -14,6 +14,7 @@ const at = (id) => document.getElementById(id);
 const store = new Store();
 const detail = new Detail(at("detail"), at("detail-title"), at("detail-body"), at("close"));
 const list = new List(at("list"), at("canvas"), (node, card) => detail.open(node, card));
+const waiting = new Waiting(at("pods"));
 const controls = ["search", "model", "dialect", "state"];
 
 function filter() {
@@ -24,9 +25,9 @@ function show() {
   const rows = store.matching(filter());
   list.show(rows);
   const cards = rows.reduce((sum, row) => sum + row.cards.length, 0);
-  at("found").textContent = `${plural(rows.length, "node")}, ${plural(cards, "card")}`;
+  say(at("found"), `${plural(rows.length, "node")}, ${plural(cards, "card")}`);
   at("none").hidden = rows.length > 0 || !store.nodes.size;
-  waiting.draw(at("pods"), store.waiting(filter()), store.pending);
+  waiting.show(store.waiting(filter()), store.pending);
   at("waiting-count").textContent = store.pending.total;
   at("show-waiting").textContent = `Waiting (${store.pending.total})`;
 }
@@ -56,15 +57,14 @@ function offer(select, values) {
   select.value = chosen;
 }
 
-function say(text, kind) {
-  const status = at("status");
-  if (status.textContent !== text) status.textContent = text;
-  status.dataset.kind = kind;
+function sayStatus(text, kind) {
+  say(at("status"), text);
+  at("status").dataset.kind = kind;
 }
 
 async function ask() {
   const query = new URLSearchParams({ since: store.version });
-  const reply = await fetch(`api/cluster?${query}`, { signal: AbortSignal.timeout(PATIENCE) });
+  const reply = await fetch(`api/cluster?${query}`, { signal: AbortSignal.timeout(PATIENCE) }).catch(silent);
   const answer = await reply.json();
   if (!reply.ok) throw new Error(answer.error);
   if (store.take(answer)) {
@@ -73,17 +73,29 @@ async function ask() {
     detail.changed(answer.whole ? null : new Set([...answer.nodes.map((node) => node.name), ...answer.gone]));
   }
   const toCome = store.todo ? `${plural(store.todo, "node")} to come` : "";
-  say(["live", answer.replica, toCome].filter(Boolean).join(" · "), answer.replica ? "aside" : "live");
+  sayStatus([answer.replica || "live", toCome].filter(Boolean).join(" · "), answer.replica ? "aside" : "live");
+  heard = new Date();
+}
+
+function silent(error) {
+  const why = error.name === "TimeoutError" ? "no answer in time" : "no answer; does the port-forward still run?";
+  throw new Error(why, { cause: error });
+}
+
+function lost(error) {
+  const since = heard ? ` since ${heard.toLocaleTimeString()}` : "";
+  return `not up to date${since}: ${error.message}`;
 }
 
 let timer;
+let heard = null;
 
 async function poll() {
   clearTimeout(timer);
   try {
     await ask();
   } catch (error) {
-    say(`not up to date: ${error.message}`, "lost");
+    sayStatus(lost(error), "lost");
   }
   if (!document.hidden) timer = setTimeout(poll, store.todo ? SOON : PAUSE);
 }

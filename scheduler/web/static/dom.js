@@ -12,6 +12,11 @@ export function el(tag, properties = {}, ...children) {
   return made;
 }
 
+// What is said again is not read out again.
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
 const GIB = 2 ** 30;
 
 export function percent(milli) {

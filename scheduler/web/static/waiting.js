@@ -1,16 +1,56 @@
-// The pods that wait, each with what is in its way.
+// The pods that wait, each with what is in its way. A row that says the same as before stays, with the focus that it has.
 
 import { el, plural } from "./dom.js";
 
 const FIRST = 3;
 
-export function draw(list, pods, pending) {
-  const open = new Set([...list.querySelectorAll("details[open]")].map((element) => element.closest("li").dataset.pod));
-  const rows = pods.map((pod) => row(pod, pending.whys[pod.why], open.has(pod.name)));
-  const hidden = pending.total - pending.pods.length;
-  if (hidden > 0) rows.push(el("li", { className: "more", textContent: `and ${plural(hidden, "further pod")}` }));
-  if (!rows.length) rows.push(el("li", { className: "more", textContent: pending.total ? "None matches." : "None." }));
-  list.replaceChildren(...rows);
+export class Waiting {
+  made = new Map();
+
+  constructor(list) {
+    this.list = list;
+  }
+
+  show(pods, pending) {
+    const before = this.made;
+    this.made = new Map();
+    for (const pod of pods) {
+      let id = pod.name;
+      while (this.made.has(id)) id += " ";
+      this.made.set(id, made(pod, pending.whys[pod.why], before.get(id)));
+    }
+    const rows = [...this.made.values()].map((row) => row.element);
+    const hidden = pending.total - pending.pods.length;
+    if (hidden > 0) rows.push(el("li", { className: "more", textContent: `and ${plural(hidden, "further pod")}` }));
+    if (!rows.length) rows.push(el("li", { className: "more", textContent: pending.total ? "None matches." : "None." }));
+    place(this.list, rows);
+  }
+}
+
+function made(pod, why, before) {
+  const { at, ...said } = why ?? {};
+  const key = JSON.stringify([pod, said]);
+  const row = before?.key === key ? before : { key, element: drawn(pod, why, before?.element) };
+  const time = row.element.querySelector(".at");
+  if (time) time.textContent = ` ${new Date(at * 1000).toLocaleTimeString()}`;
+  return row;
+}
+
+function drawn(pod, why, before) {
+  const element = row(pod, why, Boolean(before?.querySelector("details[open]")));
+  const focused = before?.contains(document.activeElement);
+  before?.replaceWith(element);
+  if (focused) element.querySelector("summary")?.focus({ preventScroll: true });
+  return element;
+}
+
+// Nothing is moved that stands where it should: whatever is moved loses its focus.
+function place(list, rows) {
+  const wanted = new Set(rows);
+  for (const child of [...list.children]) if (!wanted.has(child)) child.remove();
+  for (const [i, row] of rows.entries()) {
+    if (list.children[i] !== row) list.insertBefore(row, list.children[i] ?? null);
+  }
 }
 
 function row(pod, why, open) {
@@ -41,8 +81,7 @@ function reasons(why, open) {
     ? `Its share is free on ${of}: it waits for its scheduler, or for something else than cards.`
     : `Its share is free on ${of}.`;
   const recut = why.recut ? ` On ${plural(why.recut, "node")} it fits once the cards are cut anew.` : "";
-  const at = new Date(why.at * 1000).toLocaleTimeString();
-  return [el("p", { textContent: text + recut }, el("span", { className: "about", textContent: ` ${at}` })), found, more];
+  return [el("p", { textContent: text + recut }, el("span", { className: "about at" })), found, more];
 }
 
 function reason({ text, nodes, examples }) {
