@@ -96,6 +96,11 @@ class Subscription:
         self.closed = True
         self._wake.set()
 
+    @property
+    def behind(self) -> bool:
+        """Whether there are changes that nobody has taken."""
+        return bool(self._pending)
+
     async def take(self) -> list[Change]:
         """Everything pending, at least one change unless closed."""
         await self._wake.wait()

@@ -82,7 +82,8 @@ class Watch:
                 async with asyncio.timeout(min(left, self._bookmark_every)):
                     changes = await subscription.take()
             except TimeoutError:
-                if self._bookmarks:
+                # The time may be over in the very moment of a change, which a bookmark must not run ahead of.
+                if self._bookmarks and not subscription.behind:
                     self._reached = max(self._reached, self._storage.rv)
                     yield _bookmark(self._kind, self._reached)
                 continue

@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
-from mgpu.kube.client import JSON_PATCH
 from playground.apiserver import Request
 from playground.cluster import Cluster
 from playground.nodes import make_nodes
 from tests.e2e.bench import Bench
-
-_BINDINGS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/mgpu-scheduler"
+from tests.e2e.clusters import patient
 
 Kubectl = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -41,9 +39,7 @@ def _nothing_is_forbidden_to_us() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(make_nodes(2, 4), kubelet={"retry_seconds": 0.2}) as made:
-        # Beside other work a machine may need more than a binding's one second; it would be let through, decided late.
-        made.api.patch(_BINDINGS, [{"op": "replace", "path": "/webhooks/0/timeoutSeconds", "value": 10}], JSON_PATCH)
+    with patient(make_nodes(2, 4)) as made:
         yield made
 
 

@@ -17,6 +17,7 @@ from playground.cluster import Cluster
 from playground.installation import MANIFESTS
 from playground.nodes import MGPU, NodeSpec
 from tests.e2e.bench import Bench, asking
+from tests.e2e.clusters import patient
 from tests.e2e.mtgpu_bench import A100
 from tests.waiting import until
 
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster([OWN, SLICED], kubelet={"retry_seconds": 0.2}) as made:
+    with patient([OWN, SLICED]) as made:
         for policy in yaml.safe_load_all((MANIFESTS / "base/agent-policy.yaml").read_text()):
             plural = "policies" if policy["kind"].endswith("Policy") else "policybindings"
             made.api.create(f"{ADMISSION}/validatingadmission{plural}", policy)

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from playground.cluster import Cluster
 from playground.nodes import make_nodes
 from tests.e2e.bench import INDEX, Bench, share
+from tests.e2e.clusters import patient
 from tests.waiting import until
 
 PODS, CARDS = 200, 16
@@ -17,7 +17,7 @@ CREATORS = 4
 
 @pytest.fixture
 def crowded() -> Iterator[Bench]:
-    with Cluster(make_nodes(1, CARDS), kubelet={"admission": "random"}) as cluster:
+    with patient(make_nodes(1, CARDS), kubelet={"admission": "random"}) as cluster:
         bench = Bench(cluster)
         yield bench
         bench.close()
@@ -27,9 +27,9 @@ def test_two_hundred_equal_pods_at_once_each_get_the_cards_of_their_own_record(c
     (kubelet,) = crowded.cluster.kubelets.values()
     with kubelet.holding(), ThreadPoolExecutor(CREATORS) as creators:
         list(creators.map(lambda i: crowded.create(share(f"p{i}", core=5, mib=2048)), range(PODS)))
-        bound = until(lambda: pods if len(pods := crowded.bound()) == PODS else [], 60)
-    until(lambda: sum(c.running for c in kubelet.runtime.containers()) == PODS, 60)
-    records = {pod.metadata.name: int(pod.metadata.annotations[INDEX + "c"]) for pod in bound}
+        until(lambda: len(crowded.bound()) == PODS, 120)
+    until(lambda: sum(c.running for c in kubelet.runtime.containers()) == PODS, 120)
+    records = {pod.metadata.name: int(pod.metadata.annotations[INDEX + "c"]) for pod in crowded.bound()}
     seen = {c.pod: c.env["NVIDIA_VISIBLE_DEVICES"] for c in kubelet.runtime.containers()}
     assert seen == {name: f"GPU-{kubelet.config.node}-{card}" for name, card in records.items()}
     assert len(kubelet.runtime.containers()) == PODS, "no container was started twice"

@@ -7,20 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from mgpu.kube.client import JSON_PATCH
 from playground.cluster import Cluster
 from tests.e2e.bench import Bench
+from tests.e2e.clusters import patient
 from tests.e2e.mixed import CUT, NODES, POOL, SHARED, Loss, Mixed
 from tests.e2e.replicas import replicated
 from tests.examples import SOAK
 
-_BINDINGS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/mgpu-scheduler"
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(NODES, kubelet={"retry_seconds": 0.2}) as made:
-        made.api.patch(_BINDINGS, [{"op": "replace", "path": "/webhooks/0/timeoutSeconds", "value": 10}], JSON_PATCH)
+    with patient(NODES) as made:
         yield made
 
 

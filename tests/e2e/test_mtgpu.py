@@ -5,19 +5,16 @@ from collections.abc import Iterator
 import pytest
 
 from mgpu.kube import ApiError
-from mgpu.kube.client import JSON_PATCH
 from playground.cluster import Cluster
 from tests.e2e.bench import Bench, Json, asking, share
+from tests.e2e.clusters import patient
 from tests.e2e.mtgpu_bench import MTGPUPODS, OCCUPYING, OURS, PODS, STOCK, Named, gone, mtgpupod
 from tests.waiting import until
-
-_BINDINGS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/mgpu-scheduler"
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster([OURS, STOCK], kubelet={"retry_seconds": 0.2}) as made:
-        made.api.patch(_BINDINGS, [{"op": "replace", "path": "/webhooks/0/timeoutSeconds", "value": 10}], JSON_PATCH)
+    with patient([OURS, STOCK]) as made:
         yield made
 
 

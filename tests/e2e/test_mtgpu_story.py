@@ -12,15 +12,14 @@ import yaml
 from rich.console import Console
 
 from mgpu.dialects.mtgpu import milli, read_mtgpupod
-from mgpu.kube.client import JSON_PATCH
 from playground.cluster import Cluster
 from playground.samples import example
 from playground.story import STORY, Story
 from tests.e2e.bench import Bench
+from tests.e2e.clusters import patient
 from tests.e2e.mtgpu_bench import MTGPUPODS, OURS, STOCK, Named, find_kubectl, gone, limits, mtgpupod
 from tests.waiting import until
 
-_BINDINGS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/mgpu-scheduler"
 FIGURE = """
 create pod1 0.2 zxcvb │ zxcvb: pod1 0.2
 create pod2 0.3 qwert │ qwert: pod2 0.3 │ zxcvb: pod1 0.2
@@ -50,8 +49,7 @@ def steps() -> list[Step]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster([OURS, STOCK], kubelet={"retry_seconds": 0.2}) as made:
-        made.api.patch(_BINDINGS, [{"op": "replace", "path": "/webhooks/0/timeoutSeconds", "value": 10}], JSON_PATCH)
+    with patient([OURS, STOCK]) as made:
         yield made
 
 

@@ -20,6 +20,7 @@ from playground.cluster import OURS, Cluster
 from playground.installation import manifests
 from playground.nodes import MGPU, NodeSpec
 from tests.e2e.bench import Bench, asking, share
+from tests.e2e.clusters import patient
 from tests.e2e.mtgpu_bench import A100, Named
 from tests.e2e.mtgpu_bench import OURS as NODE
 from tests.waiting import until
@@ -36,7 +37,7 @@ MPS_NODE = NodeSpec("mps-1", [A100], dict(MGPU), partitioning=MPS)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster([NODE, MPS_NODE], kubelet={"retry_seconds": 0.2}) as made:
+    with patient([NODE, MPS_NODE]) as made:
         yield made
 
 

@@ -10,7 +10,6 @@ from kubernetes.client import ApiException
 from rich.console import Console
 
 from deviceplugin.mig import state
-from mgpu.kube.client import JSON_PATCH
 from mgpu.model import partitioning
 from mgpu.model.partitioning import NodeSlices, read_slices
 from mgpu.model.pods import read_node
@@ -22,9 +21,9 @@ from playground.demo import Demo
 from playground.nodes import MGPU, NodeSpec
 from playground.samples import example
 from tests.e2e.bench import Bench, Json, asking, share
+from tests.e2e.clusters import patient
 from tests.waiting import until
 
-_BINDINGS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/mgpu-scheduler"
 A100 = {"model": "NVIDIA A100-SXM4-80GB", "memory": "80Gi"}
 NODES = [
     NodeSpec("mig-1", [{**A100, "count": 2}], dict(MGPU), partitioning=MIG),
@@ -34,8 +33,7 @@ NODES = [
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(NODES, kubelet={"retry_seconds": 0.2}) as made:
-        made.api.patch(_BINDINGS, [{"op": "replace", "path": "/webhooks/0/timeoutSeconds", "value": 10}], JSON_PATCH)
+    with patient(NODES) as made:
         yield made
 
 

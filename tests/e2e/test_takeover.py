@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 
 from mgpu.kube import ApiError
-from playground.cluster import Cluster
 from playground.nodes import make_nodes
 from tests.builders import container, pod
 from tests.e2e.bench import Bench, asking
+from tests.e2e.clusters import patient
 from tests.waiting import until
 
 
 def test_gpu_pods_are_taken_over_and_others_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "mgpu.yaml"
     file.write_text("{webhook: {schedulerName: koord-scheduler}, scheduler: {bindingUsers: [koord-scheduler]}}")
-    with Cluster(make_nodes(1, 2), config=file, kubelet={"retry_seconds": 0.2}) as cluster:
+    with patient(make_nodes(1, 2), config=file) as cluster:
         bench = Bench(cluster)
         bench.create(asking("gpu", gpu=50))
         bench.create(pod("plain", container("c")))

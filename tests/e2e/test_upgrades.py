@@ -9,6 +9,7 @@ import pytest
 from playground.cluster import Cluster
 from playground.nodes import make_nodes
 from tests.e2e.bench import Bench, asking, share
+from tests.e2e.clusters import patient
 from tests.waiting import until
 
 BEFORE = "cardPolicy: binpack"
@@ -24,7 +25,7 @@ def settings(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cluster(settings: Path) -> Iterator[Cluster]:
-    with Cluster(make_nodes(1, 4), config=settings, kubelet={"retry_seconds": 0.2}) as made:
+    with patient(make_nodes(1, 4), config=settings) as made:
         yield made
 
 

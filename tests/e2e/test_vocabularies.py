@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mgpu.model.inventory import DEVICE_API
 from playground.cluster import Cluster
 from playground.nodes import NodeSpec, make_nodes
 from tests.e2e.bench import Bench, Json, asking, share
+from tests.e2e.clusters import patient
 from tests.waiting import until
 
 DEVICES = f"/apis/{DEVICE_API}/devices"
@@ -156,10 +158,10 @@ def test_equal_and_unequal_pods_of_all_vocabularies_at_once(bench: Bench) -> Non
     assert bench.within_capacity()
 
 
-def started(tmp_path: Path, nodes: list[NodeSpec], config: str = "") -> Cluster:
+def started(tmp_path: Path, nodes: list[NodeSpec], config: str = "") -> AbstractContextManager[Cluster]:
     file = tmp_path / "mgpu.yaml"
     file.write_text(config)
-    return Cluster(nodes, config=file, kubelet={"retry_seconds": 0.2})
+    return patient(nodes, config=file)
 
 
 def test_gpushare_in_mib_works_like_in_gib(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import yaml
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api, ApiError
 from mgpu.kube.client import MERGE_PATCH
-from playground.cluster import Cluster
+from tests.e2e.clusters import patient
 from tests.e2e.mtgpu_bench import MTGPUPODS, OURS, mtgpupod
 from tests.manifests.conftest import Run, runner
 from tests.manifests.rendered import MANIFESTS, named, rendered, served
@@ -103,7 +103,7 @@ def test_nodes_are_cleaned_where_that_is_asked_for_and_koordinators_crd_stays(ru
 
 
 def test_with_the_processes_running_mtgpupods_end_as_they_should(tmp_path: Path) -> None:
-    with Cluster([OURS], kubelet={"retry_seconds": 0.2}, assets="") as cluster:
+    with patient([OURS], assets="") as cluster:
         run, api = runner(cluster.kubeconfig, tmp_path), cluster.api
         deployed(run, webhooks=False)  # the playground's lead to this machine
         for kind in ("mutating", "validating"):
