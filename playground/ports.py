@@ -1,5 +1,6 @@
 """Ports of loopback for those who must know them before they listen."""
 
+import atexit
 import contextlib
 import random
 import socket
@@ -51,4 +52,6 @@ def _is_free(port: int) -> bool:
     return False
 
 
-free_port = Ports().free
+_ports = Ports()
+atexit.register(_ports.close)
+free_port = _ports.free
