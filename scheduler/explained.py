@@ -59,7 +59,8 @@ def _nodes(found: Explanation, listed: set[str]) -> Iterator[RenderableType]:
     reasons: dict[str, list[NodeRow]] = {}
     for row in rest:
         if row.reason:
-            reasons.setdefault(one_line(row.reason), []).append(row)
+            # Some name the node, and thousands have no cards.
+            reasons.setdefault(one_line(row.reason.replace(f"node {row.name} ", "the node ")), []).append(row)
     ordered = sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0]))
     for reason, rows in ordered[:_MOST_REASONS]:
         names = ", ".join(row.name for row in rows[:_MOST_NAMES])

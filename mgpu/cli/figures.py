@@ -38,6 +38,7 @@ class Fragmentation:
 
     idle: cards that nobody uses, and what is free on them. part: cards that are in use and have some of both left; the
     most that one of them has left. useless: what is free on cards that have nothing left of the other: no share fits.
+    cut: healthy cards that are cut, which are not counted else.
     """
 
     idle: int = 0
@@ -50,6 +51,7 @@ class Fragmentation:
     most_memory: int = 0
     useless_core: int = 0
     useless_memory: int = 0
+    cut: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +114,12 @@ def by_model(nodes: Iterable[NodeView]) -> list[Figures]:
 
 def fragmentation(nodes: Iterable[NodeView]) -> Fragmentation:
     found = Fragmentation()
-    for state in (view.state for node in nodes for view in node.cards if not view.cut):
+    for view in (view for node in nodes for view in node.cards if view.state.card.healthy):
+        state = view.state
         core, memory = state.core_free, state.memory_free
-        if not state.card.healthy:
-            continue
-        if state.idle:
+        if view.cut:
+            found = replace(found, cut=found.cut + 1)
+        elif state.idle:
             idle_core, idle_memory = found.idle_core + core, found.idle_memory + memory
             found = replace(found, idle=found.idle + 1, idle_core=idle_core, idle_memory=idle_memory)
         elif core and memory:
@@ -180,6 +183,7 @@ def fragmentation_json(found: Fragmentation) -> dict[str, Any]:
             "mostMemory": found.most_memory,
         },
         "useless": {"core": percent(found.useless_core), "memory": found.useless_memory},
+        "cut": {"cards": found.cut},
     }
 
 

@@ -1,5 +1,6 @@
 """`mgpu inspect`: nodes, cards and who holds what, read from the cluster."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from mgpu.cli.connecting import answering, connecting, settings_of
 from mgpu.cli.mtgpupods import Account, accounting, accounting_json, mtgpupods_json
 from mgpu.cli.overview import GroupView, Overview, overview
 from mgpu.cli.picture import card_map
-from mgpu.cli.plain import one_line
+from mgpu.cli.plain import listed, one_line
 from mgpu.cli.terminal import show, show_json
 from mgpu.cli.views import nodes_json
 from mgpu.kube import Api
@@ -23,6 +24,7 @@ from mgpu.model.quantities import format_bytes, format_core
 from mgpu.model.wishes import NONE, Wishes
 
 _MOST_SEATS = 4  # to be listed one by one
+_MOST_PODS = 20
 
 EXAMPLES = """
 \b
@@ -58,7 +60,7 @@ def command(names: tuple[str, ...], kubeconfig: str, context: str, config: Path 
     if output == "json":
         show_json(_json(found))
     else:
-        show(_shown(found))
+        show(shown(found))
 
 
 def look(kubeconfig: str, context: str, config: Path | None) -> Overview:
@@ -92,20 +94,28 @@ def _json(found: Overview) -> dict[str, Any]:
     }
 
 
-def _shown(found: Overview) -> Group:
-    parts: list[RenderableType] = [card_map(found.nodes)]
+def shown(found: Overview) -> Group:
+    parts: list[RenderableType] = [card_map(found.nodes) if found.nodes else Text("There are no nodes.")]
     accounts = accounting(found.nodes)
     if found.mtgpupods or any(account.gpuids for account in accounts):
         parts += [Text(), _table(accounts), Text()]
     if found.pending:
         reasons = {v.pod.key: ": ".join(filter(None, (f"GPUID {v.pod.gpuid}", v.reason))) for v in found.mtgpupods}
-        waiting = (_with_wishes(pod, found.wishes.get(pod, NONE), reasons.get(pod, "")) for pod in found.pending)
-        parts.append(Text(f"Waiting for cards: {', '.join(waiting)}", style="yellow"))
-    parts += (Text(_group(view)) for view in found.groups)
-    degraded = ((f"MtgpuPod {view.pod.key}", f"degraded: {view.degraded}") for view in found.mtgpupods if view.degraded)
-    odd = (*degraded, *found.unclear.items())
-    parts += (Text(one_line(f"{what}: {why}"), style="bold red") for what, why in odd)
+        waiting = [_with_wishes(pod, found.wishes.get(pod, NONE), reasons.get(pod, "")) for pod in found.pending]
+        parts.append(Text(f"Waiting for cards: {listed(waiting, _MOST_PODS)}", style="yellow"))
+    parts += _lines(map(_group, found.groups), "")
+    degraded = (f"MtgpuPod {view.pod.key}: degraded: {view.degraded}" for view in found.mtgpupods if view.degraded)
+    parts += _lines(degraded, "bold red")
+    parts += _lines((f"{what}: {why}" for what, why in found.unclear.items()), "bold red")
     return Group(*parts)
+
+
+def _lines(texts: Iterable[str], style: str) -> Iterator[Text]:
+    """The first ones, and how many more there are."""
+    lines = list(texts)
+    yield from (Text(one_line(line), style=style) for line in lines[:_MOST_PODS])
+    if len(lines) > _MOST_PODS:
+        yield Text(f"… and {len(lines) - _MOST_PODS:,} more (-o json has all)", style=style)
 
 
 def _table(accounts: tuple[Account, ...]) -> Table:

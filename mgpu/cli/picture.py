@@ -14,6 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from mgpu.cli.plain import listed
 from mgpu.cli.slice_bars import name_in, stretches
 from mgpu.cli.views import CardView, NodeView, Use
 from mgpu.dialects.mtgpu import KIND
@@ -39,6 +40,7 @@ _UNKNOWN, _MORE = "?", "+"
 _LONGEST_WISHES = 60
 _GUTTER, _GAP, _NARROWEST, _WIDEST = 7, 3, 15, 34
 _SHORTEST_GPUID = 5
+_MOST_BARE = 20
 _IDLE, _WARNING, _NOTE, _NAME = "grey50", "bold red", "yellow", "italic"
 
 
@@ -68,7 +70,7 @@ class card_map:  # noqa: N801 (used like a function, as rich's own renderables o
             yield _panel(node, pen, options.max_width)
         bare = [node.name for node in self.nodes if not node.devices]
         if bare:
-            yield Text(f"Without cards: {', '.join(bare)}", style=_IDLE)
+            yield Text(f"Without cards: {listed(bare, _MOST_BARE)}", style=_IDLE)
         if served:
             yield _total(served, pen)
 

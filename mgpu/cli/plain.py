@@ -4,6 +4,8 @@ Names of pods are harmless. Annotations, conditions, models, addresses and what 
 sequences that clear the screen or retitle the window, line ends that feign a further line. Pure.
 """
 
+from collections.abc import Sequence
+
 
 def plain(text: str) -> str:
     """Each character that is no print is replaced by one that says so; lines stay lines."""
@@ -15,3 +17,9 @@ def plain(text: str) -> str:
 def one_line(text: str) -> str:
     """The same, on one line."""
     return plain(" ".join(text.split()))
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """`n1, n2, n3 and 4 more`."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"

@@ -107,7 +107,8 @@ def free_line(found: Fragmentation) -> str:
     useless += [_bytes(found.useless_memory)] * bool(found.useless_memory)
     if useless:
         parts.append(f"{' and '.join(useless)} where the rest of the card is taken, so no share fits")
-    return f"Free: {'; '.join(parts) or 'nothing'}"
+    cut = f" ({found.cut:,} card{_s(found.cut)} cut into slices not counted)" if found.cut else ""
+    return f"Free: {'; '.join(parts) or 'nothing'}{cut}"
 
 
 def _table(kind: str, rows: Sequence[Figures]) -> Table:
@@ -157,8 +158,10 @@ def _core(milli: int) -> str:
 
 
 def _bytes(amount: int) -> str:
-    """`64.0 GiB`; many cards have `3,125.0 TiB`."""
-    return f"{amount / (1 << 40):,.1f} TiB" if amount >= 10 << 40 else format_bytes(amount)
+    """`64.0 GiB`, `1,140.0 GiB`; many cards have `3,125.0 TiB`."""
+    if amount >= 10 << 40:
+        return f"{amount / (1 << 40):,.1f} TiB"
+    return f"{amount / (1 << 30):,.1f} GiB" if amount >= 1 << 40 else format_bytes(amount)
 
 
 def _percent(share: float) -> str:

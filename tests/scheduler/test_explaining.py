@@ -194,7 +194,7 @@ def test_the_text_has_all_of_it(cluster: Cluster) -> None:
         "asks as mgpu c: 50% and 90.0 GiB of one card",
         "Its cards fit on none of 3 nodes.",
         "(evicting pods cannot help)",
-        "1 node: node n3 has no GPU cards (no Device)",
+        "1 node: the node has no GPU cards (no Device) n3",
         "PodScheduled False (Unschedulable): 0/3 nodes are available",
     ):
         assert part in text

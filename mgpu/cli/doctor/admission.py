@@ -29,18 +29,18 @@ def admission(seen: Seen) -> list[Finding]:
     found = [*by_files, *(finding for finding in _of_trial(seen) if finding.check not in told)]
     bad = {finding.check for finding in found}
     asked = not told and REACHABLE not in bad  # else it is not known whether it would be
-    well = [REACHABLE] * asked + [CERTIFICATES, BUNDLES]
-    return [*found, *(_well(seen, check, asked=asked) for check in well if check not in bad)]
+    read = any(_chain(secret.files.get(CHAIN, b"")) for secret in seen.secrets.values())
+    well = [REACHABLE] * asked + [CERTIFICATES, BUNDLES] * (asked or read)
+    return [*found, *(_well(seen, check) for check in well if check not in bad)]
 
 
-def _well(seen: Seen, check: str, *, asked: bool) -> Finding:
-    """asked: the API server has reached the webhook, and so trusts it now."""
+def _well(seen: Seen, check: str) -> Finding:
+    """Of what was read, or of what follows from the webhook's answer: that the API server has reached and trusts it."""
     if check == REACHABLE:
         return Finding(check, Level.OK, "a Pod that asks in two vocabularies at once was denied, as it must be")
     certificates = {service: _chain(secret.files.get(CHAIN, b"")) for service, secret in seen.secrets.items()}
     if not any(certificates.values()):
-        text = "the API server trusts the webhook" if asked else "not known, the webhook has not answered"
-        return Finding(check, Level.OK, f"{text}; the Secrets are not to be seen here")
+        return Finding(check, Level.OK, "the API server trusts the webhook; the Secrets are not to be seen here")
     if check == BUNDLES:
         return Finding(check, Level.OK, "the webhook configurations trust the certificates that are served")
     until = (

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from mgpu import dialects
-from mgpu.cli.doctor.seen import AGENT, Finding, Level, Raw, Seen, listed, ready, serves_gpus
+from mgpu.cli.doctor.seen import AGENT, Finding, Level, Raw, Seen, ready, serves_gpus
 from mgpu.cli.overview import sliced_of
+from mgpu.cli.plain import listed
 from mgpu.dialects.node_resources import SHARE
 from mgpu.model.cards import GPU, Card
 from mgpu.model.errors import BadObject

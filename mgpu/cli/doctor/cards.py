@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from mgpu.cli.doctor.seen import Finding, Level, Seen, listed
+from mgpu.cli.doctor.seen import Finding, Level, Seen
 from mgpu.cli.overview import STOCK
+from mgpu.cli.plain import listed
 from mgpu.cli.views import CardView
 from mgpu.model.quantities import format_bytes, format_core
 

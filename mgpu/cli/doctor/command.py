@@ -13,7 +13,7 @@ from mgpu.cli.doctor.admission import admission, bindings
 from mgpu.cli.doctor.agents import of_nodes
 from mgpu.cli.doctor.cards import given_out
 from mgpu.cli.doctor.looking import look
-from mgpu.cli.doctor.parts import custom_resources, one_decides, versions
+from mgpu.cli.doctor.parts import custom_resources, installed, one_decides, versions
 from mgpu.cli.doctor.seen import Finding, Level, Seen
 from mgpu.cli.plain import one_line
 from mgpu.cli.reading import uncollected
@@ -62,9 +62,11 @@ def command(namespace: str, try_in: str, kubeconfig: str, context: str, config: 
 
 def diagnose(seen: Seen) -> list[Finding]:
     """All findings: at least one of each check, as far as it could be looked at."""
-    found = [*custom_resources(seen), *admission(seen), *one_decides(seen)]
-    told = {finding.check for finding in found if finding.level is Level.FAILED}
-    found += [*bindings(seen, told), *given_out(seen), *of_nodes(seen), *versions(seen)]
+    found = list(installed(seen))
+    if not found:
+        found = [*custom_resources(seen), *admission(seen), *one_decides(seen)]
+        told = {finding.check for finding in found if finding.level is Level.FAILED}
+        found += [*bindings(seen, told), *given_out(seen), *of_nodes(seen), *versions(seen)]
     hidden = sorted(what for what in seen.hidden if not what.startswith("secret"))
     if hidden:
         text = f"you may not look at {', '.join(hidden)}, so not all of this is known"

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from mgpu.cli.doctor.seen import SCHEDULER, Finding, Level, Raw, Seen, hooks, listed, ready
+from mgpu.cli.doctor.seen import SCHEDULER, Finding, Level, Raw, Seen, hooks, ready
+from mgpu.cli.plain import listed
 from mgpu.dialects import mtgpu
 from mgpu.model.inventory import DEVICE_API
 from mgpu.version import VERSION, read_agent
@@ -11,6 +12,21 @@ DECIDES = "scheduler"
 _DEPLOYMENT = "mgpu-scheduler"
 _PATH = "/bind-admission"
 _NO_ELECTION = "--no-leader-elect"
+
+
+def installed(seen: Seen) -> Iterator[Finding]:
+    """Where it is not, or not in this namespace: the other checks would say of all else that it is missing."""
+    names = (seen.settings.webhook.configuration, seen.settings.scheduler.configuration)
+    configurations = [raw for rows in seen.configurations.values() for raw in rows if raw["metadata"]["name"] in names]
+    services = [(hook.get("clientConfig") or {}).get("service") for raw in configurations for hook in hooks(raw)]
+    elsewhere = sorted({str(service["namespace"]) for service in services if service} - {seen.namespace})
+    known = not {"deployments", "daemonsets", *seen.configurations} & seen.hidden.keys()
+    if known and not configurations and not seen.workloads:
+        remedy = f"docs/install.md; doctor -n NAMESPACE where it is in another than {seen.namespace}"
+        yield Finding("installation", Level.FAILED, "mgpu is not installed in this cluster", remedy)
+    elif elsewhere and not seen.workloads:
+        text = f"nothing of it is in namespace {seen.namespace}, and its webhooks lead to {listed(elsewhere)}"
+        yield Finding("installation", Level.FAILED, text, f"doctor -n {elsewhere[0]}")
 
 
 def custom_resources(seen: Seen) -> Iterator[Finding]:
@@ -34,7 +50,7 @@ def one_decides(seen: Seen) -> Iterator[Finding]:
     if not found:
         leading = _leading_here(seen)
         holder = leading[0]["spec"]["holderIdentity"] if leading else ""
-        text = f"{holder} decides, alone" if holder else "as far as is to be seen one decides; it keeps no Lease"
+        text = f"{holder} decides, alone" if holder else "one decides, as far as is to be seen; it keeps no Lease"
         yield Finding(DECIDES, Level.OK, text)
 
 

@@ -110,12 +110,6 @@ def when(text: object) -> datetime | None:
         return None
 
 
-def listed(names: Sequence[str], most: int = 3) -> str:
-    """`n1, n2, n3 and 4 more`."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
-
-
 def hooks(configuration: Raw) -> Sequence[Raw]:
     return configuration.get("webhooks") or ()
 

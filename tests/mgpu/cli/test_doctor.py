@@ -425,6 +425,27 @@ def test_a_webhook_that_is_not_asked(world: World) -> None:
     assert "was admitted" in odd[0][2]
 
 
+def test_a_cluster_without_it(world: World) -> None:
+    for kind in (MUTATING, VALIDATING):
+        for row in world.api.list(f"{COLLECTIONS}/{kind}")[0]:
+            world.api.delete(f"{COLLECTIONS}/{kind}/{row['metadata']['name']}")
+    for path in ("deployments/mgpu-webhook", "deployments/mgpu-scheduler", "daemonsets/mgpu-deviceplugin"):
+        world.api.delete(f"{APPS}/{path}")
+    assert [row for row in world.findings() if row[0] != "ok"] == [
+        ("failed", "installation", "mgpu is not installed in this cluster")
+    ]
+
+
+def test_another_namespace_than_that_where_it_is(world: World) -> None:
+    path = f"{COLLECTIONS}/{MUTATING}/mgpu-scheduler"
+    found = world.api.get(path)
+    found["webhooks"][0]["clientConfig"] = {"service": {"name": "mgpu-scheduler", "namespace": SYSTEM}}
+    world.api.replace(path, found)
+    (_, odd) = world.findings("-n", "elsewhere")
+    text = "nothing of it is in namespace elsewhere, and its webhooks lead to mgpu-system"
+    assert odd == ("failed", "installation", text)
+
+
 def test_one_line_for_each_finding_and_what_to_do(world: World) -> None:
     no_crd(world)
     result = world.doctor()

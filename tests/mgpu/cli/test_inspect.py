@@ -9,7 +9,11 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from mgpu.cli.inspect import shown
 from mgpu.cli.main import main
+from mgpu.cli.overview import Overview
+from mgpu.cli.terminal import Terminal
+from mgpu.cli.views import NodeView
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api, ApiError
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
@@ -77,6 +81,25 @@ def test_the_picture_and_who_waits(kubeconfig: str) -> None:
     assert "A default/runs · 50% 1 GiB on 1 · spread-group web" in text
     assert "Waiting for cards: default/waits (card-models H100)" in text
     assert "spread-group default/web: 1 pod on card 1 of n1" in text
+
+
+def test_what_is_many_is_cut_short() -> None:
+    """Thousands of nodes have no GPUs, and thousands of pods may have run before mgpu came."""
+    pods = tuple(f"default/p{i:03}" for i in range(30))
+    nodes = tuple(NodeView(f"n{i:03}", ()) for i in range(30))
+    found = Overview(nodes, pods, unclear={f"Pod {pod}": "no record" for pod in pods})
+    with Terminal(width=1000) as terminal, terminal.capture() as captured:
+        terminal.print(shown(found))
+    bare, waiting, *odd = captured.get().splitlines()
+    assert bare.endswith("n018, n019 and 10 more")
+    assert waiting.endswith("default/p019 and 10 more")
+    assert (len(odd), odd[-1]) == (21, "… and 10 more (-o json has all)")
+
+
+def test_a_cluster_without_nodes() -> None:
+    with Terminal() as terminal, terminal.capture() as captured:
+        terminal.print(shown(Overview(())))
+    assert captured.get() == "There are no nodes.\n"
 
 
 def test_some_nodes_only(kubeconfig: str) -> None:

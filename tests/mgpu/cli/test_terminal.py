@@ -20,6 +20,7 @@ from mgpu.kube import Api
 from mgpu.version import AGENT
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
 from tests.builders import share
+from tests.mgpu.cli.installation import Installation
 from tests.scheduler.explained_cluster import MTGPUPODS, PODS, fill
 
 EVIL = "[red]x[/nope] :boom: \x1b]0;title\x07\x1b[2J\x9b2J\u202e\r\x7f\nok a further line"
@@ -69,6 +70,7 @@ def spoil(api: Api) -> None:
     api.replace(path, device)
     said = json.dumps({"version": EVIL, "cdi": True, "cards": 2, "wholeCards": "mgpu"})
     api.patch("/api/v1/nodes/n1", {"metadata": {"annotations": {AGENT: said}, "labels": {"mgpu.io/gpu": "true"}}})
+    Installation(api).workload("deployments", "Deployment", "mgpu-scheduler", 1)
     node = api.get("/api/v1/nodes/n1")
     node["status"]["addresses"] = [{"type": "InternalIP", "address": EVIL}]
     api.replace("/api/v1/nodes/n1/status", node)

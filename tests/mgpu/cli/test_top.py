@@ -13,9 +13,12 @@ from mgpu.cli.kubectl import NAMES, plugin
 from mgpu.cli.main import main
 from mgpu.cli.overview import Overview, overview
 from mgpu.cli.top import free_line
+from mgpu.cli.views import CardView, NodeView
 from mgpu.kube import Api
+from mgpu.model.cards import CardState
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import read_node
+from mgpu.model.slices import MIG
 from mgpu.settings import load_settings
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
 from tests.builders import GIB, card, cards, container, node, pod, share
@@ -59,6 +62,18 @@ def test_how_usable_is_what_is_free() -> None:
         "78.0 GiB where the rest of the card is taken, so no share fits"
     )
     assert free_line(Fragmentation()) == "Free: nothing"
+    assert free_line(Fragmentation(cut=2)) == "Free: nothing (2 cards cut into slices not counted)"
+
+
+def test_cards_that_are_cut_are_counted_apart() -> None:
+    whole, cut, broken = (CardView(CardState(card(i, healthy=i < 2)), cut=MIG if i else "") for i in range(3))
+    free = figures.fragmentation([NodeView("n1", (whole, cut, broken))])
+    assert (free.idle, free.cut) == (1, 1)
+
+
+@pytest.mark.parametrize(("gib", "shown"), [(80, "80.0 GiB"), (1140, "1,140.0 GiB"), (3_200_000, "3,125.0 TiB")])
+def test_large_amounts(gib: int, shown: str) -> None:
+    assert free_line(Fragmentation(useless_memory=gib * GIB)).startswith(f"Free: {shown} where")
 
 
 def test_who_holds_most_comes_first() -> None:
