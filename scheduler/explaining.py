@@ -12,7 +12,7 @@ from mgpu.cli.connecting import answering, connecting, namespace_of, settings_of
 from mgpu.cli.terminal import show, show_json
 from mgpu.cli.views import percent
 from mgpu.dialects import mtgpu
-from mgpu.kube import Api
+from mgpu.kube import Api, ApiError
 from mgpu.model.errors import BadObject, Problem
 from mgpu.settings import Settings
 from scheduler.explained import shown
@@ -82,7 +82,12 @@ def _kind(name: str) -> tuple[str, str]:
 
 def _read(api: Api, kind: str, namespace: str, name: str) -> Raw:
     prefix, plural = (f"/apis/{mtgpu.API_VERSION}", "mtgpupods") if kind == mtgpu.KIND else ("/api/v1", "pods")
-    return api.get(f"{prefix}/namespaces/{quote(namespace, safe='')}/{plural}/{quote(name, safe='')}")
+    try:
+        return api.get(f"{prefix}/namespaces/{quote(namespace, safe='')}/{plural}/{quote(name, safe='')}")
+    except ApiError as error:
+        if error.status == 404 and not error.reason:  # of an object that is not there it says what it looked for
+            raise click.ClickException(f"this cluster has no {kind}s: their CRD is missing") from error
+        raise
 
 
 def _state(api: Api, settings: Settings) -> tuple[State, list[str]]:

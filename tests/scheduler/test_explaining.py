@@ -206,6 +206,12 @@ def test_another_namespace(cluster: Cluster) -> None:
     assert (result.exit_code, result.stderr) == (1, 'Error: pods "waits" not found\n')
 
 
+def test_a_cluster_without_mtgpupods(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mgpu.dialects.mtgpu.API_VERSION", "nowhere.nthu/v1")
+    result = cluster.explain("mtgpupod/notebook")
+    assert (result.exit_code, result.stderr) == (1, "Error: this cluster has no MtgpuPods: their CRD is missing\n")
+
+
 def test_the_namespace_and_the_context_of_the_kubeconfig(cluster: Cluster, tmp_path: Path) -> None:
     tree = yaml.safe_load(Path(cluster.kubeconfig).read_text())
     there = tree["contexts"][0]["context"]
