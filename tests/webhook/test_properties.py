@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mgpu.settings import load_settings
+from tests.arbitrary import JSON, PARTS
 from tests.builders import CORE, MEMORY, pod
 from tests.examples import examples
 from tests.mgpu.serving.reviews import patched, review
@@ -63,16 +64,6 @@ def build(app: Any, init: Any, annotations: Any) -> dict[str, Any]:
 
 
 PODS = st.builds(build, CONTAINERS, CONTAINERS, ANNOTATIONS)
-WORDS = ["metadata", "annotations", "spec", "containers", "initContainers", "resources", "requests", "limits", "env"]
-FIELDS = ["request", "uid", "object", "oldObject", "kind", "userInfo", "operation", "name", "status"]
-KEYS = st.sampled_from([*WORDS, *FIELDS, CORE, MEMORY]) | st.text(max_size=4)
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=6),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=5),
-    max_leaves=25,
-)
-# Half good: arbitrary JSON alone rarely has anything where the rules look.
-PARTS = st.fixed_dictionaries({}, optional={"metadata": JSON, "spec": JSON, "status": JSON})
 OBJECTS = JSON | PARTS | st.builds(lambda good, parts: {**good, **parts}, PODS, PARTS)
 
 
