@@ -56,12 +56,12 @@ def main(directory: Path, port: int = 0) -> None:
 def slow() -> Iterator[bytes]:
     """For longer than the impatient one waits for clients."""
     yield b"first "
-    time.sleep(2.5)
+    time.sleep(1.3)
     yield b"last"
 
 
 def impatient(directory: Path) -> None:
-    patience.PATIENCE_SECONDS = 2.0
+    patience.PATIENCE_SECONDS = 1.0
     server.CONNECTIONS = 80
     resource.setrlimit(resource.RLIMIT_NOFILE, (50, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     main(directory)
