@@ -25,7 +25,11 @@ def devices(api: Api) -> Iterator[Raw]:
 
 
 def pods(api: Api) -> Iterator[Raw]:
-    return _listed(api, "/api/v1/pods")
+    """Without what is much and nobody reads: some commands keep all of them."""
+    for raw in _listed(api, "/api/v1/pods"):
+        raw["metadata"].pop("managedFields", None)
+        (raw.get("spec") or {}).pop("volumes", None)
+        yield raw
 
 
 def mtgpupods(api: Api) -> Iterator[Raw]:
