@@ -62,7 +62,7 @@ def _of_trial(seen: Seen) -> Iterator[Finding]:
         yield Finding(REACHABLE, Level.FAILED, text, remedy)
     elif "failed calling webhook" in message and _OURS in message:
         yield _failed_call(seen, message)
-    elif "failed calling webhook" in message or f'.{_OURS}" denied' not in message:
+    elif "failed calling webhook" in message or not seen.tried.denied:
         yield _not_asked(status, message)
 
 
@@ -73,7 +73,7 @@ def bindings(seen: Seen, told: Collection[str]) -> Iterator[Finding]:
     """
     status, message = seen.bound.status, seen.bound.message
     own = seen.settings.scheduler
-    if f'.{_OURS}" denied' in message:
+    if seen.bound.denied:
         yield Finding(BINDINGS, Level.OK, "mgpu refused one of a Pod that is not there, so it is asked about each")
     elif status == 403 and _NO_RIGHT in message:
         text = f"whether mgpu is asked about them is not known, you may not create any here: {message}"

@@ -28,8 +28,8 @@ def given_out(seen: Seen) -> Iterator[Finding]:
         yield Finding(_CHECK, Level.FAILED, text, remedy)
     unclear = seen.given.unclear
     if unclear:
-        text = f"not known for certain is what of them is held by {listed(list(unclear))}"
-        remedy = "kubectl mgpu inspect says of each why (last lines)"
+        text = f"not all is known of who holds what: {listed(list(unclear))}"
+        remedy = "kubectl mgpu inspect says of each why, in its last lines"
         yield Finding(_CHECK, Level.WARNING, text, remedy)
     if not twice and not unclear:
         yield Finding(_CHECK, Level.OK, "no more is given out than there is")

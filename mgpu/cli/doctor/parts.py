@@ -47,11 +47,11 @@ def one_decides(seen: Seen) -> Iterator[Finding]:
     found = list(_several(seen)) or list(_none(seen))
     for text, remedy in found:
         yield Finding(DECIDES, Level.FAILED, text, remedy)
-    if not found:
-        leading = _leading_here(seen)
-        holder = leading[0]["spec"]["holderIdentity"] if leading else ""
-        text = f"{holder} decides, alone" if holder else "one decides, as far as is to be seen; it keeps no Lease"
-        yield Finding(DECIDES, Level.OK, text)
+    leading = _leading_here(seen)
+    if not found and leading:
+        yield Finding(DECIDES, Level.OK, f"{leading[0]['spec']['holderIdentity']} decides, alone")
+    elif not found and seen.bound.denied:
+        yield Finding(DECIDES, Level.OK, "one decides, as far as is to be seen; it keeps no Lease")
 
 
 def _none(seen: Seen) -> Iterator[tuple[str, str]]:

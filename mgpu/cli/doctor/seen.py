@@ -40,6 +40,11 @@ class Tried:
     status: int = 0
     message: str = ""
 
+    @property
+    def denied(self) -> bool:
+        """Whether one of the suite's webhooks has denied it."""
+        return '.mgpu.io" denied' in self.message
+
 
 class Secret(NamedTuple):
     """ours: made and renewed by the processes themselves, not by cert-manager or whoever."""

@@ -308,6 +308,15 @@ def test_cards_of_which_nobody_knows_who_holds_them_are_told(world: World) -> No
     assert "Pod mgpu-system/odd" in message
 
 
+def test_one_without_a_lease_decides_where_it_answers(world: World) -> None:
+    """As it is started by hand: nothing of it is to be seen in the API."""
+    nobody_leads(world)
+    world.api.delete(f"{APPS}/deployments/mgpu-scheduler")
+    assert ("ok", "scheduler", "one decides, as far as is to be seen; it keeps no Lease") in world.findings()
+    bindings_unreachable(world)
+    assert "scheduler" not in [check for _, check, _ in world.findings()]
+
+
 def test_the_namespace_of_the_suite_is_no_place_to_try(world: World) -> None:
     result = world.doctor("--try-in", SYSTEM)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
