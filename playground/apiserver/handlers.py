@@ -85,11 +85,11 @@ class Handlers:
         try:
             async for line in lines:
                 await response.write(line)
+            await response.write_eof()
         except (ConnectionError, TimeoutError):
-            return response
+            pass  # its client has gone
         finally:
             await lines.aclose()
-        await response.write_eof()
         return response
 
     @staticmethod

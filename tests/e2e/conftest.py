@@ -6,7 +6,7 @@ Whatever a cluster is used for, its processes must get by with the rights of man
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,18 @@ from tests.e2e.bench import Bench
 from tests.e2e.clusters import patient
 
 Kubectl = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With a failure goes what the processes said last: what happens once in a hundred runs must tell of itself."""
+    report = yield
+    if report.failed:
+        values = item.funcargs.values()
+        clusters = {c for v in values if isinstance(c := getattr(v, "cluster", v), Cluster)}
+        for process in (process for cluster in clusters for process in cluster.processes.values()):
+            report.sections.append((f"log of {process.name}", process.tail()))
+    return report
 
 
 @pytest.fixture(scope="module", autouse=True)
