@@ -214,6 +214,19 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
             conn.close = partial(self._close, conn)
         super().enqueue_req(conn)
 
+    def handle(self, conn: Any) -> Any:
+        """A connection whose handshake is done waits for its request as one that is kept alive, which needs no thread:
+        Go's client makes some for later.
+        """
+        if conn.initialized or not conn.cfg.is_ssl or not conn.wait_for_data(1.0):
+            return super().handle(conn)
+        try:
+            conn.init()
+        except OSError as error:
+            _log.debug("handshake failed: %s", error)
+            return False
+        return True
+
     def _close(self, conn: Any, *, graceful: bool = False) -> None:
         def closed(_: object = None) -> None:
             self._open[conn.server].discard(conn)

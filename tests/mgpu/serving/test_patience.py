@@ -17,6 +17,7 @@ from mgpu.serving.certificates import CA, ensure
 from mgpu.serving.folder import Folder
 from mgpu.serving.patience import PatientSocket
 from tests.mgpu.serving.process import DEADLINE, Client, Server
+from tests.mgpu.serving.reviews import review
 
 ROOT = Path(__file__).parents[3]
 MANY = 100
@@ -100,6 +101,11 @@ def test_an_address_with_many_of_them_keeps_no_other_waiting(
     for _ in range(MANY):
         held.enter_context(Client(server.ports[port])).wire.sendall(sent)
     assert {got(server, ca, tls=port == 1) for _ in range(20)} == {b"ok\n"}
+
+
+def test_connections_made_for_later_need_no_threads(server: Server, ca: Path, held: ExitStack) -> None:
+    made = [held.enter_context(connect(server, ca, tls=True)) for _ in range(3 * THREADS)]
+    assert {client.ask(review({"a": 1}), "/review")[0] for client in made} == {200}
 
 
 HALVES = {
