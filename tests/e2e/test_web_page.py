@@ -163,6 +163,37 @@ def test_on_a_telephone_nothing_is_wider_than_it(page: Page) -> None:
     page.set_viewport_size(wide)
 
 
+def test_bars_are_seen_where_the_system_has_its_own_colours(page: Page) -> None:
+    page.emulate_media(forced_colors="active")
+    adjusts = "getComputedStyle(document.querySelector('.bar')).forcedColorAdjust"
+    assert page.evaluate(adjusts) == "none"
+    page.emulate_media(forced_colors="none")
+
+
+def test_what_comes_from_the_cluster_is_text_whatever_it_says(page: Page, cluster: Cluster) -> None:
+    evil = """"><img src=x onerror="document.title='hit'">"""
+
+    def spoil(found: Any) -> Any:
+        if isinstance(found, list):
+            return [spoil(item) for item in found]
+        if isinstance(found, dict):
+            return {key: spoil(value) for key, value in found.items()}
+        return found + evil if isinstance(found, str) else found
+
+    browser = page.context.browser
+    assert browser is not None
+    other = browser.new_page()
+    other.route("**/api/cluster*", lambda route: route.fulfill(json=spoil(route.fetch().json())))
+    other.goto(cluster.page_url)
+    name = other.locator("section .name").first
+    expect(name).to_contain_text("node-1", timeout=SECONDS)
+    expect(name).to_contain_text("onerror")
+    assert other.evaluate("document.querySelector('section .name').offsetWidth") > 100
+    assert other.evaluate("[document.images.length, document.title]") == [0, "mgpu: cards"]
+    other.unroute_all(behavior="ignoreErrors")
+    other.close()
+
+
 def test_probes(cluster: Cluster) -> None:
     for path in ("healthz", "readyz"):
         with urllib.request.urlopen(f"{cluster.page_url}{path}", timeout=10) as reply:

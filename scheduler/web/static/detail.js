@@ -19,7 +19,8 @@ export class Detail {
   }
 
   async read() {
-    const { node, card } = this.place;
+    const place = (this.place = { ...this.place });
+    const { node, card } = place;
     let parts;
     try {
       const reply = await fetch(`api/nodes/${encodeURIComponent(node)}`);
@@ -30,7 +31,7 @@ export class Detail {
     } catch (error) {
       parts = [el("p", { className: "note", textContent: `not read: ${error.message}` })];
     }
-    if (this.place?.node === node && this.place.card === card) this.body.replaceChildren(...parts);
+    if (this.place === place) this.body.replaceChildren(...parts);
   }
 
   changed(names) {
