@@ -124,4 +124,4 @@ def serve_cluster(nodes: int, spare: int) -> None:
     gc.collect()
     gc.freeze()  # this and the next as scheduler/process.py does
     sys.setswitchinterval(SWITCH_SECONDS)
-    serve([Listen("127.0.0.1", 0, app.wsgi_app, tls=False)], workers=1, threads=64)
+    serve([Listen("127.0.0.1", 0, app.wsgi_app, tls=False)], workers=1)

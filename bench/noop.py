@@ -47,8 +47,8 @@ def serve_nothing() -> None:
     api.close()
     listen = [Listen("127.0.0.1", int(port), app.wsgi_app)]
     listen += [Listen("127.0.0.1", int(p), app.wsgi_app, tls=False) for p in extender_port]
-    workers, threads = (1, 64) if extender_port else (2, 8)  # as the real ones
-    serve(listen, certificate=(folder.chain, folder.key), workers=workers, threads=threads)
+    # As the real ones.
+    serve(listen, certificate=(folder.chain, folder.key), workers=1 if extender_port else 2)
 
 
 def _add_extender(app: Flask) -> None:

@@ -17,9 +17,6 @@ from scheduler.app import listeners
 from scheduler.collecting import Cluster
 from scheduler.process import Process
 
-# A thread of `/bind` waits for the API server, which waits for the admission here: there must be threads left for it.
-_THREADS = 64
-
 EXAMPLES = """
 \b
 Examples:
@@ -95,7 +92,6 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
         ),
         certificate=certificate,
         workers=1,
-        threads=_THREADS,
         start=start,
         stop=stop,
     )

@@ -60,7 +60,7 @@ def serve(
     *,
     certificate: tuple[Path, Path] | None = None,
     workers: int = 1,
-    threads: int = 8,
+    threads: int = 64,
     start: Callable[[], None] | None = None,
     stop: Callable[[], None] | None = None,
 ) -> None:
@@ -69,7 +69,7 @@ def serve(
     The apps are made before the workers fork, so that they share their memory. Each is asked over its own addresses and
     no others, whatever a request says.
     certificate: (chain, key) in PEM; both are watched, and new connections get the new one.
-    threads: of each worker for each address.
+    threads: of each worker for each address. Most of them wait, for clients or for the API server, if for anything.
     start, stop: run in every worker, before its first request and after its last; threads belong there, not before.
     Prints `serving https on 127.0.0.1:8443` on stdout, one line per address, once connections are accepted.
     Raises BadObject for an address that cannot be had.

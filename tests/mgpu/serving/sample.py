@@ -47,6 +47,7 @@ def main(directory: Path, port: int = 0) -> None:
     beside = Listen("127.0.0.2", port, other.wsgi_app, tls=False)
     serve(
         [plain, beside] if port else [Listen("127.0.0.1", 0, app.wsgi_app), plain, vouched],
+        threads=8,  # so few that a test can take them all
         certificate=(directory / "tls.crt", directory / "tls.key"),
         start=lambda: started.append("started"),
         stop=stop,
