@@ -90,7 +90,10 @@ class Installation:
         api = self.api
         for manifest in _manifests():
             if manifest["kind"] in _PATHS:
-                api.create(_PATHS[manifest["kind"]], located(manifest, {"mgpu-webhook": port, "mgpu-scheduler": port}))
+                found = located(manifest, {"mgpu-webhook": port, "mgpu-scheduler": port})
+                for hook in found.get("webhooks") or ():
+                    hook["timeoutSeconds"] = 30  # the machine may be busy with other tests
+                api.create(_PATHS[manifest["kind"]], found)
         self.trust(files)
         for name in ("mgpu-webhook", "mgpu-scheduler"):
             self.workload("deployments", "Deployment", name, 2)

@@ -424,6 +424,21 @@ def test_who_may_not_try_a_pod_is_told_so(world: World, monkeypatch: pytest.Monk
     assert all(refused in row[2] for row in odd)
 
 
+def test_one_binding_that_was_not_answered_in_time_is_no_fault(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = ["it passes, since failurePolicy is Ignore"]
+
+    class Slow(Api):
+        def create(self, path: str, body: Any, **query: object) -> dict[str, Any]:
+            if path.endswith("/binding") and late:
+                late.clear()
+                raise ApiError(404, "NotFound", 'pods "mgpu-doctor" not found')
+            return super().create(path, body, **query)
+
+    monkeypatch.setattr("mgpu.cli.doctor.command.Api", Slow)
+    assert {status for status, _, _ in world.findings()} == {"ok"}
+    assert not late
+
+
 def test_a_webhook_that_is_not_asked(world: World) -> None:
     path = f"{COLLECTIONS}/{VALIDATING}/mgpu-webhook"
     found = world.api.get(path)
