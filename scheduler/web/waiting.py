@@ -1,5 +1,6 @@
 """The pods that have no cards, and why: asked of a filter of its own, beside those who look and those who decide."""
 
+import logging
 import threading
 import time
 from collections import deque
@@ -14,6 +15,8 @@ from scheduler.gpu_pods import GpuPod
 from scheduler.pacing import Pace
 from scheduler.state import State
 from scheduler.web.data import Json, mtgpupod_json, pod_json, said_json, why_json
+
+log = logging.getLogger(__name__)
 
 MOST = 500
 """Pods that are listed; of the others only how many there are is told."""
@@ -113,12 +116,20 @@ class Waiting:
                     key, known = self._due.popleft()
                     names, version = self._names, self._version
                     self._pace.rests = _RESTS_THEN if key in self._why else _RESTS_AT_FIRST
-                said = why_json(self._filter.filter(known, names), int(time.time()))
+                said = self._reason(known, names)
                 with self._lock:
                     self._why[key] = _Why(version, self._clock(), said)
                 self._pace()
         finally:
             self._working.release()
+
+    def _reason(self, known: GpuPod, names: Sequence[str]) -> Json:
+        try:
+            return why_json(self._filter.filter(known, names), int(time.time()))
+        except Exception:
+            # The thread's outermost: the other pods' reasons would never be worked out.
+            log.exception("no reason worked out", extra={"pod": known.pod.key})
+            return said_json("why is not known: working it out failed, and the scheduler's log says how")
 
     def _of_mtgpupods(self, raws: Sequence[Raw], at: Callable[[object, Json], int]) -> list[Json]:
         found = read_all(raws, ())

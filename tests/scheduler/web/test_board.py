@@ -4,13 +4,15 @@ import gzip
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from mgpu.model.partitioning import LABEL, MADE
+from scheduler.filtering import Filtered
+from scheduler.gpu_pods import GpuPod
 from scheduler.pacing import Pace
 from scheduler.web import board as board_module
 from scheduler.web import waiting as waiting_module
@@ -233,6 +235,24 @@ def test_reasons_come_from_a_thread_that_ends(page: Page, monkeypatch: pytest.Mo
         if thread.name == "reasons":
             thread.join(60)
             assert not thread.is_alive()
+
+
+def test_a_reason_that_cannot_be_worked_out_keeps_back_no_other(
+    page: Page, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = page.replica.filter.filter
+
+    def fails_for_p(known: GpuPod, names: Sequence[str]) -> Filtered:
+        if known.pod.name == "p":
+            raise ZeroDivisionError
+        return asked(known, names)
+
+    monkeypatch.setattr(page.replica.filter, "filter", fails_for_p)
+    for i, name in enumerate("pq"):
+        page.replica.api.put("pods", b.share(name, 50, 90 * 1024 + i))
+    assert "the scheduler's log says how" in why(page, "default/p")
+    assert "short" in why(page, "default/q")
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_a_malformed_ask_and_a_pod_whose_cards_are_not_decided(page: Page) -> None:
