@@ -20,6 +20,7 @@ from mgpu.cli.reading import uncollected
 from mgpu.cli.terminal import Terminal, show_json
 from mgpu.kube import Api
 from mgpu.model.errors import BadObject, Problem
+from mgpu.settings import Settings, load_settings
 
 _STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILED: "bold red"}
 
@@ -49,8 +50,8 @@ def command(namespace: str, try_in: str, kubeconfig: str, context: str, config: 
         raise BadObject([Problem("--try-in", text)])
     with answering(), uncollected():
         api = Api.connect(kubeconfig, context=context, timeout=20.0)
-        settings, source = settings_of(api, config, namespace)
-        findings = [Finding("settings", Level.OK, source), *diagnose(look(api, namespace, settings, try_in))]
+        settings, first = _settings(api, config, namespace)
+        findings = [first, *diagnose(look(api, namespace, settings, try_in))]
     failed = any(finding.level is Level.FAILED for finding in findings)
     if output == "json":
         rows = [{"check": f.check, "status": f.level, "message": f.message, "remedy": f.remedy} for f in findings]
@@ -58,6 +59,19 @@ def command(namespace: str, try_in: str, kubeconfig: str, context: str, config: 
     else:
         _print(findings)
     sys.exit(1 if failed else 0)
+
+
+def _settings(api: Api, config: Path | None, namespace: str) -> tuple[Settings, Finding]:
+    """Those that the checks go by. Raises BadObject for a file that was named."""
+    try:
+        settings, source = settings_of(api, config, namespace)
+    except BadObject as error:
+        if config:
+            raise
+        text = f"no process starts with these, and the checks below go by the defaults: {error}"
+        remedy = "mend mgpu.yaml in your overlay, and apply it again"
+        return load_settings(), Finding("settings", Level.FAILED, text, remedy)
+    return settings, Finding("settings", Level.OK, source)
 
 
 def diagnose(seen: Seen) -> list[Finding]:

@@ -375,6 +375,16 @@ def test_the_settings_of_the_cluster_hold(world: World) -> None:
     assert findings[0][2] == "ConfigMap mgpu-system/mgpu-config"
 
 
+def test_settings_that_cannot_be_read_are_one_fault_among_others(world: World, tmp_path: Path) -> None:
+    settings(world, "cardPolicy: nope")
+    odd = [row for row in world.findings() if row[0] != "ok"]
+    assert [row[:2] for row in odd] == [("failed", "settings")]
+    assert "ConfigMap mgpu-system/mgpu-config: cardPolicy: " in odd[0][2]
+    file = tmp_path / "mgpu.yaml"
+    file.write_text("cardPolicy: nope")
+    assert world.doctor("--config", str(file)).exit_code == 2
+
+
 def test_certificates_of_somebody_else(world: World) -> None:
     """As with cert-manager: the Deployment mounts them."""
     path = f"{APPS}/deployments/mgpu-webhook"
