@@ -123,6 +123,18 @@ def test_arrow_keys_move_between_the_cards_and_enter_opens_one(page: Page) -> No
     expect(page.locator(f"{TILE.format('node-1', 3)}:focus")).to_have_count(1)
 
 
+def test_who_closes_a_card_is_where_he_was_though_the_node_has_changed(page: Page, bench: Bench) -> None:
+    bench.create(share("ends"))
+    node, card = bench.runs("ends").spec.node_name, bench.cards("ends")["c"][0]
+    tile = page.locator(TILE.format(node, card))
+    expect(tile).to_contain_text("ends", timeout=SECONDS)
+    tile.click()
+    bench.delete("ends")
+    expect(tile).to_contain_text("idle", timeout=SECONDS)
+    page.keyboard.press("Escape")
+    expect(page.locator(f"{TILE.format(node, card)}:focus")).to_have_count(1)
+
+
 def test_a_pod_that_fits_nowhere_waits_with_the_reason(page: Page, bench: Bench) -> None:
     bench.create(share("too-large", core=30, mib=900 * 1024))
     row = page.locator('#pods > li[data-pod="default/too-large"]')

@@ -14,6 +14,7 @@ const at = (id) => document.getElementById(id);
 const store = new Store();
 const detail = new Detail(at("detail"), at("detail-title"), at("detail-body"), at("close"));
 const list = new List(at("list"), at("canvas"), (node, card) => detail.open(node, card));
+at("detail").addEventListener("close", () => list.refocus());
 const waiting = new Waiting(at("pods"));
 const controls = ["search", "model", "dialect", "state"];
 

@@ -108,7 +108,13 @@ export class List {
 
   opened(tile) {
     const place = placeOf(tile);
+    this.activate(place);
     if (place) this.open(place.node, place.card);
+  }
+
+  // Who comes back from a dialog finds the tile again, even where it was made anew meanwhile.
+  refocus() {
+    if (this.active) this.tile(this.active)?.focus({ preventScroll: true });
   }
 
   moved(event) {
