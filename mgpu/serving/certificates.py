@@ -98,7 +98,8 @@ def renewed(found: Files, names: Collection[str], now: datetime) -> Files:
     """`found` itself where it is whole, valid, for these names and not due; else its successor."""
     material = _read(found, now)
     authorities, serving = material.authorities, material.serving
-    sound = serving is not None and serving.certificate.not_valid_after_utc > now and _names(serving) >= set(names)
+    wanted = {_name(n) for n in names}
+    sound = serving is not None and serving.certificate.not_valid_after_utc > now and _names(serving) >= wanted
     fresh = not authorities or authorities[0].key is None or now >= authorities[0].due
     if fresh:
         authorities = (_authority(now), *authorities)
@@ -151,12 +152,11 @@ def _signed(certificate: x509.Certificate, authority: Pair) -> bool:
     return True
 
 
-def _names(serving: Pair) -> set[str]:
+def _names(serving: Pair) -> set[x509.GeneralName]:
     try:
-        found = serving.certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return set(serving.certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
     except x509.ExtensionNotFound:
         return set()
-    return {*found.get_values_for_type(x509.DNSName), *map(str, found.get_values_for_type(x509.IPAddress))}
 
 
 def _authority(now: datetime) -> Pair:

@@ -53,6 +53,12 @@ def test_what_is_good_stays(files: Files, after: timedelta) -> None:
     assert renewed(files, NAMES, NOW + after) is files
 
 
+def test_an_address_may_be_written_in_any_way() -> None:
+    files = renewed({}, {"2001:DB8:0::1"}, NOW)
+    assert renewed(files, {"2001:DB8:0::1"}, NOW) is files
+    assert renewed(files, {"2001:db8::1"}, NOW) is files
+
+
 def test_at_two_thirds_of_its_life_it_is_renewed_under_the_same_authority(files: Files) -> None:
     later = NOW + LIFE * 0.67
     new = renewed(files, NAMES, later)
