@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 
 import orjson
 from flask import Flask, Response, request
@@ -103,6 +104,7 @@ def _failed(error: Exception) -> Response:
 def _discard_body() -> None:
     """Read on for a while: a client that is still sending when the connection closes never sees the answer."""
     body = request.environ["wsgi.input"]
-    for _ in range(4 * MAX_BODY // _CHUNK):
-        if not body.read(_CHUNK):
-            return
+    with suppress(OSError):  # one that has hung up, or was waited for in vain, gets the same answer
+        for _ in range(4 * MAX_BODY // _CHUNK):
+            if not body.read(_CHUNK):
+                return

@@ -1,5 +1,6 @@
 """Errors become HTTP in one place."""
 
+import io
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -78,6 +79,15 @@ def test_three_megabytes_are_a_review_like_any_other() -> None:
 def test_more_than_the_limit_is_refused() -> None:
     answer = client().post("/review", data=b"x" * (MAX_BODY + 1), content_type="application/json")
     assert (answer.status_code, answer.json) == (413, {"error": f"the body is larger than {MAX_BODY} bytes"})
+
+
+def test_who_hangs_up_in_the_midst_of_too_large_a_body_is_no_error_of_ours() -> None:
+    class Gone(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:  # noqa: ARG002
+            raise ConnectionResetError
+
+    answer = client().post("/review", input_stream=Gone(), content_length=MAX_BODY + 1, content_type="application/json")
+    assert answer.status_code == 413
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/review", 405), ("POST", "/nope", 404)])
