@@ -9,7 +9,6 @@ import logging
 import resource
 import socket
 import ssl
-import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -309,7 +308,6 @@ class _Server(BaseApplication):  # type: ignore[misc]
             self._apps[host, str(port)] = address.app
             shown = replace(address, host=host, port=port)
             print(f"serving {'https' if address.tls else 'http'} on {shown}", flush=True)
-        sys.stdout.flush()
 
 
 def _remember(_worker: Any, request: Any) -> None:
