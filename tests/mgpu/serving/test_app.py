@@ -86,7 +86,8 @@ def test_who_hangs_up_in_the_midst_of_too_large_a_body_is_no_error_of_ours() -> 
         def read(self, size: int | None = -1, /) -> bytes:  # noqa: ARG002
             raise ConnectionResetError
 
-    answer = client().post("/review", input_stream=Gone(), content_length=MAX_BODY + 1, content_type="application/json")
+    sent = {"wsgi.input": Gone(), "CONTENT_LENGTH": str(MAX_BODY + 1)}
+    answer = client().post("/review", content_type="application/json", environ_overrides=sent)
     assert answer.status_code == 413
 
 
