@@ -209,7 +209,8 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
                 return
             mine.add(conn)
             conn.cfg = self.app.config_of(conn.server, self.sockets)
-            conn.sock = PatientSocket(fileno=conn.sock.detach())
+            plain = conn.sock
+            conn.sock = PatientSocket(plain.family, plain.type, plain.proto, plain.detach())
             conn.close = partial(self._close, conn)
         super().enqueue_req(conn)
 
