@@ -1,0 +1,64 @@
+"""What `mgpu doctor` takes for given out twice, and what not."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from mgpu.cli.doctor.cards import given_out
+from mgpu.cli.doctor.seen import Seen
+from mgpu.cli.overview import STOCK, Overview
+from mgpu.cli.views import CardView, NodeView, SliceView, Use
+from mgpu.model.cards import CardState
+from mgpu.model.slices import MIG, Slice
+from mgpu.settings import load_settings
+from tests.builders import card
+
+
+def use(pod: str, core: int, gib: int = 1, *, certain: bool = True, dialect: str = "mgpu") -> Use:
+    return Use(pod, ("c",), core, gib << 30, certain, dialect=dialect)
+
+
+def messages(*uses: Use, slices: tuple[SliceView, ...] = (), **more: object) -> list[str]:
+    shown = Overview((NodeView("n1", (CardView(CardState(card(0)), uses, MIG if slices else "", slices),)),))
+    seen = Seen("mgpu-system", datetime.now(UTC), "0.1.0", load_settings(), given=shown, **more)  # type: ignore[arg-type]
+    return [finding.message for finding in given_out(seen) if finding.level == "failed"]
+
+
+@pytest.mark.parametrize(
+    "uses",
+    [
+        (use("a/a", 500, 40), use("a/b", 500, 40)),
+        (use("a/a", 800), use("a/b", 800, certain=False)),
+        (use("a/a", 1000, 80, dialect=STOCK), use("a/b", 1000, 80, dialect=STOCK)),
+        (),
+    ],
+    ids=["it is full", "nobody can tell where one of them is", "NVIDIA's plugin shares it in time", "it is idle"],
+)
+def test_what_is_well(uses: tuple[Use, ...]) -> None:
+    assert messages(*uses) == []
+
+
+@pytest.mark.parametrize(
+    ("uses", "amounts"),
+    [
+        ((use("a/b", 600), use("a/a", 500)), "110% and 2.0 GiB"),
+        ((use("a/b", 100, 50), use("a/a", 100, 31)), "20% and 81.0 GiB"),
+        ((use("a/b", 1000, 80, dialect=STOCK), use("a/a", 100, 1)), "110% and 81.0 GiB"),
+    ],
+)
+def test_more_than_there_is(uses: tuple[Use, ...], amounts: str) -> None:
+    (message,) = messages(*uses)
+    assert message.endswith(f"more is given out than there is: card 0 of n1 ({amounts} of it: a/a, a/b)")
+
+
+def test_a_slice_that_two_have() -> None:
+    """And not two that have one each, whatever these come to."""
+    both = (use("a/a", 428, 41), use("a/b", 428, 41))
+    first, second = (Slice(0, start, "3g.40gb") for start in (0, 4))
+    state = CardState(card(0))
+    assert messages(*both, slices=(SliceView(first, state, both), SliceView(second, state)))
+    assert not messages(*both, slices=(SliceView(first, state, both[:1]), SliceView(second, state, both[1:])))
+
+
+def test_nothing_is_said_of_what_could_not_be_looked_at() -> None:
+    assert messages(use("a/a", 800), use("a/b", 800), hidden={"pods": "no"}) == []
