@@ -38,13 +38,17 @@ def given_out(seen: Seen) -> Iterator[Finding]:
 def _too_much(card: CardView) -> str:
     """What pods hold for certain, where it is more than the card has; "": it is not.
 
-    Not of what NVIDIA's plugin alone has given out: it may share cards in time (check `nvidia plugin`). Of a card that is
-    cut what counts is that each slice has one holder: by their names its slices may have more memory than it has.
+    Not of what NVIDIA's plugin alone has given out: it may share cards in time (check `nvidia plugin`). Of a card that
+    is cut what counts is that each slice has one holder: by their names its slices may have more memory than it has.
     """
     uses = [use for use in card.uses if use.certain]
     core, memory = sum(use.core for use in uses), sum(use.memory for use in uses)
     has = card.state.card
-    twice = any(len(s.uses) > 1 for s in card.slices) if card.cut else core > has.core or memory > has.memory
+    twice = (
+        any(sum(use.certain for use in s.uses) > 1 for s in card.slices)
+        if card.cut
+        else core > has.core or memory > has.memory
+    )
     if not twice or all(use.dialect == STOCK for use in uses):
         return ""
     return f"{format_core(core)} and {format_bytes(memory)} of it: {', '.join(sorted(use.pod for use in uses))}"

@@ -57,6 +57,8 @@ def test_a_slice_that_two_have() -> None:
     first, second = (Slice(0, start, "3g.40gb") for start in (0, 4))
     state = CardState(card(0))
     assert messages(*both, slices=(SliceView(first, state, both), SliceView(second, state)))
+    somewhere = use("a/b", 428, 41, certain=False)
+    assert not messages(*both, slices=(SliceView(first, state, (both[0], somewhere)),))
     assert not messages(*both, slices=(SliceView(first, state, both[:1]), SliceView(second, state, both[1:])))
 
 
