@@ -65,7 +65,7 @@ def _api() -> Iterator[str]:
 
 def _ready(port: int) -> bool:
     try:
-        return "ok" in Client(port, 0).get("/readyz")
+        return "ok" in Client(port, 0).get("/leads")
     except RuntimeError:
         return False
 

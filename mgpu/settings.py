@@ -112,6 +112,8 @@ class SchedulerSettings(Block):
     over TLS then, and may listen on other addresses than loopback.
     metricsPort: as the webhook's. webPort: the page of the cluster's cards, in plain HTTP; `kubectl port-forward`
     reaches it on loopback; -1: nowhere.
+    podUid: this process's own pod's, by the downward API: while it decides that pod has the label that the Service
+    chooses by; empty: no pod is labelled.
     bindingUsers: the users or groups that may bind GPU pods (with an extender that binds, its own account is one of
     them); empty: anybody.
     """
@@ -128,6 +130,7 @@ class SchedulerSettings(Block):
     configuration: str = "mgpu-scheduler"
     namespace: str = "mgpu-system"
     leader_elect: bool = Field(True, alias="leaderElect")
+    pod_uid: str = Field("", alias="podUid")
     reservation_seconds: Annotated[float, Field(gt=0)] = Field(30, alias="reservationSeconds")
     binding_users: Names = Field((), alias="bindingUsers")
     client_ca: str = Field("", alias="clientCa")

@@ -305,8 +305,9 @@ class Cluster:
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # readiness is not what trust hangs on
         scheme = "https" if name == "webhook" else "http"
+        probe = "leads" if name == "scheduler" else "readyz"
         try:
-            with urllib.request.urlopen(f"{scheme}://127.0.0.1:{port}/readyz", context=context, timeout=5):
+            with urllib.request.urlopen(f"{scheme}://127.0.0.1:{port}/{probe}", context=context, timeout=5):
                 return True
         except (urllib.error.URLError, OSError):
             return False

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
 from mgpu.kube import Api
-from mgpu.serving.app import exposing, new_app, probes, reviewing
+from mgpu.serving.app import exposing, new_app, probe, probes, reviewing
 from mgpu.serving.metrics import CONTENT_TYPE, page
 from mgpu.serving.server import Listen
 from mgpu.settings import Settings
@@ -40,7 +40,7 @@ def listeners(
     mtgpupods: Callable[[], Iterable[Mapping[str, Any]]] = tuple,
     cluster: Collector | None = None,
 ) -> list[Listen]:
-    """Each app, with `/healthz` and `/readyz`, on its address: admission, extender, metrics, web page.
+    """Each app, with `/healthz`, `/readyz` and `/leads`, on its address: admission, extender, metrics, web page.
 
     mtgpupods: all that are known, as the API has them. cluster: the metrics of its present state.
     """
@@ -58,6 +58,7 @@ def listeners(
     exposing(metrics, lambda: page(counted.REGISTRY, present), CONTENT_TYPE)
     for app in (admission, extender, metrics, web):
         probes(app, gate.ready)
+        probe(app, "/leads", gate.leads)
     client_ca = own.extender_client_ca
     return [
         Listen(own.host, own.port, admission.wsgi_app, client_ca=own.client_ca),

@@ -30,6 +30,8 @@ class Process(Protocol):
 
     def ready(self) -> str: ...
 
+    def leads(self) -> str: ...
+
     def watches(self) -> Mapping[str, Watch]: ...
 
 
@@ -126,7 +128,8 @@ def _of_cards(sums: Figures) -> Iterator[Metric]:
 
 def _of_process(process: Process | None) -> Iterator[Metric]:
     leader = GaugeMetricFamily("mgpu_leader", "1 where this replica leads, else 0.")
-    ready = GaugeMetricFamily("mgpu_ready", "1 where this replica answers and decides (/readyz), else 0.")
+    ready = GaugeMetricFamily("mgpu_ready", "1 where this replica is in sync (/readyz), else 0.")
+    decides = GaugeMetricFamily("mgpu_decides", "1 where this replica leads and decides (/leads), else 0.")
     synced = GaugeMetricFamily("mgpu_watch_synced", "1 once the first list has been taken in.", labels=["watch"])
     text = "Seconds since the API server was last heard on this watch; 0 while it runs."
     broken = GaugeMetricFamily("mgpu_watch_broken_seconds", text, labels=["watch"])
@@ -135,11 +138,12 @@ def _of_process(process: Process | None) -> Iterator[Metric]:
     if process is not None:
         leader.add_metric([], process.leading)
         ready.add_metric([], not process.ready())
+        decides.add_metric([], not process.leads())
         for name, watch in process.watches().items():
             synced.add_metric([name], watch.synced)
             broken.add_metric([name], watch.broken_for)
             restarts.add_metric([name], watch.restarts)
-    yield from (leader, ready, synced, broken, restarts)
+    yield from (leader, ready, decides, synced, broken, restarts)
 
 
 _PHASES = ("Pending", "Running", "Succeeded", "Failed", "Unknown")

@@ -35,7 +35,10 @@ class Gate(Protocol):
     """What this process may do now."""
 
     def ready(self) -> str:
-        """Why it should not be asked yet; "": it should."""
+        """Why it cannot answer yet; "": it can."""
+
+    def leads(self) -> str:
+        """Why it does not decide; "": it does."""
 
     def may_answer(self) -> None:
         """From the cache. Raises RetryLater with the reason why not."""

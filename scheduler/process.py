@@ -5,7 +5,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mgpu.dialects import gpushare, mtgpu
@@ -22,6 +22,7 @@ from scheduler.deciding import Decider
 from scheduler.disruption import Budgets
 from scheduler.filtering import Filter
 from scheduler.late import LateDecisions
+from scheduler.leading import LeaderLabel
 from scheduler.mtgpu.controller import Controller
 from scheduler.mtgpu.status import Transition
 from scheduler.preempting import Preemption
@@ -71,6 +72,7 @@ class Process:
         self._recorder: Recorder | None = None
         own = settings.scheduler
         self._leader = Leader(api, own.namespace, _LEASE, identity) if own.leader_elect else None
+        self._label = LeaderLabel(api, own.namespace, own.pod_uid, self.leads) if own.pod_uid else None
         mtgpus = self.mtgpus
         self._pods = Reflector(api, "/api/v1/pods", mtgpus.pod_changed, mtgpus.pod_gone)
         self._nodes = Reflector(api, "/api/v1/nodes", mtgpus.node_changed, mtgpus.node_gone)
@@ -122,12 +124,19 @@ class Process:
             thread.join(2)
 
     def ready(self) -> str:
-        """Why this process should not be asked yet; "": it should."""
+        """Why this process cannot answer yet; "": it can, and decide as soon as it leads."""
         for name, watch in self._awaited():
             if not watch.synced:
                 return f"not in sync yet: {name}"
             if watch.broken_for > _SILENT_SECONDS:
                 return f"the API server has not answered for {watch.broken_for:.0f} s: {name}"
+        return ""
+
+    def leads(self) -> str:
+        """Why this process does not decide; "": it does."""
+        why = self.ready()
+        if why:
+            return why
         if not self._leading():
             return "another replica leads"
         return "" if self._fresh_term == self._term() else "catching up with what the last leader wrote"
@@ -176,10 +185,13 @@ class Process:
 
     def _steward(self) -> None:
         """Start the watches; then, for ever, whatever has to be done from time to time."""
-        leader = self._leader
+        leader, label = self._leader, self._label
+        given_up: Callable[[], object] = bool
         if leader:
             leader.round()
-            self._run("leader", lambda: leader.run(self._stop))
+            given_up = self._run("leader", lambda: leader.run(self._stop)).join
+        if label:
+            self._run("label", lambda: label.run(self._stop, given_up))
         first_term = self._term() if self._leading() else -1
         for watch in (*self._watches.values(), *self._beside):
             watch.start()
@@ -235,10 +247,11 @@ class Process:
         for node in self.state.sites.names()[:1]:
             self.announcements.add(node)  # pods that wait for slices are known only to who was asked about them
 
-    def _run(self, name: str, target: Any) -> None:
+    def _run(self, name: str, target: Any) -> threading.Thread:
         thread = threading.Thread(target=target, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
+        return thread
 
     def _warn(self, regarding: dict[str, Any], reason: str, message: str) -> None:
         metrics.EVENTS.labels(reason).inc()

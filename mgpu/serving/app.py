@@ -60,17 +60,19 @@ def reviewing(
 
 
 def probes(app: Flask, ready: Callable[[], str], alive: Callable[[], str] = str) -> None:
-    """GET `/healthz` and `/readyz`: 200 `ok`, or 503 with the reason that the callable gives ("": none)."""
+    """GET `/healthz` and `/readyz`."""
+    probe(app, "/healthz", alive)
+    probe(app, "/readyz", ready)
 
-    def probe(reason: Callable[[], str]) -> Callable[[], Response]:
-        def answer() -> Response:
-            why = reason()
-            return Response(f"{why or 'ok'}\n", 503 if why else 200, mimetype="text/plain")
 
-        return answer
+def probe(app: Flask, path: str, reason: Callable[[], str]) -> None:
+    """GET `path`: 200 `ok`, or 503 with the reason that the callable gives ("": none)."""
 
-    app.add_url_rule("/healthz", "healthz", probe(alive))
-    app.add_url_rule("/readyz", "readyz", probe(ready))
+    def answer() -> Response:
+        why = reason()
+        return Response(f"{why or 'ok'}\n", 503 if why else 200, mimetype="text/plain")
+
+    app.add_url_rule(path, f"probe {path}", answer)
 
 
 def exposing(app: Flask, page: Callable[[], bytes], content_type: str) -> None:

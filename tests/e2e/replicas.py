@@ -1,4 +1,4 @@
-"""Two schedulers of which one leads, behind what a Service is in a cluster: connections go to the one that is ready."""
+"""Two schedulers of which one leads, behind what a Service is in a cluster: connections go to the one that leads."""
 
 import contextlib
 import os
@@ -32,8 +32,8 @@ class Replica:
         self.process = Process(name, command, cluster.logs / f"{name}.log", one.environ)
 
     @property
-    def ready(self) -> bool:
-        return self.process.running and self._says("readyz")
+    def leads(self) -> bool:
+        return self.process.running and self._says("leads")
 
     @property
     def up(self) -> bool:
@@ -54,12 +54,12 @@ class Replicas:
         self._api: Api = cluster.api
         self.all = [Replica(cluster, f"scheduler-{i}") for i in range(2)]
 
-    def ready(self) -> list[Replica]:
-        return [replica for replica in self.all if replica.ready]
+    def leading(self) -> list[Replica]:
+        return [replica for replica in self.all if replica.leads]
 
     def leader(self) -> Replica:
-        until("a replica leads", lambda: bool(self.ready()), 60)
-        return self.ready()[0]
+        until("a replica leads", lambda: bool(self.leading()), 60)
+        return self.leading()[0]
 
     def kill_leader(self) -> None:
         """Its lease is cut short, so that nobody waits 15 s for what the clock alone does."""
@@ -82,7 +82,7 @@ def replicated(cluster: Cluster) -> Iterator[Replicas]:
         for replica in made.all:
             replica.process.wait("up", lambda replica=replica: replica.up, 60)  # type: ignore[misc]
         for flag, port in at.items():
-            stack.enter_context(_service(port, lambda flag=flag: [r.ports[flag] for r in made.ready()]))  # type: ignore[misc]
+            stack.enter_context(_service(port, lambda flag=flag: [r.ports[flag] for r in made.leading()]))  # type: ignore[misc]
         made.leader()
         yield made
 

@@ -207,6 +207,6 @@ def test_what_comes_from_the_cluster_is_text_whatever_it_says(page: Page, cluste
 
 
 def test_probes(cluster: Cluster) -> None:
-    for path in ("healthz", "readyz"):
+    for path in ("healthz", "readyz", "leads"):
         with urllib.request.urlopen(f"{cluster.page_url}{path}", timeout=10) as reply:
             assert reply.status == 200

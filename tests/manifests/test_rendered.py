@@ -16,6 +16,7 @@ from mgpu.settings import Settings
 from playground.apiserver.kinds import BUILT_IN
 from playground.apiserver.schema import decode
 from playground.cluster import MANAGED
+from scheduler.leading import LABEL, REPLICAS
 from tests.manifests.rendered import (
     COMPONENTS,
     FOLDERS,
@@ -71,10 +72,14 @@ def settings_of(documents: tuple[Json, ...], workload: Json, folder: Path) -> Se
     file.write_text(text)
     container = running_mgpu(workload)
     block, *arguments = container["args"]
-    environ = {e["name"]: e["value"] for e in container.get("env", ()) if _ENVIRONMENT.fullmatch(e["name"])}
+    environ = {e["name"]: _value(e) for e in container.get("env", ()) if _ENVIRONMENT.fullmatch(e["name"])}
     flags = dict(a.split("=", 1) for a in arguments if not a.startswith("--config="))
     snake = {re.sub("([A-Z])", lambda m: "_" + m[1].lower(), _FLAGS[name]): value for name, value in flags.items()}
     return read_settings(file, environ, snake, block)
+
+
+def _value(variable: Json) -> str:
+    return str(variable["value"] if "value" in variable else variable["valueFrom"]["fieldRef"]["fieldPath"])
 
 
 def test_what_is_written_is_valid_by_itself() -> None:
@@ -127,7 +132,7 @@ def test_services_lead_to_pods_and_webhooks_to_services(folder: Path) -> None:
     documents = rendered(folder)
     listening: dict[str, set[int]] = {}
     for service in of_kind(documents, "Service"):
-        (workload,) = (w for w in workloads(documents) if _chooses(service["spec"]["selector"], w))
+        (workload,) = (w for w in workloads(documents) if _chooses(_without_leading(service), w))
         theirs = {p["containerPort"] for c in containers(workload) for p in c.get("ports", ())}
         assert {p["targetPort"] for p in service["spec"]["ports"]} <= theirs
         listening[service["metadata"]["name"]] = {p["port"] for p in service["spec"]["ports"]}
@@ -170,6 +175,10 @@ def test_everything_named_is_there(folder: Path) -> None:
         assert ours or role["name"].startswith(("system:", "extension-apiserver-"))
 
 
+def _without_leading(service: Json) -> Json:
+    return {label: value for label, value in service["spec"]["selector"].items() if label != LABEL}
+
+
 def _chooses(labels: Json, workload: Json) -> bool:
     return bool(labels.items() <= workload["spec"]["template"]["metadata"]["labels"].items())
 
@@ -210,16 +219,34 @@ def test_pods_run_one_image_of_this_version_as_tightly_as_they_can(folder: Path)
 
 
 @EVERYWHERE
-def test_nothing_waits_for_a_follower_to_be_ready(folder: Path) -> None:
-    """It is not ready by design: a rollout or a drain that keeps one available never ends."""
+def test_one_replica_stays_but_where_only_the_leader_is_ever_ready(folder: Path) -> None:
+    """Beside a kube-scheduler of its own: a rollout or a drain that keeps one available would never end there."""
     documents = rendered(folder)
     deployment = named(documents, "Deployment", "mgpu-scheduler")
-    assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": "100%", "maxUnavailable": "100%"}
-    budgets = [b["spec"]["selector"]["matchLabels"] for b in of_kind(documents, "PodDisruptionBudget")]
-    assert budgets
-    assert not any(_chooses(labels, deployment) for labels in budgets)
+    alone = "initContainers" in deployment["spec"]["template"]["spec"]
+    assert deployment["spec"]["strategy"]["rollingUpdate"] == (
+        {"maxSurge": "100%", "maxUnavailable": "100%"} if alone else {"maxSurge": 1, "maxUnavailable": 0}
+    )
+    assert ("progressDeadlineSeconds" in deployment["spec"]) is alone
+    budgets = {b["metadata"]["name"]: b["spec"] for b in of_kind(documents, "PodDisruptionBudget")}
+    assert {n: b["maxUnavailable"] for n, b in budgets.items()} == dict.fromkeys(
+        ["mgpu-webhook", *([] if alone else ["mgpu-scheduler"])], 1
+    )
+    for name, budget in budgets.items():
+        assert _chooses(budget["selector"]["matchLabels"], named(documents, "Deployment", name))
     waits = int(running_mgpu(deployment)["lifecycle"]["preStop"]["exec"]["command"][1])
     assert waits + 20 < deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+
+
+@EVERYWHERE
+def test_the_service_leads_to_the_pod_that_the_leader_labels(folder: Path, tmp_path: Path) -> None:
+    documents = rendered(folder)
+    deployment = named(documents, "Deployment", "mgpu-scheduler")
+    service = named(documents, "Service", "mgpu-scheduler")
+    assert service["spec"]["selector"][LABEL] == "true"
+    assert _without_leading(service) == dict(pair.split("=") for pair in REPLICAS.split(","))
+    assert LABEL not in deployment["spec"]["template"]["metadata"]["labels"]
+    assert settings_of(documents, deployment, tmp_path).scheduler.pod_uid == "metadata.uid"
 
 
 def test_the_agent_sees_of_its_node_what_its_settings_name(tmp_path: Path) -> None:
@@ -266,7 +293,7 @@ def test_the_second_scheduler_runs_only_beside_the_mgpu_process_that_leads() -> 
     deployment = named(documents, "Deployment", "mgpu-scheduler")
     (sidecar,) = deployment["spec"]["template"]["spec"]["initContainers"]
     assert (sidecar["name"], sidecar["restartPolicy"]) == ("scheduler", "Always")
-    leads = {"path": "/readyz", "port": 9402}
+    leads = {"path": "/leads", "port": 9402}
     assert sidecar["startupProbe"]["httpGet"] == leads
     (beside,) = deployment["spec"]["template"]["spec"]["containers"]
     assert beside["livenessProbe"]["httpGet"] == leads

@@ -253,6 +253,9 @@ class Replica:
     def ready(self) -> str:
         return ""
 
+    def leads(self) -> str:
+        return ""
+
     def may_answer(self) -> None:
         """Always."""
 

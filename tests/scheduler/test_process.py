@@ -57,8 +57,8 @@ class Cluster:
         reply = urllib3.request(method, f"http://127.0.0.1:{server.ports[1]}{path}", json=body, headers=CLOSE)
         return reply.status, reply.data
 
-    def ready(self, server: Server) -> None:
-        until(lambda: self.ask(server, "/readyz")[0] == 200)
+    def decides(self, server: Server) -> None:
+        until(lambda: self.ask(server, "/leads")[0] == 200)
 
     def register(self, server: Server) -> None:
         """The webhook configuration as it is installed, for this process."""
@@ -117,7 +117,7 @@ def _created(api: Api, path: str, body: dict[str, Any]) -> bool:
 def test_metrics_tell_of_the_cluster(cluster: Cluster) -> None:
     server = cluster.start("--metrics-port", "0")
     port = int(server.wait_for(b"serving ").rpartition(b":")[2])
-    cluster.ready(server)
+    cluster.decides(server)
     cluster.submit("forced", node="n1")
     assert until(lambda: cluster.card("forced")) == "0"
     wanted = {
@@ -126,6 +126,7 @@ def test_metrics_tell_of_the_cluster(cluster: Cluster) -> None:
         'mgpu_watch_synced{watch="pods"} 1.0',
         "mgpu_leader 1.0",
         "mgpu_ready 1.0",
+        "mgpu_decides 1.0",
     }
 
     def shown() -> set[str]:
@@ -137,7 +138,7 @@ def test_metrics_tell_of_the_cluster(cluster: Cluster) -> None:
 def test_bindings_late_decisions_and_a_restart(cluster: Cluster) -> None:
     server = cluster.start()
     cluster.register(server)
-    cluster.ready(server)
+    cluster.decides(server)
 
     cluster.submit("plain")
     cluster.bind("plain")
@@ -165,7 +166,7 @@ def test_bindings_late_decisions_and_a_restart(cluster: Cluster) -> None:
     assert cluster.api.get(LEADER)["spec"]["holderIdentity"] == ""
     cluster.submit("meanwhile", core=20, node="n1")
     again = cluster.start()
-    cluster.ready(again)
+    cluster.decides(again)
     assert until(lambda: cluster.card("meanwhile")) in ("0", "1")
     pod = cluster.submit("last", core=60)
     found = cluster.ask(again, "/filter", {"Pod": pod, "NodeNames": ["n1"]})
@@ -179,7 +180,7 @@ def _failed(api: Api, name: str) -> dict[str, Any] | None:
 
 def test_who_may_not_list_mtgpupods_decides_for_all_other_pods(cluster: Cluster) -> None:
     server = cluster.start(first=FORBIDDEN)
-    cluster.ready(server)
+    cluster.decides(server)
     cluster.register(server)
     cluster.submit("p")
     cluster.bind("p")
@@ -188,21 +189,22 @@ def test_who_may_not_list_mtgpupods_decides_for_all_other_pods(cluster: Cluster)
 
 def test_one_of_two_replicas_decides_and_the_other_takes_over(cluster: Cluster) -> None:
     first = cluster.start()
-    cluster.ready(first)
+    cluster.decides(first)
     second = cluster.start()
-    until(lambda: b"another replica leads" in cluster.ask(second, "/readyz")[1])
-    assert cluster.ask(second, "/healthz")[0] == 200
+    until(lambda: b"another replica leads" in cluster.ask(second, "/leads")[1])
+    assert {cluster.ask(second, probe)[0] for probe in ("/healthz", "/readyz")} == {200}
+    assert cluster.ask(second, "/leads")[0] == 503
     pod = cluster.submit("p")
     assert b'"NodeNames":["n1"]' in cluster.ask(second, "/filter", {"Pod": pod, "NodeNames": ["n1"]})[1]
     first.terminate()
-    cluster.ready(second)
+    cluster.decides(second)
     cluster.submit("forced", node="n1")
     assert until(lambda: cluster.card("forced")) == "0"
 
 
 def test_each_side_is_served_on_its_own_address_only(cluster: Cluster, tmp_path: Path) -> None:
     server = cluster.start("--no-leader-elect", "--self-signed-dir", str(tmp_path / "tls"))
-    cluster.ready(server)
+    cluster.decides(server)
     assert cluster.ask(server, "/bind-admission", {})[0] == 404
     with Client(server.ports[0], tmp_path / "tls" / "ca.crt") as https:
         https.send(b"{}", "/bind")
@@ -237,7 +239,7 @@ def test_what_it_has_learnt_orders_the_nodes_and_chooses_the_cards(cluster: Clus
 
     server = cluster.start("--node-policy", "fragmentation", "--card-policy", "fragmentation")
     cluster.register(server)
-    cluster.ready(server)
+    cluster.decides(server)
     status, answer = cluster.ask(server, "/prioritize", {"Pod": new, "NodeNames": ["n2", "n1"]})
     assert (status, json.loads(answer)) == (200, [{"Host": "n2", "Score": 0}, {"Host": "n1", "Score": 10}])
     cluster.bind("new")
@@ -253,7 +255,7 @@ def test_cards_are_cut_for_a_pod_that_waits_and_the_configmap_is_kept(cluster: C
     del raw["metadata"]["uid"]
     pod = cluster.api.create(PODS, raw)
     server = cluster.start()
-    cluster.ready(server)
+    cluster.decides(server)
     answer = json.loads(cluster.ask(server, "/filter", {"Pod": pod, "NodeNames": ["n1"]})[1])
     assert answer["FailedNodes"] == {"n1": "its cards are cut anew for it"}
     until(lambda: _data(cluster.api, maps).get("n1"))
@@ -264,7 +266,7 @@ def test_cards_are_cut_for_a_pod_that_waits_and_the_configmap_is_kept(cluster: C
     server.terminate()
     assert server.join() == 0
     cluster.api.delete(f"{maps}/mps-configmap")
-    cluster.ready(cluster.start())
+    cluster.decides(cluster.start())
     until(lambda: _data(cluster.api, maps).get("n1"))
 
 
