@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 
 from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.kube.leader import LABEL
 
 log = logging.getLogger(__name__)
 
-LABEL = "mgpu.io/leads"
 REPLICAS = "app.kubernetes.io/name=mgpu,app.kubernetes.io/component=scheduler"
 _ROUND_SECONDS = 0.2
 _RETRY_SECONDS = 2.0

@@ -17,6 +17,8 @@ from mgpu.version import VERSION, own_version
 log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 15
+LABEL = "mgpu.io/leads"
+"""Of the pod whose process leads, with the value `true`."""
 _FENCE_SECONDS = 10.0
 """Without a renewal for so long a leader stops acting: what it began has 5 s to land before anybody else may lead."""
 _ROUND_SECONDS = 2.0

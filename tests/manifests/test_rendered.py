@@ -12,11 +12,12 @@ import yaml
 
 from deviceplugin import toolkit
 from mgpu.cli.setup import read_settings
+from mgpu.kube.leader import LABEL
 from mgpu.settings import Settings
 from playground.apiserver.kinds import BUILT_IN
 from playground.apiserver.schema import decode
 from playground.cluster import MANAGED
-from scheduler.leading import LABEL, REPLICAS
+from scheduler.leading import REPLICAS
 from tests.manifests.rendered import (
     COMPONENTS,
     FOLDERS,

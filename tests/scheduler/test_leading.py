@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.kube import ApiError, Unreachable
-from scheduler.leading import LABEL, LeaderLabel
+from mgpu.kube.leader import LABEL
+from scheduler.leading import LeaderLabel
 
 PATH = "/api/v1/namespaces/mgpu-system/pods"
 OURS = {"app.kubernetes.io/name": "mgpu", "app.kubernetes.io/component": "scheduler"}
@@ -80,7 +81,11 @@ class World:
         client: Any = self.api
         self.api.put(name, uid or 2 * name)
         self.replicas[name] = LeaderLabel(
-            client, "mgpu-system", uid or 2 * name, lambda: "" if self.leader == name else "another leads", lambda: self.now
+            client,
+            "mgpu-system",
+            uid or 2 * name,
+            leads=lambda: "" if self.leader == name else "another leads",
+            clock=lambda: self.now,
         )
 
     def round(self, leader: str = "", later: float = 0.0) -> list[str]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from mgpu.cli.doctor.seen import SCHEDULER, Finding, Level, Raw, Seen, hooks, ready
 from mgpu.cli.plain import listed
 from mgpu.dialects import mtgpu
+from mgpu.kube.leader import LABEL
 from mgpu.model.inventory import DEVICE_API
 from mgpu.version import VERSION, read_agent
 
@@ -12,6 +13,7 @@ DECIDES = "scheduler"
 _DEPLOYMENT = "mgpu-scheduler"
 _PATH = "/bind-admission"
 _NO_ELECTION = "--no-leader-elect"
+_POD_UID = "MGPU_SCHEDULER__PODUID"
 
 
 def installed(seen: Seen) -> Iterator[Finding]:
@@ -44,7 +46,7 @@ def custom_resources(seen: Seen) -> Iterator[Finding]:
 
 def one_decides(seen: Seen) -> Iterator[Finding]:
     """Two would give the same card out twice: each keeps accounts of its own."""
-    found = list(_several(seen)) or list(_none(seen))
+    found = list(_several(seen)) or list(_none(seen)) or list(_led_astray(seen))
     for text, remedy in found:
         yield Finding(DECIDES, Level.FAILED, text, remedy)
     leading = _leading_here(seen)
@@ -64,6 +66,20 @@ def _none(seen: Seen) -> Iterator[tuple[str, str]]:
             yield f"none decides: no replica of Deployment {_DEPLOYMENT} is ready", remedy
         elif _elects(seen) and "leases" not in seen.hidden and not _leading_here(seen):
             yield f"none decides: nobody renews the Lease {_DEPLOYMENT}", f"{remedy}; is the clock right here?"
+
+
+def _led_astray(seen: Seen) -> Iterator[tuple[str, str]]:
+    """Of the Service, which chooses its Pods by a label that the leader sets: nothing is decided wrongly, but late."""
+    if _POD_UID not in {variable["name"] for c in _containers(seen) for variable in c.get("env") or ()}:
+        return
+    # One that ends leads until it has gone.
+    pods = [pod["metadata"] for pod in seen.of_component(SCHEDULER, ending=True)]
+    labelled = sorted(meta["name"] for meta in pods if meta["labels"].get(LABEL) == "true")
+    remedy = f"its leader sees to that every few seconds: kubectl -n {seen.namespace} logs deployment/{_DEPLOYMENT}"
+    if len(labelled) > 1:
+        yield f"the Service leads to {listed(labelled)}: bindings that reach one that does not lead wait", remedy
+    elif not labelled and "pods" not in seen.hidden:
+        yield f"the Service leads nowhere: no Pod has the label {LABEL}, and all bindings are decided late", remedy
 
 
 def _leading_here(seen: Seen) -> list[Raw]:
@@ -87,8 +103,6 @@ def _several(seen: Seen) -> Iterator[tuple[str, str]]:
     elif not _elects(seen) and max(replicas, len(up)) > 1:
         text = f"two schedulers decide: leader election is off, and there are {max(replicas, len(up))} replicas"
         yield text, "take scheduler.leaderElect: false (--no-leader-elect) out, or scale to one replica"
-    elif len(up) > 1:
-        yield f"two schedulers decide: {listed(up)} are ready, which only the leader is", "delete one of these Pods"
 
 
 def _decides(hook: Raw) -> bool:
@@ -97,11 +111,14 @@ def _decides(hook: Raw) -> bool:
     return path.endswith(_PATH)
 
 
-def _elects(seen: Seen) -> bool:
+def _containers(seen: Seen) -> list[Raw]:
+    """Of the Deployment. Beside a kube-scheduler the process is a sidecar."""
     pod = (((seen.workloads.get(_DEPLOYMENT) or {}).get("spec") or {}).get("template") or {}).get("spec") or {}
-    # Beside a kube-scheduler the process is a sidecar.
-    containers = (*(pod.get("initContainers") or ()), *(pod.get("containers") or ()))
-    arguments = [word for c in containers for word in (*(c.get("command") or ()), *(c.get("args") or ()))]
+    return [*(pod.get("initContainers") or ()), *(pod.get("containers") or ())]
+
+
+def _elects(seen: Seen) -> bool:
+    arguments = [word for c in _containers(seen) for word in (*(c.get("command") or ()), *(c.get("args") or ()))]
     return seen.settings.scheduler.leader_elect and _NO_ELECTION not in arguments
 
 

@@ -85,12 +85,12 @@ class Seen:
     workloads: Mapping[str, Raw] = field(default_factory=dict)
     hidden: Mapping[str, str] = field(default_factory=dict)
 
-    def of_component(self, name: str) -> Iterator[Raw]:
-        """The Pods of a part of the suite, but for those that end."""
+    def of_component(self, name: str, *, ending: bool = False) -> Iterator[Raw]:
+        """The Pods of a part of the suite; ending: those too that end."""
         for pod in self.pods:
             meta = pod["metadata"]
             mine = meta.get("namespace") == self.namespace and (meta.get("labels") or {}).get(COMPONENT) == name
-            if mine and not meta.get("deletionTimestamp"):
+            if mine and (ending or not meta.get("deletionTimestamp")):
                 yield pod
 
     def leading(self) -> Iterator[Raw]:

@@ -14,7 +14,7 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 
 from deviceplugin.offers import as_ids, in_status
 from mgpu.kube import Api
-from mgpu.kube.leader import Leader
+from mgpu.kube.leader import LABEL, Leader
 from mgpu.kube.secrets import SecretStore
 from mgpu.model.inventory import DEVICE_API, write_device
 from mgpu.model.pods import read_node
@@ -99,8 +99,9 @@ class Installation:
             self.workload("deployments", "Deployment", name, 2)
         self.workload("daemonsets", "DaemonSet", "mgpu-deviceplugin")
         Leader(api, SYSTEM, "mgpu-scheduler", "mgpu-scheduler-a").round()
-        self.pod("mgpu-scheduler-a", "scheduler", "n1")
-        self.pod("mgpu-scheduler-b", "scheduler", "n2", ready=False)
+        for name, on in (("mgpu-scheduler-a", "n1"), ("mgpu-scheduler-b", "n2")):
+            self.pod(name, "scheduler", on)
+        self.leads("mgpu-scheduler-a")
         for name in ("n1", "n2"):
             self.node(name)
             self.pod(f"mgpu-deviceplugin-{name}", "deviceplugin", name)
@@ -115,11 +116,13 @@ class Installation:
 
     def workload(self, plural: str, kind: str, name: str, replicas: int = 0, *arguments: str) -> None:
         labels = {"app": name}
+        uid = {"name": "MGPU_SCHEDULER__PODUID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
+        env = [uid] if name == "mgpu-scheduler" else []
         spec: dict[str, Any] = {
             "selector": {"matchLabels": labels},
             "template": {
                 "metadata": {"labels": labels},
-                "spec": {"containers": [{"name": "c", "image": "mgpu", "args": list(arguments)}]},
+                "spec": {"containers": [{"name": "c", "image": "mgpu", "args": list(arguments), "env": env}]},
             },
             **({"replicas": replicas} if replicas else {}),
         }
@@ -134,6 +137,10 @@ class Installation:
         made = self.api.create(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
         row = {"type": "Ready", "status": "True" if ready else "False"}
         self.api.replace(f"{PODS}/{name}/status", {**made, "status": {"phase": "Running", "conditions": [row]}})
+
+    def leads(self, pod: str, value: str | None = "true") -> None:
+        """What the Service is told by the Pod's label."""
+        self.api.patch(f"{PODS}/{pod}", {"metadata": {"labels": {LABEL: value}}})
 
     def node(self, name: str, *, gpus: int = 2) -> None:
         own, settings = cards(gpus, node=name), load_settings()

@@ -223,8 +223,12 @@ def not_elected_in_a_sidecar(world: World) -> None:
     world.api.replace(path, found)
 
 
-def two_are_ready(world: World) -> None:
-    world.installed.pod("mgpu-scheduler-c", "scheduler", "n2")
+def led_to_a_follower_too(world: World) -> None:
+    world.installed.leads("mgpu-scheduler-b")
+
+
+def led_nowhere(world: World) -> None:
+    world.installed.leads("mgpu-scheduler-a", None)
 
 
 def no_cdi(world: World) -> None:
@@ -274,7 +278,8 @@ FAULTS: dict[Callable[[World], None], tuple[str, str]] = {
     answered_twice: ("scheduler", "two schedulers decide: mgpu-scheduler, mgpu-scheduler-2 both answer bindings"),
     not_elected: ("scheduler", "two schedulers decide: leader election is off, and there are 2 replicas"),
     not_elected_in_a_sidecar: ("scheduler", "two schedulers decide: leader election is off, and there are 2 replicas"),
-    two_are_ready: ("scheduler", "two schedulers decide: mgpu-scheduler-a, mgpu-scheduler-c are ready"),
+    led_to_a_follower_too: ("scheduler", "the Service leads to mgpu-scheduler-a, mgpu-scheduler-b: bindings"),
+    led_nowhere: ("scheduler", "the Service leads nowhere: no Pod has the label mgpu.io/leads"),
     nobody_leads: ("scheduler", "none decides: nobody renews the Lease mgpu-scheduler"),
     no_configuration: ("webhook", "there is no validatingwebhookconfiguration mgpu-webhook"),
     no_cdi: ("cdi", "the container runtime of n1 has CDI off"),
