@@ -26,6 +26,8 @@ class _Open:
     def ready(self) -> str:
         return ""
 
+    leads = ready
+
     def may_answer(self) -> None:
         """Always."""
 

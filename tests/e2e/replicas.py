@@ -1,4 +1,4 @@
-"""Two schedulers of which one leads, behind what a Service is in a cluster: connections go to the one that leads."""
+"""Two schedulers of which one leads, behind what a Service is in a cluster: who is labelled is connected to."""
 
 import contextlib
 import os
@@ -11,12 +11,15 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from mgpu.kube import Api
+from mgpu.kube.leader import LABEL
 from playground.cluster import Cluster
 from playground.ports import free_port
 from playground.processes import Process, until
 
+PODS = "/api/v1/namespaces/mgpu-system/pods"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/mgpu-system/leases/mgpu-scheduler"
 
 
@@ -29,11 +32,18 @@ class Replica:
         self.ports = {flag: free_port() for flag in command if flag.endswith("-port")}
         for flag, port in self.ports.items():
             command[command.index(flag) + 1] = str(port)
-        self.process = Process(name, command, cluster.logs / f"{name}.log", one.environ)
+        self.name, self._api = name, cluster.api
+        uid = cluster.api.create(PODS, _pod(name))["metadata"]["uid"]
+        environ = {**one.environ, "MGPU_SCHEDULER__PODUID": uid}
+        self.process = Process(name, command, cluster.logs / f"{name}.log", environ)
 
     @property
     def leads(self) -> bool:
         return self.process.running and self._says("leads")
+
+    @property
+    def labelled(self) -> bool:
+        return LABEL in self._api.get(f"{PODS}/{self.name}")["metadata"]["labels"]
 
     @property
     def up(self) -> bool:
@@ -47,6 +57,13 @@ class Replica:
             return False
 
 
+def _pod(name: str) -> dict[str, Any]:
+    """In whose place the process runs; nobody schedules it."""
+    labels = {"app.kubernetes.io/name": "mgpu", "app.kubernetes.io/component": "scheduler"}
+    spec = {"schedulerName": "nobody", "containers": [{"name": "c", "image": "mgpu"}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
+
+
 class Replicas:
     """Both in place of the cluster's scheduler, for the length of `replicated`."""
 
@@ -54,11 +71,15 @@ class Replicas:
         self._api: Api = cluster.api
         self.all = [Replica(cluster, f"scheduler-{i}") for i in range(2)]
 
+    def reached(self) -> list[Replica]:
+        return [replica for replica in self.all if replica.process.running and replica.labelled]
+
     def leading(self) -> list[Replica]:
         return [replica for replica in self.all if replica.leads]
 
     def leader(self) -> Replica:
-        until("a replica leads", lambda: bool(self.leading()), 60)
+        """Once it is the one that is labelled."""
+        until("a replica leads", lambda: bool(self.leading()) and self.reached() == self.leading(), 60)
         return self.leading()[0]
 
     def kill_leader(self) -> None:
@@ -77,12 +98,14 @@ def replicated(cluster: Cluster) -> Iterator[Replicas]:
     with ExitStack() as stack:
         stack.callback(cluster.restart, "scheduler")
         for replica in made.all:
+            stack.callback(cluster.api.delete, f"{PODS}/{replica.name}")
+        for replica in made.all:
             stack.callback(replica.process.stop)
             replica.process.start()
         for replica in made.all:
             replica.process.wait("up", lambda replica=replica: replica.up, 60)  # type: ignore[misc]
         for flag, port in at.items():
-            stack.enter_context(_service(port, lambda flag=flag: [r.ports[flag] for r in made.leading()]))  # type: ignore[misc]
+            stack.enter_context(_service(port, lambda flag=flag: [r.ports[flag] for r in made.reached()]))  # type: ignore[misc]
         made.leader()
         yield made
 

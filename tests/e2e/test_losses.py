@@ -105,5 +105,6 @@ def test_the_follower_takes_over_from_a_leader_that_is_killed(bench: Bench) -> N
         mixed.create_all([(replicas.kill_leader, replicas.leader)])
         assert mixed.settle() == set()
         assert replicas.leader() is not first
+        assert not first.labelled
         mixed.check()
         mixed.clear()

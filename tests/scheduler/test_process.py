@@ -36,6 +36,7 @@ PODS = "/api/v1/namespaces/default/pods"
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 CLOSE = {"Connection": "close"}
 INDEX = "vke.volcengine.com/gpu-index-container-c"
+REPLICAS = "/api/v1/namespaces/mgpu-system/pods"
 LEADER = "/apis/coordination.k8s.io/v1/namespaces/mgpu-system/leases/mgpu-scheduler"
 
 
@@ -50,6 +51,16 @@ class Cluster:
         server = Server("-c", first + RUN, "scheduler", *fixed, "--extender-port", "0", *options, addresses=2)
         self.schedulers.append(server)
         return server
+
+    def start_in_pod(self, name: str) -> Server:
+        labels = {"app.kubernetes.io/name": "mgpu", "app.kubernetes.io/component": "scheduler"}
+        meta, spec = {"name": name, "labels": labels}, {"containers": [{"name": "c", "image": "mgpu"}]}
+        pod = self.api.create(REPLICAS, {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+        uid = pod["metadata"]["uid"]
+        return self.start(first=f"import os; os.environ['MGPU_SCHEDULER__PODUID'] = '{uid}'\n")
+
+    def labelled(self) -> list[str]:
+        return [pod["metadata"]["name"] for pod in self.api.list(REPLICAS, labelSelector="mgpu.io/leads=true")[0]]
 
     def ask(self, server: Server, path: str, body: Any = None) -> tuple[int, bytes]:
         """The extender's side of a scheduler."""
@@ -188,9 +199,10 @@ def test_who_may_not_list_mtgpupods_decides_for_all_other_pods(cluster: Cluster)
 
 
 def test_one_of_two_replicas_decides_and_the_other_takes_over(cluster: Cluster) -> None:
-    first = cluster.start()
+    first = cluster.start_in_pod("first")
     cluster.decides(first)
-    second = cluster.start()
+    until(lambda: cluster.labelled() == ["first"])
+    second = cluster.start_in_pod("second")
     until(lambda: b"another replica leads" in cluster.ask(second, "/leads")[1])
     assert {cluster.ask(second, probe)[0] for probe in ("/healthz", "/readyz")} == {200}
     assert cluster.ask(second, "/leads")[0] == 503
@@ -198,6 +210,7 @@ def test_one_of_two_replicas_decides_and_the_other_takes_over(cluster: Cluster) 
     assert b'"NodeNames":["n1"]' in cluster.ask(second, "/filter", {"Pod": pod, "NodeNames": ["n1"]})[1]
     first.terminate()
     cluster.decides(second)
+    until(lambda: cluster.labelled() == ["second"])
     cluster.submit("forced", node="n1")
     assert until(lambda: cluster.card("forced")) == "0"
 
