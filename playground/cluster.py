@@ -66,7 +66,7 @@ _NAMESPACE = "mgpu-system"
 OURS = tuple(f"system:serviceaccount:{_NAMESPACE}:mgpu-{name}" for name in ("webhook", "scheduler", "deviceplugin"))
 """The users whom the three processes are, by their service accounts."""
 _WEIGHT = 5
-_START_SECONDS = 60.0
+_START_SECONDS = 120.0
 
 
 class Cluster:

@@ -24,7 +24,7 @@ _COLLECTIONS = {
     "MutatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
     "ValidatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
 }
-_SERVED_SECONDS = 20.0
+_SERVED_SECONDS = 60.0
 
 
 def install(api: Api, ports: Mapping[str, int]) -> None:
