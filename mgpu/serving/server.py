@@ -232,8 +232,10 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
             self._open[conn.server].discard(conn)
 
         if graceful and conn.sock.fileno() >= 0:
-            conn.sock.setblocking(True)
-            self._aside.submit(close_graceful, conn.sock).add_done_callback(closed)
+            patient = conn.sock
+            # A plain one: who has his answer is nobody that was waited for in vain.
+            ending = socket.socket(patient.family, patient.type, patient.proto, patient.detach())
+            self._aside.submit(close_graceful, ending).add_done_callback(closed)
         else:
             close(conn.sock)
             closed()

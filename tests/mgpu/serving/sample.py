@@ -2,9 +2,10 @@
 
 Three addresses: TLS, plain, and another app over TLS for clients whose certificate the server's own CA has signed.
 With PORT two, both plain and of this port: 127.0.0.1, and 127.0.0.2 for the other app.
-Impatient: the three, with little time and room for clients.
+Impatient: the three, with little time and room for clients; it says whom it has hung up on.
 """
 
+import logging
 import resource
 import sys
 import time
@@ -65,6 +66,11 @@ def impatient(directory: Path) -> None:
     patience.PATIENCE_SECONDS = 1.0
     server.CONNECTIONS = 80
     resource.setrlimit(resource.RLIMIT_NOFILE, (50, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    said = logging.StreamHandler(sys.stdout)
+    said.setFormatter(logging.Formatter("not waited for: %(client)s"))
+    log = logging.getLogger(patience.__name__)
+    log.addHandler(said)
+    log.setLevel(logging.INFO)
     main(directory)
 
 

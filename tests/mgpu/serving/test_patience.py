@@ -6,7 +6,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from http.client import HTTPException
 from pathlib import Path
@@ -144,6 +144,19 @@ def test_who_does_not_finish_is_hung_up_on(impatient: Server, ca: Path) -> None:
 
     with ThreadPoolExecutor(len(HALVES)) as pool:
         assert dict(zip(HALVES, pool.map(is_hung_up_on, HALVES), strict=True)) == dict.fromkeys(HALVES, True)
+
+
+def test_who_has_his_answer_and_stays_is_not_said_to_have_been_waited_for(ca: Path, held: ExitStack) -> None:
+    server = held.enter_context(contextmanager(serving)(ca, "impatient"))  # no other test's clients
+    answered = held.enter_context(Client(server.ports[1]))
+    assert answered.ask(review({"a": 1}, name="later"), "/review")[0] == 503
+    told = ""
+    for _ in range(3):  # a second each; gunicorn lingers for two
+        half = held.enter_context(Client(server.ports[1])).wire
+        half.sendall(HALF_A_LINE)
+        while str(half.getsockname()) not in told:
+            told += server.wait_for(b"not waited for: ").decode()
+    assert str(answered.wire.getsockname()) not in told
 
 
 def test_who_does_not_read_his_answer_holds_a_thread_for_a_while(impatient: Server, ca: Path, held: ExitStack) -> None:
