@@ -13,8 +13,11 @@ _WHO = "-o custom-columns=POD:.metadata.name,SCHEDULER:.spec.schedulerName,NODE:
 
 
 def given_out(seen: Seen) -> Iterator[Finding]:
-    """Whoever decides beside mgpu by accounts of his own, and binds as he likes: he gives out what is taken."""
-    if {"nodes", "pods"} & seen.hidden.keys():
+    """Whoever decides beside mgpu by accounts of his own, and binds as he likes: he gives out what is taken.
+
+    Without the Devices no card is known, and every record would seem to name one that is not there.
+    """
+    if {"nodes", "pods", "devices"} & seen.hidden.keys():
         return
     twice = [
         f"card {card.state.card.index} of {node.name} ({text})"
