@@ -47,7 +47,7 @@ def both() -> tuple[Client, Client]:
 
 
 @given(st.sampled_from(EXTENDER), ARGUMENTS | JSON)
-@examples(300)
+@examples(150)
 def test_property_the_extender_answers(both: tuple[Client, Client], path: str, arguments: Any) -> None:
     reply = both[1].post(path, data=orjson.dumps(arguments), content_type="application/json")
     assert reply.status_code in (200, 400, 422, 503), reply.text
@@ -55,7 +55,7 @@ def test_property_the_extender_answers(both: tuple[Client, Client], path: str, a
 
 
 @given(obj=BINDINGS | JSON, name=st.sampled_from(["", "p"]) | JSON, dry=st.booleans())
-@examples(200)
+@examples(100)
 def test_property_the_binding_s_admission_answers(
     both: tuple[Client, Client], obj: Any, name: Any, *, dry: bool
 ) -> None:

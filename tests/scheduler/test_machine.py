@@ -258,4 +258,4 @@ class Cluster(RuleBasedStateMachine):
 
 
 TestCluster = Cluster.TestCase
-TestCluster.settings = examples(60)
+TestCluster.settings = examples(45)

@@ -68,7 +68,7 @@ OBJECTS = JSON | PARTS | st.builds(lambda good, parts: {**good, **parts}, PODS, 
 
 
 @given(PODS)
-@examples(300)
+@examples(150)
 def test_property_mutating_twice_is_mutating_once(raw: dict[str, Any]) -> None:
     once = patched(raw, mutate(raw, SETTINGS).patch)
     again = mutate(once, SETTINGS)
@@ -77,14 +77,14 @@ def test_property_mutating_twice_is_mutating_once(raw: dict[str, Any]) -> None:
 
 
 @given(PODS)
-@examples(300)
+@examples(150)
 def test_property_mutating_changes_no_verdict(raw: dict[str, Any]) -> None:
     once = patched(raw, mutate(raw, SETTINGS).patch)
     assert len(validate_create(raw, SETTINGS)) == len(validate_create(once, SETTINGS))
 
 
 @given(PODS, PODS)
-@examples(200)
+@examples(100)
 def test_property_an_update_that_changes_no_annotation_is_never_refused(old: Any, new: Any) -> None:
     new = {**new, "metadata": old["metadata"]}
     assert validate_update(new, old, "alice", SETTINGS) == []
@@ -98,7 +98,7 @@ def test_property_an_update_that_changes_no_annotation_is_never_refused(old: Any
     st.sampled_from(["CREATE", "UPDATE", "DELETE"]),
 )
 @example("/validate", ("MtgpuPod", "mtgpupods"), {"metadata": True}, None, "CREATE")
-@examples(300)
+@examples(150)
 def test_property_any_object_gets_an_answer(
     path: str, names: tuple[str, str], obj: Any, old: Any, operation: str
 ) -> None:
@@ -110,7 +110,7 @@ def test_property_any_object_gets_an_answer(
 
 
 @given(st.sampled_from(["/mutate", "/validate"]), JSON.map(orjson.dumps) | st.binary(max_size=200))
-@examples(300)
+@examples(150)
 def test_property_any_body_gets_an_answer(path: str, body: bytes) -> None:
     answer = CLIENT.post(path, data=body, content_type="application/json")
     assert answer.status_code in (200, 400)

@@ -101,7 +101,7 @@ def check(nodes: Sequence[tuple[CardState, ...]], ask: Ask, settings: Settings) 
 
 
 @given(st.lists(cards(), min_size=1, max_size=6), asks(), policies)
-@examples(400)
+@examples(250)
 def test_property_arrays_say_what_the_engine_says(
     nodes: list[tuple[CardState, ...]], ask: Ask, settings: Settings
 ) -> None:
