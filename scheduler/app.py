@@ -8,6 +8,7 @@ All must be one process, since they share the reservations, and gunicorn serves 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from flask import Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
@@ -51,6 +52,7 @@ def listeners(
     verbs = Extender(filter_, decider, preemption, api, gate)
     extender = make_extender_app(verbs)
     gpushare_routes(extender, verbs, state, settings, gate)
+    extender.after_request(lambda response: _closing(response, gate))
     metrics, web = new_app(), make_web_app(make_board(state, settings, mtgpupods), gate, own.web_host)
     present = CollectorRegistry()
     if cluster is not None:
@@ -66,3 +68,12 @@ def listeners(
         *([Listen(own.metrics_host, own.metrics_port, metrics.wsgi_app, tls=False)] if own.metrics_port >= 0 else []),
         *([Listen(own.web_host, own.web_port, web.wsgi_app, tls=False)] if own.web_port >= 0 else []),
     ]
+
+
+def _closing(response: Response, gate: Gate) -> Response:
+    """Of a replica that does not lead. A connection that is kept alive would never go where the Service leads now: the
+    pods that wait for slices are known only to who was asked about them.
+    """
+    if gate.leads():
+        response.headers["Connection"] = "close"
+    return response

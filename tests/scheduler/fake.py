@@ -11,6 +11,7 @@ import jsonpatch
 from werkzeug.test import Client
 
 from mgpu.kube import ApiError, Unreachable
+from mgpu.model.errors import RetryLater
 from mgpu.model.inventory import write_device
 from mgpu.model.ledger import Minor
 from mgpu.model.pods import Node
@@ -254,6 +255,10 @@ class Replica:
         return ""
 
     def leads(self) -> str:
+        try:
+            self.leading()
+        except RetryLater as error:
+            return str(error)
         return ""
 
     def may_answer(self) -> None:

@@ -156,12 +156,21 @@ def test_a_bind_repeated_after_a_lost_answer_keeps_the_cards(replica: Replica, c
     assert replica.cards_held() == {"p": [(0, 500)]}
 
 
+def not_leading() -> None:
+    raise RetryLater("another replica leads")
+
+
+def test_a_replica_that_leads_no_more_sends_its_callers_to_the_service_again(replica: Replica, client: Client) -> None:
+    body = {"Pod": b.share("p"), "NodeNames": ["n1"]}
+    assert "Connection" not in client.post("/filter", json=body).headers
+    replica.leading = not_leading
+    reply = client.post("/filter", json=body)
+    assert (reply.status_code, reply.headers["Connection"]) == (200, "close")
+
+
 def test_a_replica_that_does_not_lead_leaves_the_decision_to_the_admission(replica: Replica, client: Client) -> None:
     leader = Replica(replica.api)
     replica.api.admit = admitted(leader)
-
-    def not_leading() -> None:
-        raise RetryLater("another replica leads")
 
     replica.leading = not_leading
     replica.api.put("pods", b.share("p"))
