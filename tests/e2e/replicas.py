@@ -79,8 +79,14 @@ class Replicas:
 
     def leader(self) -> Replica:
         """Once it is the one that is labelled."""
-        until("a replica leads", lambda: bool(self.leading()) and self.reached() == self.leading(), 60)
-        return self.leading()[0]
+        found: list[Replica] = []
+
+        def one_leads() -> bool:
+            found[:] = self.leading()
+            return bool(found) and self.reached() == found
+
+        until("a replica leads", one_leads, 60)
+        return found[0]
 
     def kill_leader(self) -> None:
         """Its lease is cut short, so that nobody waits 15 s for what the clock alone does."""
