@@ -53,21 +53,22 @@ def page(cluster: Cluster) -> Iterator[Page]:
         browser = driver.chromium.launch(executable_path=found, args=root)
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.set_default_timeout(SECONDS)
+        expect.set_options(timeout=SECONDS)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
         page.goto(cluster.page_url)
-        expect(page.locator("#status")).to_have_text("live", timeout=SECONDS)
+        expect(page.locator("#status")).to_have_text("live")
         yield page
         browser.close()
     assert complaints == []
 
 
 def sees(page: Page, selector: str, text: str) -> None:
-    expect(page.locator(selector).first).to_contain_text(text, timeout=SECONDS)
+    expect(page.locator(selector).first).to_contain_text(text)
 
 
 def count(page: Page, selector: str, number: int) -> None:
-    expect(page.locator(selector)).to_have_count(number, timeout=SECONDS)
+    expect(page.locator(selector)).to_have_count(number)
 
 
 def test_a_pod_appears_by_itself_is_found_and_opened(page: Page, bench: Bench) -> None:
@@ -127,10 +128,10 @@ def test_who_closes_a_card_is_where_he_was_though_the_node_has_changed(page: Pag
     bench.create(share("ends"))
     node, card = bench.runs("ends").spec.node_name, bench.cards("ends")["c"][0]
     tile = page.locator(TILE.format(node, card))
-    expect(tile).to_contain_text("ends", timeout=SECONDS)
+    expect(tile).to_contain_text("ends")
     tile.click()
     bench.delete("ends")
-    expect(tile).to_contain_text("idle", timeout=SECONDS)
+    expect(tile).to_contain_text("idle")
     page.keyboard.press("Escape")
     expect(page.locator(f"{TILE.format(node, card)}:focus")).to_have_count(1)
 
@@ -138,11 +139,11 @@ def test_who_closes_a_card_is_where_he_was_though_the_node_has_changed(page: Pag
 def test_a_pod_that_fits_nowhere_waits_with_the_reason(page: Page, bench: Bench) -> None:
     bench.create(share("too-large", core=30, mib=900 * 1024))
     row = page.locator('#pods > li[data-pod="default/too-large"]')
-    expect(row).to_contain_text("c: 30% and 900.0 GiB of one card", timeout=SECONDS)
+    expect(row).to_contain_text("c: 30% and 900.0 GiB of one card")
     expect(row).to_contain_text("Its share is free on 0 of 2 nodes.")
     expect(row.locator(".reasons")).to_contain_text("short")
     bench.delete("too-large")
-    expect(row).to_have_count(0, timeout=SECONDS)
+    expect(row).to_have_count(0)
 
 
 def test_who_reads_the_reasons_with_the_keyboard_keeps_his_place(page: Page) -> None:
@@ -155,12 +156,12 @@ def test_it_says_that_nobody_answers_and_goes_on_by_itself(page: Page, cluster: 
     other = browser.new_page()
     other.goto(cluster.page_url)
     status = other.locator("#status")
-    expect(status).to_have_text("live", timeout=SECONDS)
+    expect(status).to_have_text("live")
     other.route("**/api/cluster*", lambda route: route.abort())
-    expect(status).to_contain_text("no answer; does the port-forward still run?", timeout=SECONDS)
+    expect(status).to_contain_text("no answer; does the port-forward still run?")
     expect(status).to_contain_text("not up to date since")
     other.unroute("**/api/cluster*")
-    expect(status).to_have_text("live", timeout=SECONDS)
+    expect(status).to_have_text("live")
     other.close()
 
 
@@ -198,7 +199,7 @@ def test_what_comes_from_the_cluster_is_text_whatever_it_says(page: Page, cluste
     other.route("**/api/cluster*", lambda route: route.fulfill(json=spoil(route.fetch().json())))
     other.goto(cluster.page_url)
     name = other.locator("section .name").first
-    expect(name).to_contain_text("node-1", timeout=SECONDS)
+    expect(name).to_contain_text("node-1")
     expect(name).to_contain_text("onerror")
     assert other.evaluate("document.querySelector('section .name').offsetWidth") > 100
     assert other.evaluate("[document.images.length, document.title]") == [0, "mgpu: cards"]
