@@ -35,15 +35,15 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.option("-n", "--namespace", default=NAMESPACE, show_default=True, help="Where the suite is installed.")
-@click.option("--try-in", default="default", show_default=True, help="Namespace of the Pod that is tried (a dry run).")
+@click.option("--try-in", default="default", show_default=True, help="Namespace of what is tried (dry runs).")
 @connecting
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(namespace: str, try_in: str, kubeconfig: str, context: str, config: Path | None, output: str) -> None:
     """Check an installation: one line for each finding, and what to do.
 
-    Nothing is written: a Pod that must be denied is created as a dry run, all else is read. What you may not read is
-    said, and not taken for a fault. Exit code 1 where a check failed, or the cluster does not answer.
+    Nothing is written: a Pod and a Binding that must be denied are created as dry runs, all else is read. What you may
+    not read is said, and not taken for a fault. Exit code 1 where a check failed, or the cluster does not answer.
     """
     if try_in == namespace:
         text = f"must be another namespace than {namespace}, which the suite's webhooks leave alone"
