@@ -16,8 +16,8 @@ from mgpu.cli.terminal import Terminal
 from mgpu.cli.views import NodeView
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api, ApiError
-from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
 from tests.builders import GIB, mtgpupod, node, pod, share
+from tests.mgpu.cli.served import served
 
 CRDS = Path(__file__).parents[3] / "manifests" / "crds"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -26,12 +26,8 @@ GPUSHARE = {"aliyun.com/gpu-mem": "32", "aliyun.com/gpu-count": "2"}
 
 @pytest.fixture(scope="module")
 def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("api")
-    tls = self_signed(folder)
-    with running(ApiServer(tokens={"admin": User("admin", ("system:masters",))}), tls=tls) as url:
-        write_kubeconfig(folder / "kubeconfig", url, Path(tls[0]).read_bytes(), "admin")
-        fill(Api.connect(str(folder / "kubeconfig")))
-        yield str(folder / "kubeconfig")
+    with served(tmp_path_factory.mktemp("api"), fill) as kubeconfig:
+        yield kubeconfig
 
 
 def fill(api: Api) -> None:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -18,9 +17,9 @@ from mgpu.cli.plain import one_line, plain
 from mgpu.cli.terminal import Terminal
 from mgpu.kube import Api
 from mgpu.version import AGENT
-from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
 from tests.builders import share
 from tests.mgpu.cli.installation import Installation
+from tests.mgpu.cli.served import served
 from tests.scheduler.explained_cluster import MTGPUPODS, PODS, fill
 
 EVIL = "[red]x[/nope] :boom: \x1b]0;title\x07\x1b[2J\x9b2J\u202e\r\x7f\nok a further line"
@@ -51,15 +50,8 @@ def harmless(text: str) -> bool:
 @pytest.fixture(scope="module")
 def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A cluster in which whatever can hold any text does."""
-    folder = tmp_path_factory.mktemp("api")
-    tls = self_signed(folder)
-    with running(ApiServer(tokens={"admin": User("admin", ("system:masters",))}), tls=tls) as url:
-        write_kubeconfig(folder / "kubeconfig", url, Path(tls[0]).read_bytes(), "admin")
-        api = Api.connect(str(folder / "kubeconfig"))
-        fill(api)
-        spoil(api)
-        api.close()
-        yield str(folder / "kubeconfig")
+    with served(tmp_path_factory.mktemp("api"), fill, spoil) as kubeconfig:
+        yield kubeconfig
 
 
 def spoil(api: Api) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -14,14 +13,13 @@ from mgpu.cli.main import main
 from mgpu.cli.overview import Overview, overview
 from mgpu.cli.top import free_line
 from mgpu.cli.views import CardView, NodeView
-from mgpu.kube import Api
 from mgpu.model.cards import CardState
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import read_node
 from mgpu.model.slices import MIG
 from mgpu.settings import load_settings
-from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
 from tests.builders import GIB, card, cards, container, node, pod, share
+from tests.mgpu.cli.served import served
 from tests.scheduler.explained_cluster import fill
 
 RECORD = "vke.volcengine.com/gpu-index-container-c"
@@ -101,14 +99,8 @@ def test_sorted_as_asked(sort: str, first: str) -> None:
 
 @pytest.fixture(scope="module")
 def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("api")
-    tls = self_signed(folder)
-    with running(ApiServer(tokens={"admin": User("admin", ("system:masters",))}), tls=tls) as url:
-        write_kubeconfig(folder / "kubeconfig", url, Path(tls[0]).read_bytes(), "admin")
-        api = Api.connect(str(folder / "kubeconfig"))
-        fill(api)
-        api.close()
-        yield str(folder / "kubeconfig")
+    with served(tmp_path_factory.mktemp("api"), fill) as kubeconfig:
+        yield kubeconfig
 
 
 def top(kubeconfig: str, *arguments: str) -> Result:

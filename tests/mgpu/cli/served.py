@@ -1,0 +1,21 @@
+"""A playground's API server that commands for people look at."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mgpu.kube import Api
+from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
+
+
+@contextmanager
+def served(folder: Path, *fill: Callable[[Api], object]) -> Iterator[str]:
+    """An administrator's kubeconfig, once the cluster is filled."""
+    tls, kubeconfig = self_signed(folder), folder / "kubeconfig"
+    with running(ApiServer(tokens={"admin": User("admin", ("system:masters",))}), tls=tls) as url:
+        write_kubeconfig(kubeconfig, url, Path(tls[0]).read_bytes(), "admin")
+        api = Api.connect(str(kubeconfig))
+        for step in fill:
+            step(api)
+        api.close()
+        yield str(kubeconfig)
