@@ -40,7 +40,7 @@ class Ports:
         blocks = range(_FIRST, _LAST, BLOCK)
         for first in random.sample(blocks, len(blocks)):
             with contextlib.suppress(OSError):
-                self._owned.append(socket.create_server(("127.0.0.1", first), reuse_port=False))
+                self._owned.append(socket.create_server(("127.0.0.1", first)))
                 return range(first + 1, first + BLOCK)
         raise OSError(f"no {BLOCK} ports in a row are free between {_FIRST} and {_LAST}")
 

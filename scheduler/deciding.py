@@ -11,6 +11,7 @@ from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.asks import Ask, Placement, Rejection
 from mgpu.model.errors import RetryLater
 from mgpu.model.ledger import shares_of
+from mgpu.model.tables import table_at
 from mgpu.settings import Settings
 from scheduler import metrics, stock
 from scheduler.decide import Foresight, assess, record
@@ -57,8 +58,8 @@ class Decider:
 
         Raises BadObject only where it is no pod at all.
         """
-        meta = raw.get("metadata")
-        uid, version = (meta.get("uid"), meta.get("resourceVersion")) if isinstance(meta, dict) else ("", "")
+        meta = table_at(raw, "metadata")
+        uid, version = meta.get("uid"), meta.get("resourceVersion")
         cached = self._state.gpu_pod(uid) if isinstance(uid, str) else None
         return cached if cached and version and cached.version == version else read_gpu_pod(raw, self._settings)
 

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from mgpu.kube import Api, ApiError, Unreachable
@@ -23,7 +23,7 @@ _KILLED = 137
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the workers of one node share. reporting: statuses go out one at a time, as the real status manager's do."""
+    """What the workers of one node share."""
 
     node: str
     host_ip: str
@@ -32,7 +32,6 @@ class Machine:
     devices: DeviceManager
     events: Recorder
     retry_seconds: float
-    reporting: threading.Lock = field(default_factory=threading.Lock)
 
 
 class PodWorker:
@@ -205,8 +204,7 @@ class PodWorker:
             # The uid is a precondition: never the status of a pod that was created anew under the name.
             patch = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}
             path = _path(pod) + "/status"
-            with self._machine.reporting:
-                self._ignoring_absence(lambda: self._machine.api.patch(path, patch, STRATEGIC_PATCH))
+            self._ignoring_absence(lambda: self._machine.api.patch(path, patch, STRATEGIC_PATCH))
             self._reported = status
         return str(status["phase"])
 
