@@ -16,6 +16,7 @@ from playground.apiserver.errors import ApiError, method_not_allowed, no_such_pa
 from playground.apiserver.handlers import Handlers
 from playground.apiserver.kinds import Registry
 from playground.apiserver.lifecycle import Lifecycle
+from playground.apiserver.listening import Listener
 from playground.apiserver.objects import complete, normalise
 from playground.apiserver.replies import reply
 from playground.apiserver.routes import Call, Path, parse_path
@@ -59,6 +60,7 @@ class ApiServer:
         self._binder = Binder(self.storage, admission)
         self._handlers = Handlers(self.storage, writer, self._deleter, bookmark_every)
         self._runner: web.AppRunner | None = None
+        self._listeners: list[Listener] = []
         for name in _NAMESPACES:
             kind = self.registry.of("namespaces")
             namespace, _ = normalise(kind, {"metadata": {"name": name}})
@@ -84,9 +86,10 @@ class ApiServer:
             app.router.add_route("*", "/{path:.*}", self._answer)
             self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
             await self._runner.setup()
-        await web.TCPSite(self._runner, host, port, ssl_context=context).start()
-        bound = self._runner.addresses[-1][1]
-        return f"{'https' if tls else 'http'}://{host}:{bound}"
+        listener = Listener(host, port)
+        self._listeners.append(listener)
+        await web.SockSite(self._runner, listener, ssl_context=context).start()
+        return f"{'https' if tls else 'http'}://{host}:{listener.port}"
 
     async def stop(self, *, abruptly: bool = False) -> None:
         """Ends every watch, then the server; abruptly: and no request is answered any more. It can be started again."""
@@ -95,15 +98,15 @@ class ApiServer:
                 for watcher in collection.watchers:
                     watcher.close()
         if self._runner:
-            server = self._runner.server
-            transports = [handler.transport for handler in server.connections] if server else []
-            if not abruptly:
-                await self._runner.cleanup()
-            for transport in transports:
-                if transport is not None:
-                    transport.abort()  # a client that keeps its connection open need not say goodbye
+            for listener in self._listeners:
+                await listener.ended()
+                if abruptly:
+                    listener.hang_up()
             await self._runner.cleanup()
-            self._runner = None
+            for listener in self._listeners:
+                listener.hang_up()  # a client that keeps its connection open need not say goodbye
+                await listener.closed()
+            self._runner, self._listeners = None, []
         await self._webhooks.close()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:

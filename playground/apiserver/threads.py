@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from playground.apiserver.server import ApiServer
 
 T = TypeVar("T")
-_TURNS, _TURN_SECONDS = 10, 0.005
 
 
 class Served:
@@ -34,10 +33,10 @@ class Served:
 
     def kill(self) -> None:
         """Every connection ends, and with it whatever was being answered, done or not."""
-        self._wait(_stopped(self._server, abruptly=True))
+        self._wait(self._server.stop(abruptly=True))
 
     def close(self) -> None:
-        self._wait(_stopped(self._server))
+        self._wait(self._server.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=30)
         self._loop.close()
@@ -56,10 +55,3 @@ def running(
         yield served.start()
     finally:
         served.close()
-
-
-async def _stopped(server: ApiServer, *, abruptly: bool = False) -> None:
-    """Connections, above all those with TLS, end some turns of the loop after they were closed: it sees them out."""
-    await server.stop(abruptly=abruptly)
-    for _ in range(_TURNS):
-        await asyncio.sleep(_TURN_SECONDS)

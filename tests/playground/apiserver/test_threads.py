@@ -1,0 +1,52 @@
+"""An API server that ends while clients come: every connection is closed, also one that nobody has heard of yet."""
+
+import contextlib
+import gc
+import socket
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+
+from playground.apiserver.certificates import self_signed
+from playground.apiserver.server import ApiServer
+from playground.apiserver.threads import Served
+
+ROUNDS, CLIENTS = 8, 6
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("abruptly", [False, True])
+def test_a_server_that_ends_while_clients_come_leaves_no_connection(
+    tmp_path: Path, encrypted: bool, abruptly: bool
+) -> None:
+    tls = self_signed(tmp_path) if encrypted else None
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(ROUNDS):
+            _serve_and_end(Served(ApiServer(tokens={}), tls=tls), abruptly)
+        gc.collect()
+    assert [str(warning.message) for warning in seen if warning.category is ResourceWarning] == []
+
+
+def _serve_and_end(served: Served, abruptly: bool) -> None:
+    port, known, over = int(served.start().rpartition(":")[2]), threading.Semaphore(0), threading.Event()
+    clients = [threading.Thread(target=_come_and_go, args=(port, known, over)) for _ in range(CLIENTS)]
+    for client in clients:
+        client.start()
+    for _ in clients:
+        known.acquire()  # they are at it
+    if abruptly:
+        served.kill()
+    served.close()
+    over.set()
+    for client in clients:
+        client.join()
+
+
+def _come_and_go(port: int, known: threading.Semaphore, over: threading.Event) -> None:
+    while not over.is_set():
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+            known.release()
+            client.sendall(b"GET /version HTTP/1.1\r\nHost: it\r\n\r\n")
