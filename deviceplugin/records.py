@@ -11,8 +11,9 @@ from mgpu.kube import Api, ApiError, Unreachable
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
-_FINAL = (403, 404, 409, 422)
-"""Refusals that asking again does not change: the pod is gone or another one, or we may not."""
+_PASSING = (401, 408, 429)
+"""The refusals of 4xx that asking again may change. The others (the pod is gone or another one, an admission webhook
+minds) would hold up the records of all other pods."""
 
 
 class RecordWriter:
@@ -49,7 +50,7 @@ class RecordWriter:
                 self._api.patch(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}", patch)
             except (ApiError, Unreachable) as error:
                 log.warning("record not written: %s", error, extra={"pod": pod.uid})
-                if isinstance(error, ApiError) and error.status in _FINAL:
+                if isinstance(error, ApiError) and error.status < 500 and error.status not in _PASSING:
                     return
                 self._stop.wait(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
