@@ -33,6 +33,10 @@ log = logging.getLogger(__name__)
 
 Tell = Callable[[dict[str, Any], Transition], None]
 """(object reference, what is another condition now): an Event; must return at once."""
+_BY_ADMISSION = ("admission webhook", "is forbidden: ")
+"""In the message of who denies a Pod without calling it invalid: webhooks (400 unless they say otherwise) and policies
+(ValidatingAdmissionPolicy, 422), which may change their minds.
+"""
 _TRIES = 50
 """Each is lost to a decision on this node that succeeded."""
 _FIRST_PAUSE = 1.0
@@ -280,7 +284,7 @@ class Controller:
         try:
             self._writer.make(pod)
         except ApiError as error:
-            if error.status in (400, 422) and "admission webhook" not in error.message:
+            if error.status in (400, 422) and not any(by in error.message for by in _BY_ADMISSION):
                 return error.message
             self._failed = True
             if error.status in (404, 409, 429) or error.status >= 500:

@@ -252,9 +252,20 @@ def test_one_whose_pod_is_invalid_has_failed(rig: Rig) -> None:
     assert rig.occupy("x") is None
 
 
-def test_a_pod_that_may_not_be_made_now_is_made_as_soon_as_it_may(rig: Rig) -> None:
-    refuse = ApiError(403, "Forbidden", "exceeded quota: pods")
-    rig.cluster.refuse = refusing("create", "/default/pods", refuse)
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        ApiError(403, "Forbidden", "exceeded quota: pods"),
+        ApiError(400, "BadRequest", 'admission webhook "w" denied the request: no'),
+        # A ValidatingAdmissionPolicy denies with 422 Invalid where it names no reason of its own.
+        ApiError(
+            422, "Invalid", "pods \"a\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request"
+        ),
+    ],
+    ids=lambda error: str(error.status),
+)
+def test_a_pod_that_may_not_be_made_now_is_made_as_soon_as_it_may(rig: Rig, refusal: ApiError) -> None:
+    rig.cluster.refuse = refusing("create", "/default/pods", refusal)
     rig.create("a", "x")
     rig.settle()
     assert condition(rig, "a", "PodCreated")["reason"] == "PodForbidden"
