@@ -79,7 +79,7 @@ def _read_card(row: Mapping[str, Any], path: str) -> Card:
         uuid=uuid,
         model=str(labels.get(MODEL_LABEL, "")),
         memory=memory,
-        healthy=row.get("health") is not False,
+        healthy=row.get("health", "deviceType" not in row) is not False,  # the seed's own writer leaves false out too
         numa=numa if isinstance(numa, int) and numa >= 0 else None,
         minor=minor,
         type=type_,

@@ -59,8 +59,15 @@ def test_a_topology_is_one_that_koordinators_own_crd_takes() -> None:
 
 def test_the_seeds_older_spellings_are_read() -> None:
     entry = {"deviceType": "gpu", "id": "GPU-a", "minor": 3, "resource": {"kubernetes.io/gpu-memory": "8Gi"}}
-    assert read_device({"spec": {"devices": [entry]}}) == (Card(3, "GPU-a", "", 8 * GIB, minor=3),)
+    well = {**entry, "health": True}
+    assert read_device({"spec": {"devices": [well]}}) == (Card(3, "GPU-a", "", 8 * GIB, minor=3),)
     assert [card.minor for card in read_device({"spec": {"devices": [entry, {"type": "rdma"}]}})] == [3, 0]
+
+
+def test_health_that_the_seeds_writer_leaves_out_is_false() -> None:
+    """`json:"health,omitempty"` in its Go type, as minor."""
+    older = {"deviceType": "gpu", "id": "GPU-a", "resource": {"kubernetes.io/gpu-memory": "8Gi"}}
+    assert [card.healthy for card in read_device({"spec": {"devices": [older, gpu(minor=1)]}})] == [False, True]
 
 
 def test_any_other_type_is_a_hundred_percent_of_itself() -> None:
@@ -68,7 +75,7 @@ def test_any_other_type_is_a_hundred_percent_of_itself() -> None:
         {"type": "rdma", "minor": 1, "id": "0000:1f:00.0", "health": False, "topology": {"nodeID": 1}},
         {"type": "xpu", "minor": 0, "resources": {"koordinator.sh/xpu": "100"}},
         gpu(),
-        {"deviceType": "rdma", "minor": 0, "labels": {"mgpu.io/index": "3"}},
+        {"deviceType": "rdma", "minor": 0, "health": True, "labels": {"mgpu.io/index": "3"}},
     ]
     read = read_device({"spec": {"devices": rows}})
     assert [(c.type, c.index, c.uuid, c.core, c.memory, c.healthy) for c in read] == [
