@@ -1,13 +1,32 @@
 """`/healthz`, `/readyz` and `/metrics` over plain HTTP, by the standard library alone: the agent has to stay small."""
 
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET6, IPPROTO_IPV6, IPV6_V6ONLY, has_dualstack_ipv6
+from io import BufferedReader, RawIOBase
+from socket import AF_INET6, IPPROTO_IPV6, IPV6_V6ONLY, has_dualstack_ipv6, socket
 from typing import Any
 
-SILENT_SECONDS = 10.0
-"""Who has said nothing for so long is hung up on: each connection holds a thread."""
+PATIENCE_SECONDS = 10.0
+"""Who has not asked, or not taken the answer, within so long is hung up on: each connection holds a thread."""
+
+
+class _Request(RawIOBase):
+    """What a client sends. A limit for each read would be none, since a byte now and then meets it for ever."""
+
+    def __init__(self, connection: socket) -> None:
+        self._connection, self._until = connection, time.monotonic() + PATIENCE_SECONDS
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
 
 
 class _Everywhere(ThreadingHTTPServer):
@@ -38,7 +57,9 @@ class HealthServer:
         checks = {"/healthz": healthy, "/readyz": ready}
 
         class Handler(BaseHTTPRequestHandler):
-            timeout = SILENT_SECONDS
+            def setup(self) -> None:
+                super().setup()
+                self.rfile = BufferedReader(_Request(self.connection))
 
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]
@@ -51,6 +72,7 @@ class HealthServer:
                 self._say(status, f"{problem or 'ok'}\n".encode(), "text/plain; charset=utf-8")
 
             def _say(self, status: int, body: bytes, content_type: str) -> None:
+                self.connection.settimeout(PATIENCE_SECONDS)
                 self.send_response(status)
                 self.send_header("Content-Type", content_type)
                 self.send_header("Content-Length", str(len(body)))

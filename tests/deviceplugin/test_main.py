@@ -109,7 +109,7 @@ def fetch(port: int, path: str) -> tuple[int, str]:
 
 
 def test_who_connects_and_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(health, "PATIENCE_SECONDS", 0.05)
     server = HealthServer(0, str, str, host="127.0.0.1")
     server.start()
     try:
@@ -117,6 +117,29 @@ def test_who_connects_and_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyP
             assert silent.recv(1) == b""
     finally:
         server.stop()
+
+
+def test_who_says_a_little_now_and_then_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "PATIENCE_SECONDS", 0.2)
+    server = HealthServer(0, str, str, host="127.0.0.1")
+    server.start()
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as slow:
+            slow.settimeout(0.02)
+            until(lambda: hung_up(slow))
+    finally:
+        server.stop()
+
+
+def hung_up(connection: socket.socket) -> bool:
+    """After one more byte."""
+    try:
+        connection.send(b"G")
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
 
 
 def test_probes_are_answered_under_both_families() -> None:
