@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from mgpu import dialects
 from mgpu.kube.events import pod_reference
 from mgpu.model.cards import GPU
 from mgpu.model.errors import BadObject
@@ -70,7 +71,7 @@ class Accounts:
             shares = ()
         elif shares is None and (given or stock.chooses(self._nodes.get(pod.node), known.ask)):
             dialect, shares = stock.NVIDIA, stock.held(known.ask, given)
-        if shares is None and not pod.started:
+        if shares is None and not dialects.has_run(pod, known.ask):
             self._await_decision(known, unreadable)
             return
         if shares is None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from mgpu import dialects
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.events import pod_reference
 from mgpu.model.errors import BadObject, RetryLater
@@ -150,7 +151,7 @@ class LateDecisions:
         """The pod as it is now, if it still is without cards."""
         raw = self._api.get(pod_path(known.pod.namespace, known.pod.name))
         fresh = read_gpu_pod(raw, self._settings) if raw["metadata"]["uid"] == known.pod.uid else None
-        if fresh is None or fresh.pod.ended or fresh.pod.started or fresh.pod.deleting:
+        if fresh is None or fresh.pod.ended or fresh.pod.deleting or dialects.has_run(fresh.pod, fresh.ask):
             return None
         return fresh if _without_record(fresh) else None
 

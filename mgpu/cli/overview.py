@@ -154,7 +154,7 @@ def overview(
             wishes[pod.key] = ask.wishes
         _, theirs = given.pop(pod.uid, ("", ()))
         found = claim(pod, ask, theirs)
-        if found.problem == NO_RECORD and pod.started and isinstance(ask, Ask):
+        if found.problem == NO_RECORD and isinstance(ask, Ask) and dialects.has_run(pod, ask):
             found = Claim(occupying(_holding(pod, ask, unknown_shares(ask)), pod), _RUNS)
         if found.holding:
             ledger.hold(found.holding)

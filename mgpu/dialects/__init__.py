@@ -186,6 +186,13 @@ def handed(ask: Ask, container: str | None = None) -> tuple[ContainerAsk, ...]:
     return tuple(one for one in asks if container in (None, one.container))
 
 
+def has_run(pod: Pod, ask: Ask | None) -> bool:
+    """Whether a container of this ask that waits for what its node hands to it has ever run: then that cannot be chosen
+    anew. None: of an ask that cannot be read, any container.
+    """
+    return pod.started if ask is None else pod.has_run(one.container for one in handed(ask) or ask.others)
+
+
 def environment_of(pod: Pod, ask: Ask, container: str, devices: Sequence[Card], gpus: Sequence[Card]) -> dict[str, str]:
     """What a container of `pod`, which has this ask, sees of `devices`: its own, cards or slices, by type and index.
 

@@ -42,7 +42,7 @@ class Container:
 class Pod:
     """`containers` are in the order in which they start: init containers and sidecars, then app containers.
 
-    needs: the cpu and memory of its node that it reserves.
+    needs: the cpu and memory of its node that it reserves. ran: the names of its containers that have ever run.
     """
 
     namespace: str
@@ -55,7 +55,7 @@ class Pod:
     nominated_node: str = ""
     phase: str = "Pending"
     deleting: bool = False
-    started: bool = False
+    ran: frozenset[str] = frozenset()
     created: str = ""
     scheduler: str = ""
     priority: int = 0
@@ -70,6 +70,14 @@ class Pod:
     def ended(self) -> bool:
         """Succeeded and Failed pods hold nothing; terminating ones still do (design.md, "The model")."""
         return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def started(self) -> bool:
+        return self.phase == "Running" or bool(self.ran)
+
+    def has_run(self, containers: Iterable[str]) -> bool:
+        """Whether any of these has ever run; in phase Running all have."""
+        return self.phase == "Running" or not self.ran.isdisjoint(containers)
 
     @property
     def app_containers(self) -> tuple[Container, ...]:
@@ -112,7 +120,7 @@ def read_pod(raw: object) -> Pod:
         nominated_node=reader.text(status.get("nominatedNodeName"), "status.nominatedNodeName"),
         phase=reader.text(status.get("phase"), "status.phase") or "Pending",
         deleting=bool(meta.get("deletionTimestamp")),
-        started=_started(status),
+        ran=frozenset(_ran(status)),
         created=reader.text(meta.get("creationTimestamp"), "metadata.creationTimestamp"),
         scheduler=reader.text(spec.get("schedulerName"), "spec.schedulerName"),
         priority=reader.integer(spec.get("priority"), "spec.priority"),
@@ -161,14 +169,13 @@ def _containers(reader: "_Reader", raw: object, path: str, *, init: bool) -> Ite
         )
 
 
-def _started(status: Mapping[str, Any]) -> bool:
-    """Whether a container of the pod has ever run: then its cards cannot be chosen anew."""
-    if status.get("phase") == "Running":
-        return True
+def _ran(status: Mapping[str, Any]) -> Iterator[str]:
+    """The containers that have ever run."""
     lists = [status.get(key) for key in ("initContainerStatuses", "containerStatuses")]
-    rows = [row for rows in lists if isinstance(rows, list) for row in rows if isinstance(row, dict)]
-    states = [state for row in rows for key in ("state", "lastState") if isinstance(state := row.get(key), dict)]
-    return any(row.get("containerID") for row in rows) or any(state.keys() - {"waiting"} for state in states)
+    for row in (row for rows in lists if isinstance(rows, list) for row in rows if isinstance(row, dict)):
+        states = [state for key in ("state", "lastState") if isinstance(state := row.get(key), dict)]
+        if row.get("containerID") or any(state.keys() - {"waiting"} for state in states):
+            yield str(row.get("name", ""))
 
 
 class _Reader:

@@ -80,6 +80,32 @@ def test_no_decision_for_a_pod_that_has_started(replica: Replica, change: dict[s
     assert INDEX not in replica.api.annotations("p")
 
 
+def with_a_proxy_that_runs() -> dict[str, Any]:
+    proxy = b.container("proxy", restartPolicy="Always")
+    raw = b.pod("p", b.container("c", 60, 1024), init=(b.container("prepare"), proxy), node="n1")
+    done = {"name": "prepare", "containerID": "containerd://1", "state": {"terminated": {}}}
+    runs = {"name": "proxy", "containerID": "containerd://2", "state": {"running": {}}}
+    waits = {"name": "c", "state": {"waiting": {"reason": "CreateContainerConfigError"}}}
+    raw["status"] |= {"initContainerStatuses": [done, runs], "containerStatuses": [waits]}
+    return raw
+
+
+def test_containers_without_cards_that_have_run_meanwhile_are_no_hindrance(replica: Replica) -> None:
+    arrive(replica, with_a_proxy_that_runs())
+    assert replica.cards_held() == {"p": [(0, 600)]}
+    assert replica.api.annotations("p")[INDEX] == "0"
+
+
+def test_nor_where_they_run_by_the_time_of_a_conflict(replica: Replica) -> None:
+    replica.api.put("pods", b.share("p", 60, node="n1"))
+    replica.deliver()
+    replica.api.edit_pod(
+        "p", lambda raw: raw.update({key: with_a_proxy_that_runs()[key] for key in ("spec", "status")})
+    )
+    replica.late.work()
+    assert replica.api.annotations("p")[INDEX] == "0"
+
+
 def test_the_node_may_come_later(replica: Replica) -> None:
     arrive(replica, b.share("p", 60, node="n2"))
     assert phase(replica, "p") == "Pending"
