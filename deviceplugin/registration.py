@@ -71,10 +71,13 @@ class Registration:
                 await self._changed.wait(self._check)
                 continue
             began = loop.time()
-            async with self._server():
-                if await self._register():
-                    why = await self._until_lost(kubelet)
-                    self._say(why)
+            try:
+                async with self._server():
+                    if await self._register():
+                        why = await self._until_lost(kubelet)
+                        self._say(why)
+            except OSError as error:
+                self._say(f"no socket can be made or removed at {self._socket}: {error}")
             if loop.time() - began > _STABLE_SECONDS:
                 pause = _FIRST_PAUSE
             await asyncio.sleep(pause)
@@ -92,7 +95,10 @@ class Registration:
         # Two servers on one path would share its calls without SO_REUSEPORT being off.
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         services.add_DevicePluginServicer_to_server(self._plugin, server)  # type: ignore[no-untyped-call]
-        server.add_insecure_port(f"unix:{self._socket}")
+        try:
+            server.add_insecure_port(f"unix:{self._socket}")
+        except RuntimeError as error:  # all that grpc says
+            raise OSError(str(error)) from error
         self._plugin.open()
         await server.start()
         own = _stamp(self._socket)

@@ -176,6 +176,25 @@ def test_a_refusal_is_told_and_tried_again(kubelet: Kubelet, registration: Regis
         until(lambda: registration.registered)
 
 
+def test_a_folder_that_takes_no_socket_is_told_and_tried_again(folder: Path, plugin: Plugin, kubelet: Kubelet) -> None:
+    """Its disk is full, or it is just being made anew."""
+    away = folder.with_name(f"{folder.name}-away")
+    looks = iter([folder.rename])
+
+    def left() -> str:
+        for rename in looks:  # once, after the kubelet was found in it
+            rename(away)
+        return ""
+
+    registration = Registration(folder, plugin, check_seconds=0.02, left=left)
+    with running(registration.run):
+        until(away.exists)
+        until(lambda: "waiting for the kubelet" in registration.state)
+        away.rename(folder)
+        kubelet.registered.get(timeout=60)
+        until(lambda: registration.registered)
+
+
 class Ending:
     """A server that is told when it has stopped, and awaits that as grpc.aio's does."""
 
@@ -211,7 +230,7 @@ def test_it_ends_where_it_is_told_to_while_a_server_stops(
         for _ in range(turns):
             await asyncio.sleep(0)
         task.cancel()
-        await asyncio.wait([task], timeout=5)
+        await asyncio.wait([task], timeout=60)
         return task.cancelled()
 
     assert asyncio.run(work())
