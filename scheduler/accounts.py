@@ -1,5 +1,6 @@
 """What pods hold, made from what the API says of them: records, reservations, and what the kubelet itself gave out."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ class _Stranger(NamedTuple):
     name: str = ""
     ended: bool = False
     gpuid: str = ""
+    node: str = ""
 
 
 class Accounts:
@@ -106,13 +108,14 @@ class Accounts:
 
     def follow_stranger(self, pod: Pod, uid: str) -> None:
         """A pod that asks for nothing of ours may have been given cards all the same."""
-        self._strangers[uid] = _Stranger(pod.namespace, pod.name, pod.ended, occupies(pod, pod.node))
+        node = sys.intern(pod.node)
+        self._strangers[uid] = _Stranger(pod.namespace, pod.name, pod.ended, occupies(pod, node), node)
         self._hold_given(uid, pod.node)
 
     def gone(self, uid: str, node: str) -> None:
-        """The pod is; what it was given is held until its node says otherwise."""
-        self._strangers.pop(uid, None)
-        self._hold_given(uid, node)
+        """What the pod was given is held until its node says otherwise. node: where it was, if it asked for GPU."""
+        stranger = self._strangers.pop(uid, _Stranger())
+        self._hold_given(uid, node or stranger.node)
 
     def reserve(self, decision: Decision) -> None:
         """Hold what was decided, in place of what was reserved for the pod before."""

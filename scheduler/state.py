@@ -58,7 +58,7 @@ class State:
         touched: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._settings, self._tell_undecided, self._tell_freed = settings, undecided, freed
-        self._tell_recut, self._tell_touched = recut, touched
+        self._tell_recut, self._tell_touched, self._closed = recut, touched, False
         self._lock = threading.RLock()
         self._nodes: dict[str, Node] = {}
         self._inventories = Inventories(settings, warn)
@@ -87,8 +87,7 @@ class State:
     def node_changed(self, raw: Raw) -> None:
         node = read_node(raw)
         with self._lock:
-            before = self._nodes.get(node.name)
-            if before == node:
+            if (before := self._nodes.get(node.name)) == node:
                 return
             self._nodes[node.name] = node
             given, waited = self._inventories.given(node.name), self._slices.of(node.name).waiting
@@ -156,8 +155,9 @@ class State:
     def pod_gone(self, raw: Raw) -> None:
         meta = raw["metadata"]
         with self._lock:
+            known = self._pods.get(meta["uid"])
             self._forget(meta["uid"])
-            self._accounts.gone(meta["uid"], (raw.get("spec") or {}).get("nodeName") or "")
+            self._accounts.gone(meta["uid"], known.pod.node if known else "")
             self._usage.drop(meta["uid"])
             self.sites.drop_pod(meta["uid"])
             self.mtgpus.pod_gone(meta["uid"])
@@ -278,7 +278,8 @@ class State:
         `version`, its same-card group has gone elsewhere, or the pod is bound by now; decide again.
         """
         with self._lock:
-            if self._shown.version(decision.node) != version or self.refusal(decision.uid, decision.node):
+            moved = self._closed or self._shown.version(decision.node) != version
+            if moved or self.refusal(decision.uid, decision.node):
                 return False
             cards = self._ledger.cards(decision.node, decision.uid)
             if elsewhere(decision.ask, cards, self.seats(decision.ask, decision.uid)):
@@ -299,7 +300,7 @@ class State:
     def renew(self, decision: Decision) -> bool:
         """Give the reservation its full time again; False: it is no longer in force."""
         with self._lock:
-            if self.decision(decision.uid) is not decision:
+            if self._closed or self.decision(decision.uid) is not decision:
                 return False
             self._decisions.put(decision)
             return True
@@ -312,10 +313,19 @@ class State:
                 self._shown.mark(self._nominations.reserved(decision.uid))
                 self._tell_freed(decision.node)
                 self._usage.drop(decision.uid)
-                known = self._pods.get(decision.uid)
-                if known is not None:
+                if (known := self._pods.get(decision.uid)) is not None:
                     self._accounts.settle(known)
                     self._count(known.pod)
+
+    def close(self) -> None:
+        """Reserve and renew nothing more: who has found that he may decide, and has not yet, is too late."""
+        with self._lock:
+            self._closed = True
+
+    def lands(self, seconds: float) -> bool:
+        """Whether not all that was reserved in the last so many seconds has been seen on its node."""
+        with self._lock:
+            return self._decisions.made_within(seconds)
 
     def overdue(self) -> tuple[Decision, ...]:
         """Reservations whose pod has not appeared on its node in time, oldest first."""

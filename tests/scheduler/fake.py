@@ -272,6 +272,9 @@ class Replica:
         return {h.name: [(s.card, s.core) for s in h.shares] for h in self.state.holdings()}
 
     def _take(self, kind: str, what: str, item: Raw) -> None:
+        if what == "gone":  # of what went while a watch was down the reflector knows no more
+            known = ("namespace", "name", "uid", "resourceVersion")
+            item = {"metadata": {key: item["metadata"][key] for key in known if key in item["metadata"]}}
         if kind == "configmaps" and item["metadata"]["name"] == self.settings.dialects.slices.config_map:
             getattr(self.planning.configs, what)(item)
         getattr(self.state, f"{kind[:-1]}_{what}")(item)
