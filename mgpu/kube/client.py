@@ -1,6 +1,7 @@
 """Requests to the API server."""
 
 import contextlib
+import socket
 import ssl
 import threading
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,13 @@ from mgpu.model.errors import BadObject, Problem
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 PAGE = 500
+_PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # seconds; not every system has them all
+_SOCKET = [
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *((socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in _PROBES.items() if hasattr(socket, name)),
+]
+"""A watch waits in silence: that a server, or a balancer before it, went without a word is known after a minute."""
 _loading = threading.Lock()
 
 
@@ -41,6 +49,7 @@ class Api:
     def __init__(self, configuration: client.Configuration, *, timeout: float = 10.0, pool: int = 16) -> None:
         configuration.connection_pool_maxsize = pool
         configuration.retries = False
+        configuration.socket_options = _SOCKET
         self._configuration = configuration
         self._pool: urllib3.PoolManager = client.ApiClient(configuration).rest_client.pool_manager
         self._host: str = configuration.host.rstrip("/")

@@ -1,5 +1,6 @@
 """`Api` over real HTTP: pages, watches that break or are ended, refusals."""
 
+import socket
 import ssl
 import tempfile
 import threading
@@ -128,6 +129,14 @@ def test_what_is_no_list(api: Api) -> None:
 def test_events_in_pieces_are_put_together(api: Api) -> None:
     watch = api.watch("/watch/whole", "1")
     assert [(kind, item["metadata"]["name"]) for kind, item in watch] == [("ADDED", "üüü")]
+    watch.close()
+
+
+def test_a_server_that_went_without_a_word_is_noticed_by_a_watch(api: Api) -> None:
+    watch = api.watch("/watch/open", "1")
+    connection: Any = watch._response.connection
+    alive = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)]
+    assert [connection.sock.getsockopt(*option) for option in alive] == [1, 30]
     watch.close()
 
 
