@@ -154,6 +154,19 @@ def test_a_socket_file_that_is_made_anew_is_another_kubelet(
         kubelet.registered.get(timeout=60)
 
 
+def test_a_kubelet_in_place_of_one_that_was_killed_waits_for_no_pause(
+    folder: Path, registration: Registration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deviceplugin.registration._FIRST_PAUSE", 3600.0)
+    (folder / "kubelet.sock").write_text("left by a kubelet that was killed")
+    with running(registration.run):
+        until(lambda: "not registered with the kubelet" in registration.state)
+        kubelet = Kubelet(folder)
+        kubelet.registered.get(timeout=60)
+        until(lambda: registration.registered)
+    kubelet.stop()
+
+
 @pytest.mark.parametrize("lost", ["stream", "socket"])
 def test_a_lost_stream_or_socket_is_made_good(
     kubelet: Kubelet, registration: Registration, folder: Path, lost: str
