@@ -8,11 +8,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from deviceplugin.pods import GpuPod
-from deviceplugin.slices.usage import Environments, names_in
+from deviceplugin.slices.usage import Environments, names_in, place_at
 from mgpu.model.asks import Amount
 from mgpu.model.cards import GPU, WHOLE_RATIO, Card, noun
 from mgpu.model.ledger import Holding, Share, unknown_shares
 from mgpu.model.quantities import format_bytes, format_core
+from mgpu.model.slices import gigabytes, is_mps
 
 Handed = Mapping[tuple[str, str], Sequence[str]]
 """(pod UID, container) → the UUIDs of the cards, or slices, that it was given."""
@@ -57,6 +58,7 @@ def _by_index(share: Share, cards: Sequence[Card]) -> Share:
 
 def excess(wanted: Holding, others: Sequence[Holding], cards: Sequence[Card]) -> str:
     """Which card has no room for `wanted` beside `others`, and by how much; "" where all have."""
+    others = [_on_their_cards(other, cards) for other in others]
     for card in cards:
         own = wanted.uses(card)
         if not own.shares:
@@ -76,6 +78,24 @@ def excess(wanted: Holding, others: Sequence[Holding], cards: Sequence[Card]) ->
             holders = f"; held by {', '.join(sorted({key for key, _ in uses}))}" if uses else ""
             return f"{noun(card.type)} {card.index} ({card.uuid}) has no room: {', '.join(short)}{holders}"
     return ""
+
+
+def _on_their_cards(held: Holding, cards: Sequence[Card]) -> Holding:
+    if all(share.type == GPU for share in held.shares):
+        return held
+    return replace(held, shares=tuple(_on_its_card(share, cards) for share in held.shares))
+
+
+def _on_its_card(share: Share, cards: Sequence[Card]) -> Share:
+    """A share of MPS where its card is whole again, since the node's label was taken away: it has its part of that."""
+    place = place_at(share.type, share.card) if is_mps(share.type) and isinstance(share.card, int) else None
+    if place is None or any(share.is_on(card) for card in cards):
+        return share
+    card = next((card for card in cards if (card.type, card.index) == (GPU, place.card)), None)
+    if card is None:
+        return share
+    memory = gigabytes(place.name) << 30
+    return Share(share.container, card.index, card.core * memory // card.memory, memory, stage=share.stage)
 
 
 def _percent(amount: int) -> str:

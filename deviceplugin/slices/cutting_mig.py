@@ -12,7 +12,7 @@ from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
 from mgpu.model.mig import Instance, problem
 from mgpu.model.partitioning import NodeSlices
-from mgpu.model.slices import Slice, read_name
+from mgpu.model.slices import MPS, Slice, mode_of, read_name
 
 Cards = Mapping[int, MigCard]
 """Those that answer and can be cut, by the index that the node has for them."""
@@ -42,7 +42,7 @@ class MigCutter:
         held: Collection[int],
     ) -> Cut:
         self._problems, self._retry = [], []
-        cards = self._settle(gpus, self._read(gpus), held)
+        cards = self._settle(gpus, self._read(gpus), {*held, *_shared(users(()))})
         if self._good is None:
             self._good = _at_first(found, cards)
         keep = _kept(found, cards, users(_made(cards)))
@@ -180,6 +180,11 @@ class MigCutter:
             problems=tuple(self._problems),
             retry="; ".join(self._retry),
         )
+
+
+def _shared(users: Users) -> set[int]:
+    """The cards that pods have shares of by MPS: the node's label has been changed since."""
+    return {place.card for place in users if mode_of(place.name) == MPS}
 
 
 def _pending(found: NodeSlices) -> bool:

@@ -7,6 +7,7 @@ from deviceplugin.pods import GpuPod, read_gpu_pod
 from mgpu.settings import load_settings
 from tests.builders import card, cards, container, pod, share
 from tests.deviceplugin.desk import ASSUMED, RECORD
+from tests.deviceplugin.slices.rig import place, slice_pod
 
 CARDS = cards(2)
 
@@ -45,6 +46,16 @@ def test_every_dimension_counts_and_the_holders_are_named() -> None:
 def test_a_whole_card_is_beside_nothing() -> None:
     whole = read(pod("w", container("c", 100), annotations={ASSUMED: "true", RECORD + "c": "0"}))
     assert "core 100% asked, 90% free" in over(whole, decided("q", core=10))
+
+
+def test_a_share_of_mps_counts_on_its_card_where_nothing_is_cut_any_more() -> None:
+    """The label was taken off the node while the pod runs."""
+    sliced = read(slice_pod("s", place("40gb@0")))
+    assert over(decided("p", core=10, mib=50 << 10), sliced) == (
+        "card 0 (GPU-n1-0) has no room: memory 50.0 GiB asked, 40.0 GiB free; held by default/s"
+    )
+    assert over(decided("p", core=50, mib=40 << 10), sliced) == ""
+    assert over(decided("p", "1", core=100), sliced) == ""
 
 
 def test_containers_count_as_they_run() -> None:

@@ -13,7 +13,7 @@ from mgpu.model.errors import RetryLater
 from mgpu.model.partitioning import ANNOTATION, LABEL, MADE, SOMEBODY
 from tests.builders import share
 from tests.deviceplugin.mig.rig import A30, CHANGES, H100, T4, Crash
-from tests.deviceplugin.slices.rig import Rig, gpu, place, places
+from tests.deviceplugin.slices.rig import Rig, gpu, place, places, slice_pod
 
 FULL = places("2g.20gb@0", "2g.20gb@2", "3g.40gb@4")
 
@@ -397,6 +397,19 @@ def test_a_card_in_use_otherwise_keeps_its_mode(tmp_path: Path) -> None:
     assert rig.worker.devices(rig.cards) == rig.cards[:1], "its containers may start again"
     assert rig.worker.whole(rig.cards) == (), "nobody else may come"
     rig.pods.drop(share("p", node="n1"))
+    rig.look()
+    assert rig.said.cards == {0, 1}
+
+
+def test_a_card_with_shares_of_mps_keeps_its_mode_until_their_pod_is_gone(tmp_path: Path) -> None:
+    """The label was changed from `mps`; no process runs on it at this moment."""
+    rig = Rig(tmp_path, mode="mps", cards=(gpu(0), gpu(1)))
+    rig.configure(place("4gb@0")).look()
+    rig.take("p", place("4gb@0")).look()
+    rig.label("mig").look()
+    assert rig.said.cards == {1}
+    assert any("pods hold it" in w for w in rig.warnings)
+    rig.pods.drop(slice_pod("p", place("4gb@0")))
     rig.look()
     assert rig.said.cards == {0, 1}
 
