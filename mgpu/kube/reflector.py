@@ -5,6 +5,7 @@ would stay) nor hands out raw objects. Hence this one.
 """
 
 import logging
+import math
 import random
 import threading
 import time
@@ -16,7 +17,7 @@ from mgpu.kube.client import Api, ApiError, Unreachable, Watch
 log = logging.getLogger(__name__)
 
 Raw = dict[str, Any]
-_MAX_PAUSE = 10.0
+_MIN_PAUSE, _MAX_PAUSE = 0.1, 10.0
 _Name = tuple[str, str]
 
 
@@ -100,12 +101,13 @@ class Reflector:
             watch.end()
 
     def _run(self) -> None:
-        pause = 0.1
+        pause = _MIN_PAUSE
         while not self._stop.is_set():
+            self._followed = math.inf
             try:
                 version = self._relist()
                 if version:
-                    pause = 0.1
+                    self._followed = time.monotonic()
                     self._follow(version)
             except (ApiError, Unreachable) as error:
                 if self._refresh_due() or self._stop.is_set():
@@ -119,6 +121,8 @@ class Reflector:
                 self.restarts += 1
                 self._broken_since = self._broken_since or time.monotonic()
                 log.exception("watch of %s failed, listing again", self._path)
+            if time.monotonic() - self._followed > _MAX_PAUSE:  # who may list and not watch must not list all the time
+                pause = _MIN_PAUSE
             if not self._refresh_due():
                 # Jitter: after an outage of the API server not everybody comes back at once.
                 self._rest(pause * (0.5 + random.random()))

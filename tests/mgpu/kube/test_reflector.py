@@ -146,6 +146,28 @@ def test_it_tells_while_it_is_forbidden(run: Callable[..., Seen]) -> None:
     assert (seen.reflector.forbidden, seen.next()) == (False, ["+uid-a@1"])
 
 
+class Unwatchable(FakeApi):
+    def watch(self, _path: str, version: str, **_query: Any) -> Stream:  # noqa: ARG002
+        raise ApiError(403, "Forbidden", "things may be listed alone")
+
+
+class Counting(Reflector):
+    """Rests only for the record, and stops after eight times."""
+
+    def _rest(self, seconds: float) -> None:
+        self.rests = [*getattr(self, "rests", []), seconds]
+        if len(self.rests) == 8:
+            self.stop()
+
+
+def test_who_may_list_and_not_watch_lists_ever_less() -> None:
+    api: Any = Unwatchable(item("a", 1))
+    reflector = Counting(api, "/things", lambda _: None, lambda _: None)
+    reflector._run()
+    assert api.lists == 8
+    assert reflector.rests[-1] > 8 * reflector.rests[0]
+
+
 def test_a_refresh_sees_everything_that_was_written_before_it(run: Callable[..., Seen]) -> None:
     seen = run(FakeApi(item("a", 1)))
     seen.stream()
