@@ -103,14 +103,14 @@ def test_first_pods_at_the_same_moment_do_not_split_the_group(replica: Replica) 
     begin, results = threading.Barrier(len(pods)), list[Decision | Rejection]()
 
     def decide(known: GpuPod, node: str) -> None:
-        begin.wait(10)
+        begin.wait(60)
         results.append(replica.decider.decide(known, node))
 
     threads = [threading.Thread(target=decide, args=(known, f"n{1 + i % 2}")) for i, known in enumerate(pods)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert len(results) == len(pods)
     assert len({card_of(found) for found in results if isinstance(found, Decision)}) == 1
     assert sum(isinstance(found, Decision) for found in results) == len(pods) // 2
