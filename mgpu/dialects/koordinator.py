@@ -18,7 +18,7 @@ from mgpu.model.cards import GPU as GPU_TYPE
 from mgpu.model.cards import WHOLE_CORE, WHOLE_RATIO, Card
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.ledger import Minor, Share, share_of
-from mgpu.model.pods import Container, Pod
+from mgpu.model.pods import Container, Pod, is_none
 from mgpu.model.quantities import MAX, QuantityError, whole_bytes, whole_number
 from mgpu.settings import Settings
 
@@ -152,7 +152,7 @@ def translated(amounts: Mapping[str, str]) -> dict[str, str]:
 
     Where it stands beside other names for GPU, or is no amount of it, it is left for the validation.
     """
-    named = [name for name in _OF_GPU if name in amounts]
+    named = [name for name in _OF_GPU if name in amounts and not is_none(name, amounts[name])]
     if named != [GPU]:
         return dict(amounts)
     numbers, problems = _numbers({GPU: (amounts[GPU], "")})

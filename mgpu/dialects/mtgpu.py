@@ -145,9 +145,10 @@ def _problems(pod: Pod) -> Iterator[Problem]:
         if VISIBLE in container.env:
             yield Problem(f"{container.path}.env[{VISIBLE}]", "is set by mgpu to the card of the GPUID; leave it out")
         for name in dict.fromkeys((*container.requests, *container.limits)):
-            if vocabulary_of(name) or name == SHARE:
-                path = (container.asked(name) or ("", ""))[1]
-                yield Problem(path, f"asks for GPU a second time; an MtgpuPod's share stands in {REQUEST} and {MEMORY}")
+            asked = container.asked(name)
+            if asked and (vocabulary_of(name) or name == SHARE):
+                text = f"asks for GPU a second time; an MtgpuPod's share stands in {REQUEST} and {MEMORY}"
+                yield Problem(asked[1], text)
 
 
 def _of_the_account(pod: Pod) -> Iterator[Problem]:

@@ -56,8 +56,9 @@ def card_policy(settings: Settings) -> str | None:  # noqa: ARG001
 
 
 def asked_by(container: Container) -> tuple[str, ...]:
-    """The slice resources that a container names, ascending."""
-    return tuple(sorted(name for name in {*container.requests, *container.limits} if vocabulary_of(name) == NAME))
+    """The slice resources that a container asks for, ascending."""
+    named = {name for name in (*container.requests, *container.limits) if vocabulary_of(name) == NAME}
+    return tuple(sorted(filter(container.asked, named)))
 
 
 def read_ask(pod: Pod, settings: Settings) -> Ask | None:  # noqa: ARG001

@@ -31,10 +31,9 @@ def vocabularies(pod: Pod) -> dict[str, str]:
     """Each vocabulary that the pod uses, with the path of the first place where it does."""
     found: dict[str, str] = {}
     for container, resource in pod.resources():
-        name = vocabulary_of(resource)
-        if name:
-            kind = "requests" if resource in container.requests else "limits"
-            found.setdefault(name, f"{container.path}.resources.{kind}[{resource}]")
+        name, asked = vocabulary_of(resource), container.asked(resource)
+        if name and asked:
+            found.setdefault(name, asked[1])
     for key in pod.annotations:
         if key.startswith(MTGPU):
             found.setdefault("mtgpu", f"metadata.annotations[{key}]")

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from mgpu.model.errors import BadObject, Problem
-from mgpu.model.quantities import QuantityError
+from mgpu.model.quantities import QuantityError, same_quantity
 from mgpu.model.requests import NOTHING, UNBOUNDED, Room, room_needed, room_of
 
 
@@ -16,6 +16,14 @@ class Stage(StrEnum):
     INIT = "init"
     SIDECAR = "sidecar"  # an init container with restartPolicy Always: keeps running beside the app containers
     APP = "app"
+
+
+def is_none(resource: str, amount: str) -> bool:
+    """Whether this asks for nothing: 0 of one of NVIDIA's, as LimitRanges and charts write it for pods without GPU.
+
+    The kubelet gives such a container none. Of the vocabularies' own resources 0 is denied (mgpu.md, "Validation").
+    """
+    return resource.startswith("nvidia.com/") and same_quantity(amount, "0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +39,11 @@ class Container:
     env: tuple[str, ...] = ()
 
     def asked(self, resource: str) -> tuple[str, str] | None:
-        """(quantity, path) of a resource, from requests, else from limits; None where it is in neither."""
+        """(quantity, path) of a resource, from requests, else from limits; None where it is in neither or `is_none`."""
         for kind, amounts in (("requests", self.requests), ("limits", self.limits)):
             if resource in amounts:
-                return amounts[resource], f"{self.path}.resources.{kind}[{resource}]"
+                amount = amounts[resource]
+                return None if is_none(resource, amount) else (amount, f"{self.path}.resources.{kind}[{resource}]")
         return None
 
 

@@ -56,6 +56,15 @@ def test_each_container_may_ask_in_its_own_form() -> None:
     assert verdict(asking("a", limits={NVIDIA: "1"}), asking("b", limits={GPU: "50"}), asking("c")) == []
 
 
+@pytest.mark.parametrize(
+    "amounts", [{}, {CORE: "50", "vke.volcengine.com/mgpu-memory": "512"}, {"aliyun.com/gpu-mem": "4"}, {GPU: "50"}]
+)
+def test_zero_whole_cards_are_none_beside_any_vocabulary(amounts: dict[str, str]) -> None:
+    """A LimitRange of the namespace writes such a zero into each of its containers, Ray into its heads."""
+    none = {NVIDIA: "0"}
+    assert verdict(asking("a", requests=amounts | none, limits=amounts | none), asking("b", limits=none)) == []
+
+
 @pytest.mark.parametrize(("first", "other"), [(CORE, GPU), (NVIDIA, "aliyun.com/gpu-mem"), (CORE, RDMA)])
 def test_vocabularies_do_not_mix(first: str, other: str) -> None:
     found = verdict(asking("a", limits={first: "100"}), asking("b", limits={other: "100"}))

@@ -84,6 +84,7 @@ def test_an_exported_pod_of_a_vocabulary_that_is_not_served_any_more_is_left_alo
         pod("p", {"name": "c"}),
         pod("p", {"name": "c", "env": [VISIBLE], "resources": {"requests": {"cpu": "1"}}}, annotations={ASSUMED: "x"}),
         pod("p", {"name": "c", "resources": None}, init=({"name": "i"},)),
+        pod("p", {"name": "c", "env": [VISIBLE], "resources": {"limits": {"nvidia.com/gpu": "0"}}}),
         {"spec": {"containers": None}},
         {},
     ],
@@ -142,6 +143,8 @@ def test_the_koordinator_shorthand_is_replaced_by_what_it_stands_for() -> None:
         "requests": {"cpu": "4", GPU_CORE: "200", RATIO: "200"},
         "limits": {GPU_CORE: "200", RATIO: "200"},
     }
+    none = {"nvidia.com/gpu": "0"}
+    assert resources(asking(requests={GPU: "50"} | none)) == {"requests": both | none, "limits": both | none}
 
 
 @pytest.mark.parametrize(
@@ -175,6 +178,7 @@ def test_whole_cards_keep_their_name() -> None:
         ({GPU_MEMORY: "4Gi", "koordinator.sh/gpu.shared": "2"}, ""),
         ({GPU_MEMORY: "4Gi", "koordinator.sh/rdma": "100"}, ""),
         ({"aliyun.com/gpu-mem": "4096"}, "dialects: {gpushare: {memoryUnit: MiB}}"),
+        ({GPU_MEMORY: "4Gi", "nvidia.com/gpu": "0"}, ""),
     ],
 )
 def test_what_the_kubelet_has_no_ids_for_gets_a_carrier(amounts: dict[str, str], text: str) -> None:

@@ -240,7 +240,6 @@ def _koordinator_malformed() -> Mapping[str, tuple[Raw, tuple[str, ...]]]:
     bad: dict[str, tuple[Mapping[str, object], str]] = {
         "no number": ({koord.GPU: "much"}, koord.GPU),
         "nothing": ({koord.GPU: "0"}, koord.GPU),
-        "no whole card": ({koord.NVIDIA: "0"}, koord.NVIDIA),
         "less than nothing": ({koord.PREFIX + "rdma": "-100"}, koord.PREFIX + "rdma"),
         "a fraction": ({koord.GPU: "500m"}, koord.GPU),
         "beyond any quantity": ({koord.MEMORY: str(2**63)}, koord.MEMORY),
@@ -288,6 +287,10 @@ KOORDINATOR = Case(
             pod("p", resources({koord.GPU: "50"})),
             pod("p", resources(None, {koord.GPU: "50"})),
             pod("p", resources({koord.GPU: "50"}, {koord.GPU: "50"})),
+        ),
+        "no whole cards, as a LimitRange writes it": (
+            pod("p", resources({koord.GPU: "50"})),
+            pod("p", resources({koord.GPU: "50", koord.NVIDIA: "0"})),
         ),
         "the shorthand and what it stands for": (
             pod("p", resources({koord.GPU: "50"})),
@@ -339,7 +342,6 @@ def _slices_malformed() -> Mapping[str, tuple[Raw, tuple[str, ...]]]:
     mig, mps = "nvidia.com/mig-2g.20gb", "nvidia.com/gpu-4gb"
     bad: dict[str, tuple[str, str]] = {
         "no number": (mig, "much"),
-        "nothing": (mps, "0"),
         "less than nothing": (mig, "-1"),
         "a fraction": (mig, "500m"),
         "beyond any node": (mig, "1025"),
@@ -371,7 +373,7 @@ def _slices_malformed() -> Mapping[str, tuple[Raw, tuple[str, ...]]]:
             (limits.format(0, mig), limits.format(1, "nvidia.com/mig-2g")),
         ),
         "an init container": (
-            pod("p", resources(None, {mig: "1"}), init=({**resources(None, {mig: "0"}), "name": "i"},)),
+            pod("p", resources(None, {mig: "1"}), init=({**resources(None, {mig: "-1"}), "name": "i"},)),
             (f"spec.initContainers[0].resources.limits[{mig}]",),
         ),
     }

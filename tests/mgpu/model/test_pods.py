@@ -35,6 +35,12 @@ def test_a_resource_is_asked_by_requests_else_by_limits() -> None:
     assert read.asked("c") is None
 
 
+@pytest.mark.parametrize("resource", ["nvidia.com/gpu", "nvidia.com/mig-1g.10gb"])
+def test_zero_of_nvidias_resources_is_no_ask(resource: str) -> None:
+    amounts = {"requests": {resource: "0"}, "limits": {resource: 0}}
+    assert read_pod(pod("p", {"name": "c", "resources": amounts})).containers[0].asked(resource) is None
+
+
 def test_bare_numbers_are_quantities() -> None:
     read = read_pod(pod("p", {"name": "c", "resources": {"limits": {CORE: 50}}}))
     assert read.containers[0].limits == {CORE: "50"}
