@@ -63,6 +63,8 @@ class Admission:
             return Said(FALSE, "NodeNotFound", f"there is no node {seen.node}")
         if seen.unschedulable:
             return Said(FALSE, "NodeUnschedulable", f"node {seen.node} is cordoned")
+        if pod.uid in seen.untolerated:
+            return tainted(seen, pod)
         if pod.uid in seen.conflicts:
             return conflict(pod)
         if occupy and not occupy.ours:
@@ -155,6 +157,11 @@ def _share(pod: MtgpuPod) -> ContainerAsk:
 
 def _exceeded(message: str) -> Said:
     return Said(FALSE, "ResourceExceeded", message)
+
+
+def tainted(seen: Seen, pod: MtgpuPod) -> Said:
+    text = f"node {seen.node} has the taint {seen.untolerated[pod.uid]}, which it does not tolerate"
+    return Said(FALSE, "NodeTainted", text)
 
 
 def conflict(pod: MtgpuPod) -> Said:

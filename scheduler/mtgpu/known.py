@@ -8,6 +8,7 @@ from mgpu.dialects import mtgpu
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.tables import table_at
 from scheduler.mtgpu.pods import made_for
+from scheduler.mtgpu.taints import evicting
 
 Raw = Mapping[str, Any]
 Key = tuple[str, str]
@@ -19,13 +20,15 @@ class OnNode:
     """What is known of one node at one moment.
 
     items: its MtgpuPods, in the order of their keys. made: the Pods of these names that were made for MtgpuPods, not
-    necessarily for these. occupies: its occupy pods, by GPUID. unschedulable: it is cordoned.
+    necessarily for these. occupies: its occupy pods, by GPUID. unschedulable: it is cordoned. taints: those of the node
+    that end Pods (`evicting`).
     """
 
     items: Mapping[Key, Raw]
     made: Mapping[Key, Raw]
     occupies: Mapping[str, Raw]
     unschedulable: bool
+    taints: tuple[Raw, ...]
 
 
 class Known:
@@ -37,6 +40,7 @@ class Known:
         self._made: dict[Key, Raw] = {}
         self._occupies: dict[str, dict[str, Raw]] = {}
         self._unschedulable: set[str] = set()
+        self._taints: dict[str, tuple[Raw, ...]] = {}
 
     def mtgpupod_changed(self, raw: Raw) -> Collection[str]:
         key, node = key_of(raw), node_of(raw)
@@ -57,15 +61,16 @@ class Known:
 
     def node_changed(self, raw: Raw) -> Collection[str]:
         cordoned = bool((raw.get("spec") or {}).get("unschedulable"))
-        return self._node(raw["metadata"]["name"], cordoned=cordoned)
+        return self._node(raw["metadata"]["name"], evicting(raw), cordoned=cordoned)
 
     def node_gone(self, raw: Raw) -> Collection[str]:
-        return self._node(raw["metadata"]["name"], cordoned=False)
+        return self._node(raw["metadata"]["name"], (), cordoned=False)
 
     def on(self, node: str) -> OnNode:
         items = {key: self._items[key] for key in sorted(self._on.get(node, ()))}
         made = {key: self._made[key] for key in items if key in self._made}
-        return OnNode(items, made, dict(self._occupies.get(node, {})), node in self._unschedulable)
+        cordoned, taints = node in self._unschedulable, self._taints.get(node, ())
+        return OnNode(items, made, dict(self._occupies.get(node, {})), cordoned, taints)
 
     def items(self) -> tuple[Raw, ...]:
         return tuple(self._items.values())
@@ -89,10 +94,13 @@ class Known:
             del self._on[node]
         return (node,)
 
-    def _node(self, name: str, *, cordoned: bool) -> Collection[str]:
-        if cordoned == (name in self._unschedulable):
+    def _node(self, name: str, taints: tuple[Raw, ...], *, cordoned: bool) -> Collection[str]:
+        if (taints, cordoned) == (self._taints.get(name, ()), name in self._unschedulable):
             return ()
         (self._unschedulable.add if cordoned else self._unschedulable.discard)(name)
+        self._taints.pop(name, None)
+        if taints:
+            self._taints[name] = taints
         return (name,)
 
     def _pod(self, key: Key, now: Raw | None) -> Collection[str]:

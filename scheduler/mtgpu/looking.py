@@ -7,12 +7,14 @@ from mgpu.dialects import mtgpu
 from mgpu.dialects.mtgpu import MtgpuPod
 from mgpu.model.errors import BadObject
 from mgpu.model.pods import read_pod
+from mgpu.model.tables import table_at
 from scheduler import stock
 from scheduler.mtgpu.accounts import MtgpuNode
-from scheduler.mtgpu.known import Key, Known, Raw, is_own
+from scheduler.mtgpu.known import Key, Known, OnNode, Raw, is_own
 from scheduler.mtgpu.occupy import Occupy, read_occupy
 from scheduler.mtgpu.pods import Made, read_made
 from scheduler.mtgpu.seen import Broken, Seen
+from scheduler.mtgpu.taints import untolerated
 from scheduler.state import State
 
 
@@ -59,6 +61,7 @@ def look(known: Known, state: State, name: str, *, serving: bool, left_out: Coll
         present=node.node is not None,
         unschedulable=there.unschedulable,
         stock=stock.is_there(node.node),
+        untolerated={uid: taint for uid, raw in items.raws.items() if (taint := _untolerated(raw, there))},
         broken=tuple(items.broken),
         made=items.made,
         conflicts=frozenset(items.conflicts),
@@ -97,6 +100,10 @@ def _find_pod(items: _Items, raw: Raw, made: Raw | None, uid_of_name: str | None
         items.own[uid], items.made[uid] = made, read_made(made)
     elif uid_of_name is not None:
         items.conflicts.add(uid)
+
+
+def _untolerated(raw: Raw, there: OnNode) -> str:
+    return untolerated(table_at(raw, "spec"), there.taints)
 
 
 def _occupies(

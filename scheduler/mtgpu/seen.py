@@ -26,6 +26,7 @@ class Seen:
 
     present: there is such a Node. stock: NVIDIA's plugin chooses the card of an occupy pod (scheduler/stock.py).
     pods: its MtgpuPods. cards: its GPUs that pods can be given. held: what anybody holds of them now.
+    untolerated: by uid, the taint of the node that would end an MtgpuPod's Pod, for those that have one.
     made: by the MtgpuPod's uid, its own Pod. conflicts: those whose name a Pod has that is not theirs.
     occupies: by GPUID, what has the name of its occupy pod. admitted: what those hold that have a reservation, and no
     BoundDeviceID yet.
@@ -38,6 +39,7 @@ class Seen:
     present: bool = True
     unschedulable: bool = False
     stock: bool = False
+    untolerated: Mapping[str, str] = field(default_factory=dict)
     broken: tuple[Broken, ...] = ()
     made: Mapping[str, Made] = field(default_factory=dict)
     conflicts: frozenset[str] = frozenset()

@@ -471,6 +471,22 @@ def test_nothing_is_begun_on_a_cordoned_node(rig: Rig) -> None:
     assert bound(rig, "a")[0] == "True"
 
 
+def test_nothing_is_begun_where_the_kubelet_would_refuse_it_for_good(rig: Rig) -> None:
+    taint = {"key": "maintenance", "value": "now", "effect": "NoExecute"}
+    rig.create("a", "x")
+    rig.settle()
+    rig.cluster.patch("/api/v1/nodes/n1", {"spec": {"taints": [taint]}})
+    rig.kill(own(rig, "a"))
+    rig.create("b", "x")
+    rig.settle()
+    assert rig.pod("a") is None
+    assert condition(rig, "a", "PodCreated")["reason"] == bound(rig, "b")[1] == "NodeTainted"
+    assert "the taint maintenance=now:NoExecute" in condition(rig, "b", "Bound")["message"]
+    rig.cluster.patch("/api/v1/nodes/n1", {"spec": {"taints": None}})
+    rig.settle()
+    assert [own(rig, name)["status"]["phase"] for name in "ab"] == ["Running"] * 2
+
+
 def test_where_they_are_disabled_those_that_have_a_card_keep_it_and_can_go(rig: Rig) -> None:
     rig.create("a", "x")
     rig.settle()
