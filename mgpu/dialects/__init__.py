@@ -15,6 +15,7 @@ from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Container, Pod
+from mgpu.model.quantities import same_quantity
 from mgpu.model.slices import is_slice
 from mgpu.model.wishes import CARD_UUIDS, PREFIX, SAME_CARD_GROUP, Wishes, field, read_wishes
 from mgpu.settings import CARD_POLICIES, Settings
@@ -79,11 +80,14 @@ def read_ask(pod: Pod, settings: Settings) -> Ask | None:
 
     Raises BadObject. A pod that mixes vocabularies is refused at admission (`vocabulary.mixing`); here the first
     dialect that knows the pod reads it. A pod that has its cards keeps them: wishes count until they are decided, and
-    what was admitted under other settings (a dialect enabled then, a smaller minimum) is read as it was.
+    what was admitted under other settings (a dialect enabled then, a smaller minimum) is read as it was. Nor does one
+    that is bound ask for what it says 0 of: admission denies that, but it may have come before.
     """
     try:
         ask = _read_ask(pod, settings)
     except BadObject:
+        if (bare := _without_zeros(pod)) != pod:
+            return read_ask(bare, settings)
         ask = _admitted_once(pod, settings)
         if ask is None:
             raise
@@ -98,6 +102,21 @@ def _read_ask(pod: Pod, settings: Settings) -> Ask | None:
     if problems and not (pod.node and any(map(is_placement_annotation, pod.annotations))):
         raise BadObject(problems)
     return replace(ask, wishes=wishes)
+
+
+def _without_zeros(pod: Pod) -> Pod:
+    """A pod that is bound without the amounts that are 0: for those its kubelet gives it nothing."""
+    if not pod.node:
+        return pod
+    some = [
+        replace(container, requests=_above_zero(container.requests), limits=_above_zero(container.limits))
+        for container in pod.containers
+    ]
+    return replace(pod, containers=tuple(some))
+
+
+def _above_zero(amounts: Mapping[str, str]) -> dict[str, str]:
+    return {name: amount for name, amount in amounts.items() if not same_quantity(amount, "0")}
 
 
 _WIDEST = {"enabled": True, "mgpu_enable": True, "min_gpu_memory": 0}

@@ -17,8 +17,8 @@ from mgpu.model.ledger import Share, shares_of
 from mgpu.model.pods import read_pod
 from mgpu.model.wishes import ALL, NONE
 from mgpu.settings import Settings, load_settings
-from tests.builders import cards, container, pod
-from tests.mgpu.dialects.contract import CASES, MIG_SLICES, MPS_SLICES, Case, Raw
+from tests.builders import CORE, cards, container, pod
+from tests.mgpu.dialects.contract import CASES, MIG_SLICES, MPS_SLICES, Case, Raw, resources
 
 DEFAULT = load_settings("")
 NODE_CARDS = cards(8)
@@ -264,3 +264,15 @@ def test_a_dialect_that_is_switched_off_reads_nothing(case: Case) -> None:
     assert dialects.read_ask(read_pod(raw), off) is None
     assert of(case).resources(DEVICES, off) == ()
     assert dialects.read_ask(read_pod(raw), DEFAULT) is not None
+
+
+@pytest.mark.parametrize("resource", [CORE, "aliyun.com/gpu-mem", "koordinator.sh/gpu", "koordinator.sh/rdma"])
+def test_zero_is_denied_and_holds_nothing_where_it_runs_already(resource: str) -> None:
+    none = resources(None, {resource: "0"})
+    with pytest.raises(BadObject):
+        dialects.read_ask(read_pod(pod("p", none)), DEFAULT)
+    assert dialects.read_ask(read_pod(pod("p", none, node="n1")), DEFAULT) is None
+    beside = pod("p", none, {**resources(None, {"koordinator.sh/gpu": "50"}), "name": "d"}, node="n1")
+    ask = dialects.read_ask(read_pod(beside), DEFAULT)
+    assert ask is not None
+    assert [one.container for one in ask.containers] == ["d"]
