@@ -15,6 +15,7 @@ from mgpu.model.given import read_given, shares_given
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Node
 from mgpu.settings import Settings
+from mgpu.version import AGENT
 from scheduler.slices.known import KnownSlices
 
 Raw = Mapping[str, Any]
@@ -98,10 +99,13 @@ class Inventories:
         return _gpus(self._devices(node))
 
     def _devices(self, node: Node) -> tuple[Card, ...]:
-        """As the node has them, unhealthy where anybody says so."""
+        """As the node has them, unhealthy where anybody says so.
+
+        Where mgpu's agent is, the Device is on its way, and a record of cards that were made up would never hold.
+        """
         cards = self._cards.get(node.name)
         if cards is None:
-            cards = inventory.equal_cards(node, gpushare.unit(self._settings))
+            cards = () if AGENT in node.annotations else inventory.equal_cards(node, gpushare.unit(self._settings))
         listed = self._unhealthy.get(node.name)
         if not listed:
             return cards

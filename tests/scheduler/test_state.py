@@ -134,6 +134,19 @@ def test_a_node_without_device_offers_equal_cards() -> None:
     assert [state.card.memory for state in cards] == [15 * b.GIB] * 2
 
 
+def test_a_node_of_mgpus_agent_has_no_cards_before_its_device() -> None:
+    """Its status says gpu-count first. What was recorded of cards that were made up, no card would have."""
+    other, api = cluster(("n1", 2)), FakeApi()
+    raw = b.node("n1", labels={}, **{"mgpu.io/agent": "{}"})
+    raw["status"]["capacity"] |= {"aliyun.com/gpu-mem": "160", "aliyun.com/gpu-count": "2"}
+    api.put("nodes", raw)
+    replica = Replica(api)
+    assert replica.state.view("n1", "").cards == ()
+    api.put("devices", other.devices["n1"])
+    replica.deliver()
+    assert [s.card.uuid for s in replica.state.view("n1", "").cards] == ["GPU-n1-0", "GPU-n1-1"]
+
+
 def test_a_running_pod_with_a_garbled_record_is_held_on_every_card(one: Replica) -> None:
     given(one, running(bound(cards="banana")))
     assert free(one) == [500, 500]
