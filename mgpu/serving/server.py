@@ -7,6 +7,7 @@ waits between them, and 40 ms where its acknowledgement is delayed (kubernetes.m
 import gc
 import logging
 import resource
+import signal
 import socket
 import ssl
 import threading
@@ -34,6 +35,8 @@ _log = logging.getLogger(__name__)
 # Longer than the 90 s for which the API server's client keeps an idle connection: the side that sends closes first.
 KEEPALIVE_SECONDS = 120
 CONNECTIONS = 1000  # of all addresses together
+_DRAIN_SECONDS = 20
+_END_SECONDS = 15
 _request = threading.local()
 
 
@@ -61,6 +64,7 @@ def serve(
     workers: int = 1,
     threads: int = 64,
     start: Callable[[], None] | None = None,
+    end: Callable[[], None] | None = None,
     stop: Callable[[], None] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; then requests under way are finished, and SystemExit is raised.
@@ -70,6 +74,8 @@ def serve(
     certificate: (chain, key) in PEM; both are watched, and new connections get the new one.
     threads: of each worker for each address. Most of them wait, for clients or for the API server, if for anything.
     start, stop: run in every worker, before its first request and after its last; threads belong there, not before.
+    end: run in every worker that SIGTERM ends, in a thread of its own, within 15 s: until it returns the worker serves
+    as before, new connections too. `stop` comes later, when those that there are have been finished.
     Prints `serving https on 127.0.0.1:8443` on stdout, one line per address, once connections are accepted.
     Raises BadObject for an address that cannot be had.
     """
@@ -78,7 +84,7 @@ def serve(
     # As Go's programs do: where the limit for those that still use select() is met, gunicorn's workers end.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    _Server(listen, certificate, workers, threads, start, stop).run()
+    _Server(listen, certificate, workers, threads, start, end, stop).run()
 
 
 def _check(address: Listen) -> None:
@@ -195,7 +201,22 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
     def init_process(self) -> None:
         self._aside = ThreadPoolExecutor(8, "close")
         self._open: dict[object, set[Any]] = defaultdict(set)
+        self._ending = False
         super().init_process()
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """A signal comes in between whatever: the loop begins the end."""
+        if not self.app.end:
+            super().handle_exit(sig, frame)
+        elif not self._ending:
+            self._ending = True
+            self.method_queue.defer(threading.Thread(target=self._end, name="end", daemon=True).start)
+
+    def _end(self) -> None:
+        try:
+            self.app.end()
+        finally:
+            super().handle_exit(signal.SIGTERM, None)
 
     def get_thread_pool(self) -> _Pools:
         return _Pools(self.cfg.threads)
@@ -249,11 +270,12 @@ class _Server(BaseApplication):  # type: ignore[misc]
         workers: int,
         threads: int,
         start: Callable[[], None] | None,
+        end: Callable[[], None] | None,
         stop: Callable[[], None] | None,
     ) -> None:
         if not certificate and any(address.tls for address in listen):
             raise ValueError("an address with TLS needs a certificate")
-        self._listen, self._certificate = listen, certificate
+        self._listen, self._certificate, self.end = listen, certificate, end
         self._apps: dict[tuple[str, str], WSGIApplication] = {}
         self._options: dict[str, Any] = {
             "bind": [str(address) for address in listen],
@@ -263,7 +285,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
             "worker_class": _Worker,
             "logger_class": _Logger,
             "keepalive": KEEPALIVE_SECONDS,
-            "graceful_timeout": 20,
+            "graceful_timeout": _DRAIN_SECONDS + (_END_SECONDS if end else 0),
             "preload_app": True,
             "errorlog": None,
             "control_socket_disable": True,

@@ -1,15 +1,16 @@
-"""A server for the tests: `python -m tests.mgpu.serving.sample DIRECTORY [PORT | impatient]`, one worker.
+"""A server for the tests: `python -m tests.mgpu.serving.sample DIRECTORY [PORT | impatient | ends]`, one worker.
 
 Three addresses: TLS, plain, and another app over TLS for clients whose certificate the server's own CA has signed.
 With PORT two, both plain and of this port: 127.0.0.1, and 127.0.0.2 for the other app.
 Impatient: the three, with little time and room for clients; it says whom it has hung up on.
+Ends: the three; told to end it says so, and goes on until the file `ended` is in the directory.
 """
 
 import logging
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from flask import Response
@@ -29,7 +30,7 @@ def answer(review: Review) -> Reply:
     return allow(review, [{"op": "add", "path": "/a", "value": "x"}])
 
 
-def main(directory: Path, port: int = 0) -> None:
+def main(directory: Path, port: int = 0, end: Callable[[], None] | None = None) -> None:
     started: list[str] = []
 
     def stop() -> None:
@@ -51,8 +52,15 @@ def main(directory: Path, port: int = 0) -> None:
         threads=8,  # so few that a test can take them all
         certificate=(directory / "tls.crt", directory / "tls.key"),
         start=lambda: started.append("started"),
+        end=end,
         stop=stop,
     )
+
+
+def ends(directory: Path) -> None:
+    print("ends", flush=True)
+    while not (directory / "ended").exists():
+        time.sleep(0.01)
 
 
 def slow() -> Iterator[bytes]:
@@ -77,5 +85,7 @@ def impatient(directory: Path) -> None:
 if __name__ == "__main__":
     if sys.argv[2:] == ["impatient"]:
         impatient(Path(sys.argv[1]))
+    elif sys.argv[2:] == ["ends"]:
+        main(Path(sys.argv[1]), end=lambda: ends(Path(sys.argv[1])))
     else:
-        main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+        main(Path(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else 0)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import ssl
 import time
 from collections.abc import Iterator
@@ -140,6 +141,25 @@ def test_a_request_under_way_is_answered_before_the_server_ends(folder: Folder) 
         assert server.wait_for(b"stopped")
         assert server.join() == 0
     finally:
+        server.close()
+
+
+def test_until_its_end_is_done_the_server_serves_new_connections_too(folder: Folder) -> None:
+    done = folder.path / "ended"
+    server = Server(*SAMPLE, str(folder.path), "ends", addresses=3, cwd=ROOT)
+    try:
+        server.terminate()
+        server.wait_for(b"ends")
+        (worker,) = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+        os.kill(int(worker), signal.SIGTERM)  # those who tell a whole group tell it twice
+        for _ in range(2):
+            with connect(server, folder, tls=True) as client:
+                assert client.ask(review({"a": 1}), "/review")[0] == 200
+        done.touch()
+        assert server.wait_for(b"stopped")
+        assert server.join() == 0
+    finally:
+        done.touch()
         server.close()
 
 
