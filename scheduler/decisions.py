@@ -45,6 +45,11 @@ class Decisions:
     def drop(self, uid: str) -> None:
         self._known.pop(uid, None)
 
+    def made_within(self, seconds: float) -> bool:
+        """Whether one was made, or given its full time again, in the last so many seconds."""
+        since = self._clock() + self._seconds - seconds
+        return any(until > since for _, until in self._known.values())
+
     def overdue(self) -> tuple[Decision, ...]:
         """Those whose pod has not appeared in time, oldest first."""
         now = self._clock()

@@ -1,6 +1,6 @@
-"""Which pod the Service leads to: a label on the pod of the replica that decides.
+"""Which pod the Service leads to, a label on the pod of the replica that decides; and which replica that should be.
 
-Nothing is safe by it: who may decide says the Lease, and a replica that may not answers 503 whatever its pod is
+Nothing is safe by either: who may decide says the Lease, and a replica that may not answers 503 whatever its pod is
 labelled. All replicas can be ready so, which Deployments, disruption budgets and alerts want.
 """
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from mgpu.kube import Api, ApiError, Unreachable
-from mgpu.kube.leader import LABEL
+from mgpu.kube.leader import LABEL, LEASE_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -89,3 +89,42 @@ class LeaderLabel:
             return False
         self._told = ""
         return True
+
+
+class OwnKubeScheduler:
+    """Of a kube-scheduler in this process's own pod, and of those in the other replicas' pods: which of them leads.
+
+    It asks the mgpu process beside it, and only the one that decides plans slices for pods that it was asked about. So
+    mgpu's lease follows theirs: a kube-scheduler calls itself HOST_UUID, and all of a pod have one host name.
+    """
+
+    def __init__(
+        self, api: Api, namespace: str, lease: str, host: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._api, self._path = api, f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease}"
+        self._host, self._clock = host, clock
+        self._seen: tuple[str, float] = ("", 0.0)
+        self._told = ""
+
+    def elsewhere(self, leads: bool) -> bool:
+        """Whether the replica in another pod is to lead. leads: whether this one does.
+
+        Not where that is not known, or no kube-scheduler has renewed the lease for as long as it lasts: cards are
+        decided without one too. A lease that was given up just now is another's in a moment, but who leads can wait.
+        Raises Unreachable.
+        """
+        try:
+            lease = self._api.get(self._path)
+        except ApiError as error:
+            if error.status != 404 and str(error) != self._told:
+                self._told = str(error)
+                log.warning("which kube-scheduler leads is not known: %s", error)
+            return False
+        self._told = ""
+        version, now = lease["metadata"]["resourceVersion"], self._clock()
+        if version != self._seen[0]:
+            self._seen = (version, now)
+        if now >= self._seen[1] + LEASE_SECONDS:
+            return False
+        holder = str((lease.get("spec") or {}).get("holderIdentity") or "")
+        return holder.rpartition("_")[0] != self._host if holder else not leads

@@ -93,5 +93,6 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
         certificate=certificate,
         workers=1,
         start=start,
+        end=process.end,
         stop=stop,
     )

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import socket
 import sys
 import threading
 import time
@@ -11,7 +12,7 @@ from typing import Any
 from mgpu.dialects import gpushare, mtgpu
 from mgpu.kube import Api, Unreachable
 from mgpu.kube.events import Recorder
-from mgpu.kube.leader import Leader
+from mgpu.kube.leader import LAND_SECONDS, Leader
 from mgpu.kube.reflector import Reflector
 from mgpu.model.errors import RetryLater
 from mgpu.model.inventory import DEVICE_API
@@ -22,7 +23,7 @@ from scheduler.deciding import Decider
 from scheduler.disruption import Budgets
 from scheduler.filtering import Filter
 from scheduler.late import LateDecisions
-from scheduler.leading import LeaderLabel
+from scheduler.leading import LeaderLabel, OwnKubeScheduler
 from scheduler.mtgpu.controller import Controller
 from scheduler.mtgpu.status import Transition
 from scheduler.preempting import Preemption
@@ -39,6 +40,9 @@ _REFRESH_SECONDS = 120.0
 _LEARN_SECONDS = 1.0
 _LEARN_SHARE = 0.05
 """Of the time, at most."""
+_LOOK_SECONDS = 0.02
+_END_SECONDS = 10.0
+_ENDS = "this replica ends"
 
 
 SWITCH_SECONDS = 0.001
@@ -71,7 +75,7 @@ class Process:
         self.mtgpus = Controller(self.state, api, settings, self._tell, self._may_serve_mtgpupods)
         self._recorder: Recorder | None = None
         own = settings.scheduler
-        self._leader = Leader(api, own.namespace, _LEASE, identity) if own.leader_elect else None
+        self._leader = self._elected() if own.leader_elect else None
         self._label = LeaderLabel(api, own.namespace, own.pod_uid, self.leads) if own.pod_uid else None
         mtgpus = self.mtgpus
         self._pods = Reflector(api, "/api/v1/pods", mtgpus.pod_changed, mtgpus.pod_gone)
@@ -100,24 +104,38 @@ class Process:
         self._fresh_term = -1
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._writers: list[threading.Thread] = []
+        self._leaving: list[threading.Thread] = []
 
     def start(self) -> None:
         sys.setswitchinterval(SWITCH_SECONDS)
         self._recorder = Recorder(self._api, "mgpu-scheduler", self._identity)
         self._run("steward", self._steward)
-        self._run("late decisions", lambda: self.late.run(self._stop))
         self._run("announcements", lambda: self.announcements.run(self._stop))
-        self._run("mtgpupods", lambda: self.mtgpus.run(self._stop))
+        self._writers = [
+            self._run("late decisions", lambda: self.late.run(self._stop)),
+            self._run("mtgpupods", lambda: self.mtgpus.run(self._stop)),
+        ]
         if self._settings.dialects.slices.enabled:
-            self._run("planning", lambda: self.planning.run(self._stop))
+            self._writers.append(self._run("planning", lambda: self.planning.run(self._stop)))
+
+    def end(self) -> None:
+        """Decide no more, and let another replica lead as soon as what was decided is written; then return.
+
+        Until `stop` this one answers as one that does not lead.
+        """
+        self.state.close()
+        self._stop.set()
+        for writer in (self.late, self.announcements, self.planning, self.mtgpus):
+            writer.wake()
+        until = time.monotonic() + _END_SECONDS
+        for thread in self._leaving:
+            thread.join(max(0.0, until - time.monotonic()))
 
     def stop(self) -> None:
-        """End the threads; a lease that is held is given up, so that another replica leads at once."""
-        self._stop.set()
-        self.late.wake()
-        self.announcements.wake()
-        self.planning.wake()
-        self.mtgpus.wake()
+        """End the watches and the threads, after `end`."""
+        if not self._stop.is_set():
+            self.end()
         for watch in (*self._watches.values(), *self._beside):
             watch.stop()
         for thread in self._threads:
@@ -138,7 +156,7 @@ class Process:
         if why:
             return why
         if not self._leading():
-            return "another replica leads"
+            return _ENDS if self._stop.is_set() else "another replica leads"
         return "" if self._fresh_term == self._term() else "catching up with what the last leader wrote"
 
     @property
@@ -159,7 +177,7 @@ class Process:
     def may_decide(self) -> None:
         self.may_answer()
         if not self._leading():
-            raise RetryLater("another replica leads")
+            raise RetryLater(_ENDS if self._stop.is_set() else "another replica leads")
         if self._fresh_term != self._term():
             raise RetryLater("catching up with what the last leader wrote")
 
@@ -177,8 +195,25 @@ class Process:
             if not (watch is self._mtgpupods and watch.forbidden and watch.broken_for > _SILENT_SECONDS):
                 yield name, watch
 
+    def _elected(self) -> Leader:
+        own, elsewhere = self._settings.scheduler, None
+        if own.kube_scheduler_lease:
+            lease = own.kube_scheduler_lease
+            elsewhere = OwnKubeScheduler(self._api, own.namespace, lease, socket.gethostname()).elsewhere
+        return Leader(self._api, own.namespace, _LEASE, self._identity, elsewhere=elsewhere, landed=self._landed)
+
+    def _landed(self) -> None:
+        """Return once all has landed that was decided or begun to be written here, after LAND_SECONDS in any case."""
+        until = time.monotonic() + LAND_SECONDS
+        if not self._stop.wait(LAND_SECONDS):
+            return  # those who write go on, and nobody knows what they are about
+        for thread in self._writers:
+            thread.join(max(0.0, until - time.monotonic()))
+        while self.state.lands(LAND_SECONDS) and time.monotonic() < until:
+            time.sleep(_LOOK_SECONDS)
+
     def _leading(self) -> bool:
-        return self._leader is None or self._leader.leading
+        return not self._stop.is_set() and (self._leader is None or self._leader.leading)
 
     def _term(self) -> int:
         return 0 if self._leader is None else self._leader.term
@@ -189,9 +224,10 @@ class Process:
         given_up: Callable[[], object] = bool
         if leader:
             leader.round()
-            given_up = self._run("leader", lambda: leader.run(self._stop)).join
+            self._leaving.append(self._run("leader", lambda: leader.run(self._stop)))
+            given_up = self._leaving[0].join
         if label:
-            self._run("label", lambda: label.run(self._stop, given_up))
+            self._leaving.append(self._run("label", lambda: label.run(self._stop, given_up)))
         first_term = self._term() if self._leading() else -1
         for watch in (*self._watches.values(), *self._beside):
             watch.start()

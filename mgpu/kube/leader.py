@@ -19,13 +19,19 @@ log = logging.getLogger(__name__)
 LEASE_SECONDS = 15
 LABEL = "mgpu.io/leads"
 """Of the pod whose process leads, with the value `true`."""
-_FENCE_SECONDS = 10.0
-"""Without a renewal for so long a leader stops acting: what it began has 5 s to land before anybody else may lead."""
+LAND_SECONDS = 5.0
+"""What a leader began while it led has so long to land before anybody else may lead."""
+_FENCE_SECONDS = LEASE_SECONDS - LAND_SECONDS
+"""Without a renewal for so long a leader stops acting."""
 _ROUND_SECONDS = 2.0
 
 
 class Leader:
-    """`leading` is true for at most one identity at a time. Thread-safe."""
+    """`leading` is true for at most one identity at a time. Thread-safe.
+
+    elsewhere: whether another one is to lead, given whether this one does; then it does not seek the lease, or gives it
+    up. landed: returns when all that was begun while leading has landed, or has had LAND_SECONDS for it.
+    """
 
     def __init__(
         self,
@@ -34,9 +40,11 @@ class Leader:
         name: str,
         identity: str,
         clock: Callable[[], float] = time.monotonic,
+        elsewhere: Callable[[bool], bool] | None = None,
+        landed: Callable[[], object] = lambda: time.sleep(LAND_SECONDS),
     ) -> None:
         self._api, self._namespace, self._name, self._identity = api, namespace, name, identity
-        self._clock = clock
+        self._clock, self._elsewhere, self._landed = clock, elsewhere, landed
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._renewed: float | None = None
         self._seen: tuple[str, float] = ("", 0.0)
@@ -61,11 +69,16 @@ class Leader:
         self.release()
 
     def round(self) -> None:
-        """One attempt to get or to renew the lease. Raises nothing."""
+        """One attempt to get or to renew the lease, or to give it up where it is another one's turn. Raises nothing."""
         was = self.leading
         started = self._clock()
         try:
-            held = self._acquire(started)
+            elsewhere = self._elsewhere is not None and self._elsewhere(was)
+            if elsewhere and was:
+                log.info("giving the lease up: it is another one's turn", extra={"identity": self._identity})
+                self.release()
+                return
+            held = self._acquire(started, seek=not elsewhere)
         except (ApiError, Unreachable) as error:
             if str(error) != self._told:
                 self._told = str(error)
@@ -81,10 +94,11 @@ class Leader:
             self._renewed = None
 
     def release(self) -> None:
-        """Let another one lead at once."""
+        """Lead no more, from now on; and let another one, as soon as what was begun has landed."""
         if not self.leading:
             return
         self._renewed = None
+        self._landed()
         try:
             lease = self._api.get(f"{self._path}/{self._name}")
             if lease["spec"].get("holderIdentity") == self._identity:
@@ -93,20 +107,23 @@ class Leader:
         except (ApiError, Unreachable) as error:
             log.info("lease not released: %s", error)
 
-    def _acquire(self, now: float) -> bool:
-        """Whether the lease is ours now. A Conflict of the write says that another one was faster."""
+    def _acquire(self, now: float, *, seek: bool) -> bool:
+        """Whether the lease is ours now. A Conflict of the write says that another one was faster.
+
+        Who does not seek it looks all the same: for how long it has stood still it has to know when its turn comes.
+        """
         try:
             lease = self._api.get(f"{self._path}/{self._name}")
         except ApiError as error:
             if error.status != 404:
                 raise
-            return self._written(lambda: self._api.create(self._path, self._lease({}, {})))
+            return seek and self._written(lambda: self._api.create(self._path, self._lease({}, {})))
         meta, spec = lease["metadata"], lease.get("spec") or {}
         holder = spec.get("holderIdentity") or ""
         if meta["resourceVersion"] != self._seen[0]:
             self._seen = (meta["resourceVersion"], now)
         duration = spec.get("leaseDurationSeconds") or LEASE_SECONDS
-        if holder not in ("", self._identity) and now < self._seen[1] + duration:
+        if not seek or (holder not in ("", self._identity) and now < self._seen[1] + duration):
             return False
         path = f"{self._path}/{self._name}"
         return self._written(lambda: self._api.replace(path, self._lease(meta, spec)))

@@ -52,6 +52,32 @@ def test_the_same_node_again_gives_the_same_cards(replica: Replica) -> None:
     assert replica.cards_held() == {"p": [(0, 600)], "q": [(0, 300)]}
 
 
+def test_once_it_is_closed_nothing_is_reserved_and_nothing_that_is_given_again(replica: Replica) -> None:
+    """Whoever has found before that he may decide."""
+    held, new = submitted(replica, "p"), submitted(replica, "q")
+    decided(replica, held)
+    replica.state.close()
+    for known in (held, new):
+        with pytest.raises(RetryLater):
+            replica.decider.decide(known, "n1")
+    assert replica.cards_held() == {"p": [(0, 600)]}
+
+
+def test_a_reservation_lands_when_its_pod_is_seen_on_its_node(replica: Replica) -> None:
+    known = submitted(replica, "p")
+    assert not replica.state.lands(5)
+    decision = decided(replica, known)
+    assert replica.state.lands(5)
+    replica.clock.now += 5
+    assert not replica.state.lands(5)  # its write has failed, or nobody has begun it
+    assert replica.state.renew(decision)
+    assert replica.state.lands(5)
+    replica.api.edit_pod("p", lambda raw: raw["metadata"].update(annotations=dict(decision.annotations)))
+    replica.api.edit_pod("p", lambda raw: raw["spec"].update(nodeName="n1"))
+    replica.deliver()
+    assert not replica.state.lands(5)
+
+
 def test_another_node_moves_the_reservation(replica: Replica) -> None:
     known = submitted(replica, "p")
     decided(replica, known, "n1")

@@ -15,6 +15,7 @@ from mgpu.model.pods import Node
 from playground.apiserver import ApiServer, User, running
 from tests import builders as b
 from tests.mgpu.serving.process import Client, Server
+from tests.mgpu.serving.reviews import patch_of, review
 from tests.scheduler.test_main import KUBECONFIG
 from tests.waiting import until
 
@@ -30,6 +31,13 @@ def pages(self, path, _pages=Api.pages, **query):
 
 Api.pages = pages
 process._SILENT_SECONDS = 0.3
+"""
+PATIENT = """
+from mgpu.serving import patience, server
+from scheduler import process
+
+patience.PATIENCE_SECONDS = process.LAND_SECONDS = process._END_SECONDS = 600
+server._DRAIN_SECONDS = 60
 """
 ROOT = Path(__file__).parents[2]
 PODS = "/api/v1/namespaces/default/pods"
@@ -213,6 +221,42 @@ def test_one_of_two_replicas_decides_and_the_other_takes_over(cluster: Cluster) 
     until(lambda: cluster.labelled() == ["second"])
     cluster.submit("forced", node="n1")
     assert until(lambda: cluster.card("forced")) == "0"
+
+
+def test_an_ending_leader_gives_its_lease_up_before_its_connections_are_drained(cluster: Cluster) -> None:
+    first = cluster.start(first=PATIENT)
+    cluster.decides(first)
+    second = cluster.start()
+    until(lambda: b"another replica leads" in cluster.ask(second, "/leads")[1])
+    with Client(first.ports[1]) as client:
+        client.wire.sendall(b"GET /readyz HTTP/1.1\r\n")
+        first.terminate()
+        cluster.decides(second)
+        client.wire.sendall(b"Host: x\r\n\r\n")
+        assert client.receive()[0] == 200
+
+
+def test_what_an_ending_leader_has_decided_is_written_before_another_one_leads(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    server = cluster.start("--self-signed-dir", str(tmp_path / "tls"), first=PATIENT)
+    cluster.decides(server)
+    until(lambda: (tmp_path / "tls" / "ca.crt").exists())
+    binding = {"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "n1"}}
+    asked = review(binding, kind={"group": "", "version": "v1", "kind": "Binding"}, subresource="binding")
+    cluster.submit("p")
+    with Client(server.ports[0], tmp_path / "tls" / "ca.crt") as api_server:
+        status, answer = api_server.ask(asked, "/bind-admission")
+        (meta,) = (row["value"] for row in patch_of(answer) if row["path"].endswith("annotations"))
+        server.terminate()
+        until(lambda: b"this replica ends" in cluster.ask(server, "/leads")[1])
+        status, answer = api_server.ask(asked, "/bind-admission")
+        assert (status, answer) == (503, {"error": "this replica ends"})
+    assert cluster.api.get(LEADER)["spec"]["holderIdentity"]
+    cluster.api.create(f"{PODS}/p/binding", {**binding, "metadata": {"name": "p", "annotations": meta}})
+    until(lambda: not cluster.api.get(LEADER)["spec"]["holderIdentity"])
+    assert cluster.card("p") == "0"
+    assert server.join() == 0
 
 
 def test_each_side_is_served_on_its_own_address_only(cluster: Cluster, tmp_path: Path) -> None:

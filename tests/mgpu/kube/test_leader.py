@@ -1,4 +1,5 @@
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -54,7 +55,20 @@ class World:
     def __init__(self) -> None:
         self.api, self.now = Leases(), 100.0
         client: Any = self.api
-        self.a, self.b = (Leader(client, "mgpu-system", "l", name, lambda: self.now) for name in "ab")
+        self.elsewhere = False
+        self.landing: Callable[[], object] = bool
+        self.a, self.b = (
+            Leader(
+                client,
+                "mgpu-system",
+                "l",
+                name,
+                lambda: self.now,
+                elsewhere=lambda _: self.elsewhere,
+                landed=lambda: self.landing(),
+            )
+            for name in "ab"
+        )
 
 
 @pytest.fixture
@@ -112,6 +126,39 @@ def test_given_up_it_is_free_at_once(world: World) -> None:
     assert world.b.leading
     assert world.api.lease is not None
     assert world.api.lease["spec"]["leaseTransitions"] == 2
+
+
+def test_until_what_was_begun_has_landed_nobody_leads(world: World) -> None:
+    world.a.round()
+    seen = []
+
+    def landing() -> None:
+        world.b.round()
+        seen.append((world.a.leading, world.b.leading))
+
+    world.landing = landing
+    world.a.release()
+    world.b.round()
+    assert seen == [(False, False)]
+    assert world.b.leading
+
+
+def test_another_ones_turn(world: World) -> None:
+    """Who does not seek the lease knows all the same for how long it has stood still, when its own turn comes."""
+    world.a.round()
+    world.elsewhere = True
+    world.b.round()
+    world.now += LEASE_SECONDS
+    world.b.round()
+    assert [world.b.leading, world.b.term] == [False, 0]
+    world.elsewhere = False
+    world.b.round()
+    assert [world.b.leading, world.b.term] == [True, 1]
+    world.elsewhere = True
+    world.b.round()
+    assert [world.b.leading, world.b.term] == [False, 1]
+    assert world.api.lease is not None
+    assert world.api.lease["spec"]["holderIdentity"] == ""
 
 
 def test_the_slower_of_two_writers_does_not_lead(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
