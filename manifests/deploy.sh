@@ -48,14 +48,8 @@ rendered=$(kubectl kustomize "$top" | awk -v image="${IMAGE:-}" '
 printf '%s\n' "$rendered" | kubectl apply --server-side --force-conflicts --field-manager=mgpu -f -
 [ "$WAIT" != 0 ] || exit 0
 answers() {
-    kubectl -n "$NAMESPACE" rollout status deployment/mgpu-webhook --timeout="${WAIT}s" || return
-    rollout=$(kubectl -n "$NAMESPACE" get deployment/mgpu-scheduler -o jsonpath='{.spec.strategy.rollingUpdate.maxUnavailable}')
-    if [ "$rollout" != 100% ]; then
+    kubectl -n "$NAMESPACE" rollout status deployment/mgpu-webhook --timeout="${WAIT}s" &&
         kubectl -n "$NAMESPACE" rollout status deployment/mgpu-scheduler --timeout="${WAIT}s"
-        return
-    fi
-    # components/second-scheduler: only the replica that leads is ready, so that its rollout never counts as complete.
-    kubectl -n "$NAMESPACE" wait --for=jsonpath='{.status.readyReplicas}'=1 deployment/mgpu-scheduler --timeout="${WAIT}s"
 }
 answers && rc=0 || rc=1
 kubectl -n "$NAMESPACE" get pods -o wide

@@ -13,6 +13,7 @@ import yaml
 from deviceplugin import toolkit
 from mgpu.cli.setup import read_settings
 from mgpu.kube.leader import LABEL
+from mgpu.serving import server
 from mgpu.settings import Settings
 from playground.apiserver.kinds import BUILT_IN
 from playground.apiserver.schema import decode
@@ -220,22 +221,18 @@ def test_pods_run_one_image_of_this_version_as_tightly_as_they_can(folder: Path)
 
 
 @EVERYWHERE
-def test_one_replica_stays_but_where_only_the_leader_is_ever_ready(folder: Path) -> None:
-    """Beside a kube-scheduler of its own: a rollout or a drain that keeps one available would never end there."""
+def test_one_replica_stays(folder: Path) -> None:
     documents = rendered(folder)
     deployment = named(documents, "Deployment", "mgpu-scheduler")
-    alone = "initContainers" in deployment["spec"]["template"]["spec"]
-    assert deployment["spec"]["strategy"]["rollingUpdate"] == (
-        {"maxSurge": "100%", "maxUnavailable": "100%"} if alone else {"maxSurge": 1, "maxUnavailable": 0}
-    )
-    assert ("progressDeadlineSeconds" in deployment["spec"]) is alone
+    assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
     budgets = {b["metadata"]["name"]: b["spec"] for b in of_kind(documents, "PodDisruptionBudget")}
     held = {name: budget["maxUnavailable"] for name, budget in budgets.items()}
-    assert held == {"mgpu-webhook": 1, "mgpu-scheduler": "100%" if alone else 1}
+    assert held == {"mgpu-webhook": 1, "mgpu-scheduler": 1}
     for name, budget in budgets.items():
         assert _chooses(budget["selector"]["matchLabels"], named(documents, "Deployment", name))
     waits = int(running_mgpu(deployment)["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert waits + 20 < deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    given = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert waits + server._END_SECONDS + server._DRAIN_SECONDS < given
 
 
 @EVERYWHERE
@@ -288,15 +285,15 @@ def test_a_kube_scheduler_asks_about_every_resource(component: str) -> None:
     assert found["profiles"][0]["percentageOfNodesToScore"] == 100
 
 
-def test_the_second_scheduler_runs_only_beside_the_mgpu_process_that_leads() -> None:
+def test_the_second_scheduler_has_the_lease_that_mgpu_follows(tmp_path: Path) -> None:
     documents = rendered(MANIFESTS / "overlays/second-scheduler")
     deployment = named(documents, "Deployment", "mgpu-scheduler")
     (sidecar,) = deployment["spec"]["template"]["spec"]["initContainers"]
     assert (sidecar["name"], sidecar["restartPolicy"]) == ("scheduler", "Always")
-    leads = {"path": "/leads", "port": 9402}
-    assert sidecar["startupProbe"]["httpGet"] == leads
+    in_sync = {"path": "/readyz", "port": 9402}
+    assert sidecar["startupProbe"]["httpGet"] == in_sync  # as long as it is not, the kube-scheduler does not start
     (beside,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert beside["livenessProbe"]["httpGet"] == leads
+    assert beside["livenessProbe"]["httpGet"] == in_sync
     assert beside["livenessProbe"]["terminationGracePeriodSeconds"] == 1  # else its preStop hook has its time
     assert beside["lifecycle"]["preStop"]["sleep"]["seconds"] == int(
         sidecar["lifecycle"]["preStop"]["exec"]["command"][1]
@@ -311,6 +308,10 @@ def test_the_second_scheduler_runs_only_beside_the_mgpu_process_that_leads() -> 
     assert told["profiles"][0]["schedulerName"] == "mgpu-scheduler"
     (lease,) = (r for r in named(documents, "Role", "mgpu-kube-scheduler")["rules"])
     assert lease["resourceNames"] == [told["leaderElection"]["resourceName"]]
+    assert "get" in lease["verbs"]
+    own = settings_of(documents, deployment, tmp_path).scheduler
+    assert [own.kube_scheduler_lease] == lease["resourceNames"]
+    assert own.namespace == told["leaderElection"]["resourceNamespace"]
 
 
 def test_certificates_are_made_out_to_the_services_and_injected() -> None:
