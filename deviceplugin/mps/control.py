@@ -21,6 +21,8 @@ _LONGEST_SOCKET = "control_privileged"
 _KILL_SECONDS = 1.0
 _TAIL = 200
 """Bytes of its last words that an Event can hold."""
+MOST_LOG = 4 << 20
+"""Bytes of each file that it, or its server, writes: they lie in the node's memory, and every question adds to them."""
 
 
 class Answer(Enum):
@@ -57,7 +59,7 @@ class Control:
     def start(self) -> int:
         """The pid of a new daemon. Raises OSError."""
         self._make_folders()
-        output = (os.POSIX_SPAWN_OPEN, 1, str(self._output), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        output = (os.POSIX_SPAWN_OPEN, 1, str(self._output), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
         self._child = pid = os.posix_spawnp(
             self._command[0],
@@ -79,6 +81,13 @@ class Control:
         except OSError:
             return ""
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def trim(self) -> None:
+        """Empty what of its logs has become too large. Who writes on past the hole that this leaves fills nothing."""
+        for file in self._log.glob("*"):
+            with contextlib.suppress(OSError):
+                if file.stat().st_blocks * 512 > MOST_LOG:
+                    os.truncate(file, 0)
 
     async def healthy(self, seconds: float) -> Answer:
         """It tells its default thread percentage, as NVIDIA's own device plugin asks it."""

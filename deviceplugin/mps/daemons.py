@@ -89,6 +89,7 @@ class _Daemon:
         pause = times.first_poll
         while self.wanted:
             answer = await self._control.healthy(times.ask)
+            self._control.trim()
             if pid is not None and self._control.running() is None:
                 return f"ended: {self._control.said() or 'it said nothing'}"
             if answer is Answer.HEALTHY:

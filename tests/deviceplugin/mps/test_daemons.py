@@ -1,6 +1,7 @@
 """A control daemon per card: started, found again, restarted, ended."""
 
 import asyncio
+import os
 import stat
 import subprocess
 from dataclasses import replace
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deviceplugin.identity import Refused
-from deviceplugin.mps.control import Answer, Control
+from deviceplugin.mps.control import MOST_LOG, Answer, Control
 from tests.deviceplugin.mps.fake import CARD, COMMAND, OTHER, TIMES, kill, lives, pid_of, ready, serving, until
 
 
@@ -222,6 +223,27 @@ def test_one_that_does_not_quit_is_killed(folder: Path) -> None:
             await until(lambda: not lives(pid))
 
     asyncio.run(work())
+
+
+def test_what_it_writes_does_not_fill_the_node(folder: Path) -> None:
+    log = folder / CARD / "log"
+
+    async def work() -> None:
+        async with serving(folder, []) as daemons:
+            daemons.keep({CARD}, {CARD})
+            await ready(daemons)
+            (log / "server.log").write_bytes(os.urandom(MOST_LOG + 1))
+            (log / "control.log").write_text("little")
+            await until(lambda: (log / "server.log").stat().st_size == 0)
+
+    asyncio.run(work())
+    assert (log / "control.log").read_text() == "little"
+    (flags,) = (line.split()[1] for line in _fdinfo(pid_of(folder), 1) if line.startswith("flags"))
+    assert int(flags, 8) & os.O_APPEND, "it goes on at the end that there is"
+
+
+def _fdinfo(pid: int, descriptor: int) -> list[str]:
+    return Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines()
 
 
 def test_asking_holds_up_nothing_else(folder: Path) -> None:
