@@ -86,7 +86,7 @@ class Leader:
             return
         self._told = ""
         if held:
-            if not was:
+            if not self.leading:  # the round itself may have taken too long
                 self._term += 1
                 log.info("leading", extra={"identity": self._identity, "term": self._term})
             self._renewed = started

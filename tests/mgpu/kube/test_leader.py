@@ -117,6 +117,26 @@ def test_leading_again_after_a_pause_is_a_new_term(world: World) -> None:
     assert (world.a.leading, world.a.term) == (True, 2)
 
 
+def test_so_it_is_where_the_pause_is_within_the_round_that_renews(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who was told in the pause to leave something alone is told by the new term to look again."""
+    world.a.round()
+    world.now += 9
+    seen, get = [], world.api.get
+
+    def slow(path: str) -> dict[str, Any]:
+        world.now += 2
+        seen.append(world.a.leading)
+        return get(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.api, "get", slow)
+        world.a.round()
+    assert seen == [False]
+    assert (world.a.leading, world.a.term) == (True, 2)
+
+
 def test_given_up_it_is_free_at_once(world: World) -> None:
     world.a.round()
     world.b.round()
