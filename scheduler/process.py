@@ -280,8 +280,10 @@ class Process:
         self.mtgpus.begin()
         for uid in self.state.undecided():
             self.late.add(uid)
-        for node in self.state.sites.names()[:1]:
-            self.announcements.add(node)  # pods that wait for slices are known only to who was asked about them
+        # What came free while nobody led nobody has announced, and pods that wait for slices are known only to who was
+        # asked about them: after a change of one Node kube-scheduler looks at all of them again.
+        for node in sorted({*self.state.sites.names(), *self.state.nodes_with_cards()})[:1]:
+            self.announcements.add(node)
 
     def _run(self, name: str, target: Any) -> threading.Thread:
         thread = threading.Thread(target=target, name=name, daemon=True)

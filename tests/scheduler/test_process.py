@@ -13,6 +13,7 @@ from mgpu.kube import Api, ApiError
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import Node
 from playground.apiserver import ApiServer, User, running
+from scheduler.announcing import ANNOTATION
 from tests import builders as b
 from tests.mgpu.serving.process import Client, Server
 from tests.mgpu.serving.reviews import patch_of, review
@@ -69,6 +70,9 @@ class Cluster:
 
     def labelled(self) -> list[str]:
         return [pod["metadata"]["name"] for pod in self.api.list(REPLICAS, labelSelector="mgpu.io/leads=true")[0]]
+
+    def announced(self) -> bool:
+        return ANNOTATION in self.api.get("/api/v1/nodes/n1")["metadata"].get("annotations", {})
 
     def ask(self, server: Server, path: str, body: Any = None) -> tuple[int, bytes]:
         """The extender's side of a scheduler."""
@@ -216,8 +220,11 @@ def test_one_of_two_replicas_decides_and_the_other_takes_over(cluster: Cluster) 
     assert cluster.ask(second, "/leads")[0] == 503
     pod = cluster.submit("p")
     assert b'"NodeNames":["n1"]' in cluster.ask(second, "/filter", {"Pod": pod, "NodeNames": ["n1"]})[1]
+    until(cluster.announced)
+    cluster.api.patch("/api/v1/nodes/n1", {"metadata": {"annotations": {ANNOTATION: None}}})
     first.terminate()
     cluster.decides(second)
+    until(cluster.announced)  # what came free while nobody led, nobody has announced
     until(lambda: cluster.labelled() == ["second"])
     cluster.submit("forced", node="n1")
     assert until(lambda: cluster.card("forced")) == "0"
