@@ -13,7 +13,6 @@ from mgpu.model.asks import Amount
 from mgpu.model.cards import GPU, WHOLE_RATIO, Card, noun
 from mgpu.model.ledger import Holding, Share, unknown_shares
 from mgpu.model.quantities import format_bytes, format_core
-from mgpu.model.slices import gigabytes, is_mps
 
 Handed = Mapping[tuple[str, str], Sequence[str]]
 """(pod UID, container) → the UUIDs of the cards, or slices, that it was given."""
@@ -87,15 +86,11 @@ def _on_their_cards(held: Holding, cards: Sequence[Card]) -> Holding:
 
 
 def _on_its_card(share: Share, cards: Sequence[Card]) -> Share:
-    """A share of MPS where its card is whole again, since the node's label was taken away: it has its part of that."""
-    place = place_at(share.type, share.card) if is_mps(share.type) and isinstance(share.card, int) else None
+    """A slice has all of its card where that is whole (the label was changed since), as the scheduler counts it too."""
+    place = place_at(share.type, share.card) if isinstance(share.card, int) else None
     if place is None or any(share.is_on(card) for card in cards):
         return share
-    card = next((card for card in cards if (card.type, card.index) == (GPU, place.card)), None)
-    if card is None:
-        return share
-    memory = gigabytes(place.name) << 30
-    return Share(share.container, card.index, card.core * memory // card.memory, memory, stage=share.stage)
+    return Share(share.container, place.card, whole=True, stage=share.stage)
 
 
 def _percent(amount: int) -> str:

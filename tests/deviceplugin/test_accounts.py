@@ -48,14 +48,13 @@ def test_a_whole_card_is_beside_nothing() -> None:
     assert "core 100% asked, 90% free" in over(whole, decided("q", core=10))
 
 
-def test_a_share_of_mps_counts_on_its_card_where_nothing_is_cut_any_more() -> None:
+def test_a_slice_has_all_of_its_card_where_that_is_not_cut_any_more() -> None:
     """The label was taken off the node while the pod runs."""
-    sliced = read(slice_pod("s", place("40gb@0")))
-    assert over(decided("p", core=10, mib=50 << 10), sliced) == (
-        "card 0 (GPU-n1-0) has no room: memory 50.0 GiB asked, 40.0 GiB free; held by default/s"
+    sliced = read(slice_pod("s", place("4gb@0")))
+    assert over(decided("p", core=10), sliced) == (
+        "card 0 (GPU-n1-0) has no room: core 10% asked, 0% free, memory 1.0 GiB asked, 0 B free; held by default/s"
     )
-    assert over(decided("p", core=50, mib=40 << 10), sliced) == ""
-    assert over(decided("p", "1", core=100), sliced) == ""
+    assert over(decided("p", "1", core=10), sliced) == ""
 
 
 def test_containers_count_as_they_run() -> None:
