@@ -1,6 +1,6 @@
 """Pods and nodes, read once from the API's JSON into what mgpu needs of them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.quantities import QuantityError, same_quantity
 from mgpu.model.requests import NOTHING, UNBOUNDED, Room, room_needed, room_of
+from mgpu.model.tables import table_at
 
 
 class Stage(StrEnum):
@@ -114,9 +115,10 @@ def read_pod(raw: object) -> Pod:
     reader = _Reader()
     top = reader.table(raw, "pod")
     meta, spec, status = (reader.table(top.get(k), k) for k in ("metadata", "spec", "status"))
+    claimed = frozenset(_claimed(status))
     containers = (
-        *_containers(reader, spec.get("initContainers"), "spec.initContainers", init=True),
-        *_containers(reader, spec.get("containers"), "spec.containers", init=False),
+        *_containers(reader, spec.get("initContainers"), "spec.initContainers", claimed, init=True),
+        *_containers(reader, spec.get("containers"), "spec.containers", claimed, init=False),
     )
     pod = Pod(
         namespace=reader.text(meta.get("namespace"), "metadata.namespace") or "default",
@@ -157,7 +159,9 @@ def read_node(raw: object) -> Node:
     return node
 
 
-def _containers(reader: "_Reader", raw: object, path: str, *, init: bool) -> Iterable[Container]:
+def _containers(
+    reader: "_Reader", raw: object, path: str, claimed: Collection[tuple[str, str]], *, init: bool
+) -> Iterable[Container]:
     for i, item in enumerate(reader.rows(raw, path)):
         here = f"{path}[{i}]"
         entry = reader.table(item, here)
@@ -167,15 +171,28 @@ def _containers(reader: "_Reader", raw: object, path: str, *, init: bool) -> Ite
         resources = reader.table(entry.get("resources"), f"{here}.resources")
         env = reader.rows(entry.get("env"), f"{here}.env")
         env = [e if isinstance(e, dict) else reader.table(e, f"{here}.env[{j}]") for j, e in enumerate(env)]
+        name = reader.text(entry.get("name"), f"{here}.name")
+        amounts = (reader.amounts(resources.get(kind), f"{here}.resources.{kind}") for kind in ("requests", "limits"))
+        requests, limits = ({k: v for k, v in table.items() if (name, k) not in claimed} for table in amounts)
         yield Container(
-            name=reader.text(entry.get("name"), f"{here}.name"),
+            name=name,
             stage=stage,
             path=here,
             position=i,
-            requests=reader.amounts(resources.get("requests"), f"{here}.resources.requests"),
-            limits=reader.amounts(resources.get("limits"), f"{here}.resources.limits"),
+            requests=requests,
+            limits=limits,
             env=tuple(str(e.get("name", "")) for e in env),
         )
+
+
+def _claimed(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(container, resource) for which kube-scheduler made a ResourceClaim (KEP-5004): a DRA driver gives the devices,
+    and no device plugin is asked for them.
+    """
+    rows = table_at(status, "extendedResourceClaimStatus").get("requestMappings")
+    for row in rows if isinstance(rows, list) else ():
+        found = table_at(row)
+        yield str(found.get("containerName", "")), str(found.get("resourceName", ""))
 
 
 def _ran(status: Mapping[str, Any]) -> Iterator[str]:

@@ -121,6 +121,18 @@ def test_a_pod_has_started_once_any_container_ran(status: dict[str, Any], starte
     assert read_pod({"status": status}).started is started
 
 
+def test_what_a_claim_serves_a_container_asks_of_nobody_here() -> None:
+    amounts = {"nvidia.com/gpu": "1", "cpu": "2"}
+    one, other = (container(name) | {"resources": {"requests": amounts, "limits": amounts}} for name in "ab")
+    raw = pod("p", one, other)
+    row = {"containerName": "a", "resourceName": "nvidia.com/gpu", "requestName": "container-0-request-0"}
+    raw["status"]["extendedResourceClaimStatus"] = {"resourceClaimName": "p-x", "requestMappings": [row]}
+    read = read_pod(raw)
+    assert [c.requests == c.limits for c in read.containers] == [True, True]
+    assert [sorted(c.requests) for c in read.containers] == [["cpu"], ["cpu", "nvidia.com/gpu"]]
+    assert read.needs.cpu == 4000
+
+
 def test_only_ended_pods_hold_nothing() -> None:
     ended = {phase: read_pod(pod("p", phase=phase)).ended for phase in ("Pending", "Running", "Succeeded", "Failed")}
     assert ended == {"Pending": False, "Running": False, "Succeeded": True, "Failed": True}
