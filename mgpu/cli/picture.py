@@ -5,11 +5,11 @@ memory shown by them, each where it lies, with their names below. A letter names
 picture says the same without colour; with colour a pod is a block with its letter in the middle.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -89,22 +89,18 @@ class _Label:
 
 def _panel(node: NodeView, pen: _Pen, width: int) -> Panel:
     labels = _labels(node)
-    body = Table.grid(padding=0)
-    body.add_column()
-    if node.cards:
-        body.add_row(_cards(node, labels, pen, width - 4))
+    body: list[RenderableType] = [_cards(node, labels, pen, width - 4)] if node.cards else []
     if node.others:
-        body.add_row("")
-        body.add_row(_others(node, labels, pen))
+        body += ["", _others(node, labels, pen)]
     if labels:
-        body.add_row("")
-        body.add_row(_legend(node, labels, pen, width - 4))
+        body += ["", _legend(node, labels, pen, width - 4)]
     if node.note:
-        body.add_row("")
-        body.add_row(Text(node.note, style=_NOTE))
+        body += ["", Text(node.note, style=_NOTE)]
     title = Text.assemble((node.name, "bold"), f" {pen.signs.dot} ", f" {pen.signs.dot} ".join(_models(node)))
     subtitle = Text(f"core {_share(node, 'core')} {pen.signs.dot} memory {_share(node, 'memory')}")
-    return Panel(body, title=title, title_align="left", subtitle=subtitle, subtitle_align="right", border_style=_IDLE)
+    return Panel(
+        Group(*body), title=title, title_align="left", subtitle=subtitle, subtitle_align="right", border_style=_IDLE
+    )
 
 
 def _labels(node: NodeView) -> dict[str, _Label]:
@@ -119,27 +115,40 @@ def _labels(node: NodeView) -> dict[str, _Label]:
     return labels
 
 
-def _cards(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> Table:
+def _cards(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> Text:
     """The cards in rows of equal length, as many in a row as the width takes."""
     narrowest = max(_NARROWEST, *(_least_head(card) for card in node.cards))
     fit = max(1, (width - _GUTTER + _GAP) // (narrowest + _GAP))
     rows = -(-len(node.cards) // fit)
     per_row = -(-len(node.cards) // rows)
     bar = min(_WIDEST, (width - _GUTTER + _GAP) // per_row - _GAP)
-    table = Table.grid(padding=(0, _GAP, 0, 0), pad_edge=False)
-    table.add_column(width=_GUTTER - _GAP)
-    for _ in range(per_row):
-        table.add_column(width=bar, no_wrap=True)
+    lines: list[Text] = []
     for start in range(0, len(node.cards), per_row):
         shown = node.cards[start : start + per_row]
         if start:
-            table.add_row("")
-        table.add_row("", *(_head(card, pen, bar) for card in shown))
-        table.add_row(Text("core", style=_IDLE), *(_bar(card, "core", labels, pen, bar) for card in shown))
-        table.add_row(Text("mem", style=_IDLE), *(_memory(card, labels, pen, bar) for card in shown))
+            lines.append(Text())
+        lines.append(_line("", (_head(card, pen, bar) for card in shown), bar))
+        lines.append(_line("core", (_bar(card, "core", labels, pen, bar) for card in shown), bar))
+        lines.append(_line("mem", (_memory(card, labels, pen, bar) for card in shown), bar))
         if any(card.slices for card in shown):
-            table.add_row(Text("cut", style=_IDLE), *(_cut(card, pen, bar) for card in shown))
-    return table
+            lines.append(_line("cut", (_cut(card, pen, bar) for card in shown), bar))
+    return _lines(lines)
+
+
+def _line(name: str, cells: Iterable[Text], width: int) -> Text:
+    """One of what each card of a row has, in columns of this width."""
+    line = Text().append(name.ljust(_GUTTER - _GAP), style=_IDLE if name else "")
+    for cell in cells:
+        cell.truncate(width, overflow="ellipsis")
+        line.append(" " * _GAP).append_text(cell).append(" " * (width - cell.cell_len))
+    return line
+
+
+def _lines(lines: Iterable[Text]) -> Text:
+    """As they are: a table would measure and wrap each of its cells, which takes seconds for thousands of nodes."""
+    text = Text("\n").join(lines)
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
 
 
 def _others(node: NodeView, labels: dict[str, _Label], pen: _Pen) -> Table:
@@ -255,18 +264,18 @@ def _cells(amounts: Sequence[int], total: int, width: int) -> list[int]:
     return cells
 
 
-def _legend(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> Table:
+def _legend(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> Text:
     several = len({use.dialect for card in node.devices for use in card.uses}) > 1
     entries = [_entry(node, pod, label, pen, several=several) for pod, label in labels.items()]
-    longest = max(len(entry) for entry in entries)
+    longest = max(entry.cell_len for entry in entries)
     columns = max(1, min(len(entries), (width + _GAP) // (longest + _GAP)))
     rows = -(-len(entries) // columns)
-    table = Table.grid(padding=(0, _GAP, 0, 0), pad_edge=False)
-    for _ in range(columns):
-        table.add_column(overflow="ellipsis", no_wrap=True, max_width=width)
-    for row in range(rows):
-        table.add_row(*(entries[i] for i in range(row, len(entries), rows)))
-    return table
+    widths = [max(entry.cell_len for entry in entries[i : i + rows]) for i in range(0, len(entries), rows)]
+    lines = [Text() for _ in range(rows)]
+    for i, entry in enumerate(entries):
+        column, line = i // rows, lines[i % rows]
+        line.append(" " * (sum(widths[:column]) + _GAP * column - line.cell_len)).append_text(entry)
+    return _lines(lines)
 
 
 def _entry(node: NodeView, pod: str, label: _Label, pen: _Pen, *, several: bool) -> Text:

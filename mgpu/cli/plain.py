@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 def plain(text: str) -> str:
     """Each character that is no print is replaced by one that says so; lines stay lines."""
-    if text.isprintable():
+    if text.replace("\n", "").isprintable():
         return text
     return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)
 

@@ -3,16 +3,18 @@
 import json
 import re
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import click
 import orjson
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
+from rich.segment import Segment, Segments
 from rich.text import Text
 
 from mgpu.cli.plain import plain
 
+_SOME = 2_000
 _BEYOND_ASCII = re.compile(r"[^\n -~]")
 
 
@@ -31,7 +33,11 @@ class Terminal(Console):
 
 
 def show(renderable: RenderableType) -> None:
-    Terminal().print(renderable)
+    """Some pages at a time, as they are made: pictures of thousands of nodes take seconds, and `head` is quick."""
+    terminal = Terminal()
+    segments = iter(terminal.render(renderable))
+    while some := list(islice(segments, _SOME)):
+        terminal.print(Segments(some), end="")
 
 
 def show_json(answer: Any) -> None:

@@ -6,7 +6,7 @@ from io import StringIO
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -14,7 +14,7 @@ from rich.text import Text
 from mgpu.cli.inspect_gpushare import main as inspect_gpushare
 from mgpu.cli.kubectl import plugin
 from mgpu.cli.plain import one_line, plain
-from mgpu.cli.terminal import Terminal
+from mgpu.cli.terminal import Terminal, show
 from mgpu.kube import Api
 from mgpu.version import AGENT
 from tests.builders import share
@@ -111,3 +111,24 @@ def test_what_the_api_server_answers(kubeconfig: str) -> None:
     assert result.exit_code != 0
     assert harmless(result.output)
     assert result.output.count("\n") == 1
+
+
+class Long:
+    """What takes long to draw to its end; `seen`: what was shown by then."""
+
+    seen = ""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from (Text(f"line {i}") for i in range(2_000))
+        self.seen = self._capsys.readouterr().out
+        yield Text("last")
+
+
+def test_the_first_pages_are_shown_while_others_are_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    long = Long(capsys)
+    show(Group(long, "end"))
+    assert long.seen.startswith("line 0\nline 1\n")
+    assert (long.seen + capsys.readouterr().out).splitlines() == [*(f"line {i}" for i in range(2_000)), "last", "end"]
