@@ -128,7 +128,7 @@ def _counted(found: Partitioning) -> tuple[Slice, ...]:
     slices = []
     for card in sorted({*found.used, *found.free, *(found.spec if applied else ())}):
         used, free, spec = (dict(counts.get(card, {})) for counts in (found.used, found.free, found.spec))
-        if not free and applied:
+        if applied and not found.free:
             free = {name: count - used.get(name, 0) for name, count in spec.items()}
         names = [name for name in sorted(used) for _ in range(used[name])]
         pods = [SOMEBODY] * len(names)
@@ -158,7 +158,7 @@ def read_partitioning(text: str | None) -> Partitioning:
             name = read_name(match[2])
             if name is None:
                 problems.append(Problem(_path(key), f"{match[2]!r} is no slice such as 2g.20gb or 4gb"))
-            elif value:
+            elif value or (there and match[3] == "free"):  # that says something: nothing is free
                 counts = spec if wanted else used if match[3] == "used" else free
                 card = counts.setdefault(int(match[1]), {})
                 card[name] = card.get(name, 0) + value

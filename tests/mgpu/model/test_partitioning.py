@@ -67,6 +67,13 @@ def test_the_seeds_example() -> None:
     assert (read.placed, read.waiting, read.offered) == (False, False, read.made)
 
 
+@pytest.mark.parametrize("said", [{"status-gpu-0-2gb-free": 0}, {"status-gpu-1-4gb-free": 1}])
+def test_a_status_that_says_what_is_free_says_all_of_it(said: dict[str, int]) -> None:
+    text = json.dumps(json.loads(SEED) | said)
+    free = [s for s in read_slices(node("mps", shared=text)).offered if not s.pod]
+    assert [(s.card, s.name) for s in free] == [(1, "4gb")] * said.get("status-gpu-1-4gb-free", 0)
+
+
 @pytest.mark.parametrize("text", [None, "", "{}"])
 def test_nothing_said(text: str | None) -> None:
     assert read_partitioning(text) == Partitioning()
