@@ -18,9 +18,9 @@ def running(work: Callable[[], Coroutine[Any, Any, None]]) -> Iterator[asyncio.A
         yield loop
     finally:
         task.cancel()
-        asyncio.run_coroutine_threadsafe(_others_done(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(_others_done(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
-        asyncio_thread.join(10)
+        asyncio_thread.join(60)
         loop.close()
     if not task.cancelled():
         task.result()

@@ -65,7 +65,7 @@ def served(agent: Agent) -> Iterator[None]:
         yield
     finally:
         agent.stop()
-        thread.join(10)
+        thread.join(60)
     assert not thread.is_alive()
     assert not failed
 

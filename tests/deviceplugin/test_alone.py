@@ -32,7 +32,7 @@ def test_a_holder_that_is_killed_holds_nothing(tmp_path: Path) -> None:
         with pytest.raises(BadObject), alone(tmp_path):
             pass
         os.kill(holder.pid, signal.SIGKILL)
-        holder.wait(10)
+        holder.wait(60)
         with alone(tmp_path):
             pass
 

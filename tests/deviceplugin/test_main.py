@@ -81,7 +81,7 @@ def test_it_runs_without_kubelet_driver_and_api_server_says_so_and_stops_when_to
     assert any('"started"' in line and '"n7"' in line for line in lines)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    _, rest = process.communicate(timeout=20)
+    _, rest = process.communicate(timeout=60)
     assert process.returncode == 0
     assert '"stopped"' in rest
 
@@ -101,7 +101,7 @@ def test_a_second_agent_ends_with_one_clear_line(folder: Path) -> None:
 
 def fetch(port: int, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:

@@ -81,7 +81,7 @@ def test_records_that_were_exchanged_are_corrections(tmp_path: Path) -> None:
 def test_the_page_is_served_beside_the_probes() -> None:
     server = HealthServer(0, str, str, "127.0.0.1", partial(page, REGISTRY), CONTENT_TYPE)
     server.start()
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=60) as answer:
         assert answer.headers["Content-Type"] == CONTENT_TYPE
         assert b'mgpu_build_info{part="deviceplugin",version="' in answer.read()
     server.stop()

@@ -30,7 +30,7 @@ class Kubelet:
         self.queries += 1
         if self.queries == self.failing:
             context.abort(grpc.StatusCode.UNAVAILABLE, "this one")
-        self.go_on.wait(5)
+        self.go_on.wait(60)
         if self.error:
             context.abort(self.error, "rejected by rate limit")
         numa = [api.ContainerDevices(resource_name="r", device_ids=[i]) for i in ("1", "2")]
@@ -45,7 +45,9 @@ class Kubelet:
 
 
 @pytest.fixture
-def kubelet(folder: Path) -> Iterator[Kubelet]:
+def kubelet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kubelet]:
+    """The machine may be busy: it has a minute to answer, not two seconds."""
+    monkeypatch.setattr("deviceplugin.podresources._QUERY_SECONDS", 60.0)
     service = Kubelet()
     server = grpc.server(ThreadPoolExecutor(4))
     podresources_pb2_grpc.add_PodResourcesListerServicer_to_server(service, server)  # type: ignore[no-untyped-call]

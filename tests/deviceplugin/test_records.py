@@ -23,7 +23,7 @@ class FakeApi(Api):
         self.go_on.set()
 
     def patch(self, path: str, body: object, *_: Any, **__: Any) -> dict[str, Any]:
-        self.go_on.wait(10)
+        self.go_on.wait(60)
         self.patches.append((path, body))
         if self.errors:
             raise self.errors.pop(0)

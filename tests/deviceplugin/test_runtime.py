@@ -21,6 +21,12 @@ ENV = {
 }
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine may be busy."""
+    monkeypatch.setattr("deviceplugin.runtime._QUERY_SECONDS", 60.0)
+
+
 class Cri(cri_pb2_grpc.RuntimeServiceServicer):
     """Two pods; of the first one `c` runs and `init` has ended."""
 
@@ -115,7 +121,7 @@ def test_whether_it_has_cdi(folder: Path, name: str, info: dict[str, str], wante
         try:
             found = await runtime.cdi()
             if found is not None:
-                await asyncio.wait_for(told.wait(), 20)
+                await asyncio.wait_for(told.wait(), 60)
             assert runtime.has_cdi == found
             return found
         finally:
