@@ -8,7 +8,7 @@ where the instances lie (slices.md, "Node annotation").
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from mgpu.model.errors import BadObject, Problem
 from mgpu.model.ledger import Share
 from mgpu.model.mig import layout_of
 from mgpu.model.pods import Node
-from mgpu.model.slices import MIG, MPS, PLACES, Counts, Slice, gigabytes, mode_of, read_name, type_of
+from mgpu.model.slices import MIG, MOST_CLIENTS, MPS, PLACES, Counts, Slice, gigabytes, mode_of, read_name, type_of
 
 LABEL = "gpu.partitioning"
 ANNOTATION = "dynamicgpuslice"
@@ -164,9 +164,19 @@ def read_partitioning(text: str | None) -> Partitioning:
                 card[name] = card.get(name, 0) + value
         else:
             plans[key] = value
+    problems += (*_crowded("spec", spec), *_crowded("status", used, free))
     if problems:
         raise BadObject(problems)
     return Partitioning(spec, plans.get(_SPEC_PLAN), used, free, plans.get(_STATUS_PLAN))
+
+
+def _crowded(what: str, *counts: Counts) -> Iterator[Problem]:
+    """Cards that no slices could be numbered of, whatever wrote them."""
+    for card in sorted({card for of in counts for card in of}):
+        total = sum(sum(of.get(card, {}).values()) for of in counts)
+        if total > MOST_CLIENTS:
+            text = f"has {total} slices of card {card} in its {what}, a card has at most {MOST_CLIENTS}"
+            yield Problem(f"metadata.annotations[{ANNOTATION}]", text)
 
 
 def with_spec(text: str | None, spec: Counts, plan: int) -> str:

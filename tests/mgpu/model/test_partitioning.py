@@ -106,6 +106,18 @@ def test_a_bad_value_is_named_by_its_path(text: str, problem: str) -> None:
         assert problems(lambda: with_spec(text, {}, 1)) == problems(lambda: with_status(text, (), 1)) == [found]
 
 
+@pytest.mark.parametrize("key", ["spec-gpu-0-2gb", "status-gpu-0-2gb-used", "status-gpu-0-2gb-free"])
+def test_more_slices_than_a_card_can_have_are_no_slices(key: str) -> None:
+    """A billion of them would end the scheduler."""
+    most = {"spec-gpu-0-4gb": 8, "status-gpu-0-4gb-used": 4, "status-gpu-0-1gb-free": 4}
+    assert read_partitioning(json.dumps(most | {key: 40}))
+    (found,) = problems(lambda: read_partitioning(json.dumps(most | {key: 10**9})))
+    what = key.partition("-")[0]
+    assert found == (
+        f"metadata.annotations[dynamicgpuslice]: has {10**9 + 8} slices of card 0 in its {what}, a card has at most 48"
+    )
+
+
 def test_every_bad_value_is_named_at_once() -> None:
     assert len(problems(lambda: read_partitioning('{"spec-gpu-0-x": 1, "spec-gpu-1-y": 1}'))) == 2
 
