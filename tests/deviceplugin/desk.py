@@ -56,7 +56,7 @@ class Desk:
     """`restart` is the agent's; the kubelet's files, and what is in the CDI folder, stay."""
 
     def __init__(
-        self, folder: Path, *, cdi: bool = True, wait_seconds: float = 5.0, exposure: Exposure | None = None
+        self, folder: Path, *, cdi: bool = True, wait_seconds: float = 60.0, exposure: Exposure | None = None
     ) -> None:
         self.folder, self._cdi, self._wait = folder, cdi, wait_seconds
         self._exposure = exposure or Exposure()

@@ -47,7 +47,7 @@ class Bench:
         enforce: bool = True,
         times: Times = TIMES,
         command: list[str] | None = None,
-        wait_seconds: float = 20.0,
+        wait_seconds: float = 60.0,
     ) -> AsyncIterator["Bench"]:
         changed, files, settings = Wakeup(), CdiFiles(self.folder / "cdi"), load_settings()
         changed.bind()
