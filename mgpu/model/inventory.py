@@ -24,6 +24,9 @@ _TYPE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 _MOST_MEMORY = MAX // 1000
 """Bytes of one card: far beyond any, and sums and percents of it stay within 2^63."""
 
+_MOST_CARDS = 1024
+"""Of a node: far beyond any."""
+
 
 def read_device(raw: Mapping[str, Any]) -> tuple[Card, ...]:
     """The devices in a Device object: the GPUs by index, then those of other types, by type and index.
@@ -35,6 +38,8 @@ def read_device(raw: Mapping[str, Any]) -> tuple[Card, ...]:
     rows = spec.get("devices") if isinstance(spec, dict) else None
     if rows is not None and not isinstance(rows, list):
         raise BadObject([Problem("spec.devices", "must be a list")])
+    if rows and len(rows) > _MOST_CARDS:  # the scheduler has room for as many of every node
+        raise BadObject([Problem("spec.devices", f"has {len(rows)} devices, a node has at most {_MOST_CARDS}")])
     cards, problems = [], []
     for i, row in enumerate(rows or ()):
         path = f"spec.devices[{i}]"
@@ -157,7 +162,6 @@ def read_card_list(rows: object, node: str, path: str) -> tuple[Card, ...]:
     return tuple(sorted(cards, key=lambda card: card.index))
 
 
-_MOST_CARDS = 1024
 _LISTED_KEYS = {"index", "uuid", "model", "memory", "healthy", "numa", "minor", "count"}
 
 

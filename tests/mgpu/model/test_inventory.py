@@ -124,6 +124,15 @@ def test_a_wrong_device_is_named(device: object, path: str) -> None:
     assert problem.startswith(f"{path}: ")
 
 
+def test_more_devices_than_a_node_can_have_are_none() -> None:
+    """Arrays over all nodes are as wide as the widest of them."""
+    rows = [{"type": "rdma", "minor": i} for i in range(1025)]
+    assert problems(read_device, {"spec": {"devices": rows}}) == [
+        "spec.devices: has 1025 devices, a node has at most 1024"
+    ]
+    assert len(read_device({"spec": {"devices": rows[1:]}})) == 1024
+
+
 def test_two_cards_are_never_the_same() -> None:
     found = problems(read_device, {"spec": {"devices": [gpu(), gpu(labels={"mgpu.io/index": "1"})]}})
     assert found == ["spec.devices: two cards have the minor 0", "spec.devices: two cards have the UUID GPU-0"]
