@@ -28,6 +28,9 @@ class Process(Protocol):
     @property
     def leading(self) -> bool: ...
 
+    @property
+    def labelled(self) -> bool: ...
+
     def ready(self) -> str: ...
 
     def leads(self) -> str: ...
@@ -130,6 +133,8 @@ def _of_process(process: Process | None) -> Iterator[Metric]:
     leader = GaugeMetricFamily("mgpu_leader", "1 where this replica leads, else 0.")
     ready = GaugeMetricFamily("mgpu_ready", "1 where this replica is in sync (/readyz), else 0.")
     decides = GaugeMetricFamily("mgpu_decides", "1 where this replica leads and decides (/leads), else 0.")
+    text = "1 where this replica decides and its pod has the label by which the Service leads there, else 0."
+    labelled = GaugeMetricFamily("mgpu_labelled", text)
     synced = GaugeMetricFamily("mgpu_watch_synced", "1 once the first list has been taken in.", labels=["watch"])
     text = "Seconds since the API server was last heard on this watch; 0 while it runs."
     broken = GaugeMetricFamily("mgpu_watch_broken_seconds", text, labels=["watch"])
@@ -139,11 +144,12 @@ def _of_process(process: Process | None) -> Iterator[Metric]:
         leader.add_metric([], process.leading)
         ready.add_metric([], not process.ready())
         decides.add_metric([], not process.leads())
+        labelled.add_metric([], process.labelled)
         for name, watch in process.watches().items():
             synced.add_metric([name], watch.synced)
             broken.add_metric([name], watch.broken_for)
             restarts.add_metric([name], watch.restarts)
-    yield from (leader, ready, decides, synced, broken, restarts)
+    yield from (leader, ready, decides, labelled, synced, broken, restarts)
 
 
 _PHASES = ("Pending", "Running", "Succeeded", "Failed", "Unknown")

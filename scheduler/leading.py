@@ -22,7 +22,10 @@ _REPEAT_SECONDS = 15.0
 
 
 class LeaderLabel:
-    """uid: of this process's own pod in `namespace`. leads: why it does not decide now, "": it does."""
+    """uid: of this process's own pod in `namespace`. leads: why it does not decide now, "": it does.
+
+    written: whether it decides and its pod had the label, alone, when that was looked at last.
+    """
 
     def __init__(
         self,
@@ -35,6 +38,7 @@ class LeaderLabel:
         self._api, self._path = api, f"/api/v1/namespaces/{namespace}/pods"
         self._uid, self._leads, self._clock = uid, leads, clock
         self._due = 0.0
+        self.written = False
         self._name = self._told = ""
 
     def run(self, stop: threading.Event, given_up: Callable[[], object]) -> None:
@@ -47,13 +51,14 @@ class LeaderLabel:
     def round(self) -> None:
         """Label this pod alone, if that is due. Raises nothing."""
         if self._leads():
-            self._due = 0.0
+            self._due, self.written = 0.0, False
         elif self._clock() >= self._due:
-            done = self._tried(self._label)
-            self._due = self._clock() + (_REPEAT_SECONDS if done else _RETRY_SECONDS)
+            self.written = self._tried(self._label)
+            self._due = self._clock() + (_REPEAT_SECONDS if self.written else _RETRY_SECONDS)
 
     def end(self) -> None:
         """The label is not left on a pod that decides no more. Raises nothing."""
+        self.written = False
         if self._name:
             self._tried(lambda: self._write(self._name, None, uid=self._uid))
 

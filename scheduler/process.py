@@ -164,6 +164,11 @@ class Process:
         """Whether this replica leads, or there is no other."""
         return self._leading()
 
+    @property
+    def labelled(self) -> bool:
+        """Whether this replica decides and the Service has been told so."""
+        return self._label is not None and self._label.written
+
     def watches(self) -> Mapping[str, Reflector]:
         """What is watched, by a short name."""
         beside = dict(zip(("budgets", "slice-configs"), self._beside, strict=True))

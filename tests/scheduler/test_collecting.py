@@ -21,7 +21,7 @@ class Watch:
 
 
 class Process:
-    leading = True
+    leading = labelled = True
 
     def ready(self) -> str:
         return "not in sync yet: pods"
@@ -105,7 +105,7 @@ def test_others_have_the_interpreter_after_each_node_that_is_read(replica: Repli
 
 def test_whether_it_leads_and_hears_of_everything(replica: Replica) -> None:
     value = samples(replica).get_sample_value
-    assert (value("mgpu_leader"), value("mgpu_ready"), value("mgpu_decides")) == (1, 0, 0)
+    assert [value(f"mgpu_{name}") for name in ("leader", "labelled", "ready", "decides")] == [1, 1, 0, 0]
     assert [value("mgpu_watch_synced", {"watch": watch}) for watch in ("nodes", "pods")] == [1, 0]
     assert value("mgpu_watch_broken_seconds", {"watch": "pods"}) == 7.5
     assert value("mgpu_watch_restarts_total", {"watch": "nodes"}) == 2

@@ -152,6 +152,17 @@ def test_errors_put_it_off_and_are_told_once(caplog: Any) -> None:
     assert world.round(later=2) == ["a"]
 
 
+def test_whether_it_is_written_is_known_of_who_decides() -> None:
+    world = World()
+    world.round("a")
+    assert {name: replica.written for name, replica in world.replicas.items()} == {"a": True, "b": False}
+    world.round("b")
+    assert {name: replica.written for name, replica in world.replicas.items()} == {"a": False, "b": True}
+    world.api.breaks = 0
+    world.round(later=15)
+    assert {name: replica.written for name, replica in world.replicas.items()} == {"a": False, "b": False}
+
+
 def test_a_pod_that_goes_meanwhile_is_no_error(caplog: Any) -> None:
     world = World()
     world.round("a")

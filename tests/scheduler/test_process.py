@@ -61,12 +61,12 @@ class Cluster:
         self.schedulers.append(server)
         return server
 
-    def start_in_pod(self, name: str) -> Server:
+    def start_in_pod(self, name: str, *options: str) -> Server:
         labels = {"app.kubernetes.io/name": "mgpu", "app.kubernetes.io/component": "scheduler"}
         meta, spec = {"name": name, "labels": labels}, {"containers": [{"name": "c", "image": "mgpu"}]}
         pod = self.api.create(REPLICAS, {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
         uid = pod["metadata"]["uid"]
-        return self.start(first=f"import os; os.environ['MGPU_SCHEDULER__PODUID'] = '{uid}'\n")
+        return self.start(*options, first=f"import os; os.environ['MGPU_SCHEDULER__PODUID'] = '{uid}'\n")
 
     def labelled(self) -> list[str]:
         return [pod["metadata"]["name"] for pod in self.api.list(REPLICAS, labelSelector="mgpu.io/leads=true")[0]]
@@ -138,7 +138,7 @@ def _created(api: Api, path: str, body: dict[str, Any]) -> bool:
 
 
 def test_metrics_tell_of_the_cluster(cluster: Cluster) -> None:
-    server = cluster.start("--metrics-port", "0")
+    server = cluster.start_in_pod("scheduler", "--metrics-port", "0")
     port = int(server.wait_for(b"serving ").rpartition(b":")[2])
     cluster.decides(server)
     cluster.submit("forced", node="n1")
@@ -150,6 +150,7 @@ def test_metrics_tell_of_the_cluster(cluster: Cluster) -> None:
         "mgpu_leader 1.0",
         "mgpu_ready 1.0",
         "mgpu_decides 1.0",
+        "mgpu_labelled 1.0",
     }
 
     def shown() -> set[str]:
