@@ -70,7 +70,7 @@ def _none(seen: Seen) -> Iterator[tuple[str, str]]:
 
 def _led_astray(seen: Seen) -> Iterator[tuple[str, str]]:
     """Of the Service, which chooses its Pods by a label that the leader sets: nothing is decided wrongly, but late."""
-    if _POD_UID not in {variable["name"] for c in _containers(seen) for variable in c.get("env") or ()}:
+    if _DEPLOYMENT not in seen.workloads:
         return
     # One that ends leads until it has gone.
     pods = [pod["metadata"] for pod in seen.of_component(SCHEDULER, ending=True)]
@@ -79,7 +79,11 @@ def _led_astray(seen: Seen) -> Iterator[tuple[str, str]]:
     if len(labelled) > 1:
         yield f"the Service leads to {listed(labelled)}: bindings that reach one that does not lead wait", remedy
     elif not labelled and "pods" not in seen.hidden:
-        yield f"the Service leads nowhere: no Pod has the label {LABEL}, and all bindings are decided late", remedy
+        nowhere = f"the Service leads nowhere: no Pod has the label {LABEL}, and all bindings are decided late"
+        if _POD_UID in {variable["name"] for c in _containers(seen) for variable in c.get("env") or ()}:
+            yield nowhere, remedy
+        else:
+            yield f"{nowhere}; none knows its uid", f"set {_POD_UID} in Deployment {_DEPLOYMENT} as manifests/base does"
 
 
 def _leading_here(seen: Seen) -> list[Raw]:

@@ -231,6 +231,14 @@ def led_nowhere(world: World) -> None:
     world.installed.leads("mgpu-scheduler-a", None)
 
 
+def led_nowhere_since_no_pod_knows_its_uid(world: World) -> None:
+    led_nowhere(world)
+    path = f"{APPS}/deployments/mgpu-scheduler"
+    found = world.api.get(path)
+    found["spec"]["template"]["spec"]["containers"][0]["env"] = []
+    world.api.replace(path, found)
+
+
 def no_cdi(world: World) -> None:
     world.installed.says("n1", cdi=False)
 
@@ -280,6 +288,7 @@ FAULTS: dict[Callable[[World], None], tuple[str, str]] = {
     not_elected_in_a_sidecar: ("scheduler", "two schedulers decide: leader election is off, and there are 2 replicas"),
     led_to_a_follower_too: ("scheduler", "the Service leads to mgpu-scheduler-a, mgpu-scheduler-b: bindings"),
     led_nowhere: ("scheduler", "the Service leads nowhere: no Pod has the label mgpu.io/leads"),
+    led_nowhere_since_no_pod_knows_its_uid: ("scheduler", "all bindings are decided late; none knows its uid"),
     nobody_leads: ("scheduler", "none decides: nobody renews the Lease mgpu-scheduler"),
     no_configuration: ("webhook", "there is no validatingwebhookconfiguration mgpu-webhook"),
     no_cdi: ("cdi", "the container runtime of n1 has CDI off"),
