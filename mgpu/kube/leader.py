@@ -24,6 +24,8 @@ LAND_SECONDS = 5.0
 _FENCE_SECONDS = LEASE_SECONDS - LAND_SECONDS
 """Without a renewal for so long a leader stops acting."""
 _ROUND_SECONDS = 2.0
+_SEEK_SECONDS = 0.5
+"""While another one leads: nobody decides for so long after it has given the lease up."""
 
 
 class Leader:
@@ -65,7 +67,7 @@ class Leader:
         """Seek and keep the lease until `stop`; then give it up."""
         while not stop.is_set():
             self.round()
-            stop.wait(_ROUND_SECONDS * (0.9 + 0.2 * random.random()))
+            stop.wait((_ROUND_SECONDS if self.leading else _SEEK_SECONDS) * (0.9 + 0.2 * random.random()))
         self.release()
 
     def round(self) -> None:

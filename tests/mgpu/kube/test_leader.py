@@ -1,4 +1,5 @@
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -81,6 +82,21 @@ def test_the_first_one_leads(world: World) -> None:
     world.b.round()
     assert (world.a.leading, world.b.leading) == (True, False)
     assert world.a.term == 1
+
+
+def test_who_waits_for_the_lease_looks_more_often_than_who_has_it(world: World) -> None:
+    waits: list[float] = []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout or 0)
+            self.set()
+            return True
+
+    world.a.round()
+    world.b.run(Stop())
+    world.a.run(Stop())
+    assert 2 * waits[0] < waits[1] < LEASE_SECONDS / 3
 
 
 def test_never_two_at_once_while_the_leader_cannot_renew(world: World) -> None:
