@@ -282,14 +282,9 @@ class Agent:
         return complete
 
     def _held_ids(self, resource: str, cards: Sequence[Card]) -> tuple[dict[int, list[str]], set[str]]:
-        """The ids that the pods of each unhealthy card hold, and all that pods hold; asked for only when needed.
-
-        Raises RetryLater.
-        """
+        """The ids that the pods of each unhealthy card hold, and all that pods hold. Raises RetryLater."""
         unhealthy = [card for card in cards if not card.healthy]
-        if not unhealthy and not self._slices.cut:
-            return {}, set()
-        if not self._reflector.synced:
+        if unhealthy and not self._reflector.synced:
             raise RetryLater("the pods of this node are not known yet")
         rows = read_checkpoint(self._node.checkpoint, resource)
         held: dict[int, list[str]] = {}

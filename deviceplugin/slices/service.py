@@ -73,12 +73,6 @@ class Slices:
         return self._enabled and self._worker.stalled
 
     @property
-    def cut(self) -> bool:
-        """Whether cards of this node are, or shall be, cut."""
-        state = self._worker.state
-        return state is not None and bool(state.mode)
-
-    @property
     def ids(self) -> int:
         """How many device ids there are of slices, or will be in a moment."""
         state = self._worker.state

@@ -167,6 +167,18 @@ def test_an_agent_restart_is_survived_and_files_of_gone_pods_go(node: Node) -> N
         until(lambda: not node.cdi_files())
 
 
+def test_where_there_are_fewer_ids_than_before_those_that_pods_hold_are_among_them(node: Node) -> None:
+    """A kubelet that restarts would fail a pod whose ids are gone, unless its containers run in that moment."""
+    with node.agent():
+        node.create(share("p", core=60, node="n1", annotations={ASSUMED: "true", RECORD + "c": "0"}))
+        node.runs("p")
+        held = node.kubelet.devices.ids(node.pod("p")["metadata"]["uid"], "c")[CORE]
+    node.set_cards([{"memory": "80Gi"}])
+    with node.agent():
+        assert node.healthy_ids() == 100
+        assert {node.kubelet.devices.health(CORE, i) for i in held} == {"Healthy"}
+
+
 def test_without_cdi_the_oldest_decision_of_the_amount_is_given(node: Node) -> None:
     with node.agent(cdi=False):
         node.create(decided("p", "1"))
