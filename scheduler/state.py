@@ -335,8 +335,7 @@ class State:
     # What both of them change.
 
     def _count(self, pod: Pod) -> None:
-        decision = self.decision(pod.uid)
-        self._usage.follow(pod, decision.node if decision else "")
+        self._usage.follow(pod, decision.node if (decision := self.decision(pod.uid)) else "")
 
     def _follow_given(self, node: str, before: Given) -> None:
         """What the node says that it gave out itself may have changed."""
