@@ -1,6 +1,8 @@
 """`mgpu explain`: why a pod waits, per node and card, or where its cards are; read from the cluster's lists."""
 
+import re
 from collections.abc import Collection, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,9 +19,13 @@ from mgpu.model.errors import BadObject, Problem
 from mgpu.settings import Settings
 from scheduler.explained import shown
 from scheduler.explanation import CardRow, Explainer, Explanation, NodeRow, Raw
+from scheduler.gpu_pods import read_gpu_pod
+from scheduler.outlook import LEARNT
 from scheduler.state import State
 
 _KINDS = {"pod": "Pod", "pods": "Pod", "po": "Pod", "mtgpupod": mtgpu.KIND, "mtgpupods": mtgpu.KIND}
+_SIMPLE = re.compile(r"[-a-z0-9.]*")
+"""What stands for itself in a field selector, as all names of nodes do."""
 _FEW = 8
 """Nodes whose cards are shown one by one."""
 
@@ -54,8 +60,9 @@ def command(
         api = Api.connect(kubeconfig, context=context, timeout=30.0)
         settings, _ = settings_of(api, config)
         raw = _read(api, kind, namespace or namespace_of(kubeconfig, context), name)
-        _check_nodes(f"{kind} {name}", str(raw["spec"].get("nodeName") or ""), nodes)
-        state, names = _state(api, settings)
+        own = str(raw["spec"].get("nodeName") or "")
+        _check_nodes(f"{kind} {name}", own, nodes)
+        state, names = _state(api, settings, _enough(kind, raw, settings, nodes))
         found = _explained(state, settings, kind, raw, nodes, names)
     if output == "json":
         show_json(_json(found))
@@ -90,17 +97,32 @@ def _read(api: Api, kind: str, namespace: str, name: str) -> Raw:
         raise
 
 
-def _state(api: Api, settings: Settings) -> tuple[State, list[str]]:
-    """What the scheduler would know, and the names of all nodes."""
+def _enough(kind: str, raw: Raw, settings: Settings, asked: Sequence[str]) -> Sequence[str]:
+    """The nodes to read, where nothing on another one makes a difference: its own, else those asked about; () for all.
+
+    Elsewhere are the other pods of its groups, and what a policy that learns has learnt from.
+    """
+    own = str(raw["spec"].get("nodeName") or "")
+    nodes = [own] if own else list(dict.fromkeys(asked))
+    if not all(map(_SIMPLE.fullmatch, nodes)) or not (own or kind == "Pod"):
+        return ()
+    known = None if own else read_gpu_pod(raw, settings)
+    return () if known and (known.wishes.groups or settings.node_policy in LEARNT) else nodes
+
+
+def _state(api: Api, settings: Settings, nodes: Sequence[str]) -> tuple[State, list[str]]:
+    """What the scheduler would know, and the names of the nodes. nodes: of these alone, and of what is on no node."""
     state, names = State(settings), []
-    for raw in reading.nodes(api):
+    named = [f"metadata.name={name}" for name in nodes] or [""]
+    on_them = [f"spec.nodeName={name}" for name in (*nodes, "")] if nodes else [""]
+    for raw in chain.from_iterable(reading.nodes(api, fields) for fields in named):
         state.node_changed(raw)
         names.append(str(raw["metadata"]["name"]))
     for rows, take in (
-        (reading.devices(api), state.device_changed),
+        (chain.from_iterable(reading.devices(api, fields) for fields in named), state.device_changed),
         (reading.unhealthy_lists(api), state.configmap_changed),
         (reading.mtgpupods(api), state.mtgpupod_changed),
-        (reading.pods(api), state.pod_changed),
+        (chain.from_iterable(reading.lean_pods(api, fields) for fields in on_them), state.pod_changed),
     ):
         for raw in rows:
             take(raw)

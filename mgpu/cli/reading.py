@@ -6,30 +6,39 @@ from contextlib import contextmanager
 from typing import Any
 
 import click
+import orjson
 
+from mgpu.cli.lean import decode_pods
 from mgpu.cli.plain import one_line
 from mgpu.dialects import gpushare, mtgpu
 from mgpu.kube import Api, ApiError
+from mgpu.kube.client import Decode
 from mgpu.model.inventory import DEVICE_API
 
 Raw = dict[str, Any]
 
 
-def nodes(api: Api) -> Iterator[Raw]:
-    """Raises ApiError and Unreachable, as all of these."""
-    return _listed(api, "/api/v1/nodes")
+def nodes(api: Api, fields: str = "") -> Iterator[Raw]:
+    """fields: a field selector. Raises ApiError and Unreachable, as all of these."""
+    return _listed(api, "/api/v1/nodes", fields=fields)
 
 
-def devices(api: Api) -> Iterator[Raw]:
-    return _listed(api, f"/apis/{DEVICE_API}/devices", without=404)  # nodes may still say what cards they have
+def devices(api: Api, fields: str = "") -> Iterator[Raw]:
+    """None where there are no Devices: nodes may still say what cards they have."""
+    return _listed(api, f"/apis/{DEVICE_API}/devices", fields=fields, without=404)
 
 
 def pods(api: Api) -> Iterator[Raw]:
-    """Without what is much and nobody reads: some commands keep all of them."""
+    """Whole, but for what is much and nobody reads: who asks keeps all of them."""
     for raw in _listed(api, "/api/v1/pods"):
         raw["metadata"].pop("managedFields", None)
         (raw.get("spec") or {}).pop("volumes", None)
         yield raw
+
+
+def lean_pods(api: Api, fields: str = "") -> Iterator[Raw]:
+    """With no more than says who holds what. fields: a field selector."""
+    return _listed(api, "/api/v1/pods", fields=fields, decode=decode_pods)
 
 
 def mtgpupods(api: Api) -> Iterator[Raw]:
@@ -47,10 +56,10 @@ def unhealthy_lists(api: Api) -> Iterator[Raw]:
     return _listed(api, f"/api/v1/namespaces/{gpushare.UNHEALTHY_NAMESPACE}/configmaps", without=403)
 
 
-def _listed(api: Api, path: str, without: int = 0) -> Iterator[Raw]:
+def _listed(api: Api, path: str, *, fields: str = "", without: int = 0, decode: Decode = orjson.loads) -> Iterator[Raw]:
     """The objects, page by page; none where the API server answers with the status `without`."""
     try:
-        for page, _ in api.pages(path):
+        for page, _ in api.pages(path, decode=decode, fieldSelector=fields):
             yield from page
     except ApiError as error:
         if error.status != without:

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from mgpu.cli.kubectl import plugin
 from mgpu.kube import Api
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
-from tests.builders import GIB, owned, pod
-from tests.scheduler.explained_cluster import SAYS, add, add_node, fill
+from tests.builders import GIB, container, owned, pod
+from tests.scheduler.explained_cluster import PODS, RECORD, SAYS, add, add_node, fill
 
 
 class Cluster:
@@ -139,8 +139,62 @@ def test_one_that_has_its_node_is_asked_about_no_other(cluster: Cluster, name: s
     assert f"has its node, {own}; only one that waits for a node may be asked" in result.stderr
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The field selectors of the lists of pods that a command asks for."""
+    selectors: list[str] = []
+
+    def get(self: Api, path: str, *, _get: Any = Api.get, **query: Any) -> Any:
+        selectors.extend([str(query.get("fieldSelector"))] if path == "/api/v1/pods" else [])
+        return _get(self, path, **query)
+
+    monkeypatch.setattr(Api, "get", get)
+    return selectors
+
+
+@pytest.mark.parametrize("name", ["holder", "late", "done", "mtgpupod/notebook"])
+def test_of_one_that_has_its_node_no_other_is_read(cluster: Cluster, asked: list[str], name: str) -> None:
+    own = "n1" if name in ("holder", "done") else "n2"
+    assert cluster.found(name)["of"].endswith(name.partition("/")[2] or name)
+    assert asked == [f"spec.nodeName={own}", "spec.nodeName="]
+
+
+@pytest.mark.parametrize("name", ["too-large", "two", "waits", "malformed"])
+def test_of_the_nodes_asked_about_no_less_is_said_than_of_all(cluster: Cluster, asked: list[str], name: str) -> None:
+    """A pod is nominated to n1, whose free card is kept for it."""
+    add(cluster.api, pod("nominated", container("c", 100)))
+    status = {"phase": "Pending", "nominatedNodeName": "n1"}
+    cluster.api.patch(f"{PODS}/nominated/status", {"status": status})
+    try:
+        every = {row["name"]: row for row in cluster.found(name)["nodes"]}
+        some = cluster.found(name, "--node", "n2", "--node", "n1", "--node", "n2")["nodes"]
+    finally:
+        cluster.api.delete(f"{PODS}/nominated")
+    assert sorted(row["name"] for row in some) == ["n1", "n2"]
+    assert every["n1"]["reason"]
+    assert [{**row, "cards": []} for row in some] == [{**every[row["name"]], "cards": []} for row in some]
+    assert asked == ["", "spec.nodeName=n2", "spec.nodeName=n1", "spec.nodeName="]
+
+
+def test_what_depends_on_other_nodes_too_is_read_as_a_whole(cluster: Cluster, asked: list[str], tmp_path: Path) -> None:
+    """Where its group is; and what was learnt of all pods."""
+    group = {"mgpu.io/same-card-group": "pair"}
+    add(cluster.api, pod("first", container("c", 10, 1024), annotations={**RECORD, **group}, node="n1"))
+    add(cluster.api, pod("second", container("c", 10, 1024), annotations=group))
+    try:
+        (row,) = cluster.found("second", "--node", "n2")["nodes"]
+    finally:
+        cluster.api.delete(f"{PODS}/first")
+        cluster.api.delete(f"{PODS}/second")
+    assert "same-card-group" in row["reason"]
+    file = tmp_path / "settings.yaml"
+    file.write_text("nodePolicy: fragmentation\n")
+    cluster.found("waits", "--node", "n2", "--config", str(file))
+    assert asked == ["", ""]
+
+
 def test_a_pod_that_goes_while_the_cluster_is_read(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mgpu.cli.reading.pods", lambda _: iter(()))
+    monkeypatch.setattr("mgpu.cli.reading.lean_pods", lambda *_: iter(()))
     result = cluster.explain("waits")
     wanted = "Error: pod default/waits went while the cluster was read; ask again\n"
     assert (result.exit_code, result.stderr) == (1, wanted)
