@@ -76,23 +76,25 @@ class Accounts:
         if shares is None and not dialects.has_run(pod, known.ask):
             self._await_decision(known, unreadable)
             return
-        if shares is None:
-            shares = shares_unknown(known)
-            why = f": {unreadable}" if unreadable else ""
-            message = "without a readable record of its cards; its share is held on every card there"
-            self._tell(pod, "UnknownCards", f"runs on {pod.node} {message}{why}")
+        held = shares_unknown(known) if shares is None else shares
         # A slice that the node says it has is not free, whatever the record says.
-        shares = (*shares, *(s for s in sliced if not any((s.type, s.card) == (t.type, t.card) for t in shares)))
-        on_cards = (*shares, *self._cards_of(shares, pod.node))
-        who, gpuid = (uid, pod.namespace, pod.name, pod.node), occupies(pod, pod.node)
-        holding = Holding(*who, dialect, on_cards, wishes=known.wishes, gpuid=gpuid, occupies=bool(gpuid))
+        held = (*held, *(s for s in sliced if not any((s.type, s.card) == (t.type, t.card) for t in held)))
+        holding = self._holding(known, dialect, held)
         if holding == self.ledger.holding(uid) and not pod.deleting:
             return  # most events; that it is being deleted matters to who is nominated there
         self.release(uid)
         self.hold(holding)
+        if shares is None:
+            self._warn_of_unknown(pod, unreadable)
         self._warn_of_split(known)
         if dialect != stock.NVIDIA:  # there ids of other resources' devices stand too
-            self._warn_of_absent(pod, shares)
+            self._warn_of_absent(pod, held)
+
+    def _holding(self, known: GpuPod, dialect: str, shares: tuple[Share, ...]) -> Holding:
+        pod, gpuid = known.pod, occupies(known.pod, known.pod.node)
+        on_cards = (*shares, *self._cards_of(shares, pod.node))
+        who = (pod.uid, pod.namespace, pod.name, pod.node)
+        return Holding(*who, dialect, on_cards, wishes=known.wishes, gpuid=gpuid, occupies=bool(gpuid))
 
     def settle_all_on(self, node: str) -> None:
         for known in [known for known in self._pods.values() if known.pod.node == node]:
@@ -181,6 +183,11 @@ class Accounts:
             if name and mode_of(name) != mode:
                 card = place_of(share.card)[0] if isinstance(share.card, int) else None
                 yield Share(share.container, card, whole=True, stage=share.stage)
+
+    def _warn_of_unknown(self, pod: Pod, unreadable: str) -> None:
+        why = f": {unreadable}" if unreadable else ""
+        message = "without a readable record of its cards; its share is held on every card there"
+        self._tell(pod, "UnknownCards", f"runs on {pod.node} {message}{why}")
 
     def _warn_of_split(self, known: GpuPod) -> None:
         """No decision leads there, but a record can: one written by hand, or an account that was lost."""

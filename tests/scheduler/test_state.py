@@ -165,6 +165,9 @@ def test_a_running_pod_without_a_record_is_held_on_every_card(one: Replica) -> N
     given(one, running(b.share("p", node="n1")))
     assert free(one) == [500, 500]
     assert not one.state.undecided()
+    one.api.edit_pod("p", lambda raw: raw["metadata"].update(labels={"kubelet": "was here"}))
+    one.deliver()
+    assert len(one.events) == 1, "its status changes every now and then"
 
 
 def test_a_running_pod_whose_very_ask_is_garbled_may_use_up_any_card(one: Replica) -> None:
