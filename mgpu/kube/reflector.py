@@ -101,7 +101,7 @@ class Reflector:
             watch.end()
 
     def _run(self) -> None:
-        pause = _MIN_PAUSE
+        pause, told = _MIN_PAUSE, ""
         while not self._stop.is_set():
             self._followed = math.inf
             try:
@@ -115,14 +115,16 @@ class Reflector:
                 self.restarts += 1
                 self._broken_since = self._broken_since or time.monotonic()
                 self._forbidden = isinstance(error, ApiError) and error.status == 403
-                log.warning("watch of %s broke, listing again: %s", self._path, error)
+                if str(error) != told:
+                    told = str(error)
+                    log.warning("watch of %s broke, listing again: %s", self._path, error)
             except Exception:
                 # The thread's outermost loop: an answer that nobody foresaw must not end it.
                 self.restarts += 1
                 self._broken_since = self._broken_since or time.monotonic()
                 log.exception("watch of %s failed, listing again", self._path)
             if time.monotonic() - self._followed > _MAX_PAUSE:  # who may list and not watch must not list all the time
-                pause = _MIN_PAUSE
+                pause, told = _MIN_PAUSE, ""
             if not self._refresh_due():
                 # Jitter: after an outage of the API server not everybody comes back at once.
                 self._rest(pause * (0.5 + random.random()))

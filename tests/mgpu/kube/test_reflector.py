@@ -160,12 +160,13 @@ class Counting(Reflector):
             self.stop()
 
 
-def test_who_may_list_and_not_watch_lists_ever_less() -> None:
+def test_who_may_list_and_not_watch_lists_ever_less_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     api: Any = Unwatchable(item("a", 1))
     reflector = Counting(api, "/things", lambda _: None, lambda _: None)
     reflector._run()
     assert api.lists == 8
     assert reflector.rests[-1] > 8 * reflector.rests[0]
+    assert len(caplog.messages) == 1
 
 
 def test_a_refresh_sees_everything_that_was_written_before_it(run: Callable[..., Seen]) -> None:
