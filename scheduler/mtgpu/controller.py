@@ -22,6 +22,7 @@ from scheduler.mtgpu import occupy, pods
 from scheduler.mtgpu.known import Known, Raw, is_own, key_of
 from scheduler.mtgpu.looking import Look, look, occupy_key, read
 from scheduler.mtgpu.occupy import Create, Delete
+from scheduler.mtgpu.pacing import Paces
 from scheduler.mtgpu.plan import Plan, plan
 from scheduler.mtgpu.status import Transition, next_status, refused, transitions
 from scheduler.mtgpu.verdict import FALSE, Said, Verdict
@@ -39,9 +40,6 @@ _BY_ADMISSION = ("admission webhook", "is forbidden: ")
 """
 _TRIES = 50
 """Each is lost to a decision on this node that succeeded."""
-_FIRST_PAUSE = 1.0
-_LONGEST_PAUSE = 60.0
-"""Between two occupy pods of a GPUID of which the first failed."""
 
 
 class _Stale(Exception):
@@ -68,8 +66,7 @@ class Controller:
         self._feeding = threading.Lock()
         self._failed = False
         self._term = self._term_of_attempt = 0
-        self._clock = clock
-        self._paces: dict[tuple[str, str], tuple[float, float]] = {}  # node, GPUID → pause, and until when
+        self._paces = Paces(clock)
 
     # Fed by the watches.
 
@@ -221,7 +218,7 @@ class Controller:
         why = {}
         for gpuid, there in found.seen.occupies.items():
             if there.running:
-                self._paces.pop((node, gpuid), None)
+                self._paces.forget(node, gpuid)
         for step in planned.occupy:
             if isinstance(step, Create) and self._is_due(node, step.gpuid):
                 try:
@@ -234,13 +231,14 @@ class Controller:
                         why[step.gpuid] = Said(FALSE, "OccupyPodRefused", text)
         return why
 
-    def _is_due(self, node: str, gpuid: str) -> bool:
-        """Whether it may be made again; where the kubelet refuses it that would never end."""
-        _, until = self._paces.get((node, gpuid), (0.0, 0.0))
-        if self._clock() < until:
-            self._queue.add(node, until - self._clock())
-            return False
-        return True
+    def _is_due(self, node: str, what: str) -> bool:
+        """Whether it may be made again. Where the kubelet refuses it, or a scheduler preempts it for a pod that would
+        find it there again, that would never end. what: a GPUID, whose occupy pod it is, or the uid of an MtgpuPod.
+        """
+        left = self._paces.left(node, what)
+        if left:
+            self._queue.add(node, left)
+        return not left
 
     def _delete_occupies(self, node: str, found: Look, planned: Plan) -> None:
         for step in planned.occupy:
@@ -248,15 +246,7 @@ class Controller:
                 self._writer.delete(*occupy_key(node, step.gpuid), step.uid, force=step.force)
                 there = found.seen.occupies.get(step.gpuid)
                 if there is not None and there.ended:
-                    self._forget_paces()
-                    before, _ = self._paces.get((node, step.gpuid), (_FIRST_PAUSE / 2, 0.0))
-                    pause = min(2 * before, _LONGEST_PAUSE)
-                    self._paces[node, step.gpuid] = pause, self._clock() + pause
-
-    def _forget_paces(self) -> None:
-        """Those of GPUIDs that have been well, or away, since."""
-        long_ago = self._clock() - _LONGEST_PAUSE
-        self._paces = {key: pace for key, pace in self._paces.items() if pace[1] > long_ago}
+                    self._paces.slow(node, step.gpuid)
 
     def _serve(self, item: Raw, pod: MtgpuPod | None, own: Raw | None, verdict: Verdict) -> None:
         """What is decided about one. pod: None where it cannot be read."""
@@ -271,18 +261,18 @@ class Controller:
             item = self._write(item, next_status(item, verdict, own, now))
             verdict = replace(verdict, bind="")
         status = None
-        if verdict.make and pod is not None and verdict.card is not None:
-            said = self._make(pods.manifest(item, pod, verdict.card))
+        if verdict.make and pod is not None and verdict.card is not None and self._is_due(pod.node, pod.uid):
+            said = self._make(pod, pods.manifest(item, pod, verdict.card))
             if isinstance(said, str):
                 status = refused(item, verdict, said, now)
             else:
                 verdict = replace(verdict, created=said)
         self._write(item, status or next_status(item, verdict, own, now))
 
-    def _make(self, pod: Raw) -> Said | str | None:
+    def _make(self, pod: MtgpuPod, manifest: Raw) -> Said | str | None:
         """None: it is there, or about to be; else why not. A text: and never will be."""
         try:
-            self._writer.make(pod)
+            self._writer.make(manifest)
         except ApiError as error:
             if error.status in (400, 422) and not any(by in error.message for by in _BY_ADMISSION):
                 return error.message
@@ -290,6 +280,7 @@ class Controller:
             if error.status in (404, 409, 429) or error.status >= 500:
                 return None
             return Said(FALSE, "PodForbidden", error.message)
+        self._paces.slow(pod.node, pod.uid)
         return None
 
     def _finish(self, item: Raw, *, force: bool) -> None:

@@ -1,5 +1,6 @@
 """The controller of MtgpuPods on the playground's API server, without its HTTP (tests/mtgpu_rig.py)."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -227,6 +228,26 @@ def test_its_pod_is_made_again_on_the_same_card(rig: Rig) -> None:
     assert after["metadata"]["uid"] != before["metadata"]["uid"]
     assert after["spec"]["containers"][0]["env"][0] == before["spec"]["containers"][0]["env"][0]
     assert rig.item("a")["status"]["PodObjectMeta"]["uid"] == after["metadata"]["uid"]
+
+
+def test_a_pod_that_goes_as_soon_as_it_is_made_is_made_again_in_growing_pauses(rig: Rig) -> None:
+    """As with a scheduler that preempts it for a pod which then finds it there again."""
+    rig.create("a", "x")
+    rig.settle()
+    began, made = rig.clock.now, list[float]()
+    while len(made) < 6:
+        found = rig.pod("a")
+        if found is not None:
+            made.append(rig.clock.now - began)
+            rig.kill(found, force=True)
+        rig.round()
+        rig.clock.now += 0.5
+    pauses = [after - before for before, after in itertools.pairwise(made)]
+    assert pauses[0] <= 0.5, "once it is made again at once"
+    assert all(pause >= 2**i for i, pause in enumerate(pauses[1:])), pauses
+    rig.settle()
+    assert own(rig, "a")["status"]["phase"] == "Running"
+    assert condition(rig, "a", "PodCreated")["reason"] == "PodCreated"
 
 
 def test_one_that_has_ended_leaves_its_share_and_is_not_started_again(rig: Rig) -> None:
