@@ -13,6 +13,7 @@ from mgpu.model.asks import Ask, Placement
 from mgpu.model.cards import CardState
 from mgpu.model.ledger import Holding
 from mgpu.model.pods import Pod
+from mgpu.model.tables import table_at
 from mgpu.model.wishes import PREFIX
 from mgpu.settings import Settings
 from scheduler import stock
@@ -157,7 +158,8 @@ def _only_cards_can_be_short(pod: Pod, raw: Mapping[str, Any]) -> bool:
     spec = raw.get("spec") or {}
     if spec.get("resourceClaims"):
         return False
-    if any(vocabulary_of(name) is None and not _plain(name) for _, name in pod.resources()):
+    of_pod = (name for kind in ("requests", "limits") for name in table_at(spec, "resources", kind))
+    if any(vocabulary_of(name) is None and not _plain(name) for name in (*of_pod, *(n for _, n in pod.resources()))):
         return False
     containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
     if any(port.get("hostPort") for container in containers for port in container.get("ports") or ()):

@@ -107,6 +107,7 @@ def test_cpu_that_is_short_is_freed_too(replica: Replica, client: Client) -> Non
         {"resourceClaims": [{"name": "r"}]},
         {"initContainers": [{"name": "i", "ports": [{"hostPort": 80}]}]},
         {"initContainers": [{"name": "i", "resources": {"requests": {"example.com/nic": "1"}}}]},
+        {"resources": {"requests": {"hugepages-2Mi": "64Mi"}}},
     ],
 )
 def test_what_may_be_needed_for_other_reasons_stays(replica: Replica, client: Client, spec: dict[str, Any]) -> None:
