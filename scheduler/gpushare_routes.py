@@ -14,6 +14,7 @@ from mgpu.model.ledger import Holding
 from mgpu.serving.review import BadRequest
 from mgpu.settings import Settings
 from scheduler.extender import Extender, Gate, posted
+from scheduler.pacing import Pace
 from scheduler.state import State
 
 _PREFIX = "/gpushare-scheduler"
@@ -26,11 +27,13 @@ def gpushare_routes(app: Flask, extender: Extender, state: State, settings: Sett
 
     def inspect(node: str = "") -> Response:
         gate.may_answer()
-        names = (node,) if node else state.nodes_with_cards()
-        found = [(name, seen) for name in names if (seen := state.seen(name)) is not None]
-        if node and not found:
+        rows, pace = [], Pace(rests=1)
+        for name in (node,) if node else state.nodes_with_cards():
+            seen = state.seen(name)
+            rows += [_node(name, *seen, gpushare.unit(settings))] if seen else []
+            pace()
+        if node and not rows:
             raise BadRequest(404, f"there is no node {node}")
-        rows = [_node(name, *seen, gpushare.unit(settings)) for name, seen in found]
         return Response(orjson.dumps({"nodes": rows}), mimetype="application/json")
 
     app.add_url_rule(f"{_PREFIX}/inspect", "gpushare inspect", inspect)
@@ -48,7 +51,7 @@ def _node(name: str, cards: tuple[CardState, ...], holdings: tuple[Holding, ...]
             "id": state.card.index,
             "totalGPU": state.card.memory // unit,
             "usedGPU": gpushare.units_of(state.memory_taken, state.card, unit),
-            "pods": [_pod(holding, state.card, unit) for holding in holdings if holding.uses(state.card).shares],
+            "pods": [_pod(holding, state.card, unit) for holding in holdings if holding.is_on(state.card)],
         }
         for state in cards
     ]

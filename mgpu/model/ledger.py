@@ -86,6 +86,9 @@ class Holding:
     def uses(self, card: Card) -> Amount:
         return peak((s.stage, s.amount(card)) for s in self.shares if s.is_on(card))
 
+    def is_on(self, card: Card) -> bool:
+        return any(s.is_on(card) for s in self.shares)
+
     def is_known_on(self, card: Card) -> bool:
         return any(s.card is not None and s.is_on(card) for s in self.shares)
 
@@ -254,9 +257,7 @@ class Ledger:
         """The cards that it is on, by position, and what it uses of each: worked out once while neither changes."""
         if holding.uid not in self._used:
             self._used[holding.uid] = [
-                (position, holding.uses(card))
-                for position, card in enumerate(cards)
-                if any(share.is_on(card) for share in holding.shares)
+                (position, holding.uses(card)) for position, card in enumerate(cards) if holding.is_on(card)
             ]
         return self._used[holding.uid]
 
