@@ -18,6 +18,8 @@ from mgpu.model.wishes import ALL, PREFIX, field
 from mgpu.settings import Settings
 from webhook import mtgpupods
 
+_WARNINGS = 20
+"""The API server cuts off what is more than 4 KiB of them."""
 _PROCESSES = ("mgpu-scheduler", "mgpu-deviceplugin", "mgpu-webhook")
 
 
@@ -75,8 +77,8 @@ def strange_wishes(raw: Mapping[str, Any], old_raw: Mapping[str, Any] | None) ->
     before = read_pod(old_raw).annotations if old_raw is not None else {}
     if not vocabularies(pod):
         return []
-    new = sorted(key for key in pod.annotations if key.startswith(PREFIX) and key not in (*ALL, *before))
-    strange = [key for key in new if not dialects.is_placement_annotation(key)]
+    new = sorted(key for key in pod.annotations if key.startswith(PREFIX) and key not in ALL and key not in before)
+    strange = [key for key in new if not dialects.is_placement_annotation(key)][:_WARNINGS]
     return [f"{field(key)}: is not known to mgpu and has no effect{_meant(key)}" for key in strange]
 
 
@@ -118,14 +120,21 @@ def _asks(pod: Pod, old: Pod, changed: Iterable[str], settings: Settings) -> Ite
     before = _ask(old, settings)
     if _ask(replace(old, annotations=pod.annotations), settings) == before:
         return
+    tried = dict(old.annotations)  # one for all: there may be thousands of others
+    alone = replace(old, annotations=tried)
     for key in changed:
-        annotations = {k: v for k, v in old.annotations.items() if k != key}
-        if key in pod.annotations:
-            annotations[key] = pod.annotations[key]
-        if _ask(replace(old, annotations=annotations), settings) != before:
-            yield Problem(
-                f"metadata.annotations[{key}]", "is part of what the pod asks for; it cannot be changed once it exists"
-            )
+        _put(tried, key, pod.annotations)
+        if _ask(alone, settings) != before:
+            yield Problem(field(key), "is part of what the pod asks for; it cannot be changed once it exists")
+        _put(tried, key, old.annotations)
+
+
+def _put(tried: dict[str, str], key: str, annotations: Mapping[str, str]) -> None:
+    """The key as it is in `annotations`, or not at all."""
+    if key in annotations:
+        tried[key] = annotations[key]
+    else:
+        tried.pop(key, None)
 
 
 def _wishes(pod: Pod, old: Pod, changed: Iterable[str], settings: Settings) -> Iterator[Problem]:

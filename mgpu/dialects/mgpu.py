@@ -136,7 +136,7 @@ def _entries(pod: Pod) -> tuple[dict[int, int], list[Problem]]:
     entries = {i: int(part) for i, part in enumerate(parts) if re.fullmatch(r"\d{1,9}", part, re.ASCII)}
     problems = [
         Problem(_MULTIPLE_PATH, f"entry {i} must be an integer of at least 0, not {part!r}")
-        for i, part in enumerate(parts)
+        for i, part in enumerate(parts[: len(containers) + 1])  # that there are more is told by their number
         if i not in entries
     ]
     if len(parts) != len(containers):

@@ -154,9 +154,10 @@ def _listed(annotations: Mapping[str, str], key: str, problems: list[Problem]) -
     if not any(entries):
         problems.append(Problem(field(key), "must name at least one; without a wish, leave it out"))
         return ()
-    problems += (Problem(field(key), f"entry {i} is empty") for i, entry in enumerate(entries) if not entry)
     if len(entries) > MOST:
         problems.append(Problem(field(key), f"may name at most {MOST}, not {len(entries)}"))
+        return ()  # each would be compared with each of another list
+    problems += (Problem(field(key), f"entry {i} is empty") for i, entry in enumerate(entries) if not entry)
     return tuple(dict.fromkeys(filter(None, entries)))
 
 

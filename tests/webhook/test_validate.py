@@ -7,7 +7,7 @@ import pytest
 from mgpu.model.errors import BadObject
 from mgpu.settings import load_settings
 from tests.builders import CORE, MEMORY, container, pod, share
-from webhook.validate import validate_create, validate_update
+from webhook.validate import strange_wishes, validate_create, validate_update
 
 SETTINGS = load_settings()
 ASSUMED, INDEX = "vke.volcengine.com/assumed", "vke.volcengine.com/gpu-index-container-c"
@@ -129,3 +129,10 @@ def test_the_same_ask_in_other_words_is_no_change() -> None:
 
 def test_a_pod_without_gpu_may_have_any_annotation() -> None:
     assert changes(pod("p", {"name": "c"}), pod("p", {"name": "c"}, annotations={INDEX: "1"})) == []
+
+
+def test_of_strange_annotations_as_many_are_told_as_anybody_hears_of() -> None:
+    odd = share(annotations={f"mgpu.io/{i:05}": "" for i in range(1000)})
+    assert [text[:35] for text in strange_wishes(odd, None)] == [
+        f"metadata.annotations[mgpu.io/{i:05}]" for i in range(20)
+    ]

@@ -189,6 +189,10 @@ class TestValidation:
     def test_an_unusable_list_does_not_make_the_pod_a_normal_one(self) -> None:
         assert len(refused(multiple("x", container("c", 130, 1024)))) == 1
 
+    def test_entries_that_belong_to_no_container_are_told_by_their_number(self) -> None:
+        found = refused(multiple("x," * 1000, container("c", 130, 1024)))
+        assert [problem.partition(": ")[2][:7] for problem in found] == ["entry 0", "entry 1", "must ha"]
+
     def test_unknown_compute_policy(self) -> None:
         (problem,) = refused(share(annotations={mgpu.COMPUTE_POLICY: "best-effort"}))
         assert problem.startswith(

@@ -56,6 +56,11 @@ WRONG = {
     "only commas": ({CARD_UUIDS: " , "}, CARD_UUIDS, "must name at least one"),
     "a blank entry": ({EXCLUDE_CARD_MODELS: "T4,,A100"}, EXCLUDE_CARD_MODELS, "entry 1 is empty"),
     "too many": ({CARD_UUIDS: ",".join(f"GPU-{i}" for i in range(MOST + 1))}, CARD_UUIDS, f"at most {MOST}, not"),
+    "too many to be compared with as many": (
+        {CARD_MODELS: ",".join(f"A{i}" for i in range(30_000)), EXCLUDE_CARD_MODELS: ",".join(["T4"] * MOST)},
+        CARD_MODELS,
+        f"at most {MOST}, not 30000",
+    ),
     "no word in a model": ({CARD_MODELS: "A100,-"}, CARD_MODELS, "'-' names no model"),
     "wanted and excluded": ({CARD_MODELS: "a100", EXCLUDE_CARD_MODELS: "A100"}, EXCLUDE_CARD_MODELS, "'A100' excludes"),
     "wanted, and excluded with others": (
