@@ -16,7 +16,8 @@ from mgpu.model.pods import read_pod
 from scheduler.gpu_pods import read_gpu_pod, recorded
 from tests import builders
 from tests.examples import examples
-from tests.mtgpu_rig import DEVICES, GIB, ITEMS, PODS, SETTINGS, WHOLE, Node, Raw, Rig
+from tests.mtgpu_cluster import Raw
+from tests.mtgpu_rig import DEVICES, GIB, ITEMS, PODS, SETTINGS, WHOLE, Node, Rig
 
 NODES = (("n1", 2, False), ("s1", 2, True))
 MEMORY = 80 * GIB

@@ -6,7 +6,8 @@ from typing import Any
 from mgpu.dialects import mtgpu
 from mgpu.kube import ApiError
 from tests import builders as b
-from tests.mtgpu_rig import PODS, Raw, Rig
+from tests.mtgpu_cluster import Raw
+from tests.mtgpu_rig import PODS, Rig
 
 
 def bound(rig: Rig, name: str) -> tuple[str, str, str]:
