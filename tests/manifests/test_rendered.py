@@ -241,6 +241,7 @@ def test_the_service_leads_to_the_pod_that_the_leader_labels(folder: Path, tmp_p
     deployment = named(documents, "Deployment", "mgpu-scheduler")
     service = named(documents, "Service", "mgpu-scheduler")
     assert service["spec"]["selector"][LABEL] == "true"
+    assert service["spec"]["publishNotReadyAddresses"], "it decides until it has ended"
     assert _without_leading(service) == dict(pair.split("=") for pair in REPLICAS.split(","))
     assert LABEL not in deployment["spec"]["template"]["metadata"]["labels"]
     assert settings_of(documents, deployment, tmp_path).scheduler.pod_uid == "metadata.uid"
