@@ -95,12 +95,19 @@ _MODELS = (
     ("A30", 0, _A30),
     ("A100", 60, _A100_80),
     ("A100", 0, _A100_40),
+    ("A800", 60, _A100_80),
+    ("A800", 0, _A100_40),
     ("H100", 88, _H100_94),
     ("H100", 0, _H100_80),
+    ("H800", 88, _H100_94),
+    ("H800", 0, _H100_80),
     ("H200", 0, _H200),
     ("B200", 0, _B200),
 )
-"""Word in the model's name, least GiB of memory → layout; the first that fits."""
+"""Word in the model's name, least GiB of memory → layout; the first that fits.
+
+A800 and H800 are cut as A100 and H100: NVIDIA's mig-parted has one configuration for both (config-default.yaml).
+"""
 
 _ALIASES = {"7g.79gb": "7g.80gb"}
 
