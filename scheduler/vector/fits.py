@@ -3,6 +3,7 @@
 Where the arrays cannot tell, they say so.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -56,11 +57,13 @@ def sift(rows: Rows, ask: Ask) -> Sifted:
     too_few = left & (counts < max(c.cards for c in ask.containers))
     left &= ~too_few
     alone = np.full(len(counts), -1)
+    able: list[Ints] = []
     for number, container in enumerate(ask.containers):
-        cannot = left & (serving(rows, container, ask).sum(axis=1) < container.cards)
+        able.append(serving(rows, container, ask).sum(axis=1))
+        cannot = left & (able[-1] < container.cards)
         alone[cannot] = number
         left &= ~cannot
-    return Sifted(left & _fit_together(rows, ask), too_few, alone)
+    return Sifted(left & (_fit_together(rows, ask) | _fit_apart(able, ask)), too_few, alone)
 
 
 def _tells(ask: Ask) -> bool:
@@ -109,6 +112,16 @@ def hopeless(rows: Rows, ask: Ask) -> Mask:
         large = able & (rows.data[CORE] >= core) & (rows.data[MEMORY] >= memory) & (ratio <= WHOLE_RATIO)
         found |= large.sum(axis=1) < c.cards
     return found
+
+
+def _fit_apart(able: Sequence[Ints], ask: Ask) -> Mask:
+    """Where each container can have cards of its own for sure: chosen one after the other, those first that have the
+    fewest cards to choose from, none finds too many taken. able: by container how many cards can take it alone.
+    """
+    choice, cards = np.array(able), np.array([c.cards for c in ask.containers])
+    order = np.argsort(choice, axis=0)
+    enough = np.take_along_axis(choice, order, axis=0) >= np.cumsum(cards[order], axis=0)
+    return np.asarray(enough.all(axis=0))
 
 
 def _fit_together(rows: Rows, ask: Ask) -> Mask | bool:

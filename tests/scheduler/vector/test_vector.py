@@ -136,3 +136,17 @@ def test_amounts_that_no_array_holds_are_the_engines() -> None:
         for ratio in (None, 0):
             check([(idle,)], Ask("mgpu", (ContainerAsk("c", 2, 100, memory, ratio=ratio),)), load_settings())
             check([(idle,)], Ask("mgpu", (ContainerAsk("c", 1, 100, memory, ratio=ratio),)), load_settings())
+
+
+def test_containers_that_can_have_cards_of_their_own_need_no_closer_look() -> None:
+    """The search over one node takes a millisecond and more, and there are thousands."""
+    used = tuple(CardState(Card(i, f"GPU-{i}", "", 8 * GIB), 500 + 10 * i, 4 * GIB, 1) for i in range(4))
+    sizes = [(1, 400), (2, 450), (1, 490)]
+    ask = Ask("mgpu", tuple(ContainerAsk(f"c{i}", count, core, GIB) for i, (count, core) in enumerate(sizes)))
+    closely: list[int] = []
+    for cards_of_node, looks in ((used, 0), (used[:3], 1)):  # no two of them fit on one card
+        cluster: Any = Cluster([cards_of_node], load_settings())
+        filter_ = Filter(cluster, load_settings(), pace=lambda: closely.append(1))
+        found = filter_.filter(GpuPod(Pod("default", "p", "u"), ask), ["n0"])
+        assert (len(found.passed), len(closely)) == (1 - looks, looks), found
+        check([cards_of_node], ask, load_settings())
