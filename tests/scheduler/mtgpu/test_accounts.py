@@ -149,6 +149,18 @@ class TestBound:
         gone(replica, pod)
         assert said(replica) == [FREE] * 3
 
+    @pytest.mark.parametrize("says", [{}, b.mtgpupod()["metadata"]["annotations"]], ids=["nothing", "a share"])
+    def test_a_pod_that_names_another_pod_as_its_owner_takes_nothing_of_it(self, replica: Replica, says: Raw) -> None:
+        """Anybody may: the webhook does not look at a Pod that asks for nothing, nor at any where this is disabled."""
+        record = {"vke.volcengine.com/gpu-index-container-c": "0"}
+        given(replica, b.share("victim", 30, annotations=record, node="n1"))
+        raw = own_pod()
+        raw["metadata"] |= {"annotations": says, "ownerReferences": [OWNER | {"uid": "uid-victim"}]}
+        given(replica, raw)
+        assert said(replica)[0] == ("", 300, 700)
+        gone(replica, raw)
+        assert said(replica)[0] == ("", 300, 700)
+
     def test_one_that_cannot_be_read_holds_all_of_its_card(self, replica: Replica) -> None:
         raw = b.mtgpupod(bound="GPU-n1-1", annotations={"lsalab.nthu/gpu_request": "half"})
         given(replica, raw)
