@@ -1,6 +1,7 @@
 """Requests to the API server."""
 
 import contextlib
+import os
 import socket
 import ssl
 import threading
@@ -59,19 +60,22 @@ class Api:
 
     @classmethod
     def connect(cls, kubeconfig: str = "", *, context: str = "", timeout: float = 10.0) -> "Api":
-        """By a kubeconfig file; "": in-cluster, else the default kubeconfig. Raises BadObject where there is none.
+        """By a kubeconfig file; "": the default one, else in-cluster. Raises BadObject where there is none.
 
         context: of the kubeconfig, in place of its current one.
         """
         configuration = client.Configuration()
         with _loading:
             try:
-                if kubeconfig or context:
+                # Not `config.load_config`, which prints, in a cluster, that it might not work. Nor pathlib, which wants
+                # a home directory for every user.
+                default = os.path.expanduser(kube_config.KUBE_CONFIG_DEFAULT_LOCATION)
+                if kubeconfig or context or os.path.exists(default):
                     config.load_kube_config(  # type: ignore[no-untyped-call]
                         kubeconfig or None, context=context or None, client_configuration=configuration
                     )
                 else:
-                    config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+                    config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
                 api = cls(configuration, timeout=timeout)
                 if kube_config._temp_files:
                     api._read_certificates()

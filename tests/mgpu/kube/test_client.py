@@ -167,6 +167,22 @@ def test_nobody_there() -> None:
         api.get("/x")
 
 
+def test_in_a_cluster_it_connects_by_its_service_account_and_prints_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "token").write_text("secret")
+    (tmp_path / "ca.crt").write_text(Path(self_signed(tmp_path)[0]).read_text())
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
+    monkeypatch.setattr("kubernetes.config.incluster_config.SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr("kubernetes.config.incluster_config.SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
+    api = Api.connect()
+    with pytest.raises(Unreachable, match="port=1"):
+        api.get("/version")
+    assert capsys.readouterr() == ("", "")
+
+
 def test_no_kubeconfig() -> None:
     with pytest.raises(BadObject, match="/does/not/exist"):
         Api.connect("/does/not/exist")
