@@ -15,6 +15,7 @@ from deviceplugin.checkpoint import FILE, read_checkpoint
 from deviceplugin.exchange import Exchange
 from deviceplugin.exposure import exposure_of
 from deviceplugin.ids import MAX_IDS, device_ids
+from deviceplugin.leftovers import Leftovers
 from deviceplugin.limits_files import LimitsFiles
 from deviceplugin.metrics import Seen
 from deviceplugin.mig.driver import MigDriver
@@ -100,7 +101,7 @@ class Agent:
             Unrecorded(self._runtime, self._pods, self._gpus),
             lambda: self._reporter.capacity(WHOLE_CARDS),
         )
-        self._node = self._node_with(files)
+        self._node = self._node_with(files, driver)
         self._keepers: list[Keeper] = [self._node.delivery, self._node.grants, self._mps]
         self._all_known = False
         self._allocations: dict[str, Allocations] = {}
@@ -114,7 +115,7 @@ class Agent:
             for name, plugin in self._plugins.items()
         ]
 
-    def _node_with(self, files: CdiFiles) -> Node:
+    def _node_with(self, files: CdiFiles, driver: MigDriver) -> Node:
         cdi = self._settings.deviceplugin.cdi
         return Node(
             pods=self._pods,
@@ -131,6 +132,7 @@ class Agent:
             foreign=self._whole.holdings,
             mps=self._mps if cdi else None,
             exposure=exposure_of(self._settings.deviceplugin),
+            leftovers=Leftovers(self._pods, driver.read),
         )
 
     def _slices_with(self, files: CdiFiles, api: Api, driver: MigDriver) -> Slices:

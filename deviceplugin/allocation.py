@@ -17,6 +17,7 @@ from deviceplugin.checkpoint import Given, read_checkpoint
 from deviceplugin.exchange import Exchange
 from deviceplugin.exposure import Exposure
 from deviceplugin.identity import VISIBLE, VOID, Refused, Target, candidates, environment, lacks_slice
+from deviceplugin.leftovers import Leftovers
 from deviceplugin.metrics import CORRECTIONS
 from deviceplugin.mps.clients import Mps
 from deviceplugin.mps.limits import Edits
@@ -57,6 +58,7 @@ class Node:
     changed: wakes when pods or cards change. resend: sends the device list of a resource to the kubelet once more.
     given: hears of every pod that may start on its cards. foreign: what another plugin gave out.
     mps: holds containers to their shares; None: nothing does. exposure: what tells the runtime of their cards.
+    leftovers: waits for what is left of pods that are gone; None: nothing does.
     """
 
     pods: NodePods
@@ -73,6 +75,7 @@ class Node:
     foreign: Callable[[], Sequence[Holding]]
     mps: Mps | None = None
     exposure: Exposure = field(default_factory=Exposure)
+    leftovers: Leftovers | None = None
 
 
 class Allocations:
@@ -144,6 +147,8 @@ class Allocations:
             known = await self._decided(known, deadline)
             known = await self._sliced(known, given, deadline)
         try:
+            if self._node.leftovers is not None:
+                await self._node.leftovers.ended(known, self._node.cards(), deadline)
             self._start(known, given, await self._limits(known, given, deadline))
         except Refused as error:
             self._node.refused(known, str(error))

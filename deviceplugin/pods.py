@@ -74,6 +74,7 @@ class NodePods:
         # UID of every pod, GPU or not → (the kubelet's UID, namespace/name, ended).
         self._present: dict[str, tuple[str, str, bool]] = {}
         self._limited: dict[str, Limited] = {}
+        self._lost: dict[str, GpuPod] = {}
         self.dropped = 0
         self._ordered: tuple[GpuPod, ...] | None = None
         self._lock = threading.Lock()
@@ -105,7 +106,9 @@ class NodePods:
             self._amended.pop(uid, None)
             self._present.pop(uid, None)
             self._limited.pop(uid, None)
-            self._pods.pop(uid, None)
+            known, phase = self._pods.pop(uid, None), (raw.get("status") or {}).get("phase")
+            if known is not None and known.ran and not known.pod.ended and phase not in ("Succeeded", "Failed"):
+                self._lost[uid] = known
             self._ordered = None
             self.dropped += 1
         self._changed()
@@ -136,6 +139,16 @@ class NodePods:
         """All pods of the node, those without GPU too: the kubelet's UID → (namespace/name, whether it has ended)."""
         with self._lock:
             return {kubelets: (key, ended) for kubelets, key, ended in self._present.values()}
+
+    def lost(self) -> tuple[GpuPod, ...]:
+        """Those that vanished while they ran, and that nobody has forgotten since."""
+        with self._lock:
+            return tuple(self._lost.values())
+
+    def forget(self, uid: str) -> None:
+        """Nothing of this lost one runs any more."""
+        with self._lock:
+            self._lost.pop(uid, None)
 
     def limited(self) -> tuple[Limited, ...]:
         """The Pods of MtgpuPods that have not ended."""

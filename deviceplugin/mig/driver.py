@@ -5,6 +5,7 @@ An instance here is a GPU instance together with the one compute instance that t
 
 import ctypes
 import logging
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -80,10 +81,11 @@ class MigDriver(Protocol):
 
 
 class NvmlMig:
-    """Starts and shuts NVML down in every call (it counts): elsewhere a restart must be one. One thread at a time."""
+    """Starts and shuts NVML down in every call (it counts): elsewhere a restart must be one. From any thread."""
 
     def __init__(self, nvml: Nvml = pynvml) -> None:
         self._nvml = nvml
+        self._lock = threading.Lock()
 
     def read(self) -> tuple[MigCard, ...]:
         with self._session("reading the cards"):
@@ -126,6 +128,10 @@ class NvmlMig:
 
     @contextmanager
     def _session(self, doing: str) -> Iterator[None]:
+        with self._lock:
+            yield from self._started(doing)
+
+    def _started(self, doing: str) -> Iterator[None]:
         try:
             self._nvml.nvmlInit()
         except pynvml.NVMLError as error:
@@ -152,7 +158,7 @@ class NvmlMig:
             except pynvml.NVMLError as error:
                 if error.value not in NO_MIG:
                     raise
-                return MigCard(uuid, capable=False)
+                return MigCard(uuid, capable=False, busy=self._busy(card))
             known = walk.profiles(self._nvml, card)
             on = current == pynvml.NVML_DEVICE_MIG_ENABLE
             return MigCard(
