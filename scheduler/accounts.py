@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mgpu import dialects
+from mgpu.dialects import mtgpu
 from mgpu.kube.events import pod_reference
 from mgpu.model.cards import GPU
 from mgpu.model.errors import BadObject
@@ -102,8 +103,11 @@ class Accounts:
 
     def follow_given(self, uid: str, node: str) -> None:
         """What the node says of the cards that the kubelet gave to this pod has changed."""
+        held = self.ledger.holding(uid)
         if uid in self._pods:
             self.settle(self._pods[uid])
+        elif held is not None and held.dialect == mtgpu.NAME:
+            return  # no Pod has the uid of an MtgpuPod: the node makes it up
         elif self._decisions.get(uid) is None:
             self.release(uid)
             self._hold_given(uid, node)

@@ -173,8 +173,10 @@ class MtgpuPods:
 
     def _settle(self, uid: str) -> None:
         wanted, before = self._account(uid), self._accounts.ledger.holding(uid)
-        if wanted == before or (before is not None and before.dialect != mtgpu.NAME):
-            return  # that of a Pod is not an MtgpuPod's to change: who makes a Pod names any uid as its owner's
+        if wanted == before:
+            return
+        if uid not in self._seen and before is not None and before.dialect != mtgpu.NAME:
+            return  # what another Pod holds: who makes a Pod names any uid as its owner's
         if wanted is None:
             self._accounts.release(uid)
         else:

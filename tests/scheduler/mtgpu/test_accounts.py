@@ -8,6 +8,7 @@ import pytest
 
 from mgpu.dialects import mtgpu
 from mgpu.model.asks import Rejection
+from mgpu.model.given import CHECKPOINTS
 from mgpu.model.ledger import Holding
 from mgpu.settings import load_settings
 from scheduler.decisions import Decision
@@ -160,6 +161,17 @@ class TestBound:
         assert said(replica)[0] == ("", 300, 700)
         gone(replica, raw)
         assert said(replica)[0] == ("", 300, 700)
+
+    def test_a_node_that_says_it_gave_it_cards_takes_nothing_of_it(self) -> None:
+        replica = Replica(cluster(("n1", 3), ("n2", 1)))
+        lies = copy.deepcopy(replica.api.devices["n2"])
+        row = {"podUID": "uid-m", "containerName": "c", "resourceName": "nvidia.com/gpu", "deviceIDs": ["GPU-n2-0"]}
+        lies["metadata"]["annotations"] = {CHECKPOINTS: json.dumps([row])}
+        for other in (lies, replica.api.devices["n2"], lies):
+            replica.api.put("devices", other)
+            replica.deliver()
+            given(replica, b.mtgpupod(bound="GPU-n1-1"))
+            assert said(replica)[1] == ("zxcvb", 200, 0)
 
     def test_one_that_cannot_be_read_holds_all_of_its_card(self, replica: Replica) -> None:
         raw = b.mtgpupod(bound="GPU-n1-1", annotations={"lsalab.nthu/gpu_request": "half"})
