@@ -248,6 +248,14 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
             return False
         return True
 
+    def _cap_keepalive(self, deadline: float) -> None:
+        """At the end. Those that have not asked for anything yet would be waited for until the master kills the worker:
+        Go's client makes some for later.
+        """
+        super()._cap_keepalive(deadline)
+        for conn in self.pending_conns:
+            conn.timeout = min(conn.timeout, deadline)
+
     def _close(self, conn: Any, *, graceful: bool = False) -> None:
         def closed(_: object = None) -> None:
             self._open[conn.server].discard(conn)

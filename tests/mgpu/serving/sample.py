@@ -3,7 +3,8 @@
 Three addresses: TLS, plain, and another app over TLS for clients whose certificate the server's own CA has signed.
 With PORT two, both plain and of this port: 127.0.0.1, and 127.0.0.2 for the other app.
 Impatient: the three, with little time and room for clients; it says whom it has hung up on.
-Ends: the three; told to end it says so, and goes on until the file `ended` is in the directory.
+Ends: the three; told to end it says so, and goes on until the file `ended` is in the directory. Its threads hardly wait
+for requests, and it hardly lingers.
 """
 
 import logging
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from flask import Response
+from gunicorn.workers import gthread
 
 from mgpu.model.errors import RetryLater
 from mgpu.serving import patience, server
@@ -86,6 +88,7 @@ if __name__ == "__main__":
     if sys.argv[2:] == ["impatient"]:
         impatient(Path(sys.argv[1]))
     elif sys.argv[2:] == ["ends"]:
+        gthread.DEFAULT_WORKER_DATA_TIMEOUT = gthread.STOP_KEEPALIVE_LINGER = 0.01
         main(Path(sys.argv[1]), end=lambda: ends(Path(sys.argv[1])))
     else:
         main(Path(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else 0)

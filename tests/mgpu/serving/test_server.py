@@ -163,6 +163,22 @@ def test_until_its_end_is_done_the_server_serves_new_connections_too(folder: Fol
         server.close()
 
 
+def test_who_is_connected_and_asks_for_nothing_does_not_keep_the_server_from_ending(folder: Folder) -> None:
+    (folder.path / "ended").touch()
+    server = Server(*SAMPLE, str(folder.path), "ends", addresses=3, cwd=ROOT)
+    try:
+        with Client(server.ports[1]) as idle:
+            for _ in range(10):
+                with Client(server.ports[1]) as client:
+                    assert client.ask(review({"a": 1}), "/review")[0] == 200
+            server.terminate()
+            assert server.wait_for(b"stopped")
+            assert idle.wire.recv(1) == b""
+        assert server.join() == 0
+    finally:
+        server.close()
+
+
 def test_a_new_certificate_is_served_without_a_restart(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     first = ensure(folder, NAMES, datetime.now(UTC))
