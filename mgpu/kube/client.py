@@ -174,7 +174,10 @@ class Api:
         timeout: urllib3.Timeout | None = None,
     ) -> urllib3.BaseHTTPResponse:
         headers = {"Accept": "application/json", **({"Content-Type": content_type} if body is not None else {})}
-        credentials: Any = self._configuration.auth_settings()
+        try:
+            credentials: Any = self._configuration.auth_settings()  # reads the token anew from time to time
+        except (config.ConfigException, OSError) as error:
+            raise Unreachable(f"{method} {path}: {error}") from error
         for credential in credentials.values():
             if credential["in"] == "header":
                 headers[credential["key"]] = credential["value"]

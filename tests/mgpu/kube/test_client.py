@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import orjson
 import pytest
 from kubernetes import client
+from kubernetes.config import ConfigException
 
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.errors import BadObject
@@ -181,6 +182,19 @@ def test_in_a_cluster_it_connects_by_its_service_account_and_prints_nothing(
     with pytest.raises(Unreachable, match="port=1"):
         api.get("/version")
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), ConfigException("Token file exists but empty.")])
+def test_a_token_that_cannot_be_read_at_the_moment_is_no_answer(error: Exception) -> None:
+    """The library reads it anew every minute, in whatever thread asks, and nobody begins a thread again that has ended."""
+
+    def hook(_: client.Configuration) -> None:
+        raise error
+
+    configuration: Any = client.Configuration(host="http://127.0.0.1:9", api_key={"BearerToken": "bearer secret"})
+    configuration.refresh_api_key_hook = hook
+    with pytest.raises(Unreachable, match=str(error.args[-1])):
+        Api(configuration).get("/x")
 
 
 def test_no_kubeconfig() -> None:
