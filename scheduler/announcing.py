@@ -5,6 +5,9 @@ kube-scheduler looks again at a pod that an extender rejected when an object of 
 all events, without a hint), and else only after five minutes. A Device is no core kind. Of an update of a Node the
 allocatable, labels, taints, conditions and annotations count (events.go, NodeSchedulingPropertiesChange); the
 annotation is the one that means nothing to anybody else.
+
+Of what it does notice (a pod that ends, a label) it may know before this process: it asks at once about a pod that
+waits for just that, and is told what was so before. Then it asks no more, so this is announced too.
 """
 
 import logging
@@ -22,6 +25,12 @@ log = logging.getLogger(__name__)
 ANNOTATION = "mgpu.io/cards-changed"
 PAUSE = 5.0
 """Seconds between two announcements of one node, and before the next try of one that failed."""
+BEHIND_SECONDS = 10.0
+"""How long after kube-scheduler this process may come to know something: a watch that broke rests for so long."""
+SPACING = 1.0
+"""Seconds between two announcements, of any nodes, that only that makes necessary: after one all pods are looked at.
+No call takes so long.
+"""
 
 
 class Announcements:
@@ -32,6 +41,33 @@ class Announcements:
         self._changed = threading.Condition()
         self._due: dict[str, float] = {}
         self._made: dict[str, float] = {}
+        self._last = self._refused = -BEHIND_SECONDS
+        self._left = "", -BEHIND_SECONDS
+
+    def refused(self) -> None:
+        """A pod was told just now that it fits nowhere; what has come while that was worked out it was not told."""
+        now = self._refused = self._clock()
+        node, at = self._left
+        if now < at + SPACING:
+            self._wake(node)
+
+    def left(self, node: str) -> None:
+        """Room may have come on this node by something that kube-scheduler notices too."""
+        self._left = node, self._clock()
+        if self._left[1] < self._refused + BEHIND_SECONDS:
+            self._wake(node)
+
+    def _wake(self, node: str) -> None:
+        """Whoever was refused, by a change of this node if no other one comes as soon."""
+        try:
+            self._may_decide()
+        except RetryLater:
+            return
+        with self._changed:
+            when = max(self._clock(), self._last + SPACING)
+            if not any(due <= when for due in self._due.values()):
+                self._due[node] = when
+                self._changed.notify()
 
     def add(self, node: str) -> None:
         """Cards of this node have come free. Nothing where another replica decides: it has seen the same."""
@@ -63,7 +99,7 @@ class Announcements:
             due = sorted(node for node, when in self._due.items() if when <= now)
             for node in due:
                 del self._due[node]
-                self._made[node] = now
+                self._made[node] = self._last = now
         for node in due:
             self._announce(node)
 

@@ -62,7 +62,8 @@ class Filter:
     """Thread-safe. What the arrays can tell they tell of all nodes at once; the rest is the engine's, node by node.
 
     recut: told of each pod that asks for slices, with the nodes that could be cut for it and those where it fits now.
-    It must return at once. pace: called after each node that was judged by itself.
+    nowhere: told of each that fits nowhere. Both must return at once. pace: called after each node that was judged by
+    itself.
     """
 
     def __init__(
@@ -71,8 +72,10 @@ class Filter:
         settings: Settings,
         recut: Callable[[GpuPod, Sequence[str], Sequence[str]], None] = lambda *_: None,
         pace: Callable[[], object] = lambda: None,
+        nowhere: Callable[[], None] = lambda: None,
     ) -> None:
         self._state, self._settings, self._tell_recut, self._pace = state, settings, recut, pace
+        self._tell_nowhere = nowhere
         self._memo = _Memo()
         self._ranking = Ranking(state, settings)
         self._slices = Slices(state, settings)
@@ -85,9 +88,14 @@ class Filter:
 
     def filter(self, known: GpuPod, names: Sequence[str]) -> Filtered:
         """A malformed ask fits nowhere, and its problems are the reason."""
-        ask = known.ask
-        if ask is None:
+        if known.ask is None:
             return Filtered(hopeless=dict.fromkeys(names, "; ".join(map(str, known.problems))))
+        found = self._of_all(known, known.ask, names)
+        if not found.passed:
+            self._tell_nowhere()
+        return found
+
+    def _of_all(self, known: GpuPod, ask: Ask, names: Sequence[str]) -> Filtered:
         theirs = self._state.chosen_by_nvidia(names, known.pod, ask) if asks_stock(ask) else {}
         if not theirs:
             return self._of_ours(known, ask, names)

@@ -67,6 +67,12 @@ def occupies(pod: Pod, node: str) -> str:
     return found[1] if found and found[0] == node else ""
 
 
+def left_by(before: GpuPod | None, now: GpuPod | None) -> tuple[str, ...]:
+    """The node where a pod had cards, or some were kept for it, and where that is so no more; () for none."""
+    places = ["" if p is None or p.pod.ended else p.pod.node or p.pod.nominated_node for p in (before, now)]
+    return (places[0],) if places[0] not in ("", places[1]) else ()
+
+
 def recorded(known: GpuPod) -> tuple[Share, ...] | None:
     """The shares that a pod's annotations record; None: no record. Raises BadObject for an unreadable one."""
     if known.ask is None:

@@ -62,11 +62,12 @@ class Process:
             freed=self.announcements.add,
             recut=lambda node: self.planning.changed(node),
             touched=lambda node: self.mtgpus.touched(node),
+            left=self.announcements.left,
         )
         writer = Writer(api, settings)
         self.planning = Planning(self.state, writer, settings, self._warn, self.may_decide)
         self.decider = Decider(self.state, api, settings)
-        self.filter = Filter(self.state, settings, self.planning.recut)
+        self.filter = Filter(self.state, settings, self.planning.recut, nowhere=self.announcements.refused)
         budgets = Budgets()
         self.preemption = Preemption(self.state, budgets, settings)
         self.late = LateDecisions(

@@ -14,14 +14,13 @@ from mgpu.model.asks import Ask, Rejection
 from mgpu.model.cards import CardState
 from mgpu.model.groups import Group, Seat
 from mgpu.model.ledger import Holding
-from mgpu.model.partitioning import LABEL
 from mgpu.model.pods import Node, Pod, read_node, read_pod
 from mgpu.model.requests import UNBOUNDED
 from mgpu.settings import Settings
 from scheduler import stock
 from scheduler.accounts import Accounts
 from scheduler.decisions import Decision, Decisions
-from scheduler.gpu_pods import GpuPod, gpu_pod_of, occupies
+from scheduler.gpu_pods import GpuPod, gpu_pod_of, left_by, occupies
 from scheduler.inventories import Given, Inventories
 from scheduler.mtgpu.accounts import MtgpuPods
 from scheduler.nominations import Nominations
@@ -42,9 +41,10 @@ Warn = Callable[[dict[str, Any], str, str], None]
 
 
 class State:
-    """Thread-safe. `undecided` is told of the uid of each pod that is bound without cards (late decision), `freed` of
-    each node whose cards came free by something that no core object shows, `recut` of each node whose cards may be cut
-    and where anything of them has changed, `touched` of each node where anything has. All of them must return at once.
+    """Thread-safe. `undecided` is told of the uid of each pod that is bound without cards (late decision); of each node
+    `freed`, whose cards came free by what no core object shows, `left`, where room may have come by one (a pod, a
+    label), `recut`, whose cards may be cut and where anything of them has changed, `touched`, where anything has.
+    All of them must return at once.
     """
 
     def __init__(
@@ -56,8 +56,9 @@ class State:
         freed: Callable[[str], None] = lambda _: None,
         recut: Callable[[str], None] = lambda _: None,
         touched: Callable[[str], None] = lambda _: None,
+        left: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._settings, self._tell_undecided, self._tell_freed = settings, undecided, freed
+        self._settings, self._tell_undecided, self._tell_freed, self._tell_left = settings, undecided, freed, left
         self._tell_recut, self._tell_touched, self._closed = recut, touched, False
         self._lock = threading.RLock()
         self._nodes: dict[str, Node] = {}
@@ -97,6 +98,8 @@ class State:
             if waited and not self._slices.of(node.name).waiting:
                 self._tell_freed(node.name)  # those that waited may ask again, and have been refused by what was known
             self._follow_who_cuts(node.name, before)
+            if before is not None and before.labels != node.labels:
+                self._tell_left(node.name)
 
     def node_gone(self, raw: Raw) -> None:
         name = raw["metadata"]["name"]
@@ -112,10 +115,9 @@ class State:
         with self._lock:
             before = self._inventories.given(raw["metadata"]["name"])
             name = self._inventories.device_changed(raw)
-            if name is None:
-                return
-            self._set_cards(name)
-            self._follow_given(name, before)
+            if name is not None:
+                self._set_cards(name)
+                self._follow_given(name, before)
 
     def device_gone(self, raw: Raw) -> None:
         with self._lock:
@@ -139,6 +141,7 @@ class State:
         known = gpu_pod_of(pod, raw, self._settings)
         with self._lock:
             self._uids[meta["namespace"], meta["name"]] = meta["uid"]
+            before = self._pods.get(meta["uid"])
             if known is None:
                 self._forget(meta["uid"])
                 self._accounts.follow_stranger(pod, meta["uid"])
@@ -151,6 +154,8 @@ class State:
             self._count(pod)
             self.sites.follow(pod)
             self.mtgpus.pod_changed(pod, raw)
+            for node in left_by(before, known):
+                self._tell_left(node)
 
     def pod_gone(self, raw: Raw) -> None:
         meta = raw["metadata"]
@@ -163,6 +168,8 @@ class State:
             self.mtgpus.pod_gone(meta["uid"])
             if self._uids.get((meta["namespace"], meta["name"])) == meta["uid"]:
                 del self._uids[meta["namespace"], meta["name"]]
+            for node in left_by(known, None):
+                self._tell_left(node)
 
     def mtgpupod_changed(self, raw: Raw) -> None:
         self.mtgpus.changed(raw)
@@ -332,8 +339,6 @@ class State:
         with self._lock:
             return self._decisions.overdue()
 
-    # What both of them change.
-
     def _count(self, pod: Pod) -> None:
         self._usage.follow(pod, decision.node if (decision := self.decision(pod.uid)) else "")
 
@@ -347,7 +352,7 @@ class State:
             self._tell_freed(node)
 
     def _follow_who_cuts(self, name: str, before: Node | None) -> None:
-        was, now = _who_cuts(before), _who_cuts(self._nodes.get(name))
+        was, now = stock.who_cuts(before), stock.who_cuts(self._nodes.get(name))
         if was != now:
             self._accounts.settle_all_on(name)
         if was[1] and not now[1]:
@@ -393,8 +398,3 @@ class State:
     def _move(self, node: str) -> None:
         if self._settings.node_policy in LEARNT:
             self._moved.add(node)
-
-
-def _who_cuts(node: Node | None) -> tuple[bool, str | None]:
-    """What of a node decides how that is held which its pods have."""
-    return stock.is_there(node), node.labels.get(LABEL) if node else None

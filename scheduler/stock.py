@@ -11,6 +11,7 @@ from mgpu.model.asks import Ask, Rejection
 from mgpu.model.cards import GPU, Card, CardState
 from mgpu.model.inventory import WHOLE_CARDS_LABEL
 from mgpu.model.ledger import Holding, Ledger, Share, unknown_shares
+from mgpu.model.partitioning import LABEL
 from mgpu.model.pods import Node
 
 NVIDIA = "nvidia"
@@ -19,6 +20,11 @@ NVIDIA = "nvidia"
 
 def is_there(node: Node | None) -> bool:
     return node is not None and node.labels.get(WHOLE_CARDS_LABEL) == NVIDIA
+
+
+def who_cuts(node: Node | None) -> tuple[bool, str | None]:
+    """What of a node decides how that is held which its pods have."""
+    return is_there(node), node.labels.get(LABEL) if node else None
 
 
 def asks_stock(ask: Ask | None) -> bool:

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
 from mgpu.model.inventory import gained, write_device
 from mgpu.model.pods import Node
-from scheduler.announcing import ANNOTATION, PAUSE, Announcements
+from scheduler.announcing import ANNOTATION, BEHIND_SECONDS, PAUSE, SPACING, Announcements
 from scheduler.decisions import Decision
 from scheduler.state import State
 from tests import builders as b
@@ -37,7 +38,7 @@ class Announcing:
         self.clock, self.api, self.leading = Clock(), NodesApi(), False
         api: Any = self.api
         self.announcements = Announcements(api, self.may_decide, self.clock)
-        self.state = State(SETTINGS, clock=self.clock, freed=self.announcements.add)
+        self.state = State(SETTINGS, clock=self.clock, freed=self.announcements.add, left=self.announcements.left)
         self.state.node_changed(b.node("n1"))
         self.device(*b.cards(2))
         self.leading = True
@@ -140,3 +141,65 @@ def test_what_no_other_try_changes_is_left_alone(one: Announcing, error: Excepti
     assert one.announced() == []
     one.api.error = None
     assert one.announced(PAUSE) == []
+
+
+def bound(name: str = "p", phase: str = "Running", node: str = "n1") -> dict[str, Any]:
+    record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "0"}
+    return b.share(name, annotations=record, node=node, phase=phase)
+
+
+def nominated(name: str = "p") -> dict[str, Any]:
+    raw = b.share(name)
+    raw["status"]["nominatedNodeName"] = "n1"
+    return raw
+
+
+@pytest.mark.parametrize(
+    ("before", "what"),
+    [
+        (bound(), lambda state: state.pod_gone(bound())),
+        (bound(), lambda state: state.pod_changed(bound(phase="Succeeded"))),
+        (nominated(), lambda state: state.pod_gone(nominated())),
+        (nominated(), lambda state: state.pod_changed(bound(node="n2"))),
+        (bound(), lambda state: state.node_changed(b.node("n1", labels={"gpu": "yes"}))),
+    ],
+)
+def test_who_was_refused_by_what_kube_scheduler_knew_to_be_past_is_woken(
+    one: Announcing, before: dict[str, Any], what: Callable[[State], None]
+) -> None:
+    one.state.pod_changed(before)
+    one.announced()
+    one.announcements.refused()
+    one.clock.now += BEHIND_SECONDS - 1
+    assert one.announced() == []
+    what(one.state)
+    assert one.announced() == ["n1"]
+
+
+def test_nor_does_it_matter_that_he_was_told_so_afterwards(one: Announcing) -> None:
+    one.state.pod_changed(bound())
+    one.announced()
+    one.state.pod_gone(bound())
+    one.announcements.refused()
+    assert one.announced() == ["n1"]
+
+
+def test_where_nobody_was_refused_the_end_of_a_pod_is_not_announced(one: Announcing) -> None:
+    one.state.pod_changed(bound())
+    one.announced()
+    one.announcements.refused()
+    one.clock.now += BEHIND_SECONDS
+    one.state.pod_gone(bound())
+    assert one.announced(SPACING) == []
+    one.announcements.refused()
+    assert one.announced() == []
+
+
+def test_of_many_that_end_at_once_one_is_announced_a_second(one: Announcing) -> None:
+    for i in range(9):
+        one.announcements.refused()
+        one.announcements.left(f"n{i}")
+    assert one.announced() == ["n0"]
+    one.announcements.left("n9")
+    assert one.announced() == []
+    assert one.announced(SPACING) == ["n9"]

@@ -7,7 +7,7 @@ from mgpu.model.inventory import write_device
 from mgpu.model.pods import Node, Pod
 from scheduler.decide import assess
 from scheduler.filtering import Filter
-from scheduler.gpu_pods import GpuPod
+from scheduler.gpu_pods import GpuPod, read_gpu_pod
 from scheduler.state import State
 from tests import builders as b
 from tests.scheduler.fake import SETTINGS
@@ -45,6 +45,16 @@ def filled(nodes: list[list[tuple[bool, list[tuple[int, int]]]]]) -> State:
                 )
                 state.pod_changed({**raw, "metadata": {**raw["metadata"], "resourceVersion": "1"}})
     return state
+
+
+def test_of_pods_that_fit_nowhere_it_tells() -> None:
+    told: list[bool] = []
+    filter_ = Filter(filled([[(True, [(2, 0)])], [(True, [(3, 0)])]]), SETTINGS, nowhere=lambda: told.append(True))
+    for core, nodes, times in ((40, 1, 0), (60, 0, 1)):
+        known = read_gpu_pod(b.share("asking", core), SETTINGS)
+        assert known is not None
+        assert len(filter_.filter(known, ["n0", "n1"]).passed) == nodes
+        assert len(told) == times
 
 
 @given(st.lists(cards, min_size=1, max_size=4), containers, st.sampled_from([0, 1, 2]))
