@@ -154,7 +154,7 @@ class State:
             self._count(pod)
             self.sites.follow(pod)
             self.mtgpus.pod_changed(pod, raw)
-            for node in left_by(before, known):
+            for node in self._nodes.keys() & left_by(before, known):
                 self._tell_left(node)
 
     def pod_gone(self, raw: Raw) -> None:
@@ -168,7 +168,7 @@ class State:
             self.mtgpus.pod_gone(meta["uid"])
             if self._uids.get((meta["namespace"], meta["name"])) == meta["uid"]:
                 del self._uids[meta["namespace"], meta["name"]]
-            for node in left_by(known, None):
+            for node in self._nodes.keys() & left_by(known, None):
                 self._tell_left(node)
 
     def mtgpupod_changed(self, raw: Raw) -> None:

@@ -184,6 +184,18 @@ def test_nor_does_it_matter_that_he_was_told_so_afterwards(one: Announcing) -> N
     assert one.announced() == ["n1"]
 
 
+def test_a_node_that_is_gone_wakes_nobody_and_keeps_no_other_back(one: Announcing) -> None:
+    one.state.node_changed(b.node("n2"))
+    for pod in (bound("p", node="n1"), bound("q", node="n2")):
+        one.state.pod_changed(pod)
+    one.state.node_gone(b.node("n1"))
+    one.announced()
+    one.announcements.refused()
+    one.state.pod_gone(bound("p", node="n1"))
+    one.state.pod_gone(bound("q", node="n2"))
+    assert one.announced() == ["n2"]
+
+
 def test_where_nobody_was_refused_the_end_of_a_pod_is_not_announced(one: Announcing) -> None:
     one.state.pod_changed(bound())
     one.announced()
