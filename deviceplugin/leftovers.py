@@ -68,8 +68,8 @@ class Leftovers:
         lost = [gone for gone in self._pods.lost() if not mtgpu.occupied(gone.pod)]  # they do nothing
         if not lost:
             return []
-        others = [other for other in self._pods.all() if other.ran and not other.pod.ended]
-        shared = {card.uuid for other in others if other.pod.uid != known.pod.uid for card in _cards_of(other, cards)}
+        running = [other for other in self._pods.all() if other.ran and not other.pod.ended]  # also this one itself
+        shared = {card.uuid for other in running for card in _cards_of(other, cards)}
         shared |= {row.card for row in self._pods.limited()}
         wanted = [card for card in _cards_of(known, cards) if card.uuid not in shared]
         return [(card, gone) for card in wanted for gone in lost if card in _cards_of(gone, cards)]

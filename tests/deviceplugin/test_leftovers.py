@@ -45,7 +45,8 @@ class Place:
         return self.said
 
     def start(self, name: str, on: str) -> None:
-        self.pods.take(decided(name, on))
+        if self.pods.by_uid(f"uid-{name}") is None:
+            self.pods.take(decided(name, on))
         known = self.pods.by_uid(f"uid-{name}")
         assert known is not None
         asyncio.run(self.leftovers.ended(known, cards(2), 0.0))
@@ -70,6 +71,11 @@ def test_nobody_starts_where_a_process_is_left_until_it_has_ended(place: Place) 
 
 def test_where_others_are_too_nobody_can_tell_whose_they_are(place: Place) -> None:
     place.pods.take(ran("other", "0"))
+    place.start("q", "0")
+
+
+def test_what_runs_may_be_the_pods_own(place: Place) -> None:
+    place.pods.take(ran("q", "0"))
     place.start("q", "0")
 
 
