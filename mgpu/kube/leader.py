@@ -81,7 +81,7 @@ class Leader:
                 self.release()
                 return
             held = self._acquire(started, seek=not elsewhere)
-        except (ApiError, Unreachable) as error:
+        except (ApiError, Unreachable, KeyError) as error:  # KeyError: the answer is no Lease
             if str(error) != self._told:
                 self._told = str(error)
                 log.warning("lease %s/%s: %s", self._namespace, self._name, error)

@@ -126,6 +126,15 @@ def test_a_leader_that_renews_stays(world: World) -> None:
     assert (world.a.leading, world.b.leading, world.a.term) == (True, False, 1)
 
 
+def test_who_is_answered_what_is_no_lease_asks_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(world.api, "get", lambda _: {})
+        world.a.round()
+    assert not world.a.leading
+    world.a.round()
+    assert world.a.leading
+
+
 def test_leading_again_after_a_pause_is_a_new_term(world: World) -> None:
     world.a.round()
     world.now += 12
