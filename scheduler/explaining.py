@@ -122,7 +122,7 @@ def _state(api: Api, settings: Settings, nodes: Sequence[str]) -> tuple[State, l
         (chain.from_iterable(reading.devices(api, fields) for fields in named), state.device_changed),
         (reading.unhealthy_lists(api), state.configmap_changed),
         (reading.mtgpupods(api), state.mtgpupod_changed),
-        (chain.from_iterable(reading.lean_pods(api, fields) for fields in on_them), state.pod_changed),
+        (chain.from_iterable(reading.whole_pods(api, fields) for fields in on_them), state.pod_changed),
     ):
         for raw in rows:
             take(raw)

@@ -71,7 +71,7 @@ def look(kubeconfig: str, context: str, config: Path | None) -> Overview:
         return overview(
             reading.nodes(api),
             reading.devices(api),
-            reading.lean_pods(api),
+            reading.pods(api),
             settings,
             reading.unhealthy_lists(api),
             reading.mtgpupods(api),

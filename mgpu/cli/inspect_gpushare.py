@@ -59,7 +59,7 @@ def main(
         settings = read_settings(config, os.environ, {"memory_unit": memory_unit})
         with answering(), reading.uncollected():
             api = Api.connect(kubeconfig)
-            nodes, pods = list(reading.nodes(api)), list(reading.lean_pods(api))
+            nodes, pods = list(reading.nodes(api)), list(reading.pods(api))
             if not memory_unit:
                 settings = in_unit(settings, unit_of_nodes(nodes))
             rows = node_rows(nodes, reading.devices(api), pods, settings, reading.mtgpupods(api))

@@ -6,13 +6,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import click
-import orjson
 
-from mgpu.cli.lean import decode_pods
 from mgpu.cli.plain import one_line
 from mgpu.dialects import gpushare, mtgpu
 from mgpu.kube import Api, ApiError
-from mgpu.kube.client import Decode
 from mgpu.model.inventory import DEVICE_API
 
 Raw = dict[str, Any]
@@ -29,16 +26,16 @@ def devices(api: Api, fields: str = "") -> Iterator[Raw]:
 
 
 def pods(api: Api) -> Iterator[Raw]:
-    """Whole, but for what is much and nobody reads: who asks keeps all of them."""
+    """Without what is much and nobody reads, for those who keep all of them."""
     for raw in _listed(api, "/api/v1/pods"):
         raw["metadata"].pop("managedFields", None)
         (raw.get("spec") or {}).pop("volumes", None)
         yield raw
 
 
-def lean_pods(api: Api, fields: str = "") -> Iterator[Raw]:
-    """With no more than says who holds what. fields: a field selector."""
-    return _listed(api, "/api/v1/pods", fields=fields, decode=decode_pods)
+def whole_pods(api: Api, fields: str = "") -> Iterator[Raw]:
+    """For those who keep none of them. fields: a field selector."""
+    return _listed(api, "/api/v1/pods", fields=fields)
 
 
 def mtgpupods(api: Api) -> Iterator[Raw]:
@@ -56,10 +53,10 @@ def unhealthy_lists(api: Api) -> Iterator[Raw]:
     return _listed(api, f"/api/v1/namespaces/{gpushare.UNHEALTHY_NAMESPACE}/configmaps", without=403)
 
 
-def _listed(api: Api, path: str, *, fields: str = "", without: int = 0, decode: Decode = orjson.loads) -> Iterator[Raw]:
+def _listed(api: Api, path: str, *, fields: str = "", without: int = 0) -> Iterator[Raw]:
     """The objects, page by page; none where the API server answers with the status `without`."""
     try:
-        for page, _ in api.pages(path, decode=decode, fieldSelector=fields):
+        for page, _ in api.pages(path, fieldSelector=fields):
             yield from page
     except ApiError as error:
         if error.status != without:

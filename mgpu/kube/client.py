@@ -5,7 +5,7 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
@@ -19,8 +19,6 @@ from mgpu.model.errors import BadObject, Problem
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 PAGE = 500
-Decode = Callable[[bytes], Any]
-"""Raises orjson.JSONDecodeError for what is no JSON."""
 _PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # seconds; not every system has them all
 _SOCKET = [
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -98,8 +96,8 @@ class Api:
             pool.pop(name, None)
         pool["ssl_context"] = context
 
-    def get(self, path: str, *, decode: Decode = orjson.loads, **query: object) -> dict[str, Any]:
-        return self._call("GET", path, query, decode=decode)
+    def get(self, path: str, **query: object) -> dict[str, Any]:
+        return self._call("GET", path, query)
 
     def create(self, path: str, body: Mapping[str, Any], **query: object) -> dict[str, Any]:
         return self._call("POST", path, query, body)
@@ -113,15 +111,13 @@ class Api:
     def delete(self, path: str, body: Mapping[str, Any] | None = None, **query: object) -> dict[str, Any]:
         return self._call("DELETE", path, query, body)
 
-    def pages(
-        self, path: str, *, decode: Decode = orjson.loads, **query: object
-    ) -> Iterator[tuple[list[dict[str, Any]], str]]:
+    def pages(self, path: str, **query: object) -> Iterator[tuple[list[dict[str, Any]], str]]:
         """The items page by page, each with the resourceVersion of the whole list. A large cluster never stands in
         memory at once.
         """
         token = ""
         while True:
-            page = self.get(path, decode=decode, **query, limit=PAGE, **({"continue": token} if token else {}))
+            page = self.get(path, **query, limit=PAGE, **({"continue": token} if token else {}))
             meta = page.get("metadata") or {}
             if not meta.get("resourceVersion"):
                 raise Unreachable(f"GET {path}: the answer is no list")
@@ -153,11 +149,10 @@ class Api:
         query: Mapping[str, object],
         body: object = None,
         content_type: str = "application/json",
-        decode: Decode = orjson.loads,
     ) -> dict[str, Any]:
         response = self._send(method, path, query, body, content_type)
         try:
-            answer = decode(response.read())
+            answer = orjson.loads(response.read())
         except (urllib3.exceptions.HTTPError, OSError, orjson.JSONDecodeError) as error:
             raise Unreachable(f"{method} {path}: {error}") from error
         finally:
@@ -198,7 +193,7 @@ class Api:
         return response
 
     # Last, since below it `list` is this method.
-    def list(self, path: str, **query: Any) -> tuple[list[dict[str, Any]], str]:
+    def list(self, path: str, **query: object) -> tuple[list[dict[str, Any]], str]:
         """All items, and the resourceVersion to watch from."""
         items: list[dict[str, Any]] = []
         version = ""
