@@ -166,12 +166,12 @@ def test_a_silent_one_takes_no_starts_and_is_left_alone_while_it_may_serve(folde
     told: list[str] = []
 
     async def work() -> None:
-        async with serving(folder, told, replace(TIMES, ask=0.7, silent=0.01)) as daemons:
+        async with serving(folder, told, replace(TIMES, ask=1.5, silent=0.01, start=600)) as daemons:
             daemons.keep({CARD}, {CARD})
             await ready(daemons)
             pid = pid_of(folder)
             (folder / CARD / "pipe" / "hang").touch()
-            await until(lambda: told)
+            await until(lambda: not daemons.well(CARD))
             with pytest.raises(Refused, match="does not answer; what runs stays, nothing new starts"):
                 await ready(daemons, seconds=0.1)
             assert lives(pid)
@@ -214,7 +214,7 @@ def test_a_daemon_that_nobody_wants_quits_and_comes_back_when_wanted(folder: Pat
 
 def test_one_that_does_not_quit_is_killed(folder: Path) -> None:
     async def work() -> None:
-        async with serving(folder, [], replace(TIMES, ask=0.2, quit=0.1)) as daemons:
+        async with serving(folder, [], replace(TIMES, ask=1.0, quit=0.1, start=600)) as daemons:
             daemons.keep({CARD}, ())
             await ready(daemons)
             pid = pid_of(folder)
