@@ -13,7 +13,7 @@ from playground.apiserver.certificates import self_signed
 from playground.apiserver.server import ApiServer
 from playground.apiserver.threads import Served
 
-ROUNDS, CLIENTS = 8, 6
+ROUNDS, CLIENTS = 20, 4
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
@@ -31,12 +31,15 @@ def test_a_server_that_ends_while_clients_come_leaves_no_connection(
 
 
 def _serve_and_end(served: Served, abruptly: bool) -> None:
-    port, known, over = int(served.start().rpartition(":")[2]), threading.Semaphore(0), threading.Event()
-    clients = [threading.Thread(target=_come_and_go, args=(port, known, over)) for _ in range(CLIENTS)]
+    port, at_it, over = (
+        int(served.start().rpartition(":")[2]),
+        threading.Barrier(CLIENTS + 1, timeout=60),
+        threading.Event(),
+    )
+    clients = [threading.Thread(target=_come_and_go, args=(port, at_it, over)) for _ in range(CLIENTS)]
     for client in clients:
         client.start()
-    for _ in clients:
-        known.acquire()  # they are at it
+    at_it.wait()
     if abruptly:
         served.kill()
     served.close()
@@ -45,8 +48,9 @@ def _serve_and_end(served: Served, abruptly: bool) -> None:
         client.join()
 
 
-def _come_and_go(port: int, known: threading.Semaphore, over: threading.Event) -> None:
-    while not over.is_set():
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=10) as client:
-            known.release()
-            client.sendall(b"GET /version HTTP/1.1\r\nHost: it\r\n\r\n")
+def _come_and_go(port: int, at_it: threading.Barrier, over: threading.Event) -> None:
+    at_it.wait()
+    with contextlib.suppress(OSError):
+        while not over.is_set():
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+                client.sendall(b"GET /version HTTP/1.1\r\nHost: it\r\n\r\n")
