@@ -6,6 +6,8 @@ import socket
 import weakref
 from typing import Any
 
+_TURNS = 3
+
 
 class Listener(socket.socket):
     """Knows its connections until they are closed: those too that shake hands still, or came in while the listening
@@ -30,9 +32,14 @@ class Listener(socket.socket):
         return int(self.getsockname()[1])
 
     async def ended(self) -> None:
-        """Lets nobody in from now on. asyncio loses a connection that came in the turn in which its server closes."""
+        """Lets nobody in from now on, and returns when all that came are being served.
+
+        asyncio loses a connection that came in the turn in which its server closes, and aiohttp waits for a handler
+        that has not begun as if it worked: one turn makes the transport, one the handler, and in one that begins.
+        """
         self._open = False
-        await asyncio.sleep(0)
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
 
     def accept(self) -> tuple[socket.socket, Any]:
         if not self._open:
