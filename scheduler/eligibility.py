@@ -2,7 +2,8 @@
 wishes rule out; kept up to date row by row.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,15 +15,26 @@ from scheduler.placement.wishing import IN_USE_BY_MTGPUPODS
 Codes = npt.NDArray[np.int64]
 
 
+_TEXTS_KEPT = 4096
+_SPARE_MODELS = 64
+"""Numbers of models that no card has any more, which are kept until they outnumber those in use, too."""
+
+
 class Eligibility:
     """Not thread-safe. Rows are nodes, columns their cards by position; row 0 is there from the start.
 
-    texts: what codes stand for; they never change, 0 is a card that is not ruled out.
+    texts: what codes stand for; 0 is a card that is not ruled out. A code never gets another meaning: answers that were
+    worked out for a row are kept under its codes. Models and texts come from Devices and pods, which others write, so
+    those out of use are forgotten.
     """
 
     def __init__(self) -> None:
-        self.texts: list[str] = [""]
-        self._code: dict[str, int] = {}
+        self.texts: Mapping[int, str]
+        self._texts: dict[int, str]
+        self._code: dict[str, int]
+        self._next_code = 1
+        self._forget_texts()
+        self._in_models: Counter[str] = Counter()
         self._cards: list[tuple[Card, ...]] = [()]
         self._models: list[str] = []
         self._number: dict[str, int] = {}  # of a model: its position in _models
@@ -38,15 +50,14 @@ class Eligibility:
         self._put_in_use(row, [column for column, state in enumerate(cards) if state.gpuid])
         if now == self._cards[row]:
             return
-        for column, card in enumerate(self._cards[row]):
-            self._places[card.uuid].discard((row, column))
-            if not self._places[card.uuid]:
-                del self._places[card.uuid]
+        self._leave(row)
         self._cards[row] = now
-        self._numbers[row] = -1
         for column, card in enumerate(now):
             self._places.setdefault(card.uuid, set()).add((row, column))
             self._numbers[row, column] = self._number_of(card.model)
+            self._in_models[card.model] += 1
+        if len(self._models) > 2 * len(self._in_models) + _SPARE_MODELS:
+            self._renumber_models()
 
     def drop(self, row: int) -> None:
         self.put(row, ())
@@ -58,10 +69,23 @@ class Eligibility:
         """
         if not wishes.limits_cards and not self._rows_in_use:
             return None
+        if len(self._texts) > _TEXTS_KEPT:
+            self._forget_texts()
         codes = self._by_wishes(wishes) if wishes.limits_cards else np.zeros(self._numbers.shape, np.int64)
         if self._rows_in_use:
             codes[self._in_use] = self._code_of(IN_USE_BY_MTGPUPODS)
         return codes
+
+    def _leave(self, row: int) -> None:
+        for column, card in enumerate(self._cards[row]):
+            self._places[card.uuid].discard((row, column))
+            if not self._places[card.uuid]:
+                del self._places[card.uuid]
+            self._in_models[card.model] -= 1
+            if not self._in_models[card.model]:
+                del self._in_models[card.model]
+        self._cards[row] = ()
+        self._numbers[row] = -1
 
     def _put_in_use(self, row: int, columns: Sequence[int]) -> None:
         if row in self._rows_in_use:
@@ -89,9 +113,17 @@ class Eligibility:
             return 0
         code = self._code.get(text)
         if code is None:
-            code = self._code[text] = len(self.texts)
-            self.texts.append(text)
+            code = self._next_code
+            self._next_code += 1
+            self._code[text] = code
+            self._texts[code] = text
         return code
+
+    def _forget_texts(self) -> None:
+        """Begin with new texts. Whoever has the old ones, with codes made of them, can go on reading those."""
+        self._code = {}
+        self._texts = {0: ""}
+        self.texts = self._texts
 
     def _number_of(self, model: str) -> int:
         number = self._number.get(model)
@@ -99,6 +131,15 @@ class Eligibility:
             number = self._number[model] = len(self._models)
             self._models.append(model)
         return number
+
+    def _renumber_models(self) -> None:
+        new = {model: number for number, model in enumerate(self._in_models)}
+        renumbered = np.full(len(self._models) + 1, -1)
+        for model, number in new.items():
+            renumbered[self._number[model]] = number
+        self._numbers = renumbered[self._numbers]  # -1, for no card, is the last one
+        self._number = new
+        self._models = list(new)
 
     def _make_room(self, rows: int, columns: int) -> None:
         self._cards += [()] * (rows - len(self._cards))

@@ -21,6 +21,9 @@ from scheduler.slices.known import KnownSlices
 Raw = Mapping[str, Any]
 Given = Mapping[str, tuple[Share, ...]]
 
+_MOST_MESSAGE = 1024
+"""Characters of a message about an invalid object, which may quote what is wrong with it a thousand times."""
+
 
 class Inventories:
     """Not thread-safe. The methods that take an object return the name of the node of which it changes something."""
@@ -39,11 +42,12 @@ class Inventories:
         try:
             cards = inventory.read_device(raw)
         except BadObject as error:
-            self._warn(node_reference(name), "BadDevice", f"Device {name} is not taken: {error}")
+            self._warn(node_reference(name), "BadDevice", f"Ignoring invalid Device {name}: {error}"[:_MOST_MESSAGE])
         try:
             given = shares_given(read_given(raw))
         except BadObject as error:
-            self._warn(node_reference(name), "BadCheckpoints", f"what was given out on {name} is not taken: {error}")
+            message = f"Ignoring the invalid list of what was given out on {name}: {error}"
+            self._warn(node_reference(name), "BadCheckpoints", message[:_MOST_MESSAGE])
         if (cards, given) == (self._cards.get(name), self._given.get(name, {})):
             return None
         self._given[name] = given

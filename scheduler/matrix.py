@@ -93,14 +93,18 @@ class Matrix:
         return Table(rows, self._nodes, self._cards, at, unmet)
 
     def _set(self, row: int, node: Node, cards: tuple[CardState, ...]) -> None:
-        self._widen(len(cards))
-        self._nodes[row], self._cards[row] = node, cards
-        self._eligibility.put(row, cards)
-        self._data[:, row], self._totals[:, row] = 0, 0
+        self._nodes[row] = node
+        self._cards[row] = cards
+        self._data[:, row] = 0
+        self._totals[:, row] = 0
         made = described(cards)
         self._odd[row] = made is None
-        if made is not None:
-            self._data[:, row, : len(cards)], self._totals[:, row] = made
+        if made is None:
+            self._eligibility.drop(row)
+            return
+        self._widen(len(cards))
+        self._eligibility.put(row, cards)
+        self._data[:, row, : len(cards)], self._totals[:, row] = made
 
     def _gather(self) -> None:
         """All names are looked up in every call, and many times as fast where they and their numbers stand together in

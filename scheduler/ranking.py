@@ -63,7 +63,8 @@ class Ranking:
             self._follow()
             judge = self._judge
             keys = self._field.keys(judge, shape, names)
-        self._alone(known, known.ask, judge, shape, names, keys)
+            wide = tuple(self._field.wide)
+        self._alone(known, known.ask, judge, shape, names, keys, wide)
         return points(names, keys) if (keys != UNFIT).any() else None
 
     def refresh(self) -> None:
@@ -90,9 +91,13 @@ class Ranking:
             else:
                 self._field.put(view.node, view.cards, view.room)
 
-    def _alone(self, known: GpuPod, ask: Ask, judge: Judge, shape: Shape, names: Sequence[str], keys: Ints) -> None:
-        """Set the keys of the nodes where this very pod, or one of its spread group, is: not as for others."""
-        uid, nodes = known.pod.uid, set(self._state.group_nodes(ask))
+    def _alone(
+        self, known: GpuPod, ask: Ask, judge: Judge, shape: Shape, names: Sequence[str], keys: Ints, wide: Iterable[str]
+    ) -> None:
+        """Set the keys of the nodes that the board cannot judge: where this very pod, or one of its spread group, is,
+        and those with more cards than the board has columns.
+        """
+        uid, nodes = known.pod.uid, {*self._state.group_nodes(ask), *wide}
         decision = self._state.decision(uid)
         if decision is not None:
             nodes.add(decision.node)

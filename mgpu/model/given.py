@@ -16,6 +16,10 @@ CHECKPOINTS = "node.koordinator.sh/devices-checkpoints"
 _OLDER = "node.koordinator.sh/gpu-checkpoints"
 _NVIDIA = "nvidia.com/"
 _INDEX = re.compile(r"\d{1,9}", re.ASCII)
+_MOST_ROWS = 2048
+"""Of one node: a kubelet runs some hundred pods. Each pod that a node names becomes a holding in the ledger."""
+_MOST_IDS = 4096
+"""Over all rows; each id becomes a share."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -29,10 +33,18 @@ class Given:
 
 
 def read_given(device: Mapping[str, Any]) -> tuple[Given, ...]:
-    """What the annotations of a Device list, in order. Raises BadObject: a list is taken whole or not at all."""
+    """Read what the annotations of a Device list, in order.
+
+    Raises BadObject: a list is read as a whole or not at all. Its length is limited, since a node's agent writes it and
+    is not trusted with the scheduler's memory.
+    """
     annotations = (device.get("metadata") or {}).get("annotations") or {}
     problems: list[Problem] = []
     found = {given for key in (CHECKPOINTS, _OLDER) for given in _listed(annotations.get(key), key, problems)}
+    ids = sum(len(given.ids) for given in found)
+    if len(found) > _MOST_ROWS or ids > _MOST_IDS:
+        text = f"lists {len(found)} containers with {ids} ids, a node has at most {_MOST_ROWS} with {_MOST_IDS}"
+        problems.append(Problem(f"metadata.annotations[{CHECKPOINTS}]", text))
     if problems:
         raise BadObject(problems)
     return tuple(sorted(found))

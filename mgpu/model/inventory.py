@@ -24,22 +24,30 @@ _TYPE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 _MOST_MEMORY = MAX // 1000
 """Bytes of one card: far beyond any, and sums and percents of it stay within 2^63."""
 
-_MOST_CARDS = 1024
-"""Of a node: far beyond any."""
+MOST_GPUS = 64
+"""GPUs of one node. The largest servers have 16 to 20; the scheduler's cost of one node grows with their number."""
+
+_MOST_DEVICES = 1024
+"""Devices of one node, virtual functions of network cards among them. Only pods that request such devices pay for
+them."""
+
+_MOST_TEXT = 128
+"""Characters of a device's UUID and of its model, which the scheduler keeps of every device. UUIDs have 40."""
 
 
 def read_device(raw: Mapping[str, Any]) -> tuple[Card, ...]:
-    """The devices in a Device object: the GPUs by index, then those of other types, by type and index.
+    """Read the devices in a Device object: the GPUs by index, then those of other types, by type and index.
 
-    A device of another type than `gpu`, whatever that is, has 1000 milli and no memory. Raises BadObject: the inventory
-    is taken whole or not at all.
+    A device of another type than `gpu` has 1000 milli and no memory. Raises BadObject: an inventory is read as a whole
+    or not at all. What a node's agent writes is not trusted: numbers and lengths are limited, so that one object cannot
+    take the scheduler's memory.
     """
     spec = raw.get("spec")
     rows = spec.get("devices") if isinstance(spec, dict) else None
     if rows is not None and not isinstance(rows, list):
         raise BadObject([Problem("spec.devices", "must be a list")])
-    if rows and len(rows) > _MOST_CARDS:  # the scheduler has room for as many of every node
-        raise BadObject([Problem("spec.devices", f"has {len(rows)} devices, a node has at most {_MOST_CARDS}")])
+    if rows and len(rows) > _MOST_DEVICES:
+        raise BadObject([Problem("spec.devices", f"has {len(rows)} devices, a node has at most {_MOST_DEVICES}")])
     cards, problems = [], []
     for i, row in enumerate(rows or ()):
         path = f"spec.devices[{i}]"
@@ -51,6 +59,7 @@ def read_device(raw: Mapping[str, Any]) -> tuple[Card, ...]:
             except BadObject as error:
                 problems += error.problems
     problems += _repeated(cards, "spec.devices")
+    problems += _too_many_gpus(cards, "spec.devices")
     if problems:
         raise BadObject(problems)
     return tuple(sorted(cards, key=lambda card: (card.type != GPU, card.type, card.index)))
@@ -66,11 +75,15 @@ def _read_card(row: Mapping[str, Any], path: str) -> Card:
         if not isinstance(part, dict):
             raise BadObject([Problem(f"{path}.{name}", "must be an object")])
     minor = row.get("minor", 0)  # the seed's own writer leaves 0 out
-    if not isinstance(minor, int) or isinstance(minor, bool) or minor < 0:
-        raise BadObject([Problem(f"{path}.minor", f"must be an integer of at least 0, not {minor!r}")])
+    if not isinstance(minor, int) or isinstance(minor, bool) or not 0 <= minor <= MAX:
+        raise BadObject([Problem(f"{path}.minor", f"must be an integer of at least 0, not {str(minor)[:80]}")])
     uuid = row.get("id", "" if type_ == GPU else f"{type_}-{minor}")
-    if not isinstance(uuid, str) or not uuid:
-        raise BadObject([Problem(f"{path}.id", f"must be the UUID of the {noun(type_)}")])
+    if not isinstance(uuid, str) or not 0 < len(uuid) <= _MOST_TEXT:
+        text = f"must be the UUID of the {noun(type_)}, at most {_MOST_TEXT} characters"
+        raise BadObject([Problem(f"{path}.id", text)])
+    model = str(labels.get(MODEL_LABEL, ""))
+    if len(model) > _MOST_TEXT:
+        raise BadObject([Problem(f"{path}.labels[{MODEL_LABEL}]", f"has more than {_MOST_TEXT} characters")])
     for name, amount in resources.items():
         _amount(whole_bytes, amount, f"{path}.resources[{name}]", least=0)
     name = next((p + "gpu-memory" for p in _PREFIXES if p + "gpu-memory" in resources), _PREFIXES[0] + "gpu-memory")
@@ -82,10 +95,10 @@ def _read_card(row: Mapping[str, Any], path: str) -> Card:
     return Card(
         index=index,
         uuid=uuid,
-        model=str(labels.get(MODEL_LABEL, "")),
+        model=model,
         memory=memory,
         healthy=row.get("health", "deviceType" not in row) is not False,  # the seed's own writer leaves false out too
-        numa=numa if isinstance(numa, int) and numa >= 0 else None,
+        numa=numa if isinstance(numa, int) and 0 <= numa <= MAX else None,
         minor=minor,
         type=type_,
     )
@@ -157,6 +170,7 @@ def read_card_list(rows: object, node: str, path: str) -> tuple[Card, ...]:
         except BadObject as error:
             problems += error.problems
     problems += _repeated(cards, path)
+    problems += _too_many_gpus(cards, path)
     if problems:
         raise BadObject(problems)
     return tuple(sorted(cards, key=lambda card: card.index))
@@ -174,7 +188,7 @@ def _listed(row: object, path: str, node: str, following: int) -> list[Card]:
     ]
     numbers: dict[str, int | None] = {"index": following, "count": 1, "minor": None, "numa": None}
     for key in numbers:
-        value, least, most = row.get(key), int(key == "count"), _MOST_CARDS if key == "count" else MAX
+        value, least, most = row.get(key), int(key == "count"), MOST_GPUS if key == "count" else MAX
         if value is None:
             continue
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
@@ -222,9 +236,14 @@ def equal_cards(node: Node, unit: int = 1 << 30) -> tuple[Card, ...]:
         count = whole_number(node.capacity.get("aliyun.com/gpu-count", "0"))
     except QuantityError:
         return ()
-    if not 0 < count <= min(total, _MOST_CARDS) or total * unit > _MOST_MEMORY * count:
+    if not 0 < count <= min(total, MOST_GPUS) or total * unit > _MOST_MEMORY * count:
         return ()
     return tuple(Card(i, f"GPU-{node.name}-{i}", "", total // count * unit) for i in range(count))
+
+
+def _too_many_gpus(cards: Iterable[Card], path: str) -> list[Problem]:
+    count = sum(card.type == GPU for card in cards)
+    return [Problem(path, f"has {count} GPUs, a node has at most {MOST_GPUS}")] if count > MOST_GPUS else []
 
 
 def _repeated(cards: Iterable[Card], path: str) -> list[Problem]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from mgpu.model.cards import WHOLE_CORE, Card
 from mgpu.model.errors import BadObject, Problem
+from mgpu.model.inventory import MOST_GPUS
 from mgpu.model.ledger import Share
 from mgpu.model.mig import layout_of
 from mgpu.model.pods import Node
@@ -25,6 +26,10 @@ MADE = "mgpu.io/slices"
 """The agent's: `{"cards": {"0": [{"profile", "start", "uuid", "pod"}]}, "refused": {"plan", "why"}}`."""
 PLANNED = "mgpu.io/slices-planned"
 """The scheduler's: `{"plan": 5, "cards": {"0": [{"profile", "start"}]}}`."""
+_MOST_TEXT = 256
+"""Characters of a slice's UUID and of a pod's UID."""
+_MOST_REASON = 1024
+"""Characters of the reason for which an agent refuses a plan."""
 SOMEBODY = "?"
 """In place of a pod: an agent that writes only the seed's counts does not say which."""
 
@@ -171,8 +176,13 @@ def read_partitioning(text: str | None) -> Partitioning:
 
 
 def _crowded(what: str, *counts: Counts) -> Iterator[Problem]:
-    """Cards that no slices could be numbered of, whatever wrote them."""
-    for card in sorted({card for of in counts for card in of}):
+    """Yield a problem for more cards than a node has, and for each card with more slices than a card has."""
+    cards = sorted({card for of in counts for card in of})
+    if len(cards) > MOST_GPUS:
+        text = f"names {len(cards)} cards in its {what}, a node has at most {MOST_GPUS}"
+        yield Problem(f"metadata.annotations[{ANNOTATION}]", text)
+        return
+    for card in cards:
         total = sum(sum(of.get(card, {}).values()) for of in counts)
         if total > MOST_CLIENTS:
             text = f"has {total} slices of card {card} in its {what}, a card has at most {MOST_CLIENTS}"
@@ -258,7 +268,7 @@ def _read_made(text: str | None) -> tuple[tuple[Slice, ...] | None, frozenset[in
         return slices, cards, None
     if not isinstance(refused, dict) or not isinstance(refused.get("plan"), int):
         raise BadObject([Problem(f"metadata.annotations[{MADE}].refused", "must have plan and why")])
-    return slices, cards, (refused["plan"], str(refused.get("why", "")))
+    return slices, cards, (refused["plan"], str(refused.get("why", ""))[:_MOST_REASON])
 
 
 def _read_planned(text: str | None, plan: int | None) -> tuple[Slice, ...] | None:
@@ -273,9 +283,15 @@ def _read_cards(rows: object, annotation: str) -> tuple[tuple[Slice, ...], froze
     path = f"metadata.annotations[{annotation}].cards"
     if not isinstance(rows, dict) or not all(re.fullmatch(r"\d{1,3}", str(card), re.ASCII) for card in rows):
         raise BadObject([Problem(path, "must be an object with the indexes of cards")])
+    if len(rows) > MOST_GPUS:
+        raise BadObject([Problem(path, f"has {len(rows)} cards, a node has at most {MOST_GPUS}")])
     problems: list[Problem] = []
     found: list[Slice] = []
     for card, listed in rows.items():
+        if isinstance(listed, list) and len(listed) > MOST_CLIENTS:
+            text = f"has {len(listed)} slices, a card has at most {MOST_CLIENTS}"
+            problems.append(Problem(f"{path}[{card}]", text))
+            continue
         for i, row in enumerate(listed if isinstance(listed, list) else [None]):
             read = _read_row(int(card), row)
             if read is None:
@@ -298,7 +314,7 @@ def _read_row(card: int, row: object) -> Slice | None:
     if not isinstance(row, dict):
         return None
     name, start, uuid, pod = (row.get(key, "") for key in ("profile", "start", "uuid", "pod"))
-    if not all(isinstance(text, str) for text in (name, uuid, pod)):
+    if not all(isinstance(text, str) and len(text) <= _MOST_TEXT for text in (name, uuid, pod)):
         return None
     if not isinstance(start, int) or isinstance(start, bool) or not 0 <= start < PLACES:
         return None
@@ -353,9 +369,9 @@ def undivided(found: NodeSlices, gpus: Iterable[Card]) -> tuple[Card, ...]:
 
 
 def held(found: NodeSlices) -> dict[str, tuple[Share, ...]]:
-    """By the pod's UID, the slices that the node gave out, as the agent knows."""
-    shares: dict[str, tuple[Share, ...]] = {}
+    """Return the slices that the node gave out, as the agent reports them, by the pod's UID."""
+    shares: dict[str, list[Share]] = {}
     for s in found.made:
         if s.pod not in ("", SOMEBODY):
-            shares[s.pod] = (*shares.get(s.pod, ()), Share("", s.index, whole=True, type=type_of(s.name)))
-    return shares
+            shares.setdefault(s.pod, []).append(Share("", s.index, whole=True, type=type_of(s.name)))
+    return {uid: tuple(held) for uid, held in shares.items()}

@@ -10,6 +10,11 @@ from mgpu.model.quantities import QuantityError, same_quantity
 from mgpu.model.requests import NOTHING, UNBOUNDED, Room, room_needed, room_of
 from mgpu.model.tables import table_at
 
+_NODE_ANNOTATIONS = ("mgpu.io/", "dynamicgpuslice")
+"""Prefixes of the annotations of a Node that mgpu reads. Others can have 256 KiB per node."""
+_MOST_TEXT = 1 << 18
+"""Characters of a Node's labels, annotations and capacity each; the API server's own limit for annotations."""
+
 
 class Stage(StrEnum):
     """When a container runs (core/v1 Pod: init containers one by one, then the app containers)."""
@@ -144,19 +149,33 @@ def read_pod(raw: object) -> Pod:
 
 
 def read_node(raw: object) -> Node:
-    """The node in `raw` (decoded JSON). Raises BadObject with the path of every part of a wrong type."""
+    """Read the node in `raw` (decoded JSON), with those of its annotations that mgpu reads.
+
+    Raises BadObject with the path of every part of a wrong type, and where labels, annotations or capacity are larger
+    than `_MOST_TEXT`: a node's kubelet and agent write them, and every process keeps them of every node.
+    """
     reader = _Reader()
     top = reader.table(raw, "node")
     meta, status = reader.table(top.get("metadata"), "metadata"), reader.table(top.get("status"), "status")
     node = Node(
         name=reader.text(meta.get("name"), "metadata.name"),
         labels=reader.texts(meta.get("labels"), "metadata.labels"),
-        annotations=reader.texts(meta.get("annotations"), "metadata.annotations"),
+        annotations=_ours(reader.texts(meta.get("annotations"), "metadata.annotations")),
         capacity=reader.amounts(status.get("capacity"), "status.capacity"),
         room=reader.room(top, status),
     )
+    for path, table in (
+        ("metadata.labels", node.labels),
+        ("metadata.annotations", node.annotations),
+        ("status.capacity", node.capacity),
+    ):
+        reader.limit(table, path)
     reader.finish()
     return node
+
+
+def _ours(annotations: Mapping[str, str]) -> dict[str, str]:
+    return {key: text for key, text in annotations.items() if key.startswith(_NODE_ANNOTATIONS)}
 
 
 def _containers(
@@ -216,6 +235,11 @@ class _Reader:
 
     def _wrong(self, path: str, wanted: str, value: object) -> None:
         self._problems.append(Problem(path, f"must be {wanted}, not {type(value).__name__}"))
+
+    def limit(self, table: Mapping[str, str], path: str) -> None:
+        size = sum(len(key) + len(text) for key, text in table.items())
+        if size > _MOST_TEXT:
+            self._problems.append(Problem(path, f"has {size} characters, more than the {_MOST_TEXT} that mgpu keeps"))
 
     def unique_names(self, containers: Iterable[Container]) -> None:
         """Records name containers: two of one name (which the API server refuses too) could not be told apart."""

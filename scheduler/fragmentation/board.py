@@ -13,6 +13,8 @@ UNFIT = -(2**62)
 """The key of a node that cannot take the pod."""
 
 _REMEMBERED = 256  # shapes; at 5,000 nodes 40 kB each
+_SPARE_KINDS = 64
+"""Classes without a node that are kept until they outnumber the rows, too: an agent can invent one per update."""
 _AT_ONCE = 512  # rows per call of a judge: its intermediate arrays stay in the processor's cache
 
 
@@ -52,6 +54,8 @@ class Board:
         """The node in `row` is of this class and has this much free: cpu in milli, memory in bytes, cards in milli."""
         self._make_room(row + 1, len(free))
         self._kind[row] = self._kinds.setdefault(node, len(self._kinds))
+        if len(self._kinds) > 2 * len(self._kind) + _SPARE_KINDS:
+            self._renumber_kinds()
         self._cpu[row], self._memory[row] = cpu, memory
         self._free[row] = 0
         self._free[row, : len(free)] = free
@@ -106,6 +110,14 @@ class Board:
     def _touch(self, row: int) -> None:
         self._changes += 1
         self._changed[row] = self._changes
+
+    def _renumber_kinds(self) -> None:
+        classes = list(self._kinds)
+        used = np.unique(self._kind[self._kind >= 0])
+        numbers = np.full(len(classes) + 1, -1, np.int64)
+        numbers[used] = np.arange(len(used))
+        self._kind = numbers[self._kind]  # -1, for no node, is the last one
+        self._kinds = {classes[old]: new for new, old in enumerate(used.tolist())}
 
     def _make_room(self, rows: int, cards: int) -> None:
         have, width = self._free.shape

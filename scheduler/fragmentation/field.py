@@ -21,25 +21,38 @@ BEHIND = 2**61
 """Taken off a key: behind all nodes that it is not taken off, but still better than not at all."""
 
 
+WIDTH = 16
+"""Cards of a node on the board at most. All rows of a board are equally wide, and what a node costs grows with the
+square of the width: one wide node would slow every pod's scoring."""
+
+
 class Field:
-    """The nodes with cards, by name, on a board. Not thread-safe."""
+    """The nodes with cards, by name, on a board. Not thread-safe.
+
+    wide: the nodes with more than WIDTH cards, which are not on the board; the caller judges each by itself.
+    """
 
     def __init__(self) -> None:
         self.board = Board()
+        self.wide: set[str] = set()
         self._row: dict[str, int] = {}
         self._unused: list[int] = []
 
     def put(self, node: Node, cards: Sequence[CardState], room: Room) -> None:
-        """The node as it is now. room: what it has free of cpu and memory."""
-        if not cards:
+        """Take in the node as it is now. room: what it has free of cpu and memory."""
+        if not 0 < len(cards) <= WIDTH:
             self.drop(node.name)
+            if cards:
+                self.wide.add(node.name)
             return
+        self.wide.discard(node.name)
         row = self._row.get(node.name)
         if row is None:
             row = self._row[node.name] = self._unused.pop() if self._unused else len(self._row)
         self.board.put(row, class_of(node, cards), *room, free_of(cards))
 
     def drop(self, name: str) -> None:
+        self.wide.discard(name)
         row = self._row.pop(name, None)
         if row is not None:
             self.board.drop(row)

@@ -13,6 +13,8 @@ from mgpu.model.pods import Node
 from mgpu.model.slices import MIG, MPS, Slice, counts
 
 _KEYS = (partitioning.ANNOTATION, partitioning.MADE, partitioning.PLANNED)
+_MOST_MESSAGE = 1024
+"""Characters that are kept of why annotations are invalid: they may quote a whole annotation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,8 @@ class KnownSlices:
         try:
             found = read_slices(node)
         except BadObject as error:
-            self._known[node.name] = _Known(said, last, held(last), str(error))
-            self._tell(node.name, "BadSlices", f"what it says of its slices is not taken: {error}")
+            self._known[node.name] = _Known(said, last, held(last), str(error)[:_MOST_MESSAGE])
+            self._tell(node.name, "BadSlices", f"Ignoring invalid annotations of slices: {error}")
             return
         self._known[node.name] = _Known(said, found, held(found))
         if found.refused and found.refused != last.refused:
@@ -132,4 +134,4 @@ class KnownSlices:
             del self._plans[name]
 
     def _tell(self, name: str, reason: str, message: str) -> None:
-        self._warn(node_reference(name), reason, message)
+        self._warn(node_reference(name), reason, message[:_MOST_MESSAGE])

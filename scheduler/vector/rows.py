@@ -1,7 +1,7 @@
 """Nodes as arrays: one row per node, one column per card by position."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,10 @@ UNHEALTHY, HEALTHY = 1, 2
 ALL_CORE_USED, ALL_MEMORY_USED, ALL_CORE, ALL_MEMORY, COUNT = TOTALS = range(5)
 """Of a node: the sums over its cards, and how many they are."""
 
+WIDTH = 16
+"""Columns at most. A node with more cards is odd: were all rows as wide as the widest node, one node could multiply the
+memory and the time that every other node costs."""
+
 EXACT = 1 << 53
 """Amounts below this are exact in every number that is made of them here. Nobody has cards of 8 PiB."""
 
@@ -30,14 +34,15 @@ class Rows:
     """n nodes. data: fields × n × cards. totals: fields × n.
 
     bars: n × cards, 0 or the number in `bar_texts` of why the card is out (`wishing.bars`); None: no card is out.
-    odd: amounts that the arrays cannot hold; such a row has no cards here, and is for the engine to judge.
+    odd: nodes that the arrays cannot hold, by their amounts or the number of their cards. Such a row has no cards here;
+    the engine judges the node.
     """
 
     data: Ints
     totals: Ints
     odd: Mask
     bars: Ints | None = None
-    bar_texts: Sequence[str] = ()
+    bar_texts: Mapping[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.odd)
@@ -97,7 +102,9 @@ class Table(NamedTuple):
 
 
 def described(cards: Sequence[CardState]) -> tuple[Ints, Ints] | None:
-    """A row's data (fields × cards) and totals; None: odd."""
+    """Return a row's data (fields × cards) and totals; None for an odd node."""
+    if len(cards) > WIDTH:
+        return None
     table = [
         (s.core_free, s.memory_free, s.shares, 1 + s.card.healthy, s.card.core, s.card.memory, s.ratio_free)
         for s in cards

@@ -124,8 +124,7 @@ def test_a_wrong_device_is_named(device: object, path: str) -> None:
     assert problem.startswith(f"{path}: ")
 
 
-def test_more_devices_than_a_node_can_have_are_none() -> None:
-    """Arrays over all nodes are as wide as the widest of them."""
+def test_device_with_more_devices_than_a_node_can_have_is_refused() -> None:
     rows = [{"type": "rdma", "minor": i} for i in range(1025)]
     assert problems(read_device, {"spec": {"devices": rows}}) == [
         "spec.devices: has 1025 devices, a node has at most 1024"

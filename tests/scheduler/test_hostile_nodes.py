@@ -1,0 +1,201 @@
+"""What one node's agent writes costs the scheduler a bounded amount, and other nodes nothing."""
+
+import json
+import time
+import tracemalloc
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mgpu.model.cards import CardState
+from mgpu.model.given import CHECKPOINTS
+from mgpu.model.inventory import MOST_GPUS, write_device
+from mgpu.model.pods import Node
+from mgpu.model.wishes import Wishes
+from mgpu.settings import Settings, load_settings
+from scheduler.decide import assess, score
+from scheduler.eligibility import Eligibility
+from scheduler.filtering import Filter
+from scheduler.fragmentation.board import Board
+from scheduler.fragmentation.shapes import NodeClass
+from scheduler.gpu_pods import GpuPod
+from scheduler.outlook import LEARNT
+from scheduler.ranking import Ranking
+from scheduler.state import State
+from scheduler.vector.rows import WIDTH
+from tests import builders as b
+
+NODES = 300
+NAMES = [f"n{i}" for i in range(NODES)]
+MIB = 1 << 20
+
+
+def device(name: str, cards: int) -> dict[str, Any]:
+    return write_device(Node(name), "", b.cards(cards, node=name))
+
+
+def cluster_of(nodes: int, settings: Settings, *, cards: int = 8) -> State:
+    state = State(settings)
+    for i in range(nodes):
+        state.node_changed(b.node(f"n{i}"))
+        state.device_changed(device(f"n{i}", cards))
+    state.refresh()
+    return state
+
+
+def waiting(state: State, core: int) -> GpuPod:
+    raw = b.pod("asked", b.container("c", core, 256))
+    state.pod_changed({**raw, "metadata": {**raw["metadata"], "resourceVersion": "1"}})
+    known = state.gpu_pod("uid-asked")
+    assert known is not None
+    return known
+
+
+def test_device_with_more_gpus_than_any_server_leaves_the_last_inventory_in_force() -> None:
+    state = cluster_of(1, load_settings())
+    for count in (MOST_GPUS + 1, 1024):
+        state.device_changed(device("n0", count))
+        assert len(state.view("n0", "").cards) == 8
+    state.device_changed(device("n0", MOST_GPUS))
+    assert len(state.view("n0", "").cards) == MOST_GPUS
+
+
+def test_widest_node_grows_the_arrays_of_all_others_by_nothing() -> None:
+    """With 5,000 nodes, 1,024 rows in one Device made 4 MiB of arrays 448."""
+    state = cluster_of(NODES, load_settings())
+    tracemalloc.start()
+    try:
+        state.device_changed(device("n7", MOST_GPUS))
+        state.refresh()
+        used, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert used < MIB / 4, used
+    assert peak < MIB, peak
+
+
+@pytest.mark.parametrize("policy", ["binpack", "spread"])
+def test_wide_node_filtered_and_scored_by_itself_gets_the_engines_answer(policy: str) -> None:
+    settings = load_settings(f"nodePolicy: {policy}")
+    state = cluster_of(4, settings)
+    state.device_changed(device("n1", WIDTH))
+    state.device_changed(device("n2", WIDTH + 1))
+    known = waiting(state, 40)
+    names = [f"n{i}" for i in range(4)]
+    filter_ = Filter(state, settings)
+    assert filter_.filter(known, names).passed == names
+    for name, points in zip(names, filter_.scores(known, names), strict=True):
+        view = state.view(name, "")
+        assert known.ask is not None
+        assert view.node is not None
+        found = assess(known.ask, view.node, view.cards, settings)
+        assert points == score(known.ask, found, view.cards, settings)  # type: ignore[arg-type]
+    state.device_changed(device("n2", 8))
+    assert filter_.filter(known, names).passed == names
+
+
+@pytest.mark.parametrize("policy", LEARNT)
+def test_wide_node_under_a_learned_policy_is_judged_without_widening_the_board(policy: str) -> None:
+    settings = load_settings(f"nodePolicy: {policy}\ncardPolicy: {policy}")
+    state = cluster_of(3, settings)
+    state.device_changed(device("n1", MOST_GPUS))
+    known = waiting(state, 40)
+    state.outlook.refresh()
+    ranking = Ranking(state, settings)
+    ranking.refresh()
+    points = ranking.points(known, ["n0", "n1", "n2"])
+    assert points is not None
+    assert min(points) >= 0
+    assert max(points) == 10
+    assert ranking._field.board._free.shape[1] <= 8
+    assert ranking.points(known, ["n1"]) == [10]
+
+
+def test_models_that_no_card_has_any_more_are_forgotten() -> None:
+    """An agent can report another model with each update of its Device."""
+    kept = Eligibility()
+    kept.put(1, [CardState(b.card(0))])
+    for i in range(10_000):
+        kept.put(2, [CardState(replace(b.card(0), model=f"model-{i}"))])
+        if i % 100 == 0:
+            codes = kept.bars(Wishes(models=("A100",)))
+            assert codes is not None
+            assert [kept.texts[code] for code in codes[:3, 0].tolist()] == [
+                "",
+                "",
+                f"model model-{i} not among card-models",
+            ]
+    assert len(kept._models) < 100
+    assert len(kept.texts) < 5_000
+
+
+def test_texts_of_a_call_stay_what_they_were_when_later_calls_forget_them() -> None:
+    kept = Eligibility()
+    kept.put(1, [CardState(replace(b.card(0), model="T4"))])
+    texts, found = kept.texts, kept.bars(Wishes(models=("first",)))
+    assert found is not None
+    code = int(found[1, 0])
+    later = set()
+    for i in range(5_000):
+        kept.put(1, [CardState(replace(b.card(0), model=f"T4-{i}"))])
+        codes = kept.bars(Wishes(models=("H100",)))
+        assert codes is not None
+        later.add(int(codes[1, 0]))
+    assert texts[code] == "model T4 not among card-models"
+    assert code not in later  # an answer that is kept under a code must not be found for another reason
+
+
+def test_classes_of_nodes_that_no_node_has_any_more_are_forgotten() -> None:
+    board = Board()
+    plain = NodeClass(1000, 1 << 30, 1, "A100", 1 << 30)
+    board.put(0, plain, 1000, 1 << 30, [1000])
+    for i in range(5_000):
+        board.put(1, NodeClass(1000, 1 << 30, 1, f"model-{i}", 1 << 30), 1000, 1 << 30, [500])
+    rows = board.rows([0, 1])
+    assert len(rows.classes) < 200
+    assert [rows.classes[kind] for kind in rows.kind.tolist()] == [plain, plain._replace(model="model-4999")]
+
+
+@pytest.mark.parametrize(
+    ("row", "path"),
+    [
+        ({"id": "G" * 1000}, "id"),
+        ({"labels": {"node.koordinator.sh/gpu-model": "A" * 1000}}, "labels[node.koordinator.sh/gpu-model]"),
+        ({"minor": 10**30}, "minor"),
+    ],
+)
+def test_device_with_an_attribute_longer_than_any_real_one_is_refused(row: dict[str, Any], path: str) -> None:
+    told: list[str] = []
+    state = State(load_settings(), warn=lambda _, reason, message: told.append(f"{reason} {message}"))
+    state.node_changed(b.node("n0"))
+    raw = device("n0", 1)
+    raw["spec"]["devices"][0] |= row
+    state.device_changed(raw)
+    assert state.view("n0", "").cards == ()
+    assert told
+    assert told[0].startswith(f"BadDevice Ignoring invalid Device n0: spec.devices[0].{path}: ")
+
+
+def test_device_that_names_more_pods_than_a_kubelet_runs_is_not_held_for_them() -> None:
+    state = cluster_of(1, load_settings())
+    row = {"containerName": "c", "resourceName": "nvidia.com/gpu", "deviceIDs": ["0"]}
+    raw = device("n0", 8)
+    raw["metadata"]["annotations"] = {CHECKPOINTS: json.dumps([{**row, "podUID": f"u{i}"} for i in range(3_000)])}
+    began = time.process_time()
+    state.device_changed(raw)
+    assert time.process_time() - began < 1
+    assert state.holdings() == ()
+
+
+def test_foreign_annotations_of_a_node_are_not_kept_and_too_many_labels_refused() -> None:
+    state = cluster_of(1, load_settings())
+    raw = b.node("n0")
+    raw["metadata"]["annotations"] = {"other.io/a": "x" * 100_000, "mgpu.io/a": "b"}
+    state.node_changed(raw)
+    (node,) = state.nodes(["n0"])
+    assert node is not None
+    assert node.annotations == {"mgpu.io/a": "b"}
+    raw["metadata"]["labels"] = {f"a.io/{i}": "x" * 60 for i in range(6_000)}
+    with pytest.raises(Exception, match=r"metadata\.labels: has \d+ characters"):
+        state.node_changed(raw)
