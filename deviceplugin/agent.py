@@ -24,6 +24,7 @@ from deviceplugin.offers import WHOLE_CARDS, as_ids, budget
 from deviceplugin.plugin import Plugin
 from deviceplugin.podresources import PodResources, pod_resources_socket
 from deviceplugin.pods import GpuPod, NodePods
+from deviceplugin.pulse import HANGING_SECONDS, SILENT_SECONDS, Pulse
 from deviceplugin.records import RecordWriter
 from deviceplugin.registration import CHECK_SECONDS, Registration
 from deviceplugin.reporter import Reporter
@@ -62,6 +63,7 @@ class Agent:
         self._recorder = Recorder(api, "mgpu-deviceplugin", own.node)
         self._cards_changed, self._pods_changed, self._stopping = Wakeup(), Wakeup(), Wakeup()
         self._stopped = False
+        self._pulse = Pulse()
         self._source = source
         self._cards = CardWatch(source, self._take_cards, self._warn_node)
         self._pods = NodePods(settings, self._take_pods)
@@ -166,6 +168,7 @@ class Agent:
         if self._settings.deviceplugin.enforce == "mps" and self._node.mps is None:
             self._warn_mps("deviceplugin.enforce is mps, and nothing is enforced: the runtime has no CDI")
         works = [self._serve(), self._follow_pods(), self._follow_whole_cards(), self._slices.run()]
+        works.append(self._pulse.run())
         works.append(self._runtime.follow(self._reporter.update))
         tasks = [asyncio.create_task(work) for work in works]
         ending = asyncio.create_task(self._until_stopped())
@@ -216,12 +219,16 @@ class Agent:
 
     def unhealthy(self) -> str:
         """Why the process should be restarted; "" where it should not."""
+        if self._pulse.silence() > HANGING_SECONDS:
+            return f"the event loop has not run for {self._pulse.silence():.0f} s"
         if self._slices.stalled:
             return "cutting the cards hangs"
         return "reading the cards hangs" if self._cards.stalled else ""
 
     def not_ready(self) -> str:
         """What is missing until pods can start here; "" where nothing."""
+        if self._pulse.silence() > SILENT_SECONDS:
+            return f"the event loop has not run for {self._pulse.silence():.0f} s"
         if self._cards.cards is None:
             return f"cards: {self._cards.problem}"
         if not self._reflector.synced:
@@ -230,7 +237,13 @@ class Agent:
         known = self._whole.server and self._reporter.capacity(WHOLE_CARDS) is not None
         wanted = [r for r in (*self._registrations, *self._slices.registrations) if not (known and r.left())]
         states = [r.state or "the kubelet has not asked for the devices" for r in wanted if not r.registered]
-        return "; ".join([*states, *filter(None, [self._reporter.problem])])
+        if not self._reporter.reported:
+            states.append(self._reporter.problem)
+        return "; ".join(states)
+
+    def unreported(self) -> str | None:
+        """Return what the API server has not been told of this node; None where it knows everything."""
+        return self._reporter.problem or None
 
     def _begin(self, resource: str) -> Plugin:
         """The plugin of a resource that is not served yet."""

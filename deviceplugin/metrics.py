@@ -69,6 +69,8 @@ class Agent(Protocol):
 
     def not_ready(self) -> str: ...
 
+    def unreported(self) -> str | None: ...
+
 
 class NodeCards(Collector):
     """The cards as they are when somebody asks. A node has few."""
@@ -113,13 +115,16 @@ def _of_cards(node: str, uses: Sequence[CardUse]) -> Iterator[Metric]:
 
 def _of_agent(agent: Agent | None) -> Iterator[Metric]:
     ready = GaugeMetricFamily("mgpu_agent_ready", "1 where pods can start on this node (/readyz), else 0.")
+    text = "1 where the API server knows the node's cards as they are, else 0."
+    reported = GaugeMetricFamily("mgpu_agent_reported", text)
     synced = GaugeMetricFamily("mgpu_agent_watch_synced", "1 once the node's pods are known.")
     text = "Seconds since the API server was last heard on them; 0 while the watch runs."
     broken = GaugeMetricFamily("mgpu_agent_watch_broken_seconds", text)
     restarts = CounterMetricFamily("mgpu_agent_watch_restarts", "Times that this watch broke and began anew.")
     if agent is not None:
         ready.add_metric([], not agent.not_ready())
+        reported.add_metric([], agent.unreported() is None)
         synced.add_metric([], agent.watch.synced)
         broken.add_metric([], agent.watch.broken_for)
         restarts.add_metric([], agent.watch.restarts)
-    yield from (ready, synced, broken, restarts)
+    yield from (ready, reported, synced, broken, restarts)

@@ -171,6 +171,7 @@ class Reporter:
         self._devices = Reflector(api, DEVICES, self._take_device, lambda _: self._take_device(None), query)
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
         self.problem = "nothing reported yet"
+        self._reported = False
 
     def start(self) -> None:
         self._nodes.start()
@@ -189,6 +190,13 @@ class Reporter:
             with self._lock:
                 self._cards, self._driver = cards, driver
         self._wake.set()
+
+    @property
+    def reported(self) -> bool:
+        """Whether the API server has been told of the cards at least once. What fails later changes nothing about
+        which containers can start: it must not take the node away from the scheduler.
+        """
+        return self._reported
 
     @property
     def node(self) -> Raw | None:
@@ -313,6 +321,7 @@ class Reporter:
     def _say(self, problem: str) -> None:
         if problem != self.problem:
             self.problem = problem
+            self._reported = self._reported or not problem
             if problem:
                 log.warning("not reported yet: %s", problem)
 

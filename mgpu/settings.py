@@ -118,6 +118,7 @@ class SchedulerSettings(Block):
     it; empty: there are none.
     bindingUsers: the users or groups that may bind GPU pods (with an extender that binds, its own account is one of
     them); empty: anybody.
+    requireReadyAgents: whether a node is refused while the Pod of its mgpu agent is not ready.
     """
 
     host: str = "0.0.0.0"
@@ -136,6 +137,7 @@ class SchedulerSettings(Block):
     kube_scheduler_lease: str = Field("", alias="kubeSchedulerLease")
     reservation_seconds: Annotated[float, Field(gt=0)] = Field(30, alias="reservationSeconds")
     binding_users: Names = Field((), alias="bindingUsers")
+    require_ready_agents: bool = Field(True, alias="requireReadyAgents")
     client_ca: str = Field("", alias="clientCa")
     metrics_host: str = Field("0.0.0.0", alias="metricsHost")
     metrics_port: ExtraPort = Field(-1, alias="metricsPort")

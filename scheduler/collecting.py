@@ -77,17 +77,24 @@ class Cluster(Collector):
         yield from _of_process(None)
         yield from _of_mtgpupods(())
         yield _undecided(0)
+        yield _without_agent(0)
 
     def collect(self) -> Iterator[Metric]:
         yield from _of_cards(self._totals.sums())
         yield from _of_process(self._process)
         yield from _of_mtgpupods(self._mtgpupods())
         yield _undecided(len(self._state.undecided()))
+        yield _without_agent(self._state.nodes_without_agent())
 
 
 def _undecided(count: int) -> Metric:
     text = "Pods that are bound without cards and wait for a late decision."
     return GaugeMetricFamily("mgpu_undecided_pods", text, value=count)
+
+
+def _without_agent(count: int) -> Metric:
+    text = "Nodes that get no new GPU pods, since the Pod of their mgpu agent is not ready."
+    return GaugeMetricFamily("mgpu_nodes_without_agent", text, value=count)
 
 
 def _of_cards(sums: Figures) -> Iterator[Metric]:

@@ -78,6 +78,8 @@ class Decider:
             if ask is None or refusal:
                 return Rejection(refusal or "; ".join(map(str, known.problems)), hopeless=True)
             held, view = self._state.decision(uid), self._state.view(node, uid, occupies(known.pod, node))
+            if problem := self._agent_problem(known, ask, node, view):
+                return Rejection(problem, hopeless=True)
             if held is not None and held.node == node and held.ask == ask and self._stands(held, view):
                 if not reserve or self._state.renew(held):
                     return held
@@ -90,6 +92,16 @@ class Decider:
             if isinstance(decision, Rejection) or not reserve or self._reserve(decision, view):
                 return decision
         raise RetryLater(f"node {node} changes faster than cards can be decided on it")
+
+    def _agent_problem(self, known: GpuPod, ask: Ask, node: str, view: View) -> str | None:
+        """Return why the agent of the node would not start the pod now.
+
+        A pod that is bound already is not refused: it waits there for its cards, and its agent may come back. What
+        NVIDIA's plugin gives out needs no agent of mgpu.
+        """
+        if known.pod.node or stock.chooses(view.node, ask):
+            return None
+        return self._state.agent_problem(node)
 
     def _reserve(self, decision: Decision, view: View) -> bool:
         if not self._state.reserve(decision, view.version):

@@ -114,6 +114,14 @@ class Filter:
         return Filtered(passed=[name for name in names if name not in refused], hopeless=refused)
 
     def _of_ours(self, known: GpuPod, ask: Ask, names: Sequence[str]) -> Filtered:
+        silent = self._state.without_agent(names)
+        if not silent:
+            return self._of_served(known, ask, names)
+        found = self._of_served(known, ask, [name for name in names if name not in silent])
+        found.hopeless.update(silent)  # evicting pods there does not bring the agent back
+        return found
+
+    def _of_served(self, known: GpuPod, ask: Ask, names: Sequence[str]) -> Filtered:
         if wanted_by(ask):
             found = _sorted(names, self._paced(self._slices.answers(known, ask, names)))
             self._tell_recut(known, found.recut, found.passed)

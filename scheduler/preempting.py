@@ -72,6 +72,8 @@ class Preemption:
             return None  # an occupy pod would be made again: nobody but its MtgpuPods frees a card with a GPUID
         if stock.chooses(node, ask):
             return None if stock.refusal(ask, node, view.cards, view.ours) else theirs
+        if self._state.agent_problem(name) is not None:
+            return None  # the pod could not start there once its victims are gone
 
         def fits(cards: Sequence[CardState]) -> bool:
             return isinstance(assess(ask, node, cards, self._settings, seats=seats, budget=_EFFORT), Placement)

@@ -3,6 +3,7 @@
 import re
 
 _KINDS = (
+    ("agent", r"mgpu agent.* is not ready"),
     ("core-and-memory", r"core (?:[\d.]+ percent )?short and memory|core and memory short"),
     ("core", r"core (?:[\d.]+ percent )?short"),
     ("memory", r"memory short|memory (?:ratio )?[\d.]+ \w+ short"),

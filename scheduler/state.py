@@ -19,6 +19,7 @@ from mgpu.model.requests import UNBOUNDED
 from mgpu.settings import Settings
 from scheduler import stock
 from scheduler.accounts import Accounts
+from scheduler.agents import Agents, brief, detailed
 from scheduler.decisions import Decision, Decisions
 from scheduler.gpu_pods import GpuPod, gpu_pod_of, left_by, occupies
 from scheduler.inventories import Given, Inventories
@@ -75,6 +76,8 @@ class State:
         self._moved: set[str] = set()
         self._usage = Usage(self._move)
         self._ours = GivenByMgpu(self._ledger)
+        own = settings.scheduler
+        self._agents = Agents(own.namespace if own.require_ready_agents else None, freed)
         self._slices = self._inventories.slices
         self.sites = Sites(self._lock, self.view, self._inventories, self._ledger, self._replanned, settings)
         self.mtgpus = MtgpuPods(self._lock, self._nodes, self._accounts, self._shown.version, self._ours.on, freed)
@@ -140,6 +143,7 @@ class State:
         pod, meta = read_pod(raw), raw["metadata"]
         known = gpu_pod_of(pod, raw, self._settings)
         with self._lock:
+            self._agents.pod_changed(raw)
             self._uids[meta["namespace"], meta["name"]] = meta["uid"]
             before = self._pods.get(meta["uid"])
             if known is None:
@@ -161,6 +165,7 @@ class State:
         meta = raw["metadata"]
         with self._lock:
             known = self._pods.get(meta["uid"])
+            self._agents.pod_gone(meta["uid"])
             self._forget(meta["uid"])
             self._accounts.gone(meta["uid"], known.pod.node if known else "")
             self._usage.drop(meta["uid"])
@@ -201,6 +206,23 @@ class State:
         """The nodes of these names; None: not known."""
         with self._lock:
             return list(map(self._nodes.get, names))
+
+    def without_agent(self, names: Sequence[str]) -> dict[str, str]:
+        """Return those of the nodes whose mgpu agent cannot start containers now, each with the reason."""
+        with self._lock:
+            silent = self._agents.silent
+            return {name: brief(silent[name]) for name in names if name in silent} if silent else {}
+
+    def agent_problem(self, node: str) -> str | None:
+        """Return why the mgpu agent of the node cannot start containers now; None where it can, or none is known."""
+        with self._lock:
+            pod = self._agents.silent.get(node)
+            return None if pod is None else detailed(pod)
+
+    def nodes_without_agent(self) -> int:
+        """Return how many nodes are refused because their mgpu agent is not ready."""
+        with self._lock:
+            return len(self._agents.silent.keys() & self._nodes.keys())
 
     def view(self, node: str, without: str, gpuid: str = "") -> View:
         """The node as pod `without` would find it; gpuid: for which that one occupies a card there."""

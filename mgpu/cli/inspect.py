@@ -47,7 +47,8 @@ def command(names: tuple[str, ...], kubeconfig: str, context: str, config: Path 
     Where there are MtgpuPods, a table below says per node how many whole cards nobody uses, and per GPUID what is left
     of its card. In JSON that is "accounting": node → {"free": cards, "gpuids": [{"gpuid", "card": index,
     "core": percent left, "memory": bytes left}]}; and "mtgpupods": namespace/name → {"node", "gpuid", "card": UUID,
-    "phase", "reason", "message", "degraded"}.
+    "phase", "reason", "message", "degraded"}. "agentsNotReady": node → {"pod", "reason", "since"} of each node whose
+    mgpu agent is not ready, which gets no new GPU pods.
 
     Exit code 1 where a NODE is not there or the cluster does not answer.
     """
@@ -91,6 +92,10 @@ def _json(found: Overview) -> dict[str, Any]:
             for view in found.groups
         ],
         "mtgpupods": mtgpupods_json(found.mtgpupods),
+        "agentsNotReady": {
+            node: {"pod": pod.name, "reason": pod.problem, "since": pod.since}
+            for node, pod in found.agents_not_ready.items()
+        },
     }
 
 
@@ -106,6 +111,8 @@ def shown(found: Overview) -> Group:
     parts += _lines(map(_group, found.groups), "")
     degraded = (f"MtgpuPod {view.pod.key}: degraded: {view.degraded}" for view in found.mtgpupods if view.degraded)
     parts += _lines(degraded, "bold red")
+    silent = (f"{node}: its mgpu agent is not ready ({pod.problem})" for node, pod in found.agents_not_ready.items())
+    parts += _lines(silent, "bold red")
     parts += _lines((f"{what}: {why}" for what, why in found.unclear.items()), "bold red")
     return Group(*parts)
 

@@ -9,6 +9,7 @@ from mgpu.cli.mtgpupods import Found, MtgpuView, missing_card, occupying, read_a
 from mgpu.cli.views import NodeView, Sliced, inventory_of, views
 from mgpu.dialects import gpushare
 from mgpu.model import inventory, partitioning
+from mgpu.model.agent_pods import AgentPod, nodes_without_agent
 from mgpu.model.asks import Ask
 from mgpu.model.cards import GPU, Card
 from mgpu.model.errors import BadObject
@@ -40,6 +41,7 @@ class Overview:
 
     mtgpupods: those that have not ended, by namespace and name; those of them without a card are pending too.
     wishes: those of GPU pods that have some, by `namespace/name`. groups: by kind, namespace and name.
+    agents_not_ready: the nodes that get no new GPU pods, since no Pod of their mgpu agent is ready.
     """
 
     nodes: tuple[NodeView, ...]
@@ -48,6 +50,7 @@ class Overview:
     wishes: Mapping[str, Wishes] = field(default_factory=dict)
     groups: tuple[GroupView, ...] = ()
     mtgpupods: tuple[MtgpuView, ...] = ()
+    agents_not_ready: Mapping[str, AgentPod] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +177,7 @@ def overview(
         dict(sorted(wishes.items())),
         groups(ledger),
         named.views,
+        nodes_without_agent(pods, settings.scheduler.namespace),
     )
 
 

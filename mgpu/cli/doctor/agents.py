@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from mgpu import dialects
-from mgpu.cli.doctor.seen import AGENT, Finding, Level, Raw, Seen, ready, serves_gpus
+from mgpu.cli.doctor.seen import AGENT, Finding, Level, Raw, Seen, serves_gpus
 from mgpu.cli.overview import sliced_of
 from mgpu.cli.plain import listed
 from mgpu.dialects.node_resources import SHARE
+from mgpu.model.agent_pods import is_ready, not_ready_cause
 from mgpu.model.cards import GPU, Card
 from mgpu.model.errors import BadObject
 from mgpu.model.inventory import WHOLE_CARDS_LABEL, read_device
@@ -54,21 +55,11 @@ def _missing(seen: Seen, node: Raw) -> str:
         here = [pod for pod in seen.of_component(AGENT) if pod["spec"].get("nodeName") == _name(node)]
         if not here:
             return f"DaemonSet {_SET} has no Pod there"
-        if not any(map(ready, here)):
-            return f"its Pod is not ready ({_why_not(here[0])})"
+        if not any(map(is_ready, here)):
+            return f"its Pod is not ready ({not_ready_cause(here[0])})"
     if read_agent(node) is None:
         return "no agent has reported itself there"
     return ""
-
-
-def _why_not(pod: Raw) -> str:
-    """What its container waits for, else its phase."""
-    status = pod.get("status") or {}
-    for row in status.get("containerStatuses") or ():
-        waiting = (row.get("state") or {}).get("waiting") or {}
-        if waiting.get("reason"):
-            return str(waiting["reason"])
-    return str(status.get("phase") or "unknown")
 
 
 def _resources(seen: Seen, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Finding]:

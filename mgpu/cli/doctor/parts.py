@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
-from mgpu.cli.doctor.seen import SCHEDULER, Finding, Level, Raw, Seen, hooks, ready
+from mgpu.cli.doctor.seen import SCHEDULER, Finding, Level, Raw, Seen, hooks
 from mgpu.cli.plain import listed
 from mgpu.dialects import mtgpu
 from mgpu.kube.leader import LABEL
+from mgpu.model.agent_pods import is_ready
 from mgpu.model.inventory import DEVICE_API
 from mgpu.version import VERSION, read_agent
 
@@ -62,7 +63,7 @@ def _none(seen: Seen) -> Iterator[tuple[str, str]]:
         remedy = (
             f"kubectl -n {seen.namespace} get lease,pods; kubectl -n {seen.namespace} logs deployment/{_DEPLOYMENT}"
         )
-        if "pods" not in seen.hidden and not any(map(ready, seen.of_component(SCHEDULER))):
+        if "pods" not in seen.hidden and not any(map(is_ready, seen.of_component(SCHEDULER))):
             yield f"none decides: no replica of Deployment {_DEPLOYMENT} is ready", remedy
         elif _elects(seen) and "leases" not in seen.hidden and not _leading_here(seen):
             yield f"none decides: nobody renews the Lease {_DEPLOYMENT}", f"{remedy}; is the clock right here?"
@@ -94,7 +95,7 @@ def _several(seen: Seen) -> Iterator[tuple[str, str]]:
     led = sorted(lease["metadata"]["namespace"] for lease in seen.leading())
     configurations = seen.configurations.get("mutatingwebhookconfigurations", ())
     deciding = sorted(raw["metadata"]["name"] for raw in configurations if any(map(_decides, hooks(raw))))
-    up = sorted(pod["metadata"]["name"] for pod in seen.of_component(SCHEDULER) if ready(pod))
+    up = sorted(pod["metadata"]["name"] for pod in seen.of_component(SCHEDULER) if is_ready(pod))
     replicas = int((seen.workloads.get(_DEPLOYMENT, {}).get("spec") or {}).get("replicas", 1))
     if len(led) > 1:
         remedy = "one installation for a cluster: undeploy the other (make undeploy)"

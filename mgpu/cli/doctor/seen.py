@@ -7,11 +7,12 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from mgpu.cli.overview import Overview
+from mgpu.model import agent_pods
 from mgpu.settings import Settings
 
 Raw = Mapping[str, Any]
-COMPONENT = "app.kubernetes.io/component"
-SCHEDULER, AGENT = "scheduler", "deviceplugin"
+COMPONENT = agent_pods.COMPONENT_LABEL
+SCHEDULER, AGENT = "scheduler", agent_pods.COMPONENT
 _PLUGIN_IMAGES = ("k8s-device-plugin", "nvidia-device-plugin")
 _DISCOVERY = "gpu-feature-discovery"
 _FRESH = timedelta(minutes=1)
@@ -100,11 +101,6 @@ class Seen:
             renewed = when(spec.get("renewTime"))
             if spec.get("holderIdentity") and renewed and self.now - renewed < _FRESH:
                 yield lease
-
-
-def ready(pod: Raw) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(row.get("type") == "Ready" and row.get("status") == "True" for row in conditions)
 
 
 def when(text: object) -> datetime | None:

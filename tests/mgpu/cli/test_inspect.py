@@ -16,6 +16,7 @@ from mgpu.cli.terminal import Terminal
 from mgpu.cli.views import NodeView
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api, ApiError
+from tests.agent_pods import SINCE, agent
 from tests.builders import GIB, mtgpupod, node, pod, share
 from tests.mgpu.cli.served import served
 
@@ -174,3 +175,20 @@ def test_no_cluster_there() -> None:
     result = inspect("/nowhere/kubeconfig")
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
+
+
+def test_inspect_agent_not_ready_node_is_named(tmp_path: Path) -> None:
+    def fill_with_agent(api: Api) -> None:
+        api.create("/api/v1/nodes", node())
+        api.create("/api/v1/nodes", node("n2"))
+        for name in ("n1", "n2"):
+            raw = agent(name, ready=name == "n2", waiting=None if name == "n2" else "CrashLoopBackOff")
+            status = raw.pop("status")
+            api.create("/api/v1/namespaces/mgpu-system/pods", raw)
+            api.patch(f"/api/v1/namespaces/mgpu-system/pods/{raw['metadata']['name']}/status", {"status": status})
+        api.close()
+
+    with served(tmp_path, fill_with_agent) as kubeconfig:
+        silent = found(inspect(kubeconfig, "-o", "json"))["agentsNotReady"]
+        assert silent == {"n1": {"pod": "agent-n1", "reason": "CrashLoopBackOff", "since": SINCE}}
+        assert "n1: its mgpu agent is not ready (CrashLoopBackOff)" in inspect(kubeconfig).stdout
