@@ -16,13 +16,15 @@ from playground.apiserver import write_kubeconfig
 from playground.cluster import Cluster
 from playground.installation import MANIFESTS
 from playground.nodes import MGPU, NodeSpec
+from tests.agent_writes import OTHER, REFUSED, REFUSED_EVENTS, Write, annotated, event
+from tests.agent_writes import OWN as OWN_NODE
 from tests.e2e.bench import Bench, asking
 from tests.e2e.clusters import patient
 from tests.e2e.mtgpu_bench import A100
 from tests.waiting import until
 
-OWN = NodeSpec("own", [A100], dict(MGPU))
-SLICED = NodeSpec("sliced", [A100], dict(MGPU), partitioning=MPS)
+OWN = NodeSpec(OWN_NODE, [A100], dict(MGPU))
+SLICED = NodeSpec(OTHER, [A100], dict(MGPU), partitioning=MPS)
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 SYSTEM = "/api/v1/namespaces/mgpu-system"
 pytestmark = pytest.mark.skipif(
@@ -62,13 +64,9 @@ def given_a_token_of_its_node(cluster: Cluster, node: str) -> None:
 def stolen(cluster: Cluster) -> Iterator[Api]:
     """The API server as somebody sees it who has the token of the agent on OWN, once the policies hold."""
     api = cluster.connect(f"{OWN.name}-token")
-    until(lambda: "other" in refusal(api, f"/api/v1/nodes/{SLICED.name}", annotated("mgpu.io/a")))
+    until(lambda: "other" in refusal(api, f"/api/v1/nodes/{SLICED.name}", annotated("mgpu.io/agent")))
     yield api
     api.close()
-
-
-def annotated(*keys: str) -> dict[str, Any]:
-    return {"metadata": {"annotations": dict.fromkeys(keys, "x")}}
 
 
 def refusal(api: Api, path: str, patch: object) -> str:
@@ -106,28 +104,30 @@ def on(node: str) -> dict[str, str]:
     return {"kubernetes.io/hostname": node}
 
 
-@pytest.mark.parametrize(
-    ("path", "patch", "why"),
-    [
-        (f"/api/v1/nodes/{SLICED.name}/status", annotated("mgpu.io/a"), "and no other"),
-        (f"/api/v1/nodes/{OWN.name}", {"spec": {"unschedulable": True}}, "no spec"),
-        (f"/api/v1/nodes/{OWN.name}", {"spec": {"taints": [{"key": "a", "effect": "NoExecute"}]}}, "no spec"),
-        (f"/api/v1/nodes/{OWN.name}", {"metadata": {"labels": {"node-role.kubernetes.io/x": ""}}}, "no labels"),
-        (f"/api/v1/nodes/{OWN.name}/status", {"metadata": {"labels": {"kubernetes.io/os": None}}}, "no labels"),
-        (f"/api/v1/nodes/{OWN.name}", annotated("flannel.alpha.coreos.com/public-ip"), "no annotations"),
-        (f"/api/v1/nodes/{OWN.name}", {"metadata": {"finalizers": ["a.io/b"]}}, "finalizers"),
-        (f"/api/v1/nodes/{OWN.name}/status", {"status": {"capacity": {"cpu": "1000"}}}, "no capacity"),
-        (f"/api/v1/nodes/{OWN.name}/status", {"status": {"capacity": {"memory": None}}}, "no capacity"),
-        (f"/api/v1/nodes/{OWN.name}/status", {"status": {"conditions": None}}, "no conditions"),
-        (f"{DEVICES}/{SLICED.name}", {"spec": {"devices": []}}, "and no other"),
-        (f"{SYSTEM}/pods/agent-{SLICED.name}", annotated("mgpu.io/a"), "and no others"),
-        (f"{SYSTEM}/pods/agent-{OWN.name}", annotated("a.io/b"), "no annotations"),
-        (f"{SYSTEM}/pods/agent-{OWN.name}", {"metadata": {"labels": {"app": "x"}}}, "but annotations"),
-        (f"{SYSTEM}/pods/agent-{OWN.name}", {"spec": {"containers": [{"name": "c", "image": "x"}]}}, "but annotations"),
-    ],
-)
-def test_a_stolen_token_changes_nothing_else(stolen: Api, path: str, patch: object, why: str) -> None:
-    assert why in refusal(stolen, path, patch)
+def path_of(write: Write) -> str:
+    if write.target == "pod":
+        return f"{SYSTEM}/pods/agent-{write.on}"
+    if write.target == "device":
+        return f"{DEVICES}/{write.on}"
+    kind, _, subresource = write.target.partition("/")
+    return f"/api/v1/{kind}s/{write.on}" + (f"/{subresource}" if subresource else "")
+
+
+@pytest.mark.parametrize("write", REFUSED, ids=str)
+def test_write_of_a_stolen_token_beyond_the_whitelist_is_refused(stolen: Api, write: Write) -> None:
+    assert write.why in refusal(stolen, path_of(write), write.patch)
+
+
+@pytest.mark.parametrize(("raw", "why"), REFUSED_EVENTS)
+def test_event_that_another_component_or_node_would_write_is_refused(
+    stolen: Api, raw: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ApiError, match=why):
+        stolen.create("/api/v1/namespaces/default/events", raw, dryRun="All")
+
+
+def test_own_event_is_accepted(stolen: Api) -> None:
+    stolen.create("/api/v1/namespaces/default/events", event(), dryRun="All")
 
 
 def test_a_stolen_token_makes_and_removes_no_device_of_another_node(stolen: Api) -> None:
@@ -148,8 +148,8 @@ def test_a_token_that_names_no_node_writes_nothing(cluster: Cluster, stolen: Api
     write_kubeconfig(path, cluster.url, (cluster.folder / "api" / "apiserver.crt").read_bytes(), token)
     api = cluster.connect("unbound")
     for of in (f"/api/v1/nodes/{OWN.name}", f"{SYSTEM}/pods/agent-{OWN.name}"):
-        assert refusal(api, of, annotated("mgpu.io/a"))
-        assert refusal(stolen, of, annotated("mgpu.io/a")) == ""
+        assert refusal(api, of, {})
+        assert refusal(stolen, of, {}) == ""
     api.close()
 
 
