@@ -10,13 +10,14 @@ from itertools import chain, islice
 from typing import Any, Protocol
 
 import orjson
-from flask import Flask, Response, request
+from flask import Flask, Response
 
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.asks import Rejection
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.pods import read_pod
-from mgpu.serving.app import new_app
+from mgpu.serving.app import body, new_app
+from mgpu.serving.inflight import EXTENDER
 from mgpu.serving.review import BadRequest
 from scheduler import metrics
 from scheduler.deciding import Decider, pod_path
@@ -26,9 +27,9 @@ from scheduler.gpu_pods import GpuPod
 from scheduler.preempting import Preemption, Victims
 from scheduler.reasons import MALFORMED, kind_of
 
-# The form with whole Nodes: 5,000 of them are some 50 MB.
-_MAX_BODY = 256 << 20
 _ASKED = 500
+
+Body = bytes | bytearray
 
 
 class Gate(Protocol):
@@ -61,7 +62,7 @@ class Extender:
         self._filter, self._decider, self._preemption = filter_, decider, preemption
         self._api, self._gate = api, gate
 
-    def filter(self, body: bytes) -> dict[str, Any]:
+    def filter(self, body: Body) -> dict[str, Any]:
         known, raw, names, nodes = self._scheduling(body)
         found = self._filter.filter(known, names) if known else self._filter.pass_on(read_pod(raw), names)
         if known and not found.passed:
@@ -75,12 +76,12 @@ class Extender:
             return {"NodeNames": found.passed, **answer}
         return {"Nodes": {"items": [nodes[name] for name in found.passed]}, **answer}
 
-    def prioritize(self, body: bytes) -> list[dict[str, Any]]:
+    def prioritize(self, body: Body) -> list[dict[str, Any]]:
         known, _, names, _ = self._scheduling(body)
         scores = self._filter.scores(known, names) if known else [0] * len(names)
         return [{"Host": name, "Score": score} for name, score in zip(names, scores, strict=True)]
 
-    def preempt(self, body: bytes) -> dict[str, Any]:
+    def preempt(self, body: Body) -> dict[str, Any]:
         """Asked where kube-scheduler has found victims by itself; answered for a part of those nodes."""
         arguments = _arguments(body)
         proposed = _victims(arguments.get("nodenametometavictims"), arguments.get("nodenametovictims"))
@@ -92,7 +93,7 @@ class Extender:
         }
         return {"NodeNameToMetaVictims": rows}
 
-    def bind(self, body: bytes) -> dict[str, str]:
+    def bind(self, body: Body) -> dict[str, str]:
         """Posts the Binding with the decision in it. A replica that may not decide leaves that to the admission."""
         arguments = _arguments(body)
         namespace, name, uid, node = (_text(arguments, key) for key in ("PodNamespace", "PodName", "PodUID", "Node"))
@@ -135,7 +136,7 @@ class Extender:
             return f"whether the pod is bound is not known: {error}"
         return ""
 
-    def _scheduling(self, body: bytes) -> tuple[GpuPod | None, object, list[str], Mapping[str, Any] | None]:
+    def _scheduling(self, body: Body) -> tuple[GpuPod | None, object, list[str], Mapping[str, Any] | None]:
         """The pod (None: it asks for no GPU) and as it came, the names of the nodes, and the Nodes where the call has
         those.
         """
@@ -161,8 +162,7 @@ class Extender:
 
 
 def make_app(extender: Extender) -> Flask:
-    app = new_app()
-    app.config["MAX_CONTENT_LENGTH"] = _MAX_BODY
+    app = new_app(EXTENDER)
     for verb in (extender.filter, extender.prioritize, extender.preempt, extender.bind):
         app.add_url_rule(f"/{verb.__name__}", verb.__name__, posted(verb), methods=["POST"])
     return app
@@ -173,8 +173,8 @@ def posted(verb: Any) -> Any:
     took = metrics.EXTENDER.labels(verb.__name__)
 
     def answer() -> Response:
-        with took.time():
-            return Response(orjson.dumps(verb(request.get_data(cache=False))), mimetype="application/json")
+        with took.time(), body() as sent:
+            return Response(orjson.dumps(verb(sent)), mimetype="application/json")
 
     return answer
 
@@ -205,7 +205,7 @@ def _folded(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key.lower(): value for key, value in row.items()}
 
 
-def _arguments(body: bytes) -> dict[str, Any]:
+def _arguments(body: Body) -> dict[str, Any]:
     try:
         top = orjson.loads(body)
     except orjson.JSONDecodeError as error:

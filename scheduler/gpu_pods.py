@@ -55,8 +55,9 @@ def _unhanded(pod: Pod, ask: Ask, settings: Settings) -> Iterator[Problem]:
     """Containers that would start without the node agent, and so without their cards: what admission has not completed,
     or not under these settings.
     """
+    given = dialects.served(ask)
     for container in pod.containers:
-        if dialects.handed(ask, container.name) and not dialects.carrier(container, settings):
+        if container.name in given and not dialects.carrier(container, settings):
             text = "asks for nothing that a node hands out as device ids; make the pod anew, and admission completes it"
             yield Problem(f"{container.path}.resources", text)
 

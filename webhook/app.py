@@ -7,7 +7,8 @@ from typing import Any
 from flask import Flask
 
 from mgpu.dialects import mtgpu
-from mgpu.model.errors import Problem
+from mgpu.model import budget
+from mgpu.model.errors import PROBLEMS, BadObject, Problem, shortened
 from mgpu.model.tables import table_at
 from mgpu.serving.app import Told, new_app, probes, reviewing
 from mgpu.serving.review import Reply, Review, allow, deny
@@ -25,6 +26,7 @@ def make_app(settings: Settings, ready: Callable[[], str] = str, told: Told = la
     def mutating(review: Review) -> Reply:
         if review.operation != "CREATE" or review.resource != "pods" or review.object is None:
             return allow(review)
+        _within_budget(review)
         mutation = mutate(review.object, settings)
         return allow(review, mutation.patch, mutation.warnings)
 
@@ -43,9 +45,16 @@ def make_app(settings: Settings, ready: Callable[[], str] = str, told: Told = la
     return app
 
 
+def _within_budget(review: Review) -> None:
+    """Before anything is built from the object. Raises BadObject."""
+    if problems := budget.excess(review.object, review.old):
+        raise BadObject(problems)
+
+
 def _problems(review: Review, settings: Settings) -> Sequence[Problem]:
     if review.object is None:
         return ()
+    _within_budget(review)
     if review.kind == mtgpu.KIND:
         return _problems_of_mtgpupod(review, review.object, settings)
     if review.operation == "CREATE" and review.resource == "pods":
@@ -78,6 +87,6 @@ def _log_denial(review: Review, problems: Sequence[Problem]) -> None:
         "pod_name": review.name or meta.get("generateName"),
         "operation": review.operation,
         "user": review.user,
-        "problems": [str(problem) for problem in problems],
+        "problems": [shortened(str(problem)) for problem in problems[:PROBLEMS]],
     }
     _log.info("%s denied", review.kind.lower(), extra=fields)

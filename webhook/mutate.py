@@ -8,15 +8,15 @@ from mgpu import dialects
 from mgpu.dialects import koordinator
 from mgpu.dialects.node_resources import SHARE
 from mgpu.dialects.vocabulary import vocabularies, vocabulary_of
+from mgpu.model import budget
 from mgpu.model.asks import Ask
-from mgpu.model.errors import BadObject
-from mgpu.model.pods import Container, Pod, Stage, read_pod
+from mgpu.model.errors import BadObject, Problem
+from mgpu.model.pods import VISIBLE_DEVICES, Container, Pod, Stage, read_pod
 from mgpu.model.quantities import same_quantity
 from mgpu.model.slices import is_mps
 from mgpu.serving.review import pointer
 from mgpu.settings import Settings
 
-VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 _DEFAULT_SCHEDULER = "default-scheduler"
 
 Operation = Mapping[str, Any]
@@ -34,7 +34,7 @@ class Mutation:
 def mutate(raw: Mapping[str, Any], settings: Settings) -> Mutation:
     """The changes to a pod that is being created; none to one that asks for no GPU in any vocabulary.
 
-    Raises BadObject where the pod's JSON has parts of a wrong type.
+    Raises BadObject where the pod's JSON has parts of a wrong type, or needs more changes than a patch may hold.
     """
     pod = read_pod(raw)
     spoken = vocabularies(pod)
@@ -51,22 +51,26 @@ def mutate(raw: Mapping[str, Any], settings: Settings) -> Mutation:
         patch.append({"op": "add", "path": pointer("spec", "schedulerName"), "value": settings.webhook.scheduler_name})
         if pod.scheduler not in ("", _DEFAULT_SCHEDULER):
             warnings.append(f"spec.schedulerName: {pod.scheduler!r} is replaced; this cluster sets it for GPU pods")
+    given = dialects.served(ask) if ask is not None else frozenset()
     for container in pod.containers:
         requests, limits = _completed(container)
         if ask is not None:
             if koordinator.enabled(settings):
                 requests, limits = _translated(requests, limits)
-            requests, limits = _carried(container, requests, limits, ask, settings)
+            requests, limits = _carried(container, requests, limits, settings, needed=container.name in given)
             if container.asked(SHARE) and SHARE not in requests:
                 warnings.append(f"{container.path}.resources[{SHARE}]: removed; mgpu sets it where it is needed")
         patch += _set(container, "requests", container.requests, requests)
         patch += _set(container, "limits", container.limits, limits)
-        if ask is not None and _gets_cards(container, ask):
+        if container.name in given:
             removed = list(_without_visible_devices(container))
             patch += removed
             if removed:
                 path = f"{container.path}.env[{VISIBLE_DEVICES}]"
                 warnings.append(f"{path}: removed; mgpu sets it to the cards that the container gets")
+    if len(patch) > budget.PATCH:
+        text = f"needs {len(patch)} changes before it can run, more than the {budget.PATCH} of one patch; split the pod"
+        raise BadObject([Problem("spec.containers", text)])
     return Mutation(tuple(patch), (*warnings, *(_missing_for_mps(raw, pod, ask) if ask is not None else ())))
 
 
@@ -76,10 +80,6 @@ def _ask(pod: Pod, settings: Settings) -> Ask | None:
         return dialects.read_ask(pod, settings)
     except BadObject:
         return None
-
-
-def _gets_cards(container: Container, ask: Ask) -> bool:
-    return bool(dialects.handed(ask, container.name))
 
 
 def _missing_for_mps(raw: Mapping[str, Any], pod: Pod, ask: Ask) -> Iterator[str]:
@@ -134,12 +134,11 @@ def _translated(requests: Amounts, limits: Amounts) -> tuple[Amounts, Amounts]:
 
 
 def _carried(
-    container: Container, requests: Amounts, limits: Amounts, ask: Ask, settings: Settings
+    container: Container, requests: Amounts, limits: Amounts, settings: Settings, *, needed: bool
 ) -> tuple[Amounts, Amounts]:
-    """With one `mgpu.io/share` where a container gets cards and nothing that it asks for is served as device ids."""
+    """With one `mgpu.io/share` where a container gets cards (needed) and asks for nothing served as device ids."""
     bare = replace(container, requests=_without_share(requests), limits=_without_share(limits))
-    needed = _gets_cards(container, ask) and not dialects.carrier(bare, settings)
-    share = {SHARE: "1"} if needed else {}
+    share = {SHARE: "1"} if needed and not dialects.carrier(bare, settings) else {}
     return {**bare.requests, **share}, {**bare.limits, **share}
 
 
@@ -162,9 +161,8 @@ def _without_visible_devices(container: Container) -> Iterator[Operation]:
     """The pod's own variable would win over Allocate's (kubernetes.md, "Device manager"). From the back: each
     operation of a patch sees the list as the one before left it.
     """
-    for i in reversed(range(len(container.env))):
-        if container.env[i] == VISIBLE_DEVICES:
-            yield {"op": "remove", "path": _pointer(container, "env", i)}
+    for i in reversed(container.visible):
+        yield {"op": "remove", "path": _pointer(container, "env", i)}
 
 
 def _pointer(container: Container, *parts: str | int) -> str:

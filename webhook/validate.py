@@ -117,8 +117,9 @@ def _placements(changed: Iterable[str], user: str, *, trusted: bool) -> Iterator
 
 def _asks(pod: Pod, old: Pod, changed: Iterable[str], settings: Settings) -> Iterator[Problem]:
     """A problem at each changed annotation that alone would change what the old pod asks for."""
-    before = _ask(old, settings)
-    if _ask(replace(old, annotations=pod.annotations), settings) == before:
+    changed = [key for key in changed if key in dialects.ASK_ANNOTATIONS]
+    before = _ask(old, settings) if changed else None
+    if not changed or _ask(replace(old, annotations=pod.annotations), settings) == before:
         return
     tried = dict(old.annotations)  # one for all: there may be thousands of others
     alone = replace(old, annotations=tried)

@@ -30,6 +30,10 @@ class Dialect(Protocol):
     @property
     def DEFAULT_CARD_POLICY(self) -> str: ...  # noqa: N802
 
+    @property
+    def ASK_ANNOTATIONS(self) -> tuple[str, ...]:  # noqa: N802
+        """The annotations that `read_ask` reads; it reads no others."""
+
     def enabled(self, settings: Settings) -> bool:
         """Whether pods in this vocabulary are served."""
 
@@ -64,6 +68,8 @@ class Dialect(Protocol):
 
 
 ALL: tuple[Dialect, ...] = (mgpu, gpushare, koordinator, slices)
+ASK_ANNOTATIONS = frozenset(key for dialect in ALL for key in dialect.ASK_ANNOTATIONS)
+"""The annotations that say what a pod asks for, in whatever vocabulary."""
 _BY_NAME: Mapping[str, Dialect] = {dialect.NAME: dialect for dialect in ALL}
 
 
@@ -203,6 +209,11 @@ def handed(ask: Ask, container: str | None = None) -> tuple[ContainerAsk, ...]:
     """
     asks = (*ask.containers, *(other for other in ask.others if is_slice(other.type)))
     return tuple(one for one in asks if container in (None, one.container))
+
+
+def served(ask: Ask) -> frozenset[str]:
+    """The containers that the node hands something to: all at once, since a pod may have hundreds."""
+    return frozenset(one.container for one in handed(ask))
 
 
 def has_run(pod: Pod, ask: Ask | None) -> bool:

@@ -46,6 +46,8 @@ _MOST = MAX // 1000
 _CARD = re.compile(r"\d{1,9}", re.ASCII)
 _UNITS = re.compile(r"\d{1,19}", re.ASCII)
 
+ASK_ANNOTATIONS: tuple[str, ...] = (UNIT,)
+
 
 def enabled(settings: Settings) -> bool:
     return settings.dialects.gpushare.enabled

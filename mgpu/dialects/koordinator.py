@@ -55,6 +55,8 @@ _VALID = frozenset(map(frozenset, _COMBINATIONS))
 _ALLOWED = ", ".join("{" + ", ".join(name.removeprefix(PREFIX) for name in names) + "}" for names in _COMBINATIONS)
 _TYPE = re.compile(r"(?!gpu|mig-\d+g\.)[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
 
+ASK_ANNOTATIONS: tuple[str, ...] = ()
+
 
 def enabled(settings: Settings) -> bool:
     return settings.dialects.koordinator.enabled

@@ -5,7 +5,7 @@ Core is percent of cards and memory is MiB, both in total over a container's car
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from mgpu.dialects.node_resources import NodeResource
 from mgpu.model.asks import Ask, ContainerAsk, Placement, Requirement, by_index, whole_cards
@@ -39,6 +39,8 @@ MIB = 1 << 20
 
 _MULTIPLE_PATH = f"metadata.annotations[{MULTIPLE}]"
 _CARD = re.compile(r"(?P<index>\d{1,9})|(?P<uuid>(?:GPU|MIG)-[\w.:/-]+)", re.ASCII)
+
+ASK_ANNOTATIONS: tuple[str, ...] = (MULTIPLE, COMPUTE_POLICY)
 
 
 def enabled(settings: Settings) -> bool:
@@ -96,8 +98,10 @@ def read_placement(pod: Pod, ask: Ask) -> tuple[Share, ...] | None:
         return None
     shares: list[Share] = []
     problems: list[Problem] = []
+    names = {c.name for c in pod.containers}
+    positions = {c.name: str(c.position) for c in pod.app_containers}
     for wanted in ask.containers:
-        key = _record_key(pod, wanted.container)
+        key = _record_key(pod.annotations, wanted.container, positions.get(wanted.container), names)
         cards, problem = _cards(pod.annotations.get(key), wanted.cards)
         if problem:
             problems.append(Problem(f"metadata.annotations[{key}]", problem))
@@ -132,15 +136,19 @@ def _entries(pod: Pod) -> tuple[dict[int, int], list[Problem]]:
     text = pod.annotations.get(MULTIPLE)
     if text is None:
         return {}, []
-    parts, containers = [part.strip() for part in text.split(",")], pod.app_containers
+    containers = pod.app_containers
+    # One entry more than there are containers tells that the list does not fit; a text of 256 KiB has 130,000 entries.
+    parts = [part.strip() for part in text.split(",", len(containers) + 1)]
+    more = text.count(",") + 1 - len(parts)
     entries = {i: int(part) for i, part in enumerate(parts) if re.fullmatch(r"\d{1,9}", part, re.ASCII)}
     problems = [
-        Problem(_MULTIPLE_PATH, f"entry {i} must be an integer of at least 0, not {part!r}")
+        Problem(_MULTIPLE_PATH, f"entry {i} must be an integer of at least 0, not {part[:40]!r}")
         for i, part in enumerate(parts[: len(containers) + 1])  # that there are more is told by their number
         if i not in entries
     ]
-    if len(parts) != len(containers):
-        count = f"{len(parts)} entr{'y' if len(parts) == 1 else 'ies'}, {len(containers)} container"
+    found = len(parts) + more
+    if found != len(containers):
+        count = f"{found} entr{'y' if found == 1 else 'ies'}, {len(containers)} container"
         count += "" if len(containers) == 1 else "s"
         problems.append(Problem(_MULTIPLE_PATH, f"must have one entry per container of spec.containers: {count}"))
     return entries, problems
@@ -251,14 +259,12 @@ def _requirements(pod: Pod, asks: Sequence[ContainerAsk], policy: str) -> tuple[
     return serves, Requirement(COMPUTE_POLICY, (policy,), f"{found}, the pod's is {policy}", default=FIXED_SHARE)
 
 
-def _record_key(pod: Pod, container: str) -> str:
+def _record_key(annotations: Collection[str], container: str, position: str | None, names: Collection[str]) -> str:
     """Where a container's cards stand: by its name, else by its position unless that is another one's name."""
     key = INDEX_PREFIX + container
-    if key in pod.annotations:
+    if key in annotations or position is None or position in names:
         return key
-    position = next((str(c.position) for c in pod.app_containers if c.name == container), "")
-    named = any(c.name == position for c in pod.containers)
-    return INDEX_PREFIX + position if position and not named and INDEX_PREFIX + position in pod.annotations else key
+    return INDEX_PREFIX + position if INDEX_PREFIX + position in annotations else key
 
 
 def _cards(text: str | None, wanted: int) -> tuple[list[int | str], str]:

@@ -142,7 +142,7 @@ def _problems(pod: Pod) -> Iterator[Problem]:
     if not pod.app_containers:
         yield Problem("spec.containers", "is missing; an MtgpuPod runs at least one container")
     for container in pod.containers:
-        if VISIBLE in container.env:
+        if container.visible:
             yield Problem(f"{container.path}.env[{VISIBLE}]", "is set by mgpu to the card of the GPUID; leave it out")
         for name in dict.fromkeys((*container.requests, *container.limits)):
             asked = container.asked(name)

@@ -45,6 +45,8 @@ _PATH = f"metadata.annotations[{GIVEN}]"
 _PLACE = re.compile(r"(\d{1,3}):(\d{1,2})", re.ASCII)
 _EXAMPLES = "nvidia.com/mig-2g.20gb, nvidia.com/mig-1g.10gb.me (MIG) or nvidia.com/gpu-4gb (MPS, whole GiB)"
 
+ASK_ANNOTATIONS: tuple[str, ...] = ()
+
 
 def enabled(settings: Settings) -> bool:
     return settings.dialects.slices.enabled

@@ -3,7 +3,7 @@
 "Does not fit" is no error: it is a `Rejection`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -18,12 +18,32 @@ class Problem:
         return f"{self.field}: {self.message}"
 
 
+PROBLEMS = 20
+"""Problems that one message lists. People mend the first ones first; an answer must not be larger than its question."""
+TEXT = 1024
+"""Characters of one text that a message repeats: resource names and annotation keys have at most 317."""
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= TEXT else f"{text[:TEXT]}…"
+
+
+def summary(problems: Sequence[Problem]) -> str:
+    """All problems in one line: the first ones, and how many more there are."""
+    more = len(problems) - PROBLEMS
+    texts = [shortened(str(problem)) for problem in problems[:PROBLEMS]]
+    return "; ".join([*texts, f"and {more} more"] if more > 0 else texts)
+
+
 class BadObject(Exception):
-    """The object itself is wrong; asking again with the same object cannot help. Holds every problem found."""
+    """The object itself is wrong; asking again with the same object cannot help.
+
+    Holds every problem that was found; its message lists the first ones.
+    """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
-        super().__init__("; ".join(map(str, self.problems)))
+        super().__init__(summary(self.problems))
 
 
 class RetryLater(Exception):

@@ -14,6 +14,7 @@ _NODE_ANNOTATIONS = ("mgpu.io/", "dynamicgpuslice")
 """Prefixes of the annotations of a Node that mgpu reads. Others can have 256 KiB per node."""
 _MOST_TEXT = 1 << 18
 """Characters of a Node's labels, annotations and capacity each; the API server's own limit for annotations."""
+VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 
 
 class Stage(StrEnum):
@@ -34,7 +35,10 @@ def is_none(resource: str, amount: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """`path` is where it stands in the pod, for messages: `spec.containers[0]`. `env`: the names it sets."""
+    """`path` is where it stands in the pod, for messages: `spec.containers[0]`.
+
+    visible: the positions of `NVIDIA_VISIBLE_DEVICES` in its `env`. Other variables are not kept: there may be many.
+    """
 
     name: str
     stage: Stage = Stage.APP
@@ -42,7 +46,7 @@ class Container:
     position: int = 0
     requests: Mapping[str, str] = field(default_factory=dict, hash=False)
     limits: Mapping[str, str] = field(default_factory=dict, hash=False)
-    env: tuple[str, ...] = ()
+    visible: tuple[int, ...] = ()
 
     def asked(self, resource: str) -> tuple[str, str] | None:
         """(quantity, path) of a resource, from requests, else from limits; None where it is in neither or `is_none`."""
@@ -116,7 +120,7 @@ class Node:
 
 
 def read_pod(raw: object) -> Pod:
-    """The pod in `raw` (decoded JSON). Raises BadObject with the path of every part of a wrong type."""
+    """The pod in `raw` (decoded JSON). Raises BadObject with the paths of the parts of a wrong type."""
     reader = _Reader()
     top = reader.table(raw, "pod")
     meta, spec, status = (reader.table(top.get(k), k) for k in ("metadata", "spec", "status"))
@@ -200,7 +204,7 @@ def _containers(
             position=i,
             requests=requests,
             limits=limits,
-            env=tuple(str(e.get("name", "")) for e in env),
+            visible=tuple(j for j, e in enumerate(env) if e.get("name") == VISIBLE_DEVICES),
         )
 
 
@@ -223,8 +227,12 @@ def _ran(status: Mapping[str, Any]) -> Iterator[str]:
             yield str(row.get("name", ""))
 
 
+_PROBLEMS = 1000
+"""Problems that are kept of one object: a list of 100,000 numbers in place of objects must not become as many texts."""
+
+
 class _Reader:
-    """Collects every part of a wrong type instead of stopping at the first."""
+    """Collects the parts of a wrong type instead of stopping at the first."""
 
     def __init__(self) -> None:
         self._problems: list[Problem] = []
@@ -234,12 +242,16 @@ class _Reader:
             raise BadObject(self._problems)
 
     def _wrong(self, path: str, wanted: str, value: object) -> None:
-        self._problems.append(Problem(path, f"must be {wanted}, not {type(value).__name__}"))
+        self._add(path, f"must be {wanted}, not {type(value).__name__}")
+
+    def _add(self, path: str, message: str) -> None:
+        if len(self._problems) < _PROBLEMS:
+            self._problems.append(Problem(path, message))
 
     def limit(self, table: Mapping[str, str], path: str) -> None:
         size = sum(len(key) + len(text) for key, text in table.items())
         if size > _MOST_TEXT:
-            self._problems.append(Problem(path, f"has {size} characters, more than the {_MOST_TEXT} that mgpu keeps"))
+            self._add(path, f"has {size} characters, more than the {_MOST_TEXT} that mgpu keeps")
 
     def unique_names(self, containers: Iterable[Container]) -> None:
         """Records name containers: two of one name (which the API server refuses too) could not be told apart."""
@@ -247,7 +259,7 @@ class _Reader:
         for container in containers:
             if container.name and container.name in seen:
                 text = f"{container.name!r} is the name of {seen[container.name]} already"
-                self._problems.append(Problem(f"{container.path}.name", text))
+                self._add(f"{container.path}.name", text)
             seen.setdefault(container.name, container.path)
 
     def needs(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> Room:

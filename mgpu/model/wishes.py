@@ -20,6 +20,8 @@ ALL = (CARD_POLICY, CARD_MODELS, EXCLUDE_CARD_MODELS, CARD_UUIDS, SPREAD_GROUP, 
 
 MOST = 100
 """Entries of a list: what a filter over thousands of nodes can afford."""
+LONGEST = 128
+"""Characters of an entry. A UUID has 40, a model name 30. What they match is remembered, text and all."""
 
 NOT_LISTED = "not among card-uuids"
 """Why a card is out that is not one of those wished for."""
@@ -143,21 +145,26 @@ def _policy(annotations: Mapping[str, str], policies: Collection[str], problems:
     text = annotations.get(CARD_POLICY)
     if text is None or text.strip().lower() in policies:
         return (text or "").strip().lower()
-    problems.append(Problem(field(CARD_POLICY), f"must be one of {', '.join(policies)}, not {text!r}"))
+    problems.append(Problem(field(CARD_POLICY), f"must be one of {', '.join(policies)}, not {text[:80]!r}"))
     return ""
 
 
 def _listed(annotations: Mapping[str, str], key: str, problems: list[Problem]) -> tuple[str, ...]:
     if key not in annotations:
         return ()
-    entries = [entry.strip() for entry in annotations[key].split(",")]
+    count = annotations[key].count(",") + 1
+    entries = [entry.strip() for entry in annotations[key].split(",", MOST)]
     if not any(entries):
         problems.append(Problem(field(key), "must name at least one; without a wish, leave it out"))
         return ()
-    if len(entries) > MOST:
-        problems.append(Problem(field(key), f"may name at most {MOST}, not {len(entries)}"))
+    if count > MOST:
+        problems.append(Problem(field(key), f"may name at most {MOST}, not {count}"))
         return ()  # each would be compared with each of another list
     problems += (Problem(field(key), f"entry {i} is empty") for i, entry in enumerate(entries) if not entry)
+    long = [i for i, entry in enumerate(entries) if len(entry) > LONGEST]
+    if long:
+        problems += (Problem(field(key), f"entry {i} has more than {LONGEST} characters") for i in long)
+        return ()
     return tuple(dict.fromkeys(filter(None, entries)))
 
 

@@ -2,27 +2,31 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 
 import orjson
-from flask import Flask, Response, request
+from flask import Flask, Response, current_app, request
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from mgpu.model.errors import BadObject, RetryLater
-from mgpu.serving.review import MAX_BODY, BadRequest, Reply, Review, deny, parse
+from mgpu.serving.inflight import REVIEWS, InFlight, Limits, TooLarge
+from mgpu.serving.review import BadRequest, Reply, Review, deny, parse
 
 _log = logging.getLogger(__name__)
 _CHUNK = 1 << 16
+_DISCARDED = 32 << 20
+_IN_FLIGHT = "mgpu-in-flight"
 
 Told = Callable[[str, Review, Reply | None, float], None]
 """(path, review, reply, seconds): of each review; the reply is None where the caller is to ask again."""
 
 
-def new_app() -> Flask:
+def new_app(limits: Limits = REVIEWS) -> Flask:
     """An app without routes. Errors are `{"error": "…"}` with their status; the unexpected is logged and is a 500."""
     app = Flask(__name__, static_folder=None)
-    app.config["MAX_CONTENT_LENGTH"] = MAX_BODY
+    app.config["MAX_CONTENT_LENGTH"] = limits.body
+    app.extensions[_IN_FLIGHT] = InFlight(limits)
     app.register_error_handler(Exception, _failed)
     return app
 
@@ -43,10 +47,13 @@ def reviewing(
     def answer() -> Response:
         if request.mimetype != "application/json":
             raise BadRequest(415, "the content type must be application/json")
-        review = parse(request.get_data(cache=False))
+        with body() as sent:
+            return respond(reviewed(parse(sent)))
+
+    def reviewed(review: Review) -> Reply:
         if review.kind not in kinds:
             wanted = " and ".join(sorted(kinds))
-            return respond(deny(review, f"{path} reviews objects of kind {wanted}, not {review.kind[:100]!r}", 400))
+            return deny(review, f"{path} reviews objects of kind {wanted}, not {review.kind[:100]!r}", 400)
         began, reply = time.perf_counter(), None
         try:
             reply = handler(review)
@@ -54,9 +61,17 @@ def reviewing(
             reply = deny(review, error.problems)
         finally:
             told(path.removeprefix("/"), review, reply, time.perf_counter() - began)
-        return respond(reply)
+        return reply
 
     app.add_url_rule(path, f"review {path}", answer, methods=["POST"])
+
+
+@contextmanager
+def body() -> Iterator[bytearray]:
+    """The body of the request under way, within the limits of its app (`InFlight.body`)."""
+    in_flight: InFlight = current_app.extensions[_IN_FLIGHT]
+    with in_flight.body(request.stream) as found:
+        yield found
 
 
 def probes(app: Flask, ready: Callable[[], str], alive: Callable[[], str] = str) -> None:
@@ -94,10 +109,12 @@ def _failed(error: Exception) -> Response:
         return respond(Reply({"error": str(error)}, error.status))
     if isinstance(error, RetryLater):
         return respond(Reply({"error": str(error)}, 503, close=True))
+    if isinstance(error, TooLarge | RequestEntityTooLarge):
+        _discard_body()
+        most = current_app.config["MAX_CONTENT_LENGTH"]
+        text = str(error) if isinstance(error, TooLarge) else f"the body is larger than {most} bytes"
+        return respond(Reply({"error": text}, 413))
     if isinstance(error, HTTPException):
-        if isinstance(error, RequestEntityTooLarge):
-            _discard_body()
-            return respond(Reply({"error": f"the body is larger than {MAX_BODY} bytes"}, 413))
         return respond(Reply({"error": error.description or error.name}, error.code or 500))
     _log.error("request failed", exc_info=error, extra={"path": request.path})
     return respond(Reply({"error": "internal error; the log has the details"}, 500))
@@ -107,6 +124,6 @@ def _discard_body() -> None:
     """Read on for a while: a client that is still sending when the connection closes never sees the answer."""
     body = request.environ["wsgi.input"]
     with suppress(OSError):  # one that has hung up, or was waited for in vain, gets the same answer
-        for _ in range(4 * MAX_BODY // _CHUNK):
+        for _ in range(_DISCARDED // _CHUNK):
             if not body.read(_CHUNK):
                 return

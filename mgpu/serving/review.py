@@ -11,11 +11,13 @@ from typing import Any
 
 import orjson
 
-from mgpu.model.errors import Problem
+from mgpu.model.errors import PROBLEMS, Problem, shortened, summary
 
 API_VERSION = "admission.k8s.io/v1"
-# The API server takes objects of up to 1.5 MiB and requests of up to 3 MiB; a review holds object and oldObject.
-MAX_BODY = 8 << 20
+_LONGEST = 1024
+"""Characters of a name in a review. The API server's have 253 at most; answers and logs repeat some."""
+WARNINGS = 20
+"""Warnings of one answer. The API server cuts off what is more than 4 KiB of them."""
 _OPERATIONS = ("CREATE", "UPDATE", "DELETE", "CONNECT")
 _REASONS = {400: "BadRequest", 403: "Forbidden", 409: "Conflict", 422: "Invalid"}
 
@@ -63,7 +65,7 @@ class Reply:
         return bool(self.body.get("response", {}).get("allowed"))
 
 
-def parse(body: bytes) -> Review:
+def parse(body: bytes | bytearray) -> Review:
     """The review in `body`. Raises BadRequest (400) with one sentence that names the field."""
     try:
         top = orjson.loads(body)
@@ -72,7 +74,9 @@ def parse(body: bytes) -> Review:
     if not isinstance(top, dict) or top.get("kind") != "AdmissionReview":
         raise BadRequest(400, "the body is not an AdmissionReview")
     if top.get("apiVersion") != API_VERSION:
-        raise BadRequest(400, f"apiVersion must be {API_VERSION}, not {str(top.get('apiVersion'))[:100]!r}")
+        found = top.get("apiVersion")
+        other = f", not {found[:100]!r}" if isinstance(found, str) else ""
+        raise BadRequest(400, f"apiVersion must be {API_VERSION}{other}")
     request = _table(top, "request")
     if not request:
         raise BadRequest(400, "request is missing")
@@ -119,7 +123,7 @@ def deny(
     code: int = 422,
     warnings: Sequence[str] = (),
 ) -> Reply:
-    """Refused. Problems go into the message, and one by one into `details.causes`, which kubectl lists.
+    """Refused. The first problems go into the message, and one by one into `details.causes`, which kubectl lists.
 
     Without a code the API server would make it 400, with 429 or 5xx its clients would retry (kubernetes.md).
     """
@@ -128,11 +132,14 @@ def deny(
         status["message"] = why
     else:
         problems = list(why)
-        status["message"] = "; ".join(map(str, problems))
+        status["message"] = summary(problems)
         status["details"] = {
             "kind": review.kind,
             "name": review.name,
-            "causes": [{"reason": "FieldValueInvalid", "field": p.field, "message": p.message} for p in problems],
+            "causes": [
+                {"reason": "FieldValueInvalid", "field": shortened(p.field), "message": shortened(p.message)}
+                for p in problems[:PROBLEMS]
+            ],
         }
     return _reply({"uid": review.uid, "allowed": False, "status": status}, warnings)
 
@@ -144,7 +151,8 @@ def pointer(*parts: str | int) -> str:
 
 def _reply(response: dict[str, Any], warnings: Sequence[str]) -> Reply:
     if warnings:
-        response["warnings"] = list(warnings)
+        more = len(warnings) - WARNINGS
+        response["warnings"] = [*map(shortened, warnings[:WARNINGS]), *([f"and {more} more"] if more > 0 else ())]
     return Reply({"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response})
 
 
@@ -160,7 +168,10 @@ def _table(table: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def _text(table: Mapping[str, Any], path: str) -> str:
-    return _get(table, path, str, "a string") or ""
+    text: str = _get(table, path, str, "a string") or ""
+    if len(text) > _LONGEST:
+        raise BadRequest(400, f"{path} must have at most {_LONGEST} characters, not {len(text)}")
+    return text
 
 
 def _texts(table: Mapping[str, Any], path: str) -> tuple[str, ...]:

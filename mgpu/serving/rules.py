@@ -47,6 +47,7 @@ _RULES = (
     ),
     ("mtgpu-malformed", r"^must be 1 to 63 lower-case|^must be the name of a node|^is too long: with the GPUID"),
     ("mtgpu-asks-once", r"^asks for GPU a second time|^is set by mgpu to the card"),
+    ("too-large", r"more than the [\d,]+ (that mgpu accepts|of one patch)|^entry \d+ has more than"),
     ("field-type", r"^must be (an object|a list|a string|an integer|a quantity), not"),
 )
 _COMPILED = tuple((name, re.compile(pattern)) for name, pattern in _RULES)

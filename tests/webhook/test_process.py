@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from mgpu.cli.main import main
-from mgpu.serving.review import MAX_BODY
+from mgpu.serving.inflight import REVIEWS
 from tests.builders import container, pod
 from tests.mgpu.serving.process import Client, Server
 from tests.mgpu.serving.reviews import patch_of, review
@@ -62,7 +62,7 @@ HOSTILE: dict[str, tuple[bytes, dict[str, Any], int, str]] = {
     "nested without end": (b'{"kind":' * 200_000, {}, 400, "the body is not JSON"),
     "another content type": (b"{}", {"content_type": "text/html"}, 415, "the content type must be application/json"),
     "another method": (b"", {"method": "GET"}, 405, "The method is not allowed"),
-    "larger than any review": (b"x" * (MAX_BODY + 1), {}, 413, f"the body is larger than {MAX_BODY} bytes"),
+    "larger than any review": (b"x" * (REVIEWS.body + 1), {}, 413, f"the body is larger than {REVIEWS.body} bytes"),
 }
 
 

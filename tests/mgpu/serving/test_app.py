@@ -10,7 +10,8 @@ from flask.testing import FlaskClient
 
 from mgpu.model.errors import BadObject, Problem, RetryLater
 from mgpu.serving.app import new_app, probes, reviewing
-from mgpu.serving.review import MAX_BODY, Reply, Review, allow
+from mgpu.serving.inflight import REVIEWS
+from mgpu.serving.review import Reply, Review, allow
 from tests.mgpu.serving.reviews import review
 
 
@@ -77,8 +78,8 @@ def test_three_megabytes_are_a_review_like_any_other() -> None:
 
 
 def test_more_than_the_limit_is_refused() -> None:
-    answer = client().post("/review", data=b"x" * (MAX_BODY + 1), content_type="application/json")
-    assert (answer.status_code, answer.json) == (413, {"error": f"the body is larger than {MAX_BODY} bytes"})
+    answer = client().post("/review", data=b"x" * (REVIEWS.body + 1), content_type="application/json")
+    assert (answer.status_code, answer.json) == (413, {"error": f"the body is larger than {REVIEWS.body} bytes"})
 
 
 def test_who_hangs_up_in_the_midst_of_too_large_a_body_is_no_error_of_ours() -> None:
@@ -86,7 +87,7 @@ def test_who_hangs_up_in_the_midst_of_too_large_a_body_is_no_error_of_ours() -> 
         def read(self, size: int | None = -1, /) -> bytes:  # noqa: ARG002
             raise ConnectionResetError
 
-    sent = {"wsgi.input": Gone(), "CONTENT_LENGTH": str(MAX_BODY + 1)}
+    sent = {"wsgi.input": Gone(), "CONTENT_LENGTH": str(REVIEWS.body + 1)}
     answer = client().post("/review", content_type="application/json", environ_overrides=sent)
     assert answer.status_code == 413
 

@@ -1,0 +1,87 @@
+"""The budget: how much of an object mgpu reads, and how much it says about it. Pure.
+
+Any user who may create pods chooses how long their lists are, and the API server accepts objects of 1.5 MiB. Without
+bounds that user also chooses the work and the memory of every process. These are the bounds on the size of one object,
+with the reason for each number; `mgpu.serving.inflight` bounds what all requests of a process hold together. Sizes are
+counted before anything is built from an object.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mgpu.model.errors import Problem
+from mgpu.model.tables import table_at
+
+CONTAINERS = 256
+"""Containers and init containers of a pod: 16 on each of 16 cards, which is what the vocabularies allow at most."""
+
+RESOURCES = 4096
+"""Entries of requests and limits of all containers, 16 for each: cpu, memory and six others in both."""
+
+VARIABLES = 16_384
+"""Environment variables of all containers: 64 for each. Charts that set hundreds in one container stay far below."""
+
+ANNOTATIONS = 1024
+"""Annotations of an object, and labels. The API server allows 256 KiB of annotations; ordinary pods have tens."""
+
+PATCH = 4096
+"""Operations of one JSON Patch: 16 for each container. `koordinator.sh/gpu` and `mgpu.io/share` need 8."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How many entries the lists of an object have that grow with what its author writes."""
+
+    containers: int = 0
+    resources: int = 0
+    variables: int = 0
+    annotations: int = 0
+    labels: int = 0
+
+
+_BOUNDS = (
+    ("containers", "spec.containers", "containers and init containers", CONTAINERS, "split the pod"),
+    ("resources", "spec.containers", "resource amounts in its containers", RESOURCES, "name fewer resources"),
+    ("variables", "spec.containers", "environment variables", VARIABLES, "use envFrom with a ConfigMap"),
+    ("annotations", "metadata.annotations", "annotations", ANNOTATIONS, "remove some"),
+    ("labels", "metadata.labels", "labels", ANNOTATIONS, "remove some"),
+)
+
+
+def size_of(raw: object) -> Size:
+    """The size of a Pod, or of an object with the spec of one, as decoded JSON. Parts of a wrong type are empty."""
+    meta, spec = table_at(raw, "metadata"), table_at(raw, "spec")
+    containers = [item for kind in ("initContainers", "containers") for item in _list(spec.get(kind))]
+    if len(containers) > CONTAINERS:  # enough to refuse it
+        return Size(len(containers))
+    resources = [table_at(item, "resources", kind) for item in containers for kind in ("requests", "limits")]
+    return Size(
+        containers=len(containers),
+        resources=sum(map(len, resources)),
+        variables=sum(len(_list(item.get("env"))) for item in containers if isinstance(item, dict)),
+        annotations=len(table_at(meta, "annotations")),
+        labels=len(table_at(meta, "labels")),
+    )
+
+
+def excess(raw: object, old: object = None) -> list[Problem]:
+    """What of an object is larger than its bound.
+
+    old: the object before an update, or None. What was too large before the update is accepted as long as it does not
+    grow: an object from before this version can still be changed and deleted.
+    """
+    now = size_of(raw)
+    before = size_of(old) if old is not None else Size()
+    return list(_above(now, before))
+
+
+def _above(now: Size, before: Size) -> Iterator[Problem]:
+    for what, path, text, most, remedy in _BOUNDS:
+        count = getattr(now, what)
+        if count > max(most, getattr(before, what)):
+            yield Problem(path, f"has {count} {text}, more than the {most} that mgpu accepts; {remedy}")
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
