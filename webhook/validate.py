@@ -14,6 +14,7 @@ from mgpu.model.asks import Ask
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.quantities import same_quantity
+from mgpu.model.tables import table_at
 from mgpu.model.wishes import ALL, PREFIX, field
 from mgpu.settings import Settings
 from webhook import mtgpupods
@@ -73,12 +74,11 @@ def strange_wishes(raw: Mapping[str, Any], old_raw: Mapping[str, Any] | None) ->
 
     old_raw: None for a pod that is being created. Raises BadObject as above.
     """
-    pod = read_pod(raw)
-    before = read_pod(old_raw).annotations if old_raw is not None else {}
-    if not vocabularies(pod):
-        return []
-    new = sorted(key for key in pod.annotations if key.startswith(PREFIX) and key not in ALL and key not in before)
+    annotations, before = (table_at(one, "metadata", "annotations") for one in (raw, old_raw))
+    new = sorted(key for key in annotations if key.startswith(PREFIX) and key not in ALL and key not in before)
     strange = [key for key in new if not dialects.is_placement_annotation(key)][:_WARNINGS]
+    if not strange or not vocabularies(read_pod(raw)):
+        return []
     return [f"{field(key)}: is not known to mgpu and has no effect{_meant(key)}" for key in strange]
 
 

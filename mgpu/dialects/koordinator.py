@@ -16,7 +16,7 @@ from mgpu.dialects.node_resources import NodeResource
 from mgpu.model.asks import Ask, ContainerAsk, Placement, by_index, peak, whole_cards
 from mgpu.model.cards import GPU as GPU_TYPE
 from mgpu.model.cards import WHOLE_CORE, WHOLE_RATIO, Card
-from mgpu.model.errors import BadObject, Problem
+from mgpu.model.errors import PROBLEMS, BadObject, Problem
 from mgpu.model.ledger import Minor, Share, share_of
 from mgpu.model.pods import Container, Pod, is_none
 from mgpu.model.quantities import MAX, QuantityError, whole_bytes, whole_number
@@ -35,6 +35,8 @@ NVIDIA = "nvidia.com/gpu"
 PER_CONTAINER = "mgpu.io/container-devices"
 """`{"a":{"gpu":[0,1]},"b":{"rdma":[0]}}`: which minors of the pod's allocation each container has."""
 
+_LONGEST = 2 * len(RATIO)
+"""Characters of a name that is close to one of ours."""
 MAX_DEVICES = 1024
 MAX_MEMORY = MAX // 1000
 """Of one container, in bytes; no node has more."""
@@ -71,7 +73,7 @@ def read_ask(pod: Pod, settings: Settings) -> Ask | None:  # noqa: ARG001
     problems: list[Problem] = []
     for container in pod.containers:
         try:
-            found += _container_asks(container)
+            found += _container_asks(container, hints=max(0, PROBLEMS - len(problems)))
         except BadObject as error:
             problems += error.problems
     if problems:
@@ -164,13 +166,17 @@ def translated(amounts: Mapping[str, str]) -> dict[str, str]:
     return {name: amount for name, amount in amounts.items() if name != GPU} | of_gpu
 
 
-def _container_asks(container: Container) -> Iterable[ContainerAsk]:
-    """The asks of one container, one per type. Raises BadObject."""
+def _container_asks(container: Container, hints: int) -> Iterable[ContainerAsk]:
+    """The asks of one container, one per type. Raises BadObject.
+
+    hints: for how many wrong names a close one is looked up, which takes 50 µs each.
+    """
     names = sorted({name for name in (*container.requests, *container.limits) if _is_own(name)})
     asked = {name: found for name in names if (found := container.asked(name))}
     if not asked:
         return ()
-    strange = {name: text for name in asked if (text := _strange(name))}
+    strange = {name: "is no resource of a GPU" for name in asked if _is_strange(name)}
+    strange |= {name: text + _close(name) for name, text in [*strange.items()][:hints]}
     numbers, problems = _numbers({name: found for name, found in asked.items() if name not in strange})
     problems += (Problem(asked[name][1], text) for name, text in strange.items())
     problems += (Problem(asked[name][1], text) for name, text in _broken(asked, numbers))
@@ -183,12 +189,15 @@ def _is_own(name: str) -> bool:
     return name == NVIDIA or name.startswith(PREFIX)
 
 
-def _strange(name: str) -> str:
-    """What is wrong with a name; "": nothing."""
-    if name in _OF_GPU or _TYPE.fullmatch(name.removeprefix(PREFIX)):
-        return ""
-    close = get_close_matches(name, _OF_GPU, n=1, cutoff=0.8)
-    return "is no resource of a GPU" + (f"; did you mean {close[0]}?" if close else "")
+def _is_strange(name: str) -> bool:
+    """Whether no device of any type has this name."""
+    return name not in _OF_GPU and not _TYPE.fullmatch(name.removeprefix(PREFIX))
+
+
+def _close(name: str) -> str:
+    """A hint at the resource that a name is meant to be, where one is close."""
+    close = get_close_matches(name, _OF_GPU, n=1, cutoff=0.8) if len(name) <= _LONGEST else []
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _numbers(asked: Mapping[str, tuple[str, str]]) -> tuple[dict[str, int], list[Problem]]:

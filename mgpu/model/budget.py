@@ -16,8 +16,8 @@ from mgpu.model.tables import table_at
 CONTAINERS = 256
 """Containers and init containers of a pod: 16 on each of 16 cards, which is what the vocabularies allow at most."""
 
-RESOURCES = 4096
-"""Entries of requests and limits of all containers, 16 for each: cpu, memory and six others in both."""
+RESOURCES = 2048
+"""Entries of requests and limits of all containers, 8 for each: cpu, memory and two for GPU in both."""
 
 VARIABLES = 16_384
 """Environment variables of all containers: 64 for each. Charts that set hundreds in one container stay far below."""

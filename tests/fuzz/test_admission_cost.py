@@ -1,0 +1,80 @@
+"""What the admission of pods costs at its worst, beside an ordinary pod of the same size."""
+
+from functools import cache
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mgpu.model import budget
+from mgpu.settings import load_settings
+from tests.examples import examples
+from tests.fuzz import hostile
+from tests.fuzz.cost import LARGE, Cost, cost
+from tests.mgpu.serving.reviews import review
+from webhook.app import make_app
+
+CLIENT = make_app(load_settings()).test_client()
+PATHS = ("/mutate", "/validate")
+_MOST_OF_TIME, _MOST_OF_MEMORY, _MOST_ANSWERED = 15, 6, 3
+"""Times an ordinary pod's, which has six times fewer containers in as many bytes; the answer: times what was sent.
+ fb6a9e7 took 300 times as long for slices of 0.1 MiB."""
+
+
+def sent(path: str, tree: Any) -> tuple[int, int]:
+    """The status and the length of the answer."""
+    answer = CLIENT.post(path, data=orjson.dumps(tree), content_type="application/json")
+    return answer.status_code, len(answer.get_data())
+
+
+def cost_of(path: str, tree: Any) -> Cost:
+    return cost(lambda: sent(path, tree))
+
+
+@cache
+def ordinary(path: str, size: int) -> Cost:
+    return cost_of(path, review(hostile.ordinary(size)))
+
+
+def in_proportion(found: Cost, to: Cost) -> None:
+    assert found.seconds <= _MOST_OF_TIME * to.seconds, f"{found.seconds / to.seconds:.1f} times as long"
+    assert found.peak <= _MOST_OF_MEMORY * to.peak, f"{found.peak / to.peak:.1f} times the memory"
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", hostile.PODS)
+def test_hostile_pod_costs_little_more_than_an_ordinary_one_of_its_size(name: str, path: str) -> None:
+    tree = review(hostile.PODS[name](LARGE))
+    status, length = sent(path, tree)
+    assert status == 200
+    assert length <= _MOST_ANSWERED * LARGE
+    in_proportion(cost_of(path, tree), ordinary(path, LARGE))
+
+
+@pytest.mark.parametrize("name", ["ordinary", *hostile.PODS])
+def test_update_of_a_hostile_pod_costs_little_more_than_one_of_an_ordinary_pod(name: str) -> None:
+    pods = {**hostile.PODS, "ordinary": hostile.ordinary}
+    old = pods[name](LARGE // 2)
+    tree = review(hostile.changed(old, 30 * budget.ANNOTATIONS), "UPDATE", old=old)
+    status, length = sent("/validate", tree)
+    assert status == 200
+    assert length <= _MOST_ANSWERED * LARGE
+    in_proportion(cost_of("/validate", tree), ordinary("/validate", LARGE))
+
+
+@given(st.sampled_from(PATHS), st.lists(st.sampled_from(sorted(hostile.PODS)), min_size=2, max_size=4, unique=True))
+@examples(8)
+def test_property_mixture_of_hostile_pods_costs_little_more_than_an_ordinary_one(path: str, names: list[str]) -> None:
+    mixture = hostile.mixed(*(hostile.PODS[name](LARGE // len(names)) for name in names))
+    tree = review(mixture)
+    assert sent(path, tree)[0] == 200
+    in_proportion(cost_of(path, tree), ordinary(path, LARGE))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_ordinary_pod_of_twice_the_size_costs_at_most_two_and_a_half_times_as_much(path: str) -> None:
+    small, large = ordinary(path, LARGE // 4), ordinary(path, LARGE // 2)
+    assert large.seconds <= 2.5 * small.seconds
+    assert large.peak <= 2.5 * small.peak

@@ -1,0 +1,58 @@
+"""How large an object may be."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from mgpu.model import budget
+from mgpu.model.budget import excess
+from tests.arbitrary import JSON, PARTS
+from tests.builders import container, pod, share
+
+VARIABLE = {"name": "A", "value": "b"}
+
+
+def with_resources(count: int) -> dict[str, Any]:
+    return pod("p", {"name": "c", "resources": {"limits": {f"a/{i}": "1" for i in range(count)}}})
+
+
+MAKERS = {
+    "spec.containers: has {} containers": (lambda n: pod("p", *map(container, map(str, range(n)))), budget.CONTAINERS),
+    "spec.containers: has {} resource": (with_resources, budget.RESOURCES),
+    "spec.containers: has {} environment": (
+        lambda n: pod("p", {**container(), "env": [VARIABLE] * n}),
+        budget.VARIABLES,
+    ),
+    "metadata.annotations: has {} ": (lambda n: share(annotations={str(i): "" for i in range(n)}), budget.ANNOTATIONS),
+    "metadata.labels: has {} ": (
+        lambda n: {"metadata": {"labels": {str(i): "" for i in range(n)}}},
+        budget.ANNOTATIONS,
+    ),
+}
+
+
+@pytest.mark.parametrize(("says", "case"), MAKERS.items(), ids=MAKERS)
+def test_object_at_its_bound_is_accepted_and_one_above_it_is_named(says: str, case: Any) -> None:
+    make, most = case
+    assert excess(make(most)) == []
+    (problem,) = excess(make(most + 1))
+    assert str(problem).startswith(says.format(most + 1))
+    assert f"more than the {most} that mgpu accepts; " in problem.message
+
+
+def test_init_containers_count_as_containers() -> None:
+    half = [container(str(i)) for i in range(budget.CONTAINERS // 2 + 1)]
+    assert excess(pod("p", *half, init=tuple(half)))
+
+
+def test_object_from_before_may_stay_as_large_as_it_was_and_may_not_grow() -> None:
+    old = share(annotations={str(i): "" for i in range(budget.ANNOTATIONS + 5)})
+    more = share(annotations={str(i): "" for i in range(budget.ANNOTATIONS + 6)})
+    assert excess(old, old) == []
+    assert len(excess(more, old)) == 1
+
+
+@given(JSON | PARTS)
+def test_property_arbitrary_object_has_a_size(raw: Any) -> None:
+    assert excess(raw) == []

@@ -1,0 +1,113 @@
+"""What requests may hold in memory together."""
+
+import io
+import threading
+import time
+import tracemalloc
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mgpu.model.errors import RetryLater
+from mgpu.serving.inflight import MIB, ORDINARY, InFlight, Limits, TooLarge, decoded
+from tests.arbitrary import JSON
+from tests.examples import examples
+
+LIMITS = Limits(body=4 * MIB, bodies=5 * MIB, ordinary=ORDINARY, large=20 * MIB)
+LARGE = b'"' + b"x" * (3 * MIB) + b'"'
+SHAPES = {
+    "empty objects": b"[" + b"{}," * 50_000 + b"0]",
+    "empty lists": b"[" + b"[]," * 50_000 + b"0]",
+    "objects of one key": b"[" + b'{"":1},' * 50_000 + b"0]",
+    "objects in objects": b"[" + b'{"a":{"b":{"c":{}}}},' * 20_000 + b"0]",
+    "objects of eleven keys": orjson.dumps([{chr(97 + i): 0 for i in range(11)}] * 20_000),
+    "lists of one number": b"[" + b"[0]," * 50_000 + b"0]",
+    "numbers": b"[" + b"1000000," * 50_000 + b"0]",
+    "short texts": b"[" + b'"ab",' * 50_000 + b"0]",
+    "short texts of other letters": ("[" + '"é",' * 50_000 + "0]").encode(),
+    "a text with one wide letter": ('"' + "a" * 500_000 + '\U0001f600"').encode(),
+    "a text with one wide letter, escaped": b'"' + b"a" * 500_000 + b'\\ud83d\\ude00"',
+    "keys": orjson.dumps({f"{i:070}": "x" for i in range(20_000)}),
+    "texts full of quotes": orjson.dumps(['"' * 100_000] * 5),
+}
+
+
+def size_of(body: bytes) -> int:
+    """What the decoded body takes, as Python counts."""
+    tracemalloc.start()
+    try:
+        held = orjson.loads(body)
+        size = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    del held
+    return size
+
+
+@pytest.mark.parametrize("body", SHAPES.values(), ids=SHAPES)
+def test_decoded_body_takes_no_more_than_estimated(body: bytes) -> None:
+    assert size_of(body) <= decoded(body) + 1024
+
+
+@given(st.lists(JSON, min_size=1, max_size=5))
+@examples(50)
+def test_property_decoded_body_takes_no_more_than_estimated(parts: list[Any]) -> None:
+    body = orjson.dumps(parts * 50, option=orjson.OPT_NON_STR_KEYS)
+    assert size_of(body) <= decoded(body) + 1024
+
+
+def test_body_that_is_larger_than_any_is_not_read_on() -> None:
+    stream = io.BytesIO(b"x" * (3 * LIMITS.body))
+    with pytest.raises(TooLarge), InFlight(LIMITS).body(stream):
+        pass
+    assert stream.tell() <= LIMITS.body + (64 << 10)
+
+
+def test_body_that_takes_more_than_there_is_when_it_is_decoded_is_refused() -> None:
+    with (
+        pytest.raises(TooLarge, match="when it is decoded"),
+        InFlight(LIMITS).body(io.BytesIO(b"[" + b"{}," * 300_000 + b"0]")),
+    ):
+        pass
+
+
+def test_bodies_that_together_hold_too_much_are_refused_until_one_has_gone() -> None:
+    there = InFlight(LIMITS)
+    with there.body(io.BytesIO(LARGE)), pytest.raises(RetryLater), there.body(io.BytesIO(LARGE)):
+        pass
+    with there.body(io.BytesIO(LARGE)) as body:
+        assert bytes(body) == LARGE
+
+
+def test_ordinary_request_is_read_while_large_ones_hold_all_that_there_is_for_them() -> None:
+    there = InFlight(Limits(body=4 * MIB, bodies=3 * MIB, ordinary=ORDINARY, large=7 * MIB))
+    with there.body(io.BytesIO(LARGE)), there.body(io.BytesIO(b"{}")) as body:
+        assert bytes(body) == b"{}"
+
+
+def test_request_waits_for_room_that_comes_free() -> None:
+    there, held, done = InFlight(LIMITS), threading.Event(), threading.Event()
+    heavy = b"[" + b"{}," * 160_000 + b"0]"  # 18 of 20 MiB
+
+    def hold() -> None:
+        with there.body(io.BytesIO(heavy)):
+            held.set()
+            time.sleep(0.1)
+            done.set()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(5)
+    with there.body(io.BytesIO(heavy)):
+        assert done.is_set()
+    thread.join()
+
+
+def test_request_that_fails_gives_back_what_it_held() -> None:
+    there = InFlight(LIMITS)
+    for _ in range(20):
+        with pytest.raises(ZeroDivisionError), there.body(io.BytesIO(LARGE)):
+            raise ZeroDivisionError
