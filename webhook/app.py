@@ -27,7 +27,7 @@ def make_app(settings: Settings, ready: Callable[[], str] = str, told: Told = la
         if review.operation != "CREATE" or review.resource != "pods" or review.object is None:
             return allow(review)
         _within_budget(review)
-        mutation = mutate(review.object, settings)
+        mutation = mutate(review.object, settings, review.user)
         return allow(review, mutation.patch, mutation.warnings)
 
     def validating(review: Review) -> Reply:

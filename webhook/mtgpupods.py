@@ -11,6 +11,7 @@ from mgpu.model.pods import Pod
 from mgpu.model.tables import table_at
 from mgpu.settings import Settings
 
+_OWNERS = "metadata.ownerReferences"
 _ANEW = "it cannot be changed; delete the MtgpuPod and make another"
 
 
@@ -39,11 +40,29 @@ def validate_mtgpupod_update(raw: Mapping[str, Any], old: Mapping[str, Any], set
     ]
 
 
-def foreign(pod: Pod) -> Iterator[Problem]:
-    """Of a new Pod that the suite did not make: it would look like an MtgpuPod's, which has a card."""
+def foreign(pod: Pod, raw: Mapping[str, Any], settings: Settings) -> Iterator[Problem]:
+    """A new Pod that the suite did not create and that looks like the Pod of an MtgpuPod, which holds a card.
+
+    This holds where MtgpuPods are not served too: Pods that were made for them before hold their cards still.
+    """
+    if mtgpu.enabled(settings):
+        remedy = f"create an object of kind {mtgpu.KIND} ({mtgpu.API_VERSION}) in place of this Pod"
+    else:
+        remedy = "leave it out; where another controller creates these Pods, name its user in webhook.identities"
     for key in sorted(key for key in pod.annotations if key.startswith(MTGPU))[:1]:
-        text = f"is for MtgpuPods, whose Pods mgpu makes; make an object of kind {mtgpu.KIND} ({mtgpu.API_VERSION})"
-        yield Problem(_path(key), f"{text} in place of this Pod")
+        yield Problem(_path(key), f"is for MtgpuPods, whose Pods mgpu creates; {remedy}")
+    if mtgpu.owner_of(raw):
+        text = f"names an {mtgpu.KIND} as the controller of this Pod, and mgpu creates the Pods of MtgpuPods; {remedy}"
+        yield Problem(_OWNERS, text)
+
+
+def adopted(raw: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[Problem]:
+    """A change that names an MtgpuPod as the controller of a Pod that had not named it. Removing one is allowed: the
+    garbage collector does so when the MtgpuPod is deleted and its Pod is orphaned.
+    """
+    if mtgpu.owner_of(raw) not in ("", mtgpu.owner_of(old)):
+        text = f"names an {mtgpu.KIND} as the controller of this Pod; mgpu sets it when it creates the Pod, and it"
+        yield Problem(_OWNERS, f"{text} cannot be added or changed afterwards")
 
 
 def copied(changed: Iterable[str]) -> Iterator[Problem]:

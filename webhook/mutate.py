@@ -1,6 +1,6 @@
 """What admission changes in a new GPU pod. Pure; `mgpu simulate` calls it too."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,11 +11,12 @@ from mgpu.dialects.vocabulary import vocabularies, vocabulary_of
 from mgpu.model import budget
 from mgpu.model.asks import Ask
 from mgpu.model.errors import BadObject, Problem
-from mgpu.model.pods import VISIBLE_DEVICES, Container, Pod, Stage, read_pod
+from mgpu.model.pods import VISIBLE_DEVICES, Container, Pod, Stage, read_new_pod
 from mgpu.model.quantities import same_quantity
 from mgpu.model.slices import is_mps
 from mgpu.serving.review import pointer
 from mgpu.settings import Settings
+from webhook.identities import identities
 
 _DEFAULT_SCHEDULER = "default-scheduler"
 
@@ -31,21 +32,24 @@ class Mutation:
     warnings: tuple[str, ...] = ()
 
 
-def mutate(raw: Mapping[str, Any], settings: Settings) -> Mutation:
-    """The changes to a pod that is being created; none to one that asks for no GPU in any vocabulary.
+def mutate(raw: Mapping[str, Any], settings: Settings, user: str = "") -> Mutation:
+    """The changes to a pod that is being created. user: who creates it; "": nobody of the suite.
 
-    Raises BadObject where the pod's JSON has parts of a wrong type, or needs more changes than a patch may hold.
+    Placement annotations are removed from every pod, whether it asks for GPU or not and whether their vocabulary is
+    enabled or not, unless one of the suite's identities creates the pod. Nothing else changes in a pod that asks for no
+    GPU. Raises BadObject where the pod's JSON has parts of a wrong type, or needs more changes than a patch may hold.
     """
-    pod = read_pod(raw)
-    spoken = vocabularies(pod)
-    if not spoken:
-        return Mutation()
-    placed = sorted(filter(dialects.is_placement_annotation, pod.annotations))
+    pod = read_new_pod(raw)
+    trusted = user in identities(settings)
+    placed = [] if trusted else sorted(filter(dialects.is_placement_annotation, pod.annotations))
     patch: list[Operation] = [{"op": "remove", "path": pointer("metadata", "annotations", key)} for key in placed]
     rule = "removed; it records a placement, which only mgpu decides"
     warnings = [f"metadata.annotations[{key}]: {rule}" for key in placed]
-    # What it asks for is read without them: an exported pod has a node too, and is none that has its cards.
+    # The request is read without them: an exported pod has a node and a record, and looks like one that has its cards.
     pod = replace(pod, annotations={k: v for k, v in pod.annotations.items() if k not in placed})
+    spoken = vocabularies(pod)
+    if not spoken:
+        return Mutation(_within_budget(patch), tuple(warnings))
     ask = _ask(pod, settings) if len(spoken) == 1 else None
     if ask is not None and _schedules(pod, settings):
         patch.append({"op": "add", "path": pointer("spec", "schedulerName"), "value": settings.webhook.scheduler_name})
@@ -68,10 +72,15 @@ def mutate(raw: Mapping[str, Any], settings: Settings) -> Mutation:
             if removed:
                 path = f"{container.path}.env[{VISIBLE_DEVICES}]"
                 warnings.append(f"{path}: removed; mgpu sets it to the cards that the container gets")
+    return Mutation(_within_budget(patch), (*warnings, *(_missing_for_mps(raw, pod, ask) if ask is not None else ())))
+
+
+def _within_budget(patch: Sequence[Operation]) -> tuple[Operation, ...]:
+    """Raises BadObject."""
     if len(patch) > budget.PATCH:
         text = f"needs {len(patch)} changes before it can run, more than the {budget.PATCH} of one patch; split the pod"
         raise BadObject([Problem("spec.containers", text)])
-    return Mutation(tuple(patch), (*warnings, *(_missing_for_mps(raw, pod, ask) if ask is not None else ())))
+    return tuple(patch)
 
 
 def _ask(pod: Pod, settings: Settings) -> Ask | None:

@@ -1,7 +1,7 @@
 """The rules that admission holds GPU pods to. Pure; `mgpu simulate` calls it too."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
@@ -12,28 +12,30 @@ from mgpu.dialects.node_resources import SHARE
 from mgpu.dialects.vocabulary import mixing, vocabularies, vocabulary_of
 from mgpu.model.asks import Ask
 from mgpu.model.errors import BadObject, Problem
-from mgpu.model.pods import Pod, read_pod
+from mgpu.model.pods import Pod, read_new_pod, read_pod
 from mgpu.model.quantities import same_quantity
 from mgpu.model.tables import table_at
 from mgpu.model.wishes import ALL, PREFIX, field
 from mgpu.settings import Settings
 from webhook import mtgpupods
+from webhook.identities import identities
 
 _WARNINGS = 20
 """The API server cuts off what is more than 4 KiB of them."""
-_PROCESSES = ("mgpu-scheduler", "mgpu-deviceplugin", "mgpu-webhook")
 
 
 def validate_create(raw: Mapping[str, Any], settings: Settings, user: str = "") -> list[Problem]:
-    """Every rule that a new pod breaks, in the order of its fields; nothing for a pod that asks for no GPU.
+    """Every rule that a new pod breaks, in the order of its fields.
 
-    user: who makes it; "": nobody of the suite.
+    user: who creates it; "": nobody of the suite. Nobody but the suite's identities may create a pod with placement
+    annotations of any vocabulary, or one that looks like the Pod of an MtgpuPod, whether it asks for GPU or not and
+    whether that vocabulary is enabled or not: the mutation removes records, and another webhook may add them again.
     Raises BadObject where the pod's JSON has parts of a wrong type.
     """
-    pod = read_pod(raw)
+    pod = read_new_pod(raw)
     problems = [*mixing(pod), *_unequal(pod)]
-    if mtgpu.enabled(settings) and user not in identities(settings):
-        problems += mtgpupods.foreign(pod)
+    if user not in identities(settings):
+        problems += (*_placements(sorted(pod.annotations), user), *mtgpupods.foreign(pod, raw, settings))
     asks: list[Ask] = []
     for dialect in dialects.enabled(settings):
         try:
@@ -50,10 +52,11 @@ def validate_create(raw: Mapping[str, Any], settings: Settings, user: str = "") 
 
 
 def validate_update(raw: Mapping[str, Any], old_raw: Mapping[str, Any], user: str, settings: Settings) -> list[Problem]:
-    """What a change of a pod (its status too) may not touch: placements, and the annotations of its ask.
+    """What a change of a pod (its status too) may not touch: placements, and the annotations of its request.
 
-    Resources are immutable in Kubernetes, so what annotations say of them is too. Wishes are read when cards are
-    decided: they may change until the pod has a node, to good ones. Raises BadObject as above.
+    Placements are protected on every pod, whether it asks for GPU or not. Resources are immutable in Kubernetes, so
+    the annotations that complete them are immutable too. Wishes are read when cards are decided: until the pod has a
+    node they may change to valid ones. Raises BadObject as above.
     """
     pod, old = read_pod(raw), read_pod(old_raw)
     changed = [
@@ -61,12 +64,15 @@ def validate_update(raw: Mapping[str, Any], old_raw: Mapping[str, Any], user: st
         for key in sorted({*pod.annotations, *old.annotations})
         if pod.annotations.get(key) != old.annotations.get(key)
     ]
-    copied = [*mtgpupods.copied(changed)] if mtgpu.enabled(settings) else []
-    if not changed or not vocabularies(old):
-        return copied
     trusted = user in identities(settings)
-    asks, wishes = _asks(pod, old, changed, settings), _wishes(pod, old, changed, settings)
-    return _in_order([*_placements(changed, user, trusted=trusted), *copied, *asks, *wishes])
+    problems = [] if trusted else [*mtgpupods.adopted(raw, old_raw)]
+    if mtgpu.enabled(settings) or not trusted:
+        problems += mtgpupods.copied(changed)
+    if not trusted:
+        problems += _placements(changed, user)
+    if changed and vocabularies(old):
+        problems += (*_asks(pod, old, changed, settings), *_wishes(pod, old, changed, settings))
+    return _in_order(problems)
 
 
 def strange_wishes(raw: Mapping[str, Any], old_raw: Mapping[str, Any] | None) -> list[str]:
@@ -77,7 +83,8 @@ def strange_wishes(raw: Mapping[str, Any], old_raw: Mapping[str, Any] | None) ->
     annotations, before = (table_at(one, "metadata", "annotations") for one in (raw, old_raw))
     new = sorted(key for key in annotations if key.startswith(PREFIX) and key not in ALL and key not in before)
     strange = [key for key in new if not dialects.is_placement_annotation(key)][:_WARNINGS]
-    if not strange or not vocabularies(read_pod(raw)):
+    read = read_new_pod if old_raw is None else read_pod
+    if not strange or not vocabularies(read(raw)):
         return []
     return [f"{field(key)}: is not known to mgpu and has no effect{_meant(key)}" for key in strange]
 
@@ -85,12 +92,6 @@ def strange_wishes(raw: Mapping[str, Any], old_raw: Mapping[str, Any] | None) ->
 def _meant(key: str) -> str:
     close = get_close_matches(key.lower(), ALL, n=1, cutoff=0.75)
     return f"; did you mean {close[0]}?" if close else f"; a pod may wish {', '.join(ALL)}"
-
-
-def identities(settings: Settings) -> Collection[str]:
-    """The users that may write placement annotations, and make the Pods of MtgpuPods."""
-    namespace = settings.webhook.namespace
-    return settings.webhook.identities or [f"system:serviceaccount:{namespace}:{name}" for name in _PROCESSES]
 
 
 def _unequal(pod: Pod) -> Iterator[Problem]:
@@ -108,9 +109,10 @@ def _shares_of_nothing(pod: Pod) -> Iterator[Problem]:
         yield Problem(asked[1], "stands for no card by itself; mgpu sets it for a pod that asks for GPU and needs it")
 
 
-def _placements(changed: Iterable[str], user: str, *, trusted: bool) -> Iterator[Problem]:
-    for key in changed:
-        if dialects.is_placement_annotation(key) and not trusted:
+def _placements(keys: Iterable[str], user: str) -> Iterator[Problem]:
+    """A problem at each of these annotations that records a placement; `user` is none of the suite's identities."""
+    for key in keys:
+        if dialects.is_placement_annotation(key):
             who = user or "an unnamed user"
             yield Problem(f"metadata.annotations[{key}]", f"records a placement; only mgpu may change it, not {who}")
 

@@ -16,6 +16,7 @@ from mgpu.model.errors import BadObject, Problem
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Container, Pod
 from mgpu.model.quantities import same_quantity
+from mgpu.model.seals import SEAL
 from mgpu.model.slices import is_slice
 from mgpu.model.wishes import CARD_UUIDS, PREFIX, SAME_CARD_GROUP, Wishes, field, read_wishes
 from mgpu.settings import CARD_POLICIES, Settings
@@ -198,8 +199,11 @@ def carrier(container: Container, settings: Settings) -> str | None:
 
 
 def is_placement_annotation(key: str) -> bool:
-    """Whether only the suite itself may write this annotation."""
-    return any(dialect.owns_annotation(key) for dialect in ALL)
+    """Whether only the suite itself may write this annotation: it records a placement, or authenticates a record.
+
+    Vocabularies that are disabled count too: whether one is enabled may change while the pod exists.
+    """
+    return key == SEAL or any(dialect.owns_annotation(key) for dialect in ALL)
 
 
 def handed(ask: Ask, container: str | None = None) -> tuple[ContainerAsk, ...]:

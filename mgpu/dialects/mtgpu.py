@@ -17,6 +17,7 @@ from mgpu.model.errors import BadObject, Problem
 from mgpu.model.ledger import Holding, Share
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.quantities import MAX
+from mgpu.model.tables import table_at
 from mgpu.model.wishes import ALL as WISHES
 from mgpu.settings import Settings
 
@@ -207,9 +208,10 @@ def holding(pod: MtgpuPod, card: str | int | None, *, bound: bool = True) -> Hol
 
 
 def owner_of(raw: Mapping[str, Any]) -> str:
-    """The uid of the MtgpuPod that a Pod was made for, as it says; "": none."""
-    owners = raw["metadata"].get("ownerReferences") or ()
-    named = (o for o in owners if o.get("controller") and (o.get("apiVersion"), o.get("kind")) == (API_VERSION, KIND))
+    """The uid of the MtgpuPod that a Pod names as its controller; "": none."""
+    owners = table_at(raw, "metadata").get("ownerReferences")
+    tables = (owner for owner in owners if isinstance(owner, dict)) if isinstance(owners, list) else ()
+    named = (o for o in tables if o.get("controller") and (o.get("apiVersion"), o.get("kind")) == (API_VERSION, KIND))
     return next((str(owner["uid"]) for owner in named if owner.get("uid")), "")
 
 

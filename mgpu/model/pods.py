@@ -119,6 +119,15 @@ class Node:
     room: Room = UNBOUNDED
 
 
+def read_new_pod(raw: object) -> Pod:
+    """The pod in the CREATE request of a user. Raises BadObject as `read_pod` does.
+
+    Its `status` is not read: the API server resets the status of a new pod only after mutating admission, so at
+    admission that is what the user wrote, such as a ResourceClaim that takes the pod's request away.
+    """
+    return read_pod({k: v for k, v in raw.items() if k != "status"} if isinstance(raw, dict) else raw)
+
+
 def read_pod(raw: object) -> Pod:
     """The pod in `raw` (decoded JSON). Raises BadObject with the paths of the parts of a wrong type."""
     reader = _Reader()

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from mgpu.dialects import mtgpu
+from mgpu.dialects import is_placement_annotation, mtgpu
+from mgpu.dialects.mgpu import MULTIPLE
 from mgpu.dialects.node_resources import SHARE
-from mgpu.dialects.vocabulary import vocabulary_of
+from mgpu.dialects.vocabulary import MTGPU, vocabulary_of
 from mgpu.settings import load_settings
 
 FILE = Path(__file__).parents[2] / "manifests" / "base" / "webhook.yaml"
@@ -35,9 +36,38 @@ def hook(configuration: Any) -> Any:
 )
 def test_a_pod_reaches_the_webhook_exactly_for_the_names_of_a_vocabulary(configuration: Any, resource: str) -> None:
     expression = hook(configuration)["matchConditions"][0]["expression"]
-    (pattern,) = re.findall(r"name\.matches\( '(.+?)'\)", expression)
+    (pattern,) = re.findall(r"name[.]matches\( '(.+?)'\)", expression)
     own = configuration is VALIDATING and resource == SHARE  # denied where it stands alone
     assert bool(re.search(pattern, resource)) == (own or vocabulary_of(resource) is not None)
+
+
+@CONFIGURATIONS
+@pytest.mark.parametrize(
+    ("key", "asked"),
+    [
+        *((f"vke.volcengine.com/{name}", True) for name in ("container-multiple-gpu", "assumed")),
+        *((f"vke.volcengine.com/gpu-index-container-{name}", True) for name in ("", "c", "0")),
+        *((f"ALIYUN_COM_GPU_MEM_{name}", True) for name in ("IDX", "DEV", "POD", "ASSUME_TIME", "ASSIGNED", "UNIT")),
+        *((f"lsalab.nthu/{name}", True) for name in ("GPUID", "gpu_request", "x")),
+        ("scheduler.framework.gpushare.allocation", True),
+        ("scheduling.koordinator.sh/device-allocated", True),
+        *((f"mgpu.io/{name}", True) for name in ("container-devices", "slices-given", "seal")),
+        *((f"mgpu.io/{name}", False) for name in ("card-uuids", "same-card-group", "seals", "x-seal")),
+        *((name, False) for name in ("team", "vke.volcengine.com/mgpu-compute-policy", "scheduling.koordinator.sh/x")),
+        *(
+            (name, False)
+            for name in ("xALIYUN_COM_GPU_MEM_IDX", "ALIYUN_COM_GPU_MEM_IDXX", "vkeXvolcengine.com/assumed")
+        ),
+    ],
+)
+def test_a_pod_reaches_the_webhook_exactly_for_the_annotations_that_are_not_free(
+    configuration: Any, key: str, asked: bool
+) -> None:
+    """A record on a pod that asks for nothing reaches it too: what a pod asks for can be claimed away."""
+    patterns = set(re.findall(r"key[.]matches\( '(.+?)'\)", hook(configuration)["matchConditions"][0]["expression"]))
+    (pattern,) = patterns
+    assert bool(re.search(pattern, key)) == asked
+    assert asked == (is_placement_annotation(key) or key == MULTIPLE or key.startswith(MTGPU))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from mgpu.dialects import mtgpu
 from mgpu.dialects.mtgpu import ANNOTATIONS, GPUID, LIMIT, MEMORY, REQUEST
 from mgpu.model.errors import Problem
 from mgpu.settings import load_settings
-from tests.builders import card, pod, share
+from tests.builders import card, owned, pod, share
 from tests.mgpu.serving.reviews import review
 from webhook.app import make_app
 from webhook.mtgpupods import validate_mtgpupod_create, validate_mtgpupod_update
@@ -66,9 +66,32 @@ def test_where_they_are_not_served_they_are_not_looked_at() -> None:
     bad = mtgpupod({REQUEST: "NaN"})
     assert created(bad, OFF) == []
     assert validate_mtgpupod_update(bad, mtgpupod(), OFF) == []
-    marked = pod("p", {"name": "c"}, annotations=SAID)
-    assert validate_create(marked, OFF) == []
-    assert validate_update(marked, pod("p", {"name": "c"}), "alice", OFF) == []
+
+
+def test_where_they_are_not_served_only_the_identities_make_pods_that_look_like_theirs() -> None:
+    """Such a Pod would hold a card: those that were made for MtgpuPods before hold theirs still."""
+    plain, marked = pod("p", {"name": "c"}), pod("p", {"name": "c"}, annotations=SAID)
+    (problem,) = validate_create(marked, OFF, "alice")
+    assert (problem.field, problem.message) == (
+        path(min(SAID)),
+        "is for MtgpuPods, whose Pods mgpu creates; leave it out; where another controller creates these Pods, name "
+        "its user in webhook.identities",
+    )
+    assert [p.field for p in validate_update(marked, plain, "alice", OFF)] == [path(key) for key in sorted(SAID)]
+    named = load_settings(flags={"dialects.mtgpu.enabled": "false", "webhook.identities": "peer"})
+    assert validate_create(marked, named, "peer") == []
+    assert validate_update(marked, plain, "peer", named) == []
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, OFF], ids=["on", "off"])
+def test_a_pod_of_a_user_that_names_an_mtgpupod_as_its_controller_is_refused(settings: Any) -> None:
+    plain = pod("p", {"name": "c"})
+    claiming = {**plain, "metadata": {**plain["metadata"], "ownerReferences": [owned()]}}
+    assert [p.field for p in validate_create(claiming, settings, "alice")] == ["metadata.ownerReferences"]
+    assert [p.field for p in validate_update(claiming, plain, "alice", settings)] == ["metadata.ownerReferences"]
+    assert validate_create(claiming, settings, SCHEDULER) == []
+    assert validate_update(plain, claiming, "alice", settings) == []
+    assert validate_update(claiming, claiming, "alice", settings) == []
 
 
 @pytest.mark.parametrize("key", ANNOTATIONS)
@@ -181,7 +204,7 @@ def test_a_pod_that_looks_like_one_is_sent_to_mtgpupods(user: str, said: dict[st
     assert validate_create(pod("p", {"name": "c"}, annotations=said), SETTINGS, user) == [
         Problem(
             path(first),
-            "is for MtgpuPods, whose Pods mgpu makes; make an object of kind MtgpuPod (lsalab.nthu/v1) in place of "
+            "is for MtgpuPods, whose Pods mgpu creates; create an object of kind MtgpuPod (lsalab.nthu/v1) in place of "
             "this Pod",
         )
     ]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mgpu.settings import load_settings
+from mgpu.settings import Settings, load_settings
 from tests.builders import CORE, MEMORY, container, pod, share
 from tests.mgpu.serving.reviews import patched
 from webhook.mutate import Mutation, mutate
@@ -82,7 +82,7 @@ def test_an_exported_pod_of_a_vocabulary_that_is_not_served_any_more_is_left_alo
     "raw",
     [
         pod("p", {"name": "c"}),
-        pod("p", {"name": "c", "env": [VISIBLE], "resources": {"requests": {"cpu": "1"}}}, annotations={ASSUMED: "x"}),
+        pod("p", {"name": "c", "env": [VISIBLE], "resources": {"requests": {"cpu": "1"}}}, annotations={"team": "x"}),
         pod("p", {"name": "c", "resources": None}, init=({"name": "i"},)),
         pod("p", {"name": "c", "env": [VISIBLE], "resources": {"limits": {"nvidia.com/gpu": "0"}}}),
         {"spec": {"containers": None}},
@@ -99,6 +99,40 @@ def test_a_reapplied_export_loses_its_old_placement_with_a_warning() -> None:
     assert [w.split(":")[0] for w in mutate(raw, SETTINGS).warnings] == [
         f"metadata.annotations[{ASSUMED}]",
         f"metadata.annotations[{INDEX}]",
+    ]
+
+
+RECORDS = [
+    *("vke.volcengine.com/assumed", INDEX, "ALIYUN_COM_GPU_MEM_IDX", "ALIYUN_COM_GPU_MEM_ASSIGNED"),
+    *("scheduler.framework.gpushare.allocation", "scheduling.koordinator.sh/device-allocated"),
+    *("mgpu.io/container-devices", "mgpu.io/slices-given", "mgpu.io/seal"),
+]
+ALL_OFF = load_settings(flags={f"dialects.{name}.enabled": "false" for name, _ in load_settings().dialects})
+SCHEDULER = "system:serviceaccount:mgpu-system:mgpu-scheduler"
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, ALL_OFF], ids=["on", "off"])
+@pytest.mark.parametrize("key", RECORDS)
+def test_a_new_pod_of_a_user_with_a_record_of_any_vocabulary_loses_it(key: str, settings: Settings) -> None:
+    plain = pod("p", {"name": "c"}, annotations={key: "x", "team": "a"})
+    mutation = mutate(plain, settings, "alice")
+    assert patched(plain, mutation.patch)["metadata"]["annotations"] == {"team": "a"}
+    assert mutation.warnings == (
+        f"metadata.annotations[{key}]: removed; it records a placement, which only mgpu decides",
+    )
+    assert mutate(plain, settings, SCHEDULER) == Mutation()
+
+
+def test_a_new_pod_whose_status_claims_its_devices_is_read_by_its_spec() -> None:
+    """The API server resets `status` only after mutating admission."""
+    rows = [{"containerName": "c", "requestName": "r", "resourceName": name} for name in (CORE, MEMORY)]
+    raw = share(annotations={INDEX: "3"}) | {"status": {"extendedResourceClaimStatus": {"requestMappings": rows}}}
+    assert mutate(raw, SETTINGS).patch == (
+        {"op": "remove", "path": f"/metadata/annotations/{INDEX.replace('/', '~1')}"},
+    )
+    bad = pod("p", container("c", 120)) | {"status": raw["status"]}
+    assert [problem.field for problem in validate_create(bad, SETTINGS)] == [
+        f"spec.containers[0].resources.requests[{CORE}]"
     ]
 
 

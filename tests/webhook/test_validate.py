@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mgpu.model.errors import BadObject
-from mgpu.settings import load_settings
+from mgpu.settings import Settings, load_settings
 from tests.builders import CORE, MEMORY, container, pod, share
 from webhook.validate import strange_wishes, validate_create, validate_update
 
@@ -127,8 +127,25 @@ def test_the_same_ask_in_other_words_is_no_change() -> None:
     assert changes(share(annotations={MULTIPLE: "2"}), share(annotations={MULTIPLE: " 2 "})) == []
 
 
-def test_a_pod_without_gpu_may_have_any_annotation() -> None:
-    assert changes(pod("p", {"name": "c"}), pod("p", {"name": "c"}, annotations={INDEX: "1"})) == []
+ALL_OFF = load_settings(flags={f"dialects.{name}.enabled": "false" for name, _ in load_settings().dialects})
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, ALL_OFF], ids=["on", "off"])
+@pytest.mark.parametrize("key", [INDEX, "mgpu.io/seal", "scheduling.koordinator.sh/device-allocated"])
+def test_a_record_on_a_pod_without_gpu_is_refused_too(key: str, settings: Settings) -> None:
+    plain, marked = pod("p", {"name": "c"}), pod("p", {"name": "c"}, annotations={key: "1"})
+    rule = "records a placement; only mgpu may change it, not"
+    for old, new in ((plain, marked), (marked, plain)):
+        assert changes(old, new, "alice", settings) == [f"metadata.annotations[{key}]: {rule} alice"]
+        assert changes(old, new, SCHEDULER, settings) == []
+    assert [str(p) for p in validate_create(marked, settings)] == [
+        f"metadata.annotations[{key}]: {rule} an unnamed user"
+    ]
+    assert validate_create(marked, settings, SCHEDULER) == []
+
+
+def test_a_pod_without_gpu_may_have_any_other_annotation() -> None:
+    assert changes(pod("p", {"name": "c"}), pod("p", {"name": "c"}, annotations={"team": "a"})) == []
 
 
 def test_of_strange_annotations_as_many_are_told_as_anybody_hears_of() -> None:

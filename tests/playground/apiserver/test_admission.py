@@ -137,6 +137,21 @@ def test_a_webhook_is_asked_again_when_a_later_one_changed_the_object(api: Api, 
     assert counts == {"again": 2, "once": 1, "change": 1}
 
 
+def test_the_status_of_a_new_pod_is_reset_only_after_mutating_admission(api: Api, pods: str, hooks: Hooks) -> None:
+    """A mutating webhook must not believe it; a validating one no longer sees it."""
+    claims = {
+        "resourceClaimName": "x",
+        "requestMappings": [{"containerName": "c", "requestName": "r", "resourceName": "a/b"}],
+    }
+    raw = pod() | {"status": {"phase": "Running", "extendedResourceClaimStatus": claims}}
+    hooks.add("m", allow())
+    hooks.add("v", allow(), mutating=False)
+    made = api.ok("POST", pods, raw)
+    assert hooks.requests("m")[0]["object"]["status"] == raw["status"]
+    for status in (hooks.requests("v")[0]["object"]["status"], made["status"]):
+        assert (status["phase"], "extendedResourceClaimStatus" in status) == ("Pending", False)
+
+
 def test_rules_and_object_selector_choose_the_requests(api: Api, pods: str, hooks: Hooks) -> None:
     rule = {"operations": ["UPDATE"], "apiGroups": [""], "apiVersions": ["*"], "resources": ["pods/*"]}
     hooks.add("status", allow(), rules=[rule])
