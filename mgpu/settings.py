@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 import yaml
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
-from mgpu.blocks import Block, Names, lower
+from mgpu.blocks import AddressBlocks, Block, Names, lower
 from mgpu.model.errors import BadObject, Problem
 from mgpu.slices_settings import SlicesSettings, impossible, with_weights
 
@@ -86,6 +86,8 @@ class WebhookSettings(Block):
     service accounts in `namespace`.
     schedulerName: what new GPU pods get as theirs (Koordinator's upgrade webhook); empty: what they have.
     clientCa: a file of certificates; then only clients that one of them vouches for are answered (the API server's).
+    apiServers: the addresses from which the API servers call; all other peers get 403. None: with clientCa every peer
+    that has a certificate, else loopback alone.
     metricsPort: /metrics, /healthz and /readyz in plain HTTP; -1: nowhere.
     """
 
@@ -101,6 +103,7 @@ class WebhookSettings(Block):
     namespace: str = "mgpu-system"
     scheduler_name: str = Field("", alias="schedulerName")
     client_ca: str = Field("", alias="clientCa")
+    api_servers: AddressBlocks | None = Field(None, alias="apiServers")
     metrics_host: str = Field("0.0.0.0", alias="metricsHost")
     metrics_port: ExtraPort = Field(-1, alias="metricsPort")
 
@@ -108,8 +111,8 @@ class WebhookSettings(Block):
 class SchedulerSettings(Block):
     """Binding admission over TLS on `port`, the extender over plain HTTP on `extenderPort` (loopback by default).
 
-    clientCa: as the webhook's, of the binding admission. extenderClientCa: the same of the extender, which is served
-    over TLS then, and may listen on other addresses than loopback.
+    clientCa, apiServers: as the webhook's, of the binding admission. extenderClientCa: the same of the extender, which
+    is served over TLS then, and may listen on other addresses than loopback.
     metricsPort: as the webhook's. webPort: the page of the cluster's cards, in plain HTTP; `kubectl port-forward`
     reaches it on loopback; -1: nowhere.
     podUid: this process's own pod's, by the downward API: while it decides that pod has the label that the Service
@@ -139,6 +142,7 @@ class SchedulerSettings(Block):
     binding_users: Names = Field((), alias="bindingUsers")
     require_ready_agents: bool = Field(True, alias="requireReadyAgents")
     client_ca: str = Field("", alias="clientCa")
+    api_servers: AddressBlocks | None = Field(None, alias="apiServers")
     metrics_host: str = Field("0.0.0.0", alias="metricsHost")
     metrics_port: ExtraPort = Field(-1, alias="metricsPort")
     web_host: str = Field("127.0.0.1", alias="webHost")

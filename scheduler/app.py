@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from mgpu.kube import Api
 from mgpu.serving.app import exposing, new_app, probe, probes, reviewing
+from mgpu.serving.callers import api_servers
 from mgpu.serving.metrics import CONTENT_TYPE, page
 from mgpu.serving.server import Listen
 from mgpu.settings import Settings
@@ -63,7 +64,7 @@ def listeners(
         probe(app, "/leads", gate.leads)
     client_ca = own.extender_client_ca
     return [
-        Listen(own.host, own.port, admission.wsgi_app, client_ca=own.client_ca),
+        Listen(own.host, own.port, admission.wsgi_app, client_ca=own.client_ca, callers=api_servers(own, "scheduler")),
         Listen(own.extender_host, own.extender_port, extender.wsgi_app, tls=bool(client_ca), client_ca=client_ca),
         *([Listen(own.metrics_host, own.metrics_port, metrics.wsgi_app, tls=False)] if own.metrics_port >= 0 else []),
         *([Listen(own.web_host, own.web_port, web.wsgi_app, tls=False)] if own.web_port >= 0 else []),

@@ -10,6 +10,7 @@ from mgpu.cli.certificate import in_cluster, prepare
 from mgpu.cli.setup import UNITS, read_settings
 from mgpu.serving import logs
 from mgpu.serving.app import exposing, new_app, probes
+from mgpu.serving.callers import api_servers
 from mgpu.serving.server import Listen, serve
 from mgpu.settings import Settings
 from webhook import sharing
@@ -79,7 +80,10 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
     else:
         app, beside = make_app(settings, ready), []
     serve(
-        [Listen(own.host, own.port, app.wsgi_app, client_ca=own.client_ca), *beside],
+        [
+            Listen(own.host, own.port, app.wsgi_app, client_ca=own.client_ca, callers=api_servers(own, "webhook")),
+            *beside,
+        ],
         certificate=certificate,
         workers=own.workers,
         start=keeper.start if keeper else None,

@@ -26,6 +26,7 @@ from gunicorn.workers.gthread import ThreadWorker
 from werkzeug.wsgi import ClosingIterator
 
 from mgpu.model.errors import BadObject, Problem
+from mgpu.serving.callers import Callers, guarded, warn_where_open
 from mgpu.serving.patience import PatientSocket, PatientTLS
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ _log = logging.getLogger(__name__)
 # Longer than the 90 s for which the API server's client keeps an idle connection: the side that sends closes first.
 KEEPALIVE_SECONDS = 120
 CONNECTIONS = 1000  # of all addresses together
+# For peers that may not call an address. Their connections get a 403 after the TLS handshake, because the message is
+# what tells an operator which address to allow; few at a time, so that a flood of them costs the API server nothing.
+STRANGERS = 32
+_STRANGER_THREADS = 4
 _DRAIN_SECONDS = 20
 _END_SECONDS = 15
 _request = threading.local()
@@ -45,6 +50,7 @@ class Listen:
     """Where to listen, and for which app; port 0: any free one, which the ready line names.
 
     client_ca: with TLS, a file of certificates (PEM); only clients whose certificate one of them has signed are heard.
+    callers: the peers that may call; None: every peer. Probes are answered for all.
     """
 
     host: str
@@ -52,6 +58,7 @@ class Listen:
     app: "WSGIApplication"
     tls: bool = True
     client_ca: str = ""
+    callers: Callers | None = None
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -81,6 +88,7 @@ def serve(
     """
     for address in listen:
         _check(address)
+    warn_where_open(address.callers for address in listen if address.callers and not address.client_ca)
     # As Go's programs do: where the limit for those that still use select() is met, gunicorn's workers end.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -176,14 +184,29 @@ class _Logger(Logger):  # type: ignore[misc]
         self.error_log.setLevel(logging.WARNING)
 
 
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """What connections share with one another and with no others: threads, and room for connections.
+
+    server: the listening socket's address. stranger: whether the peers may not call it.
+    """
+
+    server: object
+    stranger: bool
+
+
 class _Pools:
-    """An executor for gunicorn, with a pool of so many threads for each address: none can take another's."""
+    """An executor for gunicorn, with a pool of so many threads for each lane: none can take another's."""
 
     def __init__(self, threads: int) -> None:
-        self._of: dict[object, ThreadPoolExecutor] = defaultdict(lambda: ThreadPoolExecutor(threads))
+        self._threads = threads
+        self._of: dict[_Lane, ThreadPoolExecutor] = {}
 
     def submit(self, handle: Callable[[Any], object], conn: Any) -> Future[object]:
-        return self._of[conn.server].submit(handle, conn)
+        lane: _Lane = conn.lane
+        if lane not in self._of:  # only the worker's loop submits
+            self._of[lane] = ThreadPoolExecutor(_STRANGER_THREADS if lane.stranger else self._threads)
+        return self._of[lane].submit(handle, conn)
 
     def shutdown(self, *, wait: bool) -> None:
         for pool in self._of.values():
@@ -199,8 +222,8 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
     """
 
     def init_process(self) -> None:
-        self._aside = ThreadPoolExecutor(8, "close")
-        self._open: dict[object, set[Any]] = defaultdict(set)
+        self._aside = {False: ThreadPoolExecutor(8, "close"), True: ThreadPoolExecutor(1, "close-strangers")}
+        self._open: dict[_Lane, set[Any]] = defaultdict(set)
         self._ending = False
         super().init_process()
 
@@ -222,14 +245,17 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
         return _Pools(self.cfg.threads)
 
     def enqueue_req(self, conn: Any) -> None:
-        mine = self._open[conn.server]
-        if conn not in mine:
-            if len(mine) >= CONNECTIONS - sum(map(len, self._open.values())):
+        if not hasattr(conn, "lane"):
+            listen, config = self.app.listening(conn.server, self.sockets)
+            conn.lane = _Lane(conn.server, bool(listen.callers and not listen.callers.admits(conn.client[0])))
+            mine = self._open[conn.lane]
+            most = STRANGERS if conn.lane.stranger else CONNECTIONS - sum(map(len, self._open.values()))
+            if len(mine) >= most:
                 self.nr_conns -= 1
                 close(conn.sock)
                 return
             mine.add(conn)
-            conn.cfg = self.app.config_of(conn.server, self.sockets)
+            conn.cfg = config
             plain = conn.sock
             conn.sock = PatientSocket(plain.family, plain.type, plain.proto, plain.detach())
             conn.close = partial(self._close, conn)
@@ -258,13 +284,13 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
 
     def _close(self, conn: Any, *, graceful: bool = False) -> None:
         def closed(_: object = None) -> None:
-            self._open[conn.server].discard(conn)
+            self._open[conn.lane].discard(conn)
 
         if graceful and conn.sock.fileno() >= 0:
             patient = conn.sock
             # A plain one: who has his answer is nobody that was waited for in vain.
             ending = socket.socket(patient.family, patient.type, patient.proto, patient.detach())
-            self._aside.submit(close_graceful, ending).add_done_callback(closed)
+            self._aside[conn.lane.stranger].submit(close_graceful, ending).add_done_callback(closed)
         else:
             close(conn.sock)
             closed()
@@ -316,9 +342,10 @@ class _Server(BaseApplication):  # type: ignore[misc]
 
         return _in_one_segment(app)
 
-    def config_of(self, server: object, sockets: Sequence[socket.socket]) -> Any:
-        """The configuration of connections to one of the listening sockets, by its address."""
-        return self._configs[[s.getsockname() for s in sockets].index(server)]
+    def listening(self, server: object, sockets: Sequence[socket.socket]) -> tuple[Listen, Any]:
+        """What is served at one of the listening sockets, by its address, and gunicorn's configuration of it."""
+        index = [s.getsockname() for s in sockets].index(server)
+        return self._listen[index], self._configs[index]
 
     def _config(self, address: Listen) -> Any:
         config = type(self.cfg)()
@@ -338,7 +365,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
         gc.freeze()  # what exists now is shared with the workers; their collectors must not touch (copy) its pages
         for bound, address in zip(arbiter.LISTENERS, self._listen, strict=True):
             host, port = bound.getsockname()[:2]
-            self._apps[host, str(port)] = address.app
+            self._apps[host, str(port)] = guarded(address.app, address.callers) if address.callers else address.app
             shown = replace(address, host=host, port=port)
             print(f"serving {'https' if address.tls else 'http'} on {shown}", flush=True)
 

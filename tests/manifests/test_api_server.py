@@ -51,7 +51,7 @@ def test_a_kustomization_with_another_image_is_applied_whole(run: Run, tmp_path:
     """Without the policies, as a cluster before 1.30 wants it, and the playground."""
     left_out = {"target": {"kind": "ValidatingAdmissionPolicy.*"}, "patch": _DELETED}
     own = kustomization(tmp_path, MANIFESTS / "overlays/second-scheduler", patches=[left_out])
-    environment = {"IMAGE": "images.example:5000/team/mgpu:9", "WAIT": "0"}
+    environment = {"IMAGE": "images.example:5000/team/mgpu:9", "WAIT": "0", "API_SERVERS": "192.0.2.1"}
     done = run(MANIFESTS / "deploy.sh", own, env=environment)
     assert done.returncode == 0, done.stderr
     found = json.loads(run("kubectl", "-n", "mgpu-system", "get", "deployments,daemonsets", "-o", "json").stdout)[
@@ -82,7 +82,9 @@ def test_what_was_changed_on_the_cluster_gives_way_and_koordinators_crd_does_not
 
     left_out = {"target": {"kind": "ValidatingAdmissionPolicy.*"}, "patch": _DELETED}
     own = kustomization(tmp_path, MANIFESTS / "base", patches=[left_out])
-    done = run(MANIFESTS / "deploy.sh", own, env={"IMAGE": "images.example/mgpu:2", "WAIT": "0"})
+    done = run(
+        MANIFESTS / "deploy.sh", own, env={"IMAGE": "images.example/mgpu:2", "WAIT": "0", "API_SERVERS": "192.0.2.1"}
+    )
     assert done.returncode == 0, done.stderr
     assert f"the CRD {crd} is there already and is not mgpu's" in done.stdout
     labels = json.loads(run("kubectl", "get", "crd", crd, "-o", "json").stdout)["metadata"]["labels"]

@@ -74,7 +74,11 @@ def settings_of(documents: tuple[Json, ...], workload: Json, folder: Path) -> Se
     file.write_text(text)
     container = running_mgpu(workload)
     block, *arguments = container["args"]
-    environ = {e["name"]: _value(e) for e in container.get("env", ()) if _ENVIRONMENT.fullmatch(e["name"])}
+    environ = {
+        e["name"]: _value(e)
+        for e in container.get("env", ())
+        if _ENVIRONMENT.fullmatch(e["name"]) and not _left_to_deploy(e)
+    }
     flags = dict(a.split("=", 1) for a in arguments if not a.startswith("--config="))
     snake = {re.sub("([A-Z])", lambda m: "_" + m[1].lower(), _FLAGS[name]): value for name, value in flags.items()}
     return read_settings(file, environ, snake, block)
@@ -82,6 +86,12 @@ def settings_of(documents: tuple[Json, ...], workload: Json, folder: Path) -> Se
 
 def _value(variable: Json) -> str:
     return str(variable["value"] if "value" in variable else variable["valueFrom"]["fieldRef"]["fieldPath"])
+
+
+def _left_to_deploy(variable: Json) -> bool:
+    """The ConfigMap that deploy.sh makes; a kustomization applied without it has none."""
+    source = variable.get("valueFrom", {}).get("configMapKeyRef", {})
+    return source.get("name") == "mgpu-api-servers" and bool(source["optional"])
 
 
 def test_what_is_written_is_valid_by_itself() -> None:

@@ -9,6 +9,7 @@ from cryptography.exceptions import InvalidSignature
 
 from mgpu.cli.doctor.parts import DECIDES
 from mgpu.cli.doctor.seen import Finding, Level, Raw, Seen, hooks
+from mgpu.serving.callers import REFUSES
 from mgpu.serving.certificates import CHAIN
 
 REACHABLE, CERTIFICATES, BUNDLES, BINDINGS = "webhook", "certificates", "ca bundles", "bindings"
@@ -100,6 +101,9 @@ def _failed_call(seen: Seen, message: str) -> Finding:
     why = message.partition("failed to call webhook: ")[2] or message
     lower = why.lower()
     logs = f"kubectl -n {seen.namespace} logs deployment/{seen.settings.webhook.service}"
+    if REFUSES in why:
+        remedy = "add that address to webhook.apiServers and scheduler.apiServers: API_SERVERS=… make deploy"
+        return Finding(REACHABLE, Level.FAILED, f"the webhook refuses the API server: {why}", remedy)
     if "expired" in lower or "not yet valid" in lower:
         return Finding(CERTIFICATES, Level.FAILED, f"the webhook's certificate is not valid now: {why}", logs)
     if "x509" in lower or "certificate" in lower or "unable to load root" in lower:

@@ -1,11 +1,12 @@
 """Reads from the API what the checks are about; nothing is written: what is tried is a dry run."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
 from mgpu.cli import reading
+from mgpu.cli.doctor.callers import ENDPOINTS, variables
 from mgpu.cli.doctor.seen import COMPONENT, Raw, Secret, Seen, Tried, serves_gpus
 from mgpu.cli.overview import overview
 from mgpu.dialects import mtgpu
@@ -69,7 +70,31 @@ def look(api: Api, namespace: str, settings: Settings, try_in: str) -> Seen:
         overview(nodes, devices, pods, settings, reading.unhealthy_lists(api), reading.mtgpupods(api)),
         {name: raw for name, raw in workloads.items() if raw},
         hidden,
+        {
+            name: text
+            for key, workload in ENDPOINTS.items()
+            for name, text in _environment(api, namespace, workloads[workload], variables(key), may)
+        },
     )
+
+
+def _environment(
+    api: Api, namespace: str, workload: Raw, wanted: Collection[str], may: Any
+) -> Iterator[tuple[str, str]]:
+    """The values of these variables in a Deployment, also those that it takes from a ConfigMap."""
+    pod = ((workload.get("spec") or {}).get("template") or {}).get("spec") or {}
+    for container in (*(pod.get("initContainers") or ()), *(pod.get("containers") or ())):
+        for variable in container.get("env") or ():
+            if variable["name"] not in wanted:
+                continue
+            source = (variable.get("valueFrom") or {}).get("configMapKeyRef")
+            if "value" in variable:
+                yield variable["name"], str(variable["value"])
+            elif source:
+                path = f"/api/v1/namespaces/{namespace}/configmaps/{source['name']}"
+                data = may(f"configmap {source['name']}", partial[Raw](api.get, path), {}).get("data") or {}
+                if source["key"] in data:
+                    yield variable["name"], str(data[source["key"]])
 
 
 def tried(api: Api, namespace: str) -> Tried:

@@ -66,6 +66,7 @@ class Seen:
     leases: of the scheduler, in whatever namespace. pods: the suite's own, and those of other device plugins.
     given: who holds which card, by the records of all pods.
     workloads: `mgpu-scheduler`, … → the Deployment or DaemonSet in the suite's namespace.
+    environment: variables of webhook and scheduler that override their settings, by name.
     hidden: what could not be looked at, and why.
     """
 
@@ -85,6 +86,7 @@ class Seen:
     given: Overview = field(default_factory=lambda: Overview(()))
     workloads: Mapping[str, Raw] = field(default_factory=dict)
     hidden: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def of_component(self, name: str, *, ending: bool = False) -> Iterator[Raw]:
         """The Pods of a part of the suite; ending: those too that end."""

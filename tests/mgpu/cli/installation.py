@@ -19,6 +19,7 @@ from mgpu.kube.secrets import SecretStore
 from mgpu.model.inventory import DEVICE_API, write_device
 from mgpu.model.pods import read_node
 from mgpu.serving.app import reviewing
+from mgpu.serving.callers import Callers, guarded
 from mgpu.serving.certificates import CA, Files, ensure
 from mgpu.serving.folder import Folder
 from mgpu.serving.trust import publish
@@ -55,8 +56,14 @@ class _Silent(WSGIRequestHandler):
         pass
 
 
+def _behind(app: Any, callers: Callers) -> Any:
+    """The door as gunicorn has it; werkzeug calls the connection otherwise."""
+    door = guarded(app, callers)
+    return lambda environ, start: door({**environ, "gunicorn.socket": environ["werkzeug.socket"]}, start)
+
+
 @contextmanager
-def webhook(files: Files, folder: Path, api: Api) -> Iterator[int]:
+def webhook(files: Files, folder: Path, api: Api, callers: Callers | None = None) -> Iterator[int]:
     """The port on which the real app, and the scheduler's admission of Bindings, are served with this certificate."""
     kept = Folder(folder)
     kept.put(files)
@@ -65,7 +72,8 @@ def webhook(files: Files, folder: Path, api: Api) -> Iterator[int]:
     app, settings = make_app(load_settings()), load_settings()
     decider = Decider(State(settings), api, settings)
     reviewing(app, "/bind-admission", BindingAdmission(decider, lambda: None), kinds=("Binding",))
-    server = make_server("127.0.0.1", 0, app, threaded=True, ssl_context=context, request_handler=_Silent)
+    served = _behind(app.wsgi_app, callers) if callers else app.wsgi_app
+    server = make_server("127.0.0.1", 0, served, threaded=True, ssl_context=context, request_handler=_Silent)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:

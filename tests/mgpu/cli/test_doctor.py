@@ -13,6 +13,7 @@ from mgpu.cli.main import main
 from mgpu.kube import Api, ApiError
 from mgpu.kube.leader import Leader
 from mgpu.kube.secrets import SecretStore
+from mgpu.serving.callers import Callers
 from mgpu.serving.certificates import CA, Files
 from mgpu.serving.trust import publish
 from mgpu.version import VERSION, Toolkit
@@ -41,6 +42,7 @@ CHECKS = [
     "webhook",
     "certificates",
     "ca bundles",
+    "callers",
     "scheduler",
     "bindings",
     "cards",
@@ -66,8 +68,8 @@ class World:
         stack.callback(self.api.close)
         self.installed = Installation(self.api)
 
-    def serve(self, files: Files, name: str) -> int:
-        return self._stack.enter_context(webhook(files, self.folder / name, self.api))
+    def serve(self, files: Files, name: str, callers: Callers | None = None) -> int:
+        return self._stack.enter_context(webhook(files, self.folder / name, self.api, callers))
 
     def lead_to(self, port: int, name: str = "mgpu-webhook") -> None:
         for kind in (MUTATING, VALIDATING) if name == "mgpu-webhook" else (MUTATING,):
@@ -109,6 +111,10 @@ def test_an_installation_that_is_well(world: World) -> None:
 
 def unreachable(world: World) -> None:
     world.lead_to(free_port())
+
+
+def refuses_the_api_server(world: World) -> None:
+    world.lead_to(world.serve(world.files, "door", callers=Callers("webhook.apiServers", ())))
 
 
 def expired(world: World) -> None:
@@ -268,6 +274,7 @@ def no_configuration(world: World) -> None:
 
 FAULTS: dict[Callable[[World], None], tuple[str, str]] = {
     unreachable: ("webhook", "the API server does not reach it"),
+    refuses_the_api_server: ("webhook", "the webhook refuses the API server: "),
     expired: ("certificates", "that of Secret mgpu-webhook-tls ended"),
     expired_and_the_secrets_are_hidden: ("certificates", "the webhook's certificate is not valid now"),
     stale_bundle: ("ca bundles", "mutate.mgpu.io: not the CA of the certificate in Secret mgpu-webhook-tls"),
@@ -378,6 +385,49 @@ def test_whether_cards_reach_those_alone_that_were_given(
 def settings(world: World, text: str) -> None:
     data = {"mgpu.yaml": text}
     world.api.create(f"/api/v1/namespaces/{SYSTEM}/configmaps", {"metadata": {"name": "mgpu-config"}, "data": data})
+
+
+def callers_found(world: World) -> list[tuple[str, str, str]]:
+    return [row for row in world.findings() if row[1] == "callers"]
+
+
+def test_endpoints_that_every_address_may_call_are_named(world: World) -> None:
+    settings(world, "webhook: {apiServers: ['0.0.0.0/0', '::/0']}\nscheduler: {apiServers: [192.0.2.1]}")
+    ((status, _, message),) = callers_found(world)
+    assert status == "warning"
+    assert "webhook.apiServers lets every address call mgpu-webhook" in message
+
+
+def test_an_open_endpoint_that_asks_for_client_certificates_is_no_fault(world: World) -> None:
+    settings(world, "webhook: {clientCa: /ca.crt, apiServers: [0.0.0.0/0]}\nscheduler: {clientCa: /ca.crt}")
+    ((status, _, message),) = callers_found(world)
+    assert status == "ok"
+    assert "scheduler: clients with a certificate" in message
+
+
+def test_who_may_call_by_the_environment_of_a_deployment_is_seen(world: World) -> None:
+    source = {"configMapKeyRef": {"name": "mgpu-api-servers", "key": "apiServers", "optional": True}}
+    path = f"{APPS}/deployments/mgpu-webhook"
+    found = world.api.get(path)
+    (container,) = found["spec"]["template"]["spec"]["containers"]
+    container["env"] = [{"name": "MGPU_WEBHOOK__APISERVERS", "valueFrom": source}]
+    world.api.replace(path, found)
+    data = {"apiServers": "0.0.0.0/1, 128.0.0.0/1"}
+    body = {"metadata": {"name": "mgpu-api-servers"}, "data": data}
+    world.api.create(f"/api/v1/namespaces/{SYSTEM}/configmaps", body)
+    ((status, _, message),) = callers_found(world)
+    assert (status, "webhook.apiServers lets every address" in message) == ("warning", True)
+    world.api.patch(f"/api/v1/namespaces/{SYSTEM}/configmaps/mgpu-api-servers", {"data": {"apiServers": "no"}})
+    ((status, _, message),) = callers_found(world)
+    assert (status, "the environment of mgpu-webhook is not valid" in message) == ("failed", True)
+
+
+def test_blocks_with_addresses_of_pods_are_named_and_a_node_s_own_address_is_not(world: World) -> None:
+    world.api.patch(f"{NODES}/n1", {"spec": {"podCIDRs": ["10.244.1.0/24"]}})
+    settings(world, "webhook: {apiServers: [10.0.0.0/8]}\nscheduler: {apiServers: [10.244.1.1]}")
+    ((status, _, message),) = callers_found(world)
+    assert status == "warning"
+    assert message == "webhook.apiServers includes addresses of pods: 10.244.1.0/24 (n1)"
 
 
 def test_the_settings_of_the_cluster_hold(world: World) -> None:

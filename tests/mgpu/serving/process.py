@@ -77,16 +77,17 @@ class Server:
 
 @dataclass
 class Client:
-    """One connection. ca: the bundle to trust, or context: how to; neither: plain HTTP."""
+    """One connection. ca: the bundle to trust, or context: how to; neither: plain HTTP. source: its own address."""
 
     port: int
     ca: Path | None = None
     host: str = "127.0.0.1"
     context: ssl.SSLContext | None = None
+    source: str = "127.0.0.1"
     wire: socket.socket = field(init=False)
 
     def __post_init__(self) -> None:
-        raw = socket.create_connection(("127.0.0.1", self.port), DEADLINE)
+        raw = socket.create_connection(("127.0.0.1", self.port), DEADLINE, (self.source, 0))
         if self.ca or self.context:
             context = self.context or ssl.create_default_context(cafile=str(self.ca))
             raw = context.wrap_socket(raw, server_hostname=self.host)

@@ -1,10 +1,12 @@
-"""A server for the tests: `python -m tests.mgpu.serving.sample DIRECTORY [PORT | impatient | ends]`, one worker.
+"""A server for the tests: `python -m tests.mgpu.serving.sample DIRECTORY [PORT | MODE]`, one worker.
 
 Three addresses: TLS, plain, and another app over TLS for clients whose certificate the server's own CA has signed.
 With PORT two, both plain and of this port: 127.0.0.1, and 127.0.0.2 for the other app.
 Impatient: the three, with little time and room for clients; it says whom it has hung up on.
 Ends: the three; told to end it says so, and goes on until the file `ended` is in the directory. Its threads hardly wait
 for requests, and it hardly lingers.
+Door: two addresses, TLS and plain, that only 127.0.0.5 may call. Open: one with TLS that every address may call; its
+warnings go to stdout.
 """
 
 import logging
@@ -17,9 +19,11 @@ from pathlib import Path
 from flask import Response
 from gunicorn.workers import gthread
 
+from mgpu.model.addresses import read_block
 from mgpu.model.errors import RetryLater
 from mgpu.serving import patience, server
 from mgpu.serving.app import new_app, probes, reviewing
+from mgpu.serving.callers import Callers
 from mgpu.serving.review import Reply, Review, allow
 from mgpu.serving.server import Listen, serve
 
@@ -59,6 +63,15 @@ def main(directory: Path, port: int = 0, end: Callable[[], None] | None = None) 
     )
 
 
+def door(directory: Path, *blocks: str, addresses: int) -> None:
+    app = new_app()
+    reviewing(app, "/review", answer, kinds=("Pod",))
+    probes(app, ready=str)
+    callers = Callers("test.apiServers", tuple(map(read_block, blocks)))
+    listen = [Listen("127.0.0.1", 0, app.wsgi_app, tls=tls, callers=callers) for tls in (True, False)]
+    serve(listen[:addresses], threads=8, certificate=(directory / "tls.crt", directory / "tls.key"))
+
+
 def ends(directory: Path) -> None:
     print("ends", flush=True)
     while not (directory / "ended").exists():
@@ -90,5 +103,10 @@ if __name__ == "__main__":
     elif sys.argv[2:] == ["ends"]:
         gthread.DEFAULT_WORKER_DATA_TIMEOUT = gthread.STOP_KEEPALIVE_LINGER = 0.01
         main(Path(sys.argv[1]), end=lambda: ends(Path(sys.argv[1])))
+    elif sys.argv[2:] == ["door"]:
+        door(Path(sys.argv[1]), "127.0.0.5", addresses=2)
+    elif sys.argv[2:] == ["open"]:
+        logging.basicConfig(stream=sys.stdout, format="said: %(message)s")
+        door(Path(sys.argv[1]), "0.0.0.0/0", addresses=1)
     else:
         main(Path(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else 0)

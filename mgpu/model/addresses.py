@@ -1,0 +1,33 @@
+"""Blocks of IP addresses as settings name them. Pure."""
+
+import ipaddress
+from collections.abc import Iterable
+
+Block = ipaddress.IPv4Network | ipaddress.IPv6Network
+LOOPBACK: tuple[Block, ...] = (ipaddress.IPv4Network("127.0.0.0/8"), ipaddress.IPv6Network("::1/128"))
+
+
+def read_block(text: str) -> Block:
+    """A block in CIDR notation, or one address. Raises ValueError that says what to write instead."""
+    try:
+        block = ipaddress.ip_network(text)
+    except ValueError as error:
+        try:
+            wider = ipaddress.ip_network(text, strict=False)
+        except ValueError:
+            raise ValueError("must be an address or a block such as 192.0.2.0/24 or 2001:db8::/32") from error
+        raise ValueError(f"names a host within a block; write {wider} for the block or leave the /… out") from error
+    if isinstance(block, ipaddress.IPv6Network) and block.network_address.ipv4_mapped and block.prefixlen >= 96:
+        mapped = f"{block.network_address.ipv4_mapped}/{block.prefixlen - 96}"
+        raise ValueError(f"is an IPv4 block in IPv6 notation; write {mapped}")
+    return block
+
+
+def cover_everything(blocks: Iterable[Block]) -> bool:
+    """Whether the blocks together hold all IPv4 or all IPv6 addresses."""
+    found = list(blocks)
+    v4 = [block for block in found if isinstance(block, ipaddress.IPv4Network)]
+    v6 = [block for block in found if isinstance(block, ipaddress.IPv6Network)]
+    return any(block.prefixlen == 0 for block in ipaddress.collapse_addresses(v4)) or any(
+        block.prefixlen == 0 for block in ipaddress.collapse_addresses(v6)
+    )

@@ -1,0 +1,91 @@
+"""The admission endpoints of the real processes answer their API server and nobody else.
+
+The attack: any pod that reaches port 8443 or 8444 posts an AdmissionReview in the name of system:kube-scheduler.
+"""
+
+import json
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mgpu.kube import ApiError
+from playground.cluster import Cluster
+from playground.nodes import make_nodes
+from tests import builders as b
+from tests.mgpu.serving.process import Client
+from tests.mgpu.serving.reviews import review
+
+PODS = "/api/v1/namespaces/default/pods"
+STRANGER = "127.0.0.6"
+
+
+def open_to(folder: Path, block: str) -> Path:
+    file = folder / "mgpu.yaml"
+    file.write_text(f"webhook: {{apiServers: ['{block}']}}\nscheduler: {{apiServers: ['{block}']}}\n")
+    return file
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    config = open_to(tmp_path_factory.mktemp("callers"), "127.0.0.1")
+    with Cluster(make_nodes(1, 2), config=config) as made:
+        yield made
+
+
+def port_of(cluster: Cluster, configuration: str) -> int:
+    path = f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{configuration}"
+    url = cluster.api.get(path)["webhooks"][0]["clientConfig"]["url"]
+    return int(url.rpartition(":")[2].partition("/")[0])
+
+
+def post(cluster: Cluster, service: str, path: str, body: Any, source: str) -> tuple[int, bytes]:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with Client(port_of(cluster, service), context=context, source=source) as client:
+        client.send(json.dumps(body).encode(), path)
+        status, _, text = client.receive()
+        return status, text
+
+
+def without_uid(raw: dict[str, Any]) -> dict[str, Any]:
+    return {**raw, "metadata": {k: v for k, v in raw["metadata"].items() if k != "uid"}}
+
+
+def test_a_review_of_a_stranger_reserves_no_cards(cluster: Cluster) -> None:
+    raw = without_uid(b.share("victim", 90))
+    raw["spec"]["schedulerName"] = "somebody-else"  # so that the pod stays unbound
+    pod = cluster.api.create(PODS, raw)
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "victim", "namespace": "default", "uid": pod["metadata"]["uid"]},
+        "target": {"kind": "Node", "name": cluster.nodes[0].name},
+    }
+    resource = {"group": "", "version": "v1", "resource": "pods"}
+    kind = {"group": "", "version": "v1", "kind": "Binding"}
+    who = {"user": "system:kube-scheduler", "name": "victim", "subresource": "binding"}
+    asked = review(binding, kind=kind, resource=resource, **who)
+    status, text = post(cluster, "mgpu-scheduler", "/bind-admission", asked, STRANGER)
+    assert status == 403
+    assert f"calls from {STRANGER}: the setting scheduler.apiServers" in text.decode()
+    assert post(cluster, "mgpu-scheduler", "/bind-admission", asked, "127.0.0.1")[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/mutate", "/validate"])
+def test_a_stranger_is_not_told_what_the_webhook_would_say(cluster: Cluster, path: str) -> None:
+    asked = review(b.share("p", 100))
+    assert post(cluster, "mgpu-webhook", path, asked, STRANGER)[0] == 403
+    assert post(cluster, "mgpu-webhook", path, asked, "127.0.0.1")[0] == 200
+
+
+def test_an_api_server_that_is_not_let_in_shows_its_users_the_address_and_the_setting(tmp_path: Path) -> None:
+    with (
+        Cluster(make_nodes(1, 2), config=open_to(tmp_path, "192.0.2.1")) as cluster,
+        pytest.raises(ApiError) as refused,
+    ):
+        cluster.api.create(PODS, without_uid(b.share("p", 50)))
+    assert "failed calling webhook" in refused.value.message
+    assert "does not accept calls from 127.0.0.1: the setting webhook.apiServers" in refused.value.message

@@ -1,0 +1,124 @@
+"""manifests/deploy.sh opens the admission endpoints to the API server and to nobody else."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from playground.cluster import Cluster
+from playground.nodes import make_nodes
+from tests.manifests.conftest import Run, runner
+from tests.manifests.rendered import MANIFESTS, kustomization
+from tests.waiting import until
+
+_DELETED = "{$patch: delete, apiVersion: any, kind: any, metadata: {name: any}}"
+_POLICIES = {"target": {"kind": "ValidatingAdmissionPolicy.*"}, "patch": _DELETED}
+"""Left out: the playground's API server has no such kind."""
+_VARIABLES = {"mgpu-webhook": "MGPU_WEBHOOK__APISERVERS", "mgpu-scheduler": "MGPU_SCHEDULER__APISERVERS"}
+
+
+def deploy(run: Run, folder: Path, *patches: Any, **env: str) -> "subprocess.CompletedProcess[str]":
+    folder.mkdir(exist_ok=True)
+    own = kustomization(folder, MANIFESTS / "base", patches=[_POLICIES, *patches])
+    return run(MANIFESTS / "deploy.sh", own, env={"WAIT": "0", **env})
+
+
+def admitted(run: Run) -> dict[str, Any]:
+    """The data of the ConfigMap that both Deployments refer to."""
+    names = set()
+    for deployment, variable in _VARIABLES.items():
+        found = json.loads(run("kubectl", "-n", "mgpu-system", "get", "deployment", deployment, "-o", "json").stdout)
+        spec = found["spec"]["template"]["spec"]
+        (entry,) = (e for c in spec["containers"] for e in c.get("env", ()) if e["name"] == variable)
+        names.add(entry["valueFrom"]["configMapKeyRef"]["name"])
+    (name,) = names
+    data = json.loads(run("kubectl", "-n", "mgpu-system", "get", "configmap", name, "-o", "json").stdout)["data"]
+    return dict(data)
+
+
+def service(run: Run, *addresses: str) -> None:
+    """The EndpointSlice of the Service `kubernetes`, which API servers write themselves; here none does."""
+    labels = {"kubernetes.io/service-name": "kubernetes"}
+    body = {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": "kubernetes", "namespace": "default", "labels": labels},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [address]} for address in addresses],
+    }
+    done = run("kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-", given=json.dumps(body))
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_any_address_nothing_is_applied(run: Run, tmp_path: Path) -> None:
+    done = deploy(run, tmp_path)
+    assert done.returncode == 2
+    assert "names no addresses of API servers: set API_SERVERS" in done.stderr
+
+
+def test_the_addresses_of_the_service_are_found_given_ones_are_kept(run: Run, tmp_path: Path) -> None:
+    service(run, "192.0.2.11", "192.0.2.12")
+    done = deploy(run, tmp_path / "1")
+    assert done.returncode == 0, done.stderr
+    assert admitted(run) == {"apiServers": "192.0.2.11,192.0.2.12", "givenBy": "detection"}
+
+    service(run, "192.0.2.13")
+    assert deploy(run, tmp_path / "2").returncode == 0
+    assert admitted(run)["apiServers"] == "192.0.2.13"
+
+    assert deploy(run, tmp_path / "3", API_SERVERS="192.0.2.0/28,2001:db8::1").returncode == 0
+    assert admitted(run)["apiServers"] == "192.0.2.0/28,2001:db8::1"
+
+    done = deploy(run, tmp_path / "4", NARROW_NETWORK="yes")
+    assert done.returncode == 0, done.stderr
+    assert admitted(run) == {"apiServers": "192.0.2.0/28,2001:db8::1", "givenBy": "hand"}
+    for name in _VARIABLES:
+        found = json.loads(run("kubectl", "-n", "mgpu-system", "get", "networkpolicy", name, "-o", "json").stdout)
+        (rule,) = found["spec"]["ingress"]
+        assert [source["ipBlock"]["cidr"] for source in rule["from"]] == ["192.0.2.0/28", "2001:db8::1/128"]
+
+
+def test_an_overlay_that_says_who_may_call_is_left_alone(run: Run, tmp_path: Path) -> None:
+    """The environment overrides settings, so none is set."""
+    settings = "webhook: {apiServers: [192.0.2.1]}\nscheduler: {apiServers: [192.0.2.1]}\n"
+    patch = {"target": {"kind": "ConfigMap", "name": "mgpu-config"}, "patch": _replaced(settings)}
+    done = deploy(run, tmp_path, patch)
+    assert done.returncode == 0, done.stderr
+    assert "the admission endpoints admit" not in done.stdout
+
+
+def _replaced(settings: str) -> str:
+    return json.dumps([{"op": "replace", "path": "/data/mgpu.yaml", "value": settings}])
+
+
+def cluster_open_to(folder: Path, block: str) -> Cluster:
+    file = folder / "mgpu.yaml"
+    file.write_text(f"webhook: {{apiServers: ['{block}']}}\nscheduler: {{apiServers: ['{block}']}}\n")
+    return Cluster(make_nodes(1, 2), config=file)
+
+
+@pytest.fixture(scope="module", params=["127.0.0.1", "192.0.2.1"])
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Cluster]]:
+    with cluster_open_to(tmp_path_factory.mktemp("cluster"), request.param) as cluster:
+        yield request.param, cluster
+
+
+def test_the_check_after_a_deployment_tells_an_open_door_from_a_closed_one(
+    running: tuple[str, Cluster], tmp_path: Path
+) -> None:
+    block, cluster = running
+    run = runner(cluster.kubeconfig, tmp_path)
+
+    def checked() -> "subprocess.CompletedProcess[str]":
+        return run(MANIFESTS / "check.sh", env={"TRIES": "2", "API_SERVERS": "192.0.2.1"})
+
+    if block == "127.0.0.1":
+        until(lambda: checked().returncode == 0)
+        return
+    done = checked()
+    assert done.returncode == 1
+    assert "mgpu refuses the API server, whose calls come from 127.0.0.1" in done.stderr
+    assert "API_SERVERS=192.0.2.1,127.0.0.1 make deploy" in done.stderr

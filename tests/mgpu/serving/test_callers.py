@@ -1,0 +1,233 @@
+"""The door of the admission endpoints: who may call, what all others are told, and what they cost."""
+
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mgpu.model.addresses import Block, cover_everything, read_block
+from mgpu.serving.callers import Callers, api_servers, guarded
+from mgpu.serving.certificates import CA, ensure
+from mgpu.serving.folder import Folder
+from mgpu.settings import load_settings
+from tests.mgpu.serving.process import Client, Server
+from tests.mgpu.serving.reviews import review
+
+ROOT = Path(__file__).parents[3]
+API_SERVER, STRANGER = "127.0.0.5", "127.0.0.6"
+"""Source addresses of connections on loopback; the sample server with a door admits the first alone."""
+
+
+def blocks(*texts: str) -> tuple[Block, ...]:
+    return tuple(map(read_block, texts))
+
+
+@pytest.mark.parametrize(
+    ("allowed", "peer", "admitted"),
+    [
+        (["192.0.2.0/24"], "192.0.2.7", True),
+        (["192.0.2.0/24"], "192.0.3.7", False),
+        (["192.0.2.7"], "192.0.2.7", True),
+        (["192.0.2.7"], "192.0.2.70", False),
+        (["192.0.2.0/24"], "::ffff:192.0.2.7", True),
+        (["192.0.2.0/24"], "::192.0.2.7", False),
+        (["::/0"], "192.0.2.7", False),
+        (["::/0"], "::ffff:192.0.2.7", False),
+        (["0.0.0.0/0"], "2001:db8::1", False),
+        (["0.0.0.0/0"], "::ffff:192.0.2.7", True),
+        (["fe80::/64"], "fe80::1%eth0", True),
+        (["2001:db8::/32"], "2001:db8:1::1", True),
+        ([], "127.0.0.1", False),
+        (["192.0.2.0/24"], "127.0.0.1", False),
+        (["0.0.0.0/0", "::/0"], "", False),
+        (["0.0.0.0/0", "::/0"], "/run/a.sock", False),
+    ],
+)
+def test_callers_of_a_block_admit_its_addresses_only(allowed: list[str], peer: str, admitted: bool) -> None:
+    assert Callers("webhook.apiServers", blocks(*allowed)).admits(peer) is admitted
+
+
+@pytest.mark.parametrize(
+    ("allowed", "is_open"),
+    [
+        (["0.0.0.0/0"], True),
+        (["::/0"], True),
+        (["0.0.0.0/1", "128.0.0.0/1"], True),
+        (["192.0.2.0/24", "8000::/1", "::/1"], True),
+        (["0.0.0.0/1", "8000::/1"], False),
+        (["10.0.0.0/8"], False),
+        ([], False),
+    ],
+)
+def test_blocks_that_hold_every_address_are_open(allowed: list[str], is_open: bool) -> None:
+    assert cover_everything(blocks(*allowed)) is is_open
+
+
+@pytest.mark.parametrize("key", ["webhook", "scheduler"])
+def test_an_admission_endpoint_without_settings_admits_loopback_only(key: str) -> None:
+    callers = api_servers(getattr(load_settings(), key), key)
+    assert callers
+    assert callers.admits("127.0.0.1")
+    assert callers.admits("::1")
+    assert callers.admits("::ffff:127.0.0.1")
+    assert not callers.admits("10.244.1.9")
+
+
+@pytest.mark.parametrize("key", ["webhook", "scheduler"])
+def test_a_client_ca_admits_every_address_unless_blocks_are_set_too(key: str) -> None:
+    certificate = load_settings(flags={f"{key}.clientCa": "ca.crt"})
+    assert api_servers(getattr(certificate, key), key) is None
+    both = load_settings(flags={f"{key}.clientCa": "ca.crt", f"{key}.apiServers": "192.0.2.1"})
+    callers = api_servers(getattr(both, key), key)
+    assert callers == Callers(f"{key}.apiServers", blocks("192.0.2.1"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    folder = Folder(tmp_path_factory.mktemp("certs"))
+    ensure(folder, {"127.0.0.1"}, datetime.now(UTC))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Folder) -> Iterator[Server]:
+    server = Server("-m", "tests.mgpu.serving.sample", str(folder.path), "door", addresses=2, cwd=ROOT)
+    yield server
+    server.close()
+
+
+def connect(server: Server, folder: Folder, source: str, *, tls: bool = True) -> Client:
+    return Client(server.ports[0 if tls else 1], folder.path / CA if tls else None, source=source)
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_the_api_server_is_answered(server: Server, folder: Folder, tls: bool) -> None:
+    with connect(server, folder, API_SERVER, tls=tls) as client:
+        for _ in range(3):
+            assert client.ask(review({"a": 1}), "/review")[0] == 200
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_a_stranger_is_told_its_address_and_the_setting(server: Server, folder: Folder, tls: bool) -> None:
+    with connect(server, folder, STRANGER, tls=tls) as client:
+        client.send(b'{"a": 1}', "/review")
+        status, headers, text = client.receive()
+    assert (status, headers["Content-Type"]) == (403, "text/plain; charset=utf-8")
+    assert headers["Connection"] == "close"
+    assert (
+        f"does not accept calls from {STRANGER}: the setting test.apiServers lists only {API_SERVER}/32".encode()
+        in (text)
+    )
+
+
+def test_a_stranger_that_sends_no_body_is_refused_at_once(server: Server, folder: Folder) -> None:
+    """The body is not waited for: what it would hold can neither cost memory nor time."""
+    with connect(server, folder, STRANGER) as client:
+        client.send(b"x" * (8 << 20), "/review", part=1)
+        began = time.monotonic()
+        assert client.receive()[0] == 403
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        f"X-Forwarded-For: {API_SERVER}",
+        f"X-Real-IP: {API_SERVER}",
+        f"Forwarded: for={API_SERVER}",
+        f"Remote-Addr: {API_SERVER}",
+        "X-Forwarded-Proto: https",
+    ],
+)
+def test_headers_that_claim_an_address_are_not_believed(server: Server, folder: Folder, header: str) -> None:
+    with connect(server, folder, STRANGER) as client:
+        head = f"POST /review HTTP/1.1\r\nHost: x\r\n{header}\r\nContent-Length: 0\r\n\r\n"
+        client.wire.sendall(head.encode())
+        assert client.receive()[0] == 403
+
+
+def test_a_proxy_protocol_line_is_not_believed(server: Server, folder: Folder) -> None:
+    with connect(server, folder, STRANGER, tls=False) as client:
+        client.wire.sendall(f"PROXY TCP4 {API_SERVER} 127.0.0.1 4444 80\r\n".encode())
+        client.wire.sendall(b"POST /review HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+        assert client.receive()[0] in (400, 403)
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_probes_are_answered_for_every_peer(server: Server, folder: Folder, path: str) -> None:
+    with connect(server, folder, STRANGER) as client:
+        client.send(b"", path, method="GET")
+        assert client.receive()[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/healthz", "//review", "/review/", "/%72eview", "/"])
+def test_no_other_spelling_of_a_path_opens_the_door(server: Server, folder: Folder, path: str) -> None:
+    with connect(server, folder, STRANGER) as client:
+        client.send(b"{}", path)
+        assert client.receive()[0] == 403
+
+
+def test_strangers_that_hold_all_they_can_do_not_delay_the_api_server(server: Server, folder: Folder) -> None:
+    """Half requests by strangers used to take every thread for 10 s; they have threads and connections of their own."""
+    with ExitStack() as stack:
+        for _ in range(60):
+            rude = socket.create_connection(("127.0.0.1", server.ports[0]), 10, (STRANGER, 0))
+            stack.callback(rude.close)
+            rude.sendall(b"\x16\x03\x01\x02\x00\x01")  # half a handshake
+        client = stack.enter_context(connect(server, folder, API_SERVER))
+        began = time.monotonic()
+        assert client.ask(review({"a": 1}), "/review")[0] == 200
+        assert time.monotonic() - began < 5
+
+
+def test_a_client_certificate_does_not_open_a_door_that_names_blocks() -> None:
+    """Where both are set, both are asked for."""
+    callers = Callers("test.apiServers", blocks(API_SERVER))
+    seen: list[str] = []
+
+    def app(_environ: Any, _start: Any) -> list[bytes]:
+        seen.append("asked")
+        return []
+
+    def start(status: str, *_: Any) -> Any:
+        seen.append(status)
+
+    environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/review", "gunicorn.socket": _Peer(STRANGER)}
+    list(guarded(app, callers)(environ | {"SSL_CLIENT_VERIFY": "SUCCESS"}, start))
+    assert seen == ["403 Forbidden"]
+    list(guarded(app, callers)(environ | {"gunicorn.socket": _Peer(API_SERVER)}, start))
+    assert seen == ["403 Forbidden", "asked"]
+
+
+class _Peer:
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def getpeername(self) -> tuple[str, int]:
+        return (self._address, 4444)
+
+
+def test_refusals_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    app = guarded(lambda *_: [], Callers("test.apiServers", ()))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(100):
+            list(app({"REQUEST_METHOD": "POST", "gunicorn.socket": _Peer(STRANGER)}, lambda *_: None))  # type: ignore[arg-type]
+    (record,) = caplog.records
+    assert vars(record)["client"] == STRANGER
+
+
+def test_a_server_with_an_open_door_says_so_at_start(folder: Folder) -> None:
+    server = Server("-m", "tests.mgpu.serving.sample", str(folder.path), "open", addresses=0, cwd=ROOT)
+    try:
+        assert b"lets every address call this endpoint" in server.wait_for(b"said: ")
+        port = int(server.wait_for(b"serving ").rpartition(b":")[2])
+        with Client(port, folder.path / CA, source=STRANGER) as client:
+            assert client.ask(review({"a": 1}), "/review")[0] == 200
+    finally:
+        server.close()
