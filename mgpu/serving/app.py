@@ -10,7 +10,7 @@ from flask import Flask, Response, current_app, request
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from mgpu.model.errors import BadObject, RetryLater
-from mgpu.serving.inflight import REVIEWS, InFlight, Limits, TooLarge
+from mgpu.serving.inflight import REVIEWS, Busy, InFlight, Limits, TooLarge
 from mgpu.serving.review import BadRequest, Reply, Review, deny, parse
 
 _log = logging.getLogger(__name__)
@@ -107,6 +107,8 @@ def _failed(error: Exception) -> Response:
     """The one place where errors become HTTP."""
     if isinstance(error, BadRequest):
         return respond(Reply({"error": str(error)}, error.status))
+    if isinstance(error, Busy):
+        _discard_body()
     if isinstance(error, RetryLater):
         return respond(Reply({"error": str(error)}, 503, close=True))
     if isinstance(error, TooLarge | RequestEntityTooLarge):
@@ -121,7 +123,7 @@ def _failed(error: Exception) -> Response:
 
 
 def _discard_body() -> None:
-    """Read on for a while: a client that is still sending when the connection closes never sees the answer."""
+    """Read on for a while: a client that is still sending when the connection closes does not see the answer."""
     body = request.environ["wsgi.input"]
     with suppress(OSError):  # one that has hung up, or was waited for in vain, gets the same answer
         for _ in range(_DISCARDED // _CHUNK):

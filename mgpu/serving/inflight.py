@@ -52,6 +52,10 @@ class TooLarge(Exception):
     """The body is larger than any may be."""
 
 
+class Busy(RetryLater):
+    """Other requests hold what this one needs."""
+
+
 class _Stream(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
@@ -87,7 +91,7 @@ class InFlight:
     def body(self, stream: _Stream) -> Iterator[bytearray]:
         """The body in `stream`, read to its end; until the block ends, what it may become is reserved.
 
-        Raises TooLarge, and RetryLater where others hold what it needs.
+        Raises TooLarge and Busy.
         """
         found, counted = bytearray(), 0
         try:
@@ -132,5 +136,5 @@ def decoded(body: bytes | bytearray) -> int:
     return texts + numbers + 64 * empty + 190 * objects + 44 * colons + 72 * lists + 12 * commas
 
 
-def _busy() -> RetryLater:
-    return RetryLater("other requests hold the memory that this one needs; ask again")
+def _busy() -> Busy:
+    return Busy("other requests hold the memory that this one needs; ask again")

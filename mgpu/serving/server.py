@@ -27,6 +27,7 @@ from werkzeug.wsgi import ClosingIterator
 
 from mgpu.model.errors import BadObject, Problem
 from mgpu.serving.callers import Callers, guarded, warn_where_open
+from mgpu.serving.heap import return_memory
 from mgpu.serving.patience import PatientSocket, PatientTLS
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def serve(
     # As Go's programs do: where the limit for those that still use select() is met, gunicorn's workers end.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return_memory()
     _Server(listen, certificate, workers, threads, start, end, stop).run()
 
 

@@ -1,0 +1,105 @@
+"""`mgpu webhook` under more large reviews at once than it has threads."""
+
+import re
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+import yaml
+
+from mgpu.model.quantities import whole_bytes
+from tests.builders import pod
+from tests.fuzz.hostile import asking
+from tests.mgpu.serving.process import Client, Server
+from tests.mgpu.serving.reviews import review
+
+MIB = 1 << 20
+CLIENTS = 48
+DEPLOYMENT = Path(__file__).parents[2] / "manifests/base/webhook-deployment.yaml"
+SLICES = pod("p", *(asking(f"c{i}", "nvidia.com/mig-1g.10gb") for i in range(20_000)))
+BODIES: dict[str, Callable[[], bytes]] = {
+    "2 MiB of empty objects": lambda: orjson.dumps(review({"spec": {"containers": [{}] * (2 * MIB // 3)}})),
+    "8 MiB of empty objects": lambda: orjson.dumps(review({"spec": {"containers": [{}] * (8 * MIB // 3 - 200)}})),
+    "8 MiB of text that decodes to 32": lambda: orjson.dumps(review({"a": "x" * (8 * MIB - 500) + "\U0001f600"})),
+    "1.4 MiB of containers": lambda: orjson.dumps(review(SLICES)),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("webhook") / "certs"
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    run = "from mgpu.cli.main import main; main()"
+    server = Server("-c", run, "webhook", "--host", "127.0.0.1", "--port", "0", "--self-signed-dir", str(folder))
+    yield server
+    server.close()
+
+
+def memory_limit() -> int:
+    containers = yaml.safe_load(DEPLOYMENT.read_text())["spec"]["template"]["spec"]["containers"]
+    return whole_bytes(containers[0]["resources"]["limits"]["memory"])
+
+
+def memory(server: Server) -> int:
+    """What the process and its workers take, in bytes; pages that they share count once."""
+    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(server.process.pid)], capture_output=True, text=True)
+    found = 0
+    for pid in (server.process.pid, *map(int, children.stdout.split())):
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        match = re.search(r"^Pss: +(\d+) kB", text, re.MULTILINE)
+        assert match
+        found += int(match[1]) << 10
+    return found
+
+
+@pytest.mark.parametrize("make", BODIES.values(), ids=BODIES)
+def test_flood_of_large_reviews_stays_within_the_memory_limit_and_delays_ordinary_ones_little(
+    server: Server, folder: Path, make: Callable[[], bytes]
+) -> None:
+    body, answers, longest = make(), Counter[int](), 0
+
+    def post() -> None:
+        nonlocal longest
+        with Client(server.ports[0], folder / "ca.crt") as client:
+            client.send(body, "/validate")
+            status, _, answer = client.receive()
+        answers[status] += 1
+        longest = max(longest, len(answer))
+
+    threads = [threading.Thread(target=post) for _ in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    peak, ordinary = memory(server), []
+    while any(thread.is_alive() for thread in threads):
+        began = time.monotonic()
+        with Client(server.ports[0], folder / "ca.crt") as client:
+            assert client.ask(review(pod("p", asking("c", "nvidia.com/mig-1g.10gb"))), "/validate")[0] == 200
+        ordinary.append(time.monotonic() - began)
+        peak = max(peak, memory(server))
+    assert sum(answers.values()) == CLIENTS
+    assert answers.keys() <= {200, 413, 503}
+    assert longest < 64 << 10
+    assert peak < memory_limit()
+    assert max(ordinary) < 5, "the API server waits for 5 s"
+
+
+def test_body_of_unknown_length_is_read_to_the_limit_of_one_and_no_further(server: Server, folder: Path) -> None:
+    chunk = b"x" * MIB
+    with Client(server.ports[0], folder / "ca.crt") as client:
+        head = (
+            "POST /validate HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        client.wire.sendall(head.encode())
+        for _ in range(10):
+            client.wire.sendall(f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n")
+        client.wire.sendall(b"0\r\n\r\n")
+        status, _, answer = client.receive()
+    assert (status, orjson.loads(answer)) == (413, {"error": "the body is larger than 8388608 bytes"})
