@@ -4,6 +4,7 @@ from importlib import import_module
 
 SECTIONS = [
     "bench.placement",
+    "bench.hard",
     "bench.slices",
     "bench.cutting",
     "bench.admission",

@@ -117,6 +117,7 @@ class SchedulerSettings(Block):
     reaches it on loopback; -1: nowhere.
     podUid: this process's own pod's, by the downward API: while it decides that pod has the label that the Service
     chooses by; empty: no pod is labelled.
+    extenderTimeoutSeconds: how long kube-scheduler waits for the extender (`httpTimeout`): work for a call ends then.
     kubeSchedulerLease: of the kube-schedulers in this process's and its replicas' pods; the replica leads whose own has
     it; empty: there are none.
     bindingUsers: the users or groups that may bind GPU pods (with an extender that binds, its own account is one of
@@ -138,6 +139,7 @@ class SchedulerSettings(Block):
     leader_elect: bool = Field(True, alias="leaderElect")
     pod_uid: str = Field("", alias="podUid")
     kube_scheduler_lease: str = Field("", alias="kubeSchedulerLease")
+    extender_timeout_seconds: Annotated[float, Field(gt=0)] = Field(10, alias="extenderTimeoutSeconds")
     reservation_seconds: Annotated[float, Field(gt=0)] = Field(30, alias="reservationSeconds")
     binding_users: Names = Field((), alias="bindingUsers")
     require_ready_agents: bool = Field(True, alias="requireReadyAgents")

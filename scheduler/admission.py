@@ -15,6 +15,7 @@ from mgpu import dialects
 from mgpu.model.asks import Rejection
 from mgpu.serving.review import BadRequest, Reply, Review, allow, deny, pointer
 from scheduler.deciding import Decider
+from scheduler.rationing import Gone, Rationed, never
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +27,19 @@ _NO_SUCH_POD = 404
 
 class BindingAdmission:
     """may_decide raises RetryLater while this process must not decide: then `failurePolicy` lets the binding pass, and
-    the pod is decided late. users: the users or groups that may bind GPU pods; empty: anybody.
+    the pod is decided late. users: the users or groups that may bind GPU pods; empty: anybody. caller: of the request
+    at hand, whether it waits no more.
     """
 
-    def __init__(self, decider: Decider, may_decide: Callable[[], None], users: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        decider: Decider,
+        may_decide: Callable[[], None],
+        users: Collection[str] = (),
+        caller: Callable[[], Gone] = lambda: never,
+    ) -> None:
         self._decider, self._may_decide, self._users = decider, may_decide, frozenset(users)
+        self._caller = caller
 
     def __call__(self, review: Review) -> Reply:
         binding = review.object
@@ -53,7 +62,11 @@ class BindingAdmission:
             return deny(review, _not_theirs(review.user), _FORBIDDEN)
         if known.ask is None:
             return deny(review, known.problems, _REFUSED)
-        decision = self._decider.decide(known, node, reserve=not review.dry_run)
+        try:
+            decision = self._decider.decide(known, node, reserve=not review.dry_run, gone=self._caller())
+        except Rationed as error:
+            # Denied rather than unanswered, so that the scheduler tries again, on whatever node is best by then.
+            return deny(review, f"no cards for this pod on {node}: {error}", _REFUSED)
         if isinstance(decision, Rejection):
             log.info("binding refused: %s", decision, extra={"pod": uid, "node": node})
             return deny(review, f"no cards for this pod on {node}: {decision}", _REFUSED)

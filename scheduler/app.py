@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from mgpu.kube import Api
 from mgpu.serving.app import exposing, new_app, probe, probes, reviewing
 from mgpu.serving.callers import api_servers
+from mgpu.serving.deadlines import gone
 from mgpu.serving.metrics import CONTENT_TYPE, page
 from mgpu.serving.server import Listen
 from mgpu.settings import Settings
@@ -29,6 +30,9 @@ from scheduler.preempting import Preemption
 from scheduler.state import State
 from scheduler.web.app import make_app as make_web_app
 from scheduler.web.app import make_board
+
+_ADMISSION_SECONDS = 30.0
+"""The longest that the API server waits for a webhook; it says how long it does wait."""
 
 
 def listeners(
@@ -48,10 +52,10 @@ def listeners(
     """
     own = settings.scheduler
     admission = new_app()
-    binding = BindingAdmission(decider, gate.may_decide, own.binding_users)
+    binding = BindingAdmission(decider, gate.may_decide, own.binding_users, lambda: gone(_ADMISSION_SECONDS))
     reviewing(admission, "/bind-admission", binding, kinds=("Binding",), told=counted.ADMISSIONS)
     verbs = Extender(filter_, decider, preemption, api, gate)
-    extender = make_extender_app(verbs)
+    extender = make_extender_app(verbs, own.extender_timeout_seconds)
     gpushare_routes(extender, verbs, state, settings, gate)
     extender.after_request(lambda response: _closing(response, gate))
     metrics, web = new_app(), make_web_app(make_board(state, settings, mtgpupods), gate, own.web_host)

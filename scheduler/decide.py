@@ -14,11 +14,13 @@ from mgpu.model.slices import is_slice
 from mgpu.settings import Settings
 from scheduler.fragmentation.board import Judge
 from scheduler.fragmentation.reading import class_of
-from scheduler.placement import DEFAULT_BUDGET, Policy, node_score, place, policy_named
+from scheduler.placement import FULL, Effort, Limits, Policy, node_score, place, policy_named
 from scheduler.placement.ahead import looking_ahead
 from scheduler.placement.wishing import elsewhere, fresh_first
 
-_CAPPED_BUDGET = 10_000
+_CAPPED = 10_000
+_FORESIGHT = 400
+"""Steps of the engine's effort for what a judge says of all cards under one more amount."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,8 @@ def assess(
     foresight: Foresight | None = None,
     *,
     seats: Sequence[Seat] = (),
-    budget: int | None = None,
+    limits: Limits = FULL,
+    effort: Effort | None = None,
 ) -> Placement | Rejection:
     """The cards that `node` gives to a pod with this ask, or why it has none.
 
@@ -50,21 +53,25 @@ def assess(
     requires (mgpu.md, "Filter").
     foresight: makes a difference to which cards, never to whether there are any.
     seats: where the pods of the ask's same-card group are, on whatever node, without the pod itself.
-    budget: steps of the search, where what matters is whether there are cards and not which.
+    limits: of the search on this node. effort: counts its steps, and may end it (`scheduler/rationing.py`).
     """
     unmet = ask.unmet(node)
     if unmet is not None:
         return Rejection(unmet, hopeless=True)
-    budget = _budget(ask, settings) if budget is None else budget
+    limits = _capped(limits, ask, settings)
     found: Placement | Rejection = Placement(())
     if ask.containers:
         gpus = of_type(cards)
         if not gpus:
             return Rejection(_no_cards(node), hopeless=True)
         found = elsewhere(ask, gpus, seats) or place(
-            ask, gpus, _card_policy(ask, node, gpus, settings, foresight), budget=budget
+            ask, gpus, _card_policy(ask, node, gpus, settings, foresight), limits=limits, effort=effort
         )
-    return found if isinstance(found, Rejection) or not ask.others else _with_others(found, ask, node, cards, budget)
+    return (
+        found
+        if isinstance(found, Rejection) or not ask.others
+        else _with_others(found, ask, node, cards, limits, effort)
+    )
 
 
 def _no_cards(node: Node) -> str:
@@ -75,7 +82,7 @@ def _no_cards(node: Node) -> str:
 
 
 def _with_others(
-    found: Placement, ask: Ask, node: Node, cards: Sequence[CardState], budget: int
+    found: Placement, ask: Ask, node: Node, cards: Sequence[CardState], limits: Limits, effort: Effort | None
 ) -> Placement | Rejection:
     """The same with devices of the other types that the pod asks for, each type by itself, in minor order."""
     for type in dict.fromkeys(c.type for c in ask.others):
@@ -84,7 +91,7 @@ def _with_others(
             there = f"no {noun(type)} is made on node {node.name}" if is_slice(type) else ""
             return Rejection(there or f"node {node.name} has no {noun(type)}", hopeless=True)
         part = Ask(ask.dialect, tuple(c for c in ask.others if c.type == type))
-        placed = place(part, devices, policy_named("minor", 0), budget=budget)
+        placed = place(part, devices, policy_named("minor", 0), limits=limits, effort=effort)
         if isinstance(placed, Rejection):
             return placed
         chosen = tuple((type, container, indexes) for container, indexes in placed.containers)
@@ -99,7 +106,7 @@ def _card_policy(
     judge = foresight.judges.get(name) if foresight else None
     if judge is not None and foresight is not None:
         scoring = looking_ahead(judge, class_of(node, cards), foresight.room, foresight.needs)
-        return Policy(scoring, _weight_of_core(settings))
+        return Policy(scoring, _weight_of_core(settings), _FORESIGHT)
     return policy_named(name, _weight_of_core(settings))
 
 
@@ -121,7 +128,9 @@ def _weight_of_core(settings: Settings) -> int:
     return settings.dialects.mgpu.weight_of_core
 
 
-def _budget(ask: Ask, settings: Settings) -> int:
+def _capped(limits: Limits, ask: Ask, settings: Settings) -> Limits:
     """`MGPUMaxContainersNumPolicyValid`: for more containers than that, less effort (mgpu.md, "Allocate")."""
     most = settings.dialects.mgpu.max_containers_exact
-    return _CAPPED_BUDGET if most is not None and len(ask.containers) > most else DEFAULT_BUDGET
+    if most is None or len(ask.containers) <= most:
+        return limits
+    return Limits(min(limits.search, _CAPPED), limits.fallback)

@@ -11,14 +11,17 @@ from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.asks import Ask, Placement, Rejection
 from mgpu.model.errors import RetryLater
 from mgpu.model.ledger import shares_of
+from mgpu.model.pods import Node
 from mgpu.model.tables import table_at
 from mgpu.settings import Settings
 from scheduler import metrics, stock
 from scheduler.decide import Foresight, assess, record
 from scheduler.decisions import Decision
 from scheduler.gpu_pods import GpuPod, occupies, read_gpu_pod
+from scheduler.placement import FULL
 from scheduler.placement.standing import stands
 from scheduler.placement.wishing import elsewhere
+from scheduler.rationing import Call, Gone, Rationed, Rations, never
 from scheduler.reasons import MALFORMED, kind_of
 from scheduler.state import State
 from scheduler.views import View
@@ -36,8 +39,9 @@ def pod_path(namespace: str, name: str) -> str:
 class Decider:
     """Thread-safe. Idempotent per pod uid: the same node again gives the same cards, another one moves them."""
 
-    def __init__(self, state: State, api: Api, settings: Settings) -> None:
+    def __init__(self, state: State, api: Api, settings: Settings, rations: Rations | None = None) -> None:
         self._state, self._api, self._settings = state, api, settings
+        self._rations = rations or Rations()
 
     def find(self, namespace: str, name: str, uid: str = "", *, live: bool = False) -> tuple[str, GpuPod | None]:
         """The uid of the pod of this name, and what it asks for (None: it is no GPU pod).
@@ -63,14 +67,21 @@ class Decider:
         cached = self._state.gpu_pod(uid) if isinstance(uid, str) else None
         return cached if cached and version and cached.version == version else read_gpu_pod(raw, self._settings)
 
-    def decide(self, known: GpuPod, node: str, *, reserve: bool = True) -> Decision | Rejection:
-        """reserve False (dry run): nothing is held for the pod. Raises RetryLater."""
-        found = self._decide(known, node, reserve=reserve)
+    def decide(self, known: GpuPod, node: str, *, reserve: bool = True, gone: Gone = never) -> Decision | Rejection:
+        """The cards of a pod on a node, or why there are none.
+
+        reserve False (dry run): nothing is held for the pod. gone: whether the caller waits no more.
+
+        Raises:
+            Rationed: The search was ended for the sake of others; the pod may fit.
+            RetryLater: That, or the caller is gone, or the API does not answer.
+        """
+        found = self._decide(known, node, gone, reserve=reserve)
         if isinstance(found, Rejection) and reserve:
             metrics.REJECTIONS.labels("decision", kind_of(str(found)) if known.ask else MALFORMED).inc()
         return found
 
-    def _decide(self, known: GpuPod, node: str, *, reserve: bool) -> Decision | Rejection:
+    def _decide(self, known: GpuPod, node: str, gone: Gone, *, reserve: bool) -> Decision | Rejection:
         uid = known.pod.uid
         for _ in range(_TRIES):
             known = self._state.gpu_pod(uid) or known
@@ -88,7 +99,7 @@ class Decider:
                 refusal = self._landed(held)
                 if refusal:
                     return Rejection(refusal, hopeless=True)
-            decision = self._choose(known, ask, node, view)
+            decision = self._choose(known, ask, node, view, gone)
             if isinstance(decision, Rejection) or not reserve or self._reserve(decision, view):
                 return decision
         raise RetryLater(f"node {node} changes faster than cards can be decided on it")
@@ -120,7 +131,7 @@ class Decider:
             return False
         return stands(held.ask, shares_of(held.ask, held.placement), (*view.cards, *view.others))
 
-    def _choose(self, known: GpuPod, ask: Ask, node: str, view: View) -> Decision | Rejection:
+    def _choose(self, known: GpuPod, ask: Ask, node: str, view: View, gone: Gone) -> Decision | Rejection:
         if view.node is None:
             return Rejection(f"node {node} is not known to mgpu (yet)")
         pod, gpuid = known.pod, occupies(known.pod, node)
@@ -128,16 +139,39 @@ class Decider:
         if stock.chooses(view.node, ask):
             refused = stock.refusal(ask, view.node, view.cards, view.ours)
             return refused or Decision(*who, ask, Placement(()), {}, pod.needs, gpuid)
-        foresight = Foresight(self._state.outlook.judges, view.room, pod.needs)
-        seats = self._state.seats(ask, pod.uid)
-        cards, unkept = (*view.cards, *view.others), (*view.unkept, *view.unkept_others)
-        found = assess(ask, view.node, unkept, self._settings, foresight, seats=seats)
-        if isinstance(found, Rejection) and unkept != cards:
-            found = assess(ask, view.node, cards, self._settings, foresight, seats=seats)
+        with self._rations.call(pod.namespace, ask, gone) as call:
+            found = self._search(known, ask, view.node, view, call)
         if isinstance(found, Rejection):
             return found
-        annotations = record(pod, ask, found, cards, self._settings, time.time_ns())
+        annotations = record(pod, ask, found, (*view.cards, *view.others), self._settings, time.time_ns())
         return Decision(*who, ask, found, annotations, pod.needs, gpuid)
+
+    def _search(self, known: GpuPod, ask: Ask, node: Node, view: View, call: Call) -> Placement | Rejection:
+        """Beside what is kept for nominated pods, and where that does not do without regard to it.
+
+        A search that ends without proof under a policy that looks ahead is made again without looking ahead, as the
+        filter makes it: what the filter has passed is found here too.
+        """
+        seats = self._state.seats(ask, known.pod.uid)
+        cards, unkept = (*view.cards, *view.others), (*view.unkept, *view.unkept_others)
+        judges = self._state.outlook.judges
+        ahead = [Foresight(judges, view.room, known.pod.needs)] if judges else []
+        found: Placement | Rejection | None = None
+        for there in (unkept, cards) if unkept != cards else (cards,):
+            for foresight in (*ahead, None):
+                limits = call.must_have_limits()
+                found = assess(
+                    ask, node, there, self._settings, foresight, seats=seats, limits=limits, effort=call.effort
+                )
+                if isinstance(found, Placement):
+                    return found
+                if not found.proven and limits is not FULL:
+                    metrics.SEARCHES_ENDED.labels("rationed").inc()
+                    raise Rationed(str(found))
+                if found.proven:
+                    break
+        assert found is not None
+        return found
 
     def check_overdue(self) -> None:
         """Ask the API what became of reservations whose pod has not appeared on its node in time."""

@@ -22,6 +22,7 @@ from scheduler import stock
 from scheduler.decide import assess
 from scheduler.filtering import Filter, Filtered
 from scheduler.gpu_pods import GpuPod, occupies
+from scheduler.rationing import Rations
 from scheduler.slices.site import wanted_by
 from scheduler.state import State
 
@@ -91,7 +92,7 @@ class Explainer:
 
     def __init__(self, state: State, settings: Settings) -> None:
         self._state, self._settings = state, settings
-        self._filter = Filter(state, settings)
+        self._filter = Filter(state, settings, rations=Rations(sleep=lambda _: None))
         state.outlook.refresh()
         self._filter.refresh()
 

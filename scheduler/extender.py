@@ -17,6 +17,7 @@ from mgpu.model.asks import Rejection
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.pods import read_pod
 from mgpu.serving.app import body, new_app
+from mgpu.serving.deadlines import gone
 from mgpu.serving.inflight import EXTENDER
 from mgpu.serving.review import BadRequest
 from scheduler import metrics
@@ -25,6 +26,7 @@ from scheduler.decisions import Decision
 from scheduler.filtering import Filter, Filtered
 from scheduler.gpu_pods import GpuPod
 from scheduler.preempting import Preemption, Victims
+from scheduler.rationing import Gone, Rationed, never
 from scheduler.reasons import MALFORMED, kind_of
 
 _ASKED = 500
@@ -62,9 +64,9 @@ class Extender:
         self._filter, self._decider, self._preemption = filter_, decider, preemption
         self._api, self._gate = api, gate
 
-    def filter(self, body: Body) -> dict[str, Any]:
+    def filter(self, body: Body, gone: Gone = never) -> dict[str, Any]:
         known, raw, names, nodes = self._scheduling(body)
-        found = self._filter.filter(known, names) if known else self._filter.pass_on(read_pod(raw), names)
+        found = self._filter.filter(known, names, gone) if known else self._filter.pass_on(read_pod(raw), names)
         if known and not found.passed:
             _count_nowhere(known, found)
         answer: dict[str, Any] = {
@@ -76,24 +78,24 @@ class Extender:
             return {"NodeNames": found.passed, **answer}
         return {"Nodes": {"items": [nodes[name] for name in found.passed]}, **answer}
 
-    def prioritize(self, body: Body) -> list[dict[str, Any]]:
+    def prioritize(self, body: Body, gone: Gone = never) -> list[dict[str, Any]]:
         known, _, names, _ = self._scheduling(body)
-        scores = self._filter.scores(known, names) if known else [0] * len(names)
+        scores = self._filter.scores(known, names, gone) if known else [0] * len(names)
         return [{"Host": name, "Score": score} for name, score in zip(names, scores, strict=True)]
 
-    def preempt(self, body: Body) -> dict[str, Any]:
+    def preempt(self, body: Body, gone: Gone = never) -> dict[str, Any]:
         """Asked where kube-scheduler has found victims by itself; answered for a part of those nodes."""
         arguments = _arguments(body)
         proposed = _victims(arguments.get("nodenametometavictims"), arguments.get("nodenametovictims"))
         known = self._pod(arguments.get("pod"))
-        found = self._preemption.choose(known, arguments["pod"], proposed) if known else proposed
+        found = self._preemption.choose(known, arguments["pod"], proposed, gone) if known else proposed
         rows = {
             name: {"Pods": [{"UID": uid} for uid in victims.uids], "NumPDBViolations": victims.violations}
             for name, victims in found.items()
         }
         return {"NodeNameToMetaVictims": rows}
 
-    def bind(self, body: Body) -> dict[str, str]:
+    def bind(self, body: Body, gone: Gone = never) -> dict[str, str]:
         """Posts the Binding with the decision in it. A replica that may not decide leaves that to the admission."""
         arguments = _arguments(body)
         namespace, name, uid, node = (_text(arguments, key) for key in ("PodNamespace", "PodName", "PodUID", "Node"))
@@ -101,17 +103,20 @@ class Extender:
         found, known = self._decider.find(namespace, name, uid)
         if not found:
             return {"Error": f"there is no pod {namespace}/{name} with uid {uid}"}
-        decision = self._decide(known, node) if known else None
+        decision = self._decide(known, node, gone) if known else None
         if isinstance(decision, str):
             return {"Error": f"no cards for this pod on {node}: {decision}"}
         return {"Error": self._post(namespace, name, found, node, decision)}
 
-    def _decide(self, known: GpuPod, node: str) -> Decision | str | None:
+    def _decide(self, known: GpuPod, node: str, gone: Gone) -> Decision | str | None:
         try:
             self._gate.may_decide()
         except RetryLater:
             return None
-        found = self._decider.decide(known, node)
+        try:
+            found = self._decider.decide(known, node, gone=gone)
+        except Rationed as error:
+            return str(error)
         return str(found) if isinstance(found, Rejection) else found
 
     def _post(self, namespace: str, name: str, uid: str, node: str, decision: Decision | None) -> str:
@@ -161,20 +166,21 @@ class Extender:
             raise BadRequest(400, f"Pod is no pod: {error}") from error
 
 
-def make_app(extender: Extender) -> Flask:
+def make_app(extender: Extender, seconds: float = 10.0) -> Flask:
+    """seconds: how long kube-scheduler waits for an answer."""
     app = new_app(EXTENDER)
     for verb in (extender.filter, extender.prioritize, extender.preempt, extender.bind):
-        app.add_url_rule(f"/{verb.__name__}", verb.__name__, posted(verb), methods=["POST"])
+        app.add_url_rule(f"/{verb.__name__}", verb.__name__, posted(verb, seconds), methods=["POST"])
     return app
 
 
-def posted(verb: Any) -> Any:
+def posted(verb: Any, seconds: float) -> Any:
     """The view of one verb."""
     took = metrics.EXTENDER.labels(verb.__name__)
 
     def answer() -> Response:
         with took.time(), body() as sent:
-            return Response(orjson.dumps(verb(sent)), mimetype="application/json")
+            return Response(orjson.dumps(verb(sent, gone(seconds))), mimetype="application/json")
 
     return answer
 

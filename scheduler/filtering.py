@@ -16,7 +16,9 @@ from scheduler.decide import assess, score
 from scheduler.gpu_pods import GpuPod
 from scheduler.looking import Closely, look
 from scheduler.matrix import UNKNOWN
+from scheduler.placement import FULL, Effort, Limits
 from scheduler.ranking import Ranking
+from scheduler.rationing import NOT_LOOKED_AT, Call, Gone, Rations, never
 from scheduler.slices.looking import Slices
 from scheduler.slices.site import wanted_by
 from scheduler.state import State
@@ -42,14 +44,20 @@ class Filtered:
     recut: list[str] = field(default_factory=list)
 
 
+Known = dict[tuple[bytes, Limits], Answer]
+"""By the state of a node's cards and the limits of the search. What no higher limits can change stands under FULL."""
+
+_UNSEEN = Answer(NOT_LOOKED_AT, proven=False)
+
+
 class _Memo:
     """What the engine has said of an ask by the state of a node's cards; the latest asks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[Ask, dict[bytes, Answer]] = OrderedDict()
+        self._known: OrderedDict[Ask, Known] = OrderedDict()
 
-    def of(self, ask: Ask) -> dict[bytes, Answer]:
+    def of(self, ask: Ask) -> Known:
         with self._lock:
             self._known.setdefault(ask, {})
             self._known.move_to_end(ask)
@@ -73,9 +81,11 @@ class Filter:
         recut: Callable[[GpuPod, Sequence[str], Sequence[str]], None] = lambda *_: None,
         pace: Callable[[], object] = lambda: None,
         nowhere: Callable[[], None] = lambda: None,
+        rations: Rations | None = None,
     ) -> None:
         self._state, self._settings, self._tell_recut, self._pace = state, settings, recut, pace
         self._tell_nowhere = nowhere
+        self._rations = rations or Rations()
         self._memo = _Memo()
         self._ranking = Ranking(state, settings)
         self._slices = Slices(state, settings)
@@ -86,20 +96,24 @@ class Filter:
         self._state.sites.refresh()
         self._ranking.refresh()
 
-    def filter(self, known: GpuPod, names: Sequence[str]) -> Filtered:
-        """A malformed ask fits nowhere, and its problems are the reason."""
+    def filter(self, known: GpuPod, names: Sequence[str], gone: Gone = never) -> Filtered:
+        """A malformed ask fits nowhere, and its problems are the reason.
+
+        gone: whether the caller waits no more. Raises RetryLater then, and where others that take long are waiting.
+        """
         if known.ask is None:
             return Filtered(hopeless=dict.fromkeys(names, "; ".join(map(str, known.problems))))
-        found = self._of_all(known, known.ask, names)
+        with self._rations.call(known.pod.namespace, known.ask, gone) as call:
+            found = self._of_all(known, known.ask, names, call)
         if not found.passed:
             self._tell_nowhere()
         return found
 
-    def _of_all(self, known: GpuPod, ask: Ask, names: Sequence[str]) -> Filtered:
+    def _of_all(self, known: GpuPod, ask: Ask, names: Sequence[str], call: Call) -> Filtered:
         theirs = self._state.chosen_by_nvidia(names, known.pod, ask) if asks_stock(ask) else {}
         if not theirs:
-            return self._of_ours(known, ask, names)
-        found = self._of_ours(known, ask, [name for name in names if name not in theirs])
+            return self._of_ours(known, ask, names, call)
+        found = self._of_ours(known, ask, [name for name in names if name not in theirs], call)
         for name, refused in theirs.items():
             if refused is not None:
                 (found.hopeless if refused.hopeless else found.failed)[name] = str(refused)
@@ -113,24 +127,24 @@ class Filter:
         refused = {name: why for name, node in zip(names, nodes, strict=False) if (why := refusal(resources, node))}
         return Filtered(passed=[name for name in names if name not in refused], hopeless=refused)
 
-    def _of_ours(self, known: GpuPod, ask: Ask, names: Sequence[str]) -> Filtered:
+    def _of_ours(self, known: GpuPod, ask: Ask, names: Sequence[str], call: Call) -> Filtered:
         silent = self._state.without_agent(names)
         if not silent:
-            return self._of_served(known, ask, names)
-        found = self._of_served(known, ask, [name for name in names if name not in silent])
+            return self._of_served(known, ask, names, call)
+        found = self._of_served(known, ask, [name for name in names if name not in silent], call)
         found.hopeless.update(silent)  # evicting pods there does not bring the agent back
         return found
 
-    def _of_served(self, known: GpuPod, ask: Ask, names: Sequence[str]) -> Filtered:
+    def _of_served(self, known: GpuPod, ask: Ask, names: Sequence[str], call: Call) -> Filtered:
         if wanted_by(ask):
             found = _sorted(names, self._paced(self._slices.answers(known, ask, names)))
             self._tell_recut(known, found.recut, found.passed)
             return found
         if ask.others:
-            return _sorted(names, self._paced(self._answers(known, ask, names)))
+            return _sorted(names, self._paced(self._answers(known, ask, names, call)))
         seen = look(self._state, self._settings, known, ask, names)
         found = Filtered(hopeless={names[i]: reason for i, reason in seen.unmet.items()})
-        for i, answer in self._by_engine(ask, seen.closely, seen.seats):
+        for i, answer in self._by_engine(ask, seen.closely, seen.seats, call):
             if answer.reason:
                 (found.hopeless if answer.hopeless else found.failed)[names[i]] = answer.reason
             else:
@@ -141,7 +155,7 @@ class Filter:
         found.passed = list(compress(names, seen.fits.tolist()))
         return found
 
-    def _answers(self, known: GpuPod, ask: Ask, names: Sequence[str]) -> Iterator[Answer]:
+    def _answers(self, known: GpuPod, ask: Ask, names: Sequence[str], call: Call) -> Iterator[Answer]:
         """For asks that the arrays do not hold: those for devices of other types than GPU."""
         seats = self._state.seats(ask, known.pod.uid)
         for name in names:
@@ -149,38 +163,55 @@ class Filter:
             if view.node is None:
                 yield Answer(UNKNOWN, hopeless=True)
             else:
-                yield self._assess(ask, view.node, (*view.unkept, *view.unkept_others), seats)
+                cards = (*view.unkept, *view.unkept_others)
+                limits = call.next_limits()
+                yield self._assess(ask, view.node, cards, seats, limits, call.effort) if limits else _UNSEEN
 
-    def scores(self, known: GpuPod, names: Sequence[str]) -> list[int]:
-        """0..10 for each node; 0 where the pod does not fit (any more)."""
-        ranked = self._ranking.points(known, names)
-        if ranked is not None:
-            return ranked
+    def scores(self, known: GpuPod, names: Sequence[str], gone: Gone = never) -> list[int]:
+        """0..10 for each node; 0 where the pod does not fit (any more), or where nobody has looked.
+
+        gone: as for `filter`.
+        """
         if known.ask is None:
             return [0] * len(names)
-        if wanted_by(known.ask):
-            return [answer.points for answer in self._slices.answers(known, known.ask, names, scoring=True)]
-        if known.ask.others:
-            return [answer.points for answer in self._answers(known, known.ask, names)]
-        seen = look(self._state, self._settings, known, known.ask, names, scoring=True)
-        for i, answer in self._by_engine(known.ask, seen.closely, seen.seats):
+        with self._rations.call(known.pod.namespace, known.ask, gone) as call:
+            ranked = self._ranking.points(known, names, call)
+            return self._scores(known, known.ask, names, call) if ranked is None else ranked
+
+    def _scores(self, known: GpuPod, ask: Ask, names: Sequence[str], call: Call) -> list[int]:
+        if wanted_by(ask):
+            return [answer.points for answer in self._slices.answers(known, ask, names, scoring=True)]
+        if ask.others:
+            return [answer.points for answer in self._answers(known, ask, names, call)]
+        seen = look(self._state, self._settings, known, ask, names, scoring=True)
+        for i, answer in self._by_engine(ask, seen.closely, seen.seats, call):
             seen.points[i] = answer.points
         points: list[int] = seen.points.tolist()
         return points
 
-    def _by_engine(self, ask: Ask, closely: Closely, seats: Sequence[Seat]) -> Iterator[tuple[int, Answer]]:
-        """The answers for the nodes looked at closely; those in an equal state get the same."""
+    def _by_engine(self, ask: Ask, closely: Closely, seats: Sequence[Seat], call: Call) -> Iterator[tuple[int, Answer]]:
+        """The answers for the nodes looked at closely; those in an equal state get the same.
+
+        What a search with less than the full limits could not find is remembered apart, so that a pod that comes again
+        costs nothing until there is effort for a full one.
+        """
         if not len(closely.at):
             return  # and no answer that is known is dropped for it
         memo = self._memo.of(ask)
         for i, position in enumerate(closely.at.tolist()):
             key = b"" if closely.apart[i] else closely.rows.key(i)
-            answer = memo.get(key)
-            if answer is None:
-                answer = self._assess(ask, closely.nodes[i], closely.cards[i], seats)
+            answer = memo.get((key, FULL))
+            limits = call.next_limits() if answer is None else FULL
+            if limits is None:
+                answer = _UNSEEN
+            elif answer is None:
+                answer = memo.get((key, limits))
+            if answer is None and limits is not None:
+                answer = self._assess(ask, closely.nodes[i], closely.cards[i], seats, limits, call.effort)
                 if key:
-                    memo[key] = answer
+                    memo[key, FULL if answer.proven else limits] = answer
                 self._pace()
+            assert answer is not None
             yield position, answer
 
     def _paced(self, answers: Iterable[Answer]) -> Iterator[Answer]:
@@ -188,11 +219,19 @@ class Filter:
             yield answer
             self._pace()
 
-    def _assess(self, ask: Ask, node: Node, cards: Sequence[CardState], seats: Sequence[Seat]) -> Answer:
-        found = assess(ask, node, cards, self._settings, seats=seats)
+    def _assess(
+        self,
+        ask: Ask,
+        node: Node,
+        cards: Sequence[CardState],
+        seats: Sequence[Seat],
+        limits: Limits,
+        effort: Effort,
+    ) -> Answer:
+        found = assess(ask, node, cards, self._settings, seats=seats, limits=limits, effort=effort)
         if isinstance(found, Placement):
             return Answer(points=score(ask, found, cards, self._settings))
-        return Answer(told(found), found.hopeless)
+        return Answer(told(found), found.hopeless, proven=found.proven)
 
 
 def _sorted(names: Sequence[str], answers: Iterable[Answer]) -> Filtered:

@@ -23,7 +23,12 @@ _PREFIX = "/gpushare-scheduler"
 def gpushare_routes(app: Flask, extender: Extender, state: State, settings: Settings, gate: Gate) -> None:
     """Add them to the extender's app."""
     for verb in (extender.filter, extender.prioritize, extender.bind):
-        app.add_url_rule(f"{_PREFIX}/{verb.__name__}", f"gpushare {verb.__name__}", posted(verb), methods=["POST"])
+        app.add_url_rule(
+            f"{_PREFIX}/{verb.__name__}",
+            f"gpushare {verb.__name__}",
+            posted(verb, settings.scheduler.extender_timeout_seconds),
+            methods=["POST"],
+        )
 
     def inspect(node: str = "") -> Response:
         gate.may_answer()

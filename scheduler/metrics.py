@@ -46,6 +46,13 @@ PLANS = Counter(
     ["result"],
     registry=REGISTRY,
 )
+SEARCHES_ENDED = Counter(
+    "mgpu_searches_ended",
+    "Searches for cards that were ended before they had an answer: gone (their caller waits no more), busy (too many "
+    "others that take long), rationed (their namespace has used up its share of effort).",
+    ["reason"],
+    registry=REGISTRY,
+)
 EVENTS = Counter(
     "mgpu_warning_events",
     "Warning Events that the scheduler has to tell of nodes and pods, by reason.",
@@ -55,6 +62,8 @@ EVENTS = Counter(
 
 for _verb in ("filter", "prioritize", "preempt", "bind"):  # from the start, so that the first of each is an increase
     EXTENDER.labels(_verb)
+for _reason in ("gone", "busy", "rationed"):
+    SEARCHES_ENDED.labels(_reason)
 for _result in ("decided", "failed"):
     LATE.labels(_result)
 for _result in ("made", "written", "dropped", "refused"):

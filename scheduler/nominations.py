@@ -22,14 +22,18 @@ from mgpu.model.pods import Node
 from mgpu.settings import Settings
 from scheduler.decide import assess
 from scheduler.gpu_pods import GpuPod
+from scheduler.placement import Limits
 from scheduler.placement.standing import stands
 from scheduler.placement.wishing import elsewhere
 
 LOWEST = -(1 << 31)
 """Pod priorities are int32."""
 
-_BUDGET = 10_000
-"""Of the engine, per choice: the state's lock is held."""
+_STEPS = 20_000
+"""Of the engine's effort for all nominees of a node together, some 5 ms: the state's lock is held. Each has its part of
+it, so that pods that are hard to place leave the others' parts alone; single containers take far less than any part.
+"""
+_LEAST = 400
 
 
 @dataclass(slots=True)
@@ -137,18 +141,20 @@ class Nominations:
     def _choose(self, node: str) -> None:
         now = (*self._ledger.cards(node), *self._ledger.others(node))
         later = self._ledger.once_gone(node, [h.uid for h in self._ledger.holdings(node) if self._leaves(h.uid)])
+        part = max(_LEAST, _STEPS // (4 * len(self._on_node[node])))
+        limits = Limits(part, part)
         for nominee in sorted(self._on_node[node].values(), key=lambda n: n.order):
             if nominee.kept is None or not stands(nominee.ask, nominee.kept.shares, later):
-                nominee.kept = self._place(nominee, node, now) or self._place(nominee, node, later)
+                nominee.kept = self._place(nominee, node, now, limits) or self._place(nominee, node, later, limits)
             if nominee.kept and self._ledger.holding(nominee.kept.uid) is None:
                 now, later = _with(now, [nominee.kept]), _with(later, [nominee.kept])
 
-    def _place(self, nominee: _Nominee, node: str, cards: Sequence[CardState]) -> Holding | None:
+    def _place(self, nominee: _Nominee, node: str, cards: Sequence[CardState], limits: Limits) -> Holding | None:
         known, ask, pod = self._nodes.get(node), nominee.ask, nominee.known.pod
         if known is None:
             return None
         seats = self._ledger.seats(ask.wishes.same_card, pod.uid)
-        found = assess(ask, known, cards, self._settings, seats=seats, budget=_BUDGET)
+        found = assess(ask, known, cards, self._settings, seats=seats, limits=limits)
         if not isinstance(found, Placement):
             return None
         who = (pod.uid, pod.namespace, pod.name, node)

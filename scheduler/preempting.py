@@ -5,6 +5,7 @@ the node. What it chose stays, beside what the cards need, unless nothing but th
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,15 +21,18 @@ from scheduler import stock
 from scheduler.decide import assess
 from scheduler.disruption import Budgets
 from scheduler.gpu_pods import GpuPod
-from scheduler.placement.freeing import BUDGET, freed
+from scheduler.placement import BRIEF, Effort
+from scheduler.placement.effort import Budget, Exhausted
+from scheduler.placement.freeing import freed
 from scheduler.placement.victims import LOWEST, Tenant, by_importance, victims, without
+from scheduler.rationing import FREE, Gone, Rations, never
 from scheduler.slices.choosing import answer_of
 from scheduler.slices.site import wanted_by
 from scheduler.state import State
 from scheduler.views import View
 
-_EFFORT = 10_000
-"""Steps of a search for whether the pod fits: some milliseconds, and there may be a hundred of them."""
+_NODE = 400_000
+"""Steps of the engine's effort for one node: whom to evict, and each question whether the pod then fits."""
 
 _HARMLESS_VOLUMES = frozenset({"configMap", "downwardAPI", "emptyDir", "hostPath", "projected", "secret"})
 
@@ -44,28 +48,37 @@ class Victims:
 class Preemption:
     """Thread-safe."""
 
-    def __init__(self, state: State, budgets: Budgets, settings: Settings) -> None:
+    def __init__(self, state: State, budgets: Budgets, settings: Settings, rations: Rations | None = None) -> None:
         self._state, self._budgets, self._settings = state, budgets, settings
+        self._rations = rations or Rations()
 
-    def choose(self, known: GpuPod, raw: Mapping[str, Any], proposed: Mapping[str, Victims]) -> dict[str, Victims]:
+    def choose(
+        self, known: GpuPod, raw: Mapping[str, Any], proposed: Mapping[str, Victims], gone: Gone = never
+    ) -> dict[str, Victims]:
         """The victims on each node, the most important first; nodes where no eviction makes room are left out.
 
-        raw: the pod that wants the cards, as the API has it. proposed: what kube-scheduler has chosen.
+        So are nodes where finding victims takes too long: nobody is evicted on a guess. raw: the pod that wants the
+        cards, as the API has it. proposed: what kube-scheduler has chosen. gone: whether the caller waits no more.
         """
         found: dict[str, Victims] = {}
         if known.ask is None:
             return found
         only_cards = _only_cards_can_be_short(known.pod, raw)
-        steps = max(1, BUDGET // max(1, len(proposed)))
-        for name, theirs in proposed.items():
-            chosen = self._on(name, known, known.ask, theirs, steps, only_cards=only_cards)
-            if chosen is not None:
-                found[name] = chosen
+        with self._rations.call(known.pod.namespace, known.ask, gone, single_too=True) as call:
+            for name, theirs in proposed.items():
+                if call.next_limits() is None:
+                    break
+                budget = Budget(call.effort, max(FREE, min(_NODE, call.left)))
+                with suppress(Exhausted):
+                    chosen = self._on(name, known, known.ask, theirs, budget, only_cards=only_cards)
+                    if chosen is not None:
+                        found[name] = chosen
         return found
 
     def _on(
-        self, name: str, known: GpuPod, ask: Ask, theirs: Victims, steps: int, *, only_cards: bool
+        self, name: str, known: GpuPod, ask: Ask, theirs: Victims, budget: Budget, *, only_cards: bool
     ) -> Victims | None:
+        """Those on this node; None: no eviction makes room. Raises Exhausted."""
         view, occupants = self._state.occupied(name, known.pod.uid)
         node, seats = view.node, self._state.seats(ask, known.pod.uid)
         if node is None or any(h.occupies and h.uid in theirs.uids for h, _ in occupants):
@@ -76,7 +89,10 @@ class Preemption:
             return None  # the pod could not start there once its victims are gone
 
         def fits(cards: Sequence[CardState]) -> bool:
-            return isinstance(assess(ask, node, cards, self._settings, seats=seats, budget=_EFFORT), Placement)
+            asked = Effort()
+            answer = assess(ask, node, cards, self._settings, seats=seats, limits=BRIEF, effort=asked)
+            budget.take(asked.spent)
+            return isinstance(answer, Placement)
 
         wanted = wanted_by(ask)
         if wanted:
@@ -89,10 +105,11 @@ class Preemption:
             gone = [h for h, _ in occupants if h.uid in theirs.uids]
             left = [_without(state, gone) for state in (*view.unkept, *view.unkept_others)]
             return theirs if fits(left) else None
+        exact = budget.part(budget.left // 2)
         lower = [(h, p.pod) for h, p in occupants if _may_go(h, p.pod, known.pod)]
         tenants = self._tenants(view, lower)
         if only_cards and all(state.card.healthy for state in view.unkept):
-            found = victims(ask, view.unkept, tenants, fits, budget=steps)
+            found = victims(ask, view.unkept, tenants, fits, exact=exact, budget=budget)
             if found is None:
                 return None
             going = {t.uid for t in found[0]}
@@ -101,7 +118,7 @@ class Preemption:
         must = [t for t in tenants if t.uid in theirs.uids]
         others = [t for t in tenants if t.uid not in theirs.uids]
         highest = max((t.priority for t in must), default=LOWEST)
-        found = victims(ask, without(view.unkept, must), others, fits, highest=highest, budget=steps)
+        found = victims(ask, without(view.unkept, must), others, fits, highest=highest, exact=exact, budget=budget)
         return None if found is None else _told(theirs, tenants, [*must, *found[0]])
 
     def _tenants(self, view: View, lower: Sequence[tuple[Holding, Pod]]) -> list[Tenant]:

@@ -27,6 +27,7 @@ from scheduler.leading import LeaderLabel, OwnKubeScheduler
 from scheduler.mtgpu.controller import Controller
 from scheduler.mtgpu.status import Transition
 from scheduler.preempting import Preemption
+from scheduler.rationing import Rations
 from scheduler.slices.planning import Planning
 from scheduler.slices.writing import Writer
 from scheduler.state import State
@@ -66,10 +67,13 @@ class Process:
         )
         writer = Writer(api, settings)
         self.planning = Planning(self.state, writer, settings, self._warn, self.may_decide)
-        self.decider = Decider(self.state, api, settings)
-        self.filter = Filter(self.state, settings, self.planning.recut, nowhere=self.announcements.refused)
+        rations = Rations()
+        self.decider = Decider(self.state, api, settings, rations)
+        self.filter = Filter(
+            self.state, settings, self.planning.recut, nowhere=self.announcements.refused, rations=rations
+        )
         budgets = Budgets()
-        self.preemption = Preemption(self.state, budgets, settings)
+        self.preemption = Preemption(self.state, budgets, settings, rations)
         self.late = LateDecisions(
             self.state, self.decider, api, settings, self._warn, self.may_decide, recut=self.planning.can_serve
         )

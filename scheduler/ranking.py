@@ -17,6 +17,7 @@ from scheduler.fragmentation.shapes import Shape
 from scheduler.gpu_pods import GpuPod
 from scheduler.outlook import Outlook
 from scheduler.placement.wishing import beside_others
+from scheduler.rationing import Call, unlimited
 from scheduler.views import View
 
 _LATELY = 64
@@ -52,9 +53,11 @@ class Ranking:
         self._field = Field()
         self._judge: Judge | None = None
 
-    def points(self, known: GpuPod, names: Sequence[str]) -> list[int] | None:
+    def points(self, known: GpuPod, names: Sequence[str], call: Call | None = None) -> list[int] | None:
         """0..10 for each node, exactly one 10; None: `nodePolicy` is none of these, nothing is learnt yet, or the pod
         asks for no GPU.
+
+        call: what effort it may take; None: of a process that keeps nobody waiting.
         """
         if self._judge is None or known.ask is None or not known.ask.containers:
             return None
@@ -64,7 +67,7 @@ class Ranking:
             judge = self._judge
             keys = self._field.keys(judge, shape, names)
             wide = tuple(self._field.wide)
-        self._alone(known, known.ask, judge, shape, names, keys, wide)
+        self._alone(known, known.ask, judge, shape, names, keys, wide, call or unlimited())
         return points(names, keys) if (keys != UNFIT).any() else None
 
     def refresh(self) -> None:
@@ -92,7 +95,15 @@ class Ranking:
                 self._field.put(view.node, view.cards, view.room)
 
     def _alone(
-        self, known: GpuPod, ask: Ask, judge: Judge, shape: Shape, names: Sequence[str], keys: Ints, wide: Iterable[str]
+        self,
+        known: GpuPod,
+        ask: Ask,
+        judge: Judge,
+        shape: Shape,
+        names: Sequence[str],
+        keys: Ints,
+        wide: Iterable[str],
+        call: Call,
     ) -> None:
         """Set the keys of the nodes that the board cannot judge: where this very pod, or one of its spread group, is,
         and those with more cards than the board has columns.
@@ -102,12 +113,15 @@ class Ranking:
         if decision is not None:
             nodes.add(decision.node)
         for i in [i for i, name in enumerate(names) if name in nodes] if nodes else ():
-            keys[i] = self._key(ask, judge, shape, self._state.view(names[i], uid), self._state.seats(ask, uid))
+            keys[i] = self._key(ask, judge, shape, self._state.view(names[i], uid), self._state.seats(ask, uid), call)
 
-    def _key(self, ask: Ask, judge: Judge, shape: Shape, view: View, seats: Sequence[Seat]) -> int:
+    def _key(self, ask: Ask, judge: Judge, shape: Shape, view: View, seats: Sequence[Seat], call: Call) -> int:
+        limits = call.next_limits()
+        if view.node is None or limits is None:
+            return UNFIT
         unkept = (*view.unkept, *view.unkept_others)
-        found = assess(ask, view.node, unkept, self._settings, seats=seats) if view.node else None
-        if view.node is None or not isinstance(found, Placement):
+        found = assess(ask, view.node, unkept, self._settings, seats=seats, limits=limits, effort=call.effort)
+        if not isinstance(found, Placement):
             return UNFIT
         key = int(judge.keys(rows_of(class_of(view.node, view.cards), view.room, [free_of(view.cards)]), shape)[0])
         return key - BEHIND if key != UNFIT and beside_others(ask, found, view.unkept) else key

@@ -119,7 +119,7 @@ class Placement:
     """The card indexes of each container of an ask, ascending, in the ask's order.
 
     others: type, container and indexes, for each of the ask's others.
-    proven: no better placement exists. False only where the search gave up at its node budget.
+    proven: no better placement exists. False only where the search ended at its limits.
     """
 
     containers: tuple[tuple[str, tuple[int, ...]], ...]
@@ -144,11 +144,15 @@ class CardRefusal:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why a node cannot take a pod. `hopeless`: evicting pods there cannot help (no such card, wrong label)."""
+    """Why a node cannot take a pod. `hopeless`: evicting pods there cannot help (no such card, wrong label).
+
+    proven: the pod does not fit. False where the search was ended before that was known; never hopeless then.
+    """
 
     reason: str
     cards: tuple[CardRefusal, ...] = ()
     hopeless: bool = False
+    proven: bool = True
 
     def __str__(self) -> str:
         """One line for Events and replies: `3 cards: 2 memory 4.0 GiB short, 1 unhealthy`."""

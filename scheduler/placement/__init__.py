@@ -1,7 +1,21 @@
 """The placement engine: pure functions over the model. `place(ask, cards, policy)` → Placement | Rejection."""
 
-from scheduler.placement.engine import DEFAULT_BUDGET, place
+from scheduler.placement.effort import BRIEF, FULL, LEAST, SHORT, Effort, Limits
+from scheduler.placement.engine import place
 from scheduler.placement.node_score import NODE_POLICIES, node_score
 from scheduler.placement.policies import POLICIES, Policy, policy_named
 
-__all__ = ["DEFAULT_BUDGET", "NODE_POLICIES", "POLICIES", "Policy", "node_score", "place", "policy_named"]
+__all__ = [
+    "BRIEF",
+    "FULL",
+    "LEAST",
+    "NODE_POLICIES",
+    "POLICIES",
+    "SHORT",
+    "Effort",
+    "Limits",
+    "Policy",
+    "node_score",
+    "place",
+    "policy_named",
+]

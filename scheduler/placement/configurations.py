@@ -13,8 +13,12 @@ from typing import NamedTuple
 from mgpu.model.asks import Amount, Ask, ContainerAsk
 from mgpu.model.cards import Card, CardState
 from mgpu.model.pods import Stage
+from scheduler.placement.effort import Budget, Exhausted
 
 NOTHING = Amount()
+
+_GROW = 16
+"""Steps to add one container to a configuration and to see whether it still fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +83,13 @@ def kinds_of(ask: Ask) -> tuple[Kind, ...]:
 
 
 def configurations(
-    kinds: Sequence[Kind], states: Sequence[CardState], max_shares: int, most: int
-) -> list[Configuration] | None:
-    """Every configuration that may fit one of `states`, cards of one size; the empty one first. None: over `most`."""
+    kinds: Sequence[Kind], states: Sequence[CardState], max_shares: int, most: int, budget: Budget
+) -> list[Configuration]:
+    """Every configuration that may fit one of `states`, cards of one size; the empty one first.
+
+    Raises Exhausted where there are more than `most`, or where trying them takes more than the budget: many kinds of
+    which few go together make few configurations and much work.
+    """
     card = states[0].card
     shares = max_shares - min(s.shares for s in states) if max_shares else sum(len(k.members) for k in kinds)
     most_free = Amount(
@@ -97,14 +105,17 @@ def configurations(
             continue
         more = []
         for one in found:
+            tried = 0
             grown: Configuration | None = one
             for _ in kind.members:
+                tried += 1
                 grown = grown and grow(grown, kind, card)
                 if grown is None or any(map(gt, grown.need, most_free)):
                     break
                 more.append(grown)
+            budget.take(_GROW * tried)
             if len(found) + len(more) > most:
-                return None
+                raise Exhausted
         found += more
     return found
 

@@ -1,44 +1,47 @@
 """`place`: the best cards of a node for a pod, or why there are none."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from mgpu.model.asks import Ask, ContainerAsk, Placement, Rejection
 from mgpu.model.cards import CardState
 from scheduler.placement.configurations import Kind, configurations, kinds_of
-from scheduler.placement.first_fit import Undecided, configuration, first_fit
+from scheduler.placement.effort import FULL, SHORT, Budget, Effort, Exhausted, Limits
+from scheduler.placement.first_fit import Packing, first_fit, together
 from scheduler.placement.policies import CardScore, Policy
 from scheduler.placement.problem import Option
 from scheduler.placement.refusals import emptied, impossible, not_together, unplaceable, without_proof
 from scheduler.placement.search import search
-from scheduler.placement.ties import lowest
+from scheduler.placement.ties import EDGE, any_path, lowest
 from scheduler.placement.wishing import bars, crowded
 
-DEFAULT_BUDGET = 1_000_000
-"""Steps of the search, some tenths of a second. Eight containers on 16 cards take 1,000 to 150,000; what exceeds it
-are, for example, 14 different small containers on 16 idle cards."""
-
 _CONFIGURATION = 8  # steps that one configuration of one card takes to make
+_ALONE = 4  # steps to see whether a card can serve a container by itself
+_OPTION = 8  # steps to see whether a configuration fits a card, and for its score
 
 _index = attrgetter("card.index")
 
 
 def place(
-    ask: Ask, cards: Sequence[CardState], policy: Policy, *, budget: int = DEFAULT_BUDGET
+    ask: Ask, cards: Sequence[CardState], policy: Policy, *, limits: Limits = FULL, effort: Effort | None = None
 ) -> Placement | Rejection:
     """The best placement of `ask` on `cards`, all of the node's, in any order.
 
     Exact: of all placements that fit, the one on the fewest cards that others of its spread group hold, then with the
     highest sum of the policy's scores over all cards; of equal ones the one with the lowest card indexes, in the ask's
-    order of containers. Where that takes more than `budget`
-    steps, the best found, with `proven=False`. A Rejection that says "does not fit" is always proven; a search that
-    had to end without an answer says just that.
+    order of containers. Where that takes more steps than `limits` allows, the best found, with `proven=False`.
+
+    A Rejection that says "does not fit" is always proven. A search that had to end without an answer says just that,
+    with `proven=False`. What is found with some limits is found with all higher ones as well, but for the choice among
+    placements. effort: counts the steps, and may end the work (`Effort`).
     """
+    effort = effort or Effort()
     cards = sorted(cards, key=_index)
     rejection = impossible(ask, cards)
     if rejection is not None:
         return rejection
+    effort.spend(_ALONE * len(cards) * len(ask.containers))
     score, avoided = policy.scores(cards), crowded(ask, cards)
     open_ = _open(ask, cards)
     if len(ask.containers) == 1:
@@ -50,16 +53,17 @@ def place(
         return rejection
     try:
         if ask.wishes.same_card:
-            found, proven = _on_one_card(ask, open_, score, avoided), True
+            found, proven = _on_one_card(ask, open_, score, avoided, effort), True
         else:
-            found, proven = _of_several(ask, open_, score, avoided, budget)
-    except Undecided:
+            found, proven = _Several(ask, open_, policy, score, avoided, effort).place(limits)
+    except Exhausted:
         return without_proof(ask)
     if found is not None:
         return _placement(ask, cards, found, proven=proven)
     if all(state.idle for state in cards):
         return not_together(ask, hopeless=True)
-    when_empty = place(ask, emptied(cards), policy, budget=budget)
+    less = Limits(min(limits.search, SHORT.search), min(limits.fallback, SHORT.fallback))
+    when_empty = place(ask, emptied(cards), policy, limits=less, effort=effort)
     return not_together(ask, hopeless=isinstance(when_empty, Rejection) and when_empty.hopeless)
 
 
@@ -101,59 +105,93 @@ def _of_one(
 
 
 def _on_one_card(
-    ask: Ask, cards: Sequence[CardState], score: CardScore, avoided: Sequence[bool]
+    ask: Ask, cards: Sequence[CardState], score: CardScore, avoided: Sequence[bool], effort: Effort
 ) -> Sequence[Sequence[int]] | None:
     """All containers on one card, the best that has room for them together."""
     kinds = kinds_of(ask)
     losses: list[tuple[bool, int, int]] = []
     for i, state in enumerate(cards):
-        all_of_them = configuration(kinds, tuple(len(kind.members) for kind in kinds), state)
+        effort.spend(_ALONE * len(ask.containers))
+        all_of_them = together(kinds, state)
         if state.card.healthy and all_of_them is not None and all_of_them.fits(state, ask.max_shares):
             loss = score(i, 0, 0) - score(i, all_of_them.need.core, all_of_them.need.memory)
             losses.append((avoided[i], loss, i))
     return [(min(losses)[2],)] * len(ask.containers) if losses else None
 
 
-def _of_several(
-    ask: Ask, cards: Sequence[CardState], score: CardScore, avoided: Sequence[bool], budget: int
-) -> tuple[Sequence[Sequence[int]] | None, bool]:
-    """The positions of each container's cards, None where it does not fit; and whether there is nothing better."""
-    kinds = kinds_of(ask)
-    options = _options(ask, kinds, cards, score, budget)
-    if options is not None and any(avoided):
-        options = _avoiding(options, avoided)
-    if options is not None:
+@dataclass(frozen=True, slots=True)
+class _Several:
+    """Several containers, which may be on several cards: one call of `place`."""
+
+    ask: Ask
+    cards: Sequence[CardState]
+    policy: Policy
+    score: CardScore
+    avoided: Sequence[bool]
+    effort: Effort
+
+    def place(self, limits: Limits) -> tuple[Sequence[Sequence[int]] | None, bool]:
+        """The positions of each container's cards, None where it does not fit; and whether there is nothing better.
+
+        Raises Exhausted. Where a search with high limits finds nothing, one with lower limits still may, since its
+        narrow search keeps other states: it is asked as well, so that higher limits never find less.
+        """
+        kinds = kinds_of(self.ask)
+        for steps in sorted({limits.search, min(limits.search, SHORT.search)}, reverse=True):
+            found, proven = self._search(kinds, steps)
+            if found is not None or proven:
+                return found, proven
+        fallback = Budget(self.effort, limits.fallback)
+        packing = Packing(kinds, self.cards, self.ask.max_shares, self.score, self.avoided, fallback)
+        return first_fit(packing), False
+
+    def _search(self, kinds: tuple[Kind, ...], steps: int) -> tuple[Sequence[Sequence[int]] | None, bool]:
+        budget = Budget(self.effort, steps)
+        setup = budget.part(steps // 2)
+        try:
+            options = self._options(kinds, setup, steps // (_CONFIGURATION * len(self.cards)))
+        except Exhausted:
+            return None, False
+        budget.give_back(setup)
+        if any(self.avoided):
+            options = _avoiding(options, self.avoided)
         order = _equal_together(options)
-        steps, proven = search(kinds, [options[i] for i in order], budget)
-        if steps:
-            return lowest(kinds, order, steps), proven
-        if proven:
-            return None, True
-    return first_fit(kinds, cards, ask.max_shares, score, avoided), False
+        searching = budget.part(budget.left * 7 // 8)
+        edges, proven = search(kinds, [options[i] for i in order], searching)
+        if not edges:
+            return None, proven
+        budget.give_back(searching)
+        try:
+            return lowest(kinds, order, edges, budget), proven
+        except Exhausted:
+            path = any_path(edges)
+            linear = Budget(self.effort, EDGE * len(path) * sum(k.units + len(k.members) for k in kinds))
+            return lowest(kinds, order, path, linear), False
 
-
-def _options(
-    ask: Ask, kinds: Sequence[Kind], cards: Sequence[CardState], score: CardScore, budget: int
-) -> list[list[Option]] | None:
-    """Per card what can be on it, and its worth. None: more than the budget allows."""
-    sizes: dict[tuple[int, int], list[int]] = {}
-    for i, state in enumerate(cards):
-        if state.card.healthy:
-            sizes.setdefault((state.card.core, state.card.memory), []).append(i)
-    options: list[list[Option]] = [[] for _ in cards]
-    for positions in sizes.values():
-        most = budget // (_CONFIGURATION * len(cards))
-        possible = configurations(kinds, [cards[i] for i in positions], ask.max_shares, most)
-        if possible is None:
-            return None
-        for i in positions:
-            alone = score(i, 0, 0)
-            options[i] = [
-                (score(i, one.need.core, one.need.memory) - alone, one.code)
-                for one in possible
-                if one.fits(cards[i], ask.max_shares)
-            ]
-    return options
+    def _options(self, kinds: Sequence[Kind], budget: Budget, most: int) -> list[list[Option]]:
+        """Per card what can be on it, and its worth. Raises Exhausted."""
+        sizes: dict[tuple[int, int], list[int]] = {}
+        for i, state in enumerate(self.cards):
+            if state.card.healthy:
+                sizes.setdefault((state.card.core, state.card.memory), []).append(i)
+        options: list[list[Option]] = [[] for _ in self.cards]
+        shares, score, amounts = self.ask.max_shares, self.score, 0
+        scored: set[tuple[int, int]] = set()
+        for positions in sizes.values():
+            possible = configurations(kinds, [self.cards[i] for i in positions], shares, most, budget)
+            if self.policy.steps:
+                scored.update((one.need.core, one.need.memory) for one in possible)
+                budget.take((len(scored) - amounts) * self.policy.steps)
+                amounts = len(scored)
+            budget.take(_OPTION * len(possible) * len(positions))
+            for i in positions:
+                alone = score(i, 0, 0)
+                options[i] = [
+                    (score(i, one.need.core, one.need.memory) - alone, one.code)
+                    for one in possible
+                    if one.fits(self.cards[i], shares)
+                ]
+        return options
 
 
 def _avoiding(options: Sequence[Sequence[Option]], avoided: Sequence[bool]) -> list[list[Option]]:

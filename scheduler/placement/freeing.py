@@ -13,24 +13,20 @@ from typing import NamedTuple
 from mgpu.model.asks import Amount, Ask
 from mgpu.model.cards import WHOLE_RATIO, CardState
 from scheduler.placement.configurations import Configuration, configurations, kinds_of
+from scheduler.placement.effort import Budget, Exhausted
 from scheduler.placement.search import search
 from scheduler.placement.ties import lowest
 from scheduler.placement.wishing import bars
 
-BUDGET = 2000
-"""Searches over all cards, well below a millisecond each; one will do where all pods that may go are on one card."""
-
-_TRANSITIONS = 100_000  # of one search over the cards
+_SEARCH = 100_000  # steps of one search over the cards
+_WAY = 8  # steps for one pod and one way to free a part of a card
+_COMPARED = 2  # steps to compare two ways
 _CONFIGURATIONS = 500  # per card size
 _LABELS = 2_000  # ways to free a part of one card, of which none is better than another in all respects
 _CROWDED = 64
 
 _Need = Amount
 """What of a card is still to be freed."""
-
-
-class TooMuch(Exception):
-    """The budget is used up and nothing has been found."""
 
 
 class _Going(NamedTuple):
@@ -43,7 +39,7 @@ class _Going(NamedTuple):
 class Freeing:
     """One node and ask. uses: what each pod that may go holds, by card index. costs: of its going, all positive.
 
-    Raises TooMuch.
+    budget: for all searches together. Raises Exhausted.
     """
 
     def __init__(
@@ -52,9 +48,9 @@ class Freeing:
         cards: Sequence[CardState],
         uses: Mapping[str, Mapping[int, Amount]],
         costs: Mapping[str, int],
-        budget: int,
+        budget: Budget,
     ) -> None:
-        self._ask, self._cards, self._uses, self._costs, self._left = ask, cards, uses, costs, budget
+        self._ask, self._cards, self._uses, self._costs, self._budget = ask, cards, uses, costs, budget
         self._kinds = kinds_of(ask)
         self._on = [frozenset(uid for uid in costs if state.card.index in uses[uid]) for state in cards]
         self._possible = self._configurations()
@@ -63,7 +59,7 @@ class Freeing:
     def least(self) -> tuple[set[str], bool]:
         """The pods whose going makes room at the least cost, and whether that is proven; none where none would do.
 
-        Raises TooMuch.
+        Raises Exhausted.
         """
         best: _Going | None = None
         open_: list[tuple[frozenset[str], frozenset[str]]] = [(frozenset(), frozenset())]
@@ -71,7 +67,7 @@ class Freeing:
             goes, stays = open_.pop()
             try:
                 relaxed = self._relaxed(goes, stays)
-            except TooMuch:
+            except Exhausted:
                 if best is None:
                     raise
                 return set(best.uids), False
@@ -91,22 +87,21 @@ class Freeing:
         return self._costs[uid], uid
 
     def _relaxed(self, goes: frozenset[str], stays: frozenset[str]) -> _Going | None:
-        """The least that has to be paid where each card pays its part; None: no set would do. Raises TooMuch."""
-        if not self._left:
-            raise TooMuch
-        self._left -= 1
+        """The least that has to be paid where each card pays its part; None: no set would do. Raises Exhausted."""
         cards = [self._card(i, goes & self._on[i], stays & self._on[i]) for i in range(len(self._cards))]
         options = [[(-going.cost, code) for code, going in card.items()] for card in cards]
         order = sorted((i for i, choice in enumerate(options) if len(choice) > 1), key=lambda i: (options[i], i))
         if not order:
             return None
-        steps, proven = search(self._kinds, [options[i] for i in order], _TRANSITIONS)
+        part = self._budget.part(_SEARCH)
+        steps, proven = search(self._kinds, [options[i] for i in order], part)
+        self._budget.give_back(part)
         if not proven:
-            raise TooMuch
+            raise Exhausted
         if not steps:
             return None
         codes = [0] * len(cards)
-        rows = lowest(self._kinds, order, steps)
+        rows = lowest(self._kinds, order, steps, self._budget)
         for kind in self._kinds:
             for i in (i for member in kind.members for i in rows[member]):
                 codes[i] += 1 << kind.shift
@@ -124,14 +119,14 @@ class Freeing:
             pods = [(self._part(uid, index), self._uses[uid][index], uid) for uid in open_]
             shares = self._ask.max_shares
             known = self._known[i, goes, stays] = {
-                one.code: _cover(_need(state, one, shares), pods)
+                one.code: _cover(_need(state, one, shares), pods, self._budget)
                 for one in self._possible[i]
                 if one.fits(emptied, shares)
             }
         return known
 
     def _configurations(self) -> list[list[Configuration]]:
-        """Per card what could be on it if all went that may. Raises TooMuch."""
+        """Per card what could be on it if all went that may. Raises Exhausted."""
         emptied = [freed(state, list(self._uses.values())) for state in self._cards]
         sizes: dict[tuple[int, int], list[int]] = {}
         for i, (state, bar) in enumerate(zip(self._cards, bars(self._ask, self._cards), strict=True)):
@@ -141,9 +136,7 @@ class Freeing:
         everything = sum(kind.units << kind.shift for kind in self._kinds)
         for positions in sizes.values():
             states = [emptied[i] for i in positions]
-            possible = configurations(self._kinds, states, self._ask.max_shares, _CONFIGURATIONS)
-            if possible is None:
-                raise TooMuch
+            possible = configurations(self._kinds, states, self._ask.max_shares, _CONFIGURATIONS, self._budget)
             if self._ask.wishes.same_card:
                 possible = [one for one in possible if one.code in (0, everything)]
             for i in positions:
@@ -178,14 +171,15 @@ def _need(state: CardState, one: Configuration, max_shares: int) -> _Need:
     )
 
 
-def _cover(need: _Need, tenants: Sequence[tuple[int, Amount, str]]) -> _Going:
+def _cover(need: _Need, tenants: Sequence[tuple[int, Amount, str]], budget: Budget) -> _Going:
     """The cheapest pods that together free `need`; they do, all together. tenants: (cost, what it frees, uid).
 
-    Pod by pod, the least cost of every need that can be left. Raises TooMuch.
+    Pod by pod, the least cost of every need that can be left. Raises Exhausted.
     """
     done = Amount()
     ways: dict[_Need, tuple[int, tuple[str, ...]]] = {need: (0, ())}
     for cost, frees, uid in sorted(tenants, key=lambda row: (row[0], row[2])):
+        budget.take(_WAY * len(ways))
         most = ways[done][0] if done in ways else None
         for left, (paid, uids) in list(ways.items()):
             after = Amount(*(max(0, still - gone) for still, gone in zip(left, frees, strict=True)))
@@ -195,17 +189,20 @@ def _cover(need: _Need, tenants: Sequence[tuple[int, Amount, str]]) -> _Going:
             if after not in ways or total < ways[after][0]:
                 ways[after] = total, (*uids, uid)
         if len(ways) > _CROWDED:
-            ways = _undominated(ways)
+            ways = _undominated(ways, budget)
     paid, uids = ways[done]
     return _Going(paid, frozenset(uids))
 
 
-def _undominated(ways: Mapping[_Need, tuple[int, tuple[str, ...]]]) -> dict[_Need, tuple[int, tuple[str, ...]]]:
-    """Without the ways that leave at least as much of everything as one that costs no more. Raises TooMuch."""
+def _undominated(
+    ways: Mapping[_Need, tuple[int, tuple[str, ...]]], budget: Budget
+) -> dict[_Need, tuple[int, tuple[str, ...]]]:
+    """Without the ways that leave at least as much of everything as one that costs no more. Raises Exhausted."""
     kept: dict[_Need, tuple[int, tuple[str, ...]]] = {}
     for left, way in sorted(ways.items(), key=lambda row: (row[1], row[0])):
+        budget.take(1 + _COMPARED * len(kept))
         if not any(all(map(le, k, left)) for k in kept):
             kept[left] = way
     if len(kept) > _LABELS:
-        raise TooMuch
+        raise Exhausted
     return kept

@@ -24,10 +24,14 @@ Scoring = Callable[[Sequence[CardState], int], CardScore]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A card policy as it holds for one pod. `weight_of_core`: percent; the rest is memory's."""
+    """A card policy as it holds for one pod. `weight_of_core`: percent; the rest is memory's.
+
+    steps: what the scores of all cards with one more amount cost of the engine's effort; 0: a few multiplications.
+    """
 
     scoring: Scoring
     weight_of_core: int
+    steps: int = 0
 
     def scores(self, cards: Sequence[CardState]) -> CardScore:
         return self.scoring(cards, self.weight_of_core)

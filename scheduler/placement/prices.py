@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from scheduler.placement.configurations import Kind
+from scheduler.placement.effort import Budget
 from scheduler.placement.problem import Option
 
 _SMOOTHING = tuple(0.1 * 0.5**i for i in range(9))  # temperatures, in parts of the largest worth
@@ -18,15 +19,22 @@ _REACH = 4.0  # the longest step, in temperatures
 _BALANCED = 0.1  # cards that may be missing or too many before the next temperature
 _SURE = 1e-6  # far above the rounding of floats
 _BITS = 40
+_MOST_CELLS = 1 << 20  # cards × configurations and configurations × kinds, of eight bytes each and a few at a time
+
+# Measured, in steps: one iteration, a cell of cards × configurations in it, and so many multiplications.
+_ITERATION, _PER_CELL, _MULTIPLIED = 400, 0.12, 2_000
 
 
-def prices(kinds: Sequence[Kind], cards: Sequence[Sequence[Option]]) -> list[int]:
+def prices(kinds: Sequence[Kind], cards: Sequence[Sequence[Option]], budget: Budget) -> list[int]:
     """The price of each kind, in the unit of the options' worth.
 
     Minimises the dual, Σ over cards of the best (worth − prices paid) + Σ price × units, by Newton's method on its
-    softmax smoothing, ever less smooth.
+    softmax smoothing, ever less smooth. All prices are 0 where the matrices would be too large, and the best prices so
+    far are taken where a third of the budget is used up: the search is right with any.
     """
     codes = sorted({code for options in cards for _, code in options})
+    if len(codes) * max(len(cards), len(kinds)) > _MOST_CELLS:
+        return [0] * len(kinds)
     column = {code: j for j, code in enumerate(codes)}
     counts = np.array([[kind.count(code) for kind in kinds] for code in codes], float)
     units = np.array([kind.units for kind in kinds], float)
@@ -35,7 +43,7 @@ def prices(kinds: Sequence[Kind], cards: Sequence[Sequence[Option]]) -> list[int
     for i, options in enumerate(cards):
         for worth, code in options:
             worths[i, column[code]] = worth / scale
-    found = _minimise(worths, counts, units)
+    found = _minimise(worths, counts, units, budget)
     return [round(price * (1 << _BITS)) * scale >> _BITS for price in found.tolist()]
 
 
@@ -43,6 +51,7 @@ def _minimise(
     worths: np.ndarray[tuple[int, int], np.dtype[np.float64]],
     counts: np.ndarray[tuple[int, int], np.dtype[np.float64]],
     units: np.ndarray[tuple[int], np.dtype[np.float64]],
+    budget: Budget,
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """The prices with the lowest dual met on the way. worths: cards × configurations; counts: × kinds.
 
@@ -50,9 +59,15 @@ def _minimise(
     """
     now = best = np.zeros(len(units))
     lowest = np.inf
+    iteration = _ITERATION + int(worths.size * _PER_CELL) + len(units) ** 2 * (len(counts) + len(units)) // _MULTIPLIED
+    affordable = budget.left // 3 // iteration
     least = np.where(np.isfinite(worths), worths, np.inf).min(axis=1).sum()
     for smoothing in _SMOOTHING:
         for _ in range(_STEPS):
+            if not affordable:
+                return best
+            affordable -= 1
+            budget.take(iteration)
             left = worths - counts @ now
             top = left.max(axis=1)
             dual = top.sum() + now @ units

@@ -39,7 +39,8 @@ class Problem:
 
 def problem(kinds: tuple[Kind, ...], cards: Sequence[Sequence[Option]], price: Sequence[int]) -> Problem:
     """The search at these prices, one per kind. Any prices are right; good ones make it short."""
-    counts = {code: [kind.count(code) for kind in kinds] for card in cards for _, code in card}
+    codes = {code for card in cards for _, code in card}
+    counts = {code: [kind.count(code) for kind in kinds] for code in codes}
     paid = {code: sum(map(mul, price, numbers)) for code, numbers in counts.items()}
     options: list[tuple[tuple[int, int], ...]] = []
     equal = [False, *(a == b for a, b in pairwise(cards))]

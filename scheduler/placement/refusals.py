@@ -134,8 +134,11 @@ def not_together(ask: Ask, *, hopeless: bool) -> Rejection:
 def without_proof(ask: Ask) -> Rejection:
     """The search ended undecided: said as it is, and never taken for "does not fit" (`hopeless`)."""
     count = len(ask.containers)
-    text = f"no cards were found for the {count} {_kind(ask)} containers in time; whether there are any is not proven"
-    return Rejection(text)
+    text = (
+        f"the search for cards for the {count} {_kind(ask)} containers was ended: it takes too long, and whether they "
+        "fit is not proven; fewer different containers, or more equal ones, are placed faster"
+    )
+    return Rejection(text, proven=False)
 
 
 def _kind(ask: Ask) -> str:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from mgpu.model.asks import Amount, Ask
 from mgpu.model.cards import CardState
-from scheduler.placement.freeing import BUDGET, Freeing, TooMuch, freed
+from scheduler.placement.effort import Budget, Exhausted
+from scheduler.placement.freeing import Freeing, freed
 
 LOWEST = -(1 << 31)
 """The lowest priority of a pod."""
@@ -47,33 +48,35 @@ def victims(
     fits: Fits,
     *,
     highest: int = LOWEST,
-    budget: int = BUDGET,
+    exact: Budget,
+    budget: Budget,
 ) -> tuple[list[Tenant], bool] | None:
     """The pods to evict, the most important first, and whether no better set exists; None: no set would do.
 
     cards: with everything that is held of them. What is best is decided in this order, kube-scheduler's own for
     nodes (pickOneNodeForPreemption): the fewest violations of disruption budgets, the lowest highest priority, the
     smallest sum of priorities (each + 2^31), the fewest pods, those that started last. Pods that are leaving count
-    for nothing. highest: the highest priority of pods that go beside these. Beyond `budget` (steps, `freeing`) the set
-    is still one that fits, of the lowest highest priority, and without a pod that could stay.
+    for nothing. highest: the highest priority of pods that go beside these. Where the search for the
+    best set takes more than `exact`, the set is still one that fits, of the lowest highest priority, and without a pod
+    that could stay. Raises Exhausted where finding that takes more than `budget`, which `fits` charges as well.
     """
     leaving = [t for t in tenants if t.leaving]
     staying = by_importance([t for t in tenants if not t.leaving])
     cards = sorted(cards, key=lambda state: state.card.index)
     once_left = without(cards, leaving)
     if fits(once_left):
-        return _needed(cards, leaving, (), fits), True
+        return _needed(cards, leaving, (), fits, budget), True
     best: tuple[list[Tenant], bool] | None = None
     for priority in sorted({max(highest, t.priority) for t in staying}):
         able = [t for t in staying if t.priority <= priority]
-        if not fits(without(once_left, able)):
+        if not _fits_without(once_left, able, fits, budget):
             continue
-        found = _cheapest(ask, once_left, able, fits, budget)
+        found = _cheapest(ask, once_left, able, fits, exact, budget)
         if best is None or _violations(found[0]) < _violations(best[0]):
             best = found
         if not _violations(best[0]):
             break
-    return best and (_needed(cards, leaving, best[0], fits), best[1])
+    return best and (_needed(cards, leaving, best[0], fits, budget), best[1])
 
 
 def _violations(tenants: Sequence[Tenant]) -> int:
@@ -81,19 +84,19 @@ def _violations(tenants: Sequence[Tenant]) -> int:
 
 
 def _cheapest(
-    ask: Ask, cards: Sequence[CardState], able: Sequence[Tenant], fits: Fits, budget: int
+    ask: Ask, cards: Sequence[CardState], able: Sequence[Tenant], fits: Fits, exact: Budget, budget: Budget
 ) -> tuple[list[Tenant], bool]:
     """Of these pods the set with the least cost, else one without a pod that could stay; whether it is the former."""
     costs = _costs(able)
     try:
-        chosen, proven = Freeing(ask, cards, {t.uid: t.uses for t in able}, costs, budget).least()
-    except TooMuch:
+        chosen, proven = Freeing(ask, cards, {t.uid: t.uses for t in able}, costs, exact).least()
+    except Exhausted:
         chosen, proven = set(costs), False
     found = [t for t in able if t.uid in chosen]
-    fitting = bool(found) and fits(without(cards, found))
+    fitting = bool(found) and _fits_without(cards, found, fits, budget)
     if proven and fitting:
         return found, True
-    return _needed(cards, found if fitting else able, (), fits), False
+    return _needed(cards, found if fitting else able, (), fits, budget), False
 
 
 def _costs(tenants: Sequence[Tenant]) -> dict[str, int]:
@@ -107,7 +110,14 @@ def _costs(tenants: Sequence[Tenant]) -> dict[str, int]:
     return costs
 
 
-def _needed(cards: Sequence[CardState], chosen: Sequence[Tenant], going: Sequence[Tenant], fits: Fits) -> list[Tenant]:
+def _fits_without(cards: Sequence[CardState], evicted: Sequence[Tenant], fits: Fits, budget: Budget) -> bool:
+    budget.take(len(cards) * (8 + len(evicted) // 4))
+    return fits(without(cards, evicted))
+
+
+def _needed(
+    cards: Sequence[CardState], chosen: Sequence[Tenant], going: Sequence[Tenant], fits: Fits, budget: Budget
+) -> list[Tenant]:
     """Those that go, and those of the chosen without whom the pod would not fit; the most important are spared first.
 
     The most important first.
@@ -115,6 +125,6 @@ def _needed(cards: Sequence[CardState], chosen: Sequence[Tenant], going: Sequenc
     needed = sorted(by_importance(chosen), key=lambda t: not t.violates)
     for tenant in tuple(needed):
         others = [t for t in needed if t is not tenant]
-        if fits(without(cards, [*others, *going])):
+        if _fits_without(cards, [*others, *going], fits, budget):
             needed = others
     return by_importance([*needed, *going])

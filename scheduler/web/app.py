@@ -17,6 +17,7 @@ from mgpu.settings import Settings
 from scheduler.extender import Gate
 from scheduler.filtering import Filter
 from scheduler.pacing import Pace
+from scheduler.rationing import Rations
 from scheduler.state import State
 from scheduler.web.board import Board
 from scheduler.web.waiting import Waiting
@@ -35,7 +36,9 @@ _INDEX = "index.html"
 def make_board(state: State, settings: Settings, mtgpupods: Callable[[], Iterable[Mapping[str, Any]]] = tuple) -> Board:
     """mtgpupods: all that are known, as the API has them."""
     pace = Pace(rests=1)
-    return Board(state.snapshots, Waiting(state, Filter(state, settings, pace=pace), mtgpupods, pace))
+    # The page needs no full search, and takes nothing of what the pods' namespaces may take.
+    filter_ = Filter(state, settings, pace=pace, rations=Rations(allowance=0))
+    return Board(state.snapshots, Waiting(state, filter_, mtgpupods, pace))
 
 
 def make_app(board: Board, gate: Gate, host: str = "127.0.0.1") -> Flask:

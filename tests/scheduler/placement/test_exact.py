@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mgpu.model.asks import Ask, Placement, Rejection
 from mgpu.model.cards import CardState
-from scheduler.placement import place, search
+from scheduler.placement import FULL, Limits, place, search
 from tests.scheduler.placement.oracle import Chosen, exhaustive, feasible
 from tests.scheduler.placement.strategies import named, policies, problems
 
@@ -56,7 +56,7 @@ def test_property_without_budget_it_still_fits_exactly_when_something_does(
     problem: Problem, policy: tuple[str, int], budget: int
 ) -> None:
     ask, cards = problem
-    result = place(ask, cards, named(policy), budget=budget)
+    result = place(ask, cards, named(policy), limits=Limits(budget, FULL.fallback))
     every = set(feasible(ask, cards))
     assert chosen(result, ask) in every if every else isinstance(result, Rejection)
     if isinstance(result, Placement) and result.proven:

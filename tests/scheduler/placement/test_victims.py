@@ -13,7 +13,8 @@ from mgpu.model.cards import CardState
 from mgpu.model.groups import Group
 from mgpu.model.pods import Stage
 from mgpu.model.wishes import NONE, Wishes
-from scheduler.placement import place, policy_named
+from scheduler.placement import Effort, place, policy_named
+from scheduler.placement.effort import Budget
 from scheduler.placement.victims import Tenant, by_importance, victims, without
 from tests import builders as b
 from tests.examples import examples
@@ -39,6 +40,10 @@ def tenant(uid: str, priority: int, *on: int, core: int = 500, gib: int = 0, **m
 def cards_with(tenants: Sequence[Tenant], count: int, kept: Sequence[Tenant] = ()) -> list[CardState]:
     negative = without([CardState(card) for card in b.cards(count)], [*tenants, *kept])
     return [CardState(s.card, -s.core_used, -s.memory_used, -s.shares, ratio_used=-s.ratio_used) for s in negative]
+
+
+def plenty() -> Budget:
+    return Budget(Effort(), 10_000_000)
 
 
 def fitting(wanted: Ask, cards: Sequence[CardState]) -> bool:
@@ -121,7 +126,14 @@ def test_the_best_of_all_sets(data: st.DataObject) -> None:
         replace(s, groups=frozenset([GROUP] * (i == group))) for i, s in enumerate(cards_with(tenants, count, kept))
     ]
     best = exhaustive(wanted, cards, tenants)
-    found = victims(wanted, cards, data.draw(st.permutations(tenants)), lambda states: fitting(wanted, states))
+    found = victims(
+        wanted,
+        cards,
+        data.draw(st.permutations(tenants)),
+        lambda states: fitting(wanted, states),
+        exact=plenty(),
+        budget=plenty(),
+    )
     event(f"{'none' if found is None else len(found[0])} victims")
     if found is None:
         assert best is None
@@ -132,7 +144,9 @@ def test_the_best_of_all_sets(data: st.DataObject) -> None:
     assert fitting(wanted, without(cards, chosen))
     assert not any(fitting(wanted, without(cards, [t for t in chosen if t is not one])) for one in chosen)
     assert chosen == by_importance(chosen)
-    assert found == victims(wanted, cards, tenants, lambda states: fitting(wanted, states))
+    assert found == victims(
+        wanted, cards, tenants, lambda states: fitting(wanted, states), exact=plenty(), budget=plenty()
+    )
 
 
 @examples(50)
@@ -142,7 +156,9 @@ def test_without_the_budget_it_still_fits_and_spares_whom_it_can(data: st.DataOb
     tenants, wanted = data.draw(tenants_on(count)), data.draw(asks())
     cards = cards_with(tenants, count)
     best = exhaustive(wanted, cards, tenants)
-    found = victims(wanted, cards, tenants, lambda states: fitting(wanted, states), budget=0)
+    found = victims(
+        wanted, cards, tenants, lambda states: fitting(wanted, states), exact=Budget(Effort(), 0), budget=plenty()
+    )
     assert (found is None) == (best is None)
     if found is not None:
         assert fitting(wanted, without(cards, found[0]))
@@ -171,7 +187,9 @@ def test_without_the_budget_it_still_fits_and_spares_whom_it_can(data: st.DataOb
     ],
 )
 def test_who_goes(wanted: Ask, tenants: list[Tenant], expected: str) -> None:
-    found = victims(wanted, cards_with(tenants, 2), tenants, lambda states: fitting(wanted, states))
+    found = victims(
+        wanted, cards_with(tenants, 2), tenants, lambda states: fitting(wanted, states), exact=plenty(), budget=plenty()
+    )
     assert found is not None
     assert ("".join(sorted(t.uid for t in found[0])), found[1]) == ("".join(sorted(expected)), True)
 
@@ -179,4 +197,6 @@ def test_who_goes(wanted: Ask, tenants: list[Tenant], expected: str) -> None:
 def test_nobody_goes_where_it_fits() -> None:
     tenants = [tenant("a", 1, 0)]
     wanted = ask(share(500))
-    assert victims(wanted, cards_with(tenants, 1), tenants, lambda states: fitting(wanted, states)) == ([], True)
+    assert victims(
+        wanted, cards_with(tenants, 1), tenants, lambda states: fitting(wanted, states), exact=plenty(), budget=plenty()
+    ) == ([], True)

@@ -12,7 +12,7 @@ from mgpu.model.asks import Ask, ContainerAsk, Placement, Rejection
 from mgpu.model.cards import CardState
 from mgpu.model.groups import Group, Seat
 from mgpu.model.wishes import Wishes
-from scheduler.placement import place, policy_named
+from scheduler.placement import FULL, Limits, place, policy_named
 from scheduler.placement.wishing import elsewhere, fresh, fresh_first
 from tests.builders import GIB, card, state
 from tests.examples import examples
@@ -95,7 +95,7 @@ def test_property_without_budget_wishes_are_kept_all_the_same(
     problem: tuple[Ask, list[CardState]], policy: tuple[str, int], budget: int
 ) -> None:
     ask, cards = problem
-    found = chosen(place(ask, cards, named(policy), budget=budget))
+    found = chosen(place(ask, cards, named(policy), limits=Limits(budget, FULL.fallback)))
     every = set(allowed(ask, cards))
     assert found in every if every else found is None
 

@@ -1,0 +1,155 @@
+"""Pods that are made to keep the engine busy: what one `place` takes at most.
+
+`python -m bench.hard`. CPU time, steps (`scheduler/placement/effort.py`) and what a thousand steps take, and the peak
+of memory that Python allocates meanwhile; containers × cards.
+"""
+
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
+from random import Random
+from time import process_time
+from typing import NamedTuple
+
+from bench.corpus import Case, cases
+from bench.placement import machine
+from mgpu.model.asks import Ask, ContainerAsk, Placement, Rejection, whole_cards
+from mgpu.model.cards import Card, CardState
+from mgpu.model.pods import Stage
+from scheduler.placement import FULL, SHORT, Effort, Limits, place, policy_named
+
+MIB = 1 << 20
+POLICIES = ("binpack", "spread", "minor")
+LIMITS: Mapping[str, Limits] = {"full": FULL, "short": SHORT}
+
+
+class Hard(NamedTuple):
+    """seconds: CPU time. peak: bytes."""
+
+    title: str
+    policy: str
+    seconds: float
+    steps: int
+    peak: int
+    found: Placement | Rejection
+
+
+def different(containers: int, cards: int, cards_each: int = 1) -> Case:
+    """Small containers, all of them different, on idle cards: more configurations than can be counted."""
+    asks = (ContainerAsk(f"c{i}", cards_each, 10 + i % 7, (200 + i) * MIB) for i in range(containers))
+    return Case(Ask("mgpu", tuple(asks), 16), tuple(_card(i, 80 << 10) for i in range(cards)))
+
+
+def exclusive(containers: int, cards: int) -> Case:
+    """Containers of which only a few go together: few configurations, and much work to find them."""
+    asks = (ContainerAsk(f"c{i}", 1, 335 + i, (2000 + i) * MIB) for i in range(containers))
+    return Case(Ask("mgpu", tuple(asks)), tuple(_card(i, (26 << 10) + i) for i in range(cards)))
+
+
+def full(containers: int, cards: int, fullness: float, seed: int = 2) -> Case:
+    """Random containers that fill all cards but a little, in both dimensions, on cards of different sizes."""
+    random = Random(seed)
+    sizes = [int(1000 + 8000 * random.random()) for _ in range(containers)]
+    cores = [10 + 190 * random.random() for _ in range(containers)]
+    each, factor = int(sum(sizes) / cards / fullness), 1000 * cards * fullness / sum(cores)
+    pairs = enumerate(zip(sizes, cores, strict=True))
+    asks = (ContainerAsk(f"c{i}", 1, int(core * factor), size * MIB) for i, (size, core) in pairs)
+    return Case(Ask("mgpu", tuple(asks)), tuple(_card(i, each + 7 * i) for i in range(cards)))
+
+
+def partition(containers: int, cards: int) -> Case:
+    """Containers that fill all cards exactly by the sum, and never do: multiples of 3 MiB on cards that are none."""
+    sizes = [3 * (1000 + 17 * i) for i in range(containers)]
+    while sum(sizes) % cards or sum(sizes) // cards % 3 == 0:
+        sizes[-1] += 1
+    asks = (ContainerAsk(f"c{i}", 1, 1, size * MIB) for i, size in enumerate(sizes))
+    return Case(Ask("mgpu", tuple(asks)), tuple(_card(i, sum(sizes) // cards) for i in range(cards)))
+
+
+def staged(containers: int, cards: int) -> Case:
+    """Init containers, sidecars and app containers in turns, each on several cards, some whole."""
+    stages = (Stage.INIT, Stage.SIDECAR) * (containers // 3) + (Stage.APP,) * (containers - containers // 3 * 2)
+    asks = [
+        ContainerAsk(f"c{i}", 1 + i % cards, 50 + i, (500 + i) * MIB, stage=stage) for i, stage in enumerate(stages)
+    ]
+    asks[-1] = whole_cards(asks[-1].container, 1)
+    return Case(Ask("mgpu", tuple(asks)), tuple(_card(i, 80 << 10) for i in range(cards)))
+
+
+def wide(containers: int, cards: int) -> Case:
+    """Containers that each take half of the cards: thousands of ways for each."""
+    asks = (ContainerAsk(f"c{i}", cards // 2, 100 + i, (4000 + 10 * i) * MIB) for i in range(containers))
+    return Case(Ask("mgpu", tuple(asks), 16), tuple(_card(i, 80 << 10, i * 30) for i in range(cards)))
+
+
+CASES: Mapping[str, Callable[[], Case]] = {
+    "30 × 8, different": lambda: different(30, 8),
+    "200 × 16, different": lambda: different(200, 16),
+    "200 × 64, different": lambda: different(200, 64),
+    "14 × 16, different": lambda: different(14, 16),
+    "14 × 64, different": lambda: different(14, 64, 8),
+    "16 × 16, exclusive": lambda: exclusive(16, 16),
+    "60 × 64, exclusive": lambda: exclusive(60, 64),
+    "200 × 128, exclusive": lambda: exclusive(200, 128),
+    "12 × 4, full": lambda: full(12, 4, 0.97),
+    "30 × 8, full": lambda: full(30, 8, 0.985),
+    "100 × 16, full": lambda: full(100, 16, 0.995),
+    "200 × 16, full": lambda: full(200, 16, 0.999),
+    "30 × 2, partition": lambda: partition(30, 2),
+    "30 × 8, partition": lambda: partition(30, 8),
+    "200 × 16, partition": lambda: partition(200, 16),
+    "12 × 8, staged": lambda: staged(12, 8),
+    "60 × 16, staged": lambda: staged(60, 16),
+    "16 × 16, wide": lambda: wide(16, 16),
+    "40 × 64, wide": lambda: wide(40, 64),
+}
+
+
+def corpus() -> Iterator[Case]:
+    """Ordinary pods of eight containers, of which the slowest are taken for comparison."""
+    return cases(8, 16, 40)
+
+
+def measure(case: Case, title: str, policy: str, limits: Limits) -> Hard:
+    effort, began = Effort(), process_time()
+    found = place(case.ask, case.cards, policy_named(policy, 20), limits=limits, effort=effort)
+    return Hard(title, policy, process_time() - began, effort.spent, 0, found)
+
+
+def measure_memory(case: Case, policy: str, limits: Limits) -> int:
+    tracemalloc.start()
+    place(case.ask, case.cards, policy_named(policy, 20), limits=limits)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+def main() -> None:
+    print(f"place() of pods that are made to keep it busy, on {machine()}; CPU time")
+    for name, limits in LIMITS.items():
+        print(f"limits {name}: {limits.search:,} steps, then {limits.fallback:,}")
+        worst = 0.0
+        for title, make in CASES.items():
+            for policy in POLICIES:
+                row = measure(make(), title, policy, limits)
+                worst = max(worst, row.seconds)
+                print(f"  {title:22} {policy:8} {_row(row)}", flush=True)
+        print(f"  worst {worst * 1000:.0f} ms")
+    peak = max(measure_memory(make(), "binpack", FULL) for make in CASES.values())
+    print(f"  memory at most {peak / MIB:.0f} MiB")
+
+
+def _row(row: Hard) -> str:
+    each = row.seconds * 1e9 / max(1, row.steps)
+    if isinstance(row.found, Placement):
+        end = "placed, proven" if row.found.proven else "placed"
+    else:
+        end = "does not fit" if row.found.proven else "ended"
+    return f"{row.seconds * 1000:8.1f} ms {row.steps:10,} steps of {each:5.0f} ns  {end}"
+
+
+def _card(index: int, mib: int, core_used: int = 0) -> CardState:
+    return CardState(Card(index, f"GPU-{index}", "", mib * MIB), core_used, 0, min(1, core_used))
+
+
+if __name__ == "__main__":
+    main()
