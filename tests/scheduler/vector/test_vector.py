@@ -83,6 +83,9 @@ class Cluster:
     def group_nodes(self, _: Ask) -> frozenset[str]:
         return frozenset()
 
+    def without_agent(self, _: Sequence[str]) -> dict[str, str]:
+        return {}
+
 
 def check(nodes: Sequence[tuple[CardState, ...]], ask: Ask, settings: Settings) -> None:
     cluster: Any = Cluster(nodes, settings)
