@@ -104,6 +104,10 @@ class Grants:
         self._handed = dict(handed)
         self._granted: dict[str, Holding] = {}
 
+    def recover(self, handed: Handed) -> None:
+        """Take over what another agent has handed out up to now."""
+        self._handed = dict(handed)
+
     def refusal(
         self, known: GpuPod, pods: Iterable[GpuPod], cards: Sequence[Card], foreign: Sequence[Holding] = ()
     ) -> str:

@@ -1,13 +1,15 @@
 """The node agent: cards, pods, the kubelet and the API server, put together."""
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from enum import Enum
 from pathlib import Path
+from typing import Any, Protocol
 
 from deviceplugin.accounts import Grants, handed, holding
 from deviceplugin.allocation import Allocations, Node
-from deviceplugin.alone import alone
 from deviceplugin.cards import CardSource
 from deviceplugin.cards.watch import CardWatch
 from deviceplugin.cdi import CdiFiles
@@ -20,6 +22,7 @@ from deviceplugin.limits_files import LimitsFiles
 from deviceplugin.metrics import Seen
 from deviceplugin.mig.driver import MigDriver
 from deviceplugin.mps.clients import mps_of
+from deviceplugin.nodelock import NodeLock
 from deviceplugin.offers import WHOLE_CARDS, as_ids, budget
 from deviceplugin.plugin import Plugin
 from deviceplugin.podresources import PodResources, pod_resources_socket
@@ -31,6 +34,7 @@ from deviceplugin.reporter import Reporter
 from deviceplugin.runtime import ContainerRuntime
 from deviceplugin.slices.service import Slices
 from deviceplugin.slices.worker import Around
+from deviceplugin.takeover import Others, Predecessor, Successor, ask, listening, stand_by
 from deviceplugin.toolkit import read_toolkit
 from deviceplugin.unrecorded import Unrecorded
 from deviceplugin.upkeep import Keeper, keep_clean
@@ -51,6 +55,26 @@ log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 2.0
 _STOP_SECONDS = _NODE_SECONDS = 5.0
+_TURN_SECONDS, _RESIGNED_SECONDS = 0.05, 0.2
+"""Between two looks whether the node is free: the one that asks for it comes before one that has handed it over."""
+_UNANSWERED_SECONDS = 5.0
+_HOLD_SECONDS = 6.0
+"""For the calls of the kubelet that were under way: a start waits at most `allocation.WAIT_SECONDS`."""
+_REGISTERED_SECONDS = 15.0
+_ANOTHER_SERVES = "another agent serves this node; this one stands by"
+_LOOK_SECONDS = 0.01
+
+
+class Outcome(Enum):
+    """Why an agent has ended."""
+
+    STOPPED = "stopped"
+    HANDED_OVER = "another agent serves the node"
+
+
+class _Part(Protocol):
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
 
 
 class Agent:
@@ -63,6 +87,11 @@ class Agent:
         self._recorder = Recorder(api, "mgpu-deviceplugin", own.node)
         self._cards_changed, self._pods_changed, self._stopping = Wakeup(), Wakeup(), Wakeup()
         self._stopped = False
+        self._lock = NodeLock(self._folder)
+        self._started: list[_Part] = []
+        self._standing_by: str | None = None
+        self._others: Others | None = None
+        self._must_wait_for_end = self._serves = self._taking_over = self._resigned = False
         self._pulse = Pulse()
         self._source = source
         self._cards = CardWatch(source, self._take_cards, self._warn_node)
@@ -151,44 +180,152 @@ class Agent:
         saw = self._reporter.saw_node
         return Slices(self._settings, api, around, driver, self._folder, self._begin, self._node.mps, saw)
 
-    async def run(self) -> None:
-        """Serve until `stop`; then streams are ended and sockets removed before it returns.
+    async def run(self, *, asks: bool = True) -> Outcome:
+        """Stand by until this node is free, then serve it until `stop`, or until another agent takes over.
 
-        Raises BadObject where another agent serves this node.
+        Streams are ended and sockets removed before it returns. An agent runs once.
+
+        Args:
+            asks: whether to ask the agent that serves the node to hand it over (`deviceplugin.takeover`). One that has
+                handed the node over itself does not: it waits for the other one's end.
         """
-        with alone(self._folder):
-            await self._run()
-
-    async def _run(self) -> None:
         for wakeup in (self._cards_changed, self._pods_changed, self._stopping):
             wakeup.bind()
-        for part in (self._reflector, self._reporter, self._cards, self._records, self._slices, self._limits):
-            part.start()
-        log.info("started", extra={"node": self._node_name})
-        if self._settings.deviceplugin.enforce == "mps" and self._node.mps is None:
-            self._warn_mps("deviceplugin.enforce is mps, and nothing is enforced: the runtime has no CDI")
-        works = [self._serve(), self._follow_pods(), self._follow_whole_cards(), self._slices.run()]
-        works.append(self._pulse.run())
-        works.append(self._runtime.follow(self._reporter.update))
-        tasks = [asyncio.create_task(work) for work in works]
-        ending = asyncio.create_task(self._until_stopped())
+        self._start(self._reflector, self._cards)
+        self._reporter.watch()
+        self._resigned = not asks
         try:
-            done, _ = await asyncio.wait([*tasks, ending], return_when=asyncio.FIRST_COMPLETED)
-            for task in done - {ending}:
-                task.result()
+            predecessor = await self._turn(asks=asks)
+            return Outcome.STOPPED if self._stopped else await self._serve_node(predecessor)
         finally:
-            for task in (*tasks, ending):
-                task.cancel()
-            # Whatever else keeps a task from ending is not waited for: it is cancelled once more, and alone, when the
-            # loop is closed.
-            ended = asyncio.gather(*tasks, ending, return_exceptions=True)
-            _, left = await asyncio.wait([ended], timeout=_STOP_SECONDS)
-            if left:
-                log.warning("not everything ended in time", extra={"node": self._node_name})
             self._close()
             await self._owners.close()
             await self._runtime.close()
+            self._lock.release()
             log.info("stopped", extra={"node": self._node_name})
+
+    async def _turn(self, *, asks: bool) -> Predecessor | None:
+        """Wait for the lock of the node; return the agent that has handed the node over, None where none has.
+
+        Cards and pods are followed meanwhile, so that this agent can serve at once.
+        """
+        predecessor, standing_by_since = None, asyncio.get_running_loop().time()
+        while not self._stopped and not self._lock.try_acquire():
+            if self._standing_by is None:
+                self._standing_by = _ANOTHER_SERVES
+                log.info("standing by", extra={"node": self._node_name})
+            if predecessor is None and self._is_prepared():
+                predecessor = await (ask(self._folder) if asks else self._until_given())
+                if predecessor is not None:
+                    continue
+                # Of an agent that cannot hand over, an older version or one that hangs, the end has to be waited for;
+                # a rolling update ends it once this one says that it is ready.
+                waited = asyncio.get_running_loop().time() - standing_by_since
+                self._must_wait_for_end = waited > _UNANSWERED_SECONDS
+            await asyncio.sleep(_TURN_SECONDS if asks else _RESIGNED_SECONDS)
+        self._standing_by = None
+        return predecessor
+
+    async def _until_given(self) -> Predecessor | None:
+        """Wait until the agent that serves hands the node over, or has ended, or this one is to end."""
+        given = asyncio.create_task(stand_by(self._folder))
+        ending = asyncio.create_task(self._until_stopped())
+        await asyncio.wait([given, ending], return_when=asyncio.FIRST_COMPLETED)
+        predecessor = given.result() if given.done() else None
+        await self._end([given, ending])
+        return predecessor
+
+    def _is_prepared(self) -> bool:
+        return self._cards.cards is not None and self._reflector.synced and self._reporter.node is not None
+
+    async def _serve_node(self, predecessor: Predecessor | None) -> Outcome:
+        self._serves, self._taking_over = True, predecessor is not None
+        if self._settings.deviceplugin.cdi:  # what another agent has handed out while this one stood by
+            self._node.grants.recover(handed(CdiFiles(Path(self._settings.deviceplugin.cdi_dir)).environments()))
+        self._mps.recover()
+        self._start(self._reporter, self._records, self._slices, self._limits)
+        log.info("started", extra={"node": self._node_name})
+        if self._settings.deviceplugin.enforce == "mps" and self._node.mps is None:
+            self._warn_mps("deviceplugin.enforce is mps, and nothing is enforced: the runtime has no CDI")
+        serving = [asyncio.create_task(work) for work in (self._serve(), self._slices.run())]
+        works = [asyncio.create_task(work) for work in self._works(predecessor)]
+        ending = asyncio.create_task(self._until_stopped())
+        outcome = Outcome.STOPPED
+        try:
+            async with listening(self._folder) as others:
+                self._others = others
+                awaited: list[asyncio.Future[Any]] = [*serving, *works, ending, others.successor]
+                done, _ = await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+                for task in done - {ending, others.successor}:
+                    task.result()
+                if ending not in done:
+                    outcome = Outcome.HANDED_OVER
+                successor = others.successor.result() if others.successor.done() else others.standing_by()
+                if successor is not None:
+                    await self._hand_over(successor, works)
+        finally:
+            await self._end([*serving, *works, ending])
+        return outcome
+
+    def _works(self, predecessor: Predecessor | None) -> list[Coroutine[Any, Any, None]]:
+        works = [self._follow_pods(), self._follow_whole_cards(), self._pulse.run()]
+        works.append(self._runtime.follow(self._reporter.update))
+        if predecessor is not None:
+            works.append(self._take_over(predecessor))
+        return works
+
+    async def _take_over(self, predecessor: Predecessor) -> None:
+        """Once all resources are registered, let the predecessor end (steps 4 to 6 of `deviceplugin.takeover`)."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _REGISTERED_SECONDS
+        while not all(r.registered for r in self._wanted_registrations()) and loop.time() < deadline:
+            await asyncio.sleep(_LOOK_SECONDS)
+        registered = [r for r in self._wanted_registrations() if r.registered]
+        await asyncio.gather(*(r.withdraw() for r in registered))
+        if not await predecessor.end({r.resource: r.socket for r in registered}):
+            log.warning("the agent before did not say that it has ended", extra={"node": self._node_name})
+        await asyncio.gather(*(r.renew() for r in registered))
+        self._taking_over = False
+        log.info("taken over", extra={"node": self._node_name, "resources": len(registered)})
+        await asyncio.get_running_loop().create_future()
+
+    async def _hand_over(self, successor: Successor, works: Sequence[asyncio.Task[None]]) -> None:
+        """Let another agent serve the node (steps 2 and 5 of `deviceplugin.takeover`)."""
+        log.info("handing over", extra={"node": self._node_name})
+        plugins = tuple(self._plugins.values())
+        for registration in (*self._registrations, *self._slices.registrations):
+            registration.retire()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_HOLD_SECONDS):
+                await asyncio.gather(*(plugin.hold() for plugin in plugins))
+        await self._end(works)
+        await asyncio.to_thread(self._stop_writers)
+        self._serves, self._standing_by, self._resigned = False, _ANOTHER_SERVES, True
+        self._lock.release()
+        sockets = await successor.give()
+        if sockets is None:
+            log.warning("the agent that wanted to take over has failed", extra={"node": self._node_name})
+        for plugin in plugins:
+            name = (sockets or {}).get(plugin.resource)
+            plugin.hand_on(None if name is None else self._folder / name)
+            plugin.end_streams()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _STOP_SECONDS
+        while any(plugin.streams for plugin in plugins) and loop.time() < deadline:
+            await asyncio.sleep(_LOOK_SECONDS)
+        await successor.ended()
+        while any(plugin.held_calls for plugin in plugins) and loop.time() < deadline:
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _end(self, tasks: Sequence[asyncio.Task[Any]]) -> None:
+        for task in tasks:
+            task.cancel()
+        # Whatever else keeps a task from ending is not waited for: it is cancelled once more, and alone, when the
+        # loop is closed.
+        ended = asyncio.gather(*tasks, return_exceptions=True)
+        _, left = await asyncio.wait([ended], timeout=_STOP_SECONDS)
+        if left:
+            log.warning("not everything ended in time", extra={"node": self._node_name})
 
     def stop(self) -> None:
         """From any thread, or a signal handler of the loop."""
@@ -212,6 +349,8 @@ class Agent:
 
     def seen(self) -> Seen:
         """The cards and who holds them, as far as that is decided."""
+        if not self._serves:
+            return Seen((), (), ())  # the agent that serves tells of them
         gpus, foreign = self._gpus(), self._whole.holdings()
         devices, theirs = self._slices.devices(gpus), {held.uid for held in foreign}
         pods = (known for known in self._pods.all() if known.shares is not None and not known.pod.ended)
@@ -233,13 +372,23 @@ class Agent:
             return f"cards: {self._cards.problem}"
         if not self._reflector.synced:
             return "the pods of this node are not known yet"
-        # Once it is known whose they are, what is left to others is not waited for.
-        known = self._whole.server and self._reporter.capacity(WHOLE_CARDS) is not None
-        wanted = [r for r in (*self._registrations, *self._slices.registrations) if not (known and r.left())]
+        if self._standing_by is not None:
+            # Containers start, and go on starting once the other agent ends. A rolling update ends a new one's
+            # predecessor once the new one is ready; and at once a replaced one that is not ready, which has to stay
+            # until the new one is well.
+            return "" if self._must_wait_for_end or self._resigned else self._standing_by
+        wanted = self._wanted_registrations()
         states = [r.state or "the kubelet has not asked for the devices" for r in wanted if not r.registered]
+        if self._taking_over:
+            states.append("taking over from the agent before")
         if not self._reporter.reported:
             states.append(self._reporter.problem)
         return "; ".join(states)
+
+    def _wanted_registrations(self) -> list[Registration]:
+        """Those that this agent is to have. What is left to others does not count once it is known whose it is."""
+        known = self._whole.server and self._reporter.capacity(WHOLE_CARDS) is not None
+        return [r for r in (*self._registrations, *self._slices.registrations) if not (known and r.left())]
 
     def unreported(self) -> str | None:
         """Return what the API server has not been told of this node; None where it knows everything."""
@@ -403,8 +552,22 @@ class Agent:
     def _warn_unenforced(self, known: GpuPod, why: str) -> None:
         self._warn_pod(known, why, "MgpuNotEnforced")
 
+    def _start(self, *parts: _Part) -> None:
+        for part in parts:
+            part.start()
+            self._started.append(part)
+
+    def _stop_writers(self) -> None:
+        """Write nothing more: neither to the API server nor to cards and files."""
+        for part in (self._reporter, self._records, self._slices, self._limits):
+            if part in self._started:
+                self._started.remove(part)
+                part.stop()
+
     def _close(self) -> None:
         for wakeup in (self._cards_changed, self._pods_changed, self._stopping):
             wakeup.unbind()
-        for part in (self._reflector, self._reporter, self._cards, self._records, self._slices, self._limits):
+        for part in self._started:
             part.stop()
+        if self._reporter not in self._started:  # it has watched all the same
+            self._reporter.stop()

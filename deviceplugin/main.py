@@ -25,6 +25,7 @@ from deviceplugin.offers import as_ids
 from deviceplugin.podresources import pod_resources_socket
 from deviceplugin.registration import socket_name
 from deviceplugin.reporter import known_indexes
+from deviceplugin.shifts import Shifts
 from deviceplugin.slices.simulated import SimulatedMig
 from mgpu import dialects
 from mgpu.cli.setup import read_settings
@@ -81,24 +82,32 @@ def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str |
     """
     logs.setup(log_level)
     settings = _settings(config, flags)
-    simulated, api = _simulated(settings.deviceplugin), Api.connect(kubeconfig)
-    source, driver = simulated or (_real(api, settings.deviceplugin.node, lambda: agent.divided()), NvmlMig())
-    agent: Agent = Agent(settings, source, api, driver)
-    health = _health(settings.deviceplugin.health_port, agent)
+    _simulated(settings.deviceplugin)  # a wrong file is told before the cluster is looked for
+    api = Api.connect(kubeconfig)
+    shifts = Shifts(lambda: _agent(settings, api))
+    health = _health(settings.deviceplugin.health_port, shifts)
     try:
-        asyncio.run(_run(agent))
+        asyncio.run(_run(shifts))
     finally:
         if health:
             health.stop()
 
 
-async def _run(agent: Agent) -> None:
+def _agent(settings: Settings, api: Api) -> Agent:
+    """Raises BadObject."""
+    own = settings.deviceplugin
+    source, driver = _simulated(own) or (_real(api, own.node, lambda: agent.divided()), NvmlMig())
+    agent = Agent(settings, source, api, driver)
+    return agent
+
+
+async def _run(shifts: Shifts) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, agent.stop)
+        loop.add_signal_handler(number, shifts.stop)
     gc.collect()
     gc.freeze()  # a full collection would walk all that was imported, in the middle of a start
-    await agent.run()
+    await shifts.run()
 
 
 def _settings(config: Path | None, flags: dict[str, str | int | None]) -> Settings:
@@ -150,7 +159,7 @@ def _real(api: Api, node: str, divided: Callable[[], str]) -> CardSource:
     return NvmlCards(indexes=lambda: known_indexes(api, node), divided=divided)
 
 
-def _health(port: int, agent: Agent) -> HealthServer | None:
+def _health(port: int, agent: Shifts) -> HealthServer | None:
     if not port:
         return None
     try:

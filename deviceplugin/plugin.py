@@ -1,8 +1,10 @@
 """The DevicePlugin service (v1beta1) of one resource, on grpc.aio."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,9 +15,12 @@ from deviceplugin.cdi import PERMISSIONS
 from deviceplugin.identity import VISIBLE, VOID, Refused
 from deviceplugin.wakeup import Wakeup
 from proto import deviceplugin_pb2 as api
+from proto import deviceplugin_pb2_grpc as services
 
 log = logging.getLogger(__name__)
 
+CHANNEL = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
+"""Of a channel to a socket: another process may listen there since the last one."""
 OPTIONS = api.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=False)
 
 
@@ -24,13 +29,21 @@ class Plugin:
 
     `opened`: how many were since `open`. `silent`: nothing more is sent; ending the stream would disconnect the plugin
     that serves the resource now (`deviceplugin.registration`). One loop only.
+    `held_calls`: how many calls wait for the agent that takes over, or for its answer.
+    `withdrawing`: no options are told, so that the kubelet takes its registration back (`deviceplugin.takeover`).
     """
 
     def __init__(self, resource: str, allocations: Allocations) -> None:
         self.resource, self._allocations = resource, allocations
         self.devices: dict[str, bool] = {}
         self.silent = False
+        self.withdrawing = False
         self._ended = False
+        self._generation = 0
+        self._busy = 0
+        self.held_calls = 0
+        self._idle = Wakeup()
+        self._successor: asyncio.Future[Path | None] | None = None
         self._turn = 0
         self._changed = Wakeup()
         self.streams = self.opened = 0
@@ -41,11 +54,36 @@ class Plugin:
         self._ended, self.opened = False, 0
         self._changed.bind()
         self.stream_ended.bind()
+        self._idle.bind()
 
     def end_streams(self) -> None:
         """Streams end by themselves, the kubelet sees them out before anything else is served."""
         self._ended = True
         self._changed.wake()
+
+    @property
+    def ended(self) -> bool:
+        """Whether every stream ends at once, until `open`."""
+        return self._ended
+
+    def renew_streams(self) -> None:
+        """End the streams that are open now, and serve those that come."""
+        self._generation += 1
+        self._changed.wake()
+
+    async def hold(self) -> None:
+        """Hold new calls back from now on, and return once those before are answered.
+
+        What `PreStartContainer` waits for has a limit of its own (`allocation.WAIT_SECONDS`).
+        """
+        self._successor = asyncio.get_running_loop().create_future()
+        while self._busy:
+            await self._idle.wait(1.0)
+
+    def hand_on(self, socket: Path | None) -> None:
+        """Let another agent answer the calls that were held back, and all that come; None: nobody can."""
+        if self._successor is not None and not self._successor.done():
+            self._successor.set_result(socket)
 
     def offer(self, devices: Mapping[str, bool]) -> None:
         """The device ids from now on, and whether each is healthy; sent to the kubelet where they changed."""
@@ -58,6 +96,8 @@ class Plugin:
         self._changed.wake()
 
     async def GetDevicePluginOptions(self, request: api.Empty, context: Any) -> api.DevicePluginOptions:  # noqa: N802, ARG002
+        if self.withdrawing:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the registration is withdrawn for a moment")
         return OPTIONS
 
     async def ListAndWatch(self, request: api.Empty, context: Any) -> Any:  # noqa: N802, ARG002
@@ -65,7 +105,8 @@ class Plugin:
         self.opened += 1
         try:
             sent: tuple[int, dict[str, bool]] | None = None
-            while not self._ended:
+            generation = self._generation
+            while not self._ended and generation == self._generation:
                 if not self.silent and (self._turn, self.devices) != sent:
                     sent = self._turn, self.devices
                     yield _list(self.devices)
@@ -79,14 +120,44 @@ class Plugin:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not offered: ids stand for no card")
 
     async def Allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:  # noqa: N802
+        if self._successor is not None:
+            forwarded: api.AllocateResponse = await self._forwarded("Allocate", request, context)
+            return forwarded
         began, result = time.perf_counter(), "refused"
+        self._busy += 1
         try:
             response = await self._allocate(request, context)
             void = any(row.envs.get(VISIBLE) == VOID[VISIBLE] for row in response.container_responses)
             result = "void" if void else "granted"
         finally:
+            self._done()
             metrics.ALLOCATE.labels(result).observe(time.perf_counter() - began)
         return response
+
+    def _done(self) -> None:
+        self._busy -= 1
+        if not self._busy:
+            self._idle.wake()
+
+    async def _forwarded(self, method: str, request: Any, context: Any) -> Any:
+        """The answer of the agent that takes over."""
+        assert self._successor is not None
+        self.held_calls += 1
+        try:
+            socket = await asyncio.shield(self._successor)
+            if socket is None:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the agent of this node is being replaced")
+            return await self._asked_elsewhere(f"unix:{socket}", method, request, context)
+        finally:
+            self.held_calls -= 1
+
+    async def _asked_elsewhere(self, target: str, method: str, request: Any, context: Any) -> Any:
+        async with grpc.aio.insecure_channel(target, options=CHANNEL) as channel:
+            stub = services.DevicePluginStub(channel)  # type: ignore[no-untyped-call]
+            try:
+                return await getattr(stub, method)(request)
+            except grpc.aio.AioRpcError as error:
+                await context.abort(error.code(), error.details())
 
     async def _allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:
         response = api.AllocateResponse()
@@ -103,11 +174,16 @@ class Plugin:
     async def PreStartContainer(  # noqa: N802
         self, request: api.PreStartContainerRequest, context: Any
     ) -> api.PreStartContainerResponse:
+        if self._successor is not None:
+            forwarded: api.PreStartContainerResponse = await self._forwarded("PreStartContainer", request, context)
+            return forwarded
         began, result = time.perf_counter(), "refused"
+        self._busy += 1
         try:
             response = await self._pre_start(request, context)
             result = "granted"
         finally:
+            self._done()
             metrics.PRESTART.labels(result).observe(time.perf_counter() - began)
         return response
 

@@ -8,13 +8,14 @@ own is gone or a stream has ended, the streams are ended, a new server takes the
 import asyncio
 import logging
 import os
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
 
-from deviceplugin.plugin import OPTIONS, Plugin
+from deviceplugin.plugin import CHANNEL, OPTIONS, Plugin
 from deviceplugin.wakeup import Wakeup
 from proto import deviceplugin_pb2 as api
 from proto import deviceplugin_pb2_grpc as services
@@ -32,10 +33,17 @@ _GRACE_SECONDS = 1.0
 Stamp = tuple[int, int, int]
 
 
-def socket_name(resource: str) -> str:
-    """The file name of a resource's plugin socket: `mgpu-core.sock`, `mgpu-gpu-mem.sock`."""
+_SETTLE_SECONDS = 0.5
+"""After the end of a stream, for the kubelet to see it before the plugin registers anew."""
+
+
+def socket_name(resource: str, *, second: bool = False) -> str:
+    """The file name of a resource's plugin socket: `mgpu-core.sock`, `mgpu-gpu-mem.sock`.
+
+    second: the name for an agent that takes over from one which still serves on the first.
+    """
     name = resource.rpartition("/")[2]
-    return f"{name if name.startswith('mgpu-') else f'mgpu-{name}'}.sock"
+    return f"{name if name.startswith('mgpu-') else f'mgpu-{name}'}{'.2' if second else ''}.sock"
 
 
 class Registration:
@@ -56,18 +64,64 @@ class Registration:
         self._plugin, self._check, self.left = plugin, check_seconds, left
         self._changed = changed or Wakeup()
         self._kubelet = folder / "kubelet.sock"
-        self._socket = folder / socket_name(plugin.resource)
+        self._sockets = tuple(folder / socket_name(plugin.resource, second=second) for second in (False, True))
+        self._socket = self._sockets[0]
+        self._renewing = self._retired = False
         self.state = "not registered yet"
 
     @property
     def registered(self) -> bool:
         """Whether the kubelet follows our device list now."""
-        return self.state == "" and self._plugin.streams > 0
+        return self.state == "" and (self._plugin.streams > 0 or self._renewing)
+
+    @property
+    def resource(self) -> str:
+        return self._plugin.resource
+
+    @property
+    def socket(self) -> str:
+        """The name of the socket that the resource is served on."""
+        return self._socket.name
+
+    def retire(self) -> None:
+        """From now on another agent registers this resource: whatever ends, begin nothing anew."""
+        self._retired = True
+
+    async def withdraw(self) -> None:
+        """Make the kubelet forget whom it would disconnect when a device list ends (`deviceplugin.takeover`).
+
+        It dials the plugin, which refuses to tell its options: so it drops its note of the registered client, and only
+        that. Calls still come here, and devices stay healthy.
+        """
+        self._plugin.withdrawing = True
+        try:
+            error = await self._ask_to_register()
+        finally:
+            self._plugin.withdrawing = False
+        if error is None:
+            log.warning("the kubelet did not withdraw the registration", extra={"resource": self.resource})
+
+    async def renew(self) -> None:
+        """End the own device list while that has no effect, and register anew, so that the kubelet notices the end of
+        this agent.
+        """
+        self._renewing = True
+        try:
+            self._plugin.renew_streams()
+            while self._plugin.streams:
+                await self._plugin.stream_ended.wait(_LOOK_SECONDS)
+            await asyncio.sleep(_SETTLE_SECONDS)
+            self._plugin.opened = 0
+            if await self._register():
+                while not self._plugin.opened and self.state == "":
+                    await asyncio.sleep(_LOOK_SECONDS / 10)
+        finally:
+            self._renewing = False
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         pause = _FIRST_PAUSE
-        while True:
+        while not self._retired:
             kubelet = await self._kubelet_there()
             if why := self.left():
                 self._say(why)
@@ -104,6 +158,7 @@ class Registration:
 
     @asynccontextmanager
     async def _server(self) -> AsyncIterator[None]:
+        self._socket = next((path for path in self._sockets if not _is_served(path)), self._sockets[0])
         self._socket.unlink(missing_ok=True)
         # Two servers on one path would share its calls without SO_REUSEPORT being off.
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
@@ -123,18 +178,24 @@ class Registration:
             if own is not None and _stamp(self._socket) == own:
                 self._socket.unlink(missing_ok=True)
 
-    async def _register(self) -> bool:
+    async def _ask_to_register(self) -> grpc.aio.AioRpcError | None:
+        """Ask the kubelet to register the plugin; return its refusal, None where it agrees."""
         request = api.RegisterRequest(
             version="v1beta1", endpoint=self._socket.name, resource_name=self._plugin.resource, options=OPTIONS
         )
-        options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
-        async with grpc.aio.insecure_channel(f"unix:{self._kubelet}", options=options) as channel:
+        async with grpc.aio.insecure_channel(f"unix:{self._kubelet}", options=CHANNEL) as channel:
             stub = services.RegistrationStub(channel)  # type: ignore[no-untyped-call]
             try:
                 await stub.Register(request, timeout=_REGISTER_SECONDS)
             except grpc.aio.AioRpcError as error:
-                self._say(f"not registered with the kubelet: {error.code().name}: {error.details()}")
-                return False
+                return error
+        return None
+
+    async def _register(self) -> bool:
+        error = await self._ask_to_register()
+        if error is not None:
+            self._say(f"not registered with the kubelet: {error.code().name}: {error.details()}")
+            return False
         self.state = ""
         log.info("registered with the kubelet", extra={"resource": self._plugin.resource})
         return True
@@ -143,13 +204,25 @@ class Registration:
         """Why it has to register again. The stream opens only after the registration is answered."""
         loop = asyncio.get_running_loop()
         own, deadline = _stamp(self._socket), loop.time() + _REGISTER_SECONDS
+        repaired = -_STABLE_SECONDS
         while True:
+            if self._renewing or self._retired:
+                await self._plugin.stream_ended.wait(_LOOK_SECONDS)
+                continue
             if _stamp(self._kubelet) != kubelet:
                 return "the kubelet's socket is another one"
             if own is None or _stamp(self._socket) != own:
                 return f"our socket {self._socket} was removed"
             if self._plugin.opened and not self._plugin.streams:
-                return "the kubelet ended the stream"
+                # Until it has the list again it fails every pod: so at once, on the same socket. A kubelet that ends
+                # stream after stream is given rest by the caller.
+                lately = loop.time() - repaired < _STABLE_SECONDS
+                self._plugin.opened = 0
+                if lately or self._plugin.ended or self.left() or not await self._register():
+                    return "the kubelet ended the stream"
+                repaired = loop.time()
+                deadline = repaired + _REGISTER_SECONDS
+                continue
             if not self._plugin.opened and loop.time() > deadline:
                 return "the kubelet did not ask for the devices"
             await self._plugin.stream_ended.wait(self._check)
@@ -172,6 +245,19 @@ async def _stop(server: grpc.aio.Server) -> None:
     except asyncio.CancelledError:
         await stopping
         raise
+
+
+def _is_served(path: Path) -> bool:
+    """Return whether a process listens on the socket; one that has ended leaves its file behind."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.setblocking(False)
+        try:
+            client.connect(str(path))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return True
 
 
 def _stamp(path: Path) -> Stamp | None:

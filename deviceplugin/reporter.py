@@ -173,9 +173,13 @@ class Reporter:
         self.problem = "nothing reported yet"
         self._reported = False
 
-    def start(self) -> None:
+    def watch(self) -> None:
+        """Follow the Node and its Device; nothing is written yet."""
         self._nodes.start()
         self._devices.start()
+
+    def start(self) -> None:
+        """Write from now on, after `watch`."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -183,7 +187,8 @@ class Reporter:
         self._wake.set()
         self._nodes.stop()
         self._devices.stop()
-        self._thread.join(timeout=2)
+        if self._thread.ident is not None:
+            self._thread.join(timeout=2)
 
     def update(self, cards: tuple[Card, ...] | None = None, driver: str = "") -> None:
         if cards is not None:

@@ -44,10 +44,17 @@ class Mps:
     ) -> None:
         self._daemons, self._folder, self._gpus, self._pods = daemons, folder, gpus, pods
         self._changed, self._unenforced, self._enforce = changed, unenforced, enforce
-        named = {key: daemon_of(env, folder) for key, env in files.environments().items()}
-        self._clients: dict[Key, str] = {key: card for key, card in named.items() if card}
-        self._given = {*self._clients}
+        self._files = files
+        self._clients: dict[Key, str] = {}
+        self._given: set[Key] = set()
         self._cut: frozenset[str] = frozenset()
+        self.recover()
+
+    def recover(self) -> None:
+        """Take over the clients that another agent has made up to now, by their CDI files."""
+        named = {key: daemon_of(env, self._folder) for key, env in self._files.environments().items()}
+        self._clients = {key: card for key, card in named.items() if card}
+        self._given = {*self._clients}
 
     def cut(self, cards: Collection[str]) -> None:
         """The cards that are cut into slices, by UUID, all of them. From any thread."""

@@ -109,7 +109,7 @@ class Registry(services.RegistrationServicer):
     def start(self) -> None:
         """Every socket of the folder goes first: plugins notice by that that they have to register again."""
         for path in self._folder.iterdir():
-            if path.name != FILE and not path.is_dir():
+            if path.name != FILE and path.is_socket():
                 path.unlink()
         self._server = grpc.server(ThreadPoolExecutor(8, "registration"), options=[("grpc.so_reuseport", 0)])
         services.add_RegistrationServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
@@ -125,7 +125,11 @@ class Registry(services.RegistrationServicer):
             follower.join(timeout=5)
 
     def Register(self, request: api.RegisterRequest, context: Any) -> api.Empty:  # noqa: N802
-        """Dials the plugin before it answers. A client that was registered for the resource stays connected."""
+        """Dials the plugin before it answers. A client that was registered for the resource stays connected.
+
+        As server.go, `connectClient`: the new client is noted first, and where it cannot be connected no client is
+        noted any more, be it that one's predecessor, which still serves.
+        """
         if request.version != _VERSION:
             context.abort(grpc.StatusCode.UNKNOWN, f"unsupported device plugin API version: {request.version}")
         if "/" not in request.resource_name:
@@ -133,6 +137,8 @@ class Registry(services.RegistrationServicer):
         try:
             client = Plugin(request.resource_name, self._folder / request.endpoint, self._max_message)
         except PluginError as error:
+            with self._lock:
+                self._clients.pop(request.resource_name, None)
             context.abort(grpc.StatusCode.UNKNOWN, str(error))
         with self._lock:
             self._clients[client.resource] = client
@@ -143,9 +149,11 @@ class Registry(services.RegistrationServicer):
         return api.Empty()
 
     def _follow(self, client: Plugin) -> None:
-        """As the kubelet: when a stream ends, the client registered *now* is disconnected, be it another one."""
+        """As the kubelet: when a stream ends, the client noted *now* is disconnected, be it another one or none.
+
+        A client that is not noted keeps its connection, and calls go there while it is the resource's endpoint.
+        """
         client.follow(self._devices)
-        client.stop()
         with self._lock:
             current = None if self._closing else self._clients.pop(client.resource, None)
         if current is not None:

@@ -90,14 +90,25 @@ class Node:
     @contextmanager
     def agent(self, **settings: Any) -> Iterator[Agent]:
         """settings: of the block `deviceplugin`, or by their whole path."""
+        with self.starting(**settings) as agent:
+            until(lambda: not agent.not_ready() and self.healthy_ids())
+            yield agent
+
+    @contextmanager
+    def starting(self, **settings: Any) -> Iterator[Agent]:
+        """The same, without waiting until it is ready."""
+        with self.made(**settings) as agent, served(agent):
+            yield agent
+
+    @contextmanager
+    def made(self, **settings: Any) -> Iterator[Agent]:
+        """The agent, which does not run yet."""
         folders = {"kubeletDir": str(self.folder), "cdiDir": str(self.folder / "cdi"), "limitsDir": str(self.limits)}
         own = {"node": "n1", **folders, "criSocket": str(self.folder / "cri.sock"), **settings}
         api = api_of(self.url)
         parsed = load_settings(flags={k if "." in k else f"deviceplugin.{k}": value for k, value in own.items()})
         agent = Agent(parsed, SimulatedCards(self.file, "n1"), api, SimulatedMig(self.file, "n1"))
-        with served(agent):
-            until(lambda: not agent.not_ready() and self.healthy_ids())
-            yield agent
+        yield agent
         api.close()
 
     def healthy_ids(self) -> int:

@@ -1,6 +1,5 @@
 """Every restart is survived: the agent's, the kubelet's, the node's; and what may not run does not."""
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,11 +8,7 @@ from typing import Any
 import pytest
 
 from deviceplugin.agent import Agent
-from deviceplugin.cards.simulated import SimulatedCards
-from deviceplugin.slices.simulated import SimulatedMig
 from mgpu.kube import Api
-from mgpu.model.errors import BadObject
-from mgpu.settings import load_settings
 from playground.kubelet import checkpoint
 from tests.builders import MEMORY, container, pod, share
 from tests.deviceplugin import node as nodes
@@ -164,16 +159,6 @@ def test_equal_pods_without_cdi_have_their_records_exchanged(node: Node) -> None
         until(lambda: all(said(f"p{i}") == node.visible(f"p{i}") for i in range(6)))
         seen = [node.visible(f"p{i}") for i in range(6)]
         assert sorted(seen) == ["GPU-n1-0"] * 3 + ["GPU-n1-1"] * 3
-
-
-def test_the_second_agent_of_a_node_says_so_and_ends(node: Node) -> None:
-    settings = load_settings(flags={"deviceplugin.node": "n1", "deviceplugin.kubeletDir": str(node.folder)})
-    with node.agent() as first:
-        second = Agent(settings, SimulatedCards(node.file, "n1"), node.api, SimulatedMig(node.file, "n1"))
-        with pytest.raises(BadObject, match="another node agent runs on this node already"):
-            asyncio.run(second.run())
-        assert not first.not_ready()
-        assert node.healthy_ids() == 200
 
 
 class Frozen(Api):

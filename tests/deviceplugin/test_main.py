@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from deviceplugin import health
-from deviceplugin.alone import alone
 from deviceplugin.health import HealthServer
+from deviceplugin.nodelock import NodeLock
 from mgpu.cli.main import main
 from tests.waiting import until
 
@@ -86,17 +86,25 @@ def test_it_runs_without_kubelet_driver_and_api_server_says_so_and_stops_when_to
     assert '"stopped"' in rest
 
 
-def test_a_second_agent_ends_with_one_clear_line(folder: Path) -> None:
+def test_second_agent_stands_by_and_ends_when_told(folder: Path) -> None:
     (folder / "kubeconfig").write_text(KUBECONFIG)
     (folder / "cards.yaml").write_text("[{memory: 80Gi}]")
     flags = ["--cards", str(folder / "cards.yaml"), "--kubeconfig", str(folder / "kubeconfig")]
-    with alone(folder / "device-plugins"):
-        process = subprocess.run(
-            [*MGPU, *flags, "--kubelet-dir", str(folder)], capture_output=True, text=True, timeout=60
-        )
-    assert process.returncode == 2
-    assert "another node agent runs on this node already" in process.stderr
-    assert len(process.stderr.strip().splitlines()) == 1
+    lock = NodeLock(folder / "device-plugins")
+    assert lock.try_acquire()
+    process = subprocess.Popen(
+        [*MGPU, *flags, "--kubelet-dir", str(folder)], stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+    try:
+        assert process.stderr is not None
+        until(lambda: '"standing by"' in str(process.stderr.readline()))  # type: ignore[union-attr]
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        lock.release()
+    assert process.returncode == 0
+    assert '"started"' not in rest
 
 
 def fetch(port: int, path: str) -> tuple[int, str]:

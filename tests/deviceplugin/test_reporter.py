@@ -228,6 +228,7 @@ def test_what_pods_hold_is_not_taken_away_before_they_are_known(node: Node) -> N
     api.patch(NODE, {"metadata": {"annotations": {PUBLISHED_ANNOTATION: gpushare.MEMORY}}})
     amounts = (pods_known.is_set, lambda name: held.get(name, 0), lambda: ("mgpu", ""))
     reporter = Reporter(api, "n1", load_settings(), *amounts)
+    reporter.watch()
     reporter.start()
     try:
         reporter.update(cards(2))

@@ -1,0 +1,217 @@
+"""One agent takes over from another on its node, and no pod fails for it."""
+
+import asyncio
+import threading
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from deviceplugin import agent as agents
+from deviceplugin.shifts import Shifts
+from deviceplugin.takeover import SOCKET
+from tests.builders import CORE, share
+from tests.deviceplugin.desk import ASSUMED, RECORD
+from tests.deviceplugin.node import PODS, Node
+from tests.waiting import until
+
+Json = dict[str, Any]
+
+
+def decided(name: str, card: str = "1", core: int = 1) -> Json:
+    return share(name, core, 1, node="n1", annotations={ASSUMED: "true", RECORD + "c": card})
+
+
+@pytest.fixture
+def drops(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The resources whose devices the kubelet has marked as unhealthy, in order."""
+    found: list[str] = []
+    disconnected = node.kubelet.devices.disconnected
+
+    def noted(resource: str) -> None:
+        found.append(resource)
+        disconnected(resource)
+
+    monkeypatch.setattr(node.kubelet.devices, "disconnected", noted)
+    return found
+
+
+class Arrivals:
+    """Pods that come at a steady rate, from `start` on."""
+
+    def __init__(self, node: Node, count: int, pause: float) -> None:
+        self._node = node
+        self._count = count
+        self._pause = pause
+        self._thread = threading.Thread(target=self._create)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def not_running(self) -> list[str]:
+        """The names of the pods that have not come to run, once all have come and started or failed."""
+        self._thread.join(60)
+        phases = until(lambda: settled(self._node))
+        return sorted(name for name, phase in phases.items() if phase != "Running")
+
+    def _create(self) -> None:
+        for i in range(self._count):
+            self._node.create(decided(f"p{i}", str(i % 2)))
+            time.sleep(self._pause)
+
+
+def settled(node: Node) -> dict[str, str] | None:
+    found = {p["metadata"]["name"]: p["status"]["phase"] for p in node.api.list(PODS)[0]}
+    return None if "Pending" in found.values() else found
+
+
+def test_takeover_pods_arrive_none_fails(node: Node, drops: list[str]) -> None:
+    arrivals = Arrivals(node, 60, 0.02)
+    with node.agent() as old:
+        arrivals.start()
+        until(lambda: node.api.list(PODS)[0])
+        with node.starting() as new:
+            until(lambda: not new.not_ready())
+            assert old._lock._descriptor is None
+            assert arrivals.not_running() == []
+            assert drops == []
+
+
+def test_replacement_old_agent_ends_first_resource_is_without_devices(node: Node, drops: list[str]) -> None:
+    """The former sequence, which the one above is measured by: every resource is dropped."""
+    with node.agent():
+        pass
+    with node.agent():
+        assert CORE in drops
+
+
+def test_takeover_done_kubelet_notices_the_end_of_the_new_agent(node: Node, drops: list[str]) -> None:
+    """Else pods would be sent to a node whose agent is gone."""
+    with node.agent(), node.starting() as new:
+        until(lambda: not new.not_ready())
+        assert drops == []
+    until(lambda: CORE in drops)
+    until(lambda: node.healthy_ids() == 0)
+
+
+def test_takeover_back_and_forth_sockets_do_not_pile_up(node: Node, drops: list[str]) -> None:
+    with node.agent(), node.starting() as second:
+        until(lambda: not second.not_ready())
+        with node.starting() as third:
+            until(lambda: not third.not_ready())
+            names = {path.name for path in (node.folder / "device-plugins").glob("mgpu-core*")}
+            assert names == {"mgpu-core.sock"}
+            node.create(decided("p"))
+            node.runs("p")
+            assert drops == []
+
+
+def test_takeover_pod_admitted_before_it_starts_after_it_on_its_cards(node: Node) -> None:
+    with node.agent():
+        node.create(share("p", 1, 1, node="n1"))
+        until(lambda: node.waits("p"))
+        with node.starting() as new:
+            until(lambda: not new.not_ready())
+            node.decide("p", c="1")
+            node.runs("p")
+            assert node.visible("p") == "GPU-n1-1"
+
+
+def test_takeover_only_one_agent_writes(node: Node) -> None:
+    with node.agent() as old, node.starting() as new:
+        until(lambda: not new.not_ready())
+        assert old.seen().gpus == ()
+        assert len(new.seen().gpus) == 2
+        assert not old._reporter._thread.is_alive()
+        assert new._reporter._thread.is_alive()
+
+
+def test_standby_agent_that_serves_ends_takes_the_node_at_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that serves cannot hand over, as an older version."""
+    with node.agent() as old:
+        (node.folder / "device-plugins" / SOCKET).unlink()
+        monkeypatch.setattr(agents, "ask", nobody_answers)
+        monkeypatch.setattr(agents, "_UNANSWERED_SECONDS", 0.2)
+        with node.starting() as new:
+            until(lambda: new.not_ready() == "another agent serves this node; this one stands by")
+            until(lambda: not new.not_ready())  # else a rolling update would wait for it for ever
+            assert not new._serves
+            assert node.healthy_ids() == 200
+            old.stop()
+            until(lambda: new._serves and not new.not_ready())
+            node.create(decided("p"))
+            node.runs("p")
+
+
+async def nobody_answers(_: object) -> None:
+    await asyncio.sleep(0)
+
+
+def test_takeover_successor_ends_before_it_serves_old_agent_lets_go(node: Node) -> None:
+    """Its lock is free, and whoever stands by takes it: here the process's own next agent."""
+
+    async def ask_and_end() -> None:
+        _, writer = await asyncio.open_unix_connection(node.folder / "device-plugins" / SOCKET)
+        writer.write(b"take over\n")
+        await writer.drain()
+        writer.close()
+
+    with node.agent() as old:
+        asyncio.run(ask_and_end())
+        until(lambda: old._lock._descriptor is None)
+        with node.agent():
+            node.create(decided("p"))
+            node.runs("p")
+
+
+def test_takeover_stranger_asks_for_something_else_is_hung_up_on(node: Node) -> None:
+    async def say() -> bytes:
+        reader, writer = await asyncio.open_unix_connection(node.folder / "device-plugins" / SOCKET)
+        writer.write(b"give me the node\n")
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    with node.agent() as old:
+        assert asyncio.run(say()) == b""
+        assert not old.not_ready()
+
+
+def test_kubelet_restart_agent_can_still_be_asked(node: Node) -> None:
+    with node.agent() as old:
+        node.kubelet.stop()
+        until(old.not_ready)
+        node.kubelet.start()
+        until(lambda: not old.not_ready() and node.healthy_ids() == 200)
+        until(lambda: (node.folder / "device-plugins" / SOCKET).exists())
+        with node.starting() as new:
+            until(lambda: not new.not_ready())
+            node.create(decided("p"))
+            node.runs("p")
+
+
+def test_shifts_successor_ends_replaced_process_serves_again(node: Node, drops: list[str]) -> None:
+    """A new version that crashes after it took over leaves the node to the old one, which asked for nothing before."""
+    with ExitStack() as stack:
+        shifts = Shifts(lambda: stack.enter_context(node.made()))
+        thread = threading.Thread(target=lambda: asyncio.run(shifts.run()))
+        thread.start()
+        stack.callback(thread.join, 60)
+        stack.callback(shifts.stop)
+        until(lambda: not shifts.not_ready() and node.healthy_ids())
+        first = shifts.agent
+        with node.starting() as new:
+            until(lambda: not new.not_ready())
+            until(lambda: shifts.agent is not first and not shifts.not_ready())  # else a rolling update would end it
+            assert shifts.seen().gpus == ()
+            until(lambda: standing_by(new))
+        until(lambda: shifts.seen().gpus and not shifts.not_ready())
+        assert drops == []
+        node.create(decided("p"))
+        node.runs("p")
+
+
+def standing_by(agent: agents.Agent) -> bool:
+    others = agent._others
+    return others is not None and others.standing_by() is not None
