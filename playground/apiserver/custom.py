@@ -82,12 +82,23 @@ def _check(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[Cause]:
         limit = schema.get(bound)
         if limit is not None and isinstance(value, int | float) and (value - limit) * wrong > 0:
             yield _invalid(path, value, f"should be {word} than or equal to {limit}", "FieldValueInvalid")
+    yield from _too_much(value, schema, path)
     if isinstance(value, dict):
         yield from _check_object(value, schema, path)
     elif isinstance(value, list):
         yield from _check_list(value, schema, path)
     elif isinstance(value, str):
         yield from _check_text(value, schema, path)
+
+
+def _too_much(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[Cause]:
+    for kind, bound in ((list, "maxItems"), (dict, "maxProperties")):
+        most = schema.get(bound)
+        if isinstance(value, kind) and most is not None and len(value) > most:
+            yield Cause(path, f"Too many: {len(value)}: must have at most {most} items", "FieldValueTooMany")
+    longest = schema.get("maxLength")
+    if isinstance(value, str) and longest is not None and len(value) > longest:
+        yield Cause(path, f"Too long: may not be more than {longest} bytes", "FieldValueTooLong")
 
 
 def _check_text(value: str, schema: Mapping[str, Any], path: str) -> Iterator[Cause]:

@@ -1,15 +1,20 @@
 """How large an object may be."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 
 from mgpu.model import budget
 from mgpu.model.budget import excess
+from mgpu.model.errors import BadObject
+from mgpu.model.inventory import read_device
 from tests.arbitrary import JSON, PARTS
 from tests.builders import container, pod, share
 
+CRDS = Path(__file__).parents[3] / "manifests" / "crds"
 VARIABLE = {"name": "A", "value": "b"}
 
 
@@ -56,3 +61,28 @@ def test_object_from_before_may_stay_as_large_as_it_was_and_may_not_grow() -> No
 @given(JSON | PARTS)
 def test_property_arbitrary_object_has_a_size(raw: Any) -> None:
     assert excess(raw) == []
+
+
+def schema(name: str, *path: str) -> Any:
+    """A part of the schema of a kind, by the names of its properties; "[]" are the items of a list."""
+    crd = yaml.safe_load((CRDS / f"{name}.yaml").read_text())
+    found = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    for key in path:
+        found = found["items"] if key == "[]" else found["properties"][key]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["containers", "initContainers"])
+def test_schema_of_mtgpupods_limits_what_the_budget_limits(kind: str) -> None:
+    resources = schema("mtgpupod", "spec", kind, "[]", "resources")
+    assert schema("mtgpupod", "spec", kind)["maxItems"] == budget.CONTAINERS
+    assert schema("mtgpupod", "spec", kind, "[]", "env")["maxItems"] == budget.VARIABLES
+    assert {resources["properties"][key]["maxProperties"] for key in ("limits", "requests")} == {budget.RESOURCES}
+
+
+def test_schema_of_devices_accepts_as_many_as_are_read() -> None:
+    most = schema("device", "spec", "devices")["maxItems"]
+    rows = [{"type": "rdma", "minor": i} for i in range(most + 1)]
+    assert len(read_device({"spec": {"devices": rows[:most]}})) == most
+    with pytest.raises(BadObject, match=f"at most {most}"):
+        read_device({"spec": {"devices": rows}})

@@ -68,6 +68,40 @@ def test_the_spec_is_kept_as_it_is(api: Api, path: str) -> None:
     assert "status" not in made
 
 
+LIMITS: dict[str, tuple[dict[str, Any], str]] = {
+    "containers": ({"containers": [{"name": str(i)} for i in range(257)]}, "spec.containers: Too many: 257: "),
+    "init containers": (
+        {"initContainers": [{"name": str(i)} for i in range(257)]},
+        "spec.initContainers: Too many: 257: ",
+    ),
+    "variables": ({"containers": [{"env": [{}] * 16_385}]}, "spec.containers[0].env: Too many: 16385: "),
+    "fields of a variable": (
+        {"containers": [{"env": [{str(i): 1 for i in range(17)}]}]},
+        "spec.containers[0].env[0]: Too many: 17: ",
+    ),
+    "amounts": (
+        {"containers": [{"resources": {"limits": {f"a/{i}": "1" for i in range(2049)}}}]},
+        "spec.containers[0].resources.limits: Too many: 2049: ",
+    ),
+    "fields": ({f"f{i}": 1 for i in range(130)}, "spec: Too many: 1"),
+    "a long node": ({"nodeName": "n" * 254}, "spec.nodeName: Too long: may not be more than 253 bytes"),
+}
+
+
+@pytest.mark.parametrize(("spec", "says"), LIMITS.values(), ids=LIMITS)
+def test_spec_larger_than_its_limits_is_refused_by_the_schema(
+    api: Api, path: str, spec: dict[str, Any], says: str
+) -> None:
+    refused = api.call("POST", path, mtgpupod(**spec))
+    assert refused.code == 422
+    assert says in refused.message
+
+
+def test_spec_with_nulls_is_accepted_as_a_pod_with_nulls_is(api: Api, path: str) -> None:
+    container = {"name": "c", "image": "i", "env": None, "resources": None}
+    api.ok("POST", path, mtgpupod(containers=[container], initContainers=None, volumes=None, tolerations=None))
+
+
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "no node": ({"nodeName": None}, "spec.nodeName: Required value"),
     "no containers": ({"containers": None}, "spec.containers: Required value"),
