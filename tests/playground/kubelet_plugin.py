@@ -23,6 +23,7 @@ class Plugin(services.DevicePluginServicer):
         self.allocated: list[list[str]] = []
         self.started: list[list[str]] = []
         self.refuse_allocate = self.refuse_start = ""
+        self.refuse_options = False
         self.hold_start = threading.Event()
         self.hold_start.set()
         self._changed = threading.Condition()
@@ -60,6 +61,8 @@ class Plugin(services.DevicePluginServicer):
         self._server.stop(None).wait()
 
     def GetDevicePluginOptions(self, request: Any, context: Any) -> api.DevicePluginOptions:  # noqa: N802, ARG002
+        if self.refuse_options:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
         return api.DevicePluginOptions(pre_start_required=True)
 
     def ListAndWatch(self, request: Any, context: Any) -> Iterator[api.ListAndWatchResponse]:  # noqa: N802, ARG002

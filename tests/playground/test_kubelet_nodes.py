@@ -111,6 +111,27 @@ def test_the_end_of_an_old_stream_disconnects_the_plugin_that_is_registered_now(
     until(lambda: bench.capacity() == ("4", "0"))
 
 
+def test_stream_ends_after_a_registration_failed_nobody_is_disconnected(bench: Bench) -> None:
+    """connectClient (server/handler.go) drops its note of the resource's client where the new one cannot be connected:
+    a 1.36.3 kubelet that was asked so did not mark the devices as unhealthy, and went on asking the plugin.
+    """
+    old = bench.plugin()
+    new = bench.plugin(ids=4, socket="new.sock")
+    new.refuse_options = True
+    with pytest.raises(grpc.RpcError, match="not now"):
+        new.register()
+    old.end_streams()
+    new.end_streams()
+    bench.create("a")
+    bench.runs("a")
+    assert (len(old.allocated), len(new.allocated)) == (0, 1)
+    new.refuse_options = False
+    new.register()
+    until(lambda: bench.capacity() == ("4", "4"))
+    new.end_streams()
+    until(lambda: bench.capacity() == ("4", "0"))
+
+
 def test_a_registration_of_another_version_is_refused(bench: Bench) -> None:
     plugin = bench.plugin()
     with pytest.raises(grpc.RpcError, match="unsupported device plugin API version"):
