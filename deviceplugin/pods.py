@@ -207,7 +207,7 @@ def _with_record(known: GpuPod) -> GpuPod:
     if known.ask is None:
         return known
     try:
-        shares = dialects.by_name(known.ask.dialect).read_placement(known.pod, known.ask)
+        shares = dialects.read_placement(known.pod, known.ask)
     except BadObject as error:
         return replace(known, shares=None, problem=_sentence(error))
     return replace(known, shares=shares, problem="")

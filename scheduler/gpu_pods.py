@@ -78,7 +78,7 @@ def recorded(known: GpuPod) -> tuple[Share, ...] | None:
     """The shares that a pod's annotations record; None: no record. Raises BadObject for an unreadable one."""
     if known.ask is None:
         raise BadObject(known.problems)
-    return dialects.by_name(known.ask.dialect).read_placement(known.pod, known.ask)
+    return dialects.read_placement(known.pod, known.ask)
 
 
 def shares_unknown(known: GpuPod) -> tuple[Share, ...]:

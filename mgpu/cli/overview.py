@@ -90,7 +90,7 @@ def _recorded(pod: Pod, ask: Ask | BadObject | None) -> Claim:
         everything = (Share(pod.containers[0].name, None, whole=True),)
         return Claim(Holding(pod.uid, pod.namespace, pod.name, pod.node, "", everything), str(ask))
     try:
-        shares = dialects.by_name(ask.dialect).read_placement(pod, ask)
+        shares = dialects.read_placement(pod, ask)
     except BadObject as error:
         return Claim(_holding(pod, ask, unknown_shares(ask)), str(error))
     return Claim(problem=NO_RECORD) if shares is None else Claim(_holding(pod, ask, shares))

@@ -53,7 +53,7 @@ class Dialect(Protocol):
         """
 
     def read_placement(self, pod: Pod, ask: Ask) -> tuple[Share, ...] | None:
-        """The shares that the pod's annotations record; None: no record. Raises BadObject for an unreadable one."""
+        """The shares that the pod's annotations record, as `read_placement` of this package promises."""
 
     def owns_annotation(self, key: str) -> bool:
         """Whether the key is written by `write_placement` (or the node): nobody else may set it."""
@@ -141,7 +141,7 @@ def _admitted_once(pod: Pod, settings: Settings) -> Ask | None:
     then = settings.model_copy(update={"dialects": settings.dialects.model_copy(update=blocks)})
     try:
         ask = _read_ask(pod, then)
-        return ask if ask and by_name(ask.dialect).read_placement(pod, ask) else None
+        return ask if ask and read_placement(pod, ask) else None
     except BadObject:
         return None
 
@@ -204,6 +204,16 @@ def is_placement_annotation(key: str) -> bool:
     Vocabularies that are disabled count too: whether one is enabled may change while the pod exists.
     """
     return key == SEAL or any(dialect.owns_annotation(key) for dialect in ALL)
+
+
+def read_placement(pod: Pod, ask: Ask) -> tuple[Share, ...] | None:
+    """The shares that the pod's annotations record; None: no record.
+
+    A record says which cards a container has. How much of each is what the pod asks for: a record that gives a
+    container more or less than that, or gives a container something that does not ask for it, is refused like one that
+    cannot be read. Raises BadObject.
+    """
+    return by_name(ask.dialect).read_placement(pod, ask)
 
 
 def handed(ask: Ask, container: str | None = None) -> tuple[ContainerAsk, ...]:

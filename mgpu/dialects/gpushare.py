@@ -110,7 +110,7 @@ def write_placement(
 def read_placement(pod: Pod, ask: Ask) -> tuple[Share, ...] | None:
     if INDEX not in pod.annotations and ALLOCATION not in pod.annotations:
         return None
-    problems = _unparsable(pod)
+    problems = _unparsable(pod) or _unequal(pod)
     recorded = _allocation(pod, problems)
     if problems:
         raise BadObject(problems)
@@ -248,6 +248,19 @@ def _unparsable(pod: Pod) -> list[Problem]:
     ]
 
 
+def _unequal(pod: Pod) -> list[Problem]:
+    """A total that is not what the pod asks for: at its busiest moment, or, as the peer counts, over app containers."""
+    if OF_POD not in pod.annotations:
+        return []
+    recorded, units = int(pod.annotations[OF_POD]), _units(pod)
+    asked = {_at_once(pod), sum(units.get(container.name, 0) for container in pod.app_containers)}
+    if recorded in asked:
+        return []
+    return [
+        Problem(_path(OF_POD), f"records {recorded} units, the pod asks for {' or '.join(map(str, sorted(asked)))}")
+    ]
+
+
 def _allocation(pod: Pod, problems: list[Problem]) -> dict[str, int]:
     """Container → card, as the record per container has it; {} where there is none.
 
@@ -263,15 +276,14 @@ def _allocation(pod: Pod, problems: list[Problem]) -> dict[str, int]:
     if not isinstance(table, dict):
         problems.append(Problem(_path(ALLOCATION), "must be an object of container → card → units"))
         return {}
-    names, units, found = {c.name for c in pod.containers}, _units(pod), {}
+    names, units = {c.name for c in pod.containers}, _units(pod)
+    found: dict[str, int] = {}
     positions = {str(c.position): c.name for c in pod.app_containers}
     for key, row in table.items():
-        name = key if key in names else positions.get(key, key)
-        if name not in units:
-            continue
-        card, why = _one_card(row, units[name])
+        name = str(key if key in names else positions.get(key, key))
+        card, why = _one_card(row, units[name]) if name in units else (None, "does not ask for GPU memory")
         if card is None:
-            problems.append(Problem(_path(ALLOCATION), f"container {name!r}: {why}"))
+            problems.append(Problem(_path(ALLOCATION), f"container {name[:63]!r}: {why}"))
         else:
             found[name] = card
     return found

@@ -9,11 +9,13 @@ MIG instances.
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
+from typing import Any
 
 from mgpu.dialects.device_allocated import ALLOCATED, Device, load, read, write
 from mgpu.dialects.node_resources import NodeResource
-from mgpu.model.asks import Ask, ContainerAsk, Placement, by_index, peak, whole_cards
+from mgpu.model.asks import Amount, Ask, ContainerAsk, Placement, by_index, peak, whole_cards
 from mgpu.model.cards import GPU as GPU_TYPE
 from mgpu.model.cards import WHOLE_CORE, WHOLE_RATIO, Card
 from mgpu.model.errors import PROBLEMS, BadObject, Problem
@@ -277,8 +279,9 @@ def _per_container(asks: Iterable[ContainerAsk], placement: Placement, cards: Se
     return json.dumps(minors, separators=(",", ":"))
 
 
-def _shares_by_container(asks: Iterable[ContainerAsk], devices: Iterable[Device], text: str) -> Iterator[Share]:
+def _shares_by_container(asks: Sequence[ContainerAsk], devices: Sequence[Device], text: str) -> Iterator[Share]:
     table, by_minor = load(text, _path(PER_CONTAINER)), {(d.type, d.minor): d for d in devices}
+    on: dict[tuple[str, int], list[ContainerAsk]] = {key: [] for key in by_minor}
     for ask in asks:
         row = table.get(ask.container)
         minors = row.get(ask.type) if isinstance(row, dict) else None
@@ -287,36 +290,89 @@ def _shares_by_container(asks: Iterable[ContainerAsk], devices: Iterable[Device]
             rule = f"must be {ask.cards} different minor{'' if ask.cards == 1 else 's'}"
             raise BadObject([Problem(_path(PER_CONTAINER), f"{what} {rule}, not {str(minors)[:80]}")])
         for minor in minors:
-            device = by_minor.get((ask.type, minor)) if isinstance(minor, int) else None
+            device = by_minor.get((ask.type, minor)) if type(minor) is int else None
             if device is None:
                 raise BadObject([Problem(_path(PER_CONTAINER), f"{what} names {minor!r}, which {ALLOCATED} does not")])
+            on[device.type, device.minor].append(ask)
             yield share_of(ask, _named(device))
+    _refuse_unasked(asks, table)
+    for key, of_device in on.items():
+        _refuse_unequal(f"minor {key[1]} of {key[0]}", [by_minor[key]], [replace(ask, cards=1) for ask in of_device])
+
+
+def _refuse_unasked(asks: Sequence[ContainerAsk], table: Mapping[str, Any]) -> None:
+    """Raises BadObject where a container has a row of a type that it does not ask for."""
+    asked = {(ask.container, ask.type) for ask in asks}
+    named = ((name, type) for name, row in table.items() for type in (row if isinstance(row, dict) else (row,)))
+    for name, type in named:
+        if (name, type) not in asked:
+            text = f"gives {str(type)[:40]!r} to container {name[:63]!r}, which does not ask for it"
+            raise BadObject([Problem(_path(PER_CONTAINER), text)])
 
 
 def _shares_of_pod(asks: Sequence[ContainerAsk], devices: Sequence[Device]) -> Iterator[Share]:
+    """Amounts are those that are asked for; a record only says of which devices, and how they are spread over them."""
     for type in dict.fromkeys([*(a.type for a in asks), *(d.type for d in devices)]):
         wanted, given = [a for a in asks if a.type == type], [d for d in devices if d.type == type]
         if wanted and not given:
             raise BadObject(
                 [Problem(_path(ALLOCATED), f"names no {type}, container {wanted[0].container!r} asks for it")]
             )
-        if len(wanted) == 1 and len(given) == wanted[0].cards and all(_gives(d, wanted[0]) for d in given):
+        most = sum(ask.cards for ask in wanted)
+        if len(given) > most or (len(wanted) == 1 and len(given) != most):
+            text = f"names {len(given)} devices of type {type}, the pod asks for {most or 'none'}"
+            raise BadObject([Problem(_path(ALLOCATED), text)])
+        if len(wanted) == 1:
+            for device in given:
+                _refuse_unequal(f"minor {device.minor} of {type}", [device], [replace(wanted[0], cards=1)])
             yield from (share_of(wanted[0], _named(d)) for d in given)
             continue
-        first, *others = wanted or asks[:1]
-        percent = None if type != GPU_TYPE else 0
-        for d in given:
-            ratio = None if percent is None else d.ratio
-            yield Share(first.container, _named(d), d.core * 10, d.memory, stage=first.stage, ratio=ratio, type=type)
-            yield from (Share(a.container, _named(d), stage=a.stage, ratio=percent, type=type) for a in others)
+        if len({bool(ask.memory) for ask in wanted}) > 1:
+            text = f"does not say what each container has of {type}, and they ask for memory in bytes and in percent"
+            raise BadObject([Problem(_path(ALLOCATED), text)])
+        _refuse_unequal(type, given, wanted)
+        if any(d.core > WHOLE_RATIO or d.ratio > WHOLE_RATIO for d in given):
+            raise BadObject([Problem(_path(ALLOCATED), f"has more than 100 percent of a device of type {type}")])
+        yield from _spread(wanted, given)
 
 
-def _gives(device: Device, ask: ContainerAsk) -> bool:
-    """Whether what is recorded of a device is what the ask takes of it."""
-    if ask.whole:
-        return (device.core, device.ratio) == (100, WHOLE_RATIO)
-    memory = device.memory == ask.memory if ask.memory else device.ratio == (ask.ratio or 0)
-    return device.core * 10 == ask.core and memory
+def _spread(asks: Sequence[ContainerAsk], devices: Sequence[Device]) -> Iterator[Share]:
+    """What several containers hold together of each device, as shares of the first one; the others hold nothing of it.
+
+    Of memory and ratio only what the containers ask for is taken: the other one follows from it (`amount_of`).
+    """
+    first, *others = asks
+    in_bytes, gpu = any(ask.memory for ask in asks), first.type == GPU_TYPE
+    for d in devices:
+        memory, ratio = (d.memory, 0) if in_bytes else (0, d.ratio)
+        of_first = ratio if gpu else None
+        yield Share(first.container, _named(d), d.core * 10, memory, stage=first.stage, ratio=of_first, type=d.type)
+        of_others = 0 if gpu else None
+        yield from (Share(a.container, _named(d), stage=a.stage, ratio=of_others, type=d.type) for a in others)
+
+
+def _refuse_unequal(what: str, devices: Sequence[Device], asks: Sequence[ContainerAsk]) -> None:
+    """Raises BadObject where these devices together are not what these containers ask for at their busiest moment.
+
+    Of memory and ratio those are compared that all containers count in; the other one depends on the card. Memory that
+    does not divide evenly over cards may be rounded up or down on each.
+    """
+    busiest = peak((ask.stage, _asked(ask)) for ask in asks)
+    core, memory, ratio = (sum(getattr(d, name) for d in devices) for name in ("core", "memory", "ratio"))
+    wanted = [("core", core, busiest.core * WHOLE_RATIO // WHOLE_CORE, 0)]
+    if not any(ask.memory for ask in asks):
+        wanted.append(("memory ratio", ratio, busiest.ratio, 0))
+    elif all(ask.memory for ask in asks):
+        wanted.append(("memory", memory, busiest.memory, sum(ask.cards for ask in asks)))
+    for name, found, asked, rounding in wanted:
+        if not asked - rounding <= found <= asked:
+            raise BadObject([Problem(_path(ALLOCATED), f"{what} has {found} {name}, its containers ask for {asked}")])
+
+
+def _asked(ask: ContainerAsk) -> Amount:
+    """What a container asks for of all its cards together, as far as that does not depend on the cards."""
+    ratio = WHOLE_RATIO if ask.whole else ask.ratio or 0
+    return Amount(ask.cards * ask.core, ask.cards * ask.memory, 0, ask.cards * ratio)
 
 
 def _named(device: Device) -> str | Minor:

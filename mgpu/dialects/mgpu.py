@@ -37,6 +37,7 @@ MAX_NAME = 63 - len("gpu-index-container-")
 """Of a container: the name of an annotation that records its cards has at most 63 characters."""
 MIB = 1 << 20
 
+_UNASKED = "gives cards to a container that does not ask for any"
 _MULTIPLE_PATH = f"metadata.annotations[{MULTIPLE}]"
 _CARD = re.compile(r"(?P<index>\d{1,9})|(?P<uuid>(?:GPU|MIG)-[\w.:/-]+)", re.ASCII)
 
@@ -94,12 +95,14 @@ def write_placement(
 
 
 def read_placement(pod: Pod, ask: Ask) -> tuple[Share, ...] | None:
-    if ASSUMED not in pod.annotations and not any(key.startswith(INDEX_PREFIX) for key in pod.annotations):
+    recorded = sorted(key for key in pod.annotations if key.startswith(INDEX_PREFIX))
+    if ASSUMED not in pod.annotations and not recorded:
         return None
     shares: list[Share] = []
     problems: list[Problem] = []
     names = {c.name for c in pod.containers}
     positions = {c.name: str(c.position) for c in pod.app_containers}
+    asking = {c.container for c in ask.containers} | {positions.get(c.container, "") for c in ask.containers} - names
     for wanted in ask.containers:
         key = _record_key(pod.annotations, wanted.container, positions.get(wanted.container), names)
         cards, problem = _cards(pod.annotations.get(key), wanted.cards)
@@ -108,6 +111,8 @@ def read_placement(pod: Pod, ask: Ask) -> tuple[Share, ...] | None:
         shares += (
             Share(wanted.container, card, wanted.core, wanted.memory, wanted.whole, wanted.stage) for card in cards
         )
+    strange = (key for key in recorded if key.removeprefix(INDEX_PREFIX) not in asking)
+    problems += (Problem(f"metadata.annotations[{key}]", _UNASKED) for key in strange)
     if problems:
         raise BadObject(problems)
     return tuple(shares)

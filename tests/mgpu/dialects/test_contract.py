@@ -1,5 +1,7 @@
 """The contract of contract.py, for every dialect of the registry."""
 
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from mgpu import dialects
 from mgpu.dialects.vocabulary import vocabularies, vocabulary_of
-from mgpu.model.asks import Ask, ContainerAsk, Placement
+from mgpu.model.asks import Amount, Ask, ContainerAsk, Placement, peak
 from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject
 from mgpu.model.groups import Group
@@ -153,6 +155,83 @@ def test_property_no_record_is_none_and_garbage_is_a_bad_object(case: Case, data
     with pytest.raises(BadObject) as error:
         of(case).read_placement(read_pod(garbage), ask)
     assert all(exists(garbage, problem.field) for problem in error.value.problems)
+
+
+@every_dialect
+@given(data=st.data())
+def test_property_no_altered_record_gives_other_amounts_than_the_request(case: Case, data: st.DataObject) -> None:
+    """Whatever a record says, it is refused or names cards alone: nobody holds more or less than the pod asks for."""
+    raw = data.draw(case.pods)
+    ask = read(case, raw)
+    record = of(case).write_placement(read_pod(raw), ask, placed(data, ask), DEVICES, DEFAULT, 0)
+    for _ in range(data.draw(st.integers(1, 3))):
+        key = data.draw(st.sampled_from(sorted(record)))
+        record = {**record, key: data.draw(altered(record[key]))}
+    left_out = data.draw(st.none() | st.sampled_from(sorted(record)))
+    record = {key: value for key, value in record.items() if key != left_out}
+    try:
+        shares = dialects.read_placement(read_pod(with_annotations(raw, record)), ask)
+    except BadObject:
+        return
+    if shares is not None:
+        asked, rounding = held(shares_of(ask, placed(data, ask))), len(shares)
+        assert held(shares).keys() == asked.keys()
+        for type, (core, memory, ratio) in held(shares).items():
+            assert (core, ratio) == (asked[type][0], asked[type][2])
+            assert asked[type][1] - rounding <= memory <= asked[type][1]
+
+
+def held(shares: Sequence[Share]) -> dict[str, tuple[int, int, int]]:
+    """By type the core, memory and ratio that the shares have together at the pod's busiest moment, as they say."""
+    found: dict[str, tuple[int, int, int]] = {}
+    for type in {share.type for share in shares}:
+        uses = (
+            (s.stage, Amount(s.core, s.memory, 0, 100 if s.whole else s.ratio or 0)) for s in shares if s.type == type
+        )
+        core, memory, _, ratio = peak(uses)
+        found[type] = (core, memory, ratio)
+    return found
+
+
+@st.composite
+def altered(draw: st.DrawFn, text: str) -> str:
+    """A record's value with one part of it changed, added or left out."""
+    try:
+        table = json.loads(text)
+    except ValueError:
+        table = None
+    if not isinstance(table, dict):
+        parts = text.split(",")
+        return draw(st.sampled_from([",".join(parts[1:]), f"{text},7", f"{text},{parts[0]}", "GPU-x", "7", "MiB"]))
+    path = draw(st.sampled_from(sorted(_paths(table), key=len, reverse=True)))
+    return json.dumps(_replaced(table, path, draw))
+
+
+def _paths(value: Any) -> Iterator[tuple[Any, ...]]:
+    """Where every part of a decoded JSON value stands, from the innermost."""
+    rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in rows:
+        yield from ((key, *path) for path in _paths(inner))
+    yield ()
+
+
+def _replaced(value: Any, path: tuple[Any, ...], draw: st.DrawFn) -> Any:
+    if not path:
+        return draw(st.sampled_from(_others(value)))
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = _replaced(value[path[0]], path[1:], draw)
+    return copy
+
+
+def _others(value: Any) -> list[Any]:
+    """What may stand in place of a part of a record."""
+    if isinstance(value, dict):
+        some = [{k: v for k, v in value.items() if k != key} for key in value]
+        names = ("c0", "x", "gpu", "rdma", "koordinator.sh/gpu-core")
+        return [{}, *some, *({**value, name: inner} for name in names for inner in [*value.values(), "1"])]
+    if isinstance(value, list):
+        return [[], value[1:], [*value, 7], [*value, "0:0"], [*value, {"minor": 7, "resources": {}}], [*value, *value]]
+    return [value + 1, value - 1, 0] if isinstance(value, int) else ["0", "1", "100", "1Gi", "0:0", f"{value}0"]
 
 
 @every_dialect

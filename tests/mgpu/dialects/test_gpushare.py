@@ -91,8 +91,14 @@ def test_a_pod_of_the_peers_own_scheduler_is_on_its_one_card() -> None:
     raw = allocated("p", 3, "n1", 2)
     assert shares(raw) == [("c", 2, 3)]
     raw["spec"]["containers"].append(container("d", 4))
-    raw["spec"]["initContainers"] = [container("i", 5)]
-    assert shares(raw) == [("i", 2, 5), ("c", 2, 3), ("d", 2, 4)]
+    raw["spec"]["initContainers"] = [container("i", 9)]
+    for counted in ("7", "9"):  # as the peer counts, over app containers, and as mgpu does
+        raw["metadata"]["annotations"][gpushare.OF_POD] = counted
+        assert shares(raw) == [("i", 2, 9), ("c", 2, 3), ("d", 2, 4)]
+    for forged in ("3", "8", "16"):
+        raw["metadata"]["annotations"][gpushare.OF_POD] = forged
+        with pytest.raises(BadObject, match=f"records {forged} units, the pod asks for 7 or 9"):
+            shares(raw)
 
 
 def test_a_record_by_position_is_read_and_names_win() -> None:
@@ -118,7 +124,8 @@ def test_init_containers_that_another_writer_leaves_out_are_on_the_pods_card() -
         ({"allocation": "[" * 100_000}, "must be an object"),
         ({"allocation": "[]"}, "must be an object"),
         ({"allocation": "{}"}, "names no card for container 'c'"),
-        ({"allocation": '{"other":{"0":3}}'}, "names no card for container 'c'"),
+        ({"allocation": '{"other":{"0":3}}'}, "container 'other': does not ask for GPU memory"),
+        ({"allocation": '{"c":{"0":3},"other":{"1":3}}'}, "container 'other': does not ask for GPU memory"),
         ({"allocation": '{"c":{}}'}, "container 'c': must name one card"),
         ({"allocation": '{"c":{"0":1,"1":2}}'}, "container 'c': must name one card"),
         ({"allocation": '{"c":3}'}, "container 'c': must name one card"),

@@ -1,6 +1,7 @@
 """koordinator.md, rule by rule."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -182,33 +183,67 @@ class TestForeignRecord:
         assert shares == (Share("c", Minor(1), 600, ratio=50),)
         assert shares[0].amount(card(1, 16)) == (600, 8 * GIB, 1, 50)
 
-    @pytest.mark.parametrize("minors", [(0,), (0, 1)])
-    def test_amounts_that_it_counted_otherwise_are_held_as_it_did(self, minors: tuple[int, ...]) -> None:
-        rows = [entry(minor, 60, "8Gi", 28) for minor in minors]
-        shares = recorded({ALLOCATED: {"gpu": rows}}, asking(core=60, ratio=29))
-        assert shares == tuple(Share("c", Minor(i), 600, 8 * GIB, ratio=28) for i in minors)
+    @pytest.mark.parametrize(
+        ("rows", "asked", "says"),
+        [
+            ([entry(0, 60, "8Gi", 28)], {"core": 60, "ratio": 29}, "minor 0 of gpu has 28 memory ratio"),
+            ([entry(0, 61, "8Gi", 29)], {"core": 60, "ratio": 29}, "minor 0 of gpu has 61 core"),
+            ([entry(0), entry(1)], {"core": 60, "ratio": 29}, "names 2 devices of type gpu, the pod asks for 1"),
+            ([entry(0)], {"gpu": 1}, "minor 0 of gpu has 0 core, its containers ask for 1"),
+            ([entry(0)], {"ratio": 1}, "minor 0 of gpu has 0 memory ratio, its containers ask for 1"),
+            ([entry(0)], {"memory": "1Gi"}, "minor 0 of gpu has 0 memory, its containers ask for 1073741824"),
+            ([entry(0, 0, "2Gi", 5)], {"memory": "1Gi"}, "minor 0 of gpu has 2147483648 memory"),
+            ([entry(0, 99, "", 100)], {"nvidia": 1}, "minor 0 of gpu has 99 core"),
+            ([entry(0, 100, "", 100)], {"nvidia": 2}, "names 1 devices of type gpu, the pod asks for 2"),
+        ],
+    )
+    def test_amounts_that_are_not_those_of_the_request_are_refused(
+        self, rows: list[Raw], asked: dict[str, Any], says: str
+    ) -> None:
+        with pytest.raises(BadObject, match=re.escape(says)):
+            recorded({ALLOCATED: {"gpu": rows}}, asking(**asked))
+        by_container = {"c": {"gpu": [row["minor"] for row in rows]}}
+        with pytest.raises(BadObject):
+            recorded({ALLOCATED: {"gpu": rows}, PER_CONTAINER: by_container}, asking(**asked))
+
+    def test_memory_that_does_not_divide_evenly_may_be_rounded_either_way(self) -> None:
+        for of_each in (500_000_000, 500_000_001):
+            rows = [entry(i, 0, str(of_each), 3) for i in (0, 1)]
+            shares = recorded({ALLOCATED: {"gpu": rows}}, asking(shared=2, memory=1_000_000_001))
+            assert [s.memory for s in shares or ()] == [500_000_001, 500_000_001]
 
     def test_of_several_containers_is_all_of_theirs_and_counted_once(self) -> None:
         containers = asking("a", gpu=30), asking("b", gpu=40)
-        shares = recorded({ALLOCATED: {"gpu": [entry(1, 70, "", 70)]}}, *containers)
+        shares = recorded({ALLOCATED: {"gpu": [entry(1, 70, "1", 70)]}}, *containers)
         assert shares == (Share("a", Minor(1), 700, ratio=70), Share("b", Minor(1), ratio=0))
+        for forged in (
+            [entry(1, 69, "", 70)],
+            [entry(1, 70, "", 71)],
+            [entry(1)],
+            [entry(i, 70, "", 70) for i in (0, 1)],
+        ):
+            with pytest.raises(BadObject):
+                recorded({ALLOCATED: {"gpu": forged}}, *containers)
 
     def test_the_seeds_older_names_and_numbers_are_read(self) -> None:
-        rows = [
-            entry(0, 60, "8Gi", 50, prefix="kubernetes.io/"),
-            {"resources": {"koordinator.sh/gpu-core": 7}, "minor": 2},
-        ]
-        shares = recorded({ALLOCATED: {"gpu": rows}}, asking(core=1, ratio=1))
-        assert [(s.card, s.core, s.memory) for s in shares or ()] == [(Minor(0), 600, 8 * GIB), (Minor(2), 70, 0)]
+        numbers = {f"koordinator.sh/{key}": 30 for key in ("gpu-core", "gpu-memory-ratio")}
+        rows = [entry(0, 30, "8Gi", 30, prefix="kubernetes.io/"), {"resources": numbers, "minor": 2}]
+        shares = recorded({ALLOCATED: {"gpu": rows}}, asking(shared=2, core=60, ratio=60))
+        assert [(s.card, s.core, s.ratio) for s in shares or ()] == [(Minor(0), 300, 30), (Minor(2), 300, 30)]
 
     def test_a_minor_of_0_may_be_left_out(self) -> None:
         shares = recorded({ALLOCATED: {"rdma": [{"resources": {RDMA: "100"}}]}}, asking(rdma=100))
         assert shares == (Share("c", Minor(0), 1000, type="rdma"),)
 
-    def test_devices_that_nobody_asked_for_are_held_too(self) -> None:
+    def test_devices_that_nobody_asked_for_are_refused(self) -> None:
         record = {ALLOCATED: {"gpu": [entry(0, 50, "", 50)], "rdma": [{"minor": 1, "resources": {RDMA: "100"}}]}}
-        shares = recorded(record, asking(gpu=50))
-        assert shares == (Share("c", Minor(0), 500, ratio=50), Share("c", Minor(1), 1000, type="rdma"))
+        with pytest.raises(BadObject, match="names 1 devices of type rdma, the pod asks for none"):
+            recorded(record, asking(gpu=50))
+
+    def test_a_row_of_a_container_that_asks_for_nothing_is_refused(self) -> None:
+        record = {ALLOCATED: {"gpu": [entry(0, 50, "", 50)]}, PER_CONTAINER: {"c": {"gpu": [0]}, "d": {"gpu": [0]}}}
+        with pytest.raises(BadObject, match="gives 'gpu' to container 'd', which does not ask for it"):
+            recorded(record, asking(gpu=50), {"name": "d"})
 
     def test_a_minor_that_is_not_there_is_on_no_card(self) -> None:
         (share,) = recorded({ALLOCATED: {"gpu": [entry(9, 50, "", 50)]}}, asking(gpu=50)) or ()

@@ -341,6 +341,13 @@ class TestRecord:
         with pytest.raises(BadObject, match="is missing"):
             self.recorded({mgpu.INDEX_PREFIX + "0": "4"}, raw, ask)
 
+    @pytest.mark.parametrize("name", ["other", "2", "", "i"])
+    def test_a_row_for_a_container_that_asks_for_nothing_is_refused(self, name: str) -> None:
+        with pytest.raises(BadObject) as error:
+            self.recorded({**self.written(), mgpu.INDEX_PREFIX + name: "0"})
+        (problem,) = error.value.problems
+        assert problem.field == f"metadata.annotations[{mgpu.INDEX_PREFIX}{name}]"
+
     def test_no_record(self) -> None:
         assert self.recorded({}) is None
         assert self.recorded({mgpu.MULTIPLE: "1,2"}) is None
