@@ -1,6 +1,7 @@
 """Records that are written back, behind everything else."""
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,14 +48,13 @@ def writers() -> Iterator[list[RecordWriter]]:
 @pytest.mark.parametrize(
     "error", [Unreachable("gone"), *(ApiError(status, "", "") for status in (401, 429, 500))], ids=str
 )
-def test_what_fails_is_tried_again_and_the_order_stays(writers: list[RecordWriter], error: Exception) -> None:
+def test_record_whose_write_fails_is_written_again(writers: list[RecordWriter], error: Exception) -> None:
     api = FakeApi(error)
     writers.append(writer := RecordWriter(api))
     writer.start()
     writer.write(known("p"), {"a": "1"})
-    writer.write(known("q"), {"a": "2"})
-    until(lambda: len(api.patches) == 3)
-    assert [path.rpartition("/")[2] for path, _ in api.patches] == ["p", "p", "q"]
+    until(lambda: len(api.patches) == 2)
+    assert [path.rpartition("/")[2] for path, _ in api.patches] == ["p", "p"]
     assert api.patches[0][1] == {"metadata": {"uid": "uid-p", "annotations": {"a": "1"}}}
 
 
@@ -86,3 +86,65 @@ def test_whoever_writes_does_not_wait(writers: list[RecordWriter]) -> None:
     assert not api.patches
     api.go_on.set()
     until(lambda: api.patches)
+
+
+class HostileApi(Api):
+    """Fails every write of the pods `broken`, at once or after `seconds`, and notes the others'."""
+
+    def __init__(self, *broken: str, seconds: float = 0) -> None:
+        self.broken, self.seconds = broken, seconds
+        self.written: list[tuple[str, dict[str, str]]] = []
+        self.attempts: list[tuple[str, dict[str, str]]] = []
+
+    def patch(self, path: str, body: Any, *_: Any, **__: Any) -> dict[str, Any]:
+        name = path.rpartition("/")[2]
+        self.attempts.append((name, body["metadata"]["annotations"]))
+        if name in self.broken:
+            time.sleep(self.seconds)
+            raise ApiError(500, "InternalError", "no")
+        self.written.append(self.attempts[-1])
+        return {}
+
+
+def test_pod_whose_writes_always_fail_blocks_no_record_of_another(writers: list[RecordWriter]) -> None:
+    api = HostileApi("broken")
+    writers.append(writer := RecordWriter(api))
+    writer.start()
+    writer.write(known("broken"), {"a": "1"})
+    for i in range(20):
+        writer.write(known(f"p{i}"), {"a": "1"})
+    until(lambda: len(api.written) == 20, seconds=5)
+    until(lambda: len(api.attempts) >= 23, seconds=5)  # and it is tried again
+
+
+def test_retries_that_time_out_delay_no_first_attempt(writers: list[RecordWriter]) -> None:
+    broken = [f"broken{i}" for i in range(3)]
+    api = HostileApi(*broken, seconds=0.5)
+    writers.append(writer := RecordWriter(api))
+    writer.start()
+    for name in broken:
+        writer.write(known(name), {"a": "1"})
+    until(lambda: len(api.attempts) >= 5, seconds=10)
+    began = time.monotonic()
+    writer.write(known("p"), {"a": "1"})
+    until(lambda: api.written, seconds=5)
+    assert time.monotonic() - began < 0.4
+
+
+def test_later_write_of_a_pod_does_not_overtake_one_that_failed(writers: list[RecordWriter]) -> None:
+    api = HostileApi("p", seconds=0.1)
+    writers.append(writer := RecordWriter(api))
+    writer.start()
+    writer.write(known("p"), {"a": "1", "b": "1"})
+    until(lambda: api.attempts)
+    writer.write(known("p"), {"a": "2"})
+    until(lambda: len(api.attempts) >= 2)
+    writer.write(known("p"), {"a": "3"})
+    api.broken = ()
+    until(lambda: api.written and api.written[-1][1].get("a") == "3")
+    merged: dict[str, str] = {}
+    for _, annotations in api.written:
+        merged |= annotations
+    assert merged == {"a": "3", "b": "1"}
+    assert api.attempts[0] == ("p", {"a": "1", "b": "1"})
+    assert api.attempts[1] == ("p", {"a": "2", "b": "1"})
