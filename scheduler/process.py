@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from mgpu.dialects import gpushare, mtgpu
@@ -36,6 +37,9 @@ log = logging.getLogger(__name__)
 
 _LEASE = "mgpu-scheduler"
 _SILENT_SECONDS = 30.0
+_WATCH_SECONDS = 30
+"""A scheduler must not decide for long by what a half-open watch told last. It has some eight watches, each a request
+per 30 s; the agents, of which there are thousands, watch longer and ask the API server again before they hand out."""
 _ROUND_SECONDS = 0.1
 _REFRESH_SECONDS = 120.0
 _LEARN_SECONDS = 1.0
@@ -83,12 +87,13 @@ class Process:
         self._leader = self._elected() if own.leader_elect else None
         self._label = LeaderLabel(api, own.namespace, own.pod_uid, self.leads) if own.pod_uid else None
         mtgpus = self.mtgpus
-        self._pods = Reflector(api, "/api/v1/pods", mtgpus.pod_changed, mtgpus.pod_gone)
-        self._nodes = Reflector(api, "/api/v1/nodes", mtgpus.node_changed, mtgpus.node_gone)
-        self._mtgpupods = Reflector(api, mtgpu.COLLECTION, mtgpus.mtgpupod_changed, mtgpus.mtgpupod_gone, optional=True)
+        watch = partial(Reflector, watch_seconds=_WATCH_SECONDS)
+        self._pods = watch(api, "/api/v1/pods", mtgpus.pod_changed, mtgpus.pod_gone)
+        self._nodes = watch(api, "/api/v1/nodes", mtgpus.node_changed, mtgpus.node_gone)
+        self._mtgpupods = watch(api, mtgpu.COLLECTION, mtgpus.mtgpupod_changed, mtgpus.mtgpupod_gone, optional=True)
         self._watches = {
             "nodes": self._nodes,
-            "devices": Reflector(
+            "devices": watch(
                 api, f"/apis/{DEVICE_API}/devices", self.state.device_changed, self.state.device_gone, optional=True
             ),
             "pods": self._pods,
@@ -96,15 +101,15 @@ class Process:
         }
         if gpushare.enabled(settings):
             maps = f"/api/v1/namespaces/{gpushare.UNHEALTHY_NAMESPACE}/configmaps"
-            self._watches["configmaps"] = Reflector(
+            self._watches["configmaps"] = watch(
                 api, maps, self.state.configmap_changed, self.state.configmap_gone, optional=True
             )
         # Nobody waits for these: who may not read budgets evicts as if there were none, and what a ConfigMap says is
         # read again before it is written.
         configs = self.planning.configs
         self._beside = (
-            Reflector(api, disruption.PATH, budgets.changed, budgets.gone, optional=True),
-            Reflector(api, writer.maps, configs.changed, configs.gone, writer.only_map, optional=True),
+            watch(api, disruption.PATH, budgets.changed, budgets.gone, optional=True),
+            watch(api, writer.maps, configs.changed, configs.gone, writer.only_map, optional=True),
         )
         self._fresh_term = -1
         self._stop = threading.Event()

@@ -26,6 +26,12 @@ _SOCKET = [
     *((socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in _PROBES.items() if hasattr(socket, name)),
 ]
 """A watch waits in silence: that a server, or a balancer before it, went without a word is known after a minute."""
+_SILENCE_SECONDS = 150.0
+"""The longest silence of a watch whose connection is taken for alive. A proxy that ends TCP itself answers the probes
+although its connection to the server is dead. kube-apiserver sends each watch a bookmark a minute, and one that has
+just started the first after two: so this costs a server that is well no request, whatever the number of agents."""
+_GRACE_SECONDS = 5.0
+"""A server ends a watch after the time that it was asked for; an end that is later by this does not come any more."""
 _loading = threading.Lock()
 
 
@@ -39,6 +45,10 @@ class ApiError(Exception):
 
 class Unreachable(Exception):
     """No answer, or half of one: whether the request took effect is not known. 5xx and 429 are ApiErrors."""
+
+
+class Silent(Unreachable):
+    """A watch from which nothing came for so long that its connection is taken for dead. Watch again from there."""
 
 
 class Api:
@@ -127,7 +137,10 @@ class Api:
                 return
 
     def watch(self, path: str, resource_version: str, *, seconds: int = 300, **query: Any) -> "Watch":
-        """Changes after `resource_version`, until the server ends the watch, after `seconds` at most."""
+        """Watch for changes after `resource_version`, until the server ends the watch, after `seconds` at most.
+
+        Where nothing arrives for `_SILENCE_SECONDS`, or after the end is due, iterating raises Silent.
+        """
         asked = {
             **query,
             "watch": "1",
@@ -135,8 +148,8 @@ class Api:
             "resourceVersion": resource_version,
             "timeoutSeconds": seconds,
         }
-        # The server ends the watch itself; silence far beyond that is a dead connection.
-        timeout = urllib3.Timeout(connect=self._timeout, read=seconds + 30)
+        silence = min(seconds + _GRACE_SECONDS, _SILENCE_SECONDS)
+        timeout = urllib3.Timeout(connect=self._timeout, read=silence)
         return Watch(path, self._send("GET", path, asked, timeout=timeout))
 
     def close(self) -> None:
@@ -205,7 +218,8 @@ class Api:
 class Watch:
     """(`ADDED`|`MODIFIED`|`DELETED`|`BOOKMARK`, object) one after the other.
 
-    Iterating raises ApiError 410 where the version is too old (list again), Unreachable where the stream breaks.
+    Iterating raises ApiError 410 where the version is too old (list again), Unreachable where the stream breaks, and of
+    these Silent where the connection is half-open.
     """
 
     def __init__(self, path: str, response: urllib3.BaseHTTPResponse) -> None:
@@ -218,6 +232,8 @@ class Watch:
                 if event["type"] == "ERROR":
                     raise _refusal(event["object"].get("code", 500), event["object"])
                 yield event["type"], event["object"]
+        except urllib3.exceptions.ReadTimeoutError as error:
+            raise Silent(f"watch of {self._path}: {error}") from error
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise Unreachable(f"watch of {self._path}: {error}") from error
 

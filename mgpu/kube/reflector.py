@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mgpu.kube.client import Api, ApiError, Unreachable, Watch
+from mgpu.kube.client import Api, ApiError, Silent, Unreachable, Watch
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,8 @@ class Reflector:
 
     path: the collection (`/api/v1/pods`). query: labelSelector, fieldSelector.
     optional: an API server that does not know the kind has no objects of it, and is asked again.
+    watch_seconds: after so long the server ends each watch, and the next one goes on from there. A half-open connection
+    is noticed at that time at the latest, or after a silence of 150 s (`mgpu.kube.client`).
     `restarts`: how often the watch has broken, so that everything was listed again.
     """
 
@@ -43,7 +45,9 @@ class Reflector:
         query: Mapping[str, Any] | None = None,
         *,
         optional: bool = False,
+        watch_seconds: int = 300,
     ) -> None:
+        self._watch_seconds = watch_seconds
         self._api, self._path, self._query, self._optional = api, path, dict(query or {}), optional
         self._changed, self._gone = changed, gone
         self._known: dict[_Name, Raw] = {}
@@ -164,7 +168,7 @@ class Reflector:
         """Watch after watch, each from where the last one ended, until one is refused or breaks, or a list is due."""
         while not (self._stop.is_set() or self._refresh_due()):
             started = time.monotonic()
-            self._watch = watch = self._api.watch(self._path, version, **self._query)
+            self._watch = watch = self._api.watch(self._path, version, seconds=self._watch_seconds, **self._query)
             try:
                 if self._stop.is_set() or self._refresh_due():  # asked for before there was a watch to interrupt
                     return
@@ -177,6 +181,9 @@ class Reflector:
                         self._call(self._gone, item)
                     elif kind != "BOOKMARK":
                         self._take(item)
+            except Silent as error:
+                # The server may be well and the connection half-open: what came meanwhile comes with the next watch.
+                log.info("%s; watching again", error)
             finally:
                 self._watch = None
                 watch.close()
