@@ -70,6 +70,7 @@ class BindingAdmission:
         if isinstance(decision, Rejection):
             log.info("binding refused: %s", decision, extra={"pod": uid, "node": node})
             return deny(review, f"no cards for this pod on {node}: {decision}", _REFUSED)
+        self._may_decide()  # the process may have been stopped since it was asked, and another replica leads by now
         return allow(review, _patch(binding, uid, dict(decision.annotations)))
 
 

@@ -117,6 +117,10 @@ class Extender:
             found = self._decider.decide(known, node, gone=gone)
         except Rationed as error:
             return str(error)
+        try:
+            self._gate.may_decide()  # the process may have been stopped meanwhile, and another replica leads by now
+        except RetryLater:
+            return None
         return str(found) if isinstance(found, Rejection) else found
 
     def _post(self, namespace: str, name: str, uid: str, node: str, decision: Decision | None) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from mgpu.dialects import gpushare, mtgpu
 from mgpu.kube import Api, Unreachable
 from mgpu.kube.events import Recorder
+from mgpu.kube.fence import FencedApi
 from mgpu.kube.leader import LAND_SECONDS, Leader
 from mgpu.kube.reflector import Reflector
 from mgpu.model.errors import RetryLater
@@ -69,7 +70,8 @@ class Process:
             touched=lambda node: self.mtgpus.touched(node),
             left=self.announcements.left,
         )
-        writer = Writer(api, settings)
+        writes = FencedApi(api, self._may_write)
+        writer = Writer(writes, settings)
         self.planning = Planning(self.state, writer, settings, self._warn, self.may_decide)
         rations = Rations()
         self.decider = Decider(self.state, api, settings, rations)
@@ -79,9 +81,9 @@ class Process:
         budgets = Budgets()
         self.preemption = Preemption(self.state, budgets, settings, rations)
         self.late = LateDecisions(
-            self.state, self.decider, api, settings, self._warn, self.may_decide, recut=self.planning.can_serve
+            self.state, self.decider, writes, settings, self._warn, self.may_decide, recut=self.planning.can_serve
         )
-        self.mtgpus = Controller(self.state, api, settings, self._tell, self._may_serve_mtgpupods)
+        self.mtgpus = Controller(self.state, writes, settings, self._tell, self._may_serve_mtgpupods)
         self._recorder: Recorder | None = None
         own = settings.scheduler
         self._leader = self._elected() if own.leader_elect else None
@@ -195,6 +197,11 @@ class Process:
             raise RetryLater(_ENDS if self._stop.is_set() else "another replica leads")
         if self._fresh_term != self._term():
             raise RetryLater("catching up with what the last leader wrote")
+
+    def _may_write(self) -> None:
+        """The fence of what is written by decisions: they may be older than another replica's lead."""
+        if self._leader is not None and not self._leader.may_write:
+            raise Unreachable("not sent: this replica does not lead any more")
 
     def _may_serve_mtgpupods(self) -> None:
         self.may_decide()

@@ -4,6 +4,7 @@ The times in the record are not trusted, only how long it has stood still here.
 """
 
 import logging
+import math
 import random
 import threading
 import time
@@ -28,6 +29,15 @@ _SEEK_SECONDS = 0.5
 """While another one leads: nobody decides for so long after it has given the lease up."""
 
 
+def boot_time() -> float:
+    """Return the seconds since this machine started, suspensions included.
+
+    CLOCK_MONOTONIC leaves suspensions out: after one, a leader would go on for what its lease had left before.
+    """
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # Linux alone has it
+    return time.clock_gettime(clock)
+
+
 class Leader:
     """`leading` is true for at most one identity at a time. Thread-safe.
 
@@ -41,7 +51,7 @@ class Leader:
         namespace: str,
         name: str,
         identity: str,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = boot_time,
         elsewhere: Callable[[bool], bool] | None = None,
         landed: Callable[[], object] = lambda: time.sleep(LAND_SECONDS),
     ) -> None:
@@ -49,6 +59,7 @@ class Leader:
         self._clock, self._elsewhere, self._landed = clock, elsewhere, landed
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._renewed: float | None = None
+        self._may_write_until = -math.inf
         self._seen: tuple[str, float] = ("", 0.0)
         self._term = 0
         self._told = ""
@@ -57,6 +68,14 @@ class Leader:
     def leading(self) -> bool:
         renewed = self._renewed
         return renewed is not None and self._clock() < renewed + _FENCE_SECONDS
+
+    @property
+    def may_write(self) -> bool:
+        """Whether what was begun while leading may still be sent: nobody else leads before it has landed.
+
+        Longer than `leading` where the lease is being given up, which waits for just that.
+        """
+        return self._clock() < self._may_write_until
 
     @property
     def term(self) -> int:
@@ -92,8 +111,10 @@ class Leader:
                 self._term += 1
                 log.info("leading", extra={"identity": self._identity, "term": self._term})
             self._renewed = started
+            self._may_write_until = started + _FENCE_SECONDS
         else:
             self._renewed = None
+            self._may_write_until = -math.inf
 
     def release(self) -> None:
         """Lead no more, from now on; and let another one, as soon as what was begun has landed."""
@@ -101,6 +122,7 @@ class Leader:
             return
         self._renewed = None
         self._landed()
+        self._may_write_until = -math.inf
         try:
             lease = self._api.get(f"{self._path}/{self._name}")
             if lease["spec"].get("holderIdentity") == self._identity:

@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from mgpu.kube import ApiError
+from mgpu.kube import ApiError, Unreachable
+from mgpu.kube.fence import FencedApi
 from mgpu.model.errors import RetryLater
 from scheduler.late import REASON
 from tests import builders as b
@@ -203,3 +204,15 @@ def test_a_pod_that_is_deleted_is_not_decided(replica: Replica) -> None:
     arrive(replica, raw)
     assert replica.api.annotations("p") == {}
     assert replica.state.undecided() == ()
+
+
+def test_pod_decided_by_a_replica_that_does_not_lead_any_more_is_not_written(replica: Replica) -> None:
+    """The replica was stopped between its decision and the write, and another one leads by now."""
+
+    def fence() -> None:
+        raise Unreachable("not sent: this replica does not lead any more")
+
+    replica.late._api = FencedApi(replica.api, fence)  # type: ignore[arg-type]
+    arrive(replica, b.share("p", 60, node="n1"), b.share("q", 150, node="n1"))
+    assert INDEX not in replica.api.annotations("p")
+    assert phase(replica, "q") == "Pending"

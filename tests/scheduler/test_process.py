@@ -1,7 +1,10 @@
 """`mgpu scheduler` itself, against the playground's API server: real watches, HTTPS, a lease."""
 
 import json
+import os
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,25 @@ from scheduler import process
 
 patience.PATIENCE_SECONDS = process.LAND_SECONDS = process._END_SECONDS = 600
 server._DRAIN_SECONDS = 60
+"""
+SHORT_LEASE = """
+from mgpu.kube import leader
+
+leader.LEASE_SECONDS, leader._FENCE_SECONDS, leader._ROUND_SECONDS = 3, 2.0, 0.5
+"""
+STALLING = """
+import os, time
+from scheduler.deciding import Decider
+
+def decide(self, known, node, *, _decide=Decider.decide, **options):
+    found = _decide(self, known, node, **options)
+    if known.pod.name in ("p1", "p2"):
+        open({folder!r} + "/decided-" + known.pod.name, "w").close()
+        while not os.path.exists({folder!r} + "/go"):
+            time.sleep(0.01)
+    return found
+
+Decider.decide = decide
 """
 ROOT = Path(__file__).parents[2]
 PODS = "/api/v1/namespaces/default/pods"
@@ -265,6 +287,50 @@ def test_what_an_ending_leader_has_decided_is_written_before_another_one_leads(
     until(lambda: not cluster.api.get(LEADER)["spec"]["holderIdentity"])
     assert cluster.card("p") == "0"
     assert server.join() == 0
+
+
+def signalled(server: Server, number: signal.Signals) -> None:
+    """To gunicorn and its worker."""
+    pid = server.process.pid
+    for each in (pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())):
+        os.kill(each, number)
+
+
+def test_leader_that_was_stopped_in_the_midst_of_requests_answers_and_writes_nothing_by_them(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """A paused process goes on after its lease has run out, with decisions that are of before."""
+    ca = tmp_path / "tls" / "ca.crt"
+    stalls = SHORT_LEASE + STALLING.format(folder=str(tmp_path))
+    first = cluster.start("--self-signed-dir", str(tmp_path / "tls"), first=stalls)
+    cluster.decides(first)
+    until(ca.exists)
+    second = cluster.start(first=SHORT_LEASE)
+    until(lambda: b"another replica leads" in cluster.ask(second, "/leads")[1])
+    binding = {"metadata": {"name": "p1"}, "target": {"kind": "Node", "name": "n1"}}
+    asked = review(binding, kind={"group": "", "version": "v1", "kind": "Binding"}, subresource="binding")
+    asked["request"]["name"] = "p1"
+    cluster.submit("p1", core=30)
+    uid = cluster.submit("p2", core=30)["metadata"]["uid"]
+    bind = f"http://127.0.0.1:{first.ports[1]}/bind"
+    extended = {"PodName": "p2", "PodNamespace": "default", "PodUID": uid, "Node": "n1"}
+    with ThreadPoolExecutor(2) as pool, Client(first.ports[0], ca) as api_server:
+        admitted = pool.submit(api_server.ask, asked, "/bind-admission")
+        bound = pool.submit(urllib3.request, "POST", bind, json=extended, headers=CLOSE, timeout=60)
+        for name in ("p1", "p2"):
+            until((tmp_path / f"decided-{name}").exists)
+        signalled(first, signal.SIGSTOP)
+        try:
+            cluster.decides(second)
+            cluster.submit("q", core=80, node="n1")
+            assert until(lambda: cluster.card("q")) == "0"
+            (tmp_path / "go").touch()
+        finally:
+            signalled(first, signal.SIGCONT)
+        assert admitted.result(30) == (503, {"error": "another replica leads"})
+        assert bound.result(30).data == b'{"Error":""}'
+    # The first one had decided card 0. It bound the pod without a record, as any replica does that does not lead.
+    assert until(lambda: cluster.card("p2")) == "1"
 
 
 def test_each_side_is_served_on_its_own_address_only(cluster: Cluster, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 import copy
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -231,3 +232,38 @@ def test_the_leader_says_its_version_beside_what_others_say(world: World) -> Non
     world.api.lease["metadata"]["annotations"] = {"theirs": "x", VERSION: "0.0.1"}
     world.a.round()
     assert world.api.lease["metadata"]["annotations"] == {"theirs": "x", VERSION: own_version()}
+
+
+def test_machine_that_was_suspended_does_not_lead_although_its_monotonic_clock_stood_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clocks = {time.CLOCK_BOOTTIME: 100.0, time.CLOCK_MONOTONIC: 50.0}
+    monkeypatch.setattr(time, "clock_gettime", clocks.__getitem__)
+    monkeypatch.setattr(time, "monotonic", lambda: clocks[time.CLOCK_MONOTONIC])
+    client: Any = Leases()
+    leader = Leader(client, "mgpu-system", "l", "a")
+    leader.round()
+    assert (leader.leading, leader.may_write) == (True, True)
+    clocks[time.CLOCK_BOOTTIME] += LEASE_SECONDS
+    assert (leader.leading, leader.may_write) == (False, False)
+
+
+def test_writes_go_on_while_the_lease_is_given_up_and_end_with_it(world: World) -> None:
+    world.a.round()
+    during: list[tuple[bool, bool]] = []
+    world.landing = lambda: during.append((world.a.leading, world.a.may_write))
+    world.a.release()
+    assert during == [(False, True)]
+    assert not world.a.may_write
+
+
+def test_leader_that_lost_its_lease_writes_nothing_more(world: World) -> None:
+    world.a.round()
+    world.now += LEASE_SECONDS + 1
+    assert not world.a.may_write
+    world.b.round()
+    world.now += LEASE_SECONDS + 1
+    world.b.round()
+    assert world.b.may_write
+    world.a.round()
+    assert not world.a.may_write

@@ -1,0 +1,50 @@
+"""Writes that only a leader may make.
+
+A process can be stopped at any moment (SIGSTOP, a suspended machine, a dead disk) and go on after another replica has
+come to lead. What it decided before may be wrong by then, so whether it still leads is checked right before each write,
+not only before each decision.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from mgpu.kube.client import MERGE_PATCH, Api, Watch
+
+
+class FencedApi(Api):
+    """`api`, through which nothing is written while `fence` raises. Reads pass.
+
+    fence: raises Unreachable, which callers handle already: the write has not taken effect, and is tried again later.
+    """
+
+    def __init__(self, api: Api, fence: Callable[[], None]) -> None:
+        self._inner = api
+        self._fence = fence
+
+    def get(self, path: str, **query: object) -> dict[str, Any]:
+        return self._inner.get(path, **query)
+
+    def pages(self, path: str, **query: object) -> Iterator[tuple[list[dict[str, Any]], str]]:
+        return self._inner.pages(path, **query)
+
+    def watch(self, path: str, resource_version: str, *, seconds: int = 300, **query: Any) -> Watch:
+        return self._inner.watch(path, resource_version, seconds=seconds, **query)
+
+    def create(self, path: str, body: Mapping[str, Any], **query: object) -> dict[str, Any]:
+        self._fence()
+        return self._inner.create(path, body, **query)
+
+    def replace(self, path: str, body: Mapping[str, Any], **query: object) -> dict[str, Any]:
+        self._fence()
+        return self._inner.replace(path, body, **query)
+
+    def patch(self, path: str, body: object, content_type: str = MERGE_PATCH, **query: object) -> dict[str, Any]:
+        self._fence()
+        return self._inner.patch(path, body, content_type, **query)
+
+    def delete(self, path: str, body: Mapping[str, Any] | None = None, **query: object) -> dict[str, Any]:
+        self._fence()
+        return self._inner.delete(path, body, **query)
+
+    def close(self) -> None:
+        self._inner.close()
