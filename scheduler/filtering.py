@@ -16,7 +16,7 @@ from scheduler.decide import assess, score
 from scheduler.gpu_pods import GpuPod
 from scheduler.looking import Closely, look
 from scheduler.matrix import UNKNOWN
-from scheduler.placement import FULL, Effort, Limits
+from scheduler.placement import FULL, LEAST, QUICK, Limits
 from scheduler.ranking import Ranking
 from scheduler.rationing import NOT_LOOKED_AT, Call, Gone, Rations, never
 from scheduler.slices.looking import Slices
@@ -142,7 +142,11 @@ class Filter:
             return found
         if ask.others:
             return _sorted(names, self._paced(self._answers(known, ask, names, call)))
+        steps = _steps_to_look(ask, names)
+        if not call.allows(steps):
+            return Filtered(failed=dict.fromkeys(names, NOT_LOOKED_AT))
         seen = look(self._state, self._settings, known, ask, names)
+        call.effort.spend(steps)
         found = Filtered(hopeless={names[i]: reason for i, reason in seen.unmet.items()})
         for i, answer in self._by_engine(ask, seen.closely, seen.seats, call):
             if answer.reason:
@@ -165,7 +169,7 @@ class Filter:
             else:
                 cards = (*view.unkept, *view.unkept_others)
                 limits = call.next_limits()
-                yield self._assess(ask, view.node, cards, seats, limits, call.effort) if limits else _UNSEEN
+                yield self._assess(ask, view.node, cards, seats, limits, call) if limits else _UNSEEN
 
     def scores(self, known: GpuPod, names: Sequence[str], gone: Gone = never) -> list[int]:
         """0..10 for each node; 0 where the pod does not fit (any more), or where nobody has looked.
@@ -183,7 +187,11 @@ class Filter:
             return [answer.points for answer in self._slices.answers(known, ask, names, scoring=True)]
         if ask.others:
             return [answer.points for answer in self._answers(known, ask, names, call)]
+        steps = _steps_to_look(ask, names)
+        if not call.allows(steps):
+            return [0] * len(names)
         seen = look(self._state, self._settings, known, ask, names, scoring=True)
+        call.effort.spend(steps)
         for i, answer in self._by_engine(ask, seen.closely, seen.seats, call):
             seen.points[i] = answer.points
         points: list[int] = seen.points.tolist()
@@ -207,7 +215,7 @@ class Filter:
             elif answer is None:
                 answer = memo.get((key, limits))
             if answer is None and limits is not None:
-                answer = self._assess(ask, closely.nodes[i], closely.cards[i], seats, limits, call.effort)
+                answer = self._assess(ask, closely.nodes[i], closely.cards[i], seats, limits, call)
                 if key:
                     memo[key, FULL if answer.proven else limits] = answer
                 self._pace()
@@ -226,12 +234,23 @@ class Filter:
         cards: Sequence[CardState],
         seats: Sequence[Seat],
         limits: Limits,
-        effort: Effort,
+        call: Call,
     ) -> Answer:
-        found = assess(ask, node, cards, self._settings, seats=seats, limits=limits, effort=effort)
+        found = None
+        for some in (QUICK, limits) if call.hard and limits is not LEAST else (limits,):
+            found = assess(ask, node, cards, self._settings, seats=seats, limits=some, effort=call.effort)
+            if isinstance(found, Placement) or found.proven:
+                break
+        assert found is not None
+        call.hard |= not found.proven
         if isinstance(found, Placement):
             return Answer(points=score(ask, found, cards, self._settings))
         return Answer(told(found), found.hopeless, proven=found.proven)
+
+
+def _steps_to_look(ask: Ask, names: Sequence[str]) -> int:
+    """What it takes to compare the containers with all nodes at once, in steps of the engine."""
+    return len(ask.containers) * len(names) // 2
 
 
 def _sorted(names: Sequence[str], answers: Iterable[Answer]) -> Filtered:

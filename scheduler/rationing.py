@@ -28,7 +28,7 @@ from scheduler.placement import FULL, LEAST, SHORT, Effort, Limits
 SECOND = 4_000_000
 """Steps that take about a second of CPU time."""
 
-FULL_CALL = SECOND // 2
+FULL_CALL = 3 * SECOND // 8
 """A call searches in full on its next node until it has taken so many steps."""
 SHORT_CALL = SECOND // 10
 """And shortly on so many more."""
@@ -66,10 +66,18 @@ def never() -> bool:
 
 
 class Call:
-    """The effort of one call for one pod. Not thread-safe."""
+    """The effort of one call for one pod. Not thread-safe.
+
+    hard: on a node of this call the search has ended without proof. It will on others, so there what comes first is
+    whether the pod fits at all.
+    """
 
     def __init__(self, limits: Limits, full: int, short: int, effort: Effort) -> None:
-        self._limits, self._full, self._short, self.effort = limits, full, short, effort
+        self._limits = limits
+        self._full = full
+        self._short = short
+        self.effort = effort
+        self.hard = False
 
     def next_limits(self) -> Limits | None:
         """Those of the next node; None: the call has had its share, and the node is not looked at."""
@@ -77,6 +85,10 @@ class Call:
         if spent < self._full:
             return self._limits
         return min(self._limits, SHORT, key=lambda limits: limits.search) if spent < self._full + self._short else None
+
+    def allows(self, steps: int) -> bool:
+        """Whether the call may do work of so many steps at once, which no checkpoint divides."""
+        return steps <= FREE or self._limits is not LEAST
 
     @property
     def left(self) -> int:

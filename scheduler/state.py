@@ -36,6 +36,9 @@ from scheduler.vector.rows import Table
 from scheduler.views import View
 
 Raw = Mapping[str, Any]
+_FEW = 8
+"""Containers of a pod that are compared with all nodes under the lock."""
+
 T = TypeVar("T")
 Warn = Callable[[dict[str, Any], str, str], None]
 """(object reference, reason, message): an Event; must return at once."""
@@ -276,9 +279,16 @@ class State:
             return frozenset(held) | self._nominations.group_nodes(groups)
 
     def look(self, names: Sequence[str], pod: Pod, ask: Ask, needed: Callable[[Table], T]) -> T:
-        """What `needed` makes of the nodes as this pod would find them (`Matrix.look`): a copy, and quickly."""
+        """What `needed` makes of the nodes as this pod would find them (`Matrix.look`).
+
+        It is called under the lock for ordinary pods, for which it takes less time than a copy of all nodes. For a pod
+        of hundreds of containers it takes longer than others may wait.
+        """
         with self._lock:
-            return self._shown.look(names, pod, ask, needed)
+            if len(ask.containers) <= _FEW:
+                return self._shown.look(names, pod, ask, needed)
+            table = self._shown.look(names, pod, ask, Table.copy)
+        return needed(table)
 
     def chosen_by_nvidia(self, names: Sequence[str], pod: Pod, ask: Ask) -> dict[str, Rejection | None]:
         """Of these nodes, those where NVIDIA's plugin chooses for the pod: why it must not go there, None: it may."""

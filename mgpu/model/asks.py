@@ -125,12 +125,17 @@ class Placement:
     containers: tuple[tuple[str, tuple[int, ...]], ...]
     proven: bool = field(default=True, compare=False)
     others: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    # Asked of every container on every card: a pod may have hundreds of them.
+    _of: Mapping[tuple[str, str], tuple[int, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        known = {(type, name): cards for type, name, cards in self.others}
+        known.update(((GPU, name), cards) for name, cards in self.containers)
+        object.__setattr__(self, "_of", known)
 
     def cards(self, container: str, type: str = GPU) -> tuple[int, ...]:
         """The container's cards of this type; () for one that has none."""
-        if type == GPU:
-            return next((cards for name, cards in self.containers if name == container), ())
-        return next((cards for kind, name, cards in self.others if (kind, name) == (type, container)), ())
+        return self._of.get((type, container), ())
 
 
 @dataclass(frozen=True, slots=True)

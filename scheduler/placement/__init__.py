@@ -1,6 +1,6 @@
 """The placement engine: pure functions over the model. `place(ask, cards, policy)` → Placement | Rejection."""
 
-from scheduler.placement.effort import BRIEF, FULL, LEAST, SHORT, Effort, Limits
+from scheduler.placement.effort import BRIEF, FULL, LEAST, QUICK, SHORT, Effort, Limits
 from scheduler.placement.engine import place
 from scheduler.placement.node_score import NODE_POLICIES, node_score
 from scheduler.placement.policies import POLICIES, Policy, policy_named
@@ -11,6 +11,7 @@ __all__ = [
     "LEAST",
     "NODE_POLICIES",
     "POLICIES",
+    "QUICK",
     "SHORT",
     "Effort",
     "Limits",

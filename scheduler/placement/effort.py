@@ -1,7 +1,7 @@
 """How much work the engine may do, counted in steps.
 
 The engine has no clock: it counts elementary work, so that the same pod on the same cards gets the same answer on every
-machine and every replica, however busy they are. A step is about a quarter of a microsecond of CPU time of a current
+machine and every replica, however busy they are. A step is a quarter to half a microsecond of CPU time of a current
 server core. The costs that the modules charge are measured (`python -m bench.hard`) and rounded up; they cover the
 setup of a search as well as the search itself, since a pod of many different containers spends most there.
 """
@@ -33,6 +33,9 @@ SHORT = Limits(80_000, 80_000)
 
 BRIEF = Limits(10_000, 10_000)
 """Some 5 ms, where a lock is held or many such questions are asked."""
+
+QUICK = Limits(0, 80_000)
+"""Some 1 ms where something fits: without a search for the best."""
 
 LEAST = Limits(2_000, 2_000)
 """Some 1 ms, for those who have had far more than their share."""

@@ -7,7 +7,7 @@ from operator import attrgetter
 from mgpu.model.asks import Ask, ContainerAsk, Placement, Rejection
 from mgpu.model.cards import CardState
 from scheduler.placement.configurations import Kind, configurations, kinds_of
-from scheduler.placement.effort import FULL, SHORT, Budget, Effort, Exhausted, Limits
+from scheduler.placement.effort import FULL, LEAST, SHORT, Budget, Effort, Exhausted, Limits
 from scheduler.placement.first_fit import Packing, first_fit, together
 from scheduler.placement.policies import CardScore, Policy
 from scheduler.placement.problem import Option
@@ -17,7 +17,7 @@ from scheduler.placement.ties import EDGE, any_path, lowest
 from scheduler.placement.wishing import bars, crowded
 
 _CONFIGURATION = 8  # steps that one configuration of one card takes to make
-_ALONE = 4  # steps to see whether a card can serve a container by itself
+_ALONE = 8  # steps to see whether a card can serve a container by itself
 _OPTION = 8  # steps to see whether a configuration fits a card, and for its score
 
 _index = attrgetter("card.index")
@@ -134,10 +134,11 @@ class _Several:
         """The positions of each container's cards, None where it does not fit; and whether there is nothing better.
 
         Raises Exhausted. Where a search with high limits finds nothing, one with lower limits still may, since its
-        narrow search keeps other states: it is asked as well, so that higher limits never find less.
+        narrow search keeps other states: they are asked as well, so that higher limits never find less.
         """
         kinds = kinds_of(self.ask)
-        for steps in sorted({limits.search, min(limits.search, SHORT.search)}, reverse=True):
+        lower = (min(limits.search, less.search) for less in (SHORT, LEAST))
+        for steps in sorted({limits.search, *lower}, reverse=True):
             found, proven = self._search(kinds, steps)
             if found is not None or proven:
                 return found, proven

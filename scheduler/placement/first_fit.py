@@ -18,8 +18,8 @@ from scheduler.placement.configurations import Configuration, Kind, grow
 from scheduler.placement.effort import Budget
 from scheduler.placement.policies import CardScore
 
-_TRY = 6  # steps to look at one card for one container
-_GROW = 6  # steps per container that is put together anew
+_TRY = 8  # steps to look at one card for one container
+_GROW = 8  # steps per container that is put together anew
 _MOST_SEEN = 20_000  # states that are remembered, of some hundreds of bytes each
 
 Chosen = tuple[int, ...]

@@ -85,7 +85,7 @@ def mps_card(card: Card, used: Iterable[Place], free: Iterable[Place]) -> MpsCar
     return MpsCard(card.memory // _GIB, tuple(sorted(used)), tuple(sorted(free)))
 
 
-@lru_cache(maxsize=50_000)
+@lru_cache(maxsize=2_000)  # up to hundreds of vectors each, for asks that users make
 def _options(memory: int, places: int, asked: Counts) -> tuple[Vector, ...]:
     if prod(min(count, memory // gigabytes(name)) + 1 for name, count in asked[1:]) <= _MOST_OPTIONS:
         return most_of(_shares(memory, places, asked))
@@ -107,7 +107,7 @@ def _shares(memory: int, places: int, asked: Counts) -> Iterator[Vector]:
             yield (n, *others)
 
 
-@lru_cache(maxsize=50_000)
+@lru_cache(maxsize=10_000)
 def _cut(card: MpsCard, asked: Counts, wished: Counts) -> Cut | None:
     memory = card.left - sum(gigabytes(name) * count for name, count in asked)
     places = MOST_CLIENTS - len(card.used) - sum(count for _, count in asked)

@@ -17,6 +17,8 @@ STEPS = 2000
 kinds which nearly fill the node it could take hours. Then it is as if there were none."""
 MOST_WAYS = 400
 """Of taking slices away from what a pod asks for. With more of them it gets the way that was found, not the best."""
+MOST_STEPS = 600_000
+"""Nor does it where trying each of them after each other one on all cards takes more than some 0.2 s."""
 
 
 class Share(NamedTuple):
@@ -78,7 +80,8 @@ def shared_out(cards: Cards, need: Counts) -> tuple[Share, ...] | None:
     if way is None:
         return None
     whole = tuple(count for _, count in need)
-    if prod(count + 1 for count in whole) > MOST_WAYS:
+    ways = prod(count + 1 for count in whole)
+    if ways > MOST_WAYS or ways**2 * len(cards) > MOST_STEPS:
         return tuple(_share(card, need, gift) for card, gift in zip(cards, way, strict=True))
     rows = {whole: _Row((0,) * 6, (), ())}
     for card in cards:

@@ -4,12 +4,14 @@ Where the arrays cannot tell, they say so.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from mgpu.model.asks import Amount, Ask, ContainerAsk, peak
 from mgpu.model.cards import WHOLE_RATIO
+from mgpu.model.pods import Stage
 from scheduler.vector.rows import (
     CORE,
     CORE_FREE,
@@ -58,8 +60,12 @@ def sift(rows: Rows, ask: Ask) -> Sifted:
     left &= ~too_few
     alone = np.full(len(counts), -1)
     able: list[Ints] = []
+    known: dict[ContainerAsk, Ints] = {}
     for number, container in enumerate(ask.containers):
-        able.append(serving(rows, container, ask).sum(axis=1))
+        alike = replace(container, container="", cards=1, stage=Stage.APP)
+        if alike not in known:
+            known[alike] = serving(rows, container, ask).sum(axis=1)
+        able.append(known[alike])
         cannot = left & (able[-1] < container.cards)
         alone[cannot] = number
         left &= ~cannot

@@ -1,7 +1,7 @@
 """Nodes as arrays: one row per node, one column per card by position."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -99,6 +99,11 @@ class Table(NamedTuple):
     cards: Sequence[tuple[CardState, ...]]
     at: Places
     unmet: Mapping[int, str]
+
+    def copy(self) -> "Table":
+        """Return what stays as it is when the nodes change."""
+        rows = replace(self.rows.some(np.arange(len(self.rows))), bar_texts=dict(self.rows.bar_texts))
+        return Table(rows, list(self.nodes), list(self.cards), self.at, self.unmet)
 
 
 def described(cards: Sequence[CardState]) -> tuple[Ints, Ints] | None:

@@ -1,0 +1,64 @@
+"""Whether the client of a request still waits, over real sockets."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+from flask import Flask
+
+from mgpu.serving.deadlines import gone
+
+APP = Flask(__name__)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    listening = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(listening.getsockname())
+    server, _ = listening.accept()
+    with listening, client, server:
+        yield client, server
+
+
+@pytest.mark.parametrize(
+    ("query", "seconds"),
+    [("", 10.0), ("?timeout=5s", 5.0), ("?timeout=30s", 10.0), ("?timeout=x", 10.0), ("?timeout=-1s", 10.0)],
+)
+def test_gone_after_the_deadline_of_the_url_or_the_given_one_is_true(query: str, seconds: float) -> None:
+    clock = Clock()
+    with APP.test_request_context(f"/bind-admission{query}"):
+        over = gone(10.0, clock)
+    clock.now += seconds - 0.1
+    assert not over()
+    clock.now += 0.2
+    assert over()
+
+
+def test_gone_once_the_client_has_closed_is_true_and_not_while_it_sends(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    client, server = pair
+    with APP.test_request_context("/filter", environ_overrides={"gunicorn.socket": server}):
+        over = gone(10.0)
+    assert not over()
+    client.sendall(b"the next request")
+    assert not over()
+    client.close()
+    assert over()
+
+
+def test_gone_after_the_server_has_closed_the_connection_itself_is_true(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    _, server = pair
+    with APP.test_request_context("/filter", environ_overrides={"gunicorn.socket": server}):
+        over = gone(10.0)
+    server.close()
+    assert over()
