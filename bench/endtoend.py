@@ -41,7 +41,7 @@ def main() -> None:
     with ExitStack() as stack:
         for cluster in clusters.values():
             stack.enter_context(cluster)
-            _add_nodes(cluster.api)
+            add_nodes(cluster.api, NODES, CARDS)
         for turn in range(ROUNDS):
             for name, cluster in clusters.items():
                 before = _cpu(cluster)
@@ -63,15 +63,16 @@ def _cpu(cluster: Cluster) -> float:
     return sum(map(cpu_seconds, (parent, *workers)))
 
 
-def _add_nodes(api: Api) -> None:
-    """Nodes and Devices without kubelets and agents: nothing but the way to the binding is measured."""
-    capacity = {"cpu": "640", "memory": "2Ti", "pods": "1000", CORE: str(100 * CARDS), MEMORY: str(CARDS * 80 << 10)}
-    for i in range(NODES):
+def add_nodes(api: Api, nodes: int, cards_each: int) -> None:
+    """Create Nodes and Devices without kubelets and agents, so that only the way to the binding is measured."""
+    amounts = {CORE: str(100 * cards_each), MEMORY: str(cards_each * 80 << 10)}
+    capacity = {"cpu": "640", "memory": "2Ti", "pods": "1000", **amounts}
+    for i in range(nodes):
         name = f"n{i}"
         labels = {"vke.node.gpu.schedule": "mgpu"}
         made = api.create("/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
         api.patch(f"/api/v1/nodes/{name}/status", {"status": {"capacity": capacity, "allocatable": capacity}})
-        device = write_device(Node(name), made["metadata"]["uid"], cards(CARDS, node=name))
+        device = write_device(Node(name), made["metadata"]["uid"], cards(cards_each, node=name))
         api.create(f"/apis/{DEVICE_API}/devices", device)
 
 

@@ -127,6 +127,10 @@ class Cluster:
     def extender_url(self) -> str:
         return f"http://127.0.0.1:{self._ports['extender']}"
 
+    def port(self, name: str) -> int:
+        """The loopback port of the webhook, the scheduler's binding admission, its extender or its page (`web`)."""
+        return self._ports[name]
+
     @property
     def page_url(self) -> str:
         """The scheduler's web page."""

@@ -1,0 +1,226 @@
+"""Ordinary pods of one tenant beside the hostile load of another: how much longer do they wait to be bound?
+
+The load has five parts, which run together at fixed rates: pods whose placement is hard to compute, objects as large
+as an API server admits, a flood of creates and deletes, large bodies sent straight to the admission endpoints, and
+connections that never send a request. The ordinary tenant creates one small pod after the other. Its delay under load
+is compared with its delay on the same cluster at rest, before and after, in the same run. The memory of each process
+is compared with its limit in `manifests/base`.
+
+With KUBEBUILDER_ASSETS the API server is a real one, and `--kube-scheduler` names a real kube-scheduler to use in
+place of the playground's scheduling loop. Both share the machine's cores with the load.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench.attackers import ATTACKS, PODS, Target, attacking
+from bench.endtoend import add_nodes
+from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.kube.reflector import Reflector
+from mgpu.model.quantities import whole_bytes
+from playground.cluster import Cluster
+from playground.installation import MANIFESTS
+from tests.builders import share
+
+NODES, CARDS = 20, 8
+_ORDINARY_SECONDS = 0.5
+_GIVE_UP_SECONDS = 60.0
+_LIMITS = {"webhook": "webhook-deployment.yaml", "scheduler": "scheduler-deployment.yaml"}
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """Seconds from the create request to the bound pod, of the pods of one phase; lost: pods never bound."""
+
+    seconds: tuple[float, ...]
+    lost: int
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def p95(self) -> float:
+        return sorted(self.seconds)[int(0.95 * (len(self.seconds) - 1))]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=20.0, help="of hostile load (default: 20)")
+    parser.add_argument("--idle-minutes", type=float, default=1.0, help="at rest, before and after (default: 1)")
+    parser.add_argument("--kube-scheduler", help="a kube-scheduler binary, in place of the playground's loop")
+    parser.add_argument("--only", choices=sorted(ATTACKS), action="append", help="only these parts of the load")
+    options = parser.parse_args(arguments)
+    with ExitStack() as stack:
+        cluster = stack.enter_context(Cluster([]))
+        add_nodes(cluster.api, NODES, CARDS)
+        for namespace in ("ordinary", "hostile"):
+            cluster.api.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
+        if options.kube_scheduler:
+            cluster.scheduling.stop()
+            stack.enter_context(_kube_scheduler(Path(options.kube_scheduler), cluster))
+        memory = stack.enter_context(_sampling(cluster))
+        ordinary = stack.enter_context(_watching(cluster.api))
+        _measure(ordinary, 0.1)  # the first pods pay for imports and connections
+        phases = {"at rest, before": _measure(ordinary, options.idle_minutes)}
+        with attacking(_target(cluster), options.only or sorted(ATTACKS)):
+            phases["under load"] = _measure(ordinary, options.minutes)
+        phases["at rest, after"] = _measure(ordinary, options.idle_minutes)
+    return _report(phases, memory)
+
+
+def _report(phases: Mapping[str, Delays], memory: Mapping[str, int]) -> int:
+    rest = [phases["at rest, before"], phases["at rest, after"]]
+    median, p95 = (min(getattr(delays, what) for delays in rest) for what in ("median", "p95"))
+    print(f"{'phase':<18}{'pods':>6}{'lost':>6}{'median':>10}{'ratio':>7}{'p95':>10}{'ratio':>7}")
+    for name, delays in phases.items():
+        ratios = delays.median / median, delays.p95 / p95
+        print(
+            f"{name:<18}{len(delays.seconds):>6}{delays.lost:>6}{1000 * delays.median:>7.0f} ms{ratios[0]:>7.2f}"
+            f"{1000 * delays.p95:>7.0f} ms{ratios[1]:>7.2f}"
+        )
+    over = False
+    for name, file in _LIMITS.items():
+        limit = memory_limit(MANIFESTS / "base" / file)
+        over |= memory[name] > limit
+        print(f"{name}: at most {memory[name] >> 20} MiB of a limit of {limit >> 20} MiB")
+    load = phases["under load"]
+    return int(over or load.lost > 0 or load.median > 2 * median)
+
+
+def memory_limit(manifest: Path) -> int:
+    """Bytes that the first container of the Deployment in this file may use."""
+    documents = yaml.safe_load_all(manifest.read_text())
+    deployment = next(d for d in documents if d and d["kind"] == "Deployment")
+    return whole_bytes(deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"])
+
+
+class Ordinary:
+    """The ordinary tenant: creates a pod, waits until it is bound, deletes it."""
+
+    def __init__(self, api: Api) -> None:
+        self._api, self._path = api, PODS.format("ordinary")
+        self._bound: dict[str, threading.Event] = {}
+        self._count = 0
+
+    def see(self, pod: Mapping[str, Any]) -> None:
+        event = self._bound.get(pod["metadata"]["name"])
+        if event and pod["spec"].get("nodeName"):
+            event.set()
+
+    def delay(self) -> float | None:
+        """Seconds from create to bound; None: not within a minute."""
+        self._count += 1
+        name = f"p{self._count}"
+        bound = self._bound[name] = threading.Event()
+        spec = share(name, core=20, mib=4096)["spec"]
+        began = time.perf_counter()
+        try:
+            self._api.create(self._path, {"metadata": {"name": name}, "spec": spec})
+        except (ApiError, Unreachable) as error:
+            print(f"ordinary pod {name} was not created: {error}", flush=True)
+            return None
+        took = time.perf_counter() - began if bound.wait(_GIVE_UP_SECONDS) else None
+        took = took if took is None else time.perf_counter() - began
+        self._api.delete(f"{self._path}/{name}", {"gracePeriodSeconds": 0})
+        del self._bound[name]
+        return took
+
+
+@contextmanager
+def _watching(api: Api) -> Iterator[Ordinary]:
+    ordinary = Ordinary(api)
+    watch = Reflector(api, PODS.format("ordinary"), ordinary.see, lambda _: None)
+    watch.start()
+    watch.wait_synced(_GIVE_UP_SECONDS)
+    try:
+        yield ordinary
+    finally:
+        watch.stop()
+
+
+def _measure(ordinary: Ordinary, minutes: float) -> Delays:
+    """One pod after the other; two a second at most."""
+    end, found = time.monotonic() + 60 * minutes, list[float | None]()
+    while not found or time.monotonic() < end:
+        began = time.monotonic()
+        found.append(ordinary.delay())
+        time.sleep(max(0.0, _ORDINARY_SECONDS - (time.monotonic() - began)))
+    seconds = tuple(delay for delay in found if delay is not None)
+    return Delays(seconds or (_GIVE_UP_SECONDS,), len(found) - len(seconds))
+
+
+def _target(cluster: Cluster) -> Target:
+    webhook, scheduler = cluster.port("webhook"), cluster.port("scheduler")
+    endpoints = ((webhook, "/mutate"), (webhook, "/validate"), (scheduler, "/bind-admission"))
+    return Target(str(cluster.kubeconfig), endpoints)
+
+
+@contextmanager
+def _kube_scheduler(binary: Path, cluster: Cluster) -> Iterator[None]:
+    """A real kube-scheduler with the configuration of components/second-scheduler, under the default name."""
+    file = MANIFESTS / "components" / "second-scheduler" / "kube-scheduler.yaml"
+    documents = yaml.safe_load_all(file.read_text())
+    config = next(d for d in documents if d and d["kind"] == "KubeSchedulerConfiguration")
+    config["leaderElection"] = {"leaderElect": False}
+    config["clientConnection"] = {"kubeconfig": str(cluster.kubeconfig_of("kube-scheduler")), "qps": 200, "burst": 400}
+    config["profiles"][0]["schedulerName"] = "default-scheduler"
+    config["extenders"][0]["urlPrefix"] = cluster.extender_url
+    path = cluster.folder / "kube-scheduler.json"
+    path.write_text(json.dumps(config))
+    command = [str(binary), f"--config={path}", "--secure-port=0"]
+    with (cluster.logs / "kube-scheduler.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            yield
+            if process.poll() is not None:
+                raise RuntimeError(f"kube-scheduler ended: {log.name}")
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+@contextmanager
+def _sampling(cluster: Cluster) -> Iterator[Mapping[str, int]]:
+    """The most bytes that each process and its children were seen to use together, looked at ten times a second."""
+    most, stopped = dict.fromkeys(_LIMITS, 0), threading.Event()
+
+    def sample() -> None:
+        while not stopped.wait(0.1):
+            for name in most:
+                most[name] = max(most[name], _bytes_of(cluster.processes[name].pid))
+
+    thread = threading.Thread(target=sample, name="memory", daemon=True)
+    thread.start()
+    try:
+        yield most
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def _bytes_of(pid: int) -> int:
+    """Proportional set size of a process and its children: shared pages count once, as in a container's limit."""
+    total = 0
+    with suppress(OSError, ValueError):
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        total += next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            total += _bytes_of(int(child))
+    return total
+
+
+if __name__ == "__main__":
+    sys.exit(main())
