@@ -70,9 +70,9 @@ class Cluster:
         self.refuse("create", path)
         return _run(self._writer.create(self._call(path, body))).obj
 
-    def patch(self, path: str, body: object) -> Raw:
+    def patch(self, path: str, body: object, content_type: str = MERGE_PATCH) -> Raw:
         self.refuse("patch", path)
-        return _run(self._writer.patch(self._call(path, body, MERGE_PATCH)))[0].obj
+        return _run(self._writer.patch(self._call(path, body, content_type)))[0].obj
 
     def replace(self, path: str, body: Mapping[str, Any]) -> Raw:
         self.refuse("replace", path)

@@ -47,7 +47,10 @@ def make_app(settings: Settings, ready: Callable[[], str] = str, told: Told = la
 
 def _within_budget(review: Review) -> None:
     """Before anything is built from the object. Raises BadObject."""
-    if problems := budget.excess(review.object, review.old):
+    problems = budget.excess(review.object, review.old)
+    if review.kind == mtgpu.KIND and review.resource == "mtgpupods":
+        problems += budget.excess_of_spec(review.object, review.old)
+    if problems:
         raise BadObject(problems)
 
 

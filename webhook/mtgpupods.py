@@ -32,7 +32,7 @@ def validate_mtgpupod_update(raw: Mapping[str, Any], old: Mapping[str, Any], set
         return []
     said = _differing(table_at(raw, "metadata", "annotations"), table_at(old, "metadata", "annotations"))
     spec = _differing(table_at(raw, "spec"), table_at(old, "spec"))
-    before = _broken(old)
+    before = {*_broken(old)}
     return [
         *(Problem(_path(key), f"is what the card is chosen by; {_ANEW}") for key in said if key in mtgpu.ANNOTATIONS),
         *(Problem(f"spec.{key}", f"is what its Pod is made from; {_ANEW}") for key in spec),

@@ -77,6 +77,11 @@ class MtgpuPod:
         return f"{self.namespace}/{self.name}"
 
     @property
+    def asks(self) -> tuple[str, str, str, int, int, int]:
+        """What its card is decided by; it never changes."""
+        return self.uid, self.node, self.gpuid, self.request, self.limit, self.memory
+
+    @property
     def ended(self) -> bool:
         return self.phase in ("Succeeded", "Failed")
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from mgpu.model.errors import Problem
 from mgpu.model.tables import table_at
 
@@ -27,6 +29,10 @@ ANNOTATIONS = 1024
 
 PATCH = 4096
 """Operations of one JSON Patch: 16 for each container. `koordinator.sh/gpu` and `mgpu.io/share` need 8."""
+
+
+SPEC = 256 << 10
+"""Bytes of the spec of an MtgpuPod, as JSON: what `kubectl apply` can keep of it in an annotation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,15 @@ def excess(raw: object, old: object = None) -> list[Problem]:
     now = size_of(raw)
     before = size_of(old) if old is not None else Size()
     return list(_above(now, before))
+
+
+def excess_of_spec(raw: object, old: object = None) -> list[Problem]:
+    """What is wrong with the size of an MtgpuPod's spec. old: as in `excess`."""
+    size, before = (len(orjson.dumps(table_at(one, "spec"))) for one in (raw, old))
+    if size <= max(SPEC, before):
+        return []
+    text = f"has {size} bytes as JSON, more than the {SPEC} that mgpu accepts; move scripts and data into ConfigMaps"
+    return [Problem("spec", text)]
 
 
 def _above(now: Size, before: Size) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ date by then; the watch brings what is newer, and with it the next look.
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -101,8 +101,8 @@ class Controller:
         if self._known.concerns(node):
             self._queue.add(node)
 
-    def items(self) -> tuple[Raw, ...]:
-        """All MtgpuPods that are known, in no order that means anything."""
+    def items(self) -> Iterator[Raw]:
+        """All MtgpuPods that are known, in no particular order (`scheduler.mtgpu.kept.of_mtgpupod`)."""
         with self._feeding:
             return self._known.items()
 
@@ -262,12 +262,20 @@ class Controller:
             verdict = replace(verdict, bind="")
         status = None
         if verdict.make and pod is not None and verdict.card is not None and self._is_due(pod.node, pod.uid):
-            said = self._make(pod, pods.manifest(item, pod, verdict.card))
+            said = self._make(pod, pods.manifest(self._whole(item, pod), pod, verdict.card))
             if isinstance(said, str):
                 status = refused(item, verdict, said, now)
             else:
                 verdict = replace(verdict, created=said)
         self._write(item, status or next_status(item, verdict, own, now))
+
+    def _whole(self, item: Raw, pod: MtgpuPod) -> Raw:
+        """The MtgpuPod as the API server has it. What it asks for must be what was decided on."""
+        whole = self._writer.mtgpupod(item)
+        now = read(whole)
+        if not isinstance(now, MtgpuPod) or now.asks != pod.asks:
+            raise _Stale(f"{pod.key} has changed since it was looked at")
+        return whole
 
     def _make(self, pod: MtgpuPod, manifest: Raw) -> Said | str | None:
         """None: it is there, or about to be; else why not. A text: and never will be."""

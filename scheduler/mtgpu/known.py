@@ -1,12 +1,13 @@
 """What the controller of MtgpuPods knows of them as the watches bring it, and of the Pods that were made for them."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mgpu.dialects import mtgpu
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.tables import table_at
+from scheduler.mtgpu.kept import of_mtgpupod, of_occupy_pod, of_own_pod, read_text, text_of
 from scheduler.mtgpu.pods import made_for
 from scheduler.mtgpu.taints import evicting
 
@@ -17,7 +18,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class OnNode:
-    """What is known of one node at one moment.
+    """What is known of one node at one moment, objects as `scheduler.mtgpu.kept` keeps them.
 
     items: its MtgpuPods, in the order of their keys. made: the Pods of these names that were made for MtgpuPods, not
     necessarily for these. occupies: its occupy pods, by GPUID. unschedulable: it is cordoned. taints: those of the node
@@ -35,17 +36,18 @@ class Known:
     """Not thread-safe, but for `concerns`. What takes an object returns the nodes whose MtgpuPods it may concern."""
 
     def __init__(self) -> None:
-        self._items: dict[Key, Raw] = {}
+        self._items: dict[Key, bytes] = {}
+        self._node_of: dict[Key, str] = {}
         self._on: dict[str, set[Key]] = {}
-        self._made: dict[Key, Raw] = {}
-        self._occupies: dict[str, dict[str, Raw]] = {}
+        self._made: dict[Key, bytes] = {}
+        self._occupies: dict[str, dict[str, bytes]] = {}
         self._unschedulable: set[str] = set()
         self._taints: dict[str, tuple[Raw, ...]] = {}
 
     def mtgpupod_changed(self, raw: Raw) -> Collection[str]:
         key, node = key_of(raw), node_of(raw)
         before = self._drop(key)
-        self._items[key] = raw
+        self._items[key], self._node_of[key] = text_of(of_mtgpupod(raw)), node
         self._on.setdefault(node, set()).add(key)
         return {*before, node}
 
@@ -67,13 +69,15 @@ class Known:
         return self._node(raw["metadata"]["name"], (), cordoned=False)
 
     def on(self, node: str) -> OnNode:
-        items = {key: self._items[key] for key in sorted(self._on.get(node, ()))}
-        made = {key: self._made[key] for key in items if key in self._made}
+        items = {key: read_text(self._items[key]) for key in sorted(self._on.get(node, ()))}
+        made = {key: read_text(self._made[key]) for key in items if key in self._made}
+        occupies = {gpuid: read_text(text) for gpuid, text in self._occupies.get(node, {}).items()}
         cordoned, taints = node in self._unschedulable, self._taints.get(node, ())
-        return OnNode(items, made, dict(self._occupies.get(node, {})), cordoned, taints)
+        return OnNode(items, made, occupies, cordoned, taints)
 
-    def items(self) -> tuple[Raw, ...]:
-        return tuple(self._items.values())
+    def items(self) -> Iterator[Raw]:
+        """All MtgpuPods that are known now, one decoded after the other."""
+        return map(read_text, tuple(self._items.values()))
 
     def concerns(self, node: str) -> bool:
         """Whether there is anything to look at on this node."""
@@ -85,10 +89,9 @@ class Known:
 
     def _drop(self, key: Key) -> Collection[str]:
         """The node where it was, if it was there."""
-        raw = self._items.pop(key, None)
-        if raw is None:
+        if self._items.pop(key, None) is None:
             return ()
-        node = node_of(raw)
+        node = self._node_of.pop(key)
         self._on[node].discard(key)
         if not self._on[node]:
             del self._on[node]
@@ -106,8 +109,8 @@ class Known:
     def _pod(self, key: Key, now: Raw | None) -> Collection[str]:
         self._made.pop(key, None)
         if now is not None and _is_made(now):
-            self._made[key] = now
-        concerned = {node_of(self._items[key])} if key in self._items else set()
+            self._made[key] = text_of(of_own_pod(now))
+        concerned = {self._node_of[key]} if key in self._node_of else set()
         named = _named(key)
         if named is not None:
             concerned.add(named[0])
@@ -119,7 +122,7 @@ class Known:
         there = self._occupies.setdefault(node, {})
         there.pop(gpuid, None)
         if now is not None and mtgpu.occupied(read_pod(now)):
-            there[gpuid] = now
+            there[gpuid] = text_of(of_occupy_pod(now))
         if not there:
             del self._occupies[node]
 

@@ -8,6 +8,8 @@ from scheduler.mtgpu.pods import interrupted
 from scheduler.mtgpu.verdict import FALSE, Said, Verdict
 
 _TYPES = ("Bound", "PodCreated", "Degraded")
+_LONGEST = 1024
+"""Characters of a condition's message, which may repeat what an API server says. The schema allows 32 KiB."""
 _ENDED = ("Succeeded", "Failed")
 _ORDINARY = {
     *("Bound", "Occupying", "Retiring", "Ended", "PodCreated", "PodTerminating", "OccupyPodNotRunning", "AsBound")
@@ -75,7 +77,7 @@ def _conditions(old: Mapping[str, Any], verdict: Verdict, generation: int | None
             continue
         had = found.get(type, {})
         same = had.get("status") == said.status
-        row = {"type": type, "status": said.status, "reason": said.reason, "message": said.message}
+        row = {"type": type, "status": said.status, "reason": said.reason, "message": said.message[:_LONGEST]}
         row["lastTransitionTime"] = had["lastTransitionTime"] if same and had.get("lastTransitionTime") else now
         found[type] = row if generation is None else {**row, "observedGeneration": generation}
     ours = [found.pop(type) for type in _TYPES if type in found]

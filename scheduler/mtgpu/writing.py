@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api, ApiError
+from mgpu.kube.client import JSON_PATCH
 from scheduler.deciding import pod_path
 
 Raw = Mapping[str, Any]
@@ -29,10 +30,20 @@ class Writer:
         self._finalizers(item, [name for name in _finalizers(item) if name != mtgpu.FINALIZER])
 
     def status(self, item: Raw, status: Raw) -> Raw:
-        """The MtgpuPod as it is then. The whole status at once: a merge patch could not take away what is no more."""
+        """The MtgpuPod as it is then. The whole status at once: a merge patch could not remove fields. That nobody has
+        changed the MtgpuPod meanwhile is said by its version, which the API server compares (409).
+        """
         self._may_decide()
-        body = {"apiVersion": mtgpu.API_VERSION, "kind": mtgpu.KIND, **item, "status": status}
-        return self._api.replace(f"{_path(item)}/status", body)
+        version = item["metadata"]["resourceVersion"]
+        patch = [
+            {"op": "replace", "path": "/metadata/resourceVersion", "value": version},
+            {"op": "add", "path": "/status", "value": status},
+        ]
+        return self._api.patch(f"{_path(item)}/status", patch, JSON_PATCH)
+
+    def mtgpupod(self, item: Raw) -> Raw:
+        """As the API server has it now, with all its parts."""
+        return self._api.get(_path(item))
 
     def pod(self, namespace: str, name: str) -> Raw | None:
         """As it is now, whatever the watch has brought; None: there is none."""

@@ -113,7 +113,7 @@ def test_who_does_not_lead_writes_nothing(rig: Rig) -> None:
 def test_one_whose_writes_are_refused_does_not_keep_other_gpuids_waiting(rig: Rig, what: str) -> None:
     refuse = ApiError(422, "Invalid", "a schema that became stricter")
     if what == "bound":
-        rig.cluster.refuse = refusing("replace", "/mtgpupods/a/", refuse)
+        rig.cluster.refuse = refusing("patch", "/mtgpupods/a/status", refuse)
         rig.create("a", "x")
     else:
         rig.create("a", "x")
