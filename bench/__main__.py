@@ -10,6 +10,7 @@ SECTIONS = [
     "bench.admission",
     "bench.filter",
     "bench.binding",
+    "bench.tenants",
     "bench.startup",
     "bench.learning",
     "bench.page",

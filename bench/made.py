@@ -17,6 +17,7 @@ from scheduler.decisions import Decision
 from scheduler.extender import Extender, make_app
 from scheduler.filtering import Filter
 from scheduler.process import SWITCH_SECONDS
+from scheduler.rationing import Gone, Rations
 from scheduler.state import State
 
 
@@ -40,17 +41,17 @@ class _NoOp:
     def __init__(self, real: Extender) -> None:
         self._real, self._said = real, dict[str, Any]()
 
-    def filter(self, body: bytes) -> Any:
-        return self._remembered("filter", self._real.filter(body))
+    def filter(self, body: bytes, gone: Gone) -> Any:
+        return self._remembered("filter", self._real.filter(body, gone))
 
-    def prioritize(self, body: bytes) -> Any:
-        return self._remembered("prioritize", self._real.prioritize(body))
+    def prioritize(self, body: bytes, gone: Gone) -> Any:
+        return self._remembered("prioritize", self._real.prioritize(body, gone))
 
-    def preempt(self, body: bytes) -> Any:
-        return self._real.preempt(body)
+    def preempt(self, body: bytes, gone: Gone) -> Any:
+        return self._real.preempt(body, gone)
 
-    def bind(self, body: bytes) -> Any:
-        return self._real.bind(body)
+    def bind(self, body: bytes, gone: Gone) -> Any:
+        return self._real.bind(body, gone)
 
     def _remembered(self, verb: str, answer: Any) -> Any:
         self._said[verb] = answer
@@ -117,7 +118,8 @@ def serve_cluster(nodes: int, spare: int) -> None:
         fill(state, nodes)
     nothing: Any = None
     api: Any = _Pods(state)
-    filter_, decider = Filter(state, settings), _Timed(state, api, settings)
+    rations = Rations()
+    filter_, decider = Filter(state, settings, rations=rations), _Timed(state, api, settings, rations)
     noop: Any = _NoOp(Extender(filter_, decider, nothing, api, _Open()))
     app = make_app(noop)
     for rule, answer in (("noop/<verb>", noop.answer), ("changed", api.changed), ("took", decider.took)):

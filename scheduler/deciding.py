@@ -158,8 +158,8 @@ class Decider:
         ahead = [Foresight(judges, view.room, known.pod.needs)] if judges else []
         found: Placement | Rejection | None = None
         for there in (unkept, cards) if unkept != cards else (cards,):
+            limits = call.must_have_limits()
             for foresight in (*ahead, None):
-                limits = call.must_have_limits()
                 found = assess(
                     ask, node, there, self._settings, foresight, seats=seats, limits=limits, effort=call.effort
                 )

@@ -24,11 +24,12 @@ from mgpu.model.errors import RetryLater
 from scheduler import metrics
 from scheduler.pacing import Pace
 from scheduler.placement import FULL, LEAST, SHORT, Effort, Limits
+from scheduler.placement.effort import STEPS_PER_MILLISECOND
 
-SECOND = 4_000_000
+SECOND = 1000 * STEPS_PER_MILLISECOND
 """Steps that take about a second of CPU time."""
 
-FULL_CALL = 3 * SECOND // 8
+FULL_CALL = SECOND // 5
 """A call searches in full on its next node until it has taken so many steps."""
 SHORT_CALL = SECOND // 10
 """And shortly on so many more."""
@@ -37,13 +38,13 @@ FREE = SECOND // 100
 FREE_IN_DEBT = SECOND // 1000
 """All steps, but for those of the node where it gets there, of a call of a namespace that is deep in debt."""
 
-ALLOWANCE = SECOND
+ALLOWANCE = SECOND // 2
 """What a namespace may take at once."""
-DEBT = SECOND // 2
+DEBT = SECOND // 4
 """What it may take beyond that, in short searches."""
-REFILL = 0.05
+REFILL = 0.03
 """Of the time, how much effort each namespace gets back."""
-REFILL_OF_ALL = 0.25
+REFILL_OF_ALL = 0.15
 """And all that wait for some together."""
 
 _WAITING = 8

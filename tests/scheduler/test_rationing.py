@@ -22,6 +22,7 @@ from scheduler.rationing import (
     FREE,
     FULL_CALL,
     REFILL,
+    REFILL_OF_ALL,
     SECOND,
     SHORT_CALL,
     Call,
@@ -108,7 +109,7 @@ def test_all_namespaces_together_get_back_a_part_of_the_time(rations: Rations, c
     for i in range(50):
         spend(rations, f"n{i}", ALLOWANCE + FREE)
     clock.now += 1
-    assert sum(rations.left(f"n{i}") for i in range(50)) == pytest.approx(0.25 * SECOND)
+    assert sum(rations.left(f"n{i}") for i in range(50)) == pytest.approx(REFILL_OF_ALL * SECOND)
 
 
 def test_calls_that_take_little_and_pods_of_one_container_are_not_counted(rations: Rations) -> None:

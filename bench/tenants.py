@@ -1,0 +1,125 @@
+"""Ordinary pods of one tenant beside hard pods of another, over HTTP: how much longer do they take?
+
+`python -m bench.tenants`. A cluster of 200 nodes × 8 cards of which no two are alike. Ordinary pods are filtered,
+prioritised and bound one after the other on one connection. At the same time 16 pods of 30 different containers of
+another namespace come again and again, each as soon as it was answered: on connections of their own, as several
+schedulers send them, or in turns with the ordinary ones, as one kube-scheduler sends them with its pause of at least a
+second for a pod that was refused.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+
+from bench.placement import machine
+from bench.serving import Client, cluster, quantiles
+from tests import builders as b
+
+NODES, SECONDS, PODS, CONTAINERS = 200, 20.0, 16, 30
+NAMES = [f"node-{i}" for i in range(NODES)]
+
+
+def hard(number: int) -> dict[str, Any]:
+    """A pod that nearly fills the cards of a node, and of which hardly anybody can say whether it does."""
+    pick = random.Random(number)
+    containers = (
+        b.container(f"c{i}", 8 + pick.randrange(24), 1024 + pick.randrange(30_000)) for i in range(CONTAINERS)
+    )
+    return b.pod(f"hard-{number}", *containers, namespace="tenant")
+
+
+def main() -> None:
+    print(f"filter, prioritize and bind of ordinary pods, {SECONDS:.0f} s each, on {machine()}; milliseconds")
+    medians: list[float] = []
+    for title, connections, in_turn in (
+        ("alone", 0, False),
+        ("beside hard pods in the same queue", 0, True),
+        ("beside hard pods on 4 connections", 4, False),
+    ):
+        with cluster(NODES) as client:
+            with _hard_pods(client, connections) as hard_calls:
+                times = _ordinary(client, in_turn=in_turn)
+            p50, p99 = quantiles(times)
+            medians.append(p50)
+            total = sum(hard_calls) if connections else 0
+            said = (
+                f"{len(times)} pods, p50 {p50:.2f}  p99 {p99:.2f}, longest {max(times):.0f}  × {p50 / medians[0]:.2f}"
+            )
+            print(f"  {title:36} {said}  {total} hard calls, peak memory {_peak(client.pid)} MiB", flush=True)
+
+
+def _ordinary(client: Client, *, in_turn: bool) -> list[float]:
+    times: list[float] = []
+    due = dict.fromkeys(range(PODS), 0.0) if in_turn else {}
+    until, pick, count = time.monotonic() + SECONDS, random.Random(1), 0
+    while time.monotonic() < until:
+        began = time.perf_counter()
+        for number in [n for n, when in due.items() if when <= time.monotonic()][:1]:
+            client.post("/filter", {"Pod": hard(number), "NodeNames": NAMES})
+            due[number] = time.monotonic() + 1
+        count += 1
+        _schedule(client, f"o{count}", pick)
+        times.append((time.perf_counter() - began) * 1000)
+        time.sleep(0.02)
+    return times
+
+
+def _schedule(client: Client, name: str, pick: random.Random) -> None:
+    """One ordinary pod from its filter to its binding, and its end."""
+    raw = b.pod(name, b.container("a", 5, 512 + pick.randrange(100)), b.container("b", 3, 300))
+    raw["metadata"]["resourceVersion"] = "1"
+    client.post("/changed", {"pod": raw})
+    passed = orjson.loads(client.post("/filter", {"Pod": raw, "NodeNames": NAMES}))["NodeNames"]
+    client.post("/prioritize", {"Pod": raw, "NodeNames": passed})
+    binding = {"PodName": name, "PodNamespace": "default", "PodUID": f"uid-{name}", "Node": pick.choice(passed)}
+    if error := orjson.loads(client.post("/bind", binding))["Error"]:
+        raise RuntimeError(error)
+    ended = {**raw, "spec": {**raw["spec"], "nodeName": binding["Node"]}, "status": {"phase": "Succeeded"}}
+    client.post("/changed", {"pod": ended})
+
+
+@contextmanager
+def _hard_pods(client: Client, connections: int) -> Iterator[list[int]]:
+    """Calls for hard pods on so many connections, each the next as soon as the last was answered."""
+    stop, calls = threading.Event(), [0] * connections
+    threads = [threading.Thread(target=_ask, args=(client, i, stop, calls)) for i in range(connections)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield calls
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def _ask(client: Client, i: int, stop: threading.Event, calls: list[int]) -> None:
+    mine = Client(client.port, client.pid)
+    while not stop.is_set():
+        raw = hard((i + len(calls) * calls[i]) % PODS)
+        try:
+            passed = orjson.loads(mine.post("/filter", {"Pod": raw, "NodeNames": NAMES}))["NodeNames"]
+            mine.post("/prioritize", {"Pod": raw, "NodeNames": passed})
+        except RuntimeError:  # told to come again
+            mine = Client(client.port, client.pid)
+        calls[i] += 1
+
+
+def _peak(pid: int) -> int:
+    """Of the server's worker, MiB."""
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as children:
+        pids = [pid, *map(int, children.read().split())]
+    found = 0
+    for one in pids:
+        with open(f"/proc/{one}/status", encoding="utf-8") as lines:
+            found = max(found, *(int(line.split()[1]) for line in lines if line.startswith("VmHWM")))
+    return found >> 10
+
+
+if __name__ == "__main__":
+    main()
