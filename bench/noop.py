@@ -7,13 +7,11 @@ from pathlib import Path
 
 from flask import Flask, Response, jsonify, request
 
-from mgpu.kube import Api
 from mgpu.serving.app import new_app, probes, reviewing
-from mgpu.serving.certificates import CA, ensure
+from mgpu.serving.certificates import ensure
 from mgpu.serving.folder import Folder
 from mgpu.serving.review import allow
 from mgpu.serving.server import Listen, serve
-from mgpu.serving.trust import publish
 from playground.cluster import Cluster
 
 
@@ -22,29 +20,23 @@ class NoOp(Cluster):
 
     def commands(self, ports: Mapping[str, int]) -> dict[str, list[str]]:
         run = [sys.executable, "-c", "from bench.noop import serve_nothing; serve_nothing()"]
-        kubeconfig = str(self.kubeconfig_of("admin"))
+        own = {service: str(folder) for service, folder in self.certificates.items()}
         return {
-            "webhook": [*run, "mgpu-webhook", kubeconfig, str(ports["webhook"])],
-            "scheduler": [*run, "mgpu-scheduler", kubeconfig, str(ports["scheduler"]), str(ports["extender"])],
+            "webhook": [*run, own["mgpu-webhook"], str(ports["webhook"])],
+            "scheduler": [*run, own["mgpu-scheduler"], str(ports["scheduler"]), str(ports["extender"])],
         }
 
 
 def serve_nothing() -> None:
-    """`<configuration> <kubeconfig> <port> [<extender port>]`: the webhook's or the scheduler's calls, answered yes."""
-    configuration, kubeconfig, port, *extender_port = sys.argv[1:]
+    """`<folder with a CA> <port> [<extender port>]`: the webhook's or the scheduler's calls, answered yes."""
+    certificates, port, *extender_port = sys.argv[1:]
     app = new_app()
     probes(app, str)
     for path, kind in (("/mutate", "Pod"), ("/validate", "Pod"), ("/bind-admission", "Binding")):
         reviewing(app, path, allow, kinds=(kind,))
     _add_extender(app)
-    folder = Folder(Path(kubeconfig).parent / configuration)
-    folder.path.mkdir()
-    files = ensure(folder, {"127.0.0.1"}, datetime.now(UTC))
-    api = Api.connect(kubeconfig)
-    kinds = ["mutatingwebhookconfigurations"] + (["validatingwebhookconfigurations"] if not extender_port else [])
-    for kind in kinds:
-        publish(api, kind, configuration, files[CA])
-    api.close()
+    folder = Folder(Path(certificates))
+    ensure(folder, {"127.0.0.1"}, datetime.now(UTC))
     listen = [Listen("127.0.0.1", int(port), app.wsgi_app)]
     listen += [Listen("127.0.0.1", int(p), app.wsgi_app, tls=False) for p in extender_port]
     # As the real ones.

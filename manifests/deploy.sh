@@ -5,6 +5,8 @@
 #   IMAGE=images.example/mgpu:0.1.0  the image to run in place of the kustomization's
 #   API_SERVERS=192.0.2.0/28,…       where the API servers' calls come from; default: what was given last time, else the
 #                                    addresses of the Service `kubernetes` (docs/install.md, API servers)
+#   CA=rotate                        make new certificate authorities; CA=settle later forgets the old ones
+#                                    (manifests/certificates.sh, docs/operations.md)
 #   NARROW_NETWORK=yes               let the NetworkPolicies of the admission ports admit these addresses only
 #   WAIT=300                         seconds for the webhook and the scheduler to be ready
 #
@@ -15,6 +17,7 @@ NAMESPACE=mgpu-system
 DEVICES=devices.scheduling.koordinator.sh
 WAIT=${WAIT:-300}
 folder=${1:-manifests/base}
+here=$(dirname "$0")
 top=$(mktemp -d)
 trap 'rm -r "$top"' EXIT
 
@@ -113,7 +116,49 @@ apply() {
     rendered=$(kubectl kustomize "$top" | awk -v image="${IMAGE:-}" '
         image && occupy && $1 == "value:" { sub(/value: .*/, "value: " image) }
         { occupy = /name: MGPU_DIALECTS__MTGPU__OCCUPYIMAGE/; print }')
-    printf '%s\n' "$rendered" | kubectl apply --server-side --force-conflicts --field-manager=mgpu -f -
+    printf '%s\n' "$rendered" >"$top/applied.yaml"
+    kubectl apply --server-side --force-conflicts --field-manager=mgpu -f "$top/applied.yaml" >"$top/applied" ||
+        { cat "$top/applied" && exit 1; }
+    cat "$top/applied"
+}
+
+# Whether the processes serve under the CA of certificates.sh: not with cert-manager, or files of the user's own.
+has_own_authority() {
+    grep -q '^  name: mgpu-webhook$' "$top/rendered.yaml" && ! grep -Eq 'certDir:|--cert-dir=' "$top/rendered.yaml"
+}
+
+make_authorities() {
+    has_own_authority || return 0
+    kubectl apply --server-side --force-conflicts --field-manager=mgpu -f "$here/base/namespace.yaml"
+    CA=${CA:-keep} "$here/certificates.sh"
+}
+
+trust_authorities() {
+    has_own_authority || return 0
+    # On the first deployment the webhook configurations were not there before.
+    CA=keep "$here/certificates.sh"
+}
+
+# A role that an earlier version had, or another overlay, would stay and go on giving its rights.
+remove_former_rights() {
+    grep -q '^serviceaccount/mgpu-' "$top/applied" || return 0
+    for kind in clusterrolebindings clusterroles; do
+        kubectl get "$kind" -l app.kubernetes.io/part-of=mgpu -o name | while read -r one; do
+            current "$one" || kubectl delete "$one"
+        done
+    done
+    for kind in rolebindings roles; do
+        kubectl get "$kind" --all-namespaces -l app.kubernetes.io/part-of=mgpu --no-headers \
+            -o custom-columns=NAMESPACE:.metadata.namespace,NAME:.metadata.name | while read -r namespace name; do
+            current "${kind%s}.rbac.authorization.k8s.io/$name" || kubectl -n "$namespace" delete "$kind" "$name"
+        done
+    done
+}
+
+# Succeeds for what was applied now, and for what is not named as mgpu names things.
+current() {
+    case $1 in */mgpu-*) ;; *) return 0 ;; esac
+    grep -q "^$1 " "$top/applied"
 }
 
 answers() {
@@ -125,12 +170,15 @@ answers() {
 keep_the_crd_of_others
 put_in_api_servers
 assemble >"$top/kustomization.yaml"
+make_authorities
 apply
+trust_authorities
+remove_former_rights
 [ "$WAIT" != 0 ] || exit 0
 answers && rc=0 || rc=1
 kubectl -n "$NAMESPACE" get pods -o wide
 if [ "$rc" = 0 ]; then
-    API_SERVERS=${api_servers:-} "$(dirname "$0")/check.sh" || rc=1
+    API_SERVERS=${api_servers:-} "$here/check.sh" || rc=1
 else
     say "mgpu does not answer after $WAIT s: kubectl -n $NAMESPACE describe pods says why" >&2
 fi

@@ -81,7 +81,8 @@ class WebhookSettings(Block):
     """Where /mutate and /validate are served.
 
     certDir: certificates to read (`tls.crt`, `tls.key`); empty: made by the process itself, for the Service's names and
-    `names`, kept in `selfSignedDir` (empty: a private temporary one) and, inside a cluster, in a Secret.
+    `names`. In a cluster they are kept in a Secret under a CA that the installation has put there, else in
+    `selfSignedDir` (empty: a private temporary one) under a CA of the process's own.
     identities: the users that may write placement annotations, and make the Pods of MtgpuPods; empty: the suite's
     service accounts in `namespace`.
     schedulerName: what new GPU pods get as theirs (Koordinator's upgrade webhook); empty: what they have.

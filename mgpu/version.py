@@ -7,7 +7,9 @@ from importlib.metadata import version
 from typing import Any, NamedTuple
 
 VERSION = "mgpu.io/version"
-"""Annotation of the scheduler's Lease, and of the webhook configurations that a process puts its CA bundle into."""
+"""Annotation of the scheduler's Lease."""
+VERSION_LABEL = "app.kubernetes.io/version"
+"""Label of the pods of a Deployment, by the manifests."""
 AGENT = "mgpu.io/agent"
 """Annotation of a Node: what its agent says of itself, as compact JSON (`AgentSaid`)."""
 

@@ -25,11 +25,12 @@ from mgpu.kube import Api, ApiError
 from mgpu.model.mig import LAYOUTS
 from mgpu.model.partitioning import MADE
 from mgpu.model.slices import resource_of
+from mgpu.serving.certificates import CA
 from playground import mps_control
 from playground.apiserver import ApiServer, Request, Served, User, self_signed, write_kubeconfig
 from playground.collector import Collector
 from playground.gpu_clients import GpuClients
-from playground.installation import install
+from playground.installation import authorities, install
 from playground.kubelet import Kubelet, KubeletConfig
 from playground.nodes import NodeSpec, make_nodes
 from playground.ports import free_port
@@ -94,6 +95,7 @@ class Cluster:
         self._ports: dict[str, int] = {}
         self._requests: Callable[[], frozenset[Request]] = frozenset
         self._served: Served | None = None
+        self.certificates: dict[str, Path] = {}
         self._offered = {node.name: self._offers_of(node) for node in self.nodes}
         self.processes: dict[str, Process] = {}
         self.kubelets: dict[str, Kubelet] = {}
@@ -200,7 +202,8 @@ class Cluster:
         _create_namespace(self.api)
         self._ports |= {name: free_port() for name in ("webhook", "scheduler", "extender", "web")}
         services = {"mgpu-webhook": self._ports["webhook"], "mgpu-scheduler": self._ports["scheduler"]}
-        install(self.api, services)
+        self.certificates = authorities(self.folder)
+        install(self.api, services, {name: (path / CA).read_bytes() for name, path in self.certificates.items()})
         self._start_collector(stack)
         for node in self.nodes:
             self._start_kubelet(node, stack)
@@ -269,10 +272,11 @@ class Cluster:
         """The real processes' command lines, by name. ports: where to serve webhook, scheduler, extender and web."""
         local = ["--host", "127.0.0.1", "--port"]
         commands = {
-            "webhook": ["webhook", *local, str(ports["webhook"])],
+            "webhook": ["webhook", *local, str(ports["webhook"]), *self._certificate_of("mgpu-webhook")],
             "scheduler": [
                 *("scheduler", *local, str(ports["scheduler"]), "--no-leader-elect"),
                 *("--extender-port", str(ports["extender"]), "--web-port", str(ports["web"])),
+                *self._certificate_of("mgpu-scheduler"),
             ],
             **{f"deviceplugin-{node.name}": self._agent(node) for node in self.nodes if node.cards},
         }
@@ -282,6 +286,9 @@ class Cluster:
             shared += ["--config", str(self._config.resolve())] if self._config else []
             whole[name] = [sys.executable, "-m", "mgpu.cli.main", *command, *shared]
         return whole
+
+    def _certificate_of(self, service: str) -> tuple[str, str]:
+        return ("--self-signed-dir", str(self.certificates[service]))
 
     def _agent(self, node: NodeSpec) -> list[str]:
         root = self.folder / node.name

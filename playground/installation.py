@@ -1,13 +1,16 @@
 """The suite's manifests on the playground's API server: CRDs, roles, priority classes, webhooks that lead here."""
 
+import base64
 import copy
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from mgpu.kube import Api, ApiError
+from mgpu.serving.certificates import new_authority
 from playground.processes import StartError, until
 
 Json = dict[str, Any]
@@ -27,17 +30,28 @@ _COLLECTIONS = {
 _SERVED_SECONDS = 60.0
 
 
-def install(api: Api, ports: Mapping[str, int]) -> None:
+def authorities(folder: Path) -> dict[str, Path]:
+    """Make a CA for each Service, as manifests/certificates.sh does: the folder where its process finds it."""
+    made = {}
+    for service in ("mgpu-webhook", "mgpu-scheduler"):
+        made[service] = folder / service
+        made[service].mkdir(mode=0o700)
+        for name, content in new_authority(datetime.now(UTC)).items():
+            (made[service] / name).write_bytes(content)
+    return made
+
+
+def install(api: Api, ports: Mapping[str, int], bundles: Mapping[str, bytes]) -> None:
     """Create what `manifests` has; services become `127.0.0.1:<ports[service]>`.
 
-    The CA bundles are put in by the processes themselves, as in a cluster. Raises ApiError and StartError.
+    bundles: the CA of each Service, for the webhook configurations. Raises ApiError and StartError.
     """
     found = list(manifests())
     if not found:
         raise StartError(f"no manifests in {MANIFESTS}: the playground runs from a checkout of the project")
     for manifest in found:
         collection = _COLLECTIONS[manifest["kind"]].format(namespace=manifest["metadata"].get("namespace", ""))
-        api.create(collection, located(manifest, ports))
+        api.create(collection, located(manifest, ports, bundles))
     for manifest in found:
         if manifest["kind"] == "CustomResourceDefinition":
             spec = manifest["spec"]
@@ -55,12 +69,14 @@ def manifests(folder: Path = MANIFESTS) -> Iterator[Json]:
                 yield document
 
 
-def located(manifest: Json, ports: Mapping[str, int]) -> Json:
-    """The manifest with URLs of this machine in place of services."""
+def located(manifest: Json, ports: Mapping[str, int], bundles: Mapping[str, bytes]) -> Json:
+    """The manifest with URLs of this machine in place of services, and the CA bundle that belongs to each."""
     found = copy.deepcopy(manifest)
     for webhook in found.get("webhooks") or ():
         service = webhook["clientConfig"]["service"]
-        webhook["clientConfig"] = {"url": f"https://127.0.0.1:{ports[service['name']]}{service['path']}"}
+        bundle = base64.b64encode(bundles[service["name"]]).decode()
+        url = f"https://127.0.0.1:{ports[service['name']]}{service['path']}"
+        webhook["clientConfig"] = {"url": url, "caBundle": bundle}
     return found
 
 

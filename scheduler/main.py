@@ -20,7 +20,7 @@ from scheduler.process import Process
 EXAMPLES = """
 \b
 Examples:
-  # In a cluster: makes its certificate, shares it in a Secret, publishes its CA
+  # In a cluster: makes its certificate under the CA in its Secret
   mgpu scheduler --config /etc/mgpu/mgpu.yaml
 \b
   # With cert-manager's certificate
@@ -66,7 +66,7 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
     # Not shared with the certificates' thread below: its pool is used only in the worker, after the fork.
     api = Api.connect(kubeconfig)
     process = Process(settings, api, f"{socket.gethostname()}-{os.getpid()}")
-    certificate, keeper = prepare(own, kubeconfig, ["mutatingwebhookconfigurations"], stack)
+    certificate, keeper = prepare(own, kubeconfig, stack)
 
     def start() -> None:
         process.start()

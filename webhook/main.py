@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from mgpu.cli.certificate import in_cluster, prepare
+from mgpu.cli.certificate import prepare
 from mgpu.cli.setup import UNITS, read_settings
 from mgpu.serving import logs
 from mgpu.serving.app import exposing, new_app, probes
@@ -16,19 +16,17 @@ from mgpu.settings import Settings
 from webhook import sharing
 from webhook.app import make_app
 
-_CONFIGURATIONS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
-
 EXAMPLES = """
 \b
 Examples:
-  # In a cluster: makes its certificate, shares it in a Secret, publishes its CA
+  # In a cluster: makes its certificate under the CA in its Secret
   mgpu webhook --config /etc/mgpu/mgpu.yaml
 \b
   # With cert-manager's certificate
   mgpu webhook --cert-dir /tls
 \b
-  # Beside a cluster, for a webhook configuration that names a URL
-  mgpu webhook --kubeconfig ~/.kube/config --host 127.0.0.1 --names host.example
+  # Beside a cluster, for a webhook configuration that names a URL and has certs/ca.crt as its caBundle
+  mgpu webhook --kubeconfig ~/.kube/config --names host.example --self-signed-dir certs
 \b
   # By hand: any free port (the first line says which), CA in certs/ca.crt
   mgpu webhook --host 127.0.0.1 --port 0 --self-signed-dir certs
@@ -49,7 +47,7 @@ Examples:
 @click.option(
     "--memory-unit", type=click.Choice(UNITS, case_sensitive=False), help="What one gpu-mem is.  [default: GiB]"
 )
-@click.option("--kubeconfig", default="", help="The cluster to publish the CA in.  [default: the one this runs in]")
+@click.option("--kubeconfig", default="", help="Serve this cluster from outside.  [default: the one this runs in]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str | int | None) -> None:
     """Serve the admission webhook: /mutate and /validate.
@@ -66,19 +64,17 @@ def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str |
 def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
     """Serve until told to stop. `stack`: what is to be undone afterwards."""
     own = settings.webhook
-    cluster = kubeconfig if kubeconfig or in_cluster(kubeconfig) else None
-    certificate, keeper = prepare(own, cluster, _CONFIGURATIONS, stack)
-    ready = keeper.ready if keeper else str
+    certificate, keeper = prepare(own, kubeconfig, stack)
     if own.metrics_port >= 0:
         folder = sharing.folder(stack)
         from webhook import metrics  # not before: `sharing` says why
 
-        app, exposed = make_app(settings, ready, metrics.ADMISSIONS), new_app()
-        probes(exposed, ready)
+        app, exposed = make_app(settings, told=metrics.ADMISSIONS), new_app()
+        probes(exposed, str)
         exposing(exposed, lambda: metrics.page(folder), metrics.CONTENT_TYPE)
         beside = [Listen(own.metrics_host, own.metrics_port, exposed.wsgi_app, tls=False)]
     else:
-        app, beside = make_app(settings, ready), []
+        app, beside = make_app(settings), []
     serve(
         [
             Listen(own.host, own.port, app.wsgi_app, client_ca=own.client_ca, callers=api_servers(own, "webhook")),

@@ -1,8 +1,6 @@
-"""The serving certificate of a process: given, or made, shared and published by itself."""
+"""The serving certificate of a process: given, or made by itself under a CA of the installation."""
 
-import logging
 import os
-from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,12 +9,12 @@ import click
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.secrets import SecretStore
 from mgpu.model.errors import BadObject, Problem, RetryLater
+from mgpu.serving.certificates import NoAuthority
 from mgpu.serving.folder import Folder, given, temporary
 from mgpu.serving.keeper import Keeper
-from mgpu.serving.trust import publish
 from mgpu.settings import SchedulerSettings, WebhookSettings
 
-log = logging.getLogger(__name__)
+REMEDY = "run manifests/certificates.sh (make deploy does)"
 
 
 def in_cluster(kubeconfig: str) -> bool:
@@ -24,24 +22,34 @@ def in_cluster(kubeconfig: str) -> bool:
 
 
 def prepare(
-    own: WebhookSettings | SchedulerSettings, kubeconfig: str | None, kinds: Collection[str], stack: ExitStack
+    own: WebhookSettings | SchedulerSettings, kubeconfig: str, stack: ExitStack
 ) -> tuple[tuple[Path, Path], Keeper | None]:
-    """(chain, key), and who keeps them fresh; None: somebody else does (`certDir`).
+    """(chain, key), and what keeps them current; None: something else does (`certDir`).
 
-    kubeconfig: as `Api.connect` takes it; None: there is no cluster to publish the CA in.
-    kinds: the webhook configurations named `own.configuration` that are told of the CA.
-    stack: what is to be undone when the process ends. Raises BadObject, ClickException.
+    In a cluster the CA is in a Secret that the installation has made; beside one the process makes a CA of its own in
+    `selfSignedDir`, and its user gives it to the clients. The process never writes a webhook configuration: who may do
+    that may send every pod of the cluster to a server of its own.
+
+    Args:
+        kubeconfig: as `Api.connect` takes it.
+        stack: what is undone when the process ends.
+    Raises:
+        BadObject, ClickException
     """
     if own.cert_dir:
         return given(Path(own.cert_dir)), None
     folder = Folder(Path(own.self_signed_dir or temporary(stack, "mgpu-")))
-    api = None if kubeconfig is None else Api.connect(kubeconfig)
-    store = SecretStore(api, own.namespace, f"{own.service}-tls") if api and in_cluster(kubeconfig or "") else None
-
-    tell = _publisher(api, kinds, own.configuration) if api else None
-    keeper = Keeper(folder, _names(own), store, tell)
+    api = Api.connect("") if in_cluster(kubeconfig) else None
+    if kubeconfig:
+        Api.connect(kubeconfig).close()  # a file that cannot be read is an error, also for a process that needs it not
+    name = f"{own.service}-tls"
+    store = SecretStore(api, own.namespace, name) if api else None
+    keeper = Keeper(folder, _names(own), store, REMEDY)
     try:
         keeper.renew()
+    except NoAuthority as error:
+        text = f"Secret {own.namespace}/{name} has no certificate authority (ca.crt, ca.key): {REMEDY}"
+        raise click.ClickException(text) from error
     except OSError as error:
         raise BadObject([Problem(str(folder.path), f"cannot keep certificates: {error.strerror}")]) from error
     except (ApiError, Unreachable, RetryLater) as error:
@@ -56,12 +64,3 @@ def _names(own: WebhookSettings | SchedulerSettings) -> set[str]:
     service = f"{own.service}.{own.namespace}.svc"
     listening = {own.host} - {"", "0.0.0.0", "::"}
     return {service, f"{service}.cluster.local", "localhost", "127.0.0.1", "::1", *listening, *own.names}
-
-
-def _publisher(api: Api, kinds: Collection[str], configuration: str) -> Callable[[bytes], None]:
-    def tell(ca: bytes) -> None:
-        for kind in kinds:
-            if publish(api, kind, configuration, ca):
-                log.info("CA bundle published", extra={"kind": kind, "configuration": configuration})
-
-    return tell

@@ -1,7 +1,12 @@
-"""Serving certificates that a process makes for itself: a CA, and a certificate under it, both renewed in time.
+"""Serving certificates: a CA, and a certificate under it that the process renews in time.
 
-At two thirds of its life a CA gets a successor. The successor signs nothing in the round that made it, and the old CA
-stays in the bundle until it ends: clients have trusted a CA for a while before they meet a certificate of its.
+In a cluster the CA comes from the installation (manifests/certificates.sh), because whoever may write the CA bundle of
+a webhook configuration may also point it to another server. There `Authority.GIVEN` holds: the process makes no CA, and
+the newest CA signs at once, since the installation publishes a bundle before it hands the CA out.
+
+Beside a cluster (`Authority.OWN`) the process makes its CA too. At two thirds of its life a CA gets a successor. The
+successor signs nothing in the round that made it, and the old CA stays in the bundle until it ends: clients have
+trusted a CA for a while before they meet a certificate of it.
 """
 
 import ipaddress
@@ -9,6 +14,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from enum import Enum, auto
 from typing import Protocol
 
 from cryptography import x509
@@ -35,6 +41,17 @@ _DNS_NAME = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*", re.ASCII | re.IGNORECAS
 CA, CA_KEY, CHAIN, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 
 Files = Mapping[str, bytes]
+
+
+class Authority(Enum):
+    """Who makes the CA."""
+
+    OWN = auto()
+    GIVEN = auto()
+
+
+class NoAuthority(Exception):
+    """There is no CA with its key that could sign a certificate. Only the installation can change that."""
 
 
 class Store(Protocol):
@@ -80,27 +97,41 @@ class Material:
         }
 
 
-def ensure(store: Store, names: Collection[str], now: datetime) -> Files:
-    """The files in `store`, made or renewed where that is due. `names`: DNS names and IP addresses to serve.
+def ensure(store: Store, names: Collection[str], now: datetime, by: Authority = Authority.OWN) -> Files:
+    """Return the files in `store` after making or renewing what is due.
 
-    Whoever writes first wins; everybody else uses what the winner wrote. Raises RetryLater where that never ends, and
-    BadObject for a name that is none.
+    The process that writes first wins; the others use what it wrote.
+
+    Args:
+        names: DNS names and IP addresses to serve.
+    Raises:
+        RetryLater: other processes kept changing the files.
+        BadObject: one of the names is not valid.
+        NoAuthority: `by` is GIVEN and the store has no CA.
     """
     for _ in range(_ATTEMPTS):
         found, version = store.read()
-        files = renewed(found, names, now)
+        files = renewed(found, names, now, by)
         if files == found or store.write(files, version):
             return files
     raise RetryLater("the serving certificate keeps being changed by others")
 
 
-def renewed(found: Files, names: Collection[str], now: datetime) -> Files:
-    """`found` itself where it is whole, valid, for these names and not due; else its successor."""
+def renewed(found: Files, names: Collection[str], now: datetime, by: Authority = Authority.OWN) -> Files:
+    """`found` itself where it is whole, valid, for these names and not due; else its successor.
+
+    Raises BadObject and NoAuthority as `ensure` does.
+    """
     material = _read(found, now)
     authorities, serving = material.authorities, material.serving
     wanted = {_name(n) for n in names}
     sound = serving is not None and serving.certificate.not_valid_after_utc > now and _names(serving) >= wanted
-    fresh = not authorities or authorities[0].key is None or now >= authorities[0].due
+    usable = bool(authorities) and authorities[0].key is not None
+    if by is Authority.GIVEN:
+        if not usable:
+            raise NoAuthority("there is no valid CA with its key")
+        sound = sound and serving is not None and _signed(serving.certificate, authorities[0])
+    fresh = by is Authority.OWN and (not usable or now >= authorities[0].due)
     if fresh:
         authorities = (_authority(now), *authorities)
     if not sound or (serving is not None and now >= serving.due and not fresh):
@@ -114,12 +145,28 @@ def expires(files: Files) -> datetime:
     return x509.load_pem_x509_certificate(files[CHAIN]).not_valid_after_utc
 
 
+def authority_expires(files: Files) -> datetime:
+    """When the CA ends that signs."""
+    return x509.load_pem_x509_certificates(files[CA])[0].not_valid_after_utc
+
+
+def new_authority(now: datetime) -> dict[str, bytes]:
+    """The files of a new CA, as an installation hands them out."""
+    made = _authority(now)
+    if made.key is None:
+        raise ValueError("a new authority has its key")
+    return {CA: made.certificate.public_bytes(Encoding.PEM), CA_KEY: _key_pem(made.key)}
+
+
 def _read(found: Files, now: datetime) -> Material:
     """What of `found` is usable; anything torn or foreign is as if it were not there."""
     authorities = [Pair(c) for c in _certificates(found.get(CA, b"")) if c.not_valid_after_utc > now]
     ca_key = _key(found.get(CA_KEY, b""))
-    if authorities and ca_key and _fit(authorities[0].certificate, ca_key):
-        authorities[0] = Pair(authorities[0].certificate, ca_key)
+    if ca_key:
+        # A person who writes a bundle by hand may well put the new CA last.
+        authorities.sort(key=lambda pair: not _fit(pair.certificate, ca_key))
+        if authorities and _fit(authorities[0].certificate, ca_key):
+            authorities[0] = Pair(authorities[0].certificate, ca_key)
     chain, key = _certificates(found.get(CHAIN, b"")), _key(found.get(KEY, b""))
     whole = len(chain) == 1 and key and _fit(chain[0], key) and any(_signed(chain[0], ca) for ca in authorities)
     return Material(tuple(authorities), Pair(chain[0], key) if whole else None)

@@ -1,46 +1,38 @@
-"""Keeps a process's self-made certificate current, and what the API server trusts."""
+"""Keeps a process's self-made serving certificate current."""
 
 import logging
 import threading
-from collections.abc import Callable, Collection
-from datetime import UTC, datetime
+from collections.abc import Collection
+from datetime import UTC, datetime, timedelta
 
-from mgpu.serving.certificates import CA, Files, Store, ensure, expires
+from mgpu.serving.certificates import Authority, Files, Store, authority_expires, ensure, expires
 from mgpu.serving.folder import Folder
 
 _log = logging.getLogger(__name__)
 ROUND_SECONDS = 60.0
 RETRY_SECONDS = 2.0
+_CA_WARNING = timedelta(days=60)
 
 
 class Keeper:
-    """Renews the certificate in `folder` (through `store` where replicas share one), then has its CA published.
+    """Renews the certificate in `folder`, in a thread of its own.
 
-    publish: puts a CA bundle where clients look for it; None: nobody needs telling. It may raise anything.
+    store: a store that replicas share. The CA in it is the installation's; without a store the process has its own.
+    remedy: the command that mends a CA that is missing or ends soon.
     """
 
-    def __init__(
-        self,
-        folder: Folder,
-        names: Collection[str],
-        store: Store | None = None,
-        publish: Callable[[bytes], None] | None = None,
-    ) -> None:
-        self._folder, self._names, self._store, self._publish = folder, names, store, publish
-        self._missing = "the CA bundle is not published yet" if publish else ""
+    def __init__(self, folder: Folder, names: Collection[str], store: Store | None = None, remedy: str = "") -> None:
+        self._folder, self._names, self._store, self._remedy = folder, names, store, remedy
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def renew(self) -> Files:
-        """The certificate's files, now in the folder. Raises RetryLater and what the store raises."""
-        files = ensure(self._store or self._folder, self._names, datetime.now(UTC))
-        if self._store:
-            self._folder.put(files)
+        """The certificate's files, now in the folder. Raises RetryLater, NoAuthority and what the store raises."""
+        if self._store is None:
+            return ensure(self._folder, self._names, datetime.now(UTC))
+        files = ensure(self._store, self._names, datetime.now(UTC), Authority.GIVEN)
+        self._folder.put(files)
         return files
-
-    def ready(self) -> str:
-        """Why clients cannot trust this process yet; "": they can."""
-        return self._missing
 
     def start(self) -> None:
         """Do so in a thread of this process, from now on."""
@@ -61,13 +53,20 @@ class Keeper:
         while not self._stop.wait(pause):
             try:
                 files = self.renew()
-                if self._publish:
-                    self._publish(files[CA])
+                warning = self._warning(files)
             except Exception as error:  # noqa: BLE001 (a thread's outermost loop: whatever it was may pass)
                 pause = RETRY_SECONDS
-                if str(error) != told:
-                    told = str(error)
-                    _log.warning("certificates not renewed and published: %s", error)
+                warning = f"Serving certificate not renewed: {error or type(error).__name__}; {self._remedy}"
             else:
-                pause, told, self._missing = ROUND_SECONDS, "", ""
+                pause = ROUND_SECONDS
                 _log.debug("certificate current", extra={"expires": expires(files).isoformat()})
+            if warning and warning != told:
+                _log.error(warning)
+            told = warning
+
+    def _warning(self, files: Files) -> str:
+        """The end of a CA that the installation made comes without anybody renewing it."""
+        ends = authority_expires(files)
+        if self._store is None or ends - datetime.now(UTC) > _CA_WARNING:
+            return ""
+        return f"The CA of the serving certificate ends at {ends:%Y-%m-%d %H:%M} UTC; {self._remedy}"

@@ -11,6 +11,7 @@ import signal
 import socket
 import ssl
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -43,6 +44,16 @@ STRANGERS = 32
 _STRANGER_THREADS = 4
 _DRAIN_SECONDS = 20
 _END_SECONDS = 15
+# TLS alerts by which a client says that it does not trust our certificate; Go's sends bad_certificate for all of them.
+_DISTRUST = frozenset(
+    {
+        "SSLV3_ALERT_BAD_CERTIFICATE",
+        "SSLV3_ALERT_CERTIFICATE_EXPIRED",
+        "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
+        "TLSV1_ALERT_UNKNOWN_CA",
+    }
+)
+_DISTRUST_LOG_SECONDS = 60.0
 _request = threading.local()
 
 
@@ -227,6 +238,7 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
         self._aside = {False: ThreadPoolExecutor(8, "close"), True: ThreadPoolExecutor(1, "close-strangers")}
         self._open: dict[_Lane, set[Any]] = defaultdict(set)
         self._ending = False
+        self._distrust_told = -_DISTRUST_LOG_SECONDS
         super().init_process()
 
     def handle_exit(self, sig: int, frame: Any) -> None:
@@ -272,9 +284,27 @@ class _Worker(ThreadWorker):  # type: ignore[misc]
         try:
             conn.init()
         except OSError as error:
-            _log.debug("handshake failed: %s", error)
+            if not conn.lane.stranger and getattr(error, "reason", "") in _DISTRUST:
+                self._distrusted(conn, str(error.reason))  # type: ignore[attr-defined]
+            else:
+                _log.debug("handshake failed: %s", error)
             return False
         return True
+
+    def _distrusted(self, conn: Any, reason: str) -> None:
+        """Log that a permitted client refused our certificate, at most once a minute.
+
+        This is all that a process can see of a missing or wrong CA bundle: it may not read webhook configurations.
+        """
+        now = time.monotonic()
+        if now < self._distrust_told + _DISTRUST_LOG_SECONDS:
+            return
+        self._distrust_told = now
+        _log.error(
+            "A client does not trust the serving certificate. If it is the API server, the CA bundle of the webhook "
+            "configuration is missing or wrong: run manifests/certificates.sh (make deploy does)",
+            extra={"client": conn.client[0], "reason": reason},
+        )
 
     def _cap_keepalive(self, deadline: float) -> None:
         """At the end. Those that have not asked for anything yet would be waited for until the master kills the worker:

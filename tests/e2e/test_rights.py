@@ -148,10 +148,9 @@ def in_a_cluster_of_replicas(cluster: Cluster) -> None:
     assert leader.leading
     leader.release()
     for api, name in ((scheduler, "mgpu-scheduler-tls"), (webhook, "mgpu-webhook-tls")):
+        cluster.api.create("/api/v1/namespaces/mgpu-system/secrets", {"metadata": {"name": name}})
         store = SecretStore(api, "mgpu-system", name)
-        files = {"tls.crt": b"chain", "tls.key": b"key"}
-        assert store.write(files, "")
-        assert store.write(files, store.read()[1])
+        assert store.write({"tls.crt": b"chain", "tls.key": b"key"}, store.read()[1])
     assert set(known_indexes(agent, NODE.name).values()) == {0, 1}
     Recorder(agent, "mgpu-deviceplugin", NODE.name).warn(node_reference(NODE.name), "MgpuCards", "a card is lost")
     until(lambda: cluster.api.list("/api/v1/events", fieldSelector="reason=MgpuCards")[0])

@@ -44,15 +44,17 @@ def test_cards_that_are_for_slices_are_nobody_elses() -> None:
 
 def test_webhooks_lead_to_this_machine_and_nothing_else_of_them_changes() -> None:
     ports = {"mgpu-webhook": 1, "mgpu-scheduler": 2}
+    bundles = {"mgpu-webhook": b"one", "mgpu-scheduler": b"two"}
     urls = [
         webhook["clientConfig"]["url"]
         for manifest in manifests()
-        for webhook in located(manifest, ports).get("webhooks") or ()
+        for webhook in located(manifest, ports, bundles).get("webhooks") or ()
     ]
     served = [f"https://127.0.0.1:1/{path}" for path in ("mutate", "validate", "validate")]
     assert urls == ["https://127.0.0.1:2/bind-admission", *served]
     original = next(m for m in manifests() if m.get("webhooks"))
-    moved = located(original, ports)
+    moved = located(original, ports, bundles)
+    assert moved["webhooks"][0]["clientConfig"]["caBundle"] == "dHdv"
     assert original["webhooks"][0]["rules"] == moved["webhooks"][0]["rules"]
     assert "service" in original["webhooks"][0]["clientConfig"]
 

@@ -1,5 +1,6 @@
 """`mgpu scheduler` itself, against the playground's API server: real watches, HTTPS, a lease."""
 
+import base64
 import json
 import os
 import signal
@@ -78,7 +79,8 @@ class Cluster:
 
     def start(self, *options: str, first: str = "") -> Server:
         """first: code of the test's that runs before it."""
-        fixed = ("--kubeconfig", str(self.folder / "kubeconfig"), "--host", "127.0.0.1", "--port", "0")
+        files = ("--kubeconfig", str(self.folder / "kubeconfig"), "--self-signed-dir", str(self.folder / "certificate"))
+        fixed = (*files, "--host", "127.0.0.1", "--port", "0")
         server = Server("-c", first + RUN, "scheduler", *fixed, "--extender-port", "0", *options, addresses=2)
         self.schedulers.append(server)
         return server
@@ -109,10 +111,9 @@ class Cluster:
         """The webhook configuration as it is installed, for this process."""
         raw = yaml.safe_load((ROOT / "manifests/base/binding-webhook.yaml").read_text())
         url = f"https://127.0.0.1:{server.ports[0]}/bind-admission"
-        raw["webhooks"][0] |= {"clientConfig": {"url": url}, "timeoutSeconds": 30}
+        bundle = base64.b64encode((self.folder / "certificate/ca.crt").read_bytes()).decode()
+        raw["webhooks"][0] |= {"clientConfig": {"url": url, "caBundle": bundle}, "timeoutSeconds": 30}
         self.api.create(WEBHOOKS, raw)
-        name = f"{WEBHOOKS}/mgpu-scheduler"
-        until(lambda: self.api.get(name)["webhooks"][0]["clientConfig"].get("caBundle"))
 
     def submit(self, name: str, core: int = 60, node: str = "") -> dict[str, Any]:
         raw = b.share(name, core, node=node)

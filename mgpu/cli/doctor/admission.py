@@ -19,6 +19,7 @@ _MUTATING, _VALIDATING = "mutatingwebhookconfigurations", "validatingwebhookconf
 _SOON = timedelta(days=7)
 _OURS = "mgpu.io"
 _NO_RIGHT = "cannot create resource"
+_PUBLISH = "manifests/certificates.sh puts the CA in (make deploy does too)"
 _WHERE_ALLOWED = "doctor --try-in a namespace where you may (it is a dry run)"
 _ELSEWHERE = "doctor --try-in another namespace"
 
@@ -108,7 +109,7 @@ def _failed_call(seen: Seen, message: str) -> Finding:
         return Finding(CERTIFICATES, Level.FAILED, f"the webhook's certificate is not valid now: {why}", logs)
     if "x509" in lower or "certificate" in lower or "unable to load root" in lower:
         text = f"the API server does not trust the webhook's certificate: {why}"
-        return Finding(BUNDLES, Level.FAILED, text, f"{logs} (it puts in its CA itself, or cert-manager does)")
+        return Finding(BUNDLES, Level.FAILED, text, f"{_PUBLISH}, unless cert-manager does; {logs}")
     remedy = f"kubectl -n {seen.namespace} get pods; {logs}; does a NetworkPolicy keep the API server from it?"
     text = f"the API server does not reach it, so no GPU pod is admitted: {why}"
     return Finding(REACHABLE, Level.FAILED, text, remedy)
@@ -154,7 +155,7 @@ def _trusted(seen: Seen) -> Iterator[Finding]:
         chain = _chain(secret.files.get(CHAIN, b"")) if secret else ()
         if secret is None or not chain:
             continue
-        remedy = f"kubectl -n {seen.namespace} rollout restart deployment/{service} (it publishes its CA)"
+        remedy = _PUBLISH
         if not secret.ours:
             remedy = f"who puts the CA into {configuration}? With cert-manager its cainjector does"
         for found in (*_named(seen, _MUTATING, configuration), *_named(seen, _VALIDATING, configuration)):

@@ -13,11 +13,11 @@ from mgpu.dialects import mtgpu
 from mgpu.kube import Api, ApiError
 from mgpu.kube.secrets import SecretStore
 from mgpu.model.inventory import DEVICE_API
-from mgpu.serving.trust import CONFIGURATIONS
 from mgpu.settings import Settings
 from mgpu.version import own_version
 
 T = TypeVar("T")
+CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1"
 LEASE = "mgpu-scheduler"
 KINDS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
 _WORKLOADS = {"mgpu-webhook": "deployments", "mgpu-scheduler": "deployments", "mgpu-deviceplugin": "daemonsets"}

@@ -8,10 +8,11 @@ from mgpu.dialects import mtgpu
 from mgpu.kube.leader import LABEL
 from mgpu.model.agent_pods import is_ready
 from mgpu.model.inventory import DEVICE_API
-from mgpu.version import VERSION, read_agent
+from mgpu.version import VERSION, VERSION_LABEL, read_agent
 
 DECIDES = "scheduler"
 _DEPLOYMENT = "mgpu-scheduler"
+_WEBHOOK = "mgpu-webhook"
 _PATH = "/bind-admission"
 _NO_ELECTION = "--no-leader-elect"
 _POD_UID = "MGPU_SCHEDULER__PODUID"
@@ -151,17 +152,10 @@ def _said(seen: Seen) -> Iterator[tuple[str, str]]:
         version = (lease["metadata"].get("annotations") or {}).get(VERSION)
         if version:
             yield "scheduler", version
-    for part, name in (
-        ("webhook", seen.settings.webhook.configuration),
-        ("scheduler's webhook", seen.settings.scheduler.configuration),
-    ):
-        told = {
-            (raw["metadata"].get("annotations") or {}).get(VERSION, "")
-            for rows in seen.configurations.values()
-            for raw in rows
-            if raw["metadata"]["name"] == name
-        }
-        yield from ((part, version) for version in sorted(told - {""}))
+    template = ((seen.workloads.get(_WEBHOOK) or {}).get("spec") or {}).get("template") or {}
+    version = ((template.get("metadata") or {}).get("labels") or {}).get(VERSION_LABEL)
+    if version:
+        yield "webhook", str(version)
     for node in seen.nodes:
         agent = read_agent(node)
         if agent:

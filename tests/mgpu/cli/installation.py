@@ -1,5 +1,6 @@
 """An installation that is well, as objects of an API server, with the real webhook behind it."""
 
+import base64
 import ssl
 import threading
 from collections.abc import Iterator
@@ -13,18 +14,16 @@ from typing import Any
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from deviceplugin.offers import as_ids, in_status
-from mgpu.kube import Api
+from mgpu.kube import Api, ApiError
 from mgpu.kube.leader import LABEL, Leader
-from mgpu.kube.secrets import SecretStore
 from mgpu.model.inventory import DEVICE_API, write_device
 from mgpu.model.pods import read_node
 from mgpu.serving.app import reviewing
 from mgpu.serving.callers import Callers, guarded
 from mgpu.serving.certificates import CA, Files, ensure
 from mgpu.serving.folder import Folder
-from mgpu.serving.trust import publish
 from mgpu.settings import load_settings
-from mgpu.version import AGENT, AgentSaid, own_version, write_agent
+from mgpu.version import AGENT, VERSION_LABEL, AgentSaid, own_version, write_agent
 from playground.installation import located, manifests
 from scheduler.admission import BindingAdmission
 from scheduler.deciding import Decider
@@ -88,6 +87,27 @@ def certificate(folder: Path, *, days_old: int = 0) -> Files:
     return ensure(Folder(folder), NAMES, datetime.now(UTC) - timedelta(days=days_old))
 
 
+def keep_in_secret(api: Api, name: str, files: Files) -> None:
+    """Create the Secret or replace what is in it, as an installation does."""
+    path = f"/api/v1/namespaces/{SYSTEM}/secrets"
+    data = {key: base64.b64encode(content).decode() for key, content in files.items()}
+    secret = {"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls", "data": data}
+    try:
+        api.create(path, {**secret, "metadata": {"name": name}})
+    except ApiError as error:
+        if error.status != 409:
+            raise
+        api.replace(f"{path}/{name}", {**api.get(f"{path}/{name}"), "data": data})
+
+
+def trust(api: Api, kind: str, name: str, ca: bytes) -> None:
+    """Put a CA bundle into every webhook of a configuration."""
+    found = api.get(f"{COLLECTIONS}/{kind}/{name}")
+    for hook in found["webhooks"]:
+        hook["clientConfig"]["caBundle"] = base64.b64encode(ca).decode()
+    api.replace(f"{COLLECTIONS}/{kind}/{name}", found)
+
+
 @dataclass
 class Installation:
     """`api` of an administrator, after `install`."""
@@ -98,7 +118,8 @@ class Installation:
         api = self.api
         for manifest in _manifests():
             if manifest["kind"] in _PATHS:
-                found = located(manifest, {"mgpu-webhook": port, "mgpu-scheduler": port})
+                services = ("mgpu-webhook", "mgpu-scheduler")
+                found = located(manifest, dict.fromkeys(services, port), dict.fromkeys(services, files[CA]))
                 for hook in found.get("webhooks") or ():
                     hook["timeoutSeconds"] = 30  # the machine may be busy with other tests
                 api.create(_PATHS[manifest["kind"]], found)
@@ -117,10 +138,9 @@ class Installation:
     def trust(self, files: Files) -> None:
         """The Secrets, and what webhook configurations say of them."""
         for name in ("mgpu-webhook", "mgpu-scheduler"):
-            store = SecretStore(self.api, SYSTEM, f"{name}-tls")
-            assert store.write(files, store.read()[1])
-            publish(self.api, MUTATING, name, files[CA])
-        publish(self.api, VALIDATING, "mgpu-webhook", files[CA])
+            keep_in_secret(self.api, f"{name}-tls", files)
+            trust(self.api, MUTATING, name, files[CA])
+        trust(self.api, VALIDATING, "mgpu-webhook", files[CA])
 
     def workload(self, plural: str, kind: str, name: str, replicas: int = 0, *arguments: str) -> None:
         labels = {"app": name}
@@ -129,7 +149,7 @@ class Installation:
         spec: dict[str, Any] = {
             "selector": {"matchLabels": labels},
             "template": {
-                "metadata": {"labels": labels},
+                "metadata": {"labels": labels | {VERSION_LABEL: own_version()}},
                 "spec": {"containers": [{"name": "c", "image": "mgpu", "args": list(arguments), "env": env}]},
             },
             **({"replicas": replicas} if replicas else {}),

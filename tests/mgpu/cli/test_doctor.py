@@ -12,11 +12,9 @@ from click.testing import CliRunner, Result
 from mgpu.cli.main import main
 from mgpu.kube import Api, ApiError
 from mgpu.kube.leader import Leader
-from mgpu.kube.secrets import SecretStore
 from mgpu.serving.callers import Callers
 from mgpu.serving.certificates import CA, Files
-from mgpu.serving.trust import publish
-from mgpu.version import VERSION, Toolkit
+from mgpu.version import VERSION_LABEL, Toolkit
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
 from playground.ports import free_port
 from tests.builders import share
@@ -31,6 +29,8 @@ from tests.mgpu.cli.installation import (
     VALIDATING,
     Installation,
     certificate,
+    keep_in_secret,
+    trust,
     webhook,
 )
 
@@ -135,8 +135,8 @@ def no_secrets(world: World) -> None:
 
 def stale_bundle(world: World) -> None:
     other = certificate(world.folder / "other")[CA]
-    publish(world.api, MUTATING, "mgpu-webhook", other)
-    publish(world.api, VALIDATING, "mgpu-webhook", other)
+    trust(world.api, MUTATING, "mgpu-webhook", other)
+    trust(world.api, VALIDATING, "mgpu-webhook", other)
 
 
 def stale_bundle_and_the_secrets_are_hidden(world: World) -> None:
@@ -145,7 +145,7 @@ def stale_bundle_and_the_secrets_are_hidden(world: World) -> None:
 
 
 def stale_bundle_of_bindings(world: World) -> None:
-    publish(world.api, MUTATING, "mgpu-scheduler", certificate(world.folder / "other")[CA])
+    trust(world.api, MUTATING, "mgpu-scheduler", certificate(world.folder / "other")[CA])
 
 
 def stale_bundle_of_bindings_and_the_secrets_are_hidden(world: World) -> None:
@@ -259,9 +259,8 @@ def other_versions(world: World) -> None:
 
 
 def another_webhook_version(world: World) -> None:
-    for kind in (MUTATING, VALIDATING):
-        told = {"metadata": {"annotations": {VERSION: "0.0.9"}}}
-        world.api.patch(f"{COLLECTIONS}/{kind}/mgpu-webhook", told)
+    labels = {VERSION_LABEL: "0.0.9"}
+    world.api.patch(f"{APPS}/deployments/mgpu-webhook", {"spec": {"template": {"metadata": {"labels": labels}}}})
 
 
 def nobody_leads(world: World) -> None:
@@ -457,7 +456,7 @@ def test_certificates_of_somebody_else(world: World) -> None:
     found["spec"]["template"]["spec"]["volumes"] = [volume]
     world.api.replace(path, found)
     old = certificate(world.folder / "old", days_old=100)
-    assert SecretStore(world.api, SYSTEM, "mgpu-webhook-cert").write(old, "")
+    keep_in_secret(world.api, "mgpu-webhook-cert", old)
     odd = [row for row in world.findings() if row[0] != "ok"]
     assert [row[1] for row in odd] == ["certificates", "ca bundles", "ca bundles"]
     assert "that of Secret mgpu-webhook-cert ended" in odd[0][2]

@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -220,6 +221,22 @@ def test_refusals_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> 
             list(app({"REQUEST_METHOD": "POST", "gunicorn.socket": _Peer(STRANGER)}, lambda *_: None))  # type: ignore[arg-type]
     (record,) = caplog.records
     assert vars(record)["client"] == STRANGER
+
+
+def test_a_server_whose_certificate_its_client_does_not_trust_names_the_remedy(folder: Folder, tmp_path: Path) -> None:
+    """It may not read webhook configurations: a refused handshake is all that it sees of a missing bundle."""
+    ensure(Folder(tmp_path), {"127.0.0.1"}, datetime.now(UTC))
+    server = Server("-m", "tests.mgpu.serving.sample", str(folder.path), "open", addresses=0, cwd=ROOT)
+    try:
+        port = int(server.wait_for(b"serving ").rpartition(b":")[2])
+        for _ in range(3):
+            with pytest.raises(ssl.SSLCertVerificationError):
+                Client(port, tmp_path / CA)
+        assert b"run manifests/certificates.sh" in server.wait_for(b"said: A client does not trust")
+        with Client(port, folder.path / CA) as client:
+            assert client.ask(review({"a": 1}), "/review")[0] == 200
+    finally:
+        server.close()
 
 
 def test_a_server_with_an_open_door_says_so_at_start(folder: Folder) -> None:

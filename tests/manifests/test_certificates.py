@@ -1,0 +1,212 @@
+"""manifests/certificates.sh makes the authorities, keeps them, and rotates them without a moment of distrust."""
+
+import base64
+import json
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cryptography import x509
+from cryptography.x509.verification import PolicyBuilder, Store
+
+from mgpu.kube import Api
+from mgpu.kube.secrets import SecretStore
+from mgpu.serving.certificates import CA, CA_KEY, CA_LIFE, CHAIN, Authority, Files, ensure, new_authority
+from tests.manifests.conftest import Run
+from tests.manifests.rendered import MANIFESTS, kustomization, rendered
+
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+SECRETS = "/api/v1/namespaces/mgpu-system/secrets"
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+_DELETED = "{$patch: delete, apiVersion: any, kind: any, metadata: {name: any}}"
+_POLICIES = {"target": {"kind": "ValidatingAdmissionPolicy.*"}, "patch": _DELETED}
+CONFIGURATIONS = {
+    "webhook": ("mutatingwebhookconfigurations/mgpu-webhook", "validatingwebhookconfigurations/mgpu-webhook"),
+    "scheduler": ("mutatingwebhookconfigurations/mgpu-scheduler",),
+}
+
+
+@pytest.fixture
+def api(kubeconfig: Path) -> Iterator[Api]:
+    made = Api.connect(str(kubeconfig))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def clean(api: Api) -> None:
+    """Each test begins without the Secrets of the one before."""
+    if any(row["metadata"]["name"] == "mgpu-system" for row in api.list("/api/v1/namespaces")[0]):
+        for row in api.list(SECRETS)[0]:
+            api.delete(f"{SECRETS}/{row['metadata']['name']}")
+
+
+def deploy(run: Run, folder: Path, *patches: Any, **env: str) -> "subprocess.CompletedProcess[str]":
+    own = kustomization(folder, MANIFESTS / "base", patches=[_POLICIES, *patches])
+    done = run(MANIFESTS / "deploy.sh", own, env={"WAIT": "0", "API_SERVERS": "192.0.2.1", **env})
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def secret(api: Api, process: str) -> Files:
+    return SecretStore(api, "mgpu-system", f"mgpu-{process}-tls").read()[0]
+
+
+def bundles(api: Api, process: str) -> set[bytes]:
+    return {
+        base64.b64decode(hook["clientConfig"].get("caBundle") or "")
+        for path in CONFIGURATIONS[process]
+        for hook in api.get(f"{ADMISSION}/{path}")["webhooks"]
+    }
+
+
+def renew(api: Api, process: str) -> Files:
+    """What a process does every minute."""
+    store = SecretStore(api, "mgpu-system", f"mgpu-{process}-tls")
+    return ensure(store, {f"mgpu-{process}.mgpu-system.svc"}, datetime.now(UTC), Authority.GIVEN)
+
+
+def trusts(api: Api, process: str, files: Files) -> bool:
+    """Whether the API server, by what is in its webhook configurations, accepts the certificate that is served."""
+    (bundle,) = bundles(api, process)
+    store = Store(x509.load_pem_x509_certificates(bundle))
+    verifier = PolicyBuilder().store(store).build_server_verifier(x509.DNSName(f"mgpu-{process}.mgpu-system.svc"))
+    try:
+        verifier.verify(x509.load_pem_x509_certificate(files[CHAIN]), [])
+    except x509.verification.VerificationError:
+        return False
+    return True
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("process", CONFIGURATIONS)
+def test_each_process_gets_an_authority_that_the_api_server_trusts(
+    run: Run, api: Api, tmp_path: Path, process: str
+) -> None:
+    deploy(run, tmp_path)
+    assert bundles(api, process) == {secret(api, process)[CA]}
+    assert trusts(api, process, renew(api, process))
+    other = next(one for one in CONFIGURATIONS if one != process)
+    assert secret(api, other)[CA_KEY] != secret(api, process)[CA_KEY]
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_deployment_keeps_the_authority_that_is_there(run: Run, api: Api, tmp_path: Path) -> None:
+    """As one does that the processes of an earlier version made, with a certificate under it."""
+    deploy(run, tmp_path)
+    before = renew(api, "webhook")
+    assert "new CA" not in deploy(run, tmp_path).stdout
+    assert secret(api, "webhook") == before
+    assert bundles(api, "webhook") == {before[CA]}
+
+
+@pytest.mark.usefixtures("clean")
+def test_an_overlay_applied_alone_leaves_the_bundles(run: Run, api: Api, tmp_path: Path) -> None:
+    deploy(run, tmp_path)
+    before = bundles(api, "webhook")
+    flags = ("--server-side", "--force-conflicts", "--field-manager=mgpu")
+    done = run("kubectl", "apply", *flags, "-k", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert bundles(api, "webhook") == before
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_rotation_is_trusted_at_every_step(run: Run, api: Api, tmp_path: Path) -> None:
+    deploy(run, tmp_path)
+    old = renew(api, "webhook")
+    early = run(MANIFESTS / "certificates.sh", env={"CA": "rotate"})
+    assert early.returncode == 0, early.stderr
+    assert len(x509.load_pem_x509_certificates(secret(api, "webhook")[CA])) == 2
+    assert trusts(api, "webhook", old)
+
+    refused = run(MANIFESTS / "certificates.sh", env={"CA": "settle"})
+    assert refused.returncode == 1
+    assert "does not serve under the newest CA yet" in refused.stderr
+    assert trusts(api, "webhook", old)
+
+    for process in CONFIGURATIONS:
+        assert trusts(api, process, renew(api, process))
+    settled = run(MANIFESTS / "certificates.sh", env={"CA": "settle"})
+    assert settled.returncode == 0, settled.stderr
+    new = secret(api, "webhook")
+    assert len(x509.load_pem_x509_certificates(new[CA])) == 1
+    assert trusts(api, "webhook", new)
+    assert not trusts(api, "webhook", old)
+    assert renew(api, "webhook") == new
+
+
+@pytest.mark.usefixtures("clean")
+def test_an_authority_that_ends_soon_is_followed_by_the_next_one(run: Run, api: Api, tmp_path: Path) -> None:
+    ending = new_authority(datetime.now(UTC) - CA_LIFE + timedelta(days=90))
+    deploy(run, tmp_path)
+    data = {name: base64.b64encode(content).decode() for name, content in ending.items()}
+    api.patch(f"{SECRETS}/mgpu-webhook-tls", {"data": data})
+    assert "process webhook: new CA beside the present one" in deploy(run, tmp_path).stdout
+    assert ending[CA] in secret(api, "webhook")[CA]
+    assert trusts(api, "webhook", renew(api, "webhook"))
+
+
+@pytest.mark.usefixtures("clean")
+def test_an_authority_without_its_key_is_replaced(run: Run, api: Api, tmp_path: Path) -> None:
+    deploy(run, tmp_path)
+    api.patch(f"{SECRETS}/mgpu-webhook-tls", {"data": {CA_KEY: base64.b64encode(b"lost").decode()}})
+    assert "process webhook: new CA" in deploy(run, tmp_path).stdout
+    assert trusts(api, "webhook", renew(api, "webhook"))
+
+
+def test_rights_of_an_earlier_version_are_removed_and_those_of_others_stay(run: Run, api: Api, tmp_path: Path) -> None:
+    """An API server keeps what an overlay no longer has."""
+    deploy(run, tmp_path)
+    ours = {"labels": {"app.kubernetes.io/part-of": "mgpu"}}
+    rule = {
+        "apiGroups": ["admissionregistration.k8s.io"],
+        "resources": ["mutatingwebhookconfigurations"],
+        "verbs": ["patch"],
+    }
+    ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "mgpu-webhook"}
+    secrets = {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]}
+    former = {
+        f"{RBAC}/clusterroles/mgpu-webhook": {"rules": [rule]},
+        f"{RBAC}/clusterrolebindings/mgpu-webhook": {"roleRef": ref},
+        f"{RBAC}/namespaces/mgpu-system/roles/mgpu-webhook": {"rules": [secrets]},
+        f"{RBAC}/namespaces/mgpu-system/rolebindings/mgpu-webhook": {"roleRef": {**ref, "kind": "Role"}},
+    }
+    for path, body in former.items():
+        collection, _, name = path.rpartition("/")
+        api.create(collection, {"metadata": {"name": name, **ours}, **body})
+    api.create(f"{RBAC}/clusterroles", {"metadata": {"name": "others", **ours}, "rules": [rule]})
+    deploy(run, tmp_path)
+    left = {
+        f"{collection}/{row['metadata']['name']}"
+        for collection in {path.rpartition("/")[0] for path in former}
+        for row in api.get(collection)["items"]
+    }
+    assert left.isdisjoint(former)
+    assert f"{RBAC}/clusterroles/others" in left
+    assert f"{RBAC}/clusterroles/mgpu-scheduler" in left
+
+
+def test_under_cert_manager_no_authority_is_made_and_no_right_on_secrets_is_given() -> None:
+    documents = rendered(MANIFESTS / "overlays/cert-manager")
+    rules = [rule for document in documents for rule in document.get("rules") or () if "verbs" in rule]
+    assert not [rule for rule in rules if "secrets" in rule["resources"]]
+    text = yaml.safe_dump_all(documents)
+    assert "--cert-dir=/tls" in text
+    roles = {(d["metadata"]["namespace"], d["metadata"]["name"]) for d in documents if d["kind"] == "Role"}
+    bound = {(d["metadata"]["namespace"], d["roleRef"]["name"]) for d in documents if d["kind"] == "RoleBinding"}
+    assert bound == roles
+
+
+@pytest.mark.parametrize("folder", sorted((MANIFESTS / "overlays").iterdir()), ids=lambda folder: folder.name)
+def test_no_overlay_lets_a_process_write_a_webhook_configuration_or_create_a_secret(folder: Path) -> None:
+    for document in rendered(folder):
+        for rule in document.get("rules") or ():
+            resources, verbs = rule.get("resources", ()), set(rule.get("verbs", ()))
+            assert not [r for r in resources if "webhookconfigurations" in r], json.dumps(document["metadata"])
+            if "secrets" in resources:
+                assert rule["resourceNames"]
+                assert verbs <= {"get", "update"}

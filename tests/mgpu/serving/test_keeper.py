@@ -1,0 +1,195 @@
+"""A process renews its certificate under the installation's CA, and makes no CA where the installation makes it."""
+
+import base64
+import logging
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+
+from mgpu.kube import ApiError
+from mgpu.kube.secrets import SecretStore
+from mgpu.serving.certificates import (
+    CA,
+    CA_KEY,
+    CA_LIFE,
+    CHAIN,
+    LIFE,
+    Authority,
+    Files,
+    NoAuthority,
+    ensure,
+    new_authority,
+    renewed,
+)
+from mgpu.serving.folder import Folder
+from mgpu.serving.keeper import Keeper
+from tests.waiting import until
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+NAMES = {"a.svc"}
+PATH = "/api/v1/namespaces/mgpu-system/secrets/mgpu-webhook-tls"
+
+
+class Cluster:
+    """One Secret as the API has it, with a resourceVersion that must match on replace. It cannot be created here."""
+
+    def __init__(self, files: Files | None) -> None:
+        self.writes = 0
+        self.secret: dict[str, Any] | None = None
+        if files is not None:
+            data = {name: base64.b64encode(content).decode() for name, content in files.items()}
+            self.secret = {"type": "kubernetes.io/tls", "metadata": {"resourceVersion": "1"}, "data": data}
+
+    def get(self, path: str) -> dict[str, Any]:
+        if path != PATH or self.secret is None:
+            raise ApiError(404, "NotFound", path)
+        return self.secret
+
+    def replace(self, path: str, body: Any) -> dict[str, Any]:
+        version = self.get(path)["metadata"]["resourceVersion"]
+        if body["metadata"]["resourceVersion"] != version:
+            raise ApiError(409, "Conflict", path)
+        assert body["type"] == self.get(path)["type"]  # immutable
+        self.writes += 1
+        self.secret = {**body, "metadata": {**body["metadata"], "resourceVersion": str(int(version) + 1)}}
+        return self.secret
+
+
+def store_of(cluster: Any) -> SecretStore:
+    return SecretStore(cluster, "mgpu-system", "mgpu-webhook-tls")
+
+
+def issuer(files: Files) -> x509.Name:
+    return x509.load_pem_x509_certificate(files[CHAIN]).issuer
+
+
+def subjects(files: Files) -> list[x509.Name]:
+    return [ca.subject for ca in x509.load_pem_x509_certificates(files[CA])]
+
+
+@pytest.mark.parametrize("found", [None, {}, {CA: b""}, {CA_KEY: b"x"}], ids=["no Secret", "empty", "no CA", "noise"])
+def test_no_ca_of_the_installation_is_an_error_and_nothing_is_written(found: Files | None) -> None:
+    cluster = Cluster(found)
+    with pytest.raises(NoAuthority):
+        ensure(store_of(cluster), NAMES, NOW, Authority.GIVEN)
+    assert cluster.writes == 0
+
+
+def test_a_ca_without_its_key_is_not_replaced() -> None:
+    cluster = Cluster({CA: new_authority(NOW)[CA]})
+    with pytest.raises(NoAuthority):
+        ensure(store_of(cluster), NAMES, NOW, Authority.GIVEN)
+
+
+def test_an_ended_ca_of_the_installation_is_not_replaced() -> None:
+    with pytest.raises(NoAuthority):
+        renewed(new_authority(NOW), NAMES, NOW + CA_LIFE + timedelta(days=1), Authority.GIVEN)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5, 0.7, 0.99])
+def test_the_ca_of_the_installation_stays_as_it_is(part: float) -> None:
+    given = new_authority(NOW)
+    files = renewed(given, NAMES, NOW + CA_LIFE * part, Authority.GIVEN)
+    assert (files[CA], files[CA_KEY]) == (given[CA], given[CA_KEY])
+    assert [issuer(files)] == subjects(files)
+
+
+def test_the_certificate_is_renewed_at_two_thirds_of_its_life() -> None:
+    files = renewed(new_authority(NOW), NAMES, NOW, Authority.GIVEN)
+    assert renewed(files, NAMES, NOW + LIFE * 0.6, Authority.GIVEN) is files
+    assert renewed(files, NAMES, NOW + LIFE * 0.7, Authority.GIVEN)[CHAIN] != files[CHAIN]
+
+
+@pytest.mark.parametrize("newest_first", [True, False])
+def test_a_new_ca_signs_at_once_since_its_bundle_came_first(newest_first: bool) -> None:
+    old = renewed(new_authority(NOW), NAMES, NOW, Authority.GIVEN)
+    new = new_authority(NOW + timedelta(seconds=1))
+    both = new[CA] + old[CA] if newest_first else old[CA] + new[CA]
+    rotated = renewed({**old, CA: both, CA_KEY: new[CA_KEY]}, NAMES, NOW, Authority.GIVEN)
+    assert issuer(rotated) == subjects(new)[0]
+    assert set(subjects(rotated)) == {*subjects(new), *subjects(old)}
+    alone = renewed({**rotated, CA: new[CA]}, NAMES, NOW, Authority.GIVEN)
+    assert alone[CHAIN] == rotated[CHAIN]
+
+
+def test_replicas_share_the_certificate_of_the_one_that_was_first() -> None:
+    cluster = Cluster(new_authority(NOW))
+    first = ensure(store_of(cluster), NAMES, NOW, Authority.GIVEN)
+    second = ensure(store_of(cluster), NAMES, NOW, Authority.GIVEN)
+    assert second == first
+    assert cluster.writes == 1
+
+
+def test_a_replica_that_loses_the_race_takes_the_winners_certificate() -> None:
+    cluster: Any = Cluster(new_authority(NOW))
+
+    class Late(SecretStore):
+        def read(self) -> Any:
+            found = super().read()
+            if cluster.writes == 0:
+                ensure(store_of(cluster), NAMES, NOW, Authority.GIVEN)
+            return found
+
+    files = ensure(Late(cluster, "mgpu-system", "mgpu-webhook-tls"), NAMES, NOW, Authority.GIVEN)
+    assert cluster.writes == 1
+    assert files == store_of(cluster).read()[0]
+
+
+def test_a_refused_secret_is_an_error() -> None:
+    class Refusing(Cluster):
+        def replace(self, path: str, body: Any) -> dict[str, Any]:  # noqa: ARG002
+            raise ApiError(403, "Forbidden", path)
+
+    with pytest.raises(ApiError, match="Forbidden"):
+        ensure(store_of(Refusing(new_authority(NOW))), NAMES, NOW, Authority.GIVEN)
+
+
+def test_a_shared_certificate_is_served_from_the_folder(tmp_path: Path) -> None:
+    cluster = Cluster(new_authority(datetime.now(UTC)))
+    Keeper(Folder(tmp_path), NAMES, store_of(cluster)).renew()
+    assert Folder(tmp_path).read()[0][CHAIN] == store_of(cluster).read()[0][CHAIN]
+
+
+def test_a_keeper_names_the_command_that_mends_a_lost_ca_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("mgpu.serving.keeper.RETRY_SECONDS", 0.0)
+    cluster = Cluster({})
+    renewed_again = threading.Event()
+
+    class Mended(SecretStore):
+        reads = 0
+
+        def read(self) -> Any:
+            self.reads += 1
+            if self.reads == 5:
+                cluster.secret = Cluster(new_authority(datetime.now(UTC))).secret
+            return super().read()
+
+        def write(self, files: Files, version: str) -> bool:
+            written = super().write(files, version)
+            renewed_again.set()
+            return written
+
+    keeper = Keeper(Folder(tmp_path), NAMES, Mended(cluster, "mgpu-system", "mgpu-webhook-tls"), "run mend.sh")  # type: ignore[arg-type]
+    with caplog.at_level(logging.ERROR):
+        keeper.start()
+        assert renewed_again.wait(20)
+        keeper.stop()
+        keeper.join(20)
+    (record,) = caplog.records
+    assert record.getMessage() == "Serving certificate not renewed: there is no valid CA with its key; run mend.sh"
+
+
+def test_a_keeper_warns_of_a_ca_that_ends_soon(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Cluster(new_authority(datetime.now(UTC) - CA_LIFE + timedelta(days=30)))
+    keeper = Keeper(Folder(tmp_path), NAMES, store_of(cluster), "run mend.sh")
+    with caplog.at_level(logging.ERROR):
+        keeper.start()
+        until(lambda: any("The CA of the serving certificate ends at" in r.getMessage() for r in caplog.records))
+        keeper.stop()
+        keeper.join(20)
