@@ -76,9 +76,9 @@ def test_a_stolen_token_reads_no_secret_but_its_own(stolen: Api, account: str) -
     for name in ("mgpu-webhook-tls", "mgpu-scheduler-tls", "somebodys"):
         if name == f"mgpu-{account}-tls":
             assert stolen.get(f"{SECRETS}/{name}")["data"]
-            forbidden(lambda name=name: stolen.delete(f"{SECRETS}/{name}"))  # type: ignore[misc]
+            forbidden(lambda name=name: stolen.delete(f"{SECRETS}/{name}"))
         else:
-            forbidden(lambda name=name: stolen.get(f"{SECRETS}/{name}"))  # type: ignore[misc]
+            forbidden(lambda name=name: stolen.get(f"{SECRETS}/{name}"))
 
 
 @EVERYBODY

@@ -169,7 +169,7 @@ def test_rights_of_an_earlier_version_are_removed_and_those_of_others_stay(run: 
     }
     ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "mgpu-webhook"}
     secrets = {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]}
-    former = {
+    former: dict[str, dict[str, Any]] = {
         f"{RBAC}/clusterroles/mgpu-webhook": {"rules": [rule]},
         f"{RBAC}/clusterrolebindings/mgpu-webhook": {"roleRef": ref},
         f"{RBAC}/namespaces/mgpu-system/roles/mgpu-webhook": {"rules": [secrets]},
