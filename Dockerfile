@@ -1,24 +1,30 @@
-# One image for the three processes and the command line: `mgpu webhook`, `mgpu scheduler`, `mgpu deviceplugin`.
+# One image for the three processes and the commands that ask a cluster: `mgpu webhook`, `mgpu scheduler`,
+# `mgpu deviceplugin`, `mgpu inspect`, `mgpu doctor`. It has neither the playground nor the tests, nor their libraries.
 #
 #   docker build -t mgpu:0.1.0 .
 #
-# Another base image that has Python 3.11 or newer and glibc (NVIDIA's driver library needs it): --build-arg BASE=…
-ARG BASE=python:3.11-slim
+# Another base image that has Python 3.11 or newer and glibc (NVIDIA's driver library needs it): --build-arg BASE=…,
+# with its digest (`docker buildx imagetools inspect NAME:TAG` shows it). A tag alone is refused: what it stands for
+# changes, and with it what runs with mgpu's rights. Libraries come by the hashes of requirements/.
+ARG BASE=python:3.13-slim@sha256:7c61056e61ac89e852de05f3dc6fa51a6dd2181797bceed46aa725dd7cb2cd3b
 
 FROM ${BASE} AS build
+ARG BASE
+RUN case "${BASE}" in *@sha256:*) ;; *) echo "BASE must name its digest (NAME:TAG@sha256:...), not ${BASE}" >&2; exit 1 ;; esac
 WORKDIR /src
 # Nothing is compiled: every library comes as a wheel.
-RUN python -m venv /opt/mgpu
+COPY requirements/runtime.txt requirements/build.txt requirements/
+RUN python -m venv /opt/mgpu \
+ && /opt/mgpu/bin/pip install --no-cache-dir --disable-pip-version-check --only-binary :all: --require-hashes \
+      -r requirements/runtime.txt -r requirements/build.txt
 COPY pyproject.toml README.md ./
 COPY mgpu mgpu
 COPY webhook webhook
 COPY scheduler scheduler
 COPY deviceplugin deviceplugin
-COPY playground playground
 COPY proto proto
-RUN /opt/mgpu/bin/pip install --no-cache-dir --disable-pip-version-check --only-binary :all: "setuptools>=77" wheel \
- && /opt/mgpu/bin/pip install --no-cache-dir --disable-pip-version-check --only-binary :all: --no-build-isolation . \
- && /opt/mgpu/bin/pip uninstall --yes --quiet setuptools wheel pip
+RUN /opt/mgpu/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation . \
+ && /opt/mgpu/bin/pip uninstall --yes --quiet setuptools pip
 
 FROM ${BASE}
 COPY --from=build /opt/mgpu /opt/mgpu

@@ -3,23 +3,40 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO := $(VENV)/.demo
+UV := $(BIN)/uv
+LOCKS := $(wildcard requirements/*.txt)
+# What requirements/$(1).txt lists, by hash, and mgpu itself from this checkout.
+sync = $(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements/build.txt -r requirements/$(1).txt && \
+	$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--no-emit-find-links --custom-compile-command 'make lock' $(UPGRADE)
 
-.PHONY: help install demo playground test check format bench proto pictures soak manifests deploy undeploy clean
+.PHONY: help install demo playground test check lock format bench proto pictures soak manifests deploy undeploy clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[36m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## Make .venv with everything in it, and .venv/bin/mgpu
 
-$(STAMP): pyproject.toml
+$(UV): requirements/uv.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt
 	@touch $@
 
-demo: install ## Run sample pods through the whole chain on a one-machine cluster and show the cards
+$(STAMP): $(UV) pyproject.toml $(LOCKS)
+	@$(call sync,dev)
+	@touch $@
+
+# Whoever has everything has what the demo needs.
+$(DEMO): $(UV) pyproject.toml $(LOCKS)
+	@test -e $(STAMP) && $(MAKE) --no-print-directory $(STAMP) || { $(call sync,demo); }
+	@touch $@
+
+demo: $(DEMO) ## Run sample pods through the whole chain on a one-machine cluster and show the cards
 	@$(BIN)/mgpu demo
 
-playground: install ## Keep the one-machine cluster up for kubectl, until Ctrl-C
+playground: $(DEMO) ## Keep the one-machine cluster up for kubectl, until Ctrl-C
 	@$(BIN)/mgpu playground
 
 test: install ## Run the tests, three files at a time
@@ -28,12 +45,20 @@ test: install ## Run the tests, three files at a time
 soak: install ## Run every property test and state machine with 20,000 examples (hours)
 	MGPU_TEST_EXAMPLES=soak $(BIN)/python -m pytest -m hypothesis
 
-check: install ## Format, lint, types, layers, generated code up to date
+check: install ## Format, lint, types, layers, generated code and locked versions up to date
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy mgpu webhook scheduler deviceplugin playground proto tests bench
+	$(BIN)/mypy mgpu webhook scheduler deviceplugin playground proto tests bench requirements
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python proto/generate.py --check
+	$(BIN)/python requirements/check.py
+
+lock: $(UV) ## Lock the versions and hashes of all libraries anew; UPGRADE=--upgrade takes the newest
+	$(COMPILE) requirements/uv.in -o requirements/uv.txt
+	$(COMPILE) pyproject.toml requirements/build.in --extra dev -o requirements/dev.txt
+	$(COMPILE) requirements/build.in -c requirements/dev.txt -o requirements/build.txt
+	$(COMPILE) pyproject.toml -c requirements/dev.txt -o requirements/runtime.txt
+	$(COMPILE) pyproject.toml --extra playground -c requirements/dev.txt -o requirements/demo.txt
 
 format: install ## Rewrite the sources in the house format
 	$(BIN)/ruff format .

@@ -5,6 +5,7 @@ found by name, so that this module imports nothing of the layers above it.
 """
 
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 import click
@@ -60,7 +61,14 @@ class Commands(click.Group):
 
 
 def _entry_points() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
+    """Return the commands whose packages are installed: the production image has no `playground`."""
+    found = entry_points(group=GROUP)
+    present = {package for package in {_package(entry) for entry in found} if find_spec(package) is not None}
+    return {entry.name: entry for entry in found if _package(entry) in present}
+
+
+def _package(entry: EntryPoint) -> str:
+    return entry.module.partition(".")[0]
 
 
 def _load(entry: EntryPoint) -> click.Command:
@@ -86,9 +94,9 @@ def main() -> None:
 
     \b
     Examples:
-      mgpu simulate cluster.yaml          would these pods fit, where, and why not
       mgpu inspect                        who holds which card of the cluster
-      mgpu demo                           the whole chain on this machine
+      mgpu explain my-pod                 why a pod waits, or where its cards are
+      mgpu doctor                         what is wrong with an installation, and what to do
     """
 
 
