@@ -12,6 +12,7 @@ from mgpu.model.asks import Ask, Placement, Rejection
 from mgpu.model.errors import RetryLater
 from mgpu.model.ledger import shares_of
 from mgpu.model.pods import Node
+from mgpu.model.pods import GATED, Pod, read_pod
 from mgpu.model.tables import table_at
 from mgpu.settings import Settings
 from scheduler import metrics, stock
@@ -89,6 +90,8 @@ class Decider:
             if ask is None or refusal:
                 return Rejection(refusal or "; ".join(map(str, known.problems)), hopeless=True)
             held, view = self._state.decision(uid), self._state.view(node, uid, occupies(known.pod, node))
+            if not known.pod.node and (problem := self._not_now(known.pod, reserve=reserve)):
+                return Rejection(problem, hopeless=True)
             if problem := self._agent_problem(known, ask, node, view):
                 return Rejection(problem, hopeless=True)
             if held is not None and held.node == node and held.ask == ask and self._stands(held, view):
@@ -103,6 +106,15 @@ class Decider:
             if isinstance(decision, Rejection) or not reserve or self._reserve(decision, view):
                 return decision
         raise RetryLater(f"node {node} changes faster than cards can be decided on it")
+
+    def _not_now(self, pod: Pod, *, reserve: bool) -> str | None:
+        """Return why nothing may be reserved for a pod that is not bound, whatever is free."""
+        if pod.gated:
+            raw = self._read(pod.namespace, pod.name)  # the watch may not have told yet that the last gate is gone
+            if raw is None or raw["metadata"]["uid"] != pod.uid or read_pod(raw).gated:
+                return GATED
+        pause = self._state.pause(pod.uid) if reserve else 0.0
+        return f"bindings of this pod keep failing; cards are reserved again in {pause:.0f} s" if pause else None
 
     def _agent_problem(self, known: GpuPod, ask: Ask, node: str, view: View) -> str | None:
         """Return why the agent of the node would not start the pod now.
@@ -184,10 +196,10 @@ class Decider:
             raw = self._read(decision.namespace, decision.name)
         except RetryLater as error:
             log.warning("reservation kept, it cannot be checked: %s", error, extra={"pod": decision.uid})
-            self._state.renew(decision)
+            self._state.keep(decision)
             return
         if raw is not None and raw["metadata"]["uid"] == decision.uid and (raw.get("spec") or {}).get("nodeName"):
-            self._state.renew(decision)  # bound: its event is on the way, or its late decision
+            self._state.keep(decision)  # bound: its event is on the way, or its late decision
         else:
             log.info("reservation released, its write failed", extra={"pod": decision.uid, "node": decision.node})
             self._state.cancel(decision)

@@ -9,7 +9,7 @@ from itertools import compress
 from mgpu.model.asks import Ask, Placement
 from mgpu.model.cards import CardState
 from mgpu.model.groups import Seat
-from mgpu.model.pods import Node, Pod
+from mgpu.model.pods import GATED, Node, Pod
 from mgpu.settings import Settings
 from scheduler.answers import Answer
 from scheduler.decide import assess, score
@@ -103,6 +103,8 @@ class Filter:
         """
         if known.ask is None:
             return Filtered(hopeless=dict.fromkeys(names, "; ".join(map(str, known.problems))))
+        if known.pod.gated:  # its plans for slices would be carried out for a pod that nobody binds
+            return Filtered(hopeless=dict.fromkeys(names, GATED))
         with self._rations.call(known.pod.namespace, known.ask, gone) as call:
             found = self._of_all(known, known.ask, names, call)
         if not found.passed:

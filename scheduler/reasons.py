@@ -3,6 +3,8 @@
 import re
 
 _KINDS = (
+    ("gated", r"scheduling gates"),
+    ("bindings-fail", r"bindings of this pod keep failing"),
     ("agent", r"mgpu agent.* is not ready"),
     ("core-and-memory", r"core (?:[\d.]+ percent )?short and memory|core and memory short"),
     ("core", r"core (?:[\d.]+ percent )?short"),

@@ -337,12 +337,23 @@ class State:
             return f"the pod is bound to {pod.node} already" if pod.node else f"the pod has {pod.phase.lower()}"
 
     def renew(self, decision: Decision) -> bool:
-        """Give the reservation its full time again; False: it is no longer in force."""
+        """Give the reservation its time again; False: it is no longer in force."""
         with self._lock:
             if self._closed or self.decision(decision.uid) is not decision:
                 return False
             self._decisions.put(decision)
             return True
+
+    def keep(self, decision: Decision) -> None:
+        """Keep the reservation, if it is still this one, for its full time: its pod may well be bound."""
+        with self._lock:
+            if not self._closed and self.decision(decision.uid) is decision:
+                self._decisions.keep(decision)
+
+    def pause(self, uid: str) -> float:
+        """Seconds until cards may be reserved again for a pod whose bindings failed for long; 0: now."""
+        with self._lock:
+            return self._decisions.pause(uid)
 
     def cancel(self, decision: Decision) -> None:
         """Release the reservation, if it is still this one."""

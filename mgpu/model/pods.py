@@ -14,6 +14,7 @@ _NODE_ANNOTATIONS = ("mgpu.io/", "dynamicgpuslice")
 """Prefixes of the annotations of a Node that mgpu reads. Others can have 256 KiB per node."""
 _MOST_TEXT = 1 << 18
 """Characters of a Node's labels, annotations and capacity each; the API server's own limit for annotations."""
+GATED = "the pod has scheduling gates (spec.schedulingGates), so it cannot be bound yet"
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 
 
@@ -61,6 +62,7 @@ class Container:
 class Pod:
     """`containers` are in the order in which they start: init containers and sidecars, then app containers.
 
+    gated: whether it has scheduling gates, so that it cannot be bound; cards for it would be held for an unlimited time.
     needs: the cpu and memory of its node that it reserves. ran: the names of its containers that have ever run.
     """
 
@@ -80,6 +82,7 @@ class Pod:
     priority: int = 0
     start_time: str = ""
     needs: Room = NOTHING
+    gated: bool = False
 
     @property
     def key(self) -> str:
@@ -134,6 +137,9 @@ def read_pod(raw: object) -> Pod:
     top = reader.table(raw, "pod")
     meta, spec, status = (reader.table(top.get(k), k) for k in ("metadata", "spec", "status"))
     claimed = frozenset(_claimed(status))
+    node = reader.text(spec.get("nodeName"), "spec.nodeName")
+    gated = bool(reader.rows(spec.get("schedulingGates"), "spec.schedulingGates")) and not node
+    nominated = reader.text(status.get("nominatedNodeName"), "status.nominatedNodeName")
     containers = (
         *_containers(reader, spec.get("initContainers"), "spec.initContainers", claimed, init=True),
         *_containers(reader, spec.get("containers"), "spec.containers", claimed, init=False),
@@ -145,8 +151,8 @@ def read_pod(raw: object) -> Pod:
         annotations=reader.texts(meta.get("annotations"), "metadata.annotations"),
         labels=reader.texts(meta.get("labels"), "metadata.labels"),
         containers=containers,
-        node=reader.text(spec.get("nodeName"), "spec.nodeName"),
-        nominated_node=reader.text(status.get("nominatedNodeName"), "status.nominatedNodeName"),
+        node=node,
+        nominated_node="" if gated else nominated,  # a nomination keeps cards
         phase=reader.text(status.get("phase"), "status.phase") or "Pending",
         deleting=bool(meta.get("deletionTimestamp")),
         ran=frozenset(_ran(status)),
@@ -155,6 +161,7 @@ def read_pod(raw: object) -> Pod:
         priority=reader.integer(spec.get("priority"), "spec.priority"),
         start_time=reader.text(status.get("startTime"), "status.startTime"),
         needs=reader.needs(top, spec),
+        gated=gated,
     )
     reader.unique_names(containers)
     reader.finish()
