@@ -11,8 +11,7 @@ from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.asks import Ask, Placement, Rejection
 from mgpu.model.errors import RetryLater
 from mgpu.model.ledger import shares_of
-from mgpu.model.pods import Node
-from mgpu.model.pods import GATED, Pod, read_pod
+from mgpu.model.pods import GATED, Node, Pod, read_pod
 from mgpu.model.tables import table_at
 from mgpu.settings import Settings
 from scheduler import metrics, stock

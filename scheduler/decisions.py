@@ -44,9 +44,9 @@ class Decisions:
 
     A reservation begins with the write of a Binding and is needed for as long as that write takes: gangs and Permit
     plugins wait before it. So bindings that fail again and again hold cards for `_LIVES` times `seconds` in all; after
-    that each attempt holds them for a moment, with a pause of nine such moments in between. A Binding that the API server
-    accepts still succeeds within that pause, because schedulers try again. A pod without a reservation for the whole of
-    that time begins anew.
+    that each attempt holds them for a moment, with a pause of nine such moments in between. A Binding that the API
+    server accepts still succeeds after the pause, because schedulers try again. A pod without a reservation for the
+    whole of that time begins anew.
 
     Not thread-safe. seconds: how long a reservation lasts.
     """

@@ -62,7 +62,7 @@ class Container:
 class Pod:
     """`containers` are in the order in which they start: init containers and sidecars, then app containers.
 
-    gated: whether it has scheduling gates, so that it cannot be bound; cards for it would be held for an unlimited time.
+    gated: whether it has scheduling gates, so that it cannot be bound; cards for it would be held without a limit.
     needs: the cpu and memory of its node that it reserves. ran: the names of its containers that have ever run.
     """
 

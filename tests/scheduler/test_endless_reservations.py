@@ -1,4 +1,4 @@
-"""Cards cannot be held for a pod that is never bound: neither behind scheduling gates nor by bindings that keep failing."""
+"""Cards are not held for a pod that is never bound: by scheduling gates, or by bindings that keep failing."""
 
 from typing import Any
 
