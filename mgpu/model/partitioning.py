@@ -26,6 +26,8 @@ MADE = "mgpu.io/slices"
 """The agent's: `{"cards": {"0": [{"profile", "start", "uuid", "pod"}]}, "refused": {"plan", "why"}}`."""
 PLANNED = "mgpu.io/slices-planned"
 """The scheduler's: `{"plan": 5, "cards": {"0": [{"profile", "start"}]}}`."""
+_MOST_SLICES = 1024
+"""Of one node: 16 cards under MPS have 768. The scheduler works all of them out again when its annotation changes."""
 _MOST_TEXT = 256
 """Characters of a slice's UUID and of a pod's UID."""
 _MOST_REASON = 1024
@@ -176,17 +178,22 @@ def read_partitioning(text: str | None) -> Partitioning:
 
 
 def _crowded(what: str, *counts: Counts) -> Iterator[Problem]:
-    """Yield a problem for more cards than a node has, and for each card with more slices than a card has."""
+    """Yield a problem for more cards or slices than a node has, and for each card with more slices than a card has."""
     cards = sorted({card for of in counts for card in of})
     if len(cards) > MOST_GPUS:
         text = f"names {len(cards)} cards in its {what}, a node has at most {MOST_GPUS}"
         yield Problem(f"metadata.annotations[{ANNOTATION}]", text)
         return
+    count = 0
     for card in cards:
         total = sum(sum(of.get(card, {}).values()) for of in counts)
+        count += min(total, MOST_CLIENTS)
         if total > MOST_CLIENTS:
             text = f"has {total} slices of card {card} in its {what}, a card has at most {MOST_CLIENTS}"
             yield Problem(f"metadata.annotations[{ANNOTATION}]", text)
+    if count > _MOST_SLICES:
+        text = f"has {count} slices in its {what}, a node has at most {_MOST_SLICES}"
+        yield Problem(f"metadata.annotations[{ANNOTATION}]", text)
 
 
 def with_spec(text: str | None, spec: Counts, plan: int) -> str:
@@ -285,6 +292,9 @@ def _read_cards(rows: object, annotation: str) -> tuple[tuple[Slice, ...], froze
         raise BadObject([Problem(path, "must be an object with the indexes of cards")])
     if len(rows) > MOST_GPUS:
         raise BadObject([Problem(path, f"has {len(rows)} cards, a node has at most {MOST_GPUS}")])
+    total = sum(len(listed) for listed in rows.values() if isinstance(listed, list))
+    if total > _MOST_SLICES:
+        raise BadObject([Problem(path, f"has {total} slices, a node has at most {_MOST_SLICES}")])
     problems: list[Problem] = []
     found: list[Slice] = []
     for card, listed in rows.items():

@@ -199,3 +199,24 @@ def test_foreign_annotations_of_a_node_are_not_kept_and_too_many_labels_refused(
     raw["metadata"]["labels"] = {f"a.io/{i}": "x" * 60 for i in range(6_000)}
     with pytest.raises(Exception, match=r"metadata\.labels: has \d+ characters"):
         state.node_changed(raw)
+
+
+@pytest.mark.parametrize(
+    ("cards", "slices", "why"),
+    [(65, 1, "has 65 cards"), (1, 49, "has 49 slices, a card"), (64, 48, "has 3072 slices, a node")],
+)
+def test_node_with_more_slices_than_hardware_has_keeps_what_it_said_before(cards: int, slices: int, why: str) -> None:
+    told: list[str] = []
+    state = State(load_settings(), warn=lambda _, reason, message: told.append(f"{reason} {message}"))
+    raw = b.node("n0")
+    raw["metadata"]["labels"] = {"gpu.partitioning": "mps"}
+    rows = {str(i): [{"profile": "1gb", "start": start} for start in range(slices)] for i in range(cards)}
+    raw["metadata"]["annotations"] = {"mgpu.io/slices": json.dumps({"cards": rows})}
+    state.node_changed(raw)
+    assert len(told) == 1
+    assert told[0].startswith("BadSlices")
+    assert why in told[0]
+    counted = {f"status-gpu-{i}-1gb-free": slices for i in range(cards)}
+    raw["metadata"]["annotations"] = {"dynamicgpuslice": json.dumps(counted)}
+    state.node_changed(raw)
+    assert len(told) == 2
