@@ -18,6 +18,7 @@ MANIFESTS = Path(__file__).parents[1] / "manifests"
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
 _COLLECTIONS = {
     "ServiceAccount": "/api/v1/namespaces/{namespace}/serviceaccounts",
+    "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps",
     "ClusterRole": f"{_RBAC}/clusterroles",
     "ClusterRoleBinding": f"{_RBAC}/clusterrolebindings",
     "Role": f"{_RBAC}/namespaces/{{namespace}}/roles",
