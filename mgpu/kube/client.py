@@ -14,11 +14,16 @@ import urllib3
 from kubernetes import client, config
 from kubernetes.config import kube_config
 
+from mgpu.kube.decoding import decode
 from mgpu.model.errors import BadObject, Problem
 
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 PAGE = 500
+"""Objects that are asked for at once."""
+PAGE_BYTES = 4 << 20
+"""Bytes of a page with more than one object. Decoded, they take up to 25 times as much memory. A page of ordinary pods
+has half of it; a user can make each object larger than 1 MiB."""
 _PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # seconds; not every system has them all
 _SOCKET = [
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -45,6 +50,10 @@ class ApiError(Exception):
 
 class Unreachable(Exception):
     """No answer, or half of one: whether the request took effect is not known. 5xx and 429 are ApiErrors."""
+
+
+class _TooLong(Exception):
+    """The answer is longer than its limit."""
 
 
 class Silent(Unreachable):
@@ -122,12 +131,21 @@ class Api:
         return self._call("DELETE", path, query, body)
 
     def pages(self, path: str, **query: object) -> Iterator[tuple[list[dict[str, Any]], str]]:
-        """The items page by page, each with the resourceVersion of the whole list. A large cluster never stands in
-        memory at once.
+        """Return the items page by page, each page with the resourceVersion of the whole list.
+
+        Neither a large cluster nor large objects stand in memory at once: a page of more than `PAGE_BYTES` is asked for
+        again in smaller parts.
         """
-        token = ""
+        token, limit = "", PAGE
         while True:
-            page = self.get(path, **query, limit=PAGE, **({"continue": token} if token else {}))
+            asked = {**query, "limit": limit, **({"continue": token} if token else {})}
+            try:
+                page, size = self._page(path, asked, PAGE_BYTES if limit > 1 else None)
+            except _TooLong:
+                limit = max(1, limit // 4)
+                continue
+            if size < PAGE_BYTES // 4:
+                limit = min(PAGE, 2 * limit)
             meta = page.get("metadata") or {}
             if not meta.get("resourceVersion"):
                 raise Unreachable(f"GET {path}: the answer is no list")
@@ -165,12 +183,27 @@ class Api:
     ) -> dict[str, Any]:
         response = self._send(method, path, query, body, content_type)
         try:
-            answer = orjson.loads(response.read())
-        except (urllib3.exceptions.HTTPError, OSError, orjson.JSONDecodeError) as error:
+            answer = decode(response.read())
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise Unreachable(f"{method} {path}: {error}") from error
         finally:
             response.release_conn()
         return answer if isinstance(answer, dict) else {}
+
+    def _page(self, path: str, query: Mapping[str, object], most: int | None) -> tuple[dict[str, Any], int]:
+        """Return a page and its size in bytes. Raises _TooLong where it has more than `most`."""
+        response = self._send("GET", path, query)
+        try:
+            text = response.read() if most is None else response.read(most + 1)
+            if most is not None and len(text) > most:
+                response.close()
+                raise _TooLong
+            answer = decode(text)
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            raise Unreachable(f"GET {path}: {error}") from error
+        finally:
+            response.release_conn()
+        return answer if isinstance(answer, dict) else {}, len(text)
 
     def _send(
         self,
@@ -228,7 +261,7 @@ class Watch:
     def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
             for line in _lines(self._response):
-                event = orjson.loads(line)
+                event = decode(line)
                 if event["type"] == "ERROR":
                     raise _refusal(event["object"].get("code", 500), event["object"])
                 yield event["type"], event["object"]
@@ -257,8 +290,8 @@ def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
 
 def _decode(body: bytes) -> object:
     try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError:
+        return decode(body)
+    except ValueError:
         return {"message": body.decode(errors="replace").strip()}
 
 

@@ -8,7 +8,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 import orjson
@@ -17,17 +17,24 @@ from kubernetes import client
 from kubernetes.config import ConfigException
 
 from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.kube.client import PAGE, PAGE_BYTES
 from mgpu.model.errors import BadObject
 from playground.apiserver.certificates import self_signed
 
 ITEMS: list[dict[str, Any]] = [{"n": 1}, {"n": 2}, {"n": 3}]
+LARGE = 9
+DEEP = b'{"f:a":' * 2000 + b"{}" + b"}" * 2000
 
 
 class Handler(BaseHTTPRequestHandler):
-    """/pages: three items on two pages · /watch/…: streams · /refused, /text, /half: bad answers."""
+    """/pages: three items on two pages · /large, /deep: objects that a user made so · /watch/…: streams ·
+    /refused, /text, /half: bad answers.
+    """
 
     protocol_version = "HTTP/1.1"
     release = threading.Event()
+    asked: ClassVar[list[int]] = []
+    """The limits of the pages of /large."""
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
@@ -37,6 +44,14 @@ class Handler(BaseHTTPRequestHandler):
                 more = "continue" not in query
                 meta = {"resourceVersion": "7", **({"continue": "more"} if more else {})}
                 self._say(200, {"metadata": meta, "items": ITEMS[:2] if more else ITEMS[2:]})
+            case "/large":
+                start, limit = int(query.get("continue", ["0"])[0]), int(query["limit"][0])
+                self.asked.append(limit)
+                large = {"resourceVersion": "7", "continue": str(start + limit) if start + limit < LARGE else ""}
+                items = [{"n": i, "text": "x" * (PAGE_BYTES // 3)} for i in range(start, min(start + limit, LARGE))]
+                self._say(200, {"metadata": large, "items": items})
+            case "/deep":
+                self._send(200, b'{"metadata":{"resourceVersion":"7"},"items":[{"a":' + DEEP + b'},{"n":2}]}')
             case "/refused":
                 self._say(409, {"kind": "Status", "reason": "Conflict", "message": "no"})
             case "/text":
@@ -53,6 +68,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         gone = {"type": "ERROR", "object": {"code": 410, "reason": "Expired", "message": "too old"}}
+        if path == "/watch/deep":
+            self._chunk(b'{"type":"ADDED","object":{"metadata":{"name":"deep","managedFields":' + DEEP + b"}}}\n")
         event = orjson.dumps({"type": "ADDED", "object": {"metadata": {"name": "ü" * 3}}}) + b"\n"
         self._chunk(event[:20])
         self._chunk(event[20:])
@@ -100,6 +117,24 @@ def api() -> Iterator[Api]:
 def test_a_list_is_all_its_pages(api: Api) -> None:
     assert api.list("/pages") == (ITEMS, "7")
     assert list(api.pages("/pages")) == [(ITEMS[:2], "7"), (ITEMS[2:], "7")]
+
+
+def test_a_page_of_large_objects_is_asked_for_in_parts_that_are_small(api: Api) -> None:
+    """A page of 500 Pods of a user, 1 MiB each, takes several GiB once it is decoded."""
+    Handler.asked.clear()
+    pages = [[item["n"] for item in page] for page, _ in api.pages("/large")]
+    assert [n for page in pages for n in page] == list(range(LARGE))
+    assert max(map(len, pages)) < 3
+    assert Handler.asked[0] == PAGE
+    assert len(Handler.asked) < LARGE + 6
+
+
+def test_an_object_that_is_nested_too_deeply_hides_no_other(api: Api) -> None:
+    """The API server admits a Pod whose `managedFields` have 10,000 levels. It must not stop all lists and watches."""
+    assert api.list("/deep")[0][1] == {"n": 2}
+    watch = api.watch("/watch/deep", "1")
+    assert [item["metadata"]["name"] for _, item in watch] == ["deep", "üüü"]
+    watch.close()
 
 
 def test_the_token_goes_with_every_request(api: Api) -> None:
