@@ -184,7 +184,7 @@ def read_gpu_pod(raw: Mapping[str, Any], settings: Settings, amended: Mapping[st
         meta = raw["metadata"]
         log.warning("pod cannot be read: %s", error, extra={"pod": meta.get("uid", "")})
         return None
-    pod = _annotated(pod, amended or {})
+    pod = dialects.without_unread(_annotated(pod, amended or {}), MIRROR)
     amounts = _amounts(pod)
     held = {r: peak((c.stage, Amount(memory=n)) for c, n in rows).memory for r, rows in amounts.items()}
     ran, done = _history(raw.get("status") or {})
@@ -193,7 +193,7 @@ def read_gpu_pod(raw: Mapping[str, Any], settings: Settings, amended: Mapping[st
     try:
         ask = dialects.read_ask(pod, settings)
     except BadObject as error:
-        return replace(known, problem=_sentence(error))
+        return replace(known, problem=str(error))
     if ask is None:
         return None
     return _with_record(replace(known, ask=ask, ran=ran & {asked.container for asked in dialects.handed(ask)}))
@@ -209,20 +209,16 @@ def _with_record(known: GpuPod) -> GpuPod:
     try:
         shares = dialects.read_placement(known.pod, known.ask)
     except BadObject as error:
-        return replace(known, shares=None, problem=_sentence(error))
+        return replace(known, shares=None, problem=str(error))
     return replace(known, shares=shares, problem="")
 
 
-def _sentence(error: BadObject) -> str:
-    return "; ".join(map(str, error.problems))
-
-
 def _amounts(pod: Pod) -> dict[str, tuple[tuple[Container, int], ...]]:
-    found: dict[str, tuple[tuple[Container, int], ...]] = {}
+    found: dict[str, list[tuple[Container, int]]] = {}
     for container, resource in pod.resources():
         if amount := _amount(container, resource):
-            found[resource] = (*found.get(resource, ()), (container, amount))
-    return found
+            found.setdefault(resource, []).append((container, amount))
+    return {resource: tuple(rows) for resource, rows in found.items()}
 
 
 def _amount(container: Container, resource: str) -> int:

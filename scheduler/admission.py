@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from mgpu import dialects
+from mgpu.model import budget
 from mgpu.model.asks import Rejection
 from mgpu.serving.review import BadRequest, Reply, Review, allow, deny, pointer
 from scheduler.deciding import Decider
@@ -45,6 +46,8 @@ class BindingAdmission:
         binding = review.object
         if binding is None or review.operation != "CREATE" or review.resource not in ("pods/binding", "bindings"):
             return allow(review)
+        if large := budget.excess(binding):
+            return deny(review, large)
         meta, target = _table(binding, "metadata"), _table(binding, "target")
         name, node = review.name or _text(meta, "name"), _text(target, "name")
         if target.get("kind") not in ("Node", "", None) or not name or not node:

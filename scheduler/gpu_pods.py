@@ -1,13 +1,15 @@
 """Pods that ask for GPU, and what their annotations say of the cards they got."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mgpu import dialects
 from mgpu.dialects import mtgpu
+from mgpu.dialects.vocabulary import vocabularies
+from mgpu.model import budget
 from mgpu.model.asks import Ask
-from mgpu.model.errors import BadObject, Problem
+from mgpu.model.errors import BadObject, Problem, first
 from mgpu.model.ledger import Share, unknown_shares
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.wishes import NONE, Wishes
@@ -41,14 +43,23 @@ def read_gpu_pod(raw: Mapping[str, Any], settings: Settings) -> GpuPod | None:
 def gpu_pod_of(pod: Pod, raw: Mapping[str, Any], settings: Settings) -> GpuPod | None:
     """The same of a pod that is read already."""
     version = str((raw.get("metadata") or {}).get("resourceVersion", ""))
+    pod = dialects.without_unread(pod)
+    # A pod that is bound was admitted once, maybe before there was a budget.
+    if not pod.node and (large := budget.excess(raw)):
+        return _refused(pod, large, version) if vocabularies(pod) else None
     try:
         ask = dialects.read_ask(pod, settings)
     except BadObject as error:
-        return GpuPod(pod, None, error.problems, version)
+        return _refused(pod, error.problems, version)
     if ask is None:
         return None
     problems = () if pod.node else tuple(_unhanded(pod, ask, settings))
-    return GpuPod(pod, None if problems else ask, problems, version)
+    return _refused(pod, problems, version) if problems else GpuPod(pod, ask, (), version)
+
+
+def _refused(pod: Pod, problems: Sequence[Problem], version: str) -> GpuPod:
+    """Of a pod that gets no cards nobody looks at its containers, which may be many, before it is bound."""
+    return GpuPod(pod if pod.node else replace(pod, containers=()), None, first(problems), version)
 
 
 def _unhanded(pod: Pod, ask: Ask, settings: Settings) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from mgpu.dialects import gpushare, koordinator, mgpu, slices
 from mgpu.dialects.node_resources import SHARE, NodeResource
+from mgpu.dialects.vocabulary import MTGPU
 from mgpu.model.asks import Ask, ContainerAsk, Placement
 from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject, Problem
@@ -18,6 +19,7 @@ from mgpu.model.pods import Container, Pod
 from mgpu.model.quantities import same_quantity
 from mgpu.model.seals import SEAL
 from mgpu.model.slices import is_slice
+from mgpu.model.wishes import ALL as WISHES
 from mgpu.model.wishes import CARD_UUIDS, PREFIX, SAME_CARD_GROUP, Wishes, field, read_wishes
 from mgpu.settings import CARD_POLICIES, Settings
 
@@ -204,6 +206,13 @@ def is_placement_annotation(key: str) -> bool:
     Vocabularies that are disabled count too: whether one is enabled may change while the pod exists.
     """
     return key == SEAL or any(dialect.owns_annotation(key) for dialect in ALL)
+
+
+def without_unread(pod: Pod, *also: str) -> Pod:
+    """The pod with those of its annotations that mgpu reads, and `also`: others may take 256 KiB of every pod."""
+    kept = (*ASK_ANNOTATIONS, *WISHES, *also)
+    read = {k: v for k, v in pod.annotations.items() if k in kept or k.startswith(MTGPU) or is_placement_annotation(k)}
+    return pod if len(read) == len(pod.annotations) else replace(pod, annotations=read)
 
 
 def read_placement(pod: Pod, ask: Ask) -> tuple[Share, ...] | None:

@@ -35,6 +35,11 @@ def summary(problems: Sequence[Problem]) -> str:
     return "; ".join([*texts, f"and {more} more"] if more > 0 else texts)
 
 
+def first(problems: Sequence[Problem]) -> tuple[Problem, ...]:
+    """The problems that a message lists, for keeping: an object from outside may have any number, of any length."""
+    return tuple(Problem(shortened(p.field), shortened(p.message)) for p in problems[:PROBLEMS])
+
+
 class BadObject(Exception):
     """The object itself is wrong; asking again with the same object cannot help.
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from tests.examples import SOAK
 
-LARGE = 1 << 20 if SOAK else 1 << 16
-"""Bytes of what is sent. An API server stores up to 1.5 MiB; disproportion shows at 64 KiB as well."""
+LARGE = 1 << 20 if SOAK else 1 << 15
+"""Bytes of what is sent. An API server stores up to 1.5 MiB; disproportion shows at 32 KiB as well."""
 _REPEATS = 3
 
 
@@ -26,12 +26,12 @@ class Cost:
 
 
 def cost(call: Callable[[], object]) -> Cost:
-    call()  # what is imported or cached at the first call is nobody's cost
-    return Cost(min(_timed(call) for _ in range(_REPEATS)), _peak(call))
+    """The cheapest of a few calls: what the first one imports or caches is not its own cost."""
+    seconds = min(_timed(call) for _ in range(_REPEATS))
+    return Cost(seconds, _peak(call))
 
 
 def _timed(call: Callable[[], object]) -> float:
-    gc.collect()
     gc.disable()
     try:
         began = time.thread_time()
@@ -48,3 +48,9 @@ def _peak(call: Callable[[], object]) -> int:
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+def in_proportion(found: Cost, to: Cost, time_factor: float, memory_factor: float) -> None:
+    """Neither is more than so many times what the other call costs."""
+    assert found.seconds <= time_factor * to.seconds, f"{found.seconds / to.seconds:.1f} times as long"
+    assert found.peak <= memory_factor * to.peak, f"{found.peak / to.peak:.1f} times the memory"

@@ -1,0 +1,117 @@
+"""What the scheduler's doors cost at their worst, beside an ordinary pod of that size; and what it keeps of pods."""
+
+import tracemalloc
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from werkzeug.test import Client
+
+from mgpu.settings import load_settings
+from scheduler.state import State
+from tests import builders as b
+from tests.examples import examples
+from tests.fuzz import hostile
+from tests.fuzz.cost import LARGE, Cost, cost, in_proportion
+from tests.scheduler.fake import Replica, clients, cluster, review
+
+_TIME, _MEMORY = 15, 6
+"""Times an ordinary pod's or Binding's, which has six times fewer containers in as many bytes."""
+
+
+@pytest.fixture(scope="module")
+def both() -> tuple[Client, Client]:
+    replica = Replica(cluster(("n1", 2)))
+    replica.api.put("pods", b.share("p"))
+    replica.deliver()
+    return clients(replica)
+
+
+@pytest.fixture(scope="module")
+def ordinary(both: tuple[Client, Client]) -> Callable[[Any], Cost]:
+    """What an ordinary pod of the size of another costs the extender."""
+    of_size = cache(lambda size: cost_of(both[1], "/filter", asked(hostile.ordinary(size))))
+    return lambda raw: of_size(-(-len(orjson.dumps(raw)) // LARGE) * LARGE)
+
+
+def cost_of(client: Client, path: str, tree: Any) -> Cost:
+    body = orjson.dumps(tree)
+    reply = client.post(path, data=body, content_type="application/json")
+    assert reply.status_code in (200, 400), reply.text
+    assert len(reply.data) < 3 * len(body)
+    return cost(lambda: client.post(path, data=body, content_type="application/json"))
+
+
+def asked(raw: Any) -> dict[str, Any]:
+    return {"Pod": raw, "NodeNames": ["n1"]}
+
+
+@pytest.mark.parametrize("name", hostile.PODS)
+def test_hostile_pod_costs_the_extender_little_more_than_an_ordinary_one_of_its_size(
+    both: tuple[Client, Client], ordinary: Callable[[Any], Cost], name: str
+) -> None:
+    raw = hostile.PODS[name](LARGE)
+    in_proportion(cost_of(both[1], "/filter", asked(raw)), ordinary(raw), _TIME, _MEMORY)
+
+
+BINDINGS: dict[str, dict[str, Any]] = {
+    "other annotations": {"annotations": hostile.keyed(LARGE, lambda i: (f"a{i}", ""))},
+    "placement annotations": {"annotations": hostile.keyed(LARGE, lambda i: (f"mgpu.io/slices-given{i}", ""))},
+    "cards of containers": {
+        "annotations": hostile.keyed(LARGE, lambda i: (f"vke.volcengine.com/gpu-index-container-{i}", "0"))
+    },
+    "labels": {"labels": hostile.keyed(LARGE, lambda i: (f"a{i}", ""))},
+    "empty objects": {"managedFields": [{}] * (LARGE // 3)},
+}
+
+
+@pytest.mark.parametrize("name", BINDINGS)
+def test_hostile_binding_costs_little_more_than_one_with_a_long_note(both: tuple[Client, Client], name: str) -> None:
+    def binding(meta: dict[str, Any]) -> dict[str, Any]:
+        return {"metadata": {"name": "p", **meta}, "target": {"kind": "Node", "name": "n1"}}
+
+    managed = hostile.filled(LARGE, lambda i: {"manager": f"m{i}", "fieldsV1": {"f:metadata": {"f:name": {}}}})
+    plain = cost_of(both[0], "/bind-admission", review(binding({"managedFields": managed}), name="p"))
+    found = cost_of(both[0], "/bind-admission", review(binding(BINDINGS[name]), name="p"))
+    in_proportion(found, plain, _TIME, _MEMORY)
+
+
+@given(names=st.lists(st.sampled_from(sorted(hostile.PODS)), min_size=2, max_size=4, unique=True))
+@examples(3)
+def test_property_mixture_of_hostile_pods_costs_the_extender_little_more_than_an_ordinary_one(
+    both: tuple[Client, Client], ordinary: Callable[[Any], Cost], names: list[str]
+) -> None:
+    mixture = hostile.mixed(*(hostile.PODS[name](LARGE // len(names)) for name in names))
+    in_proportion(cost_of(both[1], "/filter", asked(mixture)), ordinary(mixture), _TIME, _MEMORY)
+
+
+def memory(raws: list[dict[str, Any]]) -> int:
+    """What the scheduler keeps of these pods."""
+    state = State(load_settings())
+    tracemalloc.start()
+    try:
+        for raw in raws:
+            state.pod_changed(raw)
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+def test_gpu_pod_with_large_annotations_and_environment_takes_as_little_memory_as_an_ordinary_one() -> None:
+    ordinary = [b.share(f"p{i}") for i in range(50)]
+    large = [b.share(f"p{i}", annotations=hostile.keyed(LARGE, lambda i: (f"a{i}", "x"))) for i in range(50)]
+    for raw in large:
+        raw["spec"]["containers"][0]["env"] = hostile.filled(LARGE, lambda i: {"name": f"V{i}"})
+    memory(ordinary)  # what is made once
+    assert memory(large) < 1.5 * memory(ordinary)
+
+
+def test_pod_that_exceeds_the_budget_is_kept_with_few_problems() -> None:
+    ordinary = [b.share(f"p{i}") for i in range(20)]
+    wrong = hostile.filled(LARGE, lambda i: hostile.asking(f"c{i}", b.CORE, "x"))
+    memory(ordinary)
+    assert memory([b.pod(f"p{i}", *wrong) for i in range(20)]) < 3 * memory(ordinary)
