@@ -42,8 +42,8 @@ playground: $(DEMO) ## Keep the one-machine cluster up for kubectl, until Ctrl-C
 test: install ## Run the tests, three files at a time
 	$(BIN)/python -m pytest -n 3 --dist loadfile
 
-soak: install ## Run every property test and state machine with 20,000 examples (hours)
-	MGPU_TEST_EXAMPLES=soak $(BIN)/python -m pytest -m hypothesis
+soak: install ## Run every property test and state machine with 20,000 examples, and the largest inputs (hours)
+	MGPU_TEST_EXAMPLES=soak $(BIN)/python -m pytest -m "hypothesis or fuzz"
 
 check: install ## Format, lint, types, layers, generated code and locked versions up to date
 	$(BIN)/ruff format --check .

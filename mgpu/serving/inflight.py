@@ -1,9 +1,10 @@
 """What the requests of a process may hold in memory together, whoever sends them.
 
-Any client in the cluster may reach the webhook's port, and nothing but its size is known of a body before it is read.
-So a body is counted while it is read, and what it becomes when it is decoded is estimated before that: a list of empty
-objects takes 24 times its text. What does not fit is answered with 503, so that the API server applies `failurePolicy`.
-Ordinary reviews have room of their own, which large ones cannot take: a flood of large ones does not delay them.
+Any user who may create pods has the API server send reviews of several MiB, and nothing but its size is known of a body
+before it is read. So a body is counted while it is read, and what it becomes when it is decoded is estimated before
+that: a list of empty objects takes 24 times its text. What does not fit is answered with 503, so that the API server
+applies `failurePolicy`. Ordinary reviews have room of their own, which large ones cannot take: a flood of large ones
+does not delay them.
 """
 
 import threading

@@ -17,6 +17,7 @@ from tests.fuzz.cost import in_proportion as proportion
 from tests.mgpu.serving.reviews import review
 from webhook.app import make_app
 
+pytestmark = pytest.mark.fuzz
 CLIENT = make_app(load_settings()).test_client()
 PATHS = ("/mutate", "/validate")
 _MOST_OF_TIME, _MOST_OF_MEMORY, _MOST_ANSWERED = 15, 6, 3

@@ -21,6 +21,7 @@ from tests import builders as b
 from tests.fuzz import hostile
 from tests.fuzz.cost import LARGE, cost
 
+pytestmark = pytest.mark.fuzz
 SETTINGS = load_settings()
 _GROWTH = 3
 """Times the cost of an input of half the size."""

@@ -19,6 +19,7 @@ from tests.fuzz import hostile
 from tests.fuzz.cost import LARGE, Cost, cost, in_proportion
 from tests.scheduler.fake import Replica, clients, cluster, review
 
+pytestmark = pytest.mark.fuzz
 _TIME, _MEMORY = 15, 6
 """Times an ordinary pod's or Binding's, which has six times fewer containers in as many bytes."""
 
