@@ -1,5 +1,6 @@
 """Which evictions would violate a PodDisruptionBudget, counted as kube-scheduler counts them."""
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +8,14 @@ from typing import Any
 
 from mgpu.model.pods import Pod
 
+log = logging.getLogger(__name__)
+
 PATH = "/apis/policy/v1/poddisruptionbudgets"
+
+SELECTOR = 64
+"""Labels, expressions and values of a selector. The API server accepts 25,000, which take 9 MiB once decoded."""
+BUDGETS = 100
+"""Budgets of a namespace that are compared with its pods, the first by name. Usually there is one per workload."""
 
 Raw = Mapping[str, Any]
 _Table = Mapping[str, Any]
@@ -27,44 +35,65 @@ class _Budget:
 
 
 class Budgets:
-    """Thread-safe. All budgets as the watch brings them; none where it brings nothing (no right to read them)."""
+    """Thread-safe. All budgets as the watch brings them; none where it brings nothing (no right to read them).
+
+    A user of one namespace can create any number of budgets of any size. They must cost neither memory nor the time of
+    evictions elsewhere. So what is beyond `SELECTOR` and `BUDGETS` protects no pod here. kube-scheduler, too, evicts
+    pods that a budget protects where nothing else makes room.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[tuple[str, str], _Budget] = {}
+        self._known: dict[str, dict[str, _Budget]] = {}
 
     def changed(self, raw: Raw) -> None:
         spec, status = raw.get("spec") or {}, raw.get("status") or {}
-        budget = _Budget(
-            raw["metadata"]["namespace"],
-            spec.get("selector") or {},
-            int(status.get("disruptionsAllowed") or 0),
-            frozenset(status.get("disruptedPods") or ()),
-        )
+        namespace, name = raw["metadata"]["namespace"], raw["metadata"]["name"]
+        selector = spec.get("selector") or {}
+        if _size(selector) > SELECTOR:
+            text = "the budget is ignored: its selector has %d terms, more than %d; use fewer labels and values"
+            log.info(text, _size(selector), SELECTOR, extra={"budget": f"{namespace}/{name}"})
+            self.gone(raw)
+            return
+        allowed = int(status.get("disruptionsAllowed") or 0)
+        budget = _Budget(namespace, selector, allowed, frozenset(status.get("disruptedPods") or ()))
         with self._lock:
-            self._known[budget.namespace, raw["metadata"]["name"]] = budget
+            self._known.setdefault(namespace, {})[name] = budget
 
     def gone(self, raw: Raw) -> None:
+        namespace, name = raw["metadata"]["namespace"], raw["metadata"]["name"]
         with self._lock:
-            self._known.pop((raw["metadata"]["namespace"], raw["metadata"]["name"]), None)
+            budgets = self._known.get(namespace, {})
+            budgets.pop(name, None)
+            if not budgets:
+                self._known.pop(namespace, None)
 
     def violated_by(self, pods: Sequence[Pod]) -> frozenset[str]:
-        """The uids of those whose eviction violates a budget if all these are evicted, the most important first.
+        """Return the uids of the pods whose eviction violates a budget if all of them are evicted in this order.
 
         As kube-scheduler's filterPodsWithPDBViolation: of the pods of a budget that allows two disruptions, all but
-        the two most important.
+        the first two, which are the most important.
         """
         with self._lock:
-            known = sorted(self._known.items())
-        left = {key: budget.allowed for key, budget in known}
+            known = {
+                namespace: sorted(self._known[namespace].items())[:BUDGETS]
+                for namespace in {pod.namespace for pod in pods} & self._known.keys()
+            }
+        left = {(namespace, name): budget.allowed for namespace, rows in known.items() for name, budget in rows}
         violating = set()
         for pod in pods:
-            for key, budget in known:
-                if pod.labels and budget.covers(pod):
-                    left[key] -= 1
-                    if left[key] < 0:
+            for name, budget in known.get(pod.namespace, ()) if pod.labels else ():
+                if budget.covers(pod):
+                    left[pod.namespace, name] -= 1
+                    if left[pod.namespace, name] < 0:
                         violating.add(pod.uid)
         return frozenset(violating)
+
+
+def _size(selector: _Table) -> int:
+    """Return how many labels, expressions and values a LabelSelector has."""
+    expressions = selector.get("matchExpressions") or ()
+    return len(selector.get("matchLabels") or {}) + sum(1 + len(row.get("values") or ()) for row in expressions)
 
 
 def selects(selector: _Table, labels: Mapping[str, str]) -> bool:

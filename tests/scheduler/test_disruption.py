@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from mgpu.model.pods import Pod
-from scheduler.disruption import Budgets, selects
+from scheduler.disruption import BUDGETS, SELECTOR, Budgets, selects
 
 
 def budget(allowed: int, selector: dict[str, Any], name: str = "b", disrupted: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -38,6 +38,40 @@ def test_a_budget_that_has_said_nothing_yet_allows_nothing() -> None:
     budgets = Budgets()
     budgets.changed({"metadata": {"namespace": "default", "name": "b"}, "spec": {"selector": WEB}})
     assert budgets.violated_by(web("a")) == {"a"}
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        {"matchExpressions": [{"key": "app", "operator": "Exists"}, *({"key": f"k{i}"} for i in range(SELECTOR))]},
+        {"matchExpressions": [{"key": "app", "operator": "In", "values": ["web", *map(str, range(SELECTOR))]}]},
+        {"matchLabels": {"app": "web", **{f"k{i}": "v" for i in range(SELECTOR)}}},
+    ],
+)
+def test_a_budget_with_a_huge_selector_is_not_kept(selector: dict[str, Any]) -> None:
+    """100 of 25,000 expressions each took 850 MiB of the scheduler's memory."""
+    budgets = Budgets()
+    budgets.changed(budget(0, WEB))
+    budgets.changed(budget(0, selector))
+    assert not budgets.violated_by(web("a"))
+    assert not budgets._known
+
+
+def test_many_budgets_of_one_namespace_cost_no_time_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def matches_nothing(*which: Any) -> bool:
+        asked.append(which)
+        return False
+
+    monkeypatch.setattr("scheduler.disruption.selects", matches_nothing)
+    budgets = Budgets()
+    for i in range(BUDGETS + 50):
+        budgets.changed(budget(0, WEB, f"b{i:03}"))
+    assert not budgets.violated_by(web("a", namespace="elsewhere"))
+    assert not asked
+    budgets.violated_by(web("a", "b"))
+    assert len(asked) == 2 * BUDGETS
 
 
 @pytest.mark.parametrize(
