@@ -57,7 +57,9 @@ CONSEQUENCES: dict[Key, str] = {
         "read all pods; write records of cards on any, held to these by `scheduler-policy.yaml`, which also keeps it "
         "from changing images"
     ),
-    _key(_SCHEDULER, "pods/status", "patch"): "fail any pod, and no more by `scheduler-policy.yaml`",
+    _key(
+        _SCHEDULER, "pods/status", "patch"
+    ): "fail any pod, write its conditions and nomination, and no more by `scheduler-policy.yaml`",
     _key(_SCHEDULER, "pods/binding", "create"): "bind any pod that waits to any node",
     _key(_SCHEDULER, "events", "create"): "write Events that mislead",
     _key(_SCHEDULER, "devices"): "read which cards there are",
