@@ -196,7 +196,8 @@ class Explainer:
         *,
         all_cards: bool,
     ) -> Explanation:
-        answer = self._filter.filter(known, names)
+        # Where it fits once its gates are gone; the gates are told of apart.
+        answer = self._filter.filter(replace(known, pod=replace(known.pod, gated=False)), names)
         points = dict(zip(answer.passed, self._filter.scores(known, answer.passed), strict=True))
         nodes = _rows_of(answer, points)
         shown = {name: self._of_node(known, name, all_cards=all_cards) for name in closely if not found.problems}
