@@ -8,6 +8,7 @@ counted before anything is built from an object.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -25,11 +26,18 @@ VARIABLES = 16_384
 """Environment variables of all containers: 64 for each. Charts that set hundreds in one container stay far below."""
 
 ANNOTATIONS = 1024
-"""Annotations of an object, and labels. The API server allows 256 KiB of annotations; ordinary pods have tens."""
+"""Annotations of an object. The API server allows 256 KiB of annotations; ordinary pods have tens."""
 
 PATCH = 4096
 """Operations of one JSON Patch: 16 for each container. `koordinator.sh/gpu` and `mgpu.io/share` need 8."""
 
+
+LABELS = 128
+"""Labels of an object. The scheduler keeps all labels of GPU pods, for disruption budgets: 1,024 take 250 KiB."""
+
+NESTING = 32
+"""Levels of objects and lists in the spec of an MtgpuPod, whose schema keeps unknown fields. A PodSpec has 12. The JSON
+encoder refuses 254, so nobody could create the Pod."""
 
 SPEC = 256 << 10
 """Bytes of the spec of an MtgpuPod, as JSON: what `kubectl apply` can keep of it in an annotation."""
@@ -51,7 +59,7 @@ _BOUNDS = (
     ("resources", "spec.containers", "resource amounts in its containers", RESOURCES, "name fewer resources"),
     ("variables", "spec.containers", "environment variables", VARIABLES, "use envFrom with a ConfigMap"),
     ("annotations", "metadata.annotations", "annotations", ANNOTATIONS, "remove some"),
-    ("labels", "metadata.labels", "labels", ANNOTATIONS, "remove some"),
+    ("labels", "metadata.labels", "labels", LABELS, "remove some"),
 )
 
 
@@ -84,11 +92,29 @@ def excess(raw: object, old: object = None) -> list[Problem]:
 
 def excess_of_spec(raw: object, old: object = None) -> list[Problem]:
     """What is wrong with the size of an MtgpuPod's spec. old: as in `excess`."""
-    size, before = (len(orjson.dumps(table_at(one, "spec"))) for one in (raw, old))
+    spec, spec_before = table_at(raw, "spec"), table_at(old, "spec")
+    deep, deep_before = _is_deep(spec), _is_deep(spec_before)
+    if deep:
+        text = f"is nested more than {NESTING} levels deep; remove what is no field of a PodSpec"
+        return [] if deep_before else [Problem("spec", text)]
+    size, before = len(orjson.dumps(spec)), 0 if deep_before else len(orjson.dumps(spec_before))
     if size <= max(SPEC, before):
         return []
     text = f"has {size} bytes as JSON, more than the {SPEC} that mgpu accepts; move scripts and data into ConfigMaps"
     return [Problem("spec", text)]
+
+
+def _is_deep(value: object) -> bool:
+    """Whether a decoded value has more than `NESTING` levels of objects and lists."""
+    level = [value]
+    for _ in range(NESTING):
+        parts = chain.from_iterable(
+            one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)
+        )
+        level = [part for part in parts if isinstance(part, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def _above(now: Size, before: Size) -> Iterator[Problem]:

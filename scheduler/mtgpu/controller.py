@@ -173,6 +173,12 @@ class Controller:
                 if verdict.bind and pod is not None:
                     # It may be bound all the same, and their card be another one by now: the watch may be behind.
                     doubtful.add(pod.gpuid)
+            except (RetryLater, Unreachable, _Stale):
+                raise
+            except Exception:
+                # What a user wrote into one MtgpuPod must not keep the others of the node waiting.
+                log.exception("MtgpuPod put off", extra={"object": "/".join(key_of(item))})
+                self._failed = True
         self._delete_occupies(node, found, planned)
 
     def _put_finalizers(self, node: str) -> tuple[Collection[str], Mapping[tuple[str, str], Raw]]:

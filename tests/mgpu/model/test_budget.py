@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 
 from mgpu.model import budget
-from mgpu.model.budget import excess
+from mgpu.model.budget import excess, excess_of_spec
 from mgpu.model.errors import BadObject
 from mgpu.model.inventory import read_device
 from tests.arbitrary import JSON, PARTS
@@ -32,7 +32,7 @@ MAKERS = {
     "metadata.annotations: has {} ": (lambda n: share(annotations={str(i): "" for i in range(n)}), budget.ANNOTATIONS),
     "metadata.labels: has {} ": (
         lambda n: {"metadata": {"labels": {str(i): "" for i in range(n)}}},
-        budget.ANNOTATIONS,
+        budget.LABELS,
     ),
 }
 
@@ -44,6 +44,26 @@ def test_object_at_its_bound_is_accepted_and_one_above_it_is_named(says: str, ca
     (problem,) = excess(make(most + 1))
     assert str(problem).startswith(says.format(most + 1))
     assert f"more than the {most} that mgpu accepts; " in problem.message
+
+
+def nested(levels: int) -> dict[str, Any]:
+    """A spec of so many levels, itself the first."""
+    value: Any = {}
+    for _ in range(levels - 2):
+        value = [value]
+    return {"spec": {"x": value}}
+
+
+def test_spec_at_the_deepest_nesting_is_accepted_and_one_level_more_is_denied() -> None:
+    assert excess_of_spec(nested(budget.NESTING)) == []
+    for levels in (budget.NESTING + 1, 253, 1000):
+        (problem,) = excess_of_spec(nested(levels))
+        assert str(problem).startswith(f"spec: is nested more than {budget.NESTING} levels deep")
+
+
+def test_spec_that_was_nested_too_deeply_before_can_be_changed() -> None:
+    assert excess_of_spec(nested(300), nested(300)) == []
+    assert excess_of_spec(nested(3), nested(300)) == []
 
 
 def test_init_containers_count_as_containers() -> None:

@@ -152,6 +152,21 @@ def test_one_that_may_not_be_written_does_not_keep_the_others_waiting(rig: Rig) 
     assert bound(rig, "b")[0] == "True"
 
 
+def test_one_that_cannot_be_encoded_does_not_keep_the_others_waiting(rig: Rig) -> None:
+    """Its spec was nested so deeply that the encoder refused its Pod, and with it all MtgpuPods of the node."""
+
+    def refuse(verb: str, path: str) -> None:
+        if verb == "patch" and path.endswith("/mtgpupods/a/status"):
+            raise TypeError("Recursion limit reached")
+
+    rig.cluster.refuse = refuse
+    rig.create("a", "x")
+    rig.create("b", "y")
+    rig.settle()
+    assert bound(rig, "a")[0] == ""
+    assert bound(rig, "b")[0] == "True"
+
+
 def test_what_the_watch_has_not_brought_yet_binds_nobody_to_another_card(rig: Rig) -> None:
     """One of two is bound when the API server is lost; then their occupy pod comes back on the other card."""
     rig.create("a", "x", node="s1")
