@@ -57,7 +57,12 @@ class LateDecisions:
 
     def add(self, uid: str, after: float = 0.0) -> None:
         """Look at this pod in `after` seconds, or earlier if that was the plan already."""
-        self._queue.add(uid, after)
+        self._queue.add(uid, after, self._namespace(uid))
+
+    def _namespace(self, uid: str) -> str:
+        """Return the tenant of a pod, so that the queue takes turns between tenants."""
+        known = self._state.gpu_pod(uid)
+        return "" if known is None else known.pod.namespace
 
     def run(self, stop: threading.Event) -> None:
         """Work until `stop`, which must be followed by `wake`."""
@@ -81,7 +86,7 @@ class LateDecisions:
             again = self._attempt(uid)
         except (ApiError, Unreachable, RetryLater) as error:
             log.warning("late decision put off: %s", error, extra={"pod": uid})
-            self._queue.add_again(uid)
+            self._queue.add_again(uid, self._namespace(uid))
             return
         except Exception:
             # The thread's outermost loop: one odd pod must not keep the others waiting.

@@ -3,6 +3,7 @@
 import heapq
 import threading
 import time
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 MAX_PAUSE = 30.0
@@ -10,37 +11,48 @@ _FIRST_PAUSE = 0.2
 
 
 class Queue:
-    """`add` may come from any thread and returns at once; the rest is one thread's. A name is in it once."""
+    """A queue for one thread; `add` can be called from any thread and returns at once. A name is in the queue once.
+
+    Of the names that are due, one of each group is handed out in turn: what one tenant adds a thousand times delays
+    another tenant by one turn.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._changed = threading.Condition()
         self._due: dict[str, float] = {}
-        self._heap: list[tuple[float, str]] = []
+        self._heap: list[tuple[float, str, str]] = []
+        self._ready: OrderedDict[str, deque[tuple[float, str]]] = OrderedDict()
         self._pauses: dict[str, float] = {}
 
-    def add(self, name: str, after: float = 0.0) -> None:
-        """Look at it in `after` seconds, or earlier if that was the plan already."""
+    def add(self, name: str, after: float = 0.0, group: str = "") -> None:
+        """Look at the name in `after` seconds, or earlier if that is the plan already."""
         with self._changed:
             due = self._clock() + after
             if due < self._due.get(name, float("inf")):
                 self._due[name] = due
-                heapq.heappush(self._heap, (due, name))
+                heapq.heappush(self._heap, (due, name, group))
                 self._changed.notify()
 
-    def add_again(self, name: str) -> None:
+    def add_again(self, name: str, group: str = "") -> None:
         """It did not work: later, and each time later still until it is `done`."""
         pause = self._pauses[name] = min(2 * self._pauses.get(name, _FIRST_PAUSE / 2), MAX_PAUSE)
-        self.add(name, pause)
+        self.add(name, pause, group)
 
     def done(self, name: str) -> None:
         self._pauses.pop(name, None)
 
     def next(self) -> str | None:
-        """What has been due longest; None: nothing is."""
+        """Return the name of the next group that has been due longest, or None where nothing is due."""
         with self._changed:
             while self._heap and self._heap[0][0] <= self._clock():
-                due, name = heapq.heappop(self._heap)
+                due, name, group = heapq.heappop(self._heap)
+                self._ready.setdefault(group, deque()).append((due, name))
+            while self._ready:
+                group, names = self._ready.popitem(last=False)
+                due, name = names.popleft()
+                if names:
+                    self._ready[group] = names
                 if self._due.get(name) == due:
                     del self._due[name]
                     return name

@@ -216,3 +216,22 @@ def test_pod_decided_by_a_replica_that_does_not_lead_any_more_is_not_written(rep
     arrive(replica, b.share("p", 60, node="n1"), b.share("q", 150, node="n1"))
     assert INDEX not in replica.api.annotations("p")
     assert phase(replica, "q") == "Pending"
+
+
+def test_pods_of_one_namespace_do_not_delay_another_namespace(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """300 pods with `nodeName` of one tenant delayed the pod of another by 12 s on a real API server."""
+    looked_at: list[str] = []
+
+    def attempt(uid: str) -> float:
+        looked_at.append(uid)
+        return 0.0
+
+    monkeypatch.setattr(replica.late, "_attempt", attempt)
+    for raw in (*(b.share(f"h{i}", 60, node="n1", namespace="hostile") for i in range(20)), b.share("p", 1, node="n1")):
+        replica.api.put("pods", raw)
+    replica.deliver()
+    replica.late.work()
+    assert len(looked_at) == 21
+    assert "p" in str(looked_at[:2])
