@@ -3,6 +3,7 @@
 They run in a process apart from the measuring one, which they would delay otherwise.
 """
 
+import http.client
 import json
 import multiprocessing
 import random
@@ -10,11 +11,9 @@ import socket
 import ssl
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +25,8 @@ HARD_PODS, HARD_CONTAINERS = 16, 30
 WIDE_BYTES = 1_200_000
 POST_BYTES = 8 << 20
 IDLE_CONNECTIONS = 100
+SOURCE = ("127.0.0.2", 0)
+"""The address of a pod of the attacker: another one than the API server's, as in a cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +158,13 @@ def _large_posts(target: Target, stopped: threading.Event) -> None:
     }
     review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
     body, headers = json.dumps(review).encode(), {"Content-Type": "application/json"}
+    trust = _no_trust()
     for turn in _turns(stopped, 1.0):
         port, path = target.admission[turn % len(target.admission)]
-        request_ = urllib.request.Request(f"https://127.0.0.1:{port}{path}", body, headers)
-        with (
-            suppress(OSError, urllib.error.URLError),
-            urllib.request.urlopen(request_, context=_no_trust(), timeout=20) as answer,
-        ):
-            answer.read()
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=20, source_address=SOURCE, context=trust)
+        with closing(connection), suppress(OSError, http.client.HTTPException):
+            connection.request("POST", path, body, headers)
+            connection.getresponse().read()
 
 
 def _idle_connections(target: Target, stopped: threading.Event) -> None:
@@ -177,7 +177,7 @@ def _idle_connections(target: Target, stopped: threading.Event) -> None:
         sockets.clear()
         for port in ports * IDLE_CONNECTIONS:
             with suppress(OSError):
-                sockets.append(socket.create_connection(("127.0.0.1", port), timeout=1))
+                sockets.append(socket.create_connection(("127.0.0.1", port), timeout=1, source_address=SOURCE))
     for connection in sockets:
         connection.close()
 

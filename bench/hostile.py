@@ -15,6 +15,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,15 +63,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--idle-minutes", type=float, default=1.0, help="at rest, before and after (default: 1)")
     parser.add_argument("--kube-scheduler", help="a kube-scheduler binary, in place of the playground's loop")
     parser.add_argument("--only", choices=sorted(ATTACKS), action="append", help="only these parts of the load")
+    parser.add_argument("--control", action="store_true", help="the same load on the cluster with mgpu never asked")
     options = parser.parse_args(arguments)
+    if options.control and not options.kube_scheduler:
+        parser.error("--control needs --kube-scheduler: the playground's loop knows no other way")
     with ExitStack() as stack:
-        cluster = stack.enter_context(Cluster([]))
+        cluster = stack.enter_context(Cluster([], config=stack.enter_context(_settings())))
         add_nodes(cluster.api, NODES, CARDS)
         for namespace in ("ordinary", "hostile"):
             cluster.api.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
         if options.kube_scheduler:
             cluster.scheduling.stop()
-            stack.enter_context(_kube_scheduler(Path(options.kube_scheduler), cluster))
+            stack.enter_context(_kube_scheduler(Path(options.kube_scheduler), cluster, extender=not options.control))
+        if options.control:
+            _forget_webhooks(cluster.api)
         memory = stack.enter_context(_sampling(cluster))
         ordinary = stack.enter_context(_watching(cluster.api))
         _measure(ordinary, 0.1)  # the first pods pay for imports and connections
@@ -169,7 +175,17 @@ def _target(cluster: Cluster) -> Target:
 
 
 @contextmanager
-def _kube_scheduler(binary: Path, cluster: Cluster) -> Iterator[None]:
+def _settings() -> Iterator[Path]:
+    """Calls of the API server come from 127.0.0.1 alone; the attackers' own calls come from another address."""
+    blocks = {"apiServers": ["127.0.0.1/32"]}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "mgpu.yaml"
+        path.write_text(json.dumps({"webhook": blocks, "scheduler": blocks}))
+        yield path
+
+
+@contextmanager
+def _kube_scheduler(binary: Path, cluster: Cluster, *, extender: bool) -> Iterator[None]:
     """A real kube-scheduler with the configuration of components/second-scheduler, under the default name."""
     file = MANIFESTS / "components" / "second-scheduler" / "kube-scheduler.yaml"
     documents = yaml.safe_load_all(file.read_text())
@@ -178,6 +194,7 @@ def _kube_scheduler(binary: Path, cluster: Cluster) -> Iterator[None]:
     config["clientConnection"] = {"kubeconfig": str(cluster.kubeconfig_of("kube-scheduler")), "qps": 200, "burst": 400}
     config["profiles"][0]["schedulerName"] = "default-scheduler"
     config["extenders"][0]["urlPrefix"] = cluster.extender_url
+    config["extenders"] = config["extenders"] if extender else []
     path = cluster.folder / "kube-scheduler.json"
     path.write_text(json.dumps(config))
     command = [str(binary), f"--config={path}", "--secure-port=0"]
@@ -190,6 +207,14 @@ def _kube_scheduler(binary: Path, cluster: Cluster) -> Iterator[None]:
         finally:
             process.terminate()
             process.wait(30)
+
+
+def _forget_webhooks(api: Api) -> None:
+    for kind in ("mutating", "validating"):
+        path = f"/apis/admissionregistration.k8s.io/v1/{kind}webhookconfigurations"
+        for item in api.get(path)["items"]:
+            api.delete(f"{path}/{item['metadata']['name']}", {})
+    time.sleep(2)  # the API server's admission follows its own watch, which tells nobody how far it is
 
 
 @contextmanager
