@@ -41,6 +41,7 @@ from deviceplugin.upkeep import Keeper, keep_clean
 from deviceplugin.wakeup import Wakeup
 from deviceplugin.wholecards import OURS, WholeCards
 from mgpu.dialects import gpushare
+from mgpu.dialects.records import OPEN, Records
 from mgpu.kube import Api
 from mgpu.kube.events import Recorder, node_reference, pod_reference
 from mgpu.kube.reflector import Reflector
@@ -80,7 +81,9 @@ class _Part(Protocol):
 class Agent:
     """`run` until `stop`. settings.deviceplugin must name the node."""
 
-    def __init__(self, settings: Settings, source: CardSource, api: Api, driver: MigDriver) -> None:
+    def __init__(
+        self, settings: Settings, source: CardSource, api: Api, driver: MigDriver, records: Records = OPEN
+    ) -> None:
         own = settings.deviceplugin
         self._settings, self._node_name = settings, own.node
         self._folder = Path(own.kubelet_dir) / "device-plugins"
@@ -95,7 +98,8 @@ class Agent:
         self._pulse = Pulse()
         self._source = source
         self._cards = CardWatch(source, self._take_cards, self._warn_node)
-        self._pods = NodePods(settings, self._take_pods)
+        self._pods = NodePods(settings, self._take_pods, records)
+        self._sealed = records.keys is not None
         self._reflector = Reflector(
             api, "/api/v1/pods", self._pods.take, self._pods.drop, {"fieldSelector": f"spec.nodeName={own.node}"}
         )
@@ -154,7 +158,7 @@ class Agent:
             gpus=self._gpus,
             owners=self._owners,
             checkpoint=self._folder / FILE,
-            delivery=files if cdi else Exchange(self._pods, self._gpus, self._settings, self._records.write),
+            delivery=files if cdi else self._exchange(),
             grants=Grants(handed(files.environments()) if cdi else {}),
             changed=self._pods_changed,
             refused=self._warn_pod,
@@ -165,6 +169,9 @@ class Agent:
             exposure=exposure_of(self._settings.deviceplugin),
             leftovers=Leftovers(self._pods, driver.read),
         )
+
+    def _exchange(self) -> Exchange:
+        return Exchange(self._pods, self._gpus, self._settings, self._records.write, sealed=self._sealed)
 
     def _slices_with(self, files: CdiFiles, api: Api, driver: MigDriver) -> Slices:
         around = Around(

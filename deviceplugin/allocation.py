@@ -225,7 +225,8 @@ class Allocations:
         while not known.decided:
             if not await self._node.changed.wait(max(0.0, deadline - loop.time())):
                 limit = f"within {self._wait_seconds:g} s"
-                raise Refused(f"{known.pod.key}: no cards have been decided for the pod {limit}", known.pod.uid)
+                why = f"; {known.finding.message}" if known.finding else ""
+                raise Refused(f"{known.pod.key}: no cards have been decided for the pod {limit}{why}", known.pod.uid)
             known = await self._known(known.pod.uid, deadline)
         return known
 

@@ -12,7 +12,9 @@ from mgpu.settings import Settings
 
 
 class Exchange:
-    """On one event loop. `write`: sends a pod's new annotations to the API server, later."""
+    """On one event loop. `write`: sends a pod's new annotations to the API server, later. sealed: records are sealed,
+    and what an agent writes of them would not count.
+    """
 
     def __init__(
         self,
@@ -20,7 +22,10 @@ class Exchange:
         cards: Callable[[], Sequence[Card]],
         settings: Settings,
         write: Callable[[GpuPod, Mapping[str, str]], None],
+        *,
+        sealed: bool = False,
     ) -> None:
+        self._sealed = sealed
         self._pods, self._cards, self._settings, self._write = pods, cards, settings, write
         self._settled: set[Key] = set()
 
@@ -35,6 +40,9 @@ class Exchange:
         if not given or dict(env) != environment_on(target, given):
             raise Refused(why, target.known.pod.uid)
         other = None
+        if own != given and self._sealed:
+            rule = "its record is sealed, so that only the scheduler can change it; delete the pod"
+            raise Refused(f"{why}; {rule}", target.known.pod.uid)
         if own != given and not exchangeable(target):
             raise Refused(why, target.known.pod.uid)
         if own != given or target.key not in served:

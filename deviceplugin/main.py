@@ -29,10 +29,12 @@ from deviceplugin.shifts import Shifts
 from deviceplugin.slices.simulated import SimulatedMig
 from mgpu import dialects
 from mgpu.cli.setup import read_settings
+from mgpu.dialects.records import Records
 from mgpu.kube import Api
 from mgpu.model.errors import BadObject, Problem
 from mgpu.serving import logs
 from mgpu.serving.metrics import CONTENT_TYPE, page
+from mgpu.serving.record_keys import read_records
 from mgpu.settings import DevicePluginSettings, Settings
 
 _log = logging.getLogger(__name__)
@@ -83,8 +85,9 @@ def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str |
     logs.setup(log_level)
     settings = _settings(config, flags)
     _simulated(settings.deviceplugin)  # a wrong file is told before the cluster is looked for
+    records = read_records(settings, signing=False)
     api = Api.connect(kubeconfig)
-    shifts = Shifts(lambda: _agent(settings, api))
+    shifts = Shifts(lambda: _agent(settings, api, records))
     health = _health(settings.deviceplugin.health_port, shifts)
     try:
         asyncio.run(_run(shifts))
@@ -93,11 +96,11 @@ def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str |
             health.stop()
 
 
-def _agent(settings: Settings, api: Api) -> Agent:
+def _agent(settings: Settings, api: Api, records: Records) -> Agent:
     """Raises BadObject."""
     own = settings.deviceplugin
     source, driver = _simulated(own) or (_real(api, own.node, lambda: agent.divided()), NvmlMig())
-    agent = Agent(settings, source, api, driver)
+    agent = Agent(settings, source, api, driver, records)
     return agent
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from deviceplugin.limited import Limited, read_limited
 from mgpu import dialects
+from mgpu.dialects.records import OPEN, Finding, Judged, Records
 from mgpu.model.asks import Amount, Ask, ContainerAsk, peak
 from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Share
@@ -31,6 +32,7 @@ class GpuPod:
     amounts: resource → its containers that ask for it and how much, in the order in which the kubelet allocates.
     held: resource → how much the pod occupies on its node, at its busiest moment, as the scheduler counts.
     carriers: container → the one of its resources whose answer brings its cards (`dialects.carrier`).
+    judged: what was found of its record; where that does not count, `pod` is without it and `shares` is None.
     """
 
     pod: Pod
@@ -42,6 +44,11 @@ class GpuPod:
     amounts: Mapping[str, tuple[tuple[Container, int], ...]] = field(default_factory=dict, hash=False)
     held: Mapping[str, int] = field(default_factory=dict, hash=False)
     carriers: Mapping[str, str] = field(default_factory=dict, hash=False)
+    judged: Judged | None = None
+
+    @property
+    def finding(self) -> Finding | None:
+        return self.judged.finding if self.judged is not None else None
 
     @property
     def decided(self) -> bool:
@@ -66,8 +73,8 @@ class NodePods:
     dropped: how many pods have gone so far.
     """
 
-    def __init__(self, settings: Settings, changed: Callable[[], None]) -> None:
-        self._settings, self._changed = settings, changed
+    def __init__(self, settings: Settings, changed: Callable[[], None], records: Records = OPEN) -> None:
+        self._settings, self._changed, self._records = settings, changed, records
         self._pods: dict[str, GpuPod] = {}
         # UID → annotations of ours that are still on their way to the API server.
         self._amended: dict[str, Mapping[str, str]] = {}
@@ -92,7 +99,8 @@ class NodePods:
             amended = self._amended.get(uid, {})
             if amended.items() <= annotations.items():
                 self._amended.pop(uid, None)
-            known = read_gpu_pod(raw, self._settings, amended)
+            before = self._pods.get(uid)
+            known = read_gpu_pod(raw, self._settings, amended, self._records, before.judged if before else None)
             if known is None and kept:
                 return
             if known is not None:
@@ -159,7 +167,8 @@ class NodePods:
         """Whether it is as it was. One that is orphaned is held to its limits for as long as it runs."""
         uid = raw["metadata"]["uid"]
         before = self._limited.pop(uid, None)
-        now = None if ended else read_limited(raw) or before
+        own = None if self._records.finding_of_mtgpu(raw) else read_limited(raw)
+        now = None if ended else own or before
         if now:
             self._limited[uid] = now
         return now == before
@@ -173,10 +182,16 @@ class NodePods:
             return self._ordered
 
 
-def read_gpu_pod(raw: Mapping[str, Any], settings: Settings, amended: Mapping[str, str] | None = None) -> GpuPod | None:
+def read_gpu_pod(
+    raw: Mapping[str, Any],
+    settings: Settings,
+    amended: Mapping[str, str] | None = None,
+    records: Records = OPEN,
+    before: Judged | None = None,
+) -> GpuPod | None:
     """None: the pod asks for no GPU. What is unreadable in it is its `problem`, so that its containers are refused.
 
-    amended: annotations that stand over its own.
+    amended: annotations that stand over its own. before: what was found of its record when it was read the last time.
     """
     try:
         pod = read_pod(raw)
@@ -184,12 +199,13 @@ def read_gpu_pod(raw: Mapping[str, Any], settings: Settings, amended: Mapping[st
         meta = raw["metadata"]
         log.warning("pod cannot be read: %s", error, extra={"pod": meta.get("uid", "")})
         return None
-    pod = dialects.without_unread(_annotated(pod, amended or {}), MIRROR)
+    pod, judged = records.judge(_annotated(pod, amended or {}), before)
+    pod = dialects.without_unread(pod, MIRROR)
     amounts = _amounts(pod)
     held = {r: peak((c.stage, Amount(memory=n)) for c, n in rows).memory for r, rows in amounts.items()}
     ran, done = _history(raw.get("status") or {})
     carriers = {c.name: name for c in pod.containers if (name := dialects.carrier(c, settings))}
-    known = GpuPod(pod, done=done, amounts=amounts, held=held, carriers=carriers)
+    known = GpuPod(pod, done=done, amounts=amounts, held=held, carriers=carriers, judged=judged)
     try:
         ask = dialects.read_ask(pod, settings)
     except BadObject as error:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 import yaml
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
-from mgpu.blocks import AddressBlocks, Block, Names, lower
+from mgpu.blocks import AddressBlocks, Block, Names, listed, lower
 from mgpu.model.errors import BadObject, Problem
 from mgpu.slices_settings import SlicesSettings, impossible, with_weights
 
@@ -205,6 +205,20 @@ class DevicePluginSettings(Block):
     dev_dir: str = Field("/dev", alias="devDir")
 
 
+class RecordSettings(Block):
+    """Which placement records count. Empty paths: records are not sealed, and every one that can be read counts.
+
+    signingKey: a file with the private key (Ed25519, PEM) that the scheduler seals its decisions with. publicKeys: a
+    folder with the file `since`, the time at which sealing came into force, and the public keys whose seals count, in
+    files `….pem`; the scheduler and the agents read it. peers: the vocabularies whose records count without a seal,
+    since another scheduler writes them.
+    """
+
+    signing_key: str = Field("", alias="signingKey")
+    public_keys: str = Field("", alias="publicKeys")
+    peers: Annotated[tuple[Literal["koordinator", "gpushare", "mtgpu"], ...], BeforeValidator(listed)] = ()
+
+
 class Settings(Block):
     """Everything that can be set. Which card policy holds for a pod: `card_policy_for`."""
 
@@ -214,6 +228,7 @@ class Settings(Block):
     webhook: WebhookSettings = WebhookSettings()  # type: ignore[call-arg]
     scheduler: SchedulerSettings = SchedulerSettings()  # type: ignore[call-arg]
     deviceplugin: DevicePluginSettings = DevicePluginSettings()  # type: ignore[call-arg]
+    records: RecordSettings = RecordSettings()  # type: ignore[call-arg]
     card_policy_flag: Policy | None = Field(None, alias="cardPolicyFlag", exclude=True)
 
     def card_policy_for(self, dialect_setting: str | None, dialect_default: str) -> str:

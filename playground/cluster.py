@@ -36,6 +36,7 @@ from playground.nodes import NodeSpec, make_nodes
 from playground.ports import free_port
 from playground.processes import Process, StartError
 from playground.realapi import real_api_server, requests_in
+from playground.record_keys import record_keys
 from playground.runtime import Runtime
 from playground.scheduling import Extender, Scheduling
 from playground.stock import StockPlugin
@@ -256,8 +257,9 @@ class Cluster:
     def _start_processes(self, stack: ExitStack) -> None:
         """All at once, then wait for all: most of a start is Python's imports."""
         own = {f"deviceplugin-{node.name}": self._agent_environment(node) for node in self.nodes}
+        keys = record_keys(self.folder / "records")
         for name, command in self.commands(self._ports).items():
-            environ = _environment(self.folder) | own.get(name, {})
+            environ = _environment(self.folder) | keys | own.get(name, {})
             self.processes[name] = Process(name, command, self.logs / f"{name}.log", environ)
         stack.callback(self._stop_processes)
         for process in self.processes.values():

@@ -12,6 +12,7 @@ from mgpu.model.asks import Ask, Placement, Rejection
 from mgpu.model.errors import RetryLater
 from mgpu.model.ledger import shares_of
 from mgpu.model.pods import GATED, Node, Pod, read_pod
+from mgpu.model.seals import Subject
 from mgpu.model.tables import table_at
 from mgpu.settings import Settings
 from scheduler import metrics, stock
@@ -55,7 +56,7 @@ class Decider:
         found = str(raw["metadata"]["uid"]) if raw else ""
         if raw is None or (uid and uid != found and not live):
             return "", None
-        return found, read_gpu_pod(raw, self._settings)
+        return found, self._read_pod(raw)
 
     def read(self, raw: Mapping[str, Any]) -> GpuPod | None:
         """The pod, if it asks for GPU; of the same version as in the cache it is not read again.
@@ -65,7 +66,10 @@ class Decider:
         meta = table_at(raw, "metadata")
         uid, version = meta.get("uid"), meta.get("resourceVersion")
         cached = self._state.gpu_pod(uid) if isinstance(uid, str) else None
-        return cached if cached and version and cached.version == version else read_gpu_pod(raw, self._settings)
+        return cached if cached and version and cached.version == version else self._read_pod(raw)
+
+    def _read_pod(self, raw: Mapping[str, Any]) -> GpuPod | None:
+        return read_gpu_pod(raw, self._settings, self._state.records)
 
     def decide(self, known: GpuPod, node: str, *, reserve: bool = True, gone: Gone = never) -> Decision | Rejection:
         """The cards of a pod on a node, or why there are none.
@@ -154,7 +158,8 @@ class Decider:
             found = self._search(known, ask, view.node, view, call)
         if isinstance(found, Rejection):
             return found
-        annotations = record(pod, ask, found, (*view.cards, *view.others), self._settings, time.time_ns())
+        written = record(pod, ask, found, (*view.cards, *view.others), self._settings, time.time_ns())
+        annotations = self._state.records.sealed(Subject(*who), written)
         return Decision(*who, ask, found, annotations, pod.needs, gpuid)
 
     def _search(self, known: GpuPod, ask: Ask, node: Node, view: View, call: Call) -> Placement | Rejection:

@@ -6,6 +6,7 @@ from typing import Any
 
 from mgpu import dialects
 from mgpu.dialects import mtgpu
+from mgpu.dialects.records import OPEN, Finding, Judged, Records
 from mgpu.dialects.vocabulary import vocabularies
 from mgpu.model import budget
 from mgpu.model.asks import Ask
@@ -18,12 +19,20 @@ from mgpu.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class GpuPod:
-    """A pod that asks for GPU. `ask` None: malformed, `problems` say how. version: its resourceVersion."""
+    """A pod that asks for GPU. `ask` None: malformed, `problems` say how. version: its resourceVersion.
+
+    judged: what was found of its record; where that does not count, `pod` is without it.
+    """
 
     pod: Pod
     ask: Ask | None
     problems: tuple[Problem, ...] = ()
     version: str = ""
+    judged: Judged | None = None
+
+    @property
+    def finding(self) -> Finding | None:
+        return self.judged.finding if self.judged is not None else None
 
     @property
     def dialect(self) -> str:
@@ -35,14 +44,17 @@ class GpuPod:
         return self.ask.wishes if self.ask is not None else NONE
 
 
-def read_gpu_pod(raw: Mapping[str, Any], settings: Settings) -> GpuPod | None:
+def read_gpu_pod(raw: Mapping[str, Any], settings: Settings, records: Records = OPEN) -> GpuPod | None:
     """The pod, if it asks for GPU in a vocabulary that is served. Raises BadObject only where it is no pod at all."""
-    return gpu_pod_of(read_pod(raw), raw, settings)
+    return gpu_pod_of(read_pod(raw), raw, settings, records)
 
 
-def gpu_pod_of(pod: Pod, raw: Mapping[str, Any], settings: Settings) -> GpuPod | None:
-    """The same of a pod that is read already."""
+def gpu_pod_of(
+    pod: Pod, raw: Mapping[str, Any], settings: Settings, records: Records = OPEN, before: Judged | None = None
+) -> GpuPod | None:
+    """The same of a pod that is read already. before: what was found of its record when it was read the last time."""
     version = str((raw.get("metadata") or {}).get("resourceVersion", ""))
+    pod, judged = records.judge(pod, before)
     pod = dialects.without_unread(pod)
     # A pod that is bound was admitted once, maybe before there was a budget.
     if not pod.node and (large := budget.excess(raw)):
@@ -50,16 +62,16 @@ def gpu_pod_of(pod: Pod, raw: Mapping[str, Any], settings: Settings) -> GpuPod |
     try:
         ask = dialects.read_ask(pod, settings)
     except BadObject as error:
-        return _refused(pod, error.problems, version)
+        return _refused(pod, error.problems, version, judged)
     if ask is None:
         return None
     problems = () if pod.node else tuple(_unhanded(pod, ask, settings))
-    return _refused(pod, problems, version) if problems else GpuPod(pod, ask, (), version)
+    return _refused(pod, problems, version, judged) if problems else GpuPod(pod, ask, (), version, judged)
 
 
-def _refused(pod: Pod, problems: Sequence[Problem], version: str) -> GpuPod:
+def _refused(pod: Pod, problems: Sequence[Problem], version: str, judged: Judged | None = None) -> GpuPod:
     """Of a pod that gets no cards nobody looks at its containers, which may be many, before it is bound."""
-    return GpuPod(pod if pod.node else replace(pod, containers=()), None, first(problems), version)
+    return GpuPod(pod if pod.node else replace(pod, containers=()), None, first(problems), version, judged)
 
 
 def _unhanded(pod: Pod, ask: Ask, settings: Settings) -> Iterator[Problem]:

@@ -141,7 +141,9 @@ class LateDecisions:
         meta: dict[str, Any] = {"uid": pod.uid, "resourceVersion": known.version}
         path = pod_path(pod.namespace, pod.name)
         if isinstance(wanted, Decision):
-            self._api.patch(path, {"metadata": {**meta, "annotations": dict(wanted.annotations)}})
+            # What does not count of the pod's annotations goes in the same write: it would break the new seal.
+            stale = dict.fromkeys(known.finding.keys) if known.finding else {}
+            self._api.patch(path, {"metadata": {**meta, "annotations": {**stale, **wanted.annotations}}})
             metrics.LATE.labels("decided").inc()
             log.info("cards decided late", extra={"pod": pod.uid, "node": pod.node})
             return
@@ -155,7 +157,9 @@ class LateDecisions:
     def _read(self, known: GpuPod) -> GpuPod | None:
         """The pod as it is now, if it still is without cards."""
         raw = self._api.get(pod_path(known.pod.namespace, known.pod.name))
-        fresh = read_gpu_pod(raw, self._settings) if raw["metadata"]["uid"] == known.pod.uid else None
+        if raw["metadata"]["uid"] != known.pod.uid:
+            return None
+        fresh = read_gpu_pod(raw, self._settings, self._state.records)
         if fresh is None or fresh.pod.ended or fresh.pod.deleting or dialects.has_run(fresh.pod, fresh.ask):
             return None
         return fresh if _without_record(fresh) else None

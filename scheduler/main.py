@@ -11,6 +11,7 @@ from mgpu.cli.certificate import prepare
 from mgpu.cli.setup import UNITS, read_settings
 from mgpu.kube import Api
 from mgpu.serving import logs
+from mgpu.serving.record_keys import read_records
 from mgpu.serving.server import serve
 from mgpu.settings import CARD_POLICIES, NODE_POLICIES, Settings
 from scheduler.app import listeners
@@ -65,7 +66,8 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
     own = settings.scheduler
     # Not shared with the certificates' thread below: its pool is used only in the worker, after the fork.
     api = Api.connect(kubeconfig)
-    process = Process(settings, api, f"{socket.gethostname()}-{os.getpid()}")
+    records = read_records(settings, signing=True)
+    process = Process(settings, api, f"{socket.gethostname()}-{os.getpid()}", records)
     certificate, keeper = prepare(own, kubeconfig, stack)
 
     def start() -> None:

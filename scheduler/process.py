@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from mgpu.dialects import gpushare, mtgpu
+from mgpu.dialects.records import OPEN, Records
 from mgpu.kube import Api, Unreachable
 from mgpu.kube.events import Recorder
 from mgpu.kube.fence import FencedApi
@@ -58,7 +59,7 @@ SWITCH_SECONDS = 0.001
 class Process:
     """Built without side effects; `start` begins the watches and threads, in the process that will serve."""
 
-    def __init__(self, settings: Settings, api: Api, identity: str) -> None:
+    def __init__(self, settings: Settings, api: Api, identity: str, records: Records = OPEN) -> None:
         self._settings, self._api, self._identity = settings, api, identity
         self.announcements = Announcements(api, self.may_decide)
         self.state = State(
@@ -69,6 +70,7 @@ class Process:
             recut=lambda node: self.planning.changed(node),
             touched=lambda node: self.mtgpus.touched(node),
             left=self.announcements.left,
+            records=records,
         )
         writes = FencedApi(api, self._may_write)
         writer = Writer(writes, settings)

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from mgpu.dialects.records import OPEN, Records
+from mgpu.kube.events import pod_reference
 from mgpu.model import inventory
 from mgpu.model.asks import Ask, Rejection
 from mgpu.model.cards import CardState
@@ -61,7 +63,9 @@ class State:
         recut: Callable[[str], None] = lambda _: None,
         touched: Callable[[str], None] = lambda _: None,
         left: Callable[[str], None] = lambda _: None,
+        records: Records = OPEN,
     ) -> None:
+        self.records, self._warn = records, warn
         self._settings, self._tell_undecided, self._tell_freed, self._tell_left = settings, undecided, freed, left
         self._tell_recut, self._tell_touched, self._closed = recut, touched, False
         self._lock = threading.RLock()
@@ -83,7 +87,9 @@ class State:
         self._agents = Agents(own.namespace if own.require_ready_agents else None, freed)
         self._slices = self._inventories.slices
         self.sites = Sites(self._lock, self.view, self._inventories, self._ledger, self._replanned, settings)
-        self.mtgpus = MtgpuPods(self._lock, self._nodes, self._accounts, self._shown.version, self._ours.on, freed)
+        self.mtgpus = MtgpuPods(
+            self._lock, self._nodes, self._accounts, self._shown.version, self._ours.on, freed, records, warn
+        )
         self.snapshots = Snapshots(
             self._lock, self._nodes, self._pods, self._inventories, self._ledger, self._shown.versions
         )
@@ -144,7 +150,10 @@ class State:
 
     def pod_changed(self, raw: Raw) -> None:
         pod, meta = read_pod(raw), raw["metadata"]
-        known = gpu_pod_of(pod, raw, self._settings)
+        # The watch alone changes a pod here: what was found of its record before may be looked at without the lock, and
+        # verifying a seal does not hold anybody up.
+        seen = self._pods.get(meta["uid"])
+        known = gpu_pod_of(pod, raw, self._settings, self.records, seen.judged if seen else None)
         with self._lock:
             self._agents.pod_changed(raw)
             self._uids[meta["namespace"], meta["name"]] = meta["uid"]
@@ -158,6 +167,9 @@ class State:
                 self._pods[meta["uid"]] = known
                 self._accounts.settle(known)
                 self._shown.mark(self._nominations.follow(known))
+            if known is not None:
+                self._tell_of_finding(known, before)
+                pod = known.pod
             self._count(pod)
             self.sites.follow(pod)
             self.mtgpus.pod_changed(pod, raw)
@@ -381,6 +393,12 @@ class State:
         """Reservations whose pod has not appeared on its node in time, oldest first."""
         with self._lock:
             return self._decisions.overdue()
+
+    def _tell_of_finding(self, known: GpuPod, before: GpuPod | None) -> None:
+        """Once for each finding, not with every event of its pod."""
+        finding, pod = known.finding, known.pod
+        if finding is not None and not pod.ended and (before is None or before.finding != finding):
+            self._warn(pod_reference(pod.namespace, pod.name, pod.uid), finding.reason, finding.message)
 
     def _count(self, pod: Pod) -> None:
         self._usage.follow(pod, decision.node if (decision := self.decision(pod.uid)) else "")

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from mgpu.dialects.node_resources import SHARE
-from mgpu.dialects.vocabulary import vocabulary_of
+from mgpu.dialects.vocabulary import MTGPU, vocabulary_of
 from mgpu.model.cards import WHOLE_CORE, Card
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.ledger import Holding, Share
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.quantities import MAX
+from mgpu.model.seals import Subject
 from mgpu.model.tables import table_at
 from mgpu.model.wishes import ALL as WISHES
 from mgpu.settings import Settings
@@ -264,3 +265,24 @@ def occupied(pod: Pod) -> tuple[str, str] | None:
         return None
     node = pod.name.removeprefix(_OCCUPY).removesuffix(f"-{gpuid}")
     return (node, gpuid) if node and pod.name == occupy_name(node, gpuid) else None
+
+
+def annotations_of(raw: Mapping[str, Any]) -> Mapping[str, str]:
+    return {key: text for key, text in table_at(raw, "metadata", "annotations").items() if isinstance(text, str)}
+
+
+def created(raw: Mapping[str, Any]) -> str:
+    """When the API server created the object; "": never, it is about to be created."""
+    return str(table_at(raw, "metadata").get("creationTimestamp") or "")
+
+
+def said(raw: Mapping[str, Any]) -> dict[str, str]:
+    """What a Pod says of the share of a card that its MtgpuPod has: its annotations of the vocabulary, and the card."""
+    own = {key: text for key, text in annotations_of(raw).items() if key.startswith(MTGPU)}
+    return {**own, VISIBLE: card_of(raw)}
+
+
+def subject(raw: Mapping[str, Any], owner: str) -> Subject:
+    """Of the seal of the Pod `raw` of the MtgpuPod with the uid `owner`."""
+    meta, node = table_at(raw, "metadata"), table_at(raw, "spec").get("nodeName")
+    return Subject(owner, str(meta.get("namespace", "")), str(meta.get("name", "")), str(node or ""))

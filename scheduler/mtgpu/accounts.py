@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mgpu.dialects import mtgpu
+from mgpu.dialects.records import Finding, Records
+from mgpu.kube.events import pod_reference
 from mgpu.model.cards import CardState
 from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Holding, Share
@@ -75,7 +77,11 @@ class MtgpuPods:
         version: Callable[[str], int],
         ours: Callable[[str], tuple[int, ...]],
         freed: Callable[[str], None],
+        records: Records,
+        warn: Callable[[dict[str, Any], str, str], None],
     ) -> None:
+        self._records, self._warn = records, warn
+        self._findings: dict[str, Finding] = {}  # Pod → why it is no MtgpuPod's
         self._lock, self._nodes, self._accounts, self._version = lock, nodes, accounts, version
         self._ours, self._tell_freed = ours, freed
         self._seen: dict[str, _Seen] = {}
@@ -105,16 +111,31 @@ class MtgpuPods:
 
     def pod_changed(self, pod: Pod, raw: Raw) -> None:
         own = _own(pod, raw)
+        finding = self._records.finding_of_mtgpu(raw) if own is not None else None
         with self._lock:
+            if finding is not None:
+                # It holds nothing, and keeps nothing held: a user may name any MtgpuPod as the owner of a Pod.
+                own = None
+                if self._findings.get(pod.uid) != finding and not pod.ended:
+                    reference = pod_reference(pod.namespace, pod.name, pod.uid)
+                    self._warn(reference, finding.reason, finding.message)
+                self._findings[pod.uid] = finding
+            else:
+                self._findings.pop(pod.uid, None)
             if own is None:
-                self.pod_gone(pod.uid)
+                self._drop_own(pod.uid)
             elif own != self._own.get(pod.uid):
-                self.pod_gone(pod.uid)
+                self._drop_own(pod.uid)
                 self._own[pod.uid] = own
                 _add(self._pods_of, own.owner, pod.uid)
                 self._settle_of_pod(pod.uid, own)
 
     def pod_gone(self, uid: str) -> None:
+        with self._lock:
+            self._findings.pop(uid, None)
+            self._drop_own(uid)
+
+    def _drop_own(self, uid: str) -> None:
         with self._lock:
             own = self._own.pop(uid, None)
             if own is None:

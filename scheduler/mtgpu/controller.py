@@ -62,7 +62,7 @@ class Controller:
     ) -> None:
         self._state, self._settings, self._tell, self._may_decide = state, settings, tell, may_decide
         self._writer = Writer(api, self._may_write)
-        self._known, self._queue = Known(), Queue(clock)
+        self._known, self._queue = Known(state.records), Queue(clock)
         self._feeding = threading.Lock()
         self._failed = False
         self._term = self._term_of_attempt = 0
@@ -268,7 +268,8 @@ class Controller:
             verdict = replace(verdict, bind="")
         status = None
         if verdict.make and pod is not None and verdict.card is not None and self._is_due(pod.node, pod.uid):
-            said = self._make(pod, pods.manifest(self._whole(item, pod), pod, verdict.card))
+            manifest = pods.manifest(self._whole(item, pod), pod, verdict.card)
+            said = self._make(pod, self._sealed(manifest, pod.uid))
             if isinstance(said, str):
                 status = refused(item, verdict, said, now)
             else:
@@ -282,6 +283,10 @@ class Controller:
         if not isinstance(now, MtgpuPod) or now.asks != pod.asks:
             raise _Stale(f"{pod.key} has changed since it was looked at")
         return whole
+
+    def _sealed(self, manifest: dict[str, Any], owner: str) -> Raw:
+        manifest["metadata"]["annotations"] |= self._state.records.sealed_mtgpu(manifest, owner)
+        return manifest
 
     def _make(self, pod: MtgpuPod, manifest: Raw) -> Said | str | None:
         """None: it is there, or about to be; else why not. A text: and never will be."""

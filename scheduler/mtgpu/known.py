@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mgpu.dialects import mtgpu
+from mgpu.dialects.records import OPEN, Records
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.tables import table_at
 from scheduler.mtgpu.kept import of_mtgpupod, of_occupy_pod, of_own_pod, read_text, text_of
@@ -35,7 +36,8 @@ class OnNode:
 class Known:
     """Not thread-safe, but for `concerns`. What takes an object returns the nodes whose MtgpuPods it may concern."""
 
-    def __init__(self) -> None:
+    def __init__(self, records: Records = OPEN) -> None:
+        self._records = records
         self._items: dict[Key, bytes] = {}
         self._node_of: dict[Key, str] = {}
         self._on: dict[str, set[Key]] = {}
@@ -108,7 +110,7 @@ class Known:
 
     def _pod(self, key: Key, now: Raw | None) -> Collection[str]:
         self._made.pop(key, None)
-        if now is not None and _is_made(now):
+        if now is not None and _is_made(now) and self._records.finding_of_mtgpu(now) is None:
             self._made[key] = text_of(of_own_pod(now))
         concerned = {self._node_of[key]} if key in self._node_of else set()
         named = _named(key)
@@ -144,7 +146,7 @@ def is_own(pod: Raw, item: Raw) -> bool:
 
 
 def _is_made(pod: Raw) -> bool:
-    """Whether it was made for an MtgpuPod: nobody else's Pods may have such annotations (the webhook denies them)."""
+    """Whether it says that it was created for an MtgpuPod. Admission denies that to users; its seal proves it."""
     meta = pod["metadata"]
     kinds = [(owner.get("apiVersion"), owner.get("kind")) for owner in meta.get("ownerReferences") or ()]
     return mtgpu.GPUID in (meta.get("annotations") or {}) or (mtgpu.API_VERSION, mtgpu.KIND) in kinds

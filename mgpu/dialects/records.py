@@ -1,0 +1,141 @@
+"""Which records count: those that mgpu sealed, those from before sealing came into force, and those of named peers.
+
+The scheduler and the node agent read the placement annotations of a pod through `Records.judge`. A record that does not
+count is taken from the pod before anything else reads it, as if it had never been written.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from mgpu import dialects
+from mgpu.dialects import gpushare, koordinator, mtgpu
+from mgpu.model.pods import Pod
+from mgpu.model.seals import SEAL, Keys, Seal, Subject
+
+_MUTABLE = frozenset((gpushare.ASSIGNED,))
+"""The node agent changes it after the decision, and nothing is derived from it."""
+PEERS = (koordinator.NAME, gpushare.NAME, mtgpu.NAME)
+"""The vocabularies whose records other schedulers write too."""
+
+
+class Reason(StrEnum):
+    """Why a record does not count; the reason of the Event on its pod."""
+
+    UNSEALED = "UnsealedRecord"
+    FORGED = "ForgedRecord"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A record that does not count. keys: of the annotations that make it, its seal included."""
+
+    reason: Reason
+    message: str
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What was found of a record, with all that this depends on: the same again needs no second verification."""
+
+    subject: Subject
+    created: str
+    record: tuple[tuple[str, str], ...]
+    finding: Finding | None
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """keys None: records are not sealed on this cluster. peers: vocabularies whose records count without a seal."""
+
+    keys: Keys | None = None
+    peers: frozenset[str] = frozenset()
+
+    def judge(self, pod: Pod, before: Judged | None = None) -> tuple[Pod, Judged | None]:
+        """The pod with the record that counts, and what was found; None: there is nothing to find.
+
+        before: what was found when the pod was read the last time.
+        """
+        if self.keys is None or not pod.node or not pod.annotations:
+            return pod, None
+        found = tuple(sorted(row for row in pod.annotations.items() if dialects.is_placement_annotation(row[0])))
+        if not found:
+            return pod, None
+        subject = Subject(pod.uid, pod.namespace, pod.name, pod.node)
+        judged = Judged(subject, pod.created, found, None)
+        if before is not None and before == replace(judged, finding=before.finding):
+            judged = before
+        else:
+            judged = replace(judged, finding=self._finding(judged, self.keys))
+        if judged.finding is None:
+            return pod, judged
+        kept = {key: value for key, value in pod.annotations.items() if key not in judged.finding.keys}
+        return replace(pod, annotations=kept), judged
+
+    def sealed(self, subject: Subject, record: Mapping[str, str]) -> dict[str, str]:
+        """The annotations of a decision with their seal, where records are sealed. An empty record needs none."""
+        if self.keys is None or self.keys.signer is None or not record:
+            return dict(record)
+        return {**record, SEAL: str(self.keys.signer.sign(subject, _signed(record)))}
+
+    def _finding(self, judged: Judged, keys: Keys) -> Finding | None:
+        record = dict(judged.record)
+        seal = record.pop(SEAL, None)
+        if seal is None:
+            if _is_older(judged.created, keys) or self._is_of_peer(record):
+                return None
+            text = "has no seal, and only records that mgpu decided count; a peer's need its name in records.peers"
+            return Finding(Reason.UNSEALED, f"the record of its cards {text}", tuple(record))
+        why = keys.refusal(judged.subject, _signed(record), seal)
+        if why is None:
+            return None
+        text = f"the seal of the record of its cards does not count: {why}; the record is ignored"
+        return Finding(Reason.FORGED, text, (*record, SEAL))
+
+    def _is_of_peer(self, record: Mapping[str, str]) -> bool:
+        owners = [dialect for dialect in dialects.ALL if dialect.NAME in self.peers]
+        return all(any(dialect.owns_annotation(key) for dialect in owners) for key in record)
+
+    # The Pods of MtgpuPods.
+
+    def sealed_mtgpu(self, raw: Mapping[str, object], owner: str) -> dict[str, str]:
+        """The annotations of the Pod that the controller creates for the MtgpuPod with this uid, with their seal."""
+        said = mtgpu.said(raw)
+        if self.keys is None or self.keys.signer is None:
+            return {}
+        return {SEAL: str(self.keys.signer.sign(mtgpu.subject(raw, owner), said))}
+
+    def finding_of_mtgpu(self, raw: Mapping[str, object]) -> Finding | None:
+        """Why a Pod that poses as the one of an MtgpuPod is none; None: it is one, or does not pose as one.
+
+        Its subject is the MtgpuPod, since the uid of a Pod is not known before it is created; so its seal names it. A
+        Pod without an owner was orphaned; one with another owner than its seal says was not made for that owner.
+        """
+        owner, annotations = mtgpu.owner_of(raw), mtgpu.annotations_of(raw)
+        if self.keys is None or not (owner or mtgpu.GPUID in annotations):
+            return None
+        text = annotations.get(SEAL)
+        if text is None:
+            if mtgpu.NAME in self.peers or _is_older(mtgpu.created(raw), self.keys):
+                return None
+            return Finding(Reason.UNSEALED, "poses as the Pod of an MtgpuPod, and mgpu did not create it: no seal", ())
+        seal = Seal.read(text)
+        named = owner or (seal.subject if seal else "")
+        why = self.keys.refusal(mtgpu.subject(raw, named), mtgpu.said(raw), text)
+        if why is None:
+            return None
+        return Finding(Reason.FORGED, f"poses as the Pod of an MtgpuPod, and its seal does not count: {why}", ())
+
+
+OPEN = Records()
+"""Records are not sealed: every one that can be read counts."""
+
+
+def _is_older(created: str, keys: Keys) -> bool:
+    """Whether the API server created this before sealing came into force. Its times sort as their texts do."""
+    return bool(created) and created < keys.since
+
+
+def _signed(record: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in record.items() if key != SEAL and key not in _MUTABLE}

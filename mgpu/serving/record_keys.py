@@ -1,0 +1,104 @@
+"""The keys of records, read from the files that the settings name."""
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+
+from mgpu.dialects.records import Records
+from mgpu.model.errors import BadObject, Problem
+from mgpu.model.seals import Keys, Signer, key_id
+from mgpu.settings import Settings
+
+log = logging.getLogger(__name__)
+
+SINCE = "since"
+"""The file beside the public keys with the time at which sealing came into force."""
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
+_SIGNING, _PUBLIC = "records.signingKey", "records.publicKeys"
+
+
+def read_records(settings: Settings, *, signing: bool) -> Records:
+    """Which records count. signing: in the scheduler, which needs the private key too.
+
+    Raises BadObject: a key that cannot be read is never the same as no key, which would let every record count.
+    """
+    own = settings.records
+    peers: frozenset[str] = frozenset(own.peers)
+    if not own.public_keys:
+        if signing and own.signing_key:
+            raise _bad(_PUBLIC, f"must be set where {_SIGNING} is: nobody could verify the seals")
+        text = "records are not sealed (records.publicKeys is empty): a record counts if admission let it pass"
+        log.warning("%s; docs/security.md, Records", text)
+        return Records(None, peers)
+    folder = Path(own.public_keys)
+    public = {key_id(key): key for key in _public_keys(folder)}
+    signer = _signer(Path(own.signing_key)) if signing else None
+    if signer is not None and signer.id not in public:
+        raise _bad(
+            _SIGNING, f"{own.signing_key} has the id {signer.id}, which no key in {folder} has; add its public key"
+        )
+    return Records(Keys(_since(folder / SINCE), public, signer), peers)
+
+
+def read_public(path: str, texts: dict[str, str]) -> Keys:
+    """The public keys of a ConfigMap's `data`. path: how messages name it. Raises BadObject."""
+    keys = [
+        _public_key(f"{path}[{name}]", text.encode()) for name, text in sorted(texts.items()) if name.endswith(".pem")
+    ]
+    return Keys(_time(f"{path}[{SINCE}]", texts.get(SINCE, "")), {key_id(key): key for key in keys})
+
+
+def _public_keys(folder: Path) -> Iterator[Ed25519PublicKey]:
+    files = sorted(folder.glob("*.pem"))
+    if not files:
+        raise _bad(_PUBLIC, f"{folder} has no file *.pem; it must have the public key of {_SIGNING}")
+    for file in files:
+        yield _public_key(f"{_PUBLIC}: {file}", _read(_PUBLIC, file))
+
+
+def _public_key(path: str, pem: bytes) -> Ed25519PublicKey:
+    try:
+        key = load_pem_public_key(pem)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise _bad(path, "is no public key in PEM") from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise _bad(path, "must be an Ed25519 key; make one with openssl genpkey -algorithm ed25519")
+    return key
+
+
+def _signer(file: Path) -> Signer:
+    try:
+        key = load_pem_private_key(_read(_SIGNING, file), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise _bad(_SIGNING, f"{file} is no private key in PEM without a password") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise _bad(_SIGNING, f"{file} must be an Ed25519 key; make one with openssl genpkey -algorithm ed25519")
+    return Signer(key)
+
+
+def _since(file: Path) -> str:
+    return _time(f"{_PUBLIC}: {file}", _read(_PUBLIC, file).decode("ascii", "replace").strip())
+
+
+def _time(path: str, text: str) -> str:
+    if not _TIME.fullmatch(text):
+        raise _bad(path, f"must be a time such as 2026-01-31T12:00:00Z, not {text[:40]!r}")
+    return text
+
+
+def _read(setting: str, file: Path) -> bytes:
+    if file == Path():
+        raise _bad(setting, "must be set where records.publicKeys is")
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise _bad(setting, f"{file} cannot be read: {error.strerror}") from error
+
+
+def _bad(path: str, text: str) -> BadObject:
+    return BadObject([Problem(path, text)])
