@@ -50,6 +50,7 @@ from mgpu.model.errors import RetryLater
 from mgpu.model.given import write_given
 from mgpu.model.partitioning import LABEL
 from mgpu.model.slices import MIG, MPS
+from mgpu.serving.record_keys import warn_if_unsealed
 from mgpu.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ class Agent:
         self._source = source
         self._cards = CardWatch(source, self._take_cards, self._warn_node)
         self._pods = NodePods(settings, self._take_pods, records)
-        self._sealed = records.keys is not None
+        self._sealed_by = records
         self._reflector = Reflector(
             api, "/api/v1/pods", self._pods.take, self._pods.drop, {"fieldSelector": f"spec.nodeName={own.node}"}
         )
@@ -171,7 +172,9 @@ class Agent:
         )
 
     def _exchange(self) -> Exchange:
-        return Exchange(self._pods, self._gpus, self._settings, self._records.write, sealed=self._sealed)
+        return Exchange(
+            self._pods, self._gpus, self._settings, self._records.write, sealed=self._sealed_by.keys is not None
+        )
 
     def _slices_with(self, files: CdiFiles, api: Api, driver: MigDriver) -> Slices:
         around = Around(
@@ -252,6 +255,7 @@ class Agent:
         self._mps.recover()
         self._start(self._reporter, self._records, self._slices, self._limits)
         log.info("started", extra={"node": self._node_name})
+        warn_if_unsealed(self._sealed_by)
         if self._settings.deviceplugin.enforce == "mps" and self._node.mps is None:
             self._warn_mps("deviceplugin.enforce is mps, and nothing is enforced: the runtime has no CDI")
         serving = [asyncio.create_task(work) for work in (self._serve(), self._slices.run())]

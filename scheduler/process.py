@@ -19,6 +19,7 @@ from mgpu.kube.leader import LAND_SECONDS, Leader
 from mgpu.kube.reflector import Reflector
 from mgpu.model.errors import RetryLater
 from mgpu.model.inventory import DEVICE_API
+from mgpu.serving.record_keys import warn_if_unsealed
 from mgpu.settings import Settings
 from scheduler import disruption, metrics
 from scheduler.announcing import Announcements
@@ -122,6 +123,7 @@ class Process:
         self._leaving: list[threading.Thread] = []
 
     def start(self) -> None:
+        warn_if_unsealed(self.state.records)
         sys.setswitchinterval(SWITCH_SECONDS)
         self._recorder = Recorder(self._api, "mgpu-scheduler", self._identity)
         self._run("steward", self._steward)

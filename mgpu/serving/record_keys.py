@@ -32,8 +32,6 @@ def read_records(settings: Settings, *, signing: bool) -> Records:
     if not own.public_keys:
         if signing and own.signing_key:
             raise _bad(_PUBLIC, f"must be set where {_SIGNING} is: nobody could verify the seals")
-        text = "records are not sealed (records.publicKeys is empty): a record counts if admission let it pass"
-        log.warning("%s; docs/security.md, Records", text)
         return Records(None, peers)
     folder = Path(own.public_keys)
     public = {key_id(key): key for key in _public_keys(folder)}
@@ -43,6 +41,13 @@ def read_records(settings: Settings, *, signing: bool) -> Records:
             _SIGNING, f"{own.signing_key} has the id {signer.id}, which no key in {folder} has; add its public key"
         )
     return Records(Keys(_since(folder / SINCE), public, signer), peers)
+
+
+def warn_if_unsealed(records: Records) -> None:
+    """Say at the start that everybody whom admission lets write a record is believed."""
+    if records.keys is None:
+        text = "records are not sealed (records.publicKeys is empty): a record counts if admission let it pass"
+        log.warning("%s; docs/security.md, Records", text)
 
 
 def read_public(path: str, texts: dict[str, str]) -> Keys:

@@ -1,0 +1,137 @@
+"""Attacks with admission out of the way: the webhook is gone, and a tenant writes any annotation, status and node.
+
+What is left are the amounts of the request and the seals. No pod sees or holds a card that was not decided for it.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mgpu.model.seals import SEAL
+from playground.cluster import Cluster
+from playground.nodes import make_nodes
+from tests.e2e.bench import GPUSHARE, INDEX, KOORDINATOR, Bench, Json, asking, share
+from tests.e2e.clusters import patient
+from tests.waiting import until
+
+_WEBHOOKS = "/apis/admissionregistration.k8s.io/v1"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with patient(make_nodes(2, 4)) as made:
+        for kind in ("mutating", "validating"):
+            made.api.delete(f"{_WEBHOOKS}/{kind}webhookconfigurations/mgpu-webhook")
+        yield made
+
+
+def written(pod: Json, record: dict[str, str], **spec: Any) -> Json:
+    return {**pod, "metadata": {**pod["metadata"], "annotations": record}, "spec": {**pod["spec"], **spec}}
+
+
+def of_card(minor: int, percent: int) -> str:
+    amounts = {"koordinator.sh/gpu-core": str(percent), "koordinator.sh/gpu-memory-ratio": str(percent)}
+    return json.dumps({"gpu": [{"minor": minor, "resources": amounts}]})
+
+
+FORGED: dict[str, tuple[Json, dict[str, str]]] = {
+    "koordinator": (asking("thief", core=1, ratio=1), {KOORDINATOR: of_card(0, 1)}),
+    "mgpu": (share("thief", core=1, mib=256), {f"{INDEX}c": "0", "vke.volcengine.com/assumed": "true"}),
+    "gpushare": (asking("thief", gpu_mem=1), {"ALIYUN_COM_GPU_MEM_IDX": "0", GPUSHARE: json.dumps({"c": {"0": 1}})}),
+}
+"""Records that are right in form and amount, of a card that another pod has as a whole."""
+
+
+def decided(bench: Bench, name: str) -> None:
+    """The pod runs on cards of the scheduler's: one that nobody has, sealed for this very pod."""
+    bench.exact(name)
+    pod = bench.pod(name)
+    assert f".{pod.metadata.uid}." in pod.metadata.annotations[SEAL]
+    assert bench.within_capacity()
+
+
+@pytest.mark.parametrize("node", ["node-1", ""], ids=["bound", "unbound"])
+@pytest.mark.parametrize("name", FORGED)
+def test_a_record_without_a_seal_is_a_finding_and_decided_anew(bench: Bench, name: str, node: str) -> None:
+    bench.create(share("victim", core=300, mib=None, nodeName="node-1"))
+    decided(bench, "victim")
+    (pod, record), thief = FORGED[name], f"thief-{name}-{node}".rstrip("-")
+    bench.create(written({**pod, "metadata": {"name": thief}}, record, **({"nodeName": node} if node else {})))
+    decided(bench, thief)
+    assert bench.pod(thief).spec.node_name != "node-1" or bench.sees(thief) == {"c": [3]}
+    if node:
+        (message,) = until(lambda: bench.events(thief, "UnsealedRecord"))
+        assert "only records that mgpu decided count" in message
+
+
+def test_a_copied_record_with_its_seal_is_a_finding_and_decided_anew(bench: Bench) -> None:
+    bench.create(share("victim", core=300, mib=None, nodeName="node-1"))
+    decided(bench, "victim")
+    copied = dict(bench.pod("victim").metadata.annotations)
+    bench.create(written(share("copier", core=100, mib=None), {**copied, f"{INDEX}c": "0"}, nodeName="node-1"))
+    decided(bench, "copier")
+    assert bench.sees("copier") == {"c": [3]}
+    assert until(lambda: bench.events("copier", "ForgedRecord"))
+
+
+def test_a_pod_that_is_created_again_with_all_that_its_namesake_had_is_decided_anew(bench: Bench) -> None:
+    bench.create(share("p", core=100, mib=None, nodeName="node-1"))
+    decided(bench, "p")
+    annotations = dict(bench.pod("p").metadata.annotations)
+    bench.delete("p")
+    bench.create(share("other", core=100, mib=None, nodeName="node-1"))
+    decided(bench, "other")
+    assert bench.cards("other")["c"] == [int(annotations[f"{INDEX}c"])], "the card went to another pod"
+    bench.create(written(share("p", core=100, mib=None), annotations, nodeName="node-1"))
+    decided(bench, "p")
+    assert bench.cards("p") != bench.cards("other")
+
+
+def test_a_record_that_is_changed_before_the_pod_starts_shows_nothing(bench: Bench) -> None:
+    """On a node whose cards are all taken: there is nothing to decide anew."""
+    bench.create(share("victim", core=400, mib=None, nodeName="node-1"))
+    decided(bench, "victim")
+    bench.create(
+        written(
+            share("thief-of-all", core=100, mib=None), dict(bench.pod("victim").metadata.annotations), nodeName="node-1"
+        )
+    )
+    until(lambda: bench.pod("thief-of-all").status.phase == "Failed")
+    statuses = bench.pod("thief-of-all").status.container_statuses or ()
+    assert not any(status.container_id for status in statuses)
+
+
+def test_an_outage_of_the_scheduler_lets_a_binding_with_annotations_decide_nothing(bench: Bench) -> None:
+    """`failurePolicy: Ignore` lets the Binding pass as it was written."""
+    bench.create(share("victim", core=300, mib=None, nodeName="node-1"))
+    decided(bench, "victim")
+    bench.create(share("thief", core=100, mib=None, schedulerName="somebody-else"))
+    cluster = bench.cluster
+    cluster.processes["scheduler"].kill()
+    try:
+        target = {"apiVersion": "v1", "kind": "Node", "name": "node-1"}
+        meta = {"name": "thief", "annotations": dict(bench.pod("victim").metadata.annotations)}
+        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": meta, "target": target}
+        cluster.api.create("/api/v1/namespaces/default/pods/thief/binding", binding)
+        assert bench.pod("thief").metadata.annotations[SEAL]
+    finally:
+        cluster.restart("scheduler")
+    decided(bench, "thief")
+    assert bench.sees("thief") == {"c": [3]}
+
+
+def test_a_pod_that_poses_as_an_mtgpupods_holds_nothing(bench: Bench) -> None:
+    said = {"gpu_request": "1", "gpu_limit": "1", "gpu_mem": str(8 << 30), "GPUID": "abc"}
+    owner = {"apiVersion": "lsalab.nthu/v1", "kind": "MtgpuPod", "name": "m", "uid": "5d0fc0fb", "controller": True}
+    own = {"name": "c", "image": "x", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "GPU-node-1-0"}]}
+    meta = {
+        "name": "poser",
+        "annotations": {f"lsalab.nthu/{k}": v for k, v in said.items()},
+        "ownerReferences": [owner],
+    }
+    bench.create({"metadata": meta, "spec": {"nodeName": "node-1", "containers": [own]}})
+    assert until(lambda: bench.events("poser", "UnsealedRecord"))
+    bench.create(share("p", core=400, mib=None, nodeName="node-1"))
+    decided(bench, "p")
