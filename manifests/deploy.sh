@@ -133,6 +133,13 @@ make_authorities() {
     CA=${CA:-keep} "$here/certificates.sh"
 }
 
+# The key that records are sealed with, where the folder has a scheduler that mounts it.
+make_record_keys() {
+    grep -q 'secretName: mgpu-record-key$' "$top/rendered.yaml" || return 0
+    kubectl apply --server-side --force-conflicts --field-manager=mgpu -f "$here/base/namespace.yaml"
+    "$here/record-keys.sh"
+}
+
 trust_authorities() {
     has_own_authority || return 0
     # On the first deployment the webhook configurations were not there before.
@@ -171,6 +178,7 @@ keep_the_crd_of_others
 put_in_api_servers
 assemble >"$top/kustomization.yaml"
 make_authorities
+make_record_keys
 apply
 trust_authorities
 remove_former_rights

@@ -36,7 +36,7 @@ from playground.nodes import NodeSpec, make_nodes
 from playground.ports import free_port
 from playground.processes import Process, StartError
 from playground.realapi import real_api_server, requests_in
-from playground.record_keys import record_keys
+from playground.record_keys import config_map, record_keys
 from playground.runtime import Runtime
 from playground.scheduling import Extender, Scheduling
 from playground.stock import StockPlugin
@@ -258,6 +258,7 @@ class Cluster:
         """All at once, then wait for all: most of a start is Python's imports."""
         own = {f"deviceplugin-{node.name}": self._agent_environment(node) for node in self.nodes}
         keys = record_keys(self.folder / "records")
+        self.api.create(f"/api/v1/namespaces/{_NAMESPACE}/configmaps", config_map(keys))
         for name, command in self.commands(self._ports).items():
             environ = _environment(self.folder) | keys | own.get(name, {})
             self.processes[name] = Process(name, command, self.logs / f"{name}.log", environ)

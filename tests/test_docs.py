@@ -12,6 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from mgpu.cli.main import main
+from mgpu.dialects.records import Reason
 from mgpu.settings import Settings
 
 ROOT = Path(__file__).parents[1]
@@ -168,6 +169,7 @@ def test_operations_tells_of_every_event() -> None:
     )
     sources = [path.read_text() for part in ("scheduler", "deviceplugin") for path in (ROOT / part).rglob("*.py")]
     reasons = {name for text in sources for names in told.findall(text) for name in names if name}
+    reasons |= set(Reason)
     (table,) = re.findall(r"^\| Event \|.*?\n\n", (ROOT / "docs/operations.md").read_text(), re.MULTILINE | re.DOTALL)
     assert {name for row in re.findall(r"^\| (`.+?) \|", table, re.MULTILINE) for name in SPAN.findall(row)} == reasons
 

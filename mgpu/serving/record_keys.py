@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -50,7 +50,7 @@ def warn_if_unsealed(records: Records) -> None:
         log.warning("%s; docs/security.md, Records", text)
 
 
-def read_public(path: str, texts: dict[str, str]) -> Keys:
+def read_public(path: str, texts: Mapping[str, str]) -> Keys:
     """The public keys of a ConfigMap's `data`. path: how messages name it. Raises BadObject."""
     keys = [
         _public_key(f"{path}[{name}]", text.encode()) for name, text in sorted(texts.items()) if name.endswith(".pem")

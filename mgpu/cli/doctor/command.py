@@ -15,6 +15,7 @@ from mgpu.cli.doctor.callers import callers
 from mgpu.cli.doctor.cards import given_out
 from mgpu.cli.doctor.looking import look
 from mgpu.cli.doctor.parts import custom_resources, installed, one_decides, versions
+from mgpu.cli.doctor.records import proven
 from mgpu.cli.doctor.seen import Finding, Level, Seen
 from mgpu.cli.plain import one_line
 from mgpu.cli.reading import uncollected
@@ -79,7 +80,7 @@ def diagnose(seen: Seen) -> list[Finding]:
     """All findings: at least one of each check, as far as it could be looked at."""
     found = list(installed(seen))
     if not found:
-        found = [*custom_resources(seen), *admission(seen), *callers(seen), *one_decides(seen)]
+        found = [*custom_resources(seen), *admission(seen), *callers(seen), *proven(seen), *one_decides(seen)]
         told = {finding.check for finding in found if finding.level is Level.FAILED}
         found += [*bindings(seen, told), *given_out(seen), *of_nodes(seen), *versions(seen)]
     hidden = sorted(what for what in seen.hidden if not what.startswith("secret"))

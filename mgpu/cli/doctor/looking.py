@@ -1,18 +1,22 @@
 """Reads from the API what the checks are about; nothing is written: what is tried is a dry run."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
 from mgpu.cli import reading
 from mgpu.cli.doctor.callers import ENDPOINTS, variables
-from mgpu.cli.doctor.seen import COMPONENT, Raw, Secret, Seen, Tried, serves_gpus
+from mgpu.cli.doctor.records import CONFIG_MAP, sealing, texts_of
+from mgpu.cli.doctor.seen import COMPONENT, Raw, Sealing, Secret, Seen, Tried, serves_gpus
 from mgpu.cli.overview import overview
 from mgpu.dialects import mtgpu
+from mgpu.dialects.records import Records
 from mgpu.kube import Api, ApiError
 from mgpu.kube.secrets import SecretStore
+from mgpu.model.errors import BadObject
 from mgpu.model.inventory import DEVICE_API
+from mgpu.serving.record_keys import read_public
 from mgpu.settings import Settings
 from mgpu.version import own_version
 
@@ -53,6 +57,8 @@ def look(api: Api, namespace: str, settings: Settings, try_in: str) -> Seen:
     leases = listing("/apis/coordination.k8s.io/v1/leases")
     nodes, devices = listing("/api/v1/nodes"), listing(f"/apis/{DEVICE_API}/devices")
     pods: list[Raw] = may("pods", lambda: list(reading.pods(api)), [])
+    keys_path = f"/api/v1/namespaces/{namespace}/configmaps/{CONFIG_MAP}"
+    keys: Raw = may(f"configmap {CONFIG_MAP}", lambda: api.get(keys_path), {})
     return Seen(
         namespace,
         datetime.now(UTC),
@@ -75,7 +81,17 @@ def look(api: Api, namespace: str, settings: Settings, try_in: str) -> Seen:
             for key, workload in ENDPOINTS.items()
             for name, text in _environment(api, namespace, workloads[workload], variables(key), may)
         },
+        _sealing(keys, pods, settings),
     )
+
+
+def _sealing(config_map: Raw, pods: Sequence[Raw], settings: Settings) -> Sealing | BadObject | None:
+    if not config_map:
+        return None
+    try:
+        return sealing(Records(read_public(CONFIG_MAP, texts_of(config_map)), frozenset(settings.records.peers)), pods)
+    except BadObject as error:
+        return error
 
 
 def _environment(

@@ -7,7 +7,9 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from mgpu.cli.overview import Overview
+from mgpu.dialects.records import Records
 from mgpu.model import agent_pods
+from mgpu.model.errors import BadObject
 from mgpu.settings import Settings
 
 Raw = Mapping[str, Any]
@@ -47,6 +49,14 @@ class Tried:
         return '.mgpu.io" denied' in self.message
 
 
+@dataclass(frozen=True, slots=True)
+class Sealing:
+    """records: as the public keys of the installation judge them. unproven: the pods whose records do not count."""
+
+    records: Records
+    unproven: tuple[str, ...] = ()
+
+
 class Secret(NamedTuple):
     """ours: made and renewed by the processes themselves, not by cert-manager or whoever."""
 
@@ -68,6 +78,7 @@ class Seen:
     workloads: `mgpu-scheduler`, … → the Deployment or DaemonSet in the suite's namespace.
     environment: variables of webhook and scheduler that override their settings, by name.
     hidden: what could not be looked at, and why.
+    sealing: which records count by the installation's keys; None: it has none. BadObject: they cannot be read.
     """
 
     namespace: str
@@ -87,6 +98,7 @@ class Seen:
     workloads: Mapping[str, Raw] = field(default_factory=dict)
     hidden: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    sealing: Sealing | BadObject | None = None
 
     def of_component(self, name: str, *, ending: bool = False) -> Iterator[Raw]:
         """The Pods of a part of the suite; ending: those too that end."""

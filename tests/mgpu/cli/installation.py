@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from deviceplugin.offers import as_ids, in_status
@@ -18,6 +20,7 @@ from mgpu.kube import Api, ApiError
 from mgpu.kube.leader import LABEL, Leader
 from mgpu.model.inventory import DEVICE_API, write_device
 from mgpu.model.pods import read_node
+from mgpu.model.seals import key_id
 from mgpu.serving.app import reviewing
 from mgpu.serving.callers import Callers, guarded
 from mgpu.serving.certificates import CA, Files, ensure
@@ -124,6 +127,10 @@ class Installation:
                     hook["timeoutSeconds"] = 30  # the machine may be busy with other tests
                 api.create(_PATHS[manifest["kind"]], found)
         self.trust(files)
+        signer = Ed25519PrivateKey.generate().public_key()
+        keys = {f"{key_id(signer)}.pem": signer.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()}
+        data = {**keys, "since": "2100-01-01T00:00:00Z"}  # the records of these tests are older
+        api.create(f"/api/v1/namespaces/{SYSTEM}/configmaps", {"metadata": {"name": "mgpu-record-keys"}, "data": data})
         for name in ("mgpu-webhook", "mgpu-scheduler"):
             self.workload("deployments", "Deployment", name, 2)
         self.workload("daemonsets", "DaemonSet", "mgpu-deviceplugin")

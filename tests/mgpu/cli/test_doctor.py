@@ -43,6 +43,7 @@ CHECKS = [
     "certificates",
     "ca bundles",
     "callers",
+    "records",
     "scheduler",
     "bindings",
     "cards",
@@ -384,6 +385,39 @@ def test_whether_cards_reach_those_alone_that_were_given(
 def settings(world: World, text: str) -> None:
     data = {"mgpu.yaml": text}
     world.api.create(f"/api/v1/namespaces/{SYSTEM}/configmaps", {"metadata": {"name": "mgpu-config"}, "data": data})
+
+
+RECORD_KEYS = f"/api/v1/namespaces/{SYSTEM}/configmaps/mgpu-record-keys"
+
+
+def records_found(world: World) -> tuple[str, str]:
+    ((status, _, message),) = [row for row in world.findings() if row[1] == "records"]
+    return status, message
+
+
+def test_records_that_are_not_sealed_are_a_warning(world: World) -> None:
+    world.api.delete(RECORD_KEYS)
+    assert records_found(world) == (
+        "warning",
+        "records are not sealed: every record that admission lets pass counts",
+    )
+
+
+def test_pods_with_records_that_mgpu_did_not_decide_are_named(world: World) -> None:
+    world.api.patch(RECORD_KEYS, {"data": {"since": "2026-01-01T00:00:00Z"}})
+    thief = share("thief", annotations={RECORD: "0"}, node="n1", uid="")
+    world.api.create("/api/v1/namespaces/default/pods", thief)
+    assert records_found(world) == (
+        "failed",
+        "pods have records that mgpu did not decide: default/thief (UnsealedRecord)",
+    )
+
+
+def test_keys_that_cannot_be_read_are_named(world: World) -> None:
+    world.api.patch(RECORD_KEYS, {"data": {"since": "yesterday"}})
+    status, message = records_found(world)
+    assert status == "failed"
+    assert "mgpu-record-keys[since]: must be a time such as 2026-01-31T12:00:00Z, not 'yesterday'" in message
 
 
 def callers_found(world: World) -> list[tuple[str, str, str]]:

@@ -1,0 +1,57 @@
+"""Whether records are sealed, and whether any pod has one that mgpu did not decide. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from mgpu.cli.doctor.seen import Finding, Level, Raw, Sealing, Seen
+from mgpu.cli.plain import listed
+from mgpu.dialects.records import Records
+from mgpu.model.errors import BadObject
+from mgpu.model.pods import read_pod
+
+CHECK = "records"
+CONFIG_MAP = "mgpu-record-keys"
+_MOST = 10
+
+
+def sealing(records: Records, pods: Iterable[Raw]) -> Sealing:
+    return Sealing(records, tuple(sorted(_unproven(records, pods))))
+
+
+def _unproven(records: Records, pods: Iterable[Raw]) -> Iterator[str]:
+    """Of the pods that have not ended. A pod that cannot be read is told of by the check of the cards."""
+    for raw in pods:
+        try:
+            pod = read_pod(raw)
+        except BadObject:
+            continue
+        _, judged = records.judge(pod)
+        finding = records.finding_of_mtgpu(raw) or (judged.finding if judged else None)
+        if finding is not None and not pod.ended:
+            yield f"{pod.key} ({finding.reason})"
+
+
+def proven(seen: Seen) -> Iterator[Finding]:
+    found = seen.sealing
+    if f"configmap {CONFIG_MAP}" in seen.hidden:
+        return
+    if isinstance(found, BadObject):
+        remedy = f"correct ConfigMap {CONFIG_MAP}; no process that reads it starts again"
+        yield Finding(CHECK, Level.FAILED, str(found), remedy)
+    elif found is None or found.records.keys is None:
+        text = "records are not sealed: every record that admission lets pass counts"
+        yield Finding(
+            CHECK, Level.WARNING, text, "make deploy, or manifests/record-keys.sh (docs/security.md, Records)"
+        )
+    elif found.unproven:
+        more = f" and {len(found.unproven) - _MOST} more" if len(found.unproven) > _MOST else ""
+        text = f"pods have records that mgpu did not decide: {listed(list(found.unproven[:_MOST]))}{more}"
+        remedy = "kubectl describe pod says why in its Events; delete them, or name their scheduler in records.peers"
+        yield Finding(CHECK, Level.FAILED, text, remedy)
+    else:
+        keys = found.records.keys
+        count = f"{len(keys.public)} key{'' if len(keys.public) == 1 else 's'}"
+        yield Finding(CHECK, Level.OK, f"records are sealed since {keys.since} ({count})")
+
+
+def texts_of(config_map: Raw) -> Mapping[str, str]:
+    return {str(name): str(text) for name, text in (config_map.get("data") or {}).items()}
