@@ -89,9 +89,9 @@ def _value(variable: Json) -> str:
 
 
 def _left_to_deploy(variable: Json) -> bool:
-    """The ConfigMap that deploy.sh makes; a kustomization applied without it has none."""
+    """The ConfigMaps that deploy.sh makes; a kustomization applied without it has none."""
     source = variable.get("valueFrom", {}).get("configMapKeyRef", {})
-    return source.get("name") == "mgpu-api-servers" and bool(source["optional"])
+    return source.get("name") in ("mgpu-api-servers", "mgpu-record-keys") and bool(source["optional"])
 
 
 def test_what_is_written_is_valid_by_itself() -> None:
@@ -172,7 +172,7 @@ def test_everything_named_is_there(folder: Path) -> None:
         volumes = {v["name"] for v in spec["volumes"]}
         assert {m["name"] for c in containers(workload) for m in c["volumeMounts"]} == volumes
         named_maps = {v["configMap"]["name"] for v in spec["volumes"] if "configMap" in v}
-        assert named_maps <= maps | {"mgpu-extender-clients", "mgpu-api-clients"}
+        assert named_maps <= maps | {"mgpu-extender-clients", "mgpu-api-clients", "mgpu-record-keys"}
         labels = workload["spec"]["template"]["metadata"]["labels"]
         assert workload["spec"]["selector"]["matchLabels"].items() <= labels.items()
         for term in [*spec["affinity"].get("podAntiAffinity", {}).values()]:
@@ -263,7 +263,7 @@ def test_the_agent_sees_of_its_node_what_its_settings_name(tmp_path: Path) -> No
     own = settings_of(documents, agent, tmp_path).deviceplugin
     mounts = {m["name"]: m["mountPath"] for m in running_mgpu(agent)["volumeMounts"]}
     paths = {v["name"]: v["hostPath"]["path"] for v in agent["spec"]["template"]["spec"]["volumes"] if "hostPath" in v}
-    assert paths == {name: path for name, path in mounts.items() if name != "config"}
+    assert paths == {name: path for name, path in mounts.items() if name not in ("config", "record-keys")}
     needed = {f"{own.kubelet_dir}/device-plugins", f"{own.kubelet_dir}/pod-resources", own.cdi_dir}
     needed |= {str(Path(own.cri_socket).parent), str(Path(own.mps_dir).parent), str(toolkit.CONFIG.parent)}
     assert set(paths.values()) == needed

@@ -405,11 +405,11 @@ def test_records_that_are_not_sealed_are_a_warning(world: World) -> None:
 
 def test_pods_with_records_that_mgpu_did_not_decide_are_named(world: World) -> None:
     world.api.patch(RECORD_KEYS, {"data": {"since": "2026-01-01T00:00:00Z"}})
-    thief = share("thief", annotations={RECORD: "0"}, node="n1", uid="")
-    world.api.create("/api/v1/namespaces/default/pods", thief)
+    thief = share("thief", annotations={RECORD: "0"}, node="n1", uid="", namespace=SYSTEM)
+    world.api.create(PODS, thief)  # where admission does not look
     assert records_found(world) == (
         "failed",
-        "pods have records that mgpu did not decide: default/thief (UnsealedRecord)",
+        "pods have records that mgpu did not decide: mgpu-system/thief (UnsealedRecord)",
     )
 
 
