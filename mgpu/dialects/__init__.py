@@ -6,6 +6,7 @@ to `mgpu.settings`, and a case to the contract suite (tests/mgpu/dialects/contra
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Protocol
 
 from mgpu.dialects import gpushare, koordinator, mgpu, slices
@@ -200,6 +201,7 @@ def carrier(container: Container, settings: Settings) -> str | None:
     return next((name for name in (*served, SHARE) if container.asked(name)), None)
 
 
+@lru_cache(maxsize=4096)
 def is_placement_annotation(key: str) -> bool:
     """Whether only the suite itself may write this annotation: it records a placement, or authenticates a record.
 

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from typing import NamedTuple, Self
 
@@ -53,13 +54,13 @@ class Seal:
         return f"v1.{self.key}.{self.subject}.{self.signature}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Signer:
     """The private key of the scheduler."""
 
     key: Ed25519PrivateKey
 
-    @property
+    @cached_property
     def id(self) -> str:
         return key_id(self.key.public_key())
 
