@@ -24,10 +24,11 @@ class Limited:
 def read_limited(raw: Mapping[str, Any]) -> Limited | None:
     """None: the pod is no MtgpuPod's, or does not say which card it has and how much of it.
 
-    It is known by its controller; that nobody else writes such annotations is the webhook's to see to.
+    It is known by its controller, or by its seal once its controller was taken off. The caller checks the seal; without
+    seals only admission keeps others from writing such annotations.
     """
     meta = raw["metadata"]
-    if not mtgpu.owner_of(raw):
+    if not mtgpu.mtgpupod_of(raw):
         return None
     try:
         share = mtgpu.read_share(meta.get("annotations") or {})

@@ -17,7 +17,7 @@ from mgpu.model.errors import BadObject, Problem
 from mgpu.model.ledger import Holding, Share
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.quantities import MAX
-from mgpu.model.seals import Subject
+from mgpu.model.seals import SEAL, Seal, Subject
 from mgpu.model.tables import table_at
 from mgpu.model.wishes import ALL as WISHES
 from mgpu.settings import Settings
@@ -221,6 +221,17 @@ def owner_of(raw: Mapping[str, Any]) -> str:
     return next((str(owner["uid"]) for owner in named if owner.get("uid")), "")
 
 
+def mtgpupod_of(raw: Mapping[str, Any]) -> str:
+    """The uid of the MtgpuPod that a Pod names as its controller, or else that its seal names; "": neither does.
+
+    Whoever may change Pods may take a Pod's owner off, and the Pod keeps running on its card. Its seal cannot be taken
+    off, so the card stays held. The caller checks the seal (`Records.finding_of_mtgpu`).
+    """
+    annotations = annotations_of(raw)
+    seal = Seal.read(annotations[SEAL]) if {SEAL, GPUID} <= annotations.keys() else None
+    return owner_of(raw) or (seal.subject if seal is not None else "")
+
+
 def card_of(raw: Mapping[str, Any]) -> str:
     """The UUID of the card that the Pod of an MtgpuPod sees, whatever containers others have put beside its own."""
     containers = (raw.get("spec") or {}).get("containers") or ()
@@ -230,7 +241,7 @@ def card_of(raw: Mapping[str, Any]) -> str:
 
 def holding_of_pod(pod: Pod, raw: Mapping[str, Any]) -> Holding | None:
     """What a Pod (as read, and raw) says that its MtgpuPod holds; None: it says nothing, or is no MtgpuPod's."""
-    owner, card = owner_of(raw), card_of(raw)
+    owner, card = mtgpupod_of(raw), card_of(raw)
     if not (owner and card and pod.node):
         return None
     try:

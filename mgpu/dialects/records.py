@@ -11,7 +11,7 @@ from enum import StrEnum
 from mgpu import dialects
 from mgpu.dialects import gpushare, koordinator, mtgpu
 from mgpu.model.pods import Pod
-from mgpu.model.seals import SEAL, Keys, Seal, Subject
+from mgpu.model.seals import SEAL, Keys, Subject
 
 _MUTABLE = frozenset((gpushare.ASSIGNED,))
 """The node agent changes it after the decision, and nothing is derived from it."""
@@ -112,7 +112,7 @@ class Records:
         Its subject is the MtgpuPod, since the uid of a Pod is not known before it is created; so its seal names it. A
         Pod without an owner was orphaned; one with another owner than its seal says was not made for that owner.
         """
-        owner, annotations = mtgpu.owner_of(raw), mtgpu.annotations_of(raw)
+        owner, annotations = mtgpu.mtgpupod_of(raw), mtgpu.annotations_of(raw)
         if self.keys is None or not (owner or mtgpu.GPUID in annotations):
             return None
         text = annotations.get(SEAL)
@@ -120,9 +120,7 @@ class Records:
             if mtgpu.NAME in self.peers or _is_older(mtgpu.created(raw), self.keys):
                 return None
             return Finding(Reason.UNSEALED, "poses as the Pod of an MtgpuPod, and mgpu did not create it: no seal", ())
-        seal = Seal.read(text)
-        named = owner or (seal.subject if seal else "")
-        why = self.keys.refusal(mtgpu.subject(raw, named), mtgpu.said(raw), text)
+        why = self.keys.refusal(mtgpu.subject(raw, owner), mtgpu.said(raw), text)
         if why is None:
             return None
         return Finding(Reason.FORGED, f"poses as the Pod of an MtgpuPod, and its seal does not count: {why}", ())

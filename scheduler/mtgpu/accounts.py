@@ -43,7 +43,7 @@ class MtgpuNode:
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """The Pod of an MtgpuPod, of which it has no owner any more after `--cascade=orphan`.
+    """The Pod of an MtgpuPod. owner: the uid of that, "" where the owner was taken off and no seal names it.
 
     holding: what it says itself that it has; None: it says nothing, or is nobody's.
     """
@@ -263,7 +263,7 @@ def _unreadable(raw: Raw) -> _Seen:
 
 def _own(pod: Pod, raw: Raw) -> _Own | None:
     """None: it is no Pod of an MtgpuPod. Nobody else's may have such annotations (the webhook denies them)."""
-    owner = mtgpu.owner_of(raw)
+    owner = mtgpu.mtgpupod_of(raw)
     if not owner and mtgpu.GPUID not in pod.annotations:
         return None
     return _Own(owner, pod.ended, mtgpu.holding_of_pod(pod, raw))

@@ -14,6 +14,7 @@ from playground.cluster import Cluster
 from playground.nodes import make_nodes
 from tests.e2e.bench import GPUSHARE, INDEX, KOORDINATOR, Bench, Json, asking, share
 from tests.e2e.clusters import patient
+from tests.e2e.mtgpu_bench import mtgpupod
 from tests.waiting import until
 
 _WEBHOOKS = "/apis/admissionregistration.k8s.io/v1"
@@ -135,3 +136,24 @@ def test_a_pod_that_poses_as_an_mtgpupods_holds_nothing(bench: Bench) -> None:
     assert until(lambda: bench.events("poser", "UnsealedRecord"))
     bench.create(share("p", core=400, mib=None, nodeName="node-1"))
     decided(bench, "p")
+
+
+def test_a_pod_of_an_mtgpupod_whose_owner_is_taken_off_keeps_its_card_held(bench: Bench) -> None:
+    """A tenant takes the owner off the Pod and the finalizer off the MtgpuPod, and the Pod runs on beside no account."""
+    api, path, pod = (
+        bench.cluster.api,
+        "/apis/lsalab.nthu/v1/namespaces/default/mtgpupods",
+        "/api/v1/namespaces/default/pods/m",
+    )
+    api.create(path, mtgpupod("m", "abc", "0.5", "node-1"))
+    uid = bench.runs("m").metadata.uid
+    api.patch(pod, {"metadata": {"ownerReferences": None}})
+    api.patch(f"{path}/m", {"metadata": {"finalizers": None}})
+    api.delete(f"{path}/m", {"propagationPolicy": "Background"})
+    until(lambda: not api.list(path)[0])
+    bench.create(share("p", core=300, mib=None, nodeName="node-1"))
+    decided(bench, "p")
+    assert bench.pod("m").metadata.uid == uid, "it runs on"
+    bench.create(share("victim", core=100, mib=None, nodeName="node-1"))
+    until(lambda: bench.pod("victim").status.phase == "Failed")
+    assert bench.environment("m", "c")["NVIDIA_VISIBLE_DEVICES"] not in bench.environment("p", "c").values()
