@@ -102,15 +102,19 @@ class Accounts:
             self.settle(known)
 
     def follow_given(self, uid: str, node: str) -> None:
-        """What the node says of the cards that the kubelet gave to this pod has changed."""
+        """Follow what the node says of the cards that the kubelet gave to this pod.
+
+        A node is believed about pods of its own alone: with its agent's token anybody may write of the pods of others.
+        """
         held = self.ledger.holding(uid)
         if uid in self._pods:
             self.settle(self._pods[uid])
-        elif held is not None and held.dialect == mtgpu.NAME:
-            return  # no Pod has the uid of an MtgpuPod: the node makes it up
+        elif held is not None and (held.node != node or held.dialect == mtgpu.NAME):
+            return  # another node's, or the uid of an MtgpuPod, which no Pod has
         elif self._decisions.get(uid) is None:
             self.release(uid)
-            self._hold_given(uid, node)
+            if self._strangers.get(uid, _Stranger()).node in ("", node):
+                self._hold_given(uid, node)
 
     def follow_stranger(self, pod: Pod, uid: str) -> None:
         """A pod that asks for nothing of ours may have been given cards all the same."""

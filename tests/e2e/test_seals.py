@@ -139,13 +139,11 @@ def test_a_pod_that_poses_as_an_mtgpupods_holds_nothing(bench: Bench) -> None:
 
 
 def test_a_pod_of_an_mtgpupod_whose_owner_is_taken_off_keeps_its_card_held(bench: Bench) -> None:
-    """A tenant takes the owner off the Pod and the finalizer off the MtgpuPod, and the Pod runs on beside no account."""
-    api, path, pod = (
-        bench.cluster.api,
-        "/apis/lsalab.nthu/v1/namespaces/default/mtgpupods",
-        "/api/v1/namespaces/default/pods/m",
-    )
+    """A tenant takes the owner off the Pod and the finalizer off the MtgpuPod; the Pod runs on."""
+    api, path = bench.cluster.api, "/apis/lsalab.nthu/v1/namespaces/default/mtgpupods"
+    pod = "/api/v1/namespaces/default/pods/m"
     api.create(path, mtgpupod("m", "abc", "0.5", "node-1"))
+    until(lambda: "m" in bench.names())
     uid = bench.runs("m").metadata.uid
     api.patch(pod, {"metadata": {"ownerReferences": None}})
     api.patch(f"{path}/m", {"metadata": {"finalizers": None}})

@@ -17,8 +17,8 @@ def api() -> FakeApi:
     return cluster(("n1", 2))
 
 
-def told(api: FakeApi, text: str) -> None:
-    device = json.loads(json.dumps(api.devices["n1"]))
+def told(api: FakeApi, text: str, node: str = "n1") -> None:
+    device = json.loads(json.dumps(api.devices[node]))
     device["metadata"]["annotations"] = {KEY: text}
     api.put("devices", device)
 
@@ -134,3 +134,30 @@ def test_of_a_node_that_is_gone_with_its_device_nothing_is_kept(api: FakeApi, or
     api.put("nodes", b.node("n1"))
     replica.deliver()
     assert replica.state.holdings() == ()
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["its pod is known", "of its pod the node alone tells"])
+def test_a_list_that_names_a_pod_of_another_node_takes_nothing_from_that_node(*, known: bool) -> None:
+    """A stolen token of an agent writes the list of its own node, with whatever uids in it."""
+    api = cluster(("n1", 2), ("n2", 1))
+    told(api, json.dumps([row()]))
+    if known:
+        api.put("pods", b.pod("old", b.container("c"), node="n1", phase="Running"))
+    replica = Replica(api)
+    for text in (json.dumps([row(card="GPU-n2-0")]), "[]"):
+        told(api, text, "n2")
+        replica.deliver()
+        assert free(replica) == [0, 1000]
+    told(api, "[]")
+    replica.deliver()
+    assert free(replica) == [1000, 1000]
+
+
+def test_a_list_that_names_a_pod_without_a_node_gives_it_nothing_elsewhere_when_it_comes() -> None:
+    api = cluster(("n1", 2), ("n2", 1))
+    told(api, json.dumps([row(card="GPU-n2-0")]), "n2")
+    replica = Replica(api)
+    told(api, json.dumps([row()]))
+    api.put("pods", b.pod("old", b.container("c"), node="n1", phase="Running"))
+    replica.deliver()
+    assert free(replica) == [0, 1000]
