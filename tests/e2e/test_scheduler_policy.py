@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import yaml
 
-from mgpu.kube import Api
+from mgpu.kube import Api, ApiError
 from mgpu.model.slices import MPS
 from playground.cluster import Cluster
 from playground.installation import MANIFESTS
 from playground.nodes import MGPU, NodeSpec
 from tests.e2e.bench import Bench, share
 from tests.e2e.clusters import patient
-from tests.e2e.mtgpu_bench import A100
+from tests.e2e.mtgpu_bench import A100, Named
 from tests.e2e.test_agent_policy import refusal
 from tests.waiting import until
 
@@ -115,3 +115,50 @@ def test_a_write_that_schedulers_need_is_accepted(stolen: Api, path: str, patch:
 @pytest.mark.parametrize(("path", "patch", "why"), REFUSED.values(), ids=REFUSED)
 def test_a_write_that_only_an_attacker_needs_is_refused(stolen: Api, path: str, patch: Any, why: str) -> None:
     assert why in refusal(stolen, path, patch)
+
+
+def new_pod(name: str = "mtgpupod-occupypod-n1-abc", owners: Any = (), **spec: Any) -> Any:
+    own = {"containers": [{"name": "c", "image": "attackers"}], "automountServiceAccountToken": False, **spec}
+    return {"metadata": {"name": name, "ownerReferences": list(owners)}, "spec": own}
+
+
+MTGPUPOD = {"apiVersion": "lsalab.nthu/v1", "kind": "MtgpuPod", "name": "m", "uid": "u", "controller": True}
+CREATED: dict[str, tuple[str, Any, str]] = {
+    "an administrator's pod": (PODS, new_pod("root"), "no pods in kube-system but occupy pods"),
+    "an occupy pod with a token": (PODS, new_pod(automountServiceAccountToken=True), "but occupy pods"),
+    "an occupy pod with a token in a volume": (
+        PODS,
+        new_pod(
+            serviceAccountName="admin",
+            volumes=[{"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}],
+        ),
+        "but occupy pods",
+    ),
+    "an occupy pod of the node": (PODS, new_pod(hostNetwork=True), "but occupy pods"),
+    "a pod of mgpu-system": (SYSTEM, new_pod("m", [MTGPUPOD]), "no pods in mgpu-system"),
+    "a pod of nobody": ("/api/v1/namespaces/default/pods", new_pod("m"), "but those of MtgpuPods"),
+    "a pod of another name": ("/api/v1/namespaces/default/pods", new_pod("x", [MTGPUPOD]), "but those of MtgpuPods"),
+}
+
+
+@pytest.mark.parametrize(("path", "pod", "why"), CREATED.values(), ids=CREATED)
+def test_a_pod_that_would_run_as_another_service_account_is_refused(stolen: Api, path: str, pod: Any, why: str) -> None:
+    with pytest.raises(ApiError, match=why):
+        stolen.create(f"{path}?dryRun=All", pod)
+
+
+@pytest.mark.parametrize("meta", [{"labels": {"app": "a"}}, {"annotations": {"a": "b"}}], ids=["label", "annotation"])
+def test_a_binding_that_writes_what_is_not_mgpus_is_refused(stolen: Api, meta: Any) -> None:
+    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "victim", **meta}, "target": {"name": "n1"}}
+    with pytest.raises(ApiError, match="mgpu-scheduler binds pods without"):
+        stolen.create(f"{PODS}/victim/binding?dryRun=All", binding)
+
+
+@pytest.mark.usefixtures("stolen")
+def test_the_scheduler_runs_mtgpupods(bench: Bench) -> None:
+    named = Named(bench)
+    named.create("m", "abc", "0.5", "n1")
+    named.runs("m")
+    named.delete("m")
+    until(lambda: [*named.occupying()] == ["victim"])
+    assert "ValidatingAdmissionPolicy" not in bench.cluster.processes["scheduler"].tail(1000)

@@ -60,7 +60,9 @@ CONSEQUENCES: dict[Key, str] = {
     _key(
         _SCHEDULER, "pods/status", "patch"
     ): "fail any pod, write its conditions and nomination, and no more by `scheduler-policy.yaml`",
-    _key(_SCHEDULER, "pods/binding", "create"): "bind any pod that waits to any node",
+    _key(_SCHEDULER, "pods/binding", "create"): (
+        "bind any pod that waits to any node, with annotations of its cards alone by `scheduler-policy.yaml`"
+    ),
     _key(_SCHEDULER, "events", "create"): "write Events that mislead",
     _key(_SCHEDULER, "devices"): "read which cards there are",
     _key(_SCHEDULER, "poddisruptionbudgets"): "read them",
@@ -68,8 +70,9 @@ CONSEQUENCES: dict[Key, str] = {
     _key(_SCHEDULER, "mtgpupods/status", "patch"): "misreport MtgpuPods",
     _key(_SCHEDULER, "mtgpupods/finalizers", "update"): "nothing by itself",
     _key(_SCHEDULER, "pods", "create", "delete"): (
-        "**become any service account**, by a pod that runs as it, and delete any pod. Delete the binding "
-        "`mgpu-scheduler-mtgpupods` where `dialects.mtgpu.enabled` is false"
+        "**become any service account** outside of kube-system and mgpu-system, by a pod that runs as it (those two "
+        "are closed by `scheduler-policy.yaml`), and delete any pod. Delete the binding `mgpu-scheduler-mtgpupods` "
+        "where `dialects.mtgpu.enabled` is false"
     ),
     _key(_SCHEDULER, "leases", "create", namespace=_SYSTEM): "make Leases there that confuse elections",
     _key(_SCHEDULER, "leases", "update", namespace=_SYSTEM, named=True): "keep the scheduler from deciding",
