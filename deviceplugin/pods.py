@@ -23,6 +23,15 @@ MIRROR = "kubernetes.io/config.mirror"
 """Of the API server's pod for a static one: the UID by which the kubelet knows it."""
 
 
+def kubelets_uid(annotations: Mapping[str, str], uid: str) -> str:
+    """The UID by which the kubelet knows the pod with this UID.
+
+    Of a static pod it is a hash, without "-". A user may write the annotation too, with the UID of another pod.
+    """
+    mirror = annotations.get(MIRROR, "")
+    return mirror if mirror and "-" not in mirror else uid
+
+
 @dataclass(frozen=True, slots=True)
 class GpuPod:
     """A pod of this node that asks for GPU.
@@ -92,7 +101,7 @@ class NodePods:
             annotations = raw["metadata"].get("annotations") or {}
             key = f"{raw['metadata'].get('namespace', 'default')}/{raw['metadata']['name']}"
             ended = (raw.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-            present = annotations.get(MIRROR, uid), key, ended
+            present = kubelets_uid(annotations, uid), key, ended
             kept = self._present.get(uid) == present
             self._present[uid] = present
             kept = self._keep_limited(raw, ended=ended) and kept

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from deviceplugin.identity import VISIBLE
 from deviceplugin.offers import WHOLE_CARDS
-from deviceplugin.pods import MIRROR, GpuPod, NodePods
+from deviceplugin.pods import GpuPod, NodePods, kubelets_uid
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
 from mgpu.model.given import Given
@@ -59,7 +59,7 @@ class Unrecorded:
     async def _ask(self, known: GpuPod) -> tuple[Given, ...]:
         uid = known.pod.uid
         try:
-            environments = await self._runtime.environments(known.pod.annotations.get(MIRROR, uid))
+            environments = await self._runtime.environments(kubelets_uid(known.pod.annotations, uid))
         except RetryLater as error:
             log.warning("%s runs without a record, on cards that are not known: %s", known.pod.key, error)
             return ()

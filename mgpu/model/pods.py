@@ -8,6 +8,7 @@ from typing import Any
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.quantities import QuantityError, same_quantity
 from mgpu.model.requests import NOTHING, UNBOUNDED, Room, room_needed, room_of
+from mgpu.model.seals import SEAL
 from mgpu.model.tables import table_at
 
 _NODE_ANNOTATIONS = ("mgpu.io/", "dynamicgpuslice")
@@ -136,8 +137,11 @@ def read_pod(raw: object) -> Pod:
     reader = _Reader()
     top = reader.table(raw, "pod")
     meta, spec, status = (reader.table(top.get(k), k) for k in ("metadata", "spec", "status"))
-    claimed = frozenset(_claimed(status))
     node = reader.text(spec.get("nodeName"), "spec.nodeName")
+    # A pod that has its cards keeps its request: a scheduler's token may write a claim into the status of any pod, and
+    # would free the cards of one that runs. A claim is made before a pod is bound, and such a pod has no record.
+    sealed = bool(node) and SEAL in table_at(meta, "annotations")
+    claimed = frozenset(() if sealed else _claimed(status))
     gated = bool(reader.rows(spec.get("schedulingGates"), "spec.schedulingGates")) and not node
     nominated = reader.text(status.get("nominatedNodeName"), "status.nominatedNodeName")
     containers = (

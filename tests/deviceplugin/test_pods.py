@@ -91,6 +91,16 @@ def test_a_static_pod_is_known_by_the_uid_that_the_kubelet_gave_it() -> None:
     assert not pods.present(), "a pod that vanished while the watch was down is told without its annotations"
 
 
+def test_a_pod_that_poses_as_the_mirror_of_another_pod_takes_no_place_of_that_one() -> None:
+    pods, victim = NodePods(SETTINGS, lambda: None), "0b6f7a1e-0000"
+    pods.take(share("victim", uid=victim))
+    pods.take(share("thief", uid="0b6f7a1e-0001", annotations={"kubernetes.io/config.mirror": victim}))
+    assert {uid: key for uid, (key, _) in pods.present().items()} == {
+        victim: "default/victim",
+        "0b6f7a1e-0001": "default/thief",
+    }
+
+
 def test_what_was_amended_stands_until_the_api_server_says_so_too() -> None:
     pods = NodePods(SETTINGS, lambda: None)
     pods.take(share(annotations=RECORD))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mgpu.model.errors import BadObject
 from mgpu.model.pods import Stage, read_node, read_pod
+from mgpu.model.seals import SEAL
 from tests import builders
 from tests.builders import CORE, container, pod
 
@@ -131,6 +132,17 @@ def test_what_a_claim_serves_a_container_asks_of_nobody_here() -> None:
     assert [c.requests == c.limits for c in read.containers] == [True, True]
     assert [sorted(c.requests) for c in read.containers] == [["cpu"], ["cpu", "nvidia.com/gpu"]]
     assert read.needs.cpu == 4000
+
+
+def test_a_claim_in_the_status_of_a_pod_with_a_seal_takes_nothing_of_its_request() -> None:
+    """A stolen token of a scheduler may write the status of a pod that runs, and so its cards would be free."""
+    amounts = {"nvidia.com/gpu": "1"}
+    raw = pod("p", container("a") | {"resources": {"limits": amounts}}, annotations={SEAL: "v1"}, node="n1")
+    row = {"containerName": "a", "resourceName": "nvidia.com/gpu", "requestName": "r"}
+    raw["status"]["extendedResourceClaimStatus"] = {"resourceClaimName": "x", "requestMappings": [row]}
+    assert read_pod(raw).containers[0].limits == amounts
+    del raw["spec"]["nodeName"]
+    assert read_pod(raw).containers[0].limits == {}
 
 
 def test_only_ended_pods_hold_nothing() -> None:
