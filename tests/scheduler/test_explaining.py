@@ -144,11 +144,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The field selectors of the lists of pods that a command asks for."""
     selectors: list[str] = []
 
-    def get(self: Api, path: str, *, _get: Any = Api.get, **query: Any) -> Any:
+    def pages(self: Api, path: str, *, _pages: Any = Api.pages, **query: Any) -> Any:
         selectors.extend([str(query.get("fieldSelector"))] if path == "/api/v1/pods" else [])
-        return _get(self, path, **query)
+        return _pages(self, path, **query)
 
-    monkeypatch.setattr(Api, "get", get)
+    monkeypatch.setattr(Api, "pages", pages)
     return selectors
 
 

@@ -500,9 +500,17 @@ class Guarded(Api):
     """For a user who may not look at Leases, Pods of all namespaces, Nodes, Secrets."""
 
     def get(self, path: str, **query: object) -> dict[str, Any]:
+        self._refuse(path)
+        return super().get(path, **query)
+
+    def pages(self, path: str, **query: object) -> Iterator[tuple[list[dict[str, Any]], str]]:
+        self._refuse(path)
+        return super().pages(path, **query)
+
+    @staticmethod
+    def _refuse(path: str) -> None:
         if path.rpartition("/")[2] in ("leases", "nodes") or path == "/api/v1/pods" or "/secrets/" in path:
             raise ApiError(403, "Forbidden", f"you may not get {path}")
-        return super().get(path, **query)
 
 
 def test_what_may_not_be_read_is_no_fault(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,10 +157,10 @@ def test_mtgpupods_and_what_is_left_of_their_gpuids(kubeconfig: str) -> None:
 class Guarded(Api):
     """For a user who may not list MtgpuPods."""
 
-    def get(self, path: str, **query: object) -> dict[str, Any]:
+    def pages(self, path: str, **query: object) -> Iterator[tuple[list[dict[str, Any]], str]]:
         if path == mtgpu.COLLECTION:
             raise ApiError(403, "Forbidden", 'User "u" cannot list resource "mtgpupods" in API group "lsalab.nthu"')
-        return super().get(path, **query)
+        return super().pages(path, **query)
 
 
 def test_who_may_not_look_at_mtgpupods_sees_all_else(kubeconfig: str, monkeypatch: pytest.MonkeyPatch) -> None:
