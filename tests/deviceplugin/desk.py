@@ -15,6 +15,7 @@ from deviceplugin.podresources import Owner
 from deviceplugin.pods import GpuPod, NodePods
 from deviceplugin.wakeup import Wakeup
 from mgpu import dialects
+from mgpu.dialects.records import OPEN, Records
 from mgpu.model.asks import Placement
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
@@ -56,8 +57,15 @@ class Desk:
     """`restart` is the agent's; the kubelet's files, and what is in the CDI folder, stay."""
 
     def __init__(
-        self, folder: Path, *, cdi: bool = True, wait_seconds: float = 60.0, exposure: Exposure | None = None
+        self,
+        folder: Path,
+        *,
+        cdi: bool = True,
+        wait_seconds: float = 60.0,
+        exposure: Exposure | None = None,
+        records: Records = OPEN,
     ) -> None:
+        self._records = records
         self.folder, self._cdi, self._wait = folder, cdi, wait_seconds
         self._exposure = exposure or Exposure()
         self.cards: tuple[Card, ...] = cards(2)
@@ -75,17 +83,19 @@ class Desk:
     def restart(self, *pods: dict[str, Any], cdi: bool | None = None, synced: bool = True) -> None:
         self._cdi = self._cdi if cdi is None else cdi
         self.changed = Wakeup()
-        self.pods = NodePods(load_settings(), self.changed.wake)
+        self.pods = NodePods(load_settings(), self.changed.wake, self._records)
         for raw in pods:
             self.pods.take(raw)
         files = CdiFiles(self.folder / "cdi")
+        sealed = self._records.keys is not None
+        exchange = Exchange(self.pods, lambda: self.cards, load_settings(), self._write, sealed=sealed)
         node = Node(
             pods=self.pods,
             cards=lambda: self.cards,
             gpus=lambda: self.gpus or self.cards,
             owners=self,
             checkpoint=self.folder / "checkpoint",
-            delivery=files if self._cdi else Exchange(self.pods, lambda: self.cards, load_settings(), self._write),
+            delivery=files if self._cdi else exchange,
             grants=Grants(handed(files.environments()) if self._cdi else {}),
             changed=self.changed,
             refused=lambda known, why: self.refusals.append((known.pod.name, why)),

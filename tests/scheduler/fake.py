@@ -10,6 +10,7 @@ from typing import Any
 import jsonpatch
 from werkzeug.test import Client
 
+from mgpu.dialects.records import OPEN, Records
 from mgpu.kube import ApiError, Unreachable
 from mgpu.model.errors import RetryLater
 from mgpu.model.inventory import write_device
@@ -100,7 +101,8 @@ class FakeApi:
                 raise ApiError(409, "Conflict", key)
         if "annotations" in body.get("metadata", {}):
             annotations = found["metadata"].get("annotations") or {}
-            found["metadata"]["annotations"] = annotations | body["metadata"]["annotations"]
+            merged = annotations | body["metadata"]["annotations"]
+            found["metadata"]["annotations"] = {key: text for key, text in merged.items() if text is not None}
         for key in ("status", "data"):
             if key in body:
                 found[key] = (found.get(key) or {}) | body[key]
@@ -175,7 +177,9 @@ class Clock:
 class Replica:
     """A scheduler process without its threads: events wait until they are delivered, work until it is done."""
 
-    def __init__(self, api: FakeApi, clock: Clock | None = None, settings: Any = SETTINGS) -> None:
+    def __init__(
+        self, api: FakeApi, clock: Clock | None = None, settings: Any = SETTINGS, records: Records = OPEN
+    ) -> None:
         self.api, self.clock, self.settings = api, clock or Clock(), settings
         self.events: list[tuple[str, str, str]] = []
         self.leading: Callable[[], None] = lambda: None
@@ -187,6 +191,7 @@ class Replica:
             self.clock,
             self.freed.append,
             lambda node: self.planning.changed(node),
+            records=records,
         )
         client: Any = api
         self.now: Callable[[], float] = lambda: 1000

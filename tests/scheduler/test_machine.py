@@ -4,17 +4,22 @@ one, nothing reserved for ever.
 
 import contextlib
 from collections import defaultdict
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import orjson
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from mgpu.dialects import is_placement_annotation
+from mgpu.dialects.records import OPEN, Records
 from mgpu.kube import ApiError
 from mgpu.model.asks import Placement, peak
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.inventory import read_device, write_device
-from mgpu.model.pods import Node
+from mgpu.model.pods import Node, read_pod
+from mgpu.model.seals import SEAL, Keys, Signer, Subject
 from scheduler.decide import assess
 from scheduler.extender import Extender
 from scheduler.gpu_pods import read_gpu_pod, recorded
@@ -48,6 +53,11 @@ def shape(cores: list[int]) -> list[dict[str, Any]]:
 class Cluster(RuleBasedStateMachine):
     """The API server is the truth; two replicas see it late, one of them decides."""
 
+    records = OPEN
+
+    def replica(self) -> Replica:
+        return Replica(self.api, self.clock, records=self.records)
+
     @initialize()
     def begin(self) -> None:
         self.clock = Clock()
@@ -55,7 +65,7 @@ class Cluster(RuleBasedStateMachine):
         self.client: Any = self.api
         self.cards = {name: read_device(raw) for name, raw in self.api.devices.items()}
         self.created = 0
-        self.replicas = [Replica(self.api, self.clock), Replica(self.api, self.clock)]
+        self.replicas = [self.replica(), self.replica()]
         self.lead(0)
 
     def lead(self, which: int) -> None:
@@ -168,7 +178,7 @@ class Cluster(RuleBasedStateMachine):
             which = 1 - self.replicas.index(self.leader)
             if what == "a fresh one leads":
                 self.api.watchers.clear()
-                self.replicas[which] = Replica(self.api, self.clock)
+                self.replicas[which] = self.replica()
                 self.replicas[1 - which].watch()
             self.lead(which)
 
@@ -177,7 +187,7 @@ class Cluster(RuleBasedStateMachine):
         for node, cards in self.cards.items():
             used: dict[int, int] = defaultdict(int)
             for raw in self.api.pods.values():
-                known = read_gpu_pod(raw, SETTINGS)
+                known = read_gpu_pod(raw, SETTINGS, self.records)
                 if known is None or known.pod.node != node or known.pod.ended:
                     continue
                 with contextlib.suppress(Exception):
@@ -208,7 +218,7 @@ class Cluster(RuleBasedStateMachine):
     def no_group_that_shares_a_card_is_on_two(self) -> None:
         on: dict[str, set[object]] = defaultdict(set)
         for raw in self.api.pods.values():
-            known = read_gpu_pod(raw, SETTINGS)
+            known = read_gpu_pod(raw, SETTINGS, self.records)
             if known is not None and known.pod.node and not known.pod.ended and known.wishes.same_card:
                 with contextlib.suppress(BadObject):
                     on[known.wishes.same_card.name] |= {(known.pod.node, s.card) for s in recorded(known) or ()}
@@ -246,7 +256,7 @@ class Cluster(RuleBasedStateMachine):
 
     def check_rest(self) -> None:
         """Nothing is reserved; the ledger is what a process that starts now would have."""
-        rebuilt = Replica(self.api, self.clock)
+        rebuilt = self.replica()
         self.api.watchers.pop()
         for replica in self.replicas:
             replica.deliver()
@@ -257,5 +267,68 @@ class Cluster(RuleBasedStateMachine):
                 assert (here.cards, here.room) == (there.cards, there.room)
 
 
+class Noting(Records):
+    """Records that note what the scheduler has decided, apart from any seal."""
+
+    decided: ClassVar[set[tuple[Subject, frozenset[tuple[str, str]]]]] = set()
+
+    def sealed(self, subject: Subject, record: Mapping[str, str]) -> dict[str, str]:
+        self.decided.add((subject, frozenset(record.items())))
+        return super().sealed(subject, record)
+
+
+class UnderAttack(Cluster):
+    """Beside them a tenant writes any record into new pods, and nothing keeps him from it: admission is away."""
+
+    _signer = Signer(Ed25519PrivateKey.from_private_bytes(bytes(32)))
+    _public: ClassVar = {_signer.id: _signer.key.public_key()}
+    records = Noting(Keys("2020-01-01T00:00:00Z", _public, _signer))
+    agents = Records(Keys("2020-01-01T00:00:00Z", _public))
+
+    @rule(name=names, cores=shapes, node=nodes, victim=names, forged=st.sampled_from(["copied", "card 0", "no seal"]))
+    def a_tenant_creates_a_pod_with_a_record(
+        self, name: str, cores: list[int], node: str, victim: str, forged: str
+    ) -> None:
+        there = self.api.pods.get(("default", victim), {"metadata": {}})
+        record = {
+            key: value
+            for key, value in (there["metadata"].get("annotations") or {}).items()
+            if is_placement_annotation(key) and (key, forged) != (SEAL, "no seal")
+        }
+        if forged == "card 0":
+            record |= {f"{INDEX}c{i}": "0" for i in range(len(cores))}
+        self.pod(name, cores, record, node)
+
+    @rule(name=names, victim=names)
+    def a_tenant_copies_a_record_into_a_pod(self, name: str, victim: str) -> None:
+        if ("default", name) in self.api.pods and ("default", victim) in self.api.pods:
+            there = self.api.pod(victim)["metadata"]["annotations"]
+            copied = {key: value for key, value in there.items() if is_placement_annotation(key)}
+            self.api.edit_pod(name, lambda raw: raw["metadata"]["annotations"].update(copied))
+
+    @invariant()
+    def only_records_count_that_were_decided(self) -> None:
+        """For the scheduler and for agents, who cannot sign."""
+        for raw in self.api.pods.values():
+            pod = read_pod(raw)
+            for records in (self.records, self.agents):
+                counts, _ = records.judge(pod)
+                record = {k: v for k, v in counts.annotations.items() if is_placement_annotation(k) and k != SEAL}
+                if pod.node and record:
+                    subject = Subject(pod.uid, pod.namespace, pod.name, pod.node)
+                    assert (subject, frozenset(record.items())) in Noting.decided, raw
+
+    @invariant()
+    def nothing_is_held_by_a_record_that_was_not_decided(self) -> None:
+        """Once the leader has seen all: a pod holds what was decided, or nothing."""
+        state = self.leader.state
+        for holding in state.holdings():
+            known = state.gpu_pod(holding.uid)
+            if known is not None and known.finding is not None and state.decision(holding.uid) is None:
+                assert known.pod.started, holding
+
+
 TestCluster = Cluster.TestCase
 TestCluster.settings = examples(45)
+TestUnderAttack = UnderAttack.TestCase
+TestUnderAttack.settings = examples(30)

@@ -5,11 +5,14 @@ import json
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from mgpu.dialects import mtgpu
+from mgpu.dialects.records import Records
 from mgpu.model.asks import Rejection
 from mgpu.model.given import CHECKPOINTS
 from mgpu.model.ledger import Holding
+from mgpu.model.seals import Keys, Signer
 from mgpu.settings import load_settings
 from scheduler.decisions import Decision
 from scheduler.filtering import Filtered
@@ -497,3 +500,42 @@ def test_whoever_holds_a_card_under_a_gpuid_is_told_apart() -> None:
     kinds = {(h.name, h.gpuid, h.occupies, h.bound) for h in replica.state.holdings()}
     assert kinds == {("m", "zxcvb", False, True), ("mtgpupod-occupypod-n1-zxcvb", "zxcvb", True, True)}
     assert all(isinstance(h, Holding) for h in on(replica).held)
+
+
+class TestSealed:
+    """Where records are sealed, a Pod counts for an MtgpuPod only if the controller made it."""
+
+    signer = Signer(Ed25519PrivateKey.from_private_bytes(bytes(32)))
+    records = Records(Keys("2020-01-01T00:00:00Z", {signer.id: signer.key.public_key()}, signer))
+
+    def own(self, name: str = "m", *, seal: bool) -> Raw:
+        annotations = b.mtgpupod()["metadata"]["annotations"]
+        container = {"name": "c", "env": [{"name": mtgpu.VISIBLE, "value": "GPU-n1-1"}]}
+        raw = b.pod(name, container, annotations=dict(annotations), node="n1", uid=f"pod-{name}", phase="Running")
+        raw["metadata"]["ownerReferences"] = [b.owned("m")]
+        if seal:
+            raw["metadata"]["annotations"] |= self.records.sealed_mtgpu(raw, "uid-m")
+        return raw
+
+    @pytest.mark.parametrize("bare", [False, True], ids=["whole", "owner alone"])
+    def test_a_pod_that_names_an_ended_mtgpupod_as_its_owner_keeps_nothing_held(self, *, bare: bool) -> None:
+        replica = Replica(cluster(("n1", 3)), records=self.records)
+        replica.deliver()
+        given(replica, b.mtgpupod(bound="GPU-n1-1", phase="Succeeded"))
+        forged = self.own("thief", seal=False)
+        if bare:
+            forged["metadata"]["annotations"] = {}
+            forged["spec"]["containers"] = [{"name": "c"}]
+        replica.state.pod_changed(forged)
+        assert said(replica) == [FREE, FREE, FREE]
+        assert [(name, str(reason)) for name, reason, _ in replica.events] == [("thief", "UnsealedRecord")]
+        replica.state.pod_changed(self.own(seal=True))
+        assert said(replica) == [FREE, ("zxcvb", 200, 0), FREE]
+        replica.state.pod_gone(self.own(seal=True))
+        assert said(replica) == [FREE, FREE, FREE]
+
+    def test_a_pod_without_an_mtgpupod_holds_nothing_by_what_it_says(self) -> None:
+        replica = Replica(cluster(("n1", 3)), records=self.records)
+        replica.deliver()
+        replica.state.pod_changed(self.own(seal=False))
+        assert said(replica) == [FREE, FREE, FREE]
