@@ -65,7 +65,7 @@ def test_a_forged_record_starts_nothing_and_says_why(desk: Desk, forge: str) -> 
     desk.pods.take(raw)
     desk.admit(FIRST, "uid-thief")
     with pytest.raises(
-        Refused, match="no cards have been decided for the pod within 0.01 s; the (seal of the )?record"
+        Refused, match=r"no cards have been decided for the pod within 0.01 s; the (seal of the )?record"
     ):
         desk.start(FIRST)
     desk.pods.take(sealed(of_node("thief", "0")))  # as the scheduler decides it late
