@@ -26,4 +26,4 @@ def test_a_port_that_somebody_listens_at_is_not_given(two: tuple[Ports, Ports]) 
     ports, _ = two
     following = ports.free() + 1
     with socket.create_server(("127.0.0.1", following)):
-        assert ports.free() == following + 1
+        assert ports.free() > following
