@@ -66,7 +66,7 @@ class Registration:
         self._kubelet = folder / "kubelet.sock"
         self._sockets = tuple(folder / socket_name(plugin.resource, second=second) for second in (False, True))
         self._socket = self._sockets[0]
-        self._renewing = self._retired = False
+        self._renewing = self._retired = self._must_begin_anew = False
         self.state = "not registered yet"
 
     @property
@@ -104,7 +104,10 @@ class Registration:
     async def renew(self) -> None:
         """End the own device list while that has no effect, and register anew, so that the kubelet notices the end of
         this agent.
+
+        A kubelet may refuse, or end after it has agreed and before it asks for the list. Then `run` begins anew.
         """
+        loop = asyncio.get_running_loop()
         self._renewing = True
         try:
             self._plugin.renew_streams()
@@ -112,9 +115,11 @@ class Registration:
                 await self._plugin.stream_ended.wait(_LOOK_SECONDS)
             await asyncio.sleep(_SETTLE_SECONDS)
             self._plugin.opened = 0
+            kubelet, deadline = _stamp(self._kubelet), loop.time() + _REGISTER_SECONDS
             if await self._register():
-                while not self._plugin.opened and self.state == "":
+                while not self._plugin.opened and _stamp(self._kubelet) == kubelet and loop.time() < deadline:
                     await asyncio.sleep(_LOOK_SECONDS / 10)
+            self._must_begin_anew = not self._plugin.opened
         finally:
             self._renewing = False
 
@@ -205,10 +210,13 @@ class Registration:
         loop = asyncio.get_running_loop()
         own, deadline = _stamp(self._socket), loop.time() + _REGISTER_SECONDS
         repaired = -_STABLE_SECONDS
+        self._must_begin_anew = False
         while True:
             if self._renewing or self._retired:
                 await self._plugin.stream_ended.wait(_LOOK_SECONDS)
                 continue
+            if self._must_begin_anew:
+                return "the registration was not renewed"
             if _stamp(self._kubelet) != kubelet:
                 return "the kubelet's socket is another one"
             if own is None or _stamp(self._socket) != own:

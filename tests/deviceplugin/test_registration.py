@@ -3,6 +3,7 @@
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +22,10 @@ from tests.waiting import until
 
 
 class Kubelet:
-    """The registration side; it follows the list of whoever registers. `refuse`: so many registrations first."""
+    """The registration side; it follows the list of whoever registers. `refuse`: so many registrations first.
+
+    `deaf`: it answers and follows no list, as one that ends right after its answer.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -29,6 +33,7 @@ class Kubelet:
         self.lists: queue.Queue[dict[str, str]] = queue.Queue()
         self.ended: queue.Queue[grpc.StatusCode] = queue.Queue()
         self.refuse = 0
+        self.deaf = False
         self._channel: Any = None
         self._servers: list[Any] = []
         self.start()
@@ -56,6 +61,9 @@ class Kubelet:
         if self.refuse:
             self.refuse -= 1
             context.abort(grpc.StatusCode.UNKNOWN, "not now")
+        if self.deaf:
+            self.registered.put(request)
+            return api.Empty()
         options = [("grpc.use_local_subchannel_pool", 1)]
         self._channel = grpc.insecure_channel(f"unix:{self._folder / request.endpoint}", options=options)
         grpc.channel_ready_future(self._channel).result(60)
@@ -178,6 +186,38 @@ def test_a_lost_stream_or_socket_is_made_good(
         kubelet.registered.get(timeout=60)
         until(lambda: registration.registered)
         assert (folder / "mgpu-core.sock").is_socket()
+
+
+def test_renewal_kubelet_restarts_before_it_asks_for_the_list_agent_registers_again(
+    kubelet: Kubelet, registration: Registration, folder: Path
+) -> None:
+    """Otherwise no pod could start on the node until the agent is restarted, and the agent would seem ready."""
+    with running(registration.run) as loop:
+        kubelet.registered.get(timeout=60)
+        until(lambda: registration.registered)
+        kubelet.deaf = True
+        renewal = asyncio.run_coroutine_threadsafe(registration.renew(), loop)
+        kubelet.registered.get(timeout=60)
+        kubelet.deaf = False
+        (folder / "kubelet.sock").unlink()
+        kubelet.start()
+        kubelet.registered.get(timeout=20)
+        until(lambda: registration.registered)
+        renewal.result(20)
+
+
+def test_renewal_refused_for_a_moment_agent_registers_again_at_once(
+    kubelet: Kubelet, registration: Registration
+) -> None:
+    with running(registration.run) as loop:
+        kubelet.registered.get(timeout=60)
+        until(lambda: registration.registered)
+        kubelet.refuse = 1
+        began = time.monotonic()
+        asyncio.run_coroutine_threadsafe(registration.renew(), loop).result(60)
+        kubelet.registered.get(timeout=60)
+        until(lambda: registration.registered)
+        assert time.monotonic() - began < 8, "the resource is without devices meanwhile"
 
 
 def test_a_refusal_is_told_and_tried_again(kubelet: Kubelet, registration: Registration) -> None:
