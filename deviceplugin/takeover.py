@@ -116,6 +116,9 @@ class Successor:
         await self._peer.send(_ENDED)
         self._peer.close()
 
+    def hang_up(self) -> None:
+        self._peer.close()
+
 
 async def ask(folder: Path) -> Predecessor | None:
     """Ask the agent that serves the node for it; None where it does not hand over (an older version does not)."""
@@ -160,6 +163,15 @@ class Others:
         """Return one that takes the node over when this agent ends; None where there is none."""
         return next((other for other in reversed(self._standing_by) if not other.has_ended), None)
 
+    def hang_up(self) -> None:
+        """End the connections of the others, so that those that stand by turn to the agent that serves from now on.
+
+        An agent that stands by waits without a limit. It would wait for one that has handed the node over to another
+        agent for as long as that process exists.
+        """
+        for other in (*self._standing_by, *([self.successor.result()] if self.successor.done() else ())):
+            other.hang_up()
+
     async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take in what another agent says on a new connection."""
         peer = Peer(reader, writer)
@@ -180,12 +192,16 @@ async def listening(folder: Path) -> AsyncIterator[Others]:
     try:
         yield others
     finally:
+        others.hang_up()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
 
 async def _listen(path: Path, others: Others) -> None:
-    """Serve on the path for ever; anew where a kubelet that starts has removed it."""
+    """Serve on the path until cancelled; anew where a kubelet that starts has removed it.
+
+    Where another agent has put its own socket there, that agent serves the node: it is left alone.
+    """
     while True:
         try:
             path.unlink(missing_ok=True)
@@ -194,14 +210,14 @@ async def _listen(path: Path, others: Others) -> None:
             log.warning("no agent can ask to take over: %s: %s", path, error)
             await asyncio.sleep(_CHECK_SECONDS)
             continue
-        inode = path.stat().st_ino
+        inode = _inode(path)
         try:
-            while _inode(path) == inode:
+            while _inode(path) is not None:
                 await asyncio.sleep(_CHECK_SECONDS)
         finally:
             # The connection that the node is handed over on outlives its server.
             server.close()
-            if _inode(path) == inode:
+            if inode is not None and _inode(path) == inode:
                 path.unlink(missing_ok=True)
 
 

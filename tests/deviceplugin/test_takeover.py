@@ -3,12 +3,15 @@
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deviceplugin import agent as agents
+from deviceplugin import takeover
 from deviceplugin.shifts import Shifts
 from deviceplugin.takeover import SOCKET
 from tests.builders import CORE, share
@@ -176,6 +179,57 @@ def test_takeover_stranger_asks_for_something_else_is_hung_up_on(node: Node) -> 
     with node.agent() as old:
         assert asyncio.run(say()) == b""
         assert not old.not_ready()
+
+
+@pytest.fixture
+def listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
+    """Whether something listens on the agents' socket in `tmp_path`, which agents look after every few ms."""
+    monkeypatch.setattr(takeover, "_CHECK_SECONDS", 0.005)
+    return (tmp_path / SOCKET).exists
+
+
+async def soon(found: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not found():
+            await asyncio.sleep(0.005)
+
+
+def test_listening_agent_that_handed_over_leaves_the_socket_of_its_successor(
+    tmp_path: Path, listens: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old agent still listens while it hands over, which may take seconds; a third agent must reach the new one."""
+    made: list[object] = []
+    start = asyncio.start_unix_server
+
+    async def counted(*arguments: Any) -> asyncio.Server:
+        made.append(arguments)
+        return await start(*arguments)
+
+    monkeypatch.setattr(asyncio, "start_unix_server", counted)
+
+    async def work() -> None:
+        async with takeover.listening(tmp_path):
+            await soon(listens)
+            async with takeover.listening(tmp_path):
+                await soon(lambda: len(made) == 2)
+                await asyncio.sleep(0.1)  # 20 looks of the old one
+                assert len(made) == 2
+
+    asyncio.run(work())
+
+
+def test_listening_ends_agent_that_stood_by_is_hung_up_on(tmp_path: Path, listens: Callable[[], bool]) -> None:
+    """It then turns to the agent that serves now; the process of the former one may go on for hours."""
+
+    async def work() -> None:
+        async with takeover.listening(tmp_path) as others:
+            await soon(listens)
+            waiting = asyncio.create_task(takeover.stand_by(tmp_path))
+            await soon(others.standing_by)
+        async with asyncio.timeout(30):
+            assert await waiting is None
+
+    asyncio.run(work())
 
 
 def test_kubelet_restart_agent_can_still_be_asked(node: Node) -> None:
