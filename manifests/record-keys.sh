@@ -1,9 +1,10 @@
 #!/bin/sh
 # Makes the key that the scheduler seals placement records with, once: the private one in Secret mgpu-record-key, the
-# public one in ConfigMap mgpu-record-keys, with the time at which sealing came into force.
+# public one in ConfigMap mgpu-record-keys, with the time at which sealing comes into force (`since`).
 #
 #   manifests/record-keys.sh             make what is missing; a key that is there stays
-#   KEY=rotate manifests/record-keys.sh  sign with a new key; seals of the keys before count on
+#   KEY=rotate manifests/record-keys.sh  sign with a new key; seals of the keys before count on. Where it ends before all
+#                                        agents know the new key, run it again: it goes on with the same key
 #
 # deploy.sh calls it. It needs openssl, and the namespace. Processes read the keys when they start.
 set -eu
@@ -11,6 +12,9 @@ set -eu
 NAMESPACE=mgpu-system
 SECRET=mgpu-record-key
 KEYS=mgpu-record-keys
+# Until then a scheduler that does not seal yet is replaced by one that does: an image is pulled, 30 s of preStop.
+GRACE=900
+TIME=%Y-%m-%dT%H:%M:%SZ
 top=$(mktemp -d)
 trap 'rm -r "$top"' EXIT
 umask 077
@@ -25,22 +29,77 @@ id_of() { openssl pkey -in "$1" -pubout -outform DER | tail -c 32 | openssl dgst
 
 publish() { openssl pkey -in "$1" -pubout -out "$top/public/$(id_of "$1").pem"; }
 
-keep_private() {
-    in_namespace create secret generic "$SECRET" --from-file=signing.pem="$1" --dry-run=client -o yaml | apply
+# The file $1 of the Secret, or nothing.
+private() {
+    in_namespace get secret "$SECRET" --ignore-not-found -o go-template="{{with .data}}{{with index . \"$1\"}}{{.}}{{end}}{{end}}" |
+        openssl base64 -d -A
 }
 
-# The ConfigMap of all public keys in $top/public. The time is that of the Secret, by the API server's clock, with which
-# it also says when a pod was created.
-keep_public() {
-    since=$(in_namespace get secret "$SECRET" -o go-template='{{.metadata.creationTimestamp}}')
+# $2: the key that follows, while not everybody knows it.
+keep_private() {
+    in_namespace create secret generic "$SECRET" --from-file=signing.pem="$1" ${2:+--from-file=next.pem="$2"} \
+        --dry-run=client -o yaml | apply
+}
+
+# GNU's, BSD's and busybox' date each have another way to read a time and to write one.
+seconds_of() {
+    date -u -d "$1" +%s 2>/dev/null || date -u -j -f "$TIME" "$1" +%s 2>/dev/null || date -u -D "$TIME" -d "$1" +%s
+}
+time_of() { date -u -d "@$1" +"$TIME" 2>/dev/null || date -u -r "$1" +"$TIME"; }
+
+# By the API server's clock, with which it also says when a pod was created.
+now() { in_namespace create configmap mgpu-time --dry-run=server -o go-template='{{.metadata.creationTimestamp}}'; }
+
+# Whether a scheduler runs that decides without seals: one of an earlier version, which an upgrade replaces or which was
+# put back for a while, or one that started when there were no keys. $found: `since` of the ConfigMap.
+decides_unsealed() {
+    in_namespace get pods -l app.kubernetes.io/name=mgpu,app.kubernetes.io/component=scheduler \
+        -o go-template='{{range .items}}pod {{range .spec.volumes}}{{with .secret}}{{.secretName}} {{end}}{{end}}{{"\n"}}{{end}}' >"$top/pods"
+    [ -s "$top/pods" ] || return 1
+    ! grep -qv " $SECRET " "$top/pods" || return 0
+    [ -z "$found" ] && must_restart=yes
+}
+
+# Records that it has decided by then must count, or the pods that run with them could not start their containers again.
+choose_since() {
+    found=$(in_namespace get configmap "$KEYS" --ignore-not-found -o go-template='{{with .data}}{{with .since}}{{.}}{{end}}{{end}}')
+    must_restart=no
+    if decides_unsealed; then
+        since=$(time_of $(($(seconds_of "$(now)") + GRACE)))
+        say "records: a scheduler without seals is there; what is created from $since on has to be sealed"
+    else
+        since=${found:-$(in_namespace get secret "$SECRET" -o go-template='{{.metadata.creationTimestamp}}')}
+    fi
     printf '%s' "$since" >"$top/public/since"
+}
+
+# The ConfigMap of all public keys in $top/public.
+keep_public() {
     in_namespace create configmap "$KEYS" --from-file="$top/public" \
         --from-literal=publicKeys=/etc/mgpu-record-keys \
         --from-literal=signingKey=/etc/mgpu-record-key/signing.pem --dry-run=client -o yaml | apply
 }
 
-in_namespace get secret "$SECRET" --ignore-not-found -o go-template='{{index .data "signing.pem"}}' |
-    openssl base64 -d -A >"$top/signing.pem"
+restart() { in_namespace rollout restart "$@"; }
+
+# Waits until all agents have started since the last restart. Fails where somebody has to replace them by hand.
+agents_know() {
+    agents=$(in_namespace get daemonset mgpu-deviceplugin --ignore-not-found -o go-template='{{.spec.updateStrategy.type}} {{.metadata.generation}} {{.status.observedGeneration}} {{with .status.desiredNumberScheduled}}{{.}}{{else}}0{{end}} {{with .status.updatedNumberScheduled}}{{.}}{{else}}0{{end}}')
+    case $agents in
+    '') return 0 ;;
+    OnDelete*) ;;
+    *) in_namespace rollout status daemonset/mgpu-deviceplugin --timeout="${WAIT:-300}s" && return 0 || return 1 ;;
+    esac
+    # shellcheck disable=SC2086 # five words
+    set -- $agents
+    [ "$2" = "$3" ] && [ "$4" = "$5" ] && return 0
+    say "the agents are replaced by hand (OnDelete), and not all of them know the new key: replace them node by node" \
+        '(docs/mps.md, "The life of a daemon"), then run KEY=rotate manifests/record-keys.sh again' >&2
+    return 1
+}
+
+private signing.pem >"$top/signing.pem"
+private next.pem >"$top/next.pem"
 if [ ! -s "$top/signing.pem" ]; then
     say 'records: new signing key'
     openssl genpkey -algorithm ed25519 -out "$top/signing.pem"
@@ -52,17 +111,26 @@ for name in $(in_namespace get configmap "$KEYS" --ignore-not-found -o go-templa
     *.pem) in_namespace get configmap "$KEYS" -o go-template="{{index .data \"$name\"}}" >"$top/public/$name" ;;
     esac
 done
-if [ "${KEY:-keep}" = rotate ]; then
+begins=no
+if [ "${KEY:-keep}" = rotate ] && [ ! -s "$top/next.pem" ]; then
+    begins=yes
     openssl genpkey -algorithm ed25519 -out "$top/next.pem"
-    publish "$top/next.pem"
+    keep_private "$top/signing.pem" "$top/next.pem"
 fi
+[ ! -s "$top/next.pem" ] || publish "$top/next.pem"
+choose_since
 keep_public
-[ "${KEY:-keep}" = rotate ] || exit 0
+if [ "${KEY:-keep}" != rotate ]; then
+    [ "$must_restart" = no ] || restart deployment/mgpu-scheduler daemonset/mgpu-deviceplugin
+    exit 0
+fi
 
 # Everybody knows the new key before anything is signed with it.
-say 'records: every process learns the new public key'
-in_namespace rollout restart deployment/mgpu-scheduler daemonset/mgpu-deviceplugin
+if [ "$begins" = yes ]; then
+    say 'records: every process learns the new public key'
+    restart deployment/mgpu-scheduler daemonset/mgpu-deviceplugin
+fi
 in_namespace rollout status deployment/mgpu-scheduler --timeout="${WAIT:-300}s"
-in_namespace rollout status daemonset/mgpu-deviceplugin --timeout="${WAIT:-300}s"
+agents_know
 keep_private "$top/next.pem"
-in_namespace rollout restart deployment/mgpu-scheduler
+restart deployment/mgpu-scheduler

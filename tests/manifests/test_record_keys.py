@@ -3,13 +3,14 @@
 import base64
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mgpu.dialects.records import Records
-from mgpu.kube import Api
+from mgpu.kube import Api, ApiError
 from mgpu.model.pods import Pod
 from mgpu.model.seals import Subject
 from mgpu.serving.record_keys import read_records
@@ -18,6 +19,9 @@ from tests.manifests.conftest import Run
 from tests.manifests.rendered import MANIFESTS, named, rendered
 
 NAMESPACE = "/api/v1/namespaces/mgpu-system"
+DAEMONSETS = "/apis/apps/v1/namespaces/mgpu-system/daemonsets"
+SCHEDULER, AGENTS = f"{NAMESPACE}/pods/mgpu-scheduler-1", f"{DAEMONSETS}/mgpu-deviceplugin"
+SCRIPT = MANIFESTS / "record-keys.sh"
 RECORD = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "0"}
 
 
@@ -27,7 +31,49 @@ def api(kubeconfig: Path) -> Iterator[Api]:
     if not any(row["metadata"]["name"] == "mgpu-system" for row in made.list("/api/v1/namespaces")[0]):
         made.create("/api/v1/namespaces", {"metadata": {"name": "mgpu-system"}})
     yield made
+    for path in (f"{NAMESPACE}/secrets/mgpu-record-key", f"{NAMESPACE}/configmaps/mgpu-record-keys", SCHEDULER, AGENTS):
+        try:
+            made.delete(path)
+        except ApiError as error:
+            if error.status != 404:
+                raise
     made.close()
+
+
+@pytest.fixture
+def rollouts(tmp_path: Path) -> Path:
+    """The file of the `kubectl rollout` commands that a script ran. They do nothing: nobody rolls anything out here."""
+    kubectl, log = tmp_path / "bin" / "kubectl", tmp_path / "rollouts"
+    kubectl.parent.mkdir()
+    kubectl.write_text(
+        f'#!/bin/sh\ncase "$*" in *rollout*) echo "$*" >>{log} && exit 0 ;; esac\nPATH=${{PATH#*:}} exec kubectl "$@"\n'
+    )
+    kubectl.chmod(0o755)
+    log.touch()
+    return log
+
+
+def path_with(rollouts: Path) -> str:
+    return f"{rollouts.parent / 'bin'}:{os.environ['PATH']}"
+
+
+def scheduler(*secrets: str) -> dict[str, Any]:
+    """A pod of the scheduler that mounts these Secrets."""
+    labels = {"app.kubernetes.io/name": "mgpu", "app.kubernetes.io/component": "scheduler"}
+    volumes = [{"name": f"v{i}", "secret": {"secretName": secret}} for i, secret in enumerate(secrets)]
+    spec = {"containers": [{"name": "c", "image": "mgpu"}], "volumes": volumes, "automountServiceAccountToken": False}
+    return {"metadata": {"name": "mgpu-scheduler-1", "labels": labels}, "spec": spec}
+
+
+def agents_replaced_by_hand() -> dict[str, Any]:
+    labels = {"app": "deviceplugin"}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "c", "image": "mgpu"}]}}
+    spec = {"selector": {"matchLabels": labels}, "template": template, "updateStrategy": {"type": "OnDelete"}}
+    return {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "mgpu-deviceplugin"}, "spec": spec}
+
+
+def since(api: Api) -> str:
+    return str(api.get(f"{NAMESPACE}/configmaps/mgpu-record-keys")["data"]["since"])
 
 
 def mounted(api: Api, folder: Path, *, signing: bool) -> Records:
@@ -46,10 +92,10 @@ def mounted(api: Api, folder: Path, *, signing: bool) -> Records:
 
 
 def test_the_keys_are_made_once_and_rotated_without_a_seal_that_stops_counting(
-    run: Run, api: Api, tmp_path: Path
+    run: Run, api: Api, tmp_path: Path, rollouts: Path
 ) -> None:
-    script, subject = MANIFESTS / "record-keys.sh", Subject("u", "ns", "p", "n1")
-    first = run(script)
+    subject = Subject("u", "ns", "p", "n1")
+    first = run(SCRIPT)
     assert first.returncode == 0, first.stderr
     scheduler, agent = (mounted(api, tmp_path / str(signing), signing=signing) for signing in (True, False))
     assert scheduler.keys is not None
@@ -61,16 +107,12 @@ def test_the_keys_are_made_once_and_rotated_without_a_seal_that_stops_counting(
     assert judged is not None
     assert judged.finding is None
 
-    assert run(script).returncode == 0
+    assert run(SCRIPT).returncode == 0
     again = mounted(api, tmp_path / "again", signing=True)
     assert again.keys is not None
     assert (again.keys.public.keys(), again.keys.since) == (scheduler.keys.public.keys(), scheduler.keys.since)
 
-    kubectl = tmp_path / "bin" / "kubectl"
-    kubectl.parent.mkdir()
-    kubectl.write_text('#!/bin/sh\ncase "$*" in *rollout*) exit 0 ;; esac\nPATH=${PATH#*:} exec kubectl "$@"\n')
-    kubectl.chmod(0o755)  # nobody rolls anything out here
-    rotated = run(script, env={"KEY": "rotate", "PATH": f"{kubectl.parent}:{os.environ['PATH']}"})
+    rotated = run(SCRIPT, env={"KEY": "rotate", "PATH": path_with(rollouts)})
     assert rotated.returncode == 0, rotated.stderr
     new = mounted(api, tmp_path / "new", signing=True)
     assert new.keys is not None
@@ -81,6 +123,61 @@ def test_the_keys_are_made_once_and_rotated_without_a_seal_that_stops_counting(
     (_, judged) = new.judge(sealed)
     assert judged is not None
     assert judged.finding is None
+
+
+def test_upgrade_from_a_scheduler_without_seals_its_records_count_until_it_is_replaced(
+    run: Run, api: Api, rollouts: Path
+) -> None:
+    """What it decides in the meantime has no seal, and those pods must go on being able to start their containers."""
+    api.create(f"{NAMESPACE}/pods", scheduler("mgpu-scheduler-tls"))
+    before = datetime.now(UTC) - timedelta(seconds=1)
+    done = run(SCRIPT, env={"PATH": path_with(rollouts)})
+    assert done.returncode == 0, done.stderr
+    first = since(api)
+    assert before < datetime.fromisoformat(first) - timedelta(minutes=15) < datetime.now(UTC)
+    assert f"what is created from {first} on has to be sealed" in done.stdout
+    assert rollouts.read_text() == "", "the upgrade itself replaces the processes"
+
+    api.delete(SCHEDULER, {"gracePeriodSeconds": 0})
+    api.create(f"{NAMESPACE}/pods", scheduler("mgpu-scheduler-tls", "mgpu-record-key"))
+    assert run(SCRIPT, env={"PATH": path_with(rollouts)}).returncode == 0
+    assert since(api) == first
+    assert rollouts.read_text() == ""
+
+
+def test_keys_made_for_processes_that_started_without_they_are_restarted(run: Run, api: Api, rollouts: Path) -> None:
+    """Otherwise an agent that starts by chance would refuse all that a scheduler without a key decides."""
+    api.create(f"{NAMESPACE}/pods", scheduler("mgpu-record-key"))
+    done = run(SCRIPT, env={"PATH": path_with(rollouts)})
+    assert done.returncode == 0, done.stderr
+    assert datetime.fromisoformat(since(api)) > datetime.now(UTC) + timedelta(minutes=10)
+    (restarted,) = rollouts.read_text().splitlines()
+    assert restarted == "-n mgpu-system rollout restart deployment/mgpu-scheduler daemonset/mgpu-deviceplugin"
+
+
+def test_rotation_with_agents_that_are_replaced_by_hand_ends_when_all_know_the_new_key(
+    run: Run, api: Api, rollouts: Path
+) -> None:
+    """`components/slices`: seals of a key that an agent does not know would keep the containers of its node waiting."""
+    assert run(SCRIPT).returncode == 0
+    old = api.get(f"{NAMESPACE}/secrets/mgpu-record-key")["data"]["signing.pem"]
+    api.create(DAEMONSETS, agents_replaced_by_hand())
+
+    def rotate(updated: int) -> int:
+        generation = api.get(AGENTS)["metadata"]["generation"]
+        numbers = {"desiredNumberScheduled": 2, "currentNumberScheduled": 2, "numberMisscheduled": 0, "numberReady": 2}
+        status = {**numbers, "updatedNumberScheduled": updated, "observedGeneration": generation}
+        api.patch(f"{AGENTS}/status", {"status": status})
+        return run(SCRIPT, env={"KEY": "rotate", "PATH": path_with(rollouts)}).returncode
+
+    assert rotate(0) == rotate(1) == 1
+    secret = api.get(f"{NAMESPACE}/secrets/mgpu-record-key")["data"]
+    assert secret["signing.pem"] == old
+    assert rotate(2) == 0
+    assert api.get(f"{NAMESPACE}/secrets/mgpu-record-key")["data"] == {"signing.pem": secret["next.pem"]}
+    public = api.get(f"{NAMESPACE}/configmaps/mgpu-record-keys")["data"]
+    assert sum(name.endswith(".pem") for name in public) == 2
+    assert rollouts.read_text().count("restart deployment/mgpu-scheduler daemonset/mgpu-deviceplugin") == 1
 
 
 def test_the_scheduler_alone_mounts_the_private_key() -> None:
