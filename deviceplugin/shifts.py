@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
-from deviceplugin.agent import Agent, Outcome
+from deviceplugin.agent import Agent
 from deviceplugin.metrics import Seen
+from deviceplugin.turn import Outcome
 from mgpu.kube.reflector import Reflector
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from deviceplugin import agent as agents
-from deviceplugin import takeover
+from deviceplugin import takeover, turn
+from deviceplugin.agent import Agent
 from deviceplugin.shifts import Shifts
 from deviceplugin.takeover import SOCKET
 from tests.builders import CORE, share
@@ -76,7 +76,7 @@ def test_takeover_pods_arrive_none_fails(node: Node, drops: list[str]) -> None:
         until(lambda: node.api.list(PODS)[0])
         with node.starting() as new:
             until(lambda: not new.not_ready())
-            assert old._lock._descriptor is None
+            assert not old._turn.serves
             assert arrivals.not_running() == []
             assert drops == []
 
@@ -134,15 +134,15 @@ def test_standby_agent_that_serves_ends_takes_the_node_at_once(node: Node, monke
     """The one that serves cannot hand over, as an older version."""
     with node.agent() as old:
         (node.folder / "device-plugins" / SOCKET).unlink()
-        monkeypatch.setattr(agents, "ask", nobody_answers)
-        monkeypatch.setattr(agents, "_UNANSWERED_SECONDS", 0.2)
+        monkeypatch.setattr(turn, "ask", nobody_answers)
+        monkeypatch.setattr(turn, "_UNANSWERED_SECONDS", 0.2)
         with node.starting() as new:
             until(lambda: new.not_ready() == "another agent serves this node; this one stands by")
             until(lambda: not new.not_ready())  # else a rolling update would wait for it for ever
-            assert not new._serves
+            assert not new._turn.serves
             assert node.healthy_ids() == 200
             old.stop()
-            until(lambda: new._serves and not new.not_ready())
+            until(lambda: new._turn.serves and not new.not_ready())
             node.create(decided("p"))
             node.runs("p")
 
@@ -162,7 +162,7 @@ def test_takeover_successor_ends_before_it_serves_old_agent_lets_go(node: Node) 
 
     with node.agent() as old:
         asyncio.run(ask_and_end())
-        until(lambda: old._lock._descriptor is None)
+        until(lambda: not old._turn.serves)
         with node.agent():
             node.create(decided("p"))
             node.runs("p")
@@ -266,6 +266,6 @@ def test_shifts_successor_ends_replaced_process_serves_again(node: Node, drops: 
         node.runs("p")
 
 
-def standing_by(agent: agents.Agent) -> bool:
-    others = agent._others
+def standing_by(agent: Agent) -> bool:
+    others = agent._turn._others
     return others is not None and others.standing_by() is not None
