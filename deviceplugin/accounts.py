@@ -108,6 +108,15 @@ class Grants:
         """Take over what another agent has handed out up to now."""
         self._handed = dict(handed)
 
+    def kept(self, known: GpuPod, cards: Sequence[Card]) -> tuple[Share, ...]:
+        """Return what was handed out to containers of the pod, whatever its record says now.
+
+        cards: those of the node that are whole, and its slices.
+        """
+        granted = self._granted.get(known.pod.uid)
+        shares = granted.shares if granted else holding(replace(known, shares=None), cards, self._handed).shares
+        return tuple(share for share in shares if share.card is not None)
+
     def refusal(
         self, known: GpuPod, pods: Iterable[GpuPod], cards: Sequence[Card], foreign: Sequence[Holding] = ()
     ) -> str:

@@ -8,7 +8,7 @@ has to pass PreStartContainer, none starts a container that the carrier's refuse
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from deviceplugin.accounts import Grants
@@ -144,7 +144,7 @@ class Allocations:
         given = await self._whose.holders(frozenset(ids), deadline)
         known = await self._known(given[0].uid, deadline)
         if any(self._carries(Target(known, row.container)) for row in given):
-            known = await self._decided(known, deadline)
+            known = await self._decided(known, given, deadline)
             known = await self._sliced(known, given, deadline)
         try:
             if self._node.leftovers is not None:
@@ -219,10 +219,31 @@ class Allocations:
                     raise Refused("the pods and cards of this node are not known yet", uid)
                 raise Refused(f"pod {uid} is not known from the API server yet")
 
-    async def _decided(self, known: GpuPod, deadline: float) -> GpuPod:
+    def _kept(self, known: GpuPod, given: Sequence[Given]) -> GpuPod:
+        """Return the pod with the cards that these containers were handed before, where its record does not count.
+
+        Whatever made the record void (a key that this agent does not know, an agent's stolen token, a scheduler from
+        before seals), a container that has run starts again on what it had, and on nothing else. CDI files say what
+        that was: root alone can write them, and agents write one for a record that counts.
+        """
+        if known.finding is None or not known.ran or not isinstance(self._node.delivery, CdiFiles):
+            return known
+        shares = self._node.grants.kept(known, self._node.cards())
+        had = {share.container for share in shares}
+        carried = {row.container for row in given if self._carries(Target(known, row.container))}
+        return replace(known, shares=shares) if carried <= had else known
+
+    def _now(self, known: GpuPod) -> GpuPod | None:
+        """Return the pod as the API server tells of it by now, with the cards that it has kept; None: it is gone."""
+        now = self._node.pods.by_uid(known.pod.uid)
+        if now is None or now.finding is None or known.finding is None:
+            return now
+        return replace(now, shares=known.shares)
+
+    async def _decided(self, known: GpuPod, given: Sequence[Given], deadline: float) -> GpuPod:
         """The pod, once its cards have been decided. Raises Refused at the deadline."""
         loop = asyncio.get_running_loop()
-        while not known.decided:
+        while not (known := self._kept(known, given)).decided:
             if not await self._node.changed.wait(max(0.0, deadline - loop.time())):
                 limit = f"within {self._wait_seconds:g} s"
                 why = f"; {known.finding.message}" if known.finding else ""
@@ -245,7 +266,7 @@ class Allocations:
             return {}
         targets = [Target(known, row.container) for row in given if row.device]
         limits = await self._node.mps.ready([target for target in targets if self._carries(target)], deadline)
-        now = self._node.pods.by_uid(known.pod.uid)
+        now = self._now(known)
         if limits and (now is None or now.shares != known.shares):
             raise Refused(f"{known.pod.key}: its record has changed meanwhile", known.pod.uid)
         return limits
@@ -274,7 +295,7 @@ class Allocations:
             self._deliver(known, ready, refused)
             return
         cards = self._node.cards()
-        known = self._node.pods.by_uid(known.pod.uid) or known
+        known = self._now(known) or known
         if short := self._node.grants.refusal(known, self._node.pods.all(), cards, self._node.foreign()):
             raise Refused(f"{known.pod.key}: {short}", known.pod.uid)
         self._deliver(known, ready, refused)

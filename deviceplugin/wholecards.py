@@ -92,6 +92,11 @@ class WholeCards:
             log.info("whole cards are served by %s %s", self.server, self.why and f"({self.why})")
         return before != (self.server, self.held, self.given)
 
+    def _is_placed_by_mgpu(self, uid: str) -> bool:
+        """Return whether the pod has a record that does not count, for want of a key for instance: it had one."""
+        known = self._pods.by_uid(uid)
+        return known is not None and known.finding is not None
+
     def _recorded(self, uid: str) -> bool:
         known = self._pods.by_uid(uid)
         return known is not None and known.shares is not None
@@ -158,7 +163,8 @@ class WholeCards:
             return f"its socket {name} is there"
         if self._offered and not _own_ids(self._offered):
             return f"the kubelet knows its devices, as {min(self._offered)}"
-        if holder := next((row.uid for row in self.held if row.resource == WHOLE_CARDS), ""):
+        theirs = (row.uid for row in self.held if row.resource == WHOLE_CARDS and not self._is_placed_by_mgpu(row.uid))
+        if holder := next(theirs, ""):
             return f"pod {holder} has cards from it"
         if self._offered is None and self._capacity() and self.server != OURS:
             return f"the node has {self._capacity()} of it, which this agent has not registered"

@@ -22,16 +22,16 @@ AGENT, SCHEDULER = Records(Keys(SINCE, PUBLIC)), Records(Keys(SINCE, PUBLIC, SIG
 FIRST = ["1", "2"]
 
 
-def sealed(raw: dict[str, Any]) -> dict[str, Any]:
+def sealed(raw: dict[str, Any], scheduler: Records = SCHEDULER) -> dict[str, Any]:
     read = read_pod(raw)
     record = {key: value for key, value in read.annotations.items() if is_placement_annotation(key)}
     subject = Subject(read.uid, read.namespace, read.name, read.node)
-    annotations = {**read.annotations, **SCHEDULER.sealed(subject, record)}
+    annotations = {**read.annotations, **scheduler.sealed(subject, record)}
     return {**raw, "metadata": {**raw["metadata"], "annotations": annotations}}
 
 
-def of_node(name: str, card: str) -> dict[str, Any]:
-    raw = decided(name, card)
+def of_node(name: str, card: str, core: int = 2) -> dict[str, Any]:
+    raw = decided(name, card, core)
     raw["spec"]["nodeName"] = "n1"
     return raw
 
@@ -55,6 +55,66 @@ def test_a_sealed_record_starts_its_pod_on_its_card(desk: Desk) -> None:
     desk.admit(FIRST, "uid-p")
     desk.start(FIRST)
     assert not desk.refusals
+
+
+def running(raw: dict[str, Any]) -> dict[str, Any]:
+    return {**raw, "status": {"phase": "Running", "containerStatuses": [{"name": "c", "containerID": "x://1"}]}}
+
+
+def with_record(raw: dict[str, Any], card: str) -> dict[str, Any]:
+    """The same pod and seal, and another card in its record."""
+    annotations = {**raw["metadata"]["annotations"], RECORD + "c": card}
+    return {**raw, "metadata": {**raw["metadata"], "annotations": annotations}}
+
+
+OTHER = Signer(Ed25519PrivateKey.from_private_bytes(bytes(31) + b"1"))
+ELSEWHERE = Records(Keys(SINCE, {OTHER.id: OTHER.key.public_key()}, OTHER))
+
+
+@pytest.mark.parametrize("cause", ["unknown key", "changed record", "changed record, new agent"])
+def test_running_pod_record_stops_counting_its_container_starts_again_on_its_card(desk: Desk, cause: str) -> None:
+    """A key that was rotated past this agent, or a stolen token, must not end a user's pod at its next restart."""
+    raw = sealed(of_node("p", "1"))
+    desk.pods.take(raw)
+    answer = desk.admit(FIRST, "uid-p")
+    desk.start(FIRST)
+    had = desk.env(answer)
+    if cause == "unknown key":
+        desk._records = ELSEWHERE
+        desk.restart(running(raw))
+    else:
+        desk.pods.take(running(with_record(raw, "0")))
+        if cause.endswith("agent"):
+            desk.restart(running(with_record(raw, "0")))
+    known = desk.pods.by_uid("uid-p")
+    assert known is not None
+    assert known.finding is not None
+    desk.start(FIRST)
+    assert desk.env(answer) == had
+    assert not desk.refusals
+
+
+def test_running_pod_record_stops_counting_its_card_is_not_given_to_another(desk: Desk) -> None:
+    raw = sealed(of_node("p", "1", core=99))
+    desk.pods.take(raw)
+    desk.admit(FIRST, "uid-p")
+    desk.start(FIRST)
+    desk._records = ELSEWHERE
+    desk.restart(running(raw), sealed(of_node("later", "1"), ELSEWHERE))
+    desk.admit(["3", "4"], "uid-later")
+    with pytest.raises(Refused, match="no room"):
+        desk.start(["3", "4"])
+
+
+def test_running_pod_record_stops_counting_a_container_that_was_given_no_card_is_refused(desk: Desk) -> None:
+    """Another container of the pod has run."""
+    raw = of_node("p", "1")
+    (container,) = raw["spec"]["containers"]
+    raw["spec"]["containers"].append({**container, "name": "d"})
+    desk.pods.take(running(raw))
+    desk.admit(FIRST, "uid-p", "d")
+    with pytest.raises(Refused, match=r"no cards have been decided .* has no seal"):
+        desk.start(FIRST)
 
 
 @pytest.mark.parametrize("forge", ["unsealed", "copied"])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from deviceplugin.ids import device_ids
 from deviceplugin.offers import WHOLE_CARDS, as_ids
@@ -14,8 +15,10 @@ from deviceplugin.podresources import Owner
 from deviceplugin.pods import NodePods
 from deviceplugin.unrecorded import Unrecorded
 from deviceplugin.wholecards import WholeCards
+from mgpu.dialects.records import Records
 from mgpu.model.errors import RetryLater
 from mgpu.model.given import CHECKPOINTS, Given
+from mgpu.model.seals import Keys, key_id
 from mgpu.settings import load_settings
 from playground.kubelet import checkpoint
 from playground.stock import StockPlugin
@@ -268,6 +271,18 @@ def test_a_share_that_runs_without_a_record_is_held_too(place: Place) -> None:
     place.write()
     place.environment["uid-p"] = UUID
     assert place.look() == ("mgpu", (Given("uid-p", "c", "koordinator.sh/gpu-memory-ratio", (UUID,)),))
+
+
+def test_pod_whose_record_does_not_count_holds_its_cards_and_shows_no_other_plugin(place: Place) -> None:
+    """mgpu's own, after an upgrade for instance: whole cards must not be given up for it."""
+    key = Ed25519PrivateKey.from_private_bytes(bytes(32)).public_key()
+    records = Records(Keys("2026-01-01T00:00:00Z", {key_id(key): key}))
+    place.pods = NodePods(load_settings(), lambda: None, records)
+    place.restart()
+    place.pods.take({**recorded(whole("p", node="n1"), {"c": 0}), "status": RUNS})
+    place.write(ours("uid-p", "0"), ids=["0", "1"])
+    place.environment["uid-p"] = "GPU-n1-0"
+    assert place.look() == ("mgpu", (Given("uid-p", "c", WHOLE_CARDS, ("GPU-n1-0",)),))
 
 
 def listed(node: Node) -> list[dict[str, Any]]:
