@@ -185,10 +185,13 @@ class Agent:
             wakeup.bind()
         self._start(self._reflector, self._cards)
         self._reporter.watch()
+        # Also while this agent stands by or hands over: it says that it is ready meanwhile.
+        pulse = asyncio.create_task(self._pulse.run())
         try:
             has_turn = await self._turn.acquire(asks=asks, is_prepared=self._is_prepared)
             return await self._serve_node() if has_turn else Outcome.STOPPED
         finally:
+            pulse.cancel()
             self._close()
             await self._owners.close()
             await self._runtime.close()
@@ -211,7 +214,6 @@ class Agent:
         works = (
             self._follow_pods(),
             self._follow_whole_cards(),
-            self._pulse.run(),
             self._runtime.follow(self._reporter.update),
         )
         return await self._turn.serve(self._resources, serving, works, self._stop_writers)

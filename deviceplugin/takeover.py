@@ -90,6 +90,10 @@ class Predecessor:
         self._peer.close()
         return answer is not None and answer[0] == _ENDED
 
+    def hang_up(self) -> None:
+        """Tell the predecessor, by the end of the connection, that this agent does not take over."""
+        self._peer.close()
+
 
 class Successor:
     """The agent that takes over from this one."""

@@ -86,18 +86,24 @@ class Turn:
             is_prepared: whether this agent knows enough to serve at once. No agent hands over to it before.
         """
         self._stopping.bind()
-        began = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        began = given_at = loop.time()
         while not self._stopped and not self._lock.try_acquire():
             if self.phase is Phase.STARTING:
                 self.phase = Phase.STANDING_BY if asks else Phase.WAITING
                 log.info("standing by", extra={"node": self._node})
             if self._predecessor is None and is_prepared():
                 self._predecessor = await (ask(self._folder) if asks else self._until_given())
+                given_at = loop.time()
                 if self._predecessor is not None:
                     continue
                 # The agent that serves cannot hand over: it is an older version, or it hangs.
-                if asyncio.get_running_loop().time() - began > _UNANSWERED_SECONDS:
+                if loop.time() - began > _UNANSWERED_SECONDS:
                     self.phase = Phase.WAITING
+            elif self._predecessor is not None and loop.time() - given_at > _UNANSWERED_SECONDS:
+                # A third agent has locked the node between the two. It serves now, and is the one to ask.
+                self._predecessor.hang_up()
+                self._predecessor = None
             await asyncio.sleep(_TURN_SECONDS if asks else _RESIGNED_SECONDS)
         if not self._stopped:
             self.phase = Phase.SERVING if self._predecessor is None else Phase.TAKING_OVER

@@ -12,6 +12,7 @@ import pytest
 
 from deviceplugin import takeover, turn
 from deviceplugin.agent import Agent
+from deviceplugin.nodelock import NodeLock
 from deviceplugin.shifts import Shifts
 from deviceplugin.takeover import SOCKET
 from tests.builders import CORE, share
@@ -166,6 +167,55 @@ def test_takeover_successor_ends_before_it_serves_old_agent_lets_go(node: Node) 
         with node.agent():
             node.create(decided("p"))
             node.runs("p")
+
+
+async def hand_over_nothing(folder: Path, asked: list[bytes]) -> asyncio.Server:
+    """An agent that says "yours" to whoever asks, while another one has the lock."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readline())
+        writer.write(b"yours\n")
+        try:
+            await reader.read()
+        finally:
+            writer.close()
+
+    return await asyncio.start_unix_server(talk, folder / SOCKET)
+
+
+def test_takeover_third_agent_locks_the_node_first_it_is_asked_in_turn(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the second one waits for the third one's end and is never ready: the rolling update would stop."""
+    monkeypatch.setattr(turn, "_UNANSWERED_SECONDS", 0.2)
+    folder, asked = node.folder / "device-plugins", list[bytes]()
+    lock = NodeLock(folder)
+    assert lock.try_acquire()
+
+    async def work() -> None:
+        async with await hand_over_nothing(folder, asked):
+            await soon(lambda: len(asked) > 1)
+
+    with node.starting() as new:
+        asyncio.run(work())
+        lock.release()
+        until(lambda: not new.not_ready())
+
+
+def test_takeover_lasts_long_old_agent_stays_ready(node: Node) -> None:
+    """Its successor reads a checkpoint on a slow disk, say; the loop of the old one runs."""
+
+    async def ask_and_wait(old: Agent) -> None:
+        reader, writer = await asyncio.open_unix_connection(node.folder / "device-plugins" / SOCKET)
+        writer.write(b"take over\n")
+        assert await reader.readline() == b"yours\n"
+        await asyncio.sleep(1.2)
+        assert old._pulse.silence() < 1
+        assert not old.not_ready()
+        writer.close()
+
+    with node.agent() as old:
+        asyncio.run(ask_and_wait(old))
 
 
 def test_takeover_stranger_asks_for_something_else_is_hung_up_on(node: Node) -> None:
