@@ -118,7 +118,9 @@ trust() {
 
 trust_all() {
     trust mutatingwebhookconfigurations "mgpu-$1"
-    [ "$1" = scheduler ] || trust validatingwebhookconfigurations "mgpu-$1"
+    [ "$1" = webhook ] || return 0
+    trust mutatingwebhookconfigurations 0-mgpu-webhook
+    trust validatingwebhookconfigurations mgpu-webhook
 }
 
 if [ "${1:-}" = bundle ]; then

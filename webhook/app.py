@@ -1,4 +1,4 @@
-"""The webhook's HTTP side: `/mutate` and `/validate` of pods and MtgpuPods, `/healthz`, `/readyz`."""
+"""The webhook's HTTP side: `/mutate`, `/rebuild` and `/validate` of pods and MtgpuPods, `/healthz`, `/readyz`."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +15,25 @@ from mgpu.serving.review import Reply, Review, allow, deny
 from mgpu.settings import Settings
 from webhook.mtgpupods import validate_mtgpupod_create, validate_mtgpupod_update
 from webhook.mutate import mutate
+from webhook.pods_of_mtgpupods import Find, is_rebuilt, rebuild
 from webhook.validate import strange_wishes, validate_create, validate_update
 
 _log = logging.getLogger(__name__)
 
 
-def make_app(settings: Settings, ready: Callable[[], str] = str, told: Told = lambda *_: None) -> Flask:
-    """The app. `ready`: why it should not be asked yet, "": it should. told: hears of every review."""
+def make_app(
+    settings: Settings,
+    ready: Callable[[], str] = str,
+    told: Told = lambda *_: None,
+    find_mtgpupod: Find | None = None,
+) -> Flask:
+    """Return the app.
+
+    Args:
+        ready: why it should not be asked yet, "": it should.
+        told: hears of every review.
+        find_mtgpupod: reads an MtgpuPod; without it Pods of MtgpuPods are denied.
+    """
 
     def mutating(review: Review) -> Reply:
         if review.operation != "CREATE" or review.resource != "pods" or review.object is None:
@@ -29,6 +41,14 @@ def make_app(settings: Settings, ready: Callable[[], str] = str, told: Told = la
         _within_budget(review)
         mutation = mutate(review.object, settings, review.user)
         return allow(review, mutation.patch, mutation.warnings)
+
+    def rebuilding(review: Review) -> Reply:
+        if review.operation != "CREATE" or review.resource != "pods" or review.object is None:
+            return allow(review)
+        _within_budget(review)
+        if not is_rebuilt(review.object, review.user, settings):
+            return allow(review)
+        return allow(review, rebuild(review.object, review.namespace, find_mtgpupod))
 
     def validating(review: Review) -> Reply:
         problems, warnings = _problems(review, settings), _warnings(review)
@@ -40,6 +60,7 @@ def make_app(settings: Settings, ready: Callable[[], str] = str, told: Told = la
 
     app = new_app()
     reviewing(app, "/mutate", mutating, kinds=("Pod",), told=told)
+    reviewing(app, "/rebuild", rebuilding, kinds=("Pod",), told=told)
     reviewing(app, "/validate", validating, kinds=("Pod", mtgpu.KIND), told=told)
     probes(app, ready)
     return app

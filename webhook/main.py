@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from mgpu.cli.certificate import prepare
+from mgpu.cli.certificate import in_cluster, prepare
 from mgpu.cli.setup import UNITS, read_settings
+from mgpu.kube import Api
 from mgpu.serving import logs
 from mgpu.serving.app import exposing, new_app, probes
 from mgpu.serving.callers import api_servers
@@ -15,6 +16,8 @@ from mgpu.serving.server import Listen, serve
 from mgpu.settings import Settings
 from webhook import sharing
 from webhook.app import make_app
+from webhook.pods_of_mtgpupods import Find
+from webhook.reading import SECONDS, finder
 
 EXAMPLES = """
 \b
@@ -50,7 +53,7 @@ Examples:
 @click.option("--kubeconfig", default="", help="Serve this cluster from outside.  [default: the one this runs in]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str | int | None) -> None:
-    """Serve the admission webhook: /mutate and /validate.
+    """Serve the admission webhook: /mutate, /rebuild and /validate.
 
     Denies GPU pods that break a rule of their vocabulary and completes the others. Prints one line,
     `serving https on HOST:PORT`, when it accepts connections; logs are JSON lines on stderr.
@@ -65,16 +68,17 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
     """Serve until told to stop. `stack`: what is to be undone afterwards."""
     own = settings.webhook
     certificate, keeper = prepare(own, kubeconfig, stack)
+    find = _finder(kubeconfig, stack)
     if own.metrics_port >= 0:
         folder = sharing.folder(stack)
         from webhook import metrics  # not before: `sharing` says why
 
-        app, exposed = make_app(settings, told=metrics.ADMISSIONS), new_app()
+        app, exposed = make_app(settings, told=metrics.ADMISSIONS, find_mtgpupod=find), new_app()
         probes(exposed, str)
         exposing(exposed, lambda: metrics.page(folder), metrics.CONTENT_TYPE)
         beside = [Listen(own.metrics_host, own.metrics_port, exposed.wsgi_app, tls=False)]
     else:
-        app, beside = make_app(settings), []
+        app, beside = make_app(settings, find_mtgpupod=find), []
     serve(
         [
             Listen(own.host, own.port, app.wsgi_app, client_ca=own.client_ca, callers=api_servers(own, "webhook")),
@@ -85,3 +89,12 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
         start=keeper.start if keeper else None,
         stop=keeper.stop if keeper else None,
     )
+
+
+def _finder(kubeconfig: str, stack: ExitStack) -> Find | None:
+    """None: this process has no API server. The workers connect when they first read."""
+    if not (kubeconfig or in_cluster(kubeconfig)):
+        return None
+    api = Api.connect(kubeconfig, timeout=SECONDS)
+    stack.callback(api.close)
+    return finder(api)

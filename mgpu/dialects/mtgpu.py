@@ -12,7 +12,7 @@ from typing import Any
 
 from mgpu.dialects.node_resources import SHARE
 from mgpu.dialects.vocabulary import MTGPU, vocabulary_of
-from mgpu.model.cards import WHOLE_CORE, Card
+from mgpu.model.cards import WHOLE_CORE
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.ledger import Holding, Share
 from mgpu.model.pods import Pod, read_pod
@@ -40,6 +40,7 @@ OCCUPY_LABEL = "mgpu.io/occupies"
 """Of an occupy pod: its GPUID."""
 _OCCUPY = "mtgpupod-occupypod-"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+CARDS = "MGPU_CARDS"
 
 _NODE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
 """A DNS subdomain (RFC 1123), which every node's name is."""
@@ -252,11 +253,11 @@ def holding_of_pod(pod: Pod, raw: Mapping[str, Any]) -> Holding | None:
     return Holding(owner, pod.namespace, pod.name, pod.node, NAME, (share,), gpuid=gpuid)
 
 
-def environment(pod: MtgpuPod, card: Card) -> dict[str, str]:
-    """What every container of its Pod sees, init containers too."""
+def environment(pod: MtgpuPod, uuid: str, index: int) -> dict[str, str]:
+    """What every container of its Pod sees, init containers too. uuid, index: of its card."""
     return {
-        VISIBLE: card.uuid,
-        "MGPU_CARDS": str(card.index),
+        VISIBLE: uuid,
+        CARDS: str(index),
         "MGPU_CORE_PERCENT": f"{pod.request / 10:g}",
         "MGPU_MEMORY_BYTES": str(pod.memory),
     }

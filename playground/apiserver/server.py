@@ -145,6 +145,9 @@ class ApiServer:
                 return self._unknown(path)
             return reply(201, review, [])
         self._authorizer.check(request.method, call)
+        applied = call.content_type.startswith("application/apply-patch+") and not where.subresource
+        if applied and self.storage.get(where.kind.resource, where.namespace, where.name) is None:
+            self._authorizer.check("POST", call)  # an apply of what is not there creates it
         if where.subresource not in ("", "status"):
             return await self._subresource(request.method, call)
         return await self._handlers.handle(request, call)

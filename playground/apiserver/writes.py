@@ -93,7 +93,11 @@ class Writer:
         if kind.resource == "pods":
             priorities.resolve(self._storage, obj)
         attrs = attributes(call, "CREATE", "CreateOptions", metadata.get("name") or "")
+        sent = obj
         obj = await self._admission.mutate(attrs, obj, None, lambda o: normalise(kind, o)[0])
+        if kind.resource == "pods" and obj is not sent:
+            # The real server calls its own plugins again where a webhook changed the object.
+            priorities.resolve(self._storage, obj)
         complete(kind, obj)
         name = obj["metadata"].get("name") or ""
         self._refuse(kind, name, create_problems(kind, obj))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from mgpu.cli.mtgpupods import by_container, missing_card, read_all
 from mgpu.cli.views import percent
 from mgpu.dialects import mtgpu
+from mgpu.dialects.mtgpu_pods import manifest as own_pod
 from mgpu.model.cards import GPU, Card
 from mgpu.model.ledger import Holding
 from mgpu.model.pods import Pod, read_pod
@@ -18,7 +19,6 @@ from scheduler.mtgpu.occupy import Create, Delete, Occupy
 from scheduler.mtgpu.occupy import manifest as occupy_pod
 from scheduler.mtgpu.plan import plan
 from scheduler.mtgpu.pods import Made, made_for, read_made
-from scheduler.mtgpu.pods import manifest as own_pod
 from scheduler.mtgpu.seen import Seen
 from scheduler.mtgpu.verdict import Verdict
 
@@ -206,7 +206,7 @@ class MtgpuPods:
 
     def _make(self, row: _Row, card: Card) -> None:
         """Its own Pod, which runs at once."""
-        raw = own_pod(row.raw, row.pod, card)
+        raw = own_pod(row.raw, row.pod, card.uuid, card.index)
         uid = f"{row.pod.uid}/pod"
         raw["metadata"]["uid"] = uid
         self._names[row.pod.key] = raw
@@ -229,7 +229,7 @@ class MtgpuPods:
                 "cards": [card.index],
                 "core": [percent(row.pod.request)],
                 "memory": [row.pod.memory],
-                "env": mtgpu.environment(row.pod, card),
+                "env": mtgpu.environment(row.pod, card.uuid, card.index),
             }
             for container in outcome.pod.containers
         }

@@ -15,10 +15,11 @@ from typing import Any
 
 from mgpu.dialects import mtgpu
 from mgpu.dialects.mtgpu import MtgpuPod
+from mgpu.dialects.mtgpu_pods import manifest
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.errors import RetryLater
 from mgpu.settings import Settings
-from scheduler.mtgpu import occupy, pods
+from scheduler.mtgpu import occupy
 from scheduler.mtgpu.known import Known, Raw, is_own, key_of
 from scheduler.mtgpu.looking import Look, look, occupy_key, read
 from scheduler.mtgpu.occupy import Create, Delete
@@ -268,8 +269,9 @@ class Controller:
             verdict = replace(verdict, bind="")
         status = None
         if verdict.make and pod is not None and verdict.card is not None and self._is_due(pod.node, pod.uid):
-            manifest = pods.manifest(self._whole(item, pod), pod, verdict.card)
-            said = self._make(pod, self._sealed(manifest, pod.uid))
+            card = verdict.card
+            made = manifest(self._whole(item, pod), pod, card.uuid, card.index)
+            said = self._make(pod, self._sealed(made, pod.uid))
             if isinstance(said, str):
                 status = refused(item, verdict, said, now)
             else:
@@ -284,14 +286,14 @@ class Controller:
             raise _Stale(f"{pod.key} has changed since it was looked at")
         return whole
 
-    def _sealed(self, manifest: dict[str, Any], owner: str) -> Raw:
-        manifest["metadata"]["annotations"] |= self._state.records.sealed_mtgpu(manifest, owner)
-        return manifest
+    def _sealed(self, made: dict[str, Any], owner: str) -> Raw:
+        made["metadata"]["annotations"] |= self._state.records.sealed_mtgpu(made, owner)
+        return made
 
-    def _make(self, pod: MtgpuPod, manifest: Raw) -> Said | str | None:
+    def _make(self, pod: MtgpuPod, made: Raw) -> Said | str | None:
         """None: it is there, or about to be; else why not. A text: and never will be."""
         try:
-            self._writer.make(manifest)
+            self._writer.make(made)
         except ApiError as error:
             if error.status in (400, 422) and not any(by in error.message for by in _BY_ADMISSION):
                 return error.message

@@ -1,13 +1,10 @@
-"""The Pod that runs for an MtgpuPod, of its namespace and name (mtgpu.md, "Controller")."""
+"""The Pod that runs for an MtgpuPod, as the controller finds it (mtgpu.md, "Controller")."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mgpu.dialects.mtgpu import API_VERSION, KIND, MtgpuPod, card_of, environment
-from mgpu.model.cards import Card
-
-_NOT_COPIED = "kubectl.kubernetes.io/last-applied-configuration"
+from mgpu.dialects.mtgpu import card_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,33 +45,3 @@ def interrupted(raw: Mapping[str, Any]) -> bool:
         (row.get("type"), row.get("status"), row.get("reason")) == ("DisruptionTarget", "True", "DeletionByPodGC")
         for row in rows
     )
-
-
-def manifest(raw: Mapping[str, Any], pod: MtgpuPod, card: Card) -> dict[str, Any]:
-    """The Pod of an MtgpuPod (`raw`, and as read) on its card, for the API server."""
-    meta, spec = raw["metadata"], raw["spec"]
-    env = [{"name": name, "value": value} for name, value in environment(pod, card).items()]
-    containers = {
-        key: [_with_environment(container, env) for container in spec[key]]
-        for key in ("initContainers", "containers")
-        if spec.get(key)
-    }
-    owner = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": pod.name,
-        "uid": pod.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
-    made: dict[str, Any] = {"namespace": pod.namespace, "name": pod.name, "ownerReferences": [owner]}
-    if meta.get("labels"):
-        made["labels"] = dict(meta["labels"])
-    made["annotations"] = {key: text for key, text in meta["annotations"].items() if key != _NOT_COPIED}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": made, "spec": {**spec, **containers}}
-
-
-def _with_environment(container: Mapping[str, Any], env: list[dict[str, str]]) -> dict[str, Any]:
-    """First, so that the container's own variables may refer to them."""
-    ours = {row["name"] for row in env}
-    return {**container, "env": [*env, *(row for row in container.get("env") or () if row.get("name") not in ours)]}

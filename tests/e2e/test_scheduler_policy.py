@@ -9,12 +9,14 @@ import yaml
 
 from mgpu.kube import Api, ApiError
 from mgpu.model.slices import MPS
+from mgpu.settings import load_settings
 from playground.cluster import Cluster
 from playground.installation import MANIFESTS
 from playground.nodes import MGPU, NodeSpec
+from scheduler.mtgpu import occupy
 from tests.e2e.bench import Bench, share
 from tests.e2e.clusters import patient
-from tests.e2e.mtgpu_bench import A100, Named
+from tests.e2e.mtgpu_bench import A100, MTGPUPODS, Named, mtgpupod
 from tests.e2e.test_agent_policy import refusal
 from tests.waiting import until
 
@@ -117,27 +119,101 @@ def test_a_write_that_only_an_attacker_needs_is_refused(stolen: Api, path: str, 
     assert why in refusal(stolen, path, patch)
 
 
-def new_pod(name: str = "mtgpupod-occupypod-n1-abc", owners: Any = (), **spec: Any) -> Any:
-    own = {"containers": [{"name": "c", "image": "attackers"}], "automountServiceAccountToken": False, **spec}
+OCCUPY = occupy.manifest("n1", "abc", load_settings())
+CONTAINER = OCCUPY["spec"]["containers"][0]
+
+
+def an_occupy_pod(meta: Any = None, container: Any = None, **spec: Any) -> Any:
+    """An occupy pod as the scheduler creates it, but for these fields of its metadata, container and spec."""
+    own = {**OCCUPY["spec"], "containers": [{**CONTAINER, **(container or {})}], **spec}
+    return {"metadata": {**OCCUPY["metadata"], **(meta or {})}, "spec": own}
+
+
+def new_pod(name: str, owners: Any = ()) -> Any:
+    own = {"containers": [{"name": "c", "image": "attackers"}]}
     return {"metadata": {"name": name, "ownerReferences": list(owners)}, "spec": own}
 
 
+def secret(name: str) -> Any:
+    return {"secretKeyRef": {"name": name, "key": "k"}}
+
+
 MTGPUPOD = {"apiVersion": "lsalab.nthu/v1", "kind": "MtgpuPod", "name": "m", "uid": "u", "controller": True}
+OTHER = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "v"}
+DEFAULT = "/api/v1/namespaces/default/pods"
+TOKEN = {"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}
+ROOT = {**CONTAINER["securityContext"], "runAsNonRoot": False, "runAsUser": 0}
 CREATED: dict[str, tuple[str, Any, str]] = {
     "an administrator's pod": (PODS, new_pod("root"), "no pods in kube-system but occupy pods"),
-    "an occupy pod with a token": (PODS, new_pod(automountServiceAccountToken=True), "but occupy pods"),
+    "an occupy pod with a token": (PODS, an_occupy_pod(automountServiceAccountToken=True), "without a token"),
     "an occupy pod with a token in a volume": (
         PODS,
-        new_pod(
-            serviceAccountName="admin",
-            volumes=[{"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}],
-        ),
-        "but occupy pods",
+        an_occupy_pod(serviceAccountName="admin", volumes=[TOKEN]),
+        "without a token",
     ),
-    "an occupy pod of the node": (PODS, new_pod(hostNetwork=True), "but occupy pods"),
+    "an occupy pod of another account": (PODS, an_occupy_pod(serviceAccountName="admin"), "without a token"),
+    "an occupy pod with another's image secrets": (
+        PODS,
+        an_occupy_pod(imagePullSecrets=[{"name": "s"}]),
+        "without a token",
+    ),
+    "an occupy pod of the node": (PODS, an_occupy_pod(hostNetwork=True), "without a token"),
+    "an occupy pod on a node": (PODS, an_occupy_pod(nodeName="n1"), "without a token"),
+    "an occupy pod with a kernel's setting": (
+        PODS,
+        an_occupy_pod(securityContext={"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}),
+        "without a token",
+    ),
+    "an occupy pod that keeps others away": (
+        PODS,
+        an_occupy_pod(
+            affinity={
+                "podAntiAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": [
+                        {"labelSelector": {}, "namespaceSelector": {}, "topologyKey": "kubernetes.io/hostname"}
+                    ]
+                }
+            }
+        ),
+        "without a token",
+    ),
+    "an occupy pod that evicts others": (
+        PODS,
+        an_occupy_pod(priorityClassName="system-node-critical"),
+        "without a token",
+    ),
+    "an occupy pod that reads a Secret": (
+        PODS,
+        an_occupy_pod(container={"env": [{"name": "A", "valueFrom": secret("s")}]}),
+        "only container",
+    ),
+    "an occupy pod that reads all of a Secret": (
+        PODS,
+        an_occupy_pod(container={"envFrom": [{"secretRef": {"name": "s"}}]}),
+        "only container",
+    ),
+    "an occupy pod with a command": (PODS, an_occupy_pod(container={"command": ["sh"]}), "only container"),
+    "an occupy pod with arguments": (PODS, an_occupy_pod(container={"args": ["1"]}), "only container"),
+    "an occupy pod as root": (PODS, an_occupy_pod(container={"securityContext": ROOT}), "only container"),
+    "an occupy pod with a port of the node": (
+        PODS,
+        an_occupy_pod(container={"ports": [{"containerPort": 1, "hostPort": 1}]}),
+        "only container",
+    ),
+    "an occupy pod with two containers": (
+        PODS,
+        an_occupy_pod(containers=[CONTAINER, {**CONTAINER, "name": "d"}]),
+        "only container",
+    ),
+    "an occupy pod that answers DNS": (
+        PODS,
+        an_occupy_pod({"labels": {**OCCUPY["metadata"]["labels"], "k8s-app": "kube-dns"}}),
+        "no labels and annotations of others",
+    ),
+    "an occupy pod with an owner": (PODS, an_occupy_pod({"ownerReferences": [OTHER]}), "of others"),
+    "an occupy pod with a finalizer": (PODS, an_occupy_pod({"finalizers": ["a/b"]}), "of others"),
     "a pod of mgpu-system": (SYSTEM, new_pod("m", [MTGPUPOD]), "no pods in mgpu-system"),
-    "a pod of nobody": ("/api/v1/namespaces/default/pods", new_pod("m"), "but those of MtgpuPods"),
-    "a pod of another name": ("/api/v1/namespaces/default/pods", new_pod("x", [MTGPUPOD]), "but those of MtgpuPods"),
+    "a pod of nobody": (DEFAULT, new_pod("m"), "but those of MtgpuPods"),
 }
 
 
@@ -145,6 +221,84 @@ CREATED: dict[str, tuple[str, Any, str]] = {
 def test_a_pod_that_would_run_as_another_service_account_is_refused(stolen: Api, path: str, pod: Any, why: str) -> None:
     with pytest.raises(ApiError, match=why):
         stolen.create(f"{path}?dryRun=All", pod)
+
+
+def test_an_occupy_pod_as_the_scheduler_makes_it_is_accepted(stolen: Api) -> None:
+    stolen.create(f"{PODS}?dryRun=All", an_occupy_pod())
+
+
+@pytest.mark.parametrize(
+    ("name", "owners"),
+    [("x", [MTGPUPOD]), ("m", [MTGPUPOD, OTHER]), ("m", [{**MTGPUPOD, "controller": False}])],
+    ids=["another name", "a second owner", "no controller"],
+)
+@pytest.mark.usefixtures("bare")
+def test_a_pod_that_an_mtgpupod_does_not_control_alone_is_refused(stolen: Api, name: str, owners: Any) -> None:
+    with pytest.raises(ApiError, match="but those of MtgpuPods"):
+        stolen.create(f"{DEFAULT}?dryRun=All", new_pod(name, owners))
+
+
+@pytest.fixture
+def bare(cluster: Cluster) -> Iterator[None]:
+    """Without the webhooks of the suite: the policies hold by themselves."""
+    found = {}
+    for kind, name in (("mutating", "0-mgpu-webhook"), ("mutating", "mgpu-webhook"), ("validating", "mgpu-webhook")):
+        path = f"{ADMISSION}/{kind}webhookconfigurations"
+        found[path, name] = cluster.api.get(f"{path}/{name}")
+        cluster.api.delete(f"{path}/{name}")
+    until(lambda: not asked(cluster.api))
+    yield
+    for (path, _), raw in found.items():
+        meta = {"name": raw["metadata"]["name"], "labels": raw["metadata"].get("labels") or {}}
+        cluster.api.create(path, {**raw, "metadata": meta})
+    until(lambda: asked(cluster.api))
+
+
+def asked(api: Api) -> bool:
+    """Whether any of the webhooks is asked about new pods: a seal is taken off, or denied."""
+    meta = {"name": "p", "annotations": {"mgpu.io/seal": "none"}}
+    try:
+        made = api.create(f"{DEFAULT}?dryRun=All", {**new_pod("p"), "metadata": meta})
+    except ApiError as error:
+        if "admission webhook" not in error.message:
+            raise
+        return True
+    return "mgpu.io/seal" not in (made["metadata"].get("annotations") or {})
+
+
+@pytest.mark.parametrize("path", [f"{PODS}/victim", f"{SYSTEM}/victim", f"{DEFAULT}/tenants"])
+def test_a_pod_that_the_suite_did_not_create_is_not_deleted(stolen: Api, cluster: Cluster, path: str) -> None:
+    if path.endswith("tenants"):
+        labels = {"mgpu.io/occupies": "abc"}
+        pod = {"metadata": {"name": "tenants", "labels": labels}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
+        cluster.api.create(DEFAULT, pod)
+    with pytest.raises(ApiError, match="deletes no pods but") as refused:
+        stolen.delete(path)
+    assert refused.value.status in (403, 422)
+
+
+@pytest.mark.parametrize(
+    ("patch", "why"),
+    [
+        ({"spec": {"serviceAccountName": "admin"}}, "no spec of an MtgpuPod"),
+        ({"metadata": {"labels": {"app": "a"}}}, "no metadata of an MtgpuPod"),
+        ({"metadata": {"annotations": {"a": "b"}}}, "no metadata of an MtgpuPod"),
+        ({"metadata": {"finalizers": []}}, "no finalizers of an MtgpuPod"),
+    ],
+    ids=["spec", "label", "annotation", "another's finalizer"],
+)
+@pytest.mark.usefixtures("bare")
+def test_an_mtgpupod_is_changed_in_its_finalizer_alone(cluster: Cluster, stolen: Api, patch: Any, why: str) -> None:
+    wanted = mtgpupod("held", "abc", "0.1", "nowhere")
+    wanted["metadata"]["finalizers"] = ["example.com/a"]
+    cluster.api.create(MTGPUPODS, wanted)
+    try:
+        assert why in refusal(stolen, f"{MTGPUPODS}/held", patch)
+        ours = {"metadata": {"finalizers": ["example.com/a", "mgpu.io/mtgpupod"]}}
+        assert refusal(stolen, f"{MTGPUPODS}/held", ours) == ""
+    finally:
+        cluster.api.patch(f"{MTGPUPODS}/held", {"metadata": {"finalizers": None}})
+        cluster.api.delete(f"{MTGPUPODS}/held")
 
 
 @pytest.mark.parametrize("meta", [{"labels": {"app": "a"}}, {"annotations": {"a": "b"}}], ids=["label", "annotation"])

@@ -47,6 +47,7 @@ CONSEQUENCES: dict[Key, str] = {
     _key(_WEBHOOK, "secrets", "update", namespace=_SYSTEM, named=True): (
         "pose as the webhook towards the API server, where it can divert its connections; end its certificate"
     ),
+    _key(_WEBHOOK, "mtgpupods"): "read all MtgpuPods",
     _key(_SCHEDULER, "secrets", "update", namespace=_SYSTEM, named=True): (
         "pose as the binding admission towards the API server, where it can divert its connections; end its certificate"
     ),
@@ -66,13 +67,16 @@ CONSEQUENCES: dict[Key, str] = {
     _key(_SCHEDULER, "events", "create"): "write Events that mislead",
     _key(_SCHEDULER, "devices"): "read which cards there are",
     _key(_SCHEDULER, "poddisruptionbudgets"): "read them",
-    _key(_SCHEDULER, "mtgpupods", "patch"): "read and change all MtgpuPods, so what their Pods run",
+    _key(_SCHEDULER, "mtgpupods", "patch"): (
+        "read all MtgpuPods; remove and add mgpu's finalizer, held to it by `scheduler-policy.yaml`"
+    ),
     _key(_SCHEDULER, "mtgpupods/status", "patch"): "misreport MtgpuPods",
     _key(_SCHEDULER, "mtgpupods/finalizers", "update"): "nothing by itself",
     _key(_SCHEDULER, "pods", "create", "delete"): (
-        "**become any service account** outside of kube-system and mgpu-system, by a pod that runs as it (those two "
-        "are closed by `scheduler-policy.yaml`), and delete any pod. Delete the binding `mgpu-scheduler-mtgpupods` "
-        "where `dialects.mtgpu.enabled` is false"
+        "create the Pods of MtgpuPods that have a card, with the content that their tenants gave them "
+        "(`mtgpu-webhook.yaml`); run any image in kube-system without a token, volumes, variables and privileges, as "
+        "an occupy pod; delete these Pods. Held to these by `scheduler-policy.yaml`. Delete the binding "
+        "`mgpu-scheduler-mtgpupods` where `dialects.mtgpu.enabled` is false"
     ),
     _key(_SCHEDULER, "leases", "create", namespace=_SYSTEM): "make Leases there that confuse elections",
     _key(_SCHEDULER, "leases", "update", namespace=_SYSTEM, named=True): "keep the scheduler from deciding",

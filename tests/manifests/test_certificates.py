@@ -25,7 +25,11 @@ RBAC = "/apis/rbac.authorization.k8s.io/v1"
 _DELETED = "{$patch: delete, apiVersion: any, kind: any, metadata: {name: any}}"
 _POLICIES = {"target": {"kind": "ValidatingAdmissionPolicy.*"}, "patch": _DELETED}
 CONFIGURATIONS = {
-    "webhook": ("mutatingwebhookconfigurations/mgpu-webhook", "validatingwebhookconfigurations/mgpu-webhook"),
+    "webhook": (
+        "mutatingwebhookconfigurations/mgpu-webhook",
+        "mutatingwebhookconfigurations/0-mgpu-webhook",
+        "validatingwebhookconfigurations/mgpu-webhook",
+    ),
     "scheduler": ("mutatingwebhookconfigurations/mgpu-scheduler",),
 }
 

@@ -338,8 +338,8 @@ def test_certificates_are_made_out_to_the_services_and_injected() -> None:
     configurations = list(of_kind(documents, "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"))
     for found in configurations:
         given = found["metadata"]["annotations"]["cert-manager.io/inject-ca-from"]
-        assert given == f"mgpu-system/{found['metadata']['name']}"
-    assert len(configurations) == 3
+        assert given == f"mgpu-system/{found['metadata']['name'].removeprefix('0-')}"
+    assert len(configurations) == 4
 
 
 def test_all_components_stand_side_by_side(tmp_path: Path) -> None:

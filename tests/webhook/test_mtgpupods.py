@@ -185,7 +185,8 @@ def test_status_writes_and_deletions_are_not_looked_at(client: FlaskClient) -> N
 
 def made(user_env: tuple[str, ...] = ()) -> dict[str, Any]:
     """The Pod that the controller makes for `mtgpupod()`."""
-    env = [{"name": k, "value": v} for k, v in mtgpu.environment(mtgpu.read_mtgpupod(mtgpupod()), card()).items()]
+    given = mtgpu.environment(mtgpu.read_mtgpupod(mtgpupod()), card().uuid, 0)
+    env = [{"name": k, "value": v} for k, v in given.items()]
     mine = {"name": "c", "env": [*({"name": name, "value": "x"} for name in user_env), *env]}
     return pod("p", mine, init=({**mine, "name": "i"},), annotations=SAID, node="n1")
 

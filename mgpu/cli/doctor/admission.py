@@ -18,6 +18,8 @@ _REASONS = {CERTIFICATES, BUNDLES, DECIDES}
 _MUTATING, _VALIDATING = "mutatingwebhookconfigurations", "validatingwebhookconfigurations"
 _SOON = timedelta(days=7)
 _OURS = "mgpu.io"
+_BEFORE_OTHERS = "0-"
+"""Begins the name of the webhook configuration that the API server calls before all others."""
 _NO_RIGHT = "cannot create resource"
 _PUBLISH = "manifests/certificates.sh puts the CA in (make deploy does too)"
 _WHERE_ALLOWED = "doctor --try-in a namespace where you may (it is a dry run)"
@@ -93,6 +95,7 @@ def bindings(seen: Seen, told: Collection[str]) -> Iterator[Finding]:
 def _wanted(seen: Seen) -> Iterator[tuple[str, str]]:
     """(kind, name) of the webhook configurations that the suite has."""
     yield _MUTATING, seen.settings.webhook.configuration
+    yield _MUTATING, f"{_BEFORE_OTHERS}{seen.settings.webhook.configuration}"
     yield _VALIDATING, seen.settings.webhook.configuration
     yield _MUTATING, seen.settings.scheduler.configuration
 
@@ -149,6 +152,7 @@ def _trusted(seen: Seen) -> Iterator[Finding]:
     own = seen.settings
     for service, configuration in (
         (own.webhook.service, own.webhook.configuration),
+        (own.webhook.service, f"{_BEFORE_OTHERS}{own.webhook.configuration}"),
         (own.scheduler.service, own.scheduler.configuration),
     ):
         secret = seen.secrets.get(service)

@@ -148,6 +148,7 @@ class Installation:
             keep_in_secret(self.api, f"{name}-tls", files)
             trust(self.api, MUTATING, name, files[CA])
         trust(self.api, VALIDATING, "mgpu-webhook", files[CA])
+        trust(self.api, MUTATING, "0-mgpu-webhook", files[CA])
 
     def workload(self, plural: str, kind: str, name: str, replicas: int = 0, *arguments: str) -> None:
         labels = {"app": name}

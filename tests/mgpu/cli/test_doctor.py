@@ -137,6 +137,7 @@ def no_secrets(world: World) -> None:
 def stale_bundle(world: World) -> None:
     other = certificate(world.folder / "other")[CA]
     trust(world.api, MUTATING, "mgpu-webhook", other)
+    trust(world.api, MUTATING, "0-mgpu-webhook", other)
     trust(world.api, VALIDATING, "mgpu-webhook", other)
 
 
@@ -492,7 +493,7 @@ def test_certificates_of_somebody_else(world: World) -> None:
     old = certificate(world.folder / "old", days_old=100)
     keep_in_secret(world.api, "mgpu-webhook-cert", old)
     odd = [row for row in world.findings() if row[0] != "ok"]
-    assert [row[1] for row in odd] == ["certificates", "ca bundles", "ca bundles"]
+    assert [row[1] for row in odd] == ["certificates", "ca bundles", "ca bundles", "ca bundles"]
     assert "that of Secret mgpu-webhook-cert ended" in odd[0][2]
 
 

@@ -199,7 +199,7 @@ def test_two_four_three_and_one_tenths_fit_one_card_exactly() -> None:
 
 
 def test_what_its_containers_see() -> None:
-    seen = mtgpu.environment(read_mtgpupod(mtgpupod(gpu_request="0.125")), card(2))
+    seen = mtgpu.environment(read_mtgpupod(mtgpupod(gpu_request="0.125")), card(2).uuid, 2)
     assert seen == {
         "NVIDIA_VISIBLE_DEVICES": "GPU-n1-2",
         "MGPU_CARDS": "2",

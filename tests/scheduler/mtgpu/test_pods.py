@@ -3,13 +3,14 @@
 from typing import Any
 
 from mgpu.dialects.mtgpu import read_mtgpupod
+from mgpu.dialects.mtgpu_pods import manifest
 from scheduler.mtgpu.known import is_own
-from scheduler.mtgpu.pods import Made, manifest, read_made
+from scheduler.mtgpu.pods import Made, read_made
 from tests.builders import GIB, card, container, mtgpupod
 
 
 def of(raw: dict[str, Any]) -> dict[str, Any]:
-    return manifest(raw, read_mtgpupod(raw), card(1))
+    return manifest(raw, read_mtgpupod(raw), card(1).uuid, card(1).index)
 
 
 def env(container: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,104 @@
+"""What admission makes of a new Pod of an MtgpuPod: the Pod that mgpu builds, whatever was sent. Pure.
+
+The scheduler may create Pods in every namespace. Its stolen token could run any program as any service account.
+So the content of such a Pod comes from the MtgpuPod, which only its tenant writes, and is put in place by a process
+with another identity. It is not compared: the API server and other admission plugins complete a Pod before a webhook
+sees it, so that an addition of theirs does not differ from an attacker's.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from mgpu.dialects import mtgpu
+from mgpu.dialects.mtgpu import CARDS, KIND, VISIBLE, MtgpuPod
+from mgpu.dialects.mtgpu_pods import manifest
+from mgpu.model.errors import BadObject, Problem
+from mgpu.model.seals import SEAL, Seal
+from mgpu.model.tables import table_at
+from mgpu.serving.review import Patch
+from mgpu.settings import Settings
+from webhook.identities import identities, scheduler
+
+Find = Callable[[str, str], Mapping[str, Any] | None]
+"""The MtgpuPod of this namespace and name as the API server has it now; None: there is none. Raises RetryLater."""
+
+_OWNERS = "metadata.ownerReferences"
+_INDEX = re.compile(r"\d{1,4}", re.ASCII)
+_UUID = re.compile(r"(?!\d+$)(?!(?:all|none|void)$)[A-Za-z0-9][-A-Za-z0-9._]{0,127}", re.ASCII)
+"""One card by its UUID. NVIDIA's runtime also accepts indexes, lists and these words in the variable."""
+
+
+def is_rebuilt(raw: Mapping[str, Any], user: str, settings: Settings) -> bool:
+    """Whether this new Pod is to be built from its MtgpuPod.
+
+    Pods of users who may not create such Pods at all are denied by `validate_create`. Where MtgpuPods are not served,
+    another controller that `webhook.identities` names builds Pods in its own way.
+    """
+    if not mtgpu.owner_of(raw) or user not in identities(settings):
+        return False
+    return mtgpu.enabled(settings) or user == scheduler(settings)
+
+
+def rebuild(raw: Mapping[str, Any], namespace: str, find: Find | None) -> Patch:
+    """Return the JSON Patch that makes of a new Pod the one that mgpu builds from its MtgpuPod.
+
+    Of what was sent remain the card, which must be that of the MtgpuPod, and the seal.
+
+    Args:
+        find: reads the MtgpuPod; None: this process has no connection to an API server.
+    Raises:
+        BadObject, RetryLater
+    """
+    if find is None:
+        text = f"names an {KIND}, which this webhook cannot read: start it in the cluster or with --kubeconfig"
+        raise BadObject([Problem(_OWNERS, text)])
+    meta = table_at(raw, "metadata")
+    name = str(meta.get("name") or "")
+    whole = find(namespace, name) if name else None
+    if whole is None:
+        text = f"names an {KIND} as the controller of this Pod, and {KIND} {namespace}/{name or '?'} does not exist"
+        raise BadObject([Problem(_OWNERS, f"{text}; the Pod of an {KIND} has its name")])
+    pod = mtgpu.read_mtgpupod(whole)
+    problems = [*_strange(raw, pod)]
+    if problems:
+        raise BadObject(problems)
+    return tuple(_operations(meta, manifest(whole, pod, pod.bound, int(_variable(raw, CARDS)))))
+
+
+def _strange(raw: Mapping[str, Any], pod: MtgpuPod) -> Iterator[Problem]:
+    """Why mgpu would not create the Pod of this MtgpuPod now, on this card."""
+    if mtgpu.owner_of(raw) != pod.uid:
+        yield Problem(_OWNERS, f"names another uid than that of {KIND} {pod.key}, which is {pod.uid}")
+    if pod.deleting:
+        yield Problem(_OWNERS, f"names {KIND} {pod.key}, which is being deleted")
+    path, card = f"spec.containers[*].env[{VISIBLE}]", mtgpu.card_of(raw)
+    if not pod.bound:
+        yield Problem(path, f"must be the card of {KIND} {pod.key}, which has no card (status.BoundDeviceID)")
+    elif card != pod.bound or not _UUID.fullmatch(card):
+        yield Problem(path, f"must be the card of {KIND} {pod.key}, which is {pod.bound!r}, not {card[:128]!r}")
+    if not _INDEX.fullmatch(_variable(raw, CARDS)):
+        yield Problem(f"spec.containers[*].env[{CARDS}]", "must be the index of the card")
+
+
+def _variable(raw: Mapping[str, Any], name: str) -> str:
+    """The value of an environment variable in the first container that has it; "": none has."""
+    containers = table_at(raw, "spec").get("containers") or ()
+    rows = (row for container in containers for row in container.get("env") or ())
+    return next((str(row["value"]) for row in rows if row.get("name") == name and row.get("value")), "")
+
+
+def _operations(sent: Mapping[str, Any], built: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """What replaces the sent metadata and spec. `add` replaces what is there."""
+    meta = built["metadata"]
+    annotations = dict(meta["annotations"])
+    seal = Seal.read(str(table_at(sent, "annotations").get(SEAL, "")))
+    if seal is not None:
+        annotations[SEAL] = str(seal)
+    yield {"op": "add", "path": "/metadata/annotations", "value": annotations}
+    yield {"op": "add", "path": "/metadata/labels", "value": meta.get("labels", {})}
+    yield {"op": "add", "path": "/metadata/ownerReferences", "value": meta["ownerReferences"]}
+    for key in ("finalizers", "generateName"):
+        if sent.get(key):
+            yield {"op": "remove", "path": f"/metadata/{key}"}
+    yield {"op": "replace", "path": "/spec", "value": built["spec"]}
