@@ -1,12 +1,15 @@
 """Whether records are sealed, and whether any pod has one that mgpu did not decide. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from mgpu.cli.doctor.seen import Finding, Level, Raw, Sealing, Seen
 from mgpu.cli.plain import listed
+from mgpu.dialects import mtgpu
 from mgpu.dialects.records import Records
 from mgpu.model.errors import BadObject
-from mgpu.model.pods import read_pod
+from mgpu.model.pods import Pod, read_pod
+from mgpu.model.seals import SEAL
 
 CHECK = "records"
 CONFIG_MAP = "mgpu-record-keys"
@@ -24,10 +27,17 @@ def _unproven(records: Records, pods: Iterable[Raw]) -> Iterator[str]:
             pod = read_pod(raw)
         except BadObject:
             continue
-        _, judged = records.judge(pod)
-        finding = records.finding_of_mtgpu(raw) or (judged.finding if judged else None)
+        finding = records.finding_of_mtgpu(raw)
+        if finding is None:
+            # The seal of a genuine Pod of an MtgpuPod names the MtgpuPod, so it cannot be judged as the seal of a record.
+            _, judged = records.judge(_without_seal(pod) if mtgpu.mtgpupod_of(raw) else pod)
+            finding = judged.finding if judged else None
         if finding is not None and not pod.ended:
             yield f"{pod.key} ({finding.reason})"
+
+
+def _without_seal(pod: Pod) -> Pod:
+    return replace(pod, annotations={key: text for key, text in pod.annotations.items() if key != SEAL})
 
 
 def proven(seen: Seen) -> Iterator[Finding]:
