@@ -82,8 +82,10 @@ class Records:
     def _finding(self, judged: Judged, keys: Keys) -> Finding | None:
         record = dict(judged.record)
         seal = record.pop(SEAL, None)
+        if _is_of_before(judged.created, seal, keys):
+            return None
         if seal is None:
-            if _is_older(judged.created, keys) or self._is_of_peer(record):
+            if self._is_of_peer(record):
                 return None
             text = "has no seal, and only records that mgpu decided count; a peer's need its name in records.peers"
             return Finding(Reason.UNSEALED, f"the record of its cards {text}", tuple(record))
@@ -116,8 +118,10 @@ class Records:
         if self.keys is None or not (owner or mtgpu.GPUID in annotations):
             return None
         text = annotations.get(SEAL)
+        if _is_of_before(mtgpu.created(raw), text, self.keys):
+            return None
         if text is None:
-            if mtgpu.NAME in self.peers or _is_older(mtgpu.created(raw), self.keys):
+            if mtgpu.NAME in self.peers:
                 return None
             return Finding(Reason.UNSEALED, "poses as the Pod of an MtgpuPod, and mgpu did not create it: no seal", ())
         why = self.keys.refusal(mtgpu.subject(raw, owner), mtgpu.said(raw), text)
@@ -130,9 +134,13 @@ OPEN = Records()
 """Records are not sealed: every one that can be read counts."""
 
 
-def _is_older(created: str, keys: Keys) -> bool:
-    """Whether the API server created this before sealing came into force. Its times sort as their texts do."""
-    return bool(created) and created < keys.since
+def _is_of_before(created: str, seal: str | None, keys: Keys) -> bool:
+    """Return whether the API server created this before sealing came into force, and no key of now has sealed it.
+
+    The times of the API server sort as their texts do. A seal of an unknown key is what an installation leaves on pods
+    that outlive it: its successor has a key of its own. Whoever could write such a seal could as well leave it out.
+    """
+    return bool(created) and created < keys.since and (seal is None or not keys.know(seal))
 
 
 def _signed(record: Mapping[str, str]) -> dict[str, str]:

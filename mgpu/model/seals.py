@@ -79,6 +79,11 @@ class Keys:
     public: Mapping[str, Ed25519PublicKey]
     signer: Signer | None = None
 
+    def know(self, text: str) -> bool:
+        """Return whether this is a seal that names one of the keys, valid or not."""
+        seal = Seal.read(text)
+        return seal is not None and seal.key in self.public
+
     def refusal(self, subject: Subject, record: Mapping[str, str], text: str) -> str | None:
         """Why this seal does not authenticate this record of this subject; None: it does."""
         seal = Seal.read(text)

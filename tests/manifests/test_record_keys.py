@@ -180,6 +180,23 @@ def test_rotation_with_agents_that_are_replaced_by_hand_ends_when_all_know_the_n
     assert rollouts.read_text().count("restart deployment/mgpu-scheduler daemonset/mgpu-deviceplugin") == 1
 
 
+def test_since_with_a_secret_that_is_made_again_stays_and_the_former_key_counts(
+    run: Run, api: Api, tmp_path: Path
+) -> None:
+    """A time that moved with the Secret would let every record count that was forged before."""
+    assert run(SCRIPT).returncode == 0
+    api.patch(f"{NAMESPACE}/configmaps/mgpu-record-keys", {"data": {"since": "2026-01-01T00:00:00Z"}})
+    first = mounted(api, tmp_path / "first", signing=False)
+    api.delete(f"{NAMESPACE}/secrets/mgpu-record-key")
+    made = run(SCRIPT)
+    assert made.returncode == 0, made.stderr
+    assert since(api) == "2026-01-01T00:00:00Z"
+    again = mounted(api, tmp_path / "again", signing=True)
+    assert first.keys is not None
+    assert again.keys is not None
+    assert first.keys.public.keys() < again.keys.public.keys()
+
+
 def test_the_scheduler_alone_mounts_the_private_key() -> None:
     """And both find the public keys where the ConfigMap says that they are."""
     documents = rendered(MANIFESTS / "base")

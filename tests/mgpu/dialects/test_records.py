@@ -162,6 +162,18 @@ def test_property_no_text_is_a_seal_that_is_not_written_as_it_was_read(text: str
 # The Pods of MtgpuPods.
 
 
+@BOTH
+@EVERY
+def test_a_record_of_a_former_installation_counts_on_pods_from_before_this_one(
+    records: Records, record: dict[str, str]
+) -> None:
+    """Pods outlive `make undeploy`, and the next installation has another key. What its own keys sealed is checked."""
+    assert finding(records, bound(sealed(record, signer=STRANGE), created=BEFORE)) is None
+    why = finding(records, bound({**sealed(record), "mgpu.io/slices-given": "changed"}, created=BEFORE))
+    assert why is not None
+    assert why.reason is Reason.FORGED
+
+
 def own(name: str = "m", owner: str = "m", **more: Any) -> dict[str, Any]:
     """The Pod that the controller makes for `mtgpupod(name)`, without its seal."""
     env = [{"name": mtgpu.VISIBLE, "value": "GPU-n1-0"}]
