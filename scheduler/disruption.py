@@ -4,6 +4,8 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
+from itertools import chain, islice
 from typing import Any
 
 from mgpu.model.pods import Pod
@@ -15,10 +17,13 @@ PATH = "/apis/policy/v1/poddisruptionbudgets"
 SELECTOR = 64
 """Labels, expressions and values of a selector. The API server accepts 25,000, which take 9 MiB once decoded."""
 BUDGETS = 100
-"""Budgets of a namespace that are compared with its pods, the first by name. Usually there is one per workload."""
+"""Budgets that are compared with one pod: of those whose `matchLabels` its labels can satisfy the first by name, since a
+namespace may well have hundreds of workloads with a budget each; then those that have none."""
 
 Raw = Mapping[str, Any]
 _Table = Mapping[str, Any]
+_Group = tuple[str, tuple[str, str] | None]
+"""(namespace, the first of the labels that a budget's selector demands; None: it demands none)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,8 @@ class Budgets:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[str, dict[str, _Budget]] = {}
+        self._known: dict[_Group, dict[str, _Budget]] = {}
+        self._group_of: dict[tuple[str, str], _Group] = {}
 
     def changed(self, raw: Raw) -> None:
         spec, status = raw.get("spec") or {}, raw.get("status") or {}
@@ -57,16 +63,24 @@ class Budgets:
             return
         allowed = int(status.get("disruptionsAllowed") or 0)
         budget = _Budget(namespace, selector, allowed, frozenset(status.get("disruptedPods") or ()))
+        demanded = selector.get("matchLabels") or {}
+        group = (namespace, min(demanded.items()) if demanded else None)
         with self._lock:
-            self._known.setdefault(namespace, {})[name] = budget
+            self._drop(namespace, name)
+            self._known.setdefault(group, {})[name] = budget
+            self._group_of[namespace, name] = group
 
     def gone(self, raw: Raw) -> None:
         namespace, name = raw["metadata"]["namespace"], raw["metadata"]["name"]
         with self._lock:
-            budgets = self._known.get(namespace, {})
-            budgets.pop(name, None)
-            if not budgets:
-                self._known.pop(namespace, None)
+            self._drop(namespace, name)
+
+    def _drop(self, namespace: str, name: str) -> None:
+        group = self._group_of.pop((namespace, name), None)
+        if group is not None:
+            del self._known[group][name]
+            if not self._known[group]:
+                del self._known[group]
 
     def violated_by(self, pods: Sequence[Pod]) -> frozenset[str]:
         """Return the uids of the pods whose eviction violates a budget if all of them are evicted in this order.
@@ -74,20 +88,28 @@ class Budgets:
         As kube-scheduler's filterPodsWithPDBViolation: of the pods of a budget that allows two disruptions, all but
         the first two, which are the most important.
         """
+        groups = {pod.uid: _groups(pod) for pod in pods if pod.labels}
         with self._lock:
             known = {
-                namespace: sorted(self._known[namespace].items())[:BUDGETS]
-                for namespace in {pod.namespace for pod in pods} & self._known.keys()
+                group: nsmallest(BUDGETS, self._known[group].items())
+                for group in set(chain.from_iterable(groups.values())) & self._known.keys()
             }
-        left = {(namespace, name): budget.allowed for namespace, rows in known.items() for name, budget in rows}
+        left: dict[tuple[str, str], int] = {}
         violating = set()
         for pod in pods:
-            for name, budget in known.get(pod.namespace, ()) if pod.labels else ():
+            rows = chain.from_iterable(known.get(group, ()) for group in groups.get(pod.uid, ()))
+            for name, budget in islice(rows, BUDGETS):
                 if budget.covers(pod):
-                    left[pod.namespace, name] -= 1
-                    if left[pod.namespace, name] < 0:
+                    key = (pod.namespace, name)
+                    left[key] = left.get(key, budget.allowed) - 1
+                    if left[key] < 0:
                         violating.add(pod.uid)
         return frozenset(violating)
+
+
+def _groups(pod: Pod) -> list[_Group]:
+    """Return the groups in which budgets of this pod can be, always in the same order."""
+    return [*((pod.namespace, label) for label in sorted(pod.labels.items())), (pod.namespace, None)]
 
 
 def _size(selector: _Table) -> int:

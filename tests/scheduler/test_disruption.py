@@ -74,6 +74,25 @@ def test_many_budgets_of_one_namespace_cost_no_time_elsewhere(monkeypatch: pytes
     assert len(asked) == 2 * BUDGETS
 
 
+def test_budgets_of_more_workloads_than_are_compared_protect_each_its_own() -> None:
+    """A namespace with 150 workloads had 50 of them unprotected."""
+    budgets = Budgets()
+    names = [f"w{i:03}" for i in range(BUDGETS + 50)]
+    for name in names:
+        budgets.changed(budget(0, {"matchLabels": {"app": name}}, name))
+    pods = [Pod("default", name, name, labels={"app": name, "tier": "x"}) for name in names]
+    assert budgets.violated_by(pods) == set(names)
+    budgets.changed(budget(0, {"matchLabels": {"tier": "x"}}, names[0]))
+    assert names[0] in budgets.violated_by(pods[:1])
+    budgets.changed(budget(0, {"matchExpressions": [{"key": "tier", "operator": "Exists"}]}, "any"))
+    budgets.gone(budget(0, {}, names[1]))
+    assert budgets.violated_by(pods[:2]) == {*names[:2]}
+    for name in (*names, "any"):
+        budgets.gone(budget(0, {}, name))
+    assert not budgets.violated_by(pods)
+    assert not budgets._known
+
+
 @pytest.mark.parametrize(
     ("selector", "found"),
     [
