@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.model.errors import RetryLater
-from mgpu.serving.inflight import MIB, ORDINARY, InFlight, Limits, TooLarge, decoded
+from mgpu.serving.inflight import EXTENDER, MIB, ORDINARY, InFlight, Limits, TooLarge, decoded
 from tests.arbitrary import JSON
 from tests.examples import examples
 
@@ -30,6 +30,8 @@ SHAPES = {
     "short texts of other letters": ("[" + '"é",' * 50_000 + "0]").encode(),
     "a text with one wide letter": ('"' + "a" * 500_000 + '\U0001f600"').encode(),
     "a text with one wide letter, escaped": b'"' + b"a" * 500_000 + b'\\ud83d\\ude00"',
+    "a text with escapes of Go": b'"' + b"a \\u0026\\u0026 b \\u003e c;" * 20_000 + b'"',
+    "an escape of Go before a wide letter": b'"' + b"a" * 500_000 + b'\\\\u0026\\ud83d\\ude00"',
     "keys": orjson.dumps({f"{i:070}": "x" for i in range(20_000)}),
     "texts full of quotes": orjson.dumps(['"' * 100_000] * 5),
 }
@@ -50,6 +52,24 @@ def size_of(body: bytes) -> int:
 @pytest.mark.parametrize("body", SHAPES.values(), ids=SHAPES)
 def test_decoded_body_takes_no_more_than_estimated(body: bytes) -> None:
     assert size_of(body) <= decoded(body) + 1024
+
+
+def node(i: int) -> dict[str, Any]:
+    """As large as a Node becomes: 50 images, which is what a kubelet reports at most."""
+    names = [f"registry.example/team/image-{j}@sha256:{'ab' * 32}" for j in range(50)]
+    images = [{"names": [name, f"registry.example/team/image-{j}:v1"], "sizeBytes": j} for j, name in enumerate(names)]
+    labels = {f"feature.node.kubernetes.io/cpu-cpuid.FEATURE{j}": "true" for j in range(60)}
+    annotations = {"example.com/script": "a && b"} if i == 0 else {}
+    managed = {"f:metadata": {"f:labels": {f"f:{name}": {} for name in labels}}}
+    meta = {"name": f"n{i}", "labels": labels, "annotations": annotations, "managedFields": [{"fieldsV1": managed}]}
+    return {"metadata": meta, "status": {"images": images}}
+
+
+def test_the_nodes_of_a_large_cluster_fit_into_a_call_of_the_extender() -> None:
+    """`nodeCacheCapable: false`. kube-scheduler does not split a call that is refused as too large."""
+    few = orjson.dumps({"Nodes": {"items": [node(i) for i in range(50)]}}).replace(b"&", b"\\u0026")
+    assert 19_000 > len(few) / 50 > 14_000
+    assert 100 * decoded(few) < EXTENDER.large
 
 
 @given(st.lists(JSON, min_size=1, max_size=5))
