@@ -17,8 +17,8 @@ PATH = "/apis/policy/v1/poddisruptionbudgets"
 SELECTOR = 64
 """Labels, expressions and values of a selector. The API server accepts 25,000, which take 9 MiB once decoded."""
 BUDGETS = 100
-"""Budgets that are compared with one pod: of those whose `matchLabels` its labels can satisfy the first by name, since a
-namespace may well have hundreds of workloads with a budget each; then those that have none."""
+"""Budgets that are compared with one pod: those whose `matchLabels` demand one of its labels, the first by name, since
+a namespace may well have hundreds of workloads with a budget each; then those that have none."""
 
 Raw = Mapping[str, Any]
 _Table = Mapping[str, Any]

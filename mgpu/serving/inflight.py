@@ -46,7 +46,7 @@ in all: with what the processes themselves take, two of them fit into the webhoo
 
 EXTENDER = Limits(body=256 * MIB, bodies=256 * MIB, ordinary=16 * MIB, large=640 * MIB)
 """Of the extender, which only kube-scheduler can ask. With `nodeCacheCapable: false` each call brings all Nodes: 5,000
-of them with 50 images each are 94 MiB, for which `decoded` estimates 567 MiB. They take 240 MiB, since most keys repeat.
+of them with 50 images each are 94 MiB. They take 240 MiB, since most keys repeat; `decoded` estimates 567 MiB.
 """
 
 

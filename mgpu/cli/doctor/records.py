@@ -29,7 +29,7 @@ def _unproven(records: Records, pods: Iterable[Raw]) -> Iterator[str]:
             continue
         finding = records.finding_of_mtgpu(raw)
         if finding is None:
-            # The seal of a genuine Pod of an MtgpuPod names the MtgpuPod: judged as a record's it would be a forged one.
+            # The seal of a genuine Pod of an MtgpuPod names the MtgpuPod: as the seal of a record it is forged.
             _, judged = records.judge(_without_seal(pod) if mtgpu.mtgpupod_of(raw) else pod)
             finding = judged.finding if judged else None
         if finding is not None and not pod.ended:
