@@ -60,7 +60,7 @@ def node(i: int) -> dict[str, Any]:
     images = [{"names": [name, f"registry.example/team/image-{j}:v1"], "sizeBytes": j} for j, name in enumerate(names)]
     labels = {f"feature.node.kubernetes.io/cpu-cpuid.FEATURE{j}": "true" for j in range(60)}
     annotations = {"example.com/script": "a && b"} if i == 0 else {}
-    managed = {"f:metadata": {"f:labels": {f"f:{name}": {} for name in labels}}}
+    managed: dict[str, Any] = {"f:metadata": {"f:labels": {f"f:{name}": {} for name in labels}}}
     meta = {"name": f"n{i}", "labels": labels, "annotations": annotations, "managedFields": [{"fieldsV1": managed}]}
     return {"metadata": meta, "status": {"images": images}}
 
