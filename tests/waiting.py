@@ -8,9 +8,13 @@ T = TypeVar("T")
 
 
 def until(found: Callable[[], T | None], seconds: float = 60.0) -> T:
-    """What `found` returns as soon as it is true; fails after `seconds`."""
-    deadline = time.monotonic() + seconds
+    """What `found` returns as soon as it is true; fails after `seconds`.
+
+    The pauses grow to 50 ms: a look may cost milliseconds of the machine that it waits for.
+    """
+    began = time.monotonic()
     while not (value := found()):
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.01)
+        waited = time.monotonic() - began
+        assert waited < seconds, "did not happen in time"
+        time.sleep(min(max(0.005, waited / 10), 0.05))
     return value

@@ -146,9 +146,11 @@ class Bench:
         )
 
     def clear(self) -> None:
+        """Delete all pods and what was said of them."""
         for name in self.names():
             self.core.delete_namespaced_pod(name, "default")
         until(lambda: not self.names())
+        self.core.delete_collection_namespaced_event("default")
 
     def close(self) -> None:
         self._client.rest_client.pool_manager.clear()

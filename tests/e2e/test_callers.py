@@ -5,7 +5,8 @@ The attack: any pod that reaches port 8443 or 8444 posts an AdmissionReview in t
 
 import json
 import ssl
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +14,34 @@ import pytest
 
 from mgpu.kube import ApiError
 from playground.cluster import Cluster
-from playground.nodes import make_nodes
+from playground.nodes import NodeSpec, make_nodes
 from tests import builders as b
+from tests.manifests.conftest import runner
+from tests.manifests.rendered import MANIFESTS
 from tests.mgpu.serving.process import Client
 from tests.mgpu.serving.reviews import review
+from tests.waiting import until
 
 PODS = "/api/v1/namespaces/default/pods"
 STRANGER = "127.0.0.6"
 
 
-def open_to(folder: Path, block: str) -> Path:
+def open_to(folder: Path, block: str, nodes: Sequence[NodeSpec]) -> Cluster:
     file = folder / "mgpu.yaml"
     file.write_text(f"webhook: {{apiServers: ['{block}']}}\nscheduler: {{apiServers: ['{block}']}}\n")
-    return file
+    return Cluster(nodes, config=file)
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    config = open_to(tmp_path_factory.mktemp("callers"), "127.0.0.1")
-    with Cluster(make_nodes(1, 2), config=config) as made:
+    with open_to(tmp_path_factory.mktemp("open"), "127.0.0.1", make_nodes(1, 2)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster whose processes refuse their API server."""
+    with open_to(tmp_path_factory.mktemp("closed"), "192.0.2.1", []) as made:
         yield made
 
 
@@ -42,7 +52,7 @@ def port_of(cluster: Cluster, configuration: str) -> int:
 
 
 def post(cluster: Cluster, service: str, path: str, body: Any, source: str) -> tuple[int, bytes]:
-    context = ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with Client(port_of(cluster, service), context=context, source=source) as client:
         client.send(json.dumps(body).encode(), path)
@@ -81,11 +91,24 @@ def test_a_stranger_is_not_told_what_the_webhook_would_say(cluster: Cluster, pat
     assert post(cluster, "mgpu-webhook", path, asked, "127.0.0.1")[0] == 200
 
 
-def test_an_api_server_that_is_not_let_in_shows_its_users_the_address_and_the_setting(tmp_path: Path) -> None:
-    with (
-        Cluster(make_nodes(1, 2), config=open_to(tmp_path, "192.0.2.1")) as cluster,
-        pytest.raises(ApiError) as refused,
-    ):
-        cluster.api.create(PODS, without_uid(b.share("p", 50)))
+def test_an_api_server_that_is_not_let_in_shows_its_users_the_address_and_the_setting(closed: Cluster) -> None:
+    with pytest.raises(ApiError) as refused:
+        closed.api.create(PODS, without_uid(b.share("p", 50)))
     assert "failed calling webhook" in refused.value.message
     assert "does not accept calls from 127.0.0.1: the setting webhook.apiServers" in refused.value.message
+
+
+def checked(cluster: Cluster, home: Path) -> "subprocess.CompletedProcess[str]":
+    """What `deploy.sh` does at its end."""
+    return runner(cluster.kubeconfig, home)(MANIFESTS / "check.sh", env={"TRIES": "2", "API_SERVERS": "192.0.2.1"})
+
+
+def test_check_api_server_is_let_in_passes(cluster: Cluster, tmp_path: Path) -> None:
+    until(lambda: checked(cluster, tmp_path).returncode == 0)
+
+
+def test_check_api_server_is_refused_names_its_address_and_the_command(closed: Cluster, tmp_path: Path) -> None:
+    done = checked(closed, tmp_path)
+    assert done.returncode == 1
+    assert "mgpu refuses the API server, whose calls come from 127.0.0.1" in done.stderr
+    assert "API_SERVERS=192.0.2.1,127.0.0.1 make deploy" in done.stderr

@@ -11,21 +11,23 @@ import pytest
 
 from mgpu.model.seals import SEAL
 from playground.cluster import Cluster
-from playground.nodes import make_nodes
 from tests.e2e.bench import GPUSHARE, INDEX, KOORDINATOR, Bench, Json, asking, share
-from tests.e2e.clusters import patient
 from tests.e2e.mtgpu_bench import mtgpupod
 from tests.waiting import until
 
 _WEBHOOKS = "/apis/admissionregistration.k8s.io/v1"
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with patient(make_nodes(2, 4)) as made:
-        for kind in ("mutating", "validating"):
-            made.api.delete(f"{_WEBHOOKS}/{kind}webhookconfigurations/mgpu-webhook")
-        yield made
+@pytest.fixture(scope="module", autouse=True)
+def _without_the_webhook(cluster: Cluster) -> Iterator[None]:
+    removed = {}
+    for kind in ("mutating", "validating"):
+        configurations = f"{_WEBHOOKS}/{kind}webhookconfigurations"
+        removed[configurations] = cluster.api.get(f"{configurations}/mgpu-webhook")
+        cluster.api.delete(f"{configurations}/mgpu-webhook")
+    yield
+    for configurations, found in removed.items():
+        cluster.api.create(configurations, {**found, "metadata": {"name": "mgpu-webhook"}})
 
 
 def written(pod: Json, record: dict[str, str], **spec: Any) -> Json:

@@ -40,7 +40,7 @@ def test_the_daemon_answers_until_it_quits(pipes: Path) -> None:
 
 def test_a_pipe_directory_has_one_daemon(pipes: Path) -> None:
     with subprocess.Popen([*COMMAND, "-f"], env={"CUDA_MPS_PIPE_DIRECTORY": str(pipes)}) as first:
-        until((pipes / "control").exists)
+        until(lambda: control(pipes, line="get_server_list\n")[0] == 0)
         assert control(pipes, "-f") == (1, "An instance of this daemon is already running")
         assert control(pipes, "-d")[0] == 1
         first.kill()
@@ -51,7 +51,7 @@ def test_a_pipe_directory_has_one_daemon(pipes: Path) -> None:
 
 def test_it_ends_with_its_directory(pipes: Path) -> None:
     with subprocess.Popen([*COMMAND, "-f"], env={"CUDA_MPS_PIPE_DIRECTORY": str(pipes)}) as daemon:
-        until((pipes / "control").exists)
+        until(lambda: control(pipes, line="get_server_list\n")[0] == 0)
         for file in pipes.iterdir():
             file.unlink()
         assert daemon.wait(20) == 0
