@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Mapping
+from typing import Any
 
 from mgpu.kube.client import Api, ApiError
 
@@ -16,7 +17,7 @@ class SecretStore:
     def __init__(self, api: Api, namespace: str, name: str) -> None:
         self._api = api
         self._path = f"/api/v1/namespaces/{namespace}/secrets/{name}"
-        self._type = ""
+        self._found: Mapping[str, Any] = {}
 
     def read(self) -> tuple[Mapping[str, bytes], str]:
         """Its files and resourceVersion; no files and "" where there is none."""
@@ -26,18 +27,16 @@ class SecretStore:
             if error.status == 404:
                 return {}, ""
             raise
-        self._type = str(secret.get("type") or "")
+        self._found = secret
         files = {name: base64.b64decode(text or "") for name, text in (secret.get("data") or {}).items()}
         return files, secret["metadata"]["resourceVersion"]
 
     def write(self, files: Mapping[str, bytes], version: str) -> bool:
-        """Replace its files; False where it is no longer at `version`, or gone."""
-        *_, namespace, _, name = self._path.split("/")
-        meta = {"name": name, "namespace": namespace, "resourceVersion": version}
+        """Replace its files and nothing else; False where it is no longer at `version`, or gone."""
+        meta = {**self._found.get("metadata", {}), "resourceVersion": version}
         data = {key: base64.b64encode(content).decode() for key, content in files.items()}
-        secret = {"apiVersion": "v1", "kind": "Secret", "type": self._type, "metadata": meta, "data": data}
         try:
-            self._api.replace(self._path, secret)
+            self._api.replace(self._path, {**self._found, "metadata": meta, "data": data})
         except ApiError as error:
             if error.status in (404, 409):
                 return False

@@ -45,11 +45,13 @@ _AGENT, _SCHEDULER, _WEBHOOK = "mgpu-deviceplugin", "mgpu-scheduler", "mgpu-webh
 _OWN_NODE = "held to its own node by `agent-policy.yaml`"
 CONSEQUENCES: dict[Key, str] = {
     _key(_WEBHOOK, "secrets", "update", namespace=_SYSTEM, named=True): (
-        "pose as the webhook towards the API server, where it can divert its connections; end its certificate"
+        "pose as the webhook towards the API server, where it can divert its connections; replace its certificate, and "
+        "no more of the Secret by `certificate-policy.yaml`"
     ),
     _key(_WEBHOOK, "mtgpupods"): "read all MtgpuPods",
     _key(_SCHEDULER, "secrets", "update", namespace=_SYSTEM, named=True): (
-        "pose as the binding admission towards the API server, where it can divert its connections; end its certificate"
+        "pose as the binding admission towards the API server, where it can divert its connections; replace its "
+        "certificate, and no more of the Secret by `certificate-policy.yaml`"
     ),
     _key(_SCHEDULER, "nodes", "patch"): (
         "read all nodes; change mgpu's plans and announcements on them, held to these by `scheduler-policy.yaml`"

@@ -10,9 +10,28 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from mgpu.model.errors import BadObject, RetryLater
-from mgpu.serving.certificates import CA, CA_KEY, CA_LIFE, CHAIN, KEY, LIFE, Files, ensure, expires, renewed
+from mgpu.serving.certificates import (
+    CA,
+    CA_KEY,
+    CA_LIFE,
+    CHAIN,
+    KEY,
+    LIFE,
+    Authority,
+    Files,
+    ensure,
+    expires,
+    new_authority,
+    renewed,
+)
 from mgpu.serving.folder import Folder, given
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -176,3 +195,15 @@ def test_given_certificates_must_be_there_and_fit(tmp_path: Path, files: Files) 
         given(tmp_path)
     (tmp_path / KEY).write_bytes(files[KEY])
     assert given(tmp_path) == (tmp_path / CHAIN, tmp_path / KEY)
+
+
+def test_the_ca_of_the_installation_is_left_as_it_is_written() -> None:
+    """openssl encodes keys in another way; the API server refuses a process that changes the CA in its Secret."""
+    made = new_authority(NOW)
+    key = load_pem_private_key(made[CA_KEY], None)
+    own_form = key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
+    given_by_openssl = {**made, CA: b"# a comment\n" + made[CA], CA_KEY: own_form, "more": b"x"}
+    files = renewed(given_by_openssl, NAMES, NOW + DAY, Authority.GIVEN)
+    assert {name: files[name] for name in given_by_openssl} == given_by_openssl
+    assert expires(files) == NOW + DAY + LIFE
+    assert renewed(files, NAMES, NOW + DAY, Authority.GIVEN) is files
