@@ -27,6 +27,7 @@ from deviceplugin.registration import socket_name
 from deviceplugin.reporter import known_indexes
 from deviceplugin.shifts import Shifts
 from deviceplugin.slices.simulated import SimulatedMig
+from deviceplugin.takeover import SOCKET
 from mgpu import dialects
 from mgpu.cli.setup import read_settings
 from mgpu.dialects.records import Records
@@ -127,9 +128,9 @@ def _check_paths(own: DevicePluginSettings, settings: Settings) -> None:
     _check_command(own.mps_control)
     served = {r.name for r in as_ids((), settings)} | ({_LONGEST_SLICE} if settings.dialects.slices.enabled else set())
     folder = Path(own.kubelet_dir) / "device-plugins"
-    sockets = [
-        ("kubeletDir", folder / name) for name in ("kubelet.sock", *(socket_name(name) for name in sorted(served)))
-    ]
+    # The longer one of the two names that agents take turns with.
+    own_sockets = (socket_name(name, second=True) for name in sorted(served))
+    sockets = [("kubeletDir", folder / name) for name in ("kubelet.sock", SOCKET, *own_sockets)]
     sockets.append(("podResources", pod_resources_socket(own)))
     problems = [
         Problem(f"deviceplugin.{key}", f"{path} is too long for a unix socket ({_MAX_PATH} bytes at most)")

@@ -65,6 +65,19 @@ def test_wrong_input_is_one_clear_line_and_exit_code_2(
     assert len(result.output.strip().splitlines()) == 1
 
 
+def test_paths_socket_of_an_agent_that_takes_over_is_too_long_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each resource has two names in turn. With the shorter one alone, each second agent could not serve."""
+    monkeypatch.chdir(tmp_path)
+    Path("cards.yaml").write_text("[{memory: 80Gi}]")
+    first = "/device-plugins/mgpu-gpu-memory-ratio.sock"
+    folder = "/" + "x" * (107 - len(first) - 1)
+    arguments = ["--cards", "cards.yaml", "--kubelet-dir", folder, "--pod-resources", "/p", "--kubeconfig", "none.yaml"]
+    result = CliRunner().invoke(main, ["deviceplugin", *arguments])
+    assert "mgpu-gpu-memory-ratio.2.sock is too long for a unix socket (107 bytes at most)" in result.output
+
+
 def test_it_runs_without_kubelet_driver_and_api_server_says_so_and_stops_when_told(folder: Path) -> None:
     (folder / "kubeconfig").write_text(KUBECONFIG)
     (folder / "cards.yaml").write_text("[{memory: 80Gi}]")
