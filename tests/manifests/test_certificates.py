@@ -1,9 +1,13 @@
-"""manifests/certificates.sh makes the authorities, keeps them, and rotates them without a moment of distrust."""
+"""manifests/certificates.sh makes the authorities, keeps them, and rotates them without a moment of distrust.
+
+deploy.sh runs once for all tests. Each begins without authorities, and runs certificates.sh as deploy.sh does.
+"""
 
 import base64
 import json
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,7 @@ from cryptography.x509.verification import PolicyBuilder, Store
 from mgpu.kube import Api
 from mgpu.kube.secrets import SecretStore
 from mgpu.serving.certificates import CA, CA_KEY, CA_LIFE, CHAIN, Authority, Files, ensure, new_authority
-from tests.manifests.conftest import Run
+from tests.manifests.conftest import Run, runner
 from tests.manifests.rendered import MANIFESTS, kustomization, rendered
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
@@ -34,24 +38,48 @@ CONFIGURATIONS = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def api(kubeconfig: Path) -> Iterator[Api]:
     made = Api.connect(str(kubeconfig))
     yield made
     made.close()
 
 
+def deploy(run: Run, folder: Path) -> "subprocess.CompletedProcess[str]":
+    own = kustomization(folder, MANIFESTS / "base", patches=[_POLICIES])
+    done = run(MANIFESTS / "deploy.sh", own, env={"WAIT": "0", "API_SERVERS": "192.0.2.1"})
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What the first deployment on an empty cluster left. folder: what was deployed."""
+
+    folder: Path
+    bundles: dict[str, set[bytes]]
+    secrets: dict[str, Files]
+
+
+@pytest.fixture(scope="module")
+def deployed(kubeconfig: Path, api: Api, tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    folder = tmp_path_factory.mktemp("deployed")
+    deploy(runner(kubeconfig, folder), folder)
+    found = {process: bundles(api, process) for process in CONFIGURATIONS}
+    return Installation(folder, found, {process: secret(api, process) for process in CONFIGURATIONS})
+
+
 @pytest.fixture
-def clean(api: Api) -> None:
-    """Each test begins without the Secrets of the one before."""
-    if any(row["metadata"]["name"] == "mgpu-system" for row in api.list("/api/v1/namespaces")[0]):
-        for row in api.list(SECRETS)[0]:
-            api.delete(f"{SECRETS}/{row['metadata']['name']}")
+def clean(deployed: Installation, api: Api) -> Installation:
+    """The installation, without the authorities of the test before."""
+    for row in api.list(SECRETS)[0]:
+        api.delete(f"{SECRETS}/{row['metadata']['name']}")
+    return deployed
 
 
-def deploy(run: Run, folder: Path, *patches: Any, **env: str) -> "subprocess.CompletedProcess[str]":
-    own = kustomization(folder, MANIFESTS / "base", patches=[_POLICIES, *patches])
-    done = run(MANIFESTS / "deploy.sh", own, env={"WAIT": "0", "API_SERVERS": "192.0.2.1", **env})
+def certificates(run: Run, mode: str = "keep") -> "subprocess.CompletedProcess[str]":
+    """As deploy.sh calls it, or an administrator."""
+    done = run(MANIFESTS / "certificates.sh", env={"CA": mode})
     assert done.returncode == 0, done.stderr
     return done
 
@@ -86,85 +114,46 @@ def trusts(api: Api, process: str, files: Files) -> bool:
     return True
 
 
+@pytest.mark.parametrize("process", CONFIGURATIONS)
+def test_first_deployment_gives_each_process_an_authority_that_the_api_server_trusts(
+    deployed: Installation, process: str
+) -> None:
+    assert deployed.bundles[process] == {deployed.secrets[process][CA]}
+    other = next(one for one in CONFIGURATIONS if one != process)
+    assert deployed.secrets[other][CA_KEY] != deployed.secrets[process][CA_KEY]
+
+
 @pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("process", CONFIGURATIONS)
-def test_each_process_gets_an_authority_that_the_api_server_trusts(
-    run: Run, api: Api, tmp_path: Path, process: str
-) -> None:
-    deploy(run, tmp_path)
-    assert bundles(api, process) == {secret(api, process)[CA]}
+def test_certificate_of_a_process_is_one_that_the_api_server_trusts(run: Run, api: Api, process: str) -> None:
+    certificates(run)
     assert trusts(api, process, renew(api, process))
-    other = next(one for one in CONFIGURATIONS if one != process)
-    assert secret(api, other)[CA_KEY] != secret(api, process)[CA_KEY]
 
 
-@pytest.mark.usefixtures("clean")
-def test_a_deployment_keeps_the_authority_that_is_there(run: Run, api: Api, tmp_path: Path) -> None:
-    """As one does that the processes of an earlier version made, with a certificate under it."""
-    deploy(run, tmp_path)
+def test_second_deployment_keeps_the_authority_and_removes_only_rights_of_an_earlier_version(
+    run: Run, api: Api, clean: Installation
+) -> None:
+    """The authority may be one that the processes of an earlier version made, with a certificate under it. And an API
+    server keeps roles that an overlay no longer has.
+    """
+    certificates(run)
     before = renew(api, "webhook")
-    assert "new CA" not in deploy(run, tmp_path).stdout
+    former = rights_of_an_earlier_version(api)
+    assert "new CA" not in deploy(run, clean.folder).stdout
     assert secret(api, "webhook") == before
     assert bundles(api, "webhook") == {before[CA]}
+    left = {
+        f"{collection}/{row['metadata']['name']}"
+        for collection in {path.rpartition("/")[0] for path in former}
+        for row in api.get(collection)["items"]
+    }
+    assert left.isdisjoint(former)
+    assert f"{RBAC}/clusterroles/others" in left
+    assert f"{RBAC}/clusterroles/mgpu-scheduler" in left
 
 
-@pytest.mark.usefixtures("clean")
-def test_an_overlay_applied_alone_leaves_the_bundles(run: Run, api: Api, tmp_path: Path) -> None:
-    deploy(run, tmp_path)
-    before = bundles(api, "webhook")
-    flags = ("--server-side", "--force-conflicts", "--field-manager=mgpu")
-    done = run("kubectl", "apply", *flags, "-k", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert bundles(api, "webhook") == before
-
-
-@pytest.mark.usefixtures("clean")
-def test_a_rotation_is_trusted_at_every_step(run: Run, api: Api, tmp_path: Path) -> None:
-    deploy(run, tmp_path)
-    old = renew(api, "webhook")
-    early = run(MANIFESTS / "certificates.sh", env={"CA": "rotate"})
-    assert early.returncode == 0, early.stderr
-    assert len(x509.load_pem_x509_certificates(secret(api, "webhook")[CA])) == 2
-    assert trusts(api, "webhook", old)
-
-    refused = run(MANIFESTS / "certificates.sh", env={"CA": "settle"})
-    assert refused.returncode == 1
-    assert "does not serve under the newest CA yet" in refused.stderr
-    assert trusts(api, "webhook", old)
-
-    for process in CONFIGURATIONS:
-        assert trusts(api, process, renew(api, process))
-    settled = run(MANIFESTS / "certificates.sh", env={"CA": "settle"})
-    assert settled.returncode == 0, settled.stderr
-    new = secret(api, "webhook")
-    assert len(x509.load_pem_x509_certificates(new[CA])) == 1
-    assert trusts(api, "webhook", new)
-    assert not trusts(api, "webhook", old)
-    assert renew(api, "webhook") == new
-
-
-@pytest.mark.usefixtures("clean")
-def test_an_authority_that_ends_soon_is_followed_by_the_next_one(run: Run, api: Api, tmp_path: Path) -> None:
-    ending = new_authority(datetime.now(UTC) - CA_LIFE + timedelta(days=90))
-    deploy(run, tmp_path)
-    data = {name: base64.b64encode(content).decode() for name, content in ending.items()}
-    api.patch(f"{SECRETS}/mgpu-webhook-tls", {"data": data})
-    assert "process webhook: new CA beside the present one" in deploy(run, tmp_path).stdout
-    assert ending[CA] in secret(api, "webhook")[CA]
-    assert trusts(api, "webhook", renew(api, "webhook"))
-
-
-@pytest.mark.usefixtures("clean")
-def test_an_authority_without_its_key_is_replaced(run: Run, api: Api, tmp_path: Path) -> None:
-    deploy(run, tmp_path)
-    api.patch(f"{SECRETS}/mgpu-webhook-tls", {"data": {CA_KEY: base64.b64encode(b"lost").decode()}})
-    assert "process webhook: new CA" in deploy(run, tmp_path).stdout
-    assert trusts(api, "webhook", renew(api, "webhook"))
-
-
-def test_rights_of_an_earlier_version_are_removed_and_those_of_others_stay(run: Run, api: Api, tmp_path: Path) -> None:
-    """An API server keeps what an overlay no longer has."""
-    deploy(run, tmp_path)
+def rights_of_an_earlier_version(api: Api) -> set[str]:
+    """Create them, and a role of somebody else; return the paths of those that are to go."""
     ours = {"labels": {"app.kubernetes.io/part-of": "mgpu"}}
     rule = {
         "apiGroups": ["admissionregistration.k8s.io"],
@@ -183,15 +172,61 @@ def test_rights_of_an_earlier_version_are_removed_and_those_of_others_stay(run: 
         collection, _, name = path.rpartition("/")
         api.create(collection, {"metadata": {"name": name, **ours}, **body})
     api.create(f"{RBAC}/clusterroles", {"metadata": {"name": "others", **ours}, "rules": [rule]})
-    deploy(run, tmp_path)
-    left = {
-        f"{collection}/{row['metadata']['name']}"
-        for collection in {path.rpartition("/")[0] for path in former}
-        for row in api.get(collection)["items"]
-    }
-    assert left.isdisjoint(former)
-    assert f"{RBAC}/clusterroles/others" in left
-    assert f"{RBAC}/clusterroles/mgpu-scheduler" in left
+    return former.keys() | set()
+
+
+def test_an_overlay_applied_alone_leaves_the_bundles(run: Run, api: Api, clean: Installation) -> None:
+    certificates(run)
+    before = bundles(api, "webhook")
+    flags = ("--server-side", "--force-conflicts", "--field-manager=mgpu")
+    done = run("kubectl", "apply", *flags, "-k", clean.folder)
+    assert done.returncode == 0, done.stderr
+    assert bundles(api, "webhook") == before
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_rotation_is_trusted_at_every_step(run: Run, api: Api) -> None:
+    certificates(run)
+    old = renew(api, "webhook")
+    certificates(run, "rotate")
+    assert len(x509.load_pem_x509_certificates(secret(api, "webhook")[CA])) == 2
+    assert trusts(api, "webhook", old)
+
+    refused = run(MANIFESTS / "certificates.sh", env={"CA": "settle"})
+    assert refused.returncode == 1
+    assert "does not serve under the newest CA yet" in refused.stderr
+    assert trusts(api, "webhook", old)
+
+    for process in CONFIGURATIONS:
+        assert trusts(api, process, renew(api, process))
+    certificates(run, "settle")
+    new = secret(api, "webhook")
+    assert len(x509.load_pem_x509_certificates(new[CA])) == 1
+    assert trusts(api, "webhook", new)
+    assert not trusts(api, "webhook", old)
+    assert renew(api, "webhook") == new
+
+
+@pytest.mark.usefixtures("clean")
+def test_an_authority_that_ends_soon_is_followed_by_the_next_one(run: Run, api: Api) -> None:
+    ending = new_authority(datetime.now(UTC) - CA_LIFE + timedelta(days=90))
+    api.create(SECRETS, tls_secret("webhook", ending))
+    assert "process webhook: new CA beside the present one" in certificates(run).stdout
+    assert ending[CA] in secret(api, "webhook")[CA]
+    assert trusts(api, "webhook", renew(api, "webhook"))
+
+
+@pytest.mark.usefixtures("clean")
+def test_an_authority_without_its_key_is_replaced(run: Run, api: Api) -> None:
+    api.create(SECRETS, tls_secret("webhook", {**new_authority(datetime.now(UTC)), CA_KEY: b"lost"}))
+    assert "process webhook: new CA" in certificates(run).stdout
+    assert trusts(api, "webhook", renew(api, "webhook"))
+
+
+def tls_secret(process: str, content: Files) -> dict[str, Any]:
+    data = {"tls.crt": b"", "tls.key": b"", **content}
+    encoded = {name: base64.b64encode(value).decode() for name, value in data.items()}
+    return {"metadata": {"name": f"mgpu-{process}-tls"}, "type": "kubernetes.io/tls", "data": encoded}
 
 
 def test_under_cert_manager_no_authority_is_made_and_no_right_on_secrets_is_given() -> None:

@@ -1,11 +1,11 @@
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
-RUN = "from mgpu.cli.main import main; main()"
+from mgpu.cli.main import main
+
 KUBECONFIG = """
 apiVersion: v1
 kind: Config
@@ -16,9 +16,14 @@ current-context: x
 """
 
 
-def run(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", RUN, "scheduler", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+@pytest.fixture(autouse=True)
+def _own_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command leaves pytest's log alone."""
+    monkeypatch.setattr("scheduler.main.logs.setup", lambda _: None)
+
+
+def run(*options: str) -> Result:
+    return CliRunner().invoke(main, ["scheduler", *options])
 
 
 @pytest.fixture
@@ -30,7 +35,7 @@ def kubeconfig(tmp_path: Path) -> str:
 
 def test_help_has_examples() -> None:
     said = run("--help")
-    assert said.returncode == 0
+    assert said.exit_code == 0
     assert "mgpu scheduler --kubeconfig" in said.stdout
 
 
@@ -47,7 +52,7 @@ def test_bad_settings_are_one_line_and_exit_code_2(tmp_path: Path, settings: str
     path = tmp_path / "mgpu.yaml"
     path.write_text(settings)
     said = run("--config", str(path))
-    assert said.returncode == 2
+    assert said.exit_code == 2
     assert message in said.stderr
     assert said.stderr.count("\n") == 1
 
@@ -55,14 +60,14 @@ def test_bad_settings_are_one_line_and_exit_code_2(tmp_path: Path, settings: str
 @pytest.mark.parametrize("options", [("--config", "/does/not/exist"), ("--kubeconfig", "/does/not/exist")])
 def test_files_that_cannot_be_read(options: tuple[str, str]) -> None:
     said = run(*options)
-    assert said.returncode == 2
+    assert said.exit_code == 2
     assert "/does/not/exist" in said.stderr
     assert said.stderr.count("\n") == 1
 
 
 def test_a_certificate_directory_without_certificates(kubeconfig: str, tmp_path: Path) -> None:
     said = run("--kubeconfig", kubeconfig, "--cert-dir", str(tmp_path))
-    assert said.returncode == 2
+    assert said.exit_code == 2
     assert "tls.crt" in said.stderr
 
 
@@ -74,6 +79,6 @@ def test_a_port_that_is_taken(kubeconfig: str, option: str) -> None:
         said = run(
             "--kubeconfig", kubeconfig, "--host", "127.0.0.1", *(part for pair in others.items() for part in pair)
         )
-    assert said.returncode == 2
+    assert said.exit_code == 2
     assert port in said.stderr
     assert said.stderr.count("\n") == 1
