@@ -41,6 +41,11 @@ REFUSED = [
     Write("node/status", {"status": {"capacity": {"memory": None}}}, "no capacity"),
     Write("node/status", {"status": {"capacity": {"nvidia.com/gpu": "8"}}}, "no capacity"),
     Write("node/status", {"status": {"capacity": {"example.com/license": "8"}}}, "no capacity"),
+    Write(
+        "node/status",
+        {"status": {"capacity": {f"koordinator.sh/r{i}": "1" for i in range(17)}}},
+        "at most 16 resources",
+    ),
     Write("node/status", {"status": {"allocatable": {"cpu": "1000"}}}, "no status"),
     Write("node/status", {"status": {"allocatable": {"koordinator.sh/gpu-core": "100000"}}}, "no status"),
     Write("node/status", {"status": {"nodeInfo": {"kubeletVersion": "v1.0.0"}}}, "no status"),
@@ -90,4 +95,14 @@ REFUSED_EVENTS = [
     (event(involvedObject={"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"}), "about pods and the Node"),
     (event(metadata={"generateName": "p.", "namespace": "default", "labels": {"a": "b"}}), "without labels"),
     (event(message="x" * 1025), "at most 1024"),
+    (event(reason="x" * 1025), "at most 253"),
+    (event(action="x"), "its own fields alone"),
+    (event(reportingInstance="x" * 1025), "at most 253"),
+    (event(related={"kind": "Pod", "name": "p"}), "its own fields alone"),
+    (event(series={"count": 1}), "its own fields alone"),
+    (
+        event(involvedObject={"kind": "Pod", "namespace": "default", "name": "p", "fieldPath": "x" * 1025}),
+        "its own fields alone",
+    ),
+    (event(involvedObject={"kind": "Pod", "namespace": "default", "name": "p", "uid": "x" * 1025}), "at most 253"),
 ]

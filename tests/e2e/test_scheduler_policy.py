@@ -308,6 +308,56 @@ def test_a_binding_that_writes_what_is_not_mgpus_is_refused(stolen: Api, meta: A
         stolen.create(f"{PODS}/victim/binding?dryRun=All", binding)
 
 
+def event(**fields: Any) -> Any:
+    """An Event as the scheduler writes it, with these fields instead."""
+    return {
+        "metadata": {"generateName": "p.", "namespace": "default"},
+        "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": "default", "name": "p", "uid": "u"},
+        "reason": "MgpuNoCards",
+        "message": "no card",
+        "type": "Warning",
+        "source": {"component": "mgpu-scheduler"},
+        "reportingComponent": "mgpu-scheduler",
+        **fields,
+    }
+
+
+LONG = "x" * 254
+FIELDS: dict[str, Any] = {f"f:{'k' * 50}{i}": {} for i in range(5_000)}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"message": "x" * 1025},
+        *({key: LONG} for key in ("reason", "action", "reportingInstance", "reportingComponent")),
+        {"source": {"component": "a", "host": LONG}},
+        {"involvedObject": {"kind": "Pod", "namespace": "default", "name": "p", "fieldPath": LONG}},
+        {"related": {"kind": "Pod", "namespace": "default", "name": "p", "resourceVersion": LONG}},
+        {"metadata": {"generateName": "p.", "namespace": "default", "annotations": {"a": LONG}}},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_an_event_larger_than_the_scheduler_writes_is_refused(stolen: Api, fields: Any) -> None:
+    with pytest.raises(ApiError, match="mgpu-scheduler writes Events"):
+        stolen.create("/api/v1/namespaces/default/events", event(**fields), dryRun="All")
+
+
+@pytest.mark.parametrize("managed", [FIELDS, {"f:labels": FIELDS}], ids=["wide", "deep"])
+def test_an_event_that_says_that_it_manages_many_fields_is_refused(stolen: Api, managed: Any) -> None:
+    """Also under the name of the manager that the API server enters for the request."""
+    row = {"operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {"f:metadata": managed}}
+    meta = {"generateName": "p.", "namespace": "default", "managedFields": [{**row, "manager": "a"}]}
+    with pytest.raises(ApiError, match="manage no fields but those of Events"):
+        stolen.create("/api/v1/namespaces/default/events", event(metadata=meta), dryRun="All", fieldManager="a")
+
+
+def test_an_event_as_schedulers_write_it_is_accepted(stolen: Api) -> None:
+    related = {"kind": "Pod", "namespace": "default", "name": "q", "uid": "v"}
+    made = event(related=related, action="Preempting", reportingInstance="mgpu-scheduler-0")
+    stolen.create("/api/v1/namespaces/default/events", made, dryRun="All")
+
+
 @pytest.mark.usefixtures("stolen")
 def test_the_scheduler_runs_mtgpupods(bench: Bench) -> None:
     named = Named(bench)

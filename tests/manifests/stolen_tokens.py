@@ -66,7 +66,7 @@ CONSEQUENCES: dict[Key, str] = {
     _key(_SCHEDULER, "pods/binding", "create"): (
         "bind any pod that waits to any node, with annotations of its cards alone by `scheduler-policy.yaml`"
     ),
-    _key(_SCHEDULER, "events", "create"): "write Events that mislead",
+    _key(_SCHEDULER, "events", "create"): "write Events that mislead, of a size bounded by `scheduler-policy.yaml`",
     _key(_SCHEDULER, "devices"): "read which cards there are",
     _key(_SCHEDULER, "poddisruptionbudgets"): "read them",
     _key(_SCHEDULER, "mtgpupods", "patch"): (
