@@ -9,7 +9,7 @@ from deviceplugin.slices.cutting import Cut
 from deviceplugin.slices.usage import Users
 from deviceplugin.slices.wanted import Impossible, configured_slices
 from mgpu.model.cards import Card
-from mgpu.model.errors import BadObject
+from mgpu.model.errors import BadObject, first
 from mgpu.model.mps_config import read_config
 from mgpu.model.partitioning import NodeSlices
 from mgpu.model.slices import MIG, Counts, Slice, counts, mode_of
@@ -39,6 +39,7 @@ class MpsCutter:
         self._configs, self._daemons, self._manager = configs, daemons, manager
         self._made: tuple[Slice, ...] | None = None
         self._read: tuple[str, Counts] | None = None
+        self._unread: tuple[str, BadObject] | None = None
 
     def leave(self) -> None:
         self._made = None
@@ -92,9 +93,15 @@ class MpsCutter:
             return [str(error)]
 
     def _parse(self, text: str, source: str) -> Counts:
-        """Read anew where its content has changed."""
+        """Read again where its content has changed, also one that could not be read. Raises BadObject."""
+        if self._unread is not None and self._unread[0] == text:
+            raise BadObject(self._unread[1].problems)
         if self._read is None or self._read[0] != text:
-            self._read = text, read_config(text, source) if text else {}
+            try:
+                self._read = text, read_config(text, source) if text else {}
+            except BadObject as error:
+                self._unread = text, BadObject(first(error.problems))
+                raise
         return self._read[1]
 
     def _refused(self, found: NodeSlices, why: str) -> tuple[int, str] | None:

@@ -5,6 +5,7 @@ The scheduler writes it, the node's agent reads it: NVIDIA's device plugin confi
 """
 
 import re
+import reprlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,7 +20,40 @@ _VERSION = "v1"
 _NAME = "nvidia.com/gpu"
 _SHARING = "sharing.mps.resources"
 
+LONGEST = 64 << 10
+"""Bytes of one node's configuration. 16 cards of ten sizes each take 18 KiB, and YAML 100 ms for each 8 KiB."""
+_NODES = 8192
+"""Values of one configuration; each entry has 12."""
+_LEVELS = 16
+"""Levels of objects and lists; an entry's devices stand at the sixth."""
+_SCALAR = 256
+"""Characters of one value, whose longest is the name of a resource. Long numbers take time with their square."""
+
 Json = Mapping[str, Any]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without what makes a short text large: whoever may write the ConfigMap chooses the work of all nodes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._nodes = self._level = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        self._nodes += 1
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.YAMLError("it has an alias (*); write the value out")
+        if self._nodes > _NODES:
+            raise yaml.YAMLError(f"it has more than {_NODES} values")
+        if isinstance(event, yaml.ScalarEvent) and len(event.value) > _SCALAR:
+            raise yaml.YAMLError(f"it has a value of more than {_SCALAR} characters")
+        if self._level >= _LEVELS:
+            raise yaml.YAMLError(f"it has more than {_LEVELS} levels")
+        self._level += 1
+        found: yaml.Node | None = super().compose_node(parent, index)
+        self._level -= 1
+        return found
 
 
 def config_of(data: Mapping[str, str], node: str) -> tuple[str, str] | None:
@@ -71,8 +105,11 @@ def read_config(text: str, source: str = "configuration") -> dict[int, dict[str,
 
 
 def _document(text: str, problems: list[Problem]) -> Json:
+    if len(text) > LONGEST:
+        problems.append(Problem("", f"has {len(text)} characters, more than the {LONGEST} that mgpu reads"))
+        return {}
     try:
-        found = yaml.safe_load(text)
+        found = yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         problems.append(Problem("", f"is not YAML: {' '.join(str(error).split())}"))
         return {}
@@ -87,12 +124,12 @@ def _rows(config: Json, problems: list[Problem]) -> Iterator[tuple[str, Json]]:
     if problems:
         return
     if config.get("version") != _VERSION:
-        problems.append(Problem("version", f"must be {_VERSION}, not {config.get('version')!r}"))
+        problems.append(Problem("version", f"must be {_VERSION}, not {_shown(config.get('version'))}"))
         return
     flags, sharing = (_object(config, key, key, problems) for key in ("flags", "sharing"))
     mps = _object(sharing, "mps", "sharing.mps", problems)
     if flags.get("migStrategy", "none") != "none":
-        text = f"must be none, not {flags['migStrategy']!r}: a card is cut by MIG or by MPS"
+        text = f"must be none, not {_shown(flags['migStrategy'])}: a card is cut by MIG or by MPS"
         problems.append(Problem("flags.migStrategy", text))
     if mps.get("failRequestsGreaterThanOne", True) is not True:
         problems.append(
@@ -122,18 +159,25 @@ def _integer(row: Json, key: str, path: str, problems: list[Problem]) -> int:
     value = row.get(key)
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
-    problems.append(Problem(f"{path}.{key}", f"must be an integer of at least 1, not {value!r}"))
+    problems.append(Problem(f"{path}.{key}", f"must be an integer of at least 1, not {_shown(value)}"))
     return 0
 
 
 def _misnamed(path: str, row: Json, size: int) -> Iterator[Problem]:
     if row.get("name") != _NAME:
-        yield Problem(f"{path}.name", f"must be {_NAME}, not {row.get('name')!r}")
+        yield Problem(f"{path}.name", f"must be {_NAME}, not {_shown(row.get('name'))}")
     resource = f"nvidia.com/gpu-{size}gb"
     if size and slice_named(resource) is None:
         yield Problem(f"{path}.memoryGB", f"{size} GiB is more than any card has")
     elif size and row.get("rename") not in (type_of(f"{size}gb"), resource):
-        yield Problem(f"{path}.rename", f"must be {type_of(f'{size}gb')}, as memoryGB says, not {row.get('rename')!r}")
+        yield Problem(
+            f"{path}.rename", f"must be {type_of(f'{size}gb')}, as memoryGB says, not {_shown(row.get('rename'))}"
+        )
+
+
+def _shown(value: object) -> str:
+    """A value in a message, cut: it may be a whole tree."""
+    return reprlib.repr(value)
 
 
 def _devices(path: str, row: Json, problems: list[Problem]) -> Iterator[int]:
@@ -146,7 +190,7 @@ def _devices(path: str, row: Json, problems: list[Problem]) -> Iterator[int]:
     for i, device in enumerate(devices):
         index = int(device) if re.fullmatch(r"\d{1,3}", str(device), re.ASCII) else None
         if index is None or index in seen:
-            text = f"{device!r} is no index of a card" if index is None else f"card {index} stands there twice"
+            text = f"{_shown(device)} is no index of a card" if index is None else f"card {index} stands there twice"
             problems.append(Problem(f"{path}.devices[{i}]", text))
         else:
             seen.add(index)

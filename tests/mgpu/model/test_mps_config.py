@@ -1,5 +1,6 @@
 """The sharing configuration of a node, as a ConfigMap holds it."""
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +148,39 @@ def test_the_seed_file_itself() -> None:
     found = config_of(data, "n1")
     assert found is not None
     assert read_config(found[1]) == {0: {"4gb": 2, "2gb": 2}}
+
+
+def bomb(levels: int) -> str:
+    """Aliases of aliases: each level is ten times as large as the one before."""
+    rows = [f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]" for i in range(1, levels)]
+    return "\n".join(["a0: &a0 [x,x,x,x,x,x,x,x,x,x]", *rows, f"version: *a{levels - 1}"])
+
+
+HOSTILE = {
+    "aliases": (bomb(9), "alias"),
+    "merged aliases": ("a: &a {k: v}\nb: &b {<<: [*a, *a]}\nversion: {<<: [*b, *b]}", "alias"),
+    "many values": (f"version: [{','.join(['1'] * 20_000)}]", "more than 8192 values"),
+    "a long number": (f"version: {'9' * 50_000}", "more than 256 characters"),
+    "a long text": (config() + " " * 65_536, "more than the 65536"),
+    "deep": ("[" * 30_000, "more than 16 levels"),
+    "a wide value": (f"version: [{','.join(['x' * 200] * 300)}]", "must be v1"),
+}
+
+
+@pytest.mark.parametrize(("text", "why"), HOSTILE.values(), ids=HOSTILE)
+def test_a_configuration_that_is_made_to_be_expensive_is_refused_at_once(text: str, why: str) -> None:
+    """A stolen token of the scheduler writes it, and every agent reads it."""
+    tracemalloc.start()
+    try:
+        (said,) = problem(text)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert why in said
+    assert len(said) < 500
+    assert peak < 32 << 20
+
+
+def test_a_large_node_of_many_sizes_is_read() -> None:
+    spec = {card: {f"{size}gb": 1 for size in range(1, 11)} for card in range(16)}
+    assert read_config(write_config(spec)) == spec
