@@ -9,14 +9,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from mgpu import dialects
-from mgpu.dialects import gpushare, koordinator, mtgpu
+from mgpu.dialects import gpushare, mtgpu
 from mgpu.model.pods import Pod
 from mgpu.model.seals import SEAL, Keys, Subject
 
 _MUTABLE = frozenset((gpushare.ASSIGNED,))
 """The node agent changes it after the decision, and nothing is derived from it."""
-PEERS = (koordinator.NAME, gpushare.NAME, mtgpu.NAME)
-"""The vocabularies whose records other schedulers write too."""
 
 
 class Reason(StrEnum):

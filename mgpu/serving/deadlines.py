@@ -13,8 +13,7 @@ from typing import Any
 from flask import request
 
 _SECONDS = re.compile(r"([0-9]{1,4})s")
-_PEER_CLOSED = getattr(select, "POLLRDHUP", 0)  # Linux alone has it; elsewhere the deadline ends the work
-_CLOSED = select.POLLHUP | select.POLLERR | select.POLLNVAL | _PEER_CLOSED
+_CLOSED = select.POLLHUP | select.POLLERR | select.POLLNVAL | select.POLLRDHUP
 
 
 def gone(seconds: float, clock: Callable[[], float] = time.monotonic) -> Callable[[], bool]:
@@ -37,5 +36,5 @@ def _watch(environ: Mapping[str, Any]) -> Callable[[], bool]:
         return lambda: False
     poll = select.poll()
     # Not POLLIN: a client that pipelines its next request has not gone.
-    poll.register(connection.fileno(), _PEER_CLOSED)
+    poll.register(connection.fileno(), select.POLLRDHUP)
     return lambda: any(events & _CLOSED for _, events in poll.poll(0))

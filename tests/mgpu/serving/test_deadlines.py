@@ -1,14 +1,11 @@
 """Whether the client of a request still waits, over real sockets."""
 
-import importlib
-import select
 import socket
 from collections.abc import Iterator
 
 import pytest
 from flask import Flask
 
-from mgpu.serving import deadlines
 from mgpu.serving.deadlines import gone
 
 APP = Flask(__name__)
@@ -65,21 +62,3 @@ def test_gone_after_the_server_has_closed_the_connection_itself_is_true(
         over = gone(10.0)
     server.close()
     assert over()
-
-
-def test_gone_without_pollrdhup_still_ends_at_the_deadline(
-    monkeypatch: pytest.MonkeyPatch, pair: tuple[socket.socket, socket.socket]
-) -> None:
-    """Other systems than Linux do not have it; the demo and the playground run there too."""
-    clock, (_, server) = Clock(), pair
-    monkeypatch.delattr(select, "POLLRDHUP")
-    try:
-        there = importlib.reload(deadlines)
-        with APP.test_request_context("/filter", environ_overrides={"gunicorn.socket": server}):
-            over = there.gone(10.0, clock)
-        assert not over()
-        clock.now += 11
-        assert over()
-    finally:
-        monkeypatch.undo()
-        importlib.reload(deadlines)
