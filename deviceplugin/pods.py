@@ -1,6 +1,7 @@
 """The pods of this node, as a watch keeps them: what each asks for, what was decided, how far it has come."""
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,10 @@ from typing import Any
 
 from deviceplugin.limited import Limited, read_limited
 from mgpu import dialects
+from mgpu.dialects import keeping
 from mgpu.dialects.records import OPEN, Finding, Judged, Records
+from mgpu.dialects.vocabulary import vocabularies
+from mgpu.model import budget
 from mgpu.model.asks import Amount, Ask, ContainerAsk, peak
 from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Share
@@ -21,6 +25,8 @@ log = logging.getLogger(__name__)
 
 MIRROR = "kubernetes.io/config.mirror"
 """Of the API server's pod for a static one: the UID by which the kubelet knows it."""
+_STATIC = re.compile(r"[^-]{1,64}")
+"""The hash of a static pod's manifest has 32 digits. The text is kept of every pod, and users may write it too."""
 
 
 def kubelets_uid(annotations: Mapping[str, str], uid: str) -> str:
@@ -29,7 +35,7 @@ def kubelets_uid(annotations: Mapping[str, str], uid: str) -> str:
     Of a static pod it is a hash, without "-". A user may write the annotation too, with the UID of another pod.
     """
     mirror = annotations.get(MIRROR, "")
-    return mirror if mirror and "-" not in mirror else uid
+    return mirror if _STATIC.fullmatch(mirror) else uid
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +216,15 @@ def read_gpu_pod(
         return None
     pod, judged = records.judge(_annotated(pod, amended or {}), before)
     pod = dialects.without_unread(pod, MIRROR)
-    amounts = _amounts(pod)
+    if large := budget.excess_of_containers(raw):
+        few = _kept(replace(pod, containers=pod.containers[:1]))
+        return GpuPod(few, problem=str(BadObject(large)), judged=judged) if vocabularies(pod) else None
+    small = _kept(pod)
+    amounts = _amounts(small)
     held = {r: peak((c.stage, Amount(memory=n)) for c, n in rows).memory for r, rows in amounts.items()}
     ran, done = _history(raw.get("status") or {})
     carriers = {c.name: name for c in pod.containers if (name := dialects.carrier(c, settings))}
-    known = GpuPod(pod, done=done, amounts=amounts, held=held, carriers=carriers, judged=judged)
+    known = GpuPod(small, done=done, amounts=amounts, held=held, carriers=carriers, judged=judged)
     try:
         ask = dialects.read_ask(pod, settings)
     except BadObject as error:
@@ -222,6 +232,15 @@ def read_gpu_pod(
     if ask is None:
         return None
     return _with_record(replace(known, ask=ask, ran=ran & {asked.container for asked in dialects.handed(ask)}))
+
+
+def _kept(pod: Pod) -> Pod:
+    """The part of a pod that an agent keeps: no labels, and of annotations also who a mirror pod stands for."""
+    small = keeping.kept(replace(pod, labels={}), record=True)
+    mirror = pod.annotations.get(MIRROR, "")
+    if kubelets_uid(pod.annotations, "") != mirror or not mirror:
+        return small
+    return replace(small, annotations={**small.annotations, MIRROR: mirror})
 
 
 def _annotated(pod: Pod, annotations: Mapping[str, str]) -> Pod:

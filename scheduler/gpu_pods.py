@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mgpu import dialects
-from mgpu.dialects import mtgpu
+from mgpu.dialects import keeping, mtgpu
 from mgpu.dialects.records import OPEN, Finding, Judged, Records
 from mgpu.dialects.vocabulary import vocabularies
 from mgpu.model import budget
@@ -56,9 +56,9 @@ def gpu_pod_of(
     version = str((raw.get("metadata") or {}).get("resourceVersion", ""))
     pod, judged = records.judge(pod, before)
     pod = dialects.without_unread(pod)
-    # A pod that is bound was admitted once, maybe before there was a budget.
-    if not pod.node and (large := budget.excess(raw)):
-        return _refused(pod, large, version) if vocabularies(pod) else None
+    if large := budget.excess_of_containers(raw) if pod.node else budget.excess(raw):
+        few = replace(pod, containers=pod.containers[:1])
+        return _refused(few, large, version, judged) if _is_ours(pod) else None
     try:
         ask = dialects.read_ask(pod, settings)
     except BadObject as error:
@@ -67,6 +67,17 @@ def gpu_pod_of(
         return None
     problems = () if pod.node else tuple(_unhanded(pod, ask, settings))
     return _refused(pod, problems, version, judged) if problems else GpuPod(pod, ask, (), version, judged)
+
+
+def _is_ours(pod: Pod) -> bool:
+    """Whether the pod uses a vocabulary. The bound Pod of an MtgpuPod is accounted for by its MtgpuPod."""
+    return bool(vocabularies(pod).keys() - ({mtgpu.NAME} if pod.node else set()))
+
+
+def kept(known: GpuPod) -> GpuPod:
+    """Return the part that the scheduler keeps of a pod, of which users choose the size."""
+    pod = keeping.kept(known.pod, record=bool(known.pod.node))  # before that it counts for nothing
+    return replace(known, pod=pod if known.ask is not None else replace(pod, annotations={}))
 
 
 def _refused(pod: Pod, problems: Sequence[Problem], version: str, judged: Judged | None = None) -> GpuPod:

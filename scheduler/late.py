@@ -14,6 +14,7 @@ from mgpu import dialects
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.events import pod_reference
 from mgpu.model.errors import BadObject, RetryLater
+from mgpu.model.tables import table_at
 from mgpu.settings import Settings
 from scheduler import metrics
 from scheduler.deciding import Decider, pod_path
@@ -142,7 +143,7 @@ class LateDecisions:
         path = pod_path(pod.namespace, pod.name)
         if isinstance(wanted, Decision):
             # What does not count of the pod's annotations goes in the same write: it would break the new seal.
-            stale = dict.fromkeys(known.finding.keys) if known.finding else {}
+            stale = self._recorded(path) if known.finding else {}
             self._api.patch(path, {"metadata": {**meta, "annotations": {**stale, **wanted.annotations}}})
             metrics.LATE.labels("decided").inc()
             log.info("cards decided late", extra={"pod": pod.uid, "node": pod.node})
@@ -153,6 +154,14 @@ class LateDecisions:
         metrics.LATE.labels("failed").inc()
         self._failed = {uid: why for uid, why in self._failed.items() if self._state.gpu_pod(uid)} | {pod.uid: wanted}
         self._warn(pod_reference(pod.namespace, pod.name, pod.uid), REASON, message)
+
+    def _recorded(self, path: str) -> dict[str, None]:
+        """Return a change that removes the whole record of the pod. It is not kept here, since it may be of any size.
+
+        Where the pod has changed since it was decided on, the write that this is a part of is refused (409).
+        """
+        annotations = table_at(self._api.get(path), "metadata", "annotations")
+        return {key: None for key in annotations if dialects.is_placement_annotation(key)}
 
     def _read(self, known: GpuPod) -> GpuPod | None:
         """The pod as it is now, if it still is without cards."""

@@ -23,7 +23,7 @@ from scheduler import stock
 from scheduler.accounts import Accounts
 from scheduler.agents import Agents, brief, detailed
 from scheduler.decisions import Decision, Decisions
-from scheduler.gpu_pods import GpuPod, gpu_pod_of, left_by, occupies
+from scheduler.gpu_pods import GpuPod, gpu_pod_of, kept, left_by, occupies
 from scheduler.inventories import Given, Inventories
 from scheduler.mtgpu.accounts import MtgpuPods
 from scheduler.nominations import Nominations
@@ -154,6 +154,8 @@ class State:
         # verifying a seal does not hold anybody up.
         seen = self._pods.get(meta["uid"])
         known = gpu_pod_of(pod, raw, self._settings, self.records, seen.judged if seen else None)
+        if known is not None:
+            pod, known = known.pod, kept(known)  # what else reads of the pod keeps nothing of it but sums and names
         with self._lock:
             self._agents.pod_changed(raw)
             self._uids[meta["namespace"], meta["name"]] = meta["uid"]
@@ -163,13 +165,11 @@ class State:
                 self._accounts.follow_stranger(pod, meta["uid"])
             else:
                 if known.ask is not None and meta["uid"] not in self._pods:
-                    self.outlook.saw(pod, known.ask)
+                    self.outlook.saw(known.pod, known.ask)
                 self._pods[meta["uid"]] = known
                 self._accounts.settle(known)
                 self._shown.mark(self._nominations.follow(known))
-            if known is not None:
                 self._tell_of_finding(known, before)
-                pod = known.pod
             self._count(pod)
             self.sites.follow(pod)
             self.mtgpus.pod_changed(pod, raw)

@@ -201,6 +201,10 @@ def carrier(container: Container, settings: Settings) -> str | None:
     return next((name for name in (*served, SHARE) if container.asked(name)), None)
 
 
+_LONGEST = 16_384
+"""Characters of an annotation of an ask. The longest wish has 100 entries of 128 characters."""
+
+
 @lru_cache(maxsize=4096)
 def is_placement_annotation(key: str) -> bool:
     """Whether only the suite itself may write this annotation: it records a placement, or authenticates a record.
@@ -211,10 +215,18 @@ def is_placement_annotation(key: str) -> bool:
 
 
 def without_unread(pod: Pod, *also: str) -> Pod:
-    """The pod with those of its annotations that mgpu reads, and `also`: others may take 256 KiB of every pod."""
-    kept = (*ASK_ANNOTATIONS, *WISHES, *also)
-    read = {k: v for k, v in pod.annotations.items() if k in kept or k.startswith(MTGPU) or is_placement_annotation(k)}
-    return pod if len(read) == len(pod.annotations) else replace(pod, annotations=read)
+    """Return the pod with those of its annotations that mgpu reads, and `also`: others may take 256 KiB of every pod.
+
+    Of a text that is longer than any that says something, only the beginning is read, which says as little. Records are
+    read as a whole.
+    """
+    read: dict[str, str] = {}
+    for key, text in pod.annotations.items():
+        if is_placement_annotation(key):
+            read[key] = text
+        elif key in ASK_ANNOTATIONS or key in WISHES or key in also or key.startswith(MTGPU):
+            read[key] = text if len(text) <= _LONGEST else text[:_LONGEST]
+    return pod if read == pod.annotations else replace(pod, annotations=read)
 
 
 def read_placement(pod: Pod, ask: Ask) -> tuple[Share, ...] | None:

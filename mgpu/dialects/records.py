@@ -7,14 +7,18 @@ count is taken from the pod before anything else reads it, as if it had never be
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from hashlib import sha256
 
 from mgpu import dialects
 from mgpu.dialects import gpushare, mtgpu
+from mgpu.model.budget import CONTAINERS
 from mgpu.model.pods import Pod
 from mgpu.model.seals import SEAL, Keys, Subject
 
 _MUTABLE = frozenset((gpushare.ASSIGNED,))
 """The node agent changes it after the decision, and nothing is derived from it."""
+_MOST = 2 * CONTAINERS
+"""Annotations of a record. No vocabulary writes more than one for each container, and a few for the pod."""
 
 
 class Reason(StrEnum):
@@ -26,20 +30,22 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A record that does not count. keys: of the annotations that make it, its seal included."""
+    """A record that does not count. Its pod is read without its annotations, of which users choose the number."""
 
     reason: Reason
     message: str
-    keys: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What was found of a record, with all that this depends on: the same again needs no second verification."""
+    """What was found of a record, with all that this depends on: the same again needs no second verification.
+
+    record: the digest of its annotations, its seal included.
+    """
 
     subject: Subject
     created: str
-    record: tuple[tuple[str, str], ...]
+    record: bytes
     finding: Finding | None
 
 
@@ -55,20 +61,20 @@ class Records:
 
         before: what was found when the pod was read the last time.
         """
-        if self.keys is None or not pod.node or not pod.annotations:
+        if not pod.node or not pod.annotations:
             return pod, None
-        found = tuple(sorted(row for row in pod.annotations.items() if dialects.is_placement_annotation(row[0])))
-        if not found:
+        record = {key: text for key, text in pod.annotations.items() if dialects.is_placement_annotation(key)}
+        if not record or (self.keys is None and len(record) <= _MOST):
             return pod, None
         subject = Subject(pod.uid, pod.namespace, pod.name, pod.node)
-        judged = Judged(subject, pod.created, found, None)
+        judged = Judged(subject, pod.created, _digest(record), None)
         if before is not None and before == replace(judged, finding=before.finding):
             judged = before
         else:
-            judged = replace(judged, finding=self._finding(judged, self.keys))
+            judged = replace(judged, finding=self._finding(judged, record))
         if judged.finding is None:
             return pod, judged
-        kept = {key: value for key, value in pod.annotations.items() if key not in judged.finding.keys}
+        kept = {key: text for key, text in pod.annotations.items() if key not in record}
         return replace(pod, annotations=kept), judged
 
     def sealed(self, subject: Subject, record: Mapping[str, str]) -> dict[str, str]:
@@ -77,21 +83,25 @@ class Records:
             return dict(record)
         return {**record, SEAL: str(self.keys.signer.sign(subject, _signed(record)))}
 
-    def _finding(self, judged: Judged, keys: Keys) -> Finding | None:
-        record = dict(judged.record)
-        seal = record.pop(SEAL, None)
-        if _is_of_before(judged.created, seal, keys):
+    def _finding(self, judged: Judged, record: Mapping[str, str]) -> Finding | None:
+        if len(record) > _MOST:
+            text = f"has {len(record)} annotations, more than the {_MOST} of any that a scheduler writes; it is ignored"
+            return Finding(Reason.FORGED, f"the record of its cards {text}")
+        if self.keys is None:
+            return None
+        seal = record.get(SEAL)
+        if _is_of_before(judged.created, seal, self.keys):
             return None
         if seal is None:
             if self._is_of_peer(record):
                 return None
             text = "has no seal, and only records that mgpu decided count; a peer's need its name in records.peers"
-            return Finding(Reason.UNSEALED, f"the record of its cards {text}", tuple(record))
-        why = keys.refusal(judged.subject, _signed(record), seal)
+            return Finding(Reason.UNSEALED, f"the record of its cards {text}")
+        why = self.keys.refusal(judged.subject, _signed(record), seal)
         if why is None:
             return None
         text = f"the seal of the record of its cards does not count: {why}; the record is ignored"
-        return Finding(Reason.FORGED, text, (*record, SEAL))
+        return Finding(Reason.FORGED, text)
 
     def _is_of_peer(self, record: Mapping[str, str]) -> bool:
         owners = [dialect for dialect in dialects.ALL if dialect.NAME in self.peers]
@@ -121,11 +131,11 @@ class Records:
         if text is None:
             if mtgpu.NAME in self.peers:
                 return None
-            return Finding(Reason.UNSEALED, "poses as the Pod of an MtgpuPod, and mgpu did not create it: no seal", ())
+            return Finding(Reason.UNSEALED, "poses as the Pod of an MtgpuPod, and mgpu did not create it: no seal")
         why = self.keys.refusal(mtgpu.subject(raw, owner), mtgpu.said(raw), text)
         if why is None:
             return None
-        return Finding(Reason.FORGED, f"poses as the Pod of an MtgpuPod, and its seal does not count: {why}", ())
+        return Finding(Reason.FORGED, f"poses as the Pod of an MtgpuPod, and its seal does not count: {why}")
 
 
 OPEN = Records()
@@ -139,6 +149,15 @@ def _is_of_before(created: str, seal: str | None, keys: Keys) -> bool:
     that outlive it: its successor has a key of its own. Whoever could write such a seal could as well leave it out.
     """
     return bool(created) and created < keys.since and (seal is None or not keys.know(seal))
+
+
+def _digest(record: Mapping[str, str]) -> bytes:
+    """Each text after its length: no two records have one digest, so no verdict counts for another record."""
+    digest = sha256()
+    for row in sorted(record.items()):
+        for text in row:
+            digest.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))
+    return digest.digest()
 
 
 def _signed(record: Mapping[str, str]) -> dict[str, str]:

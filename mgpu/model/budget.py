@@ -33,7 +33,7 @@ PATCH = 4096
 
 
 LABELS = 128
-"""Labels of an object. The scheduler keeps all labels of GPU pods, for disruption budgets: 1,024 take 250 KiB."""
+"""Labels of an object. The scheduler keeps the labels of GPU pods for disruption budgets (`mgpu.dialects.keeping`)."""
 
 NESTING = 32
 """Levels of objects and lists in the spec of an MtgpuPod, whose schema keeps unknown fields. A PodSpec has 12. The JSON
@@ -88,6 +88,15 @@ def excess(raw: object, old: object = None) -> list[Problem]:
     now = size_of(raw)
     before = size_of(old) if old is not None else Size()
     return list(_above(now, before))
+
+
+def excess_of_containers(raw: object) -> list[Problem]:
+    """What of a bound pod is larger than its bound: the lists that nobody changes and that every process keeps.
+
+    Such a pod was admitted once, and its labels, annotations and variables cost a process nothing that keeps none.
+    """
+    now = size_of(raw)
+    return [*_above(Size(containers=now.containers, resources=now.resources), Size())]
 
 
 def excess_of_spec(raw: object, old: object = None) -> list[Problem]:

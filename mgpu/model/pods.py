@@ -159,7 +159,7 @@ def read_pod(raw: object) -> Pod:
         nominated_node="" if gated else nominated,  # a nomination keeps cards
         phase=reader.text(status.get("phase"), "status.phase") or "Pending",
         deleting=bool(meta.get("deletionTimestamp")),
-        ran=frozenset(_ran(status)),
+        ran=frozenset(_ran(status)) & {container.name for container in containers},
         created=reader.text(meta.get("creationTimestamp"), "metadata.creationTimestamp"),
         scheduler=reader.text(spec.get("schedulerName"), "spec.schedulerName"),
         priority=reader.integer(spec.get("priority"), "spec.priority"),

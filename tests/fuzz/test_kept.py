@@ -1,0 +1,183 @@
+"""What processes keep of a pod that was made as large as an API server lets users make it, after its admission too.
+
+The webhook is not asked about updates that change labels alone, so these bounds are those of the processes themselves.
+"""
+
+import gc
+import itertools
+import string
+import tracemalloc
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from deviceplugin.pods import NodePods
+from mgpu.dialects import is_placement_annotation
+from mgpu.dialects.records import Records
+from mgpu.model.seals import Keys, Signer
+from mgpu.settings import load_settings
+from scheduler.state import State
+from tests import builders as b
+from tests.fuzz import hostile
+from tests.fuzz.cost import LARGE
+
+pytestmark = pytest.mark.fuzz
+SETTINGS = load_settings()
+_SIGNER = Signer(Ed25519PrivateKey.from_private_bytes(bytes(32)))
+RECORDS = Records(Keys("2026-02-01T00:00:00Z", {_SIGNER.id: _SIGNER.key.public_key()}, _SIGNER))
+_PODS = 6
+_LARGER = 8
+"""Times an ordinary pod's."""
+
+Raw = dict[str, Any]
+Take = Callable[[Raw], None]
+_SIGNS = string.ascii_letters + string.digits
+
+
+def labelled(i: int, size: int) -> Raw:
+    """Short labels take the most memory for each byte that the API server stores."""
+    raw = b.share(f"p{i}")
+    names = itertools.islice(itertools.product(_SIGNS, repeat=4), size // 12)
+    raw["metadata"]["labels"] = {"".join(name): "xy" for name in names}
+    return raw
+
+
+def with_long_labels(i: int, size: int) -> Raw:
+    raw = b.share(f"p{i}")
+    raw["metadata"]["labels"] = hostile.keyed(size, lambda j: (f"l{i}-{j}." + "a" * 180 + "/" + "b" * 60, "c" * 63))
+    return raw
+
+
+def with_128_labels(i: int, _: int) -> Raw:
+    raw = b.share(f"p{i}")
+    raw["metadata"]["labels"] = {f"l{i}-{j}." + "a" * 180 + "/" + "b" * 60: "c" * 63 for j in range(128)}
+    return raw
+
+
+def annotated(key: str, text: str) -> Callable[[int, int], Raw]:
+    """An annotation that is read, with a text that no other pod has."""
+    return lambda i, size: b.share(f"p{i}", annotations={key: (f"{i}{text}" * size)[:size]})
+
+
+def recorded(i: int, size: int) -> Raw:
+    key = "vke.volcengine.com/gpu-index-container-{}-{}"
+    return b.share(f"p{i}", annotations=hostile.keyed(size, lambda j: (key.format(i, j), "0")))
+
+
+def of_mtgpupods(i: int, size: int) -> Raw:
+    return b.share(f"p{i}", annotations=hostile.keyed(size, lambda j: (f"lsalab.nthu/{i}-{j}", "")))
+
+
+def showing_devices(i: int, size: int) -> Raw:
+    raw = b.share(f"p{i}")
+    raw["spec"]["containers"][0]["env"] = hostile.filled(size, lambda _: {"name": "NVIDIA_VISIBLE_DEVICES"})
+    return raw
+
+
+def asking_for_others(i: int, size: int) -> Raw:
+    raw = b.share(f"p{i}")
+    raw["spec"]["containers"][0]["resources"]["limits"] |= hostile.keyed(size, lambda j: (f"example.com/{i}-{j}", "1"))
+    return raw
+
+
+def with_statuses(i: int, size: int) -> Raw:
+    raw = b.share(f"p{i}")
+    rows = hostile.filled(size, lambda j: {"name": f"x{i}-{j}", "containerID": "x"})
+    raw["status"] |= {"containerStatuses": rows, "conditions": rows}
+    return raw
+
+
+def with_owners(i: int, size: int) -> Raw:
+    raw = b.share(f"p{i}")
+    raw["metadata"] |= {
+        "finalizers": hostile.filled(size, lambda j: f"a{i}-{j}/b"),
+        "ownerReferences": hostile.filled(
+            size, lambda j: {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": f"{j}"}
+        ),
+        "managedFields": hostile.filled(size, lambda j: {"manager": f"m{i}-{j}"}),
+    }
+    return raw
+
+
+def with_scheduling(i: int, size: int) -> Raw:
+    raw = b.share(f"p{i}")
+    raw["spec"] |= {
+        "tolerations": hostile.filled(size, lambda j: {"key": f"k{i}-{j}", "operator": "Exists"}),
+        "nodeSelector": hostile.keyed(size, lambda j: (f"k{i}-{j}", "x")),
+        "schedulingGates": hostile.filled(size, lambda j: {"name": f"g{i}-{j}"}),
+        "resourceClaims": hostile.filled(size, lambda j: {"name": f"c{i}-{j}"}),
+        "volumes": hostile.filled(size, lambda j: {"name": f"v{i}-{j}"}),
+    }
+    return raw
+
+
+def too_wide(i: int, size: int) -> Raw:
+    return b.pod(f"p{i}", *hostile.filled(size, lambda j: hostile.asking(f"c{i}-{j}", b.CORE)))
+
+
+PODS: Mapping[str, Callable[[int, int], Raw]] = {
+    "short labels": labelled,
+    "long labels": with_long_labels,
+    "as many labels as are accepted": with_128_labels,
+    "a long wish": annotated("mgpu.io/card-models", "x"),
+    "a long list": annotated("vke.volcengine.com/container-multiple-gpu", ",1"),
+    "a long record": annotated("scheduling.koordinator.sh/device-allocated", "x"),
+    "a long seal": annotated("mgpu.io/seal", "x"),
+    "a long GPUID": annotated("lsalab.nthu/GPUID", "x"),
+    "a long mirror": annotated("kubernetes.io/config.mirror", "x"),
+    "a wide record": recorded,
+    "annotations of MtgpuPods": of_mtgpupods,
+    "visible devices": showing_devices,
+    "other resources": asking_for_others,
+    "statuses": with_statuses,
+    "owners and finalizers": with_owners,
+    "scheduling": with_scheduling,
+    "more containers than are accepted": too_wide,
+}
+
+
+def of_scheduler() -> Take:
+    return State(SETTINGS, records=RECORDS).pod_changed
+
+
+def of_agent() -> Take:
+    return NodePods(SETTINGS, lambda: None, RECORDS).take
+
+
+def kept_by(process: Callable[[], Take], raws: list[Raw]) -> float:
+    """The bytes that the process keeps of one of these pods, less what it keeps once."""
+
+    def taken(texts: list[bytes]) -> int:
+        take = process()
+        tracemalloc.start()
+        try:
+            for text in texts:
+                take(orjson.loads(text))
+            is_placement_annotation.cache_clear()  # of a fixed size, and emptied by keys that are all different
+            gc.collect()
+            return tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+
+    texts = [orjson.dumps(raw) for raw in raws]
+    taken(texts)  # what is cached of any pods, in tables of a fixed size
+    few, all_ = (taken(texts[:n]) for n in (len(texts) // 2, len(texts)))
+    return (all_ - few) / (len(texts) - len(texts) // 2)
+
+
+@pytest.mark.parametrize(
+    ("process", "node"), [(of_scheduler, "n1"), (of_scheduler, ""), (of_agent, "n1")], ids=["bound", "unbound", "agent"]
+)
+@pytest.mark.parametrize("name", PODS)
+def test_process_keeps_of_the_largest_pod_little_more_than_of_an_ordinary_one(
+    process: Callable[[], Take], node: str, name: str
+) -> None:
+    ordinary = [b.share(f"p{i}", node=node) for i in range(_PODS)]
+    large = [PODS[name](i, LARGE) for i in range(_PODS)]
+    for raw in large:
+        raw["spec"]["nodeName"] = node
+    found, plain = kept_by(process, large), kept_by(process, ordinary)
+    assert found < _LARGER * plain, f"{found / plain:.1f} times as much: {found / 1024:.1f} KiB"
