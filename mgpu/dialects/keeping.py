@@ -19,6 +19,11 @@ LABEL_TEXT = 4096
 """Characters of the labels of a pod that are kept, names and values: 70 labels of an ordinary length. An API server
 stores 105,000 short ones, which take 14 MiB once decoded."""
 
+TEXT = 2048
+"""Characters of any other text, of which the longest that says something is a number for each of 256 containers. An API
+server stores a `spec.schedulerName` of 1.3 MiB. A record is kept whole: a seal or a peer vouches for it."""
+_TEXTS = ("scheduler", "nominated_node", "phase", "start_time")
+
 
 def kept(pod: Pod, *, record: bool) -> Pod:
     """Return the part of the pod that is looked at after its ask has been read.
@@ -26,12 +31,19 @@ def kept(pod: Pod, *, record: bool) -> Pod:
     Its wishes are part of the ask. Other resources than those of the vocabularies are counted when the pod is read.
     record: whether its record is looked at.
     """
+    texts = {name: text[:TEXT] for name in _TEXTS if len(text := getattr(pod, name)) > TEXT}
+    said = {key: text for key, text in pod.annotations.items() if _is_kept(key, record=record)}
     return replace(
         pod,
-        annotations={key: text for key, text in pod.annotations.items() if _is_kept(key, record=record)},
+        **texts,
+        annotations={key: text if _is_whole(key, text) else text[:TEXT] for key, text in said.items()},
         labels=kept_labels(pod.labels),
         containers=tuple(map(_container, pod.containers)),
     )
+
+
+def _is_whole(key: str, text: str) -> bool:
+    return len(text) <= TEXT or dialects.is_placement_annotation(key)
 
 
 def kept_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
@@ -54,7 +66,8 @@ def _container(container: Container) -> Container:
     requests, limits = (_ours(amounts) for amounts in (container.requests, container.limits))
     if requests == limits:
         limits = requests  # one table in place of two equal ones
-    return replace(container, requests=requests, limits=limits, visible=())
+    name = container.name if len(container.name) <= TEXT else container.name[:TEXT]
+    return replace(container, name=name, requests=requests, limits=limits, visible=())
 
 
 def _ours(amounts: Mapping[str, str]) -> Mapping[str, str]:

@@ -114,6 +114,18 @@ def with_scheduling(i: int, size: int) -> Raw:
     return raw
 
 
+def with_long_texts(i: int, size: int) -> Raw:
+    """Every text of a pod that an API server stores at any length, and more."""
+    raw, text = b.share(f"p{i}"), f"x{i}" * (size // 2)
+    raw["metadata"] |= {"generateName": text, "selfLink": text}
+    keys = ("schedulerName", "priorityClassName", "serviceAccountName", "hostname", "subdomain", "runtimeClassName")
+    raw["spec"] |= dict.fromkeys(keys, text)
+    raw["spec"]["containers"][0] |= {"image": text, "command": [text], "workingDir": text}
+    keys = ("nominatedNodeName", "startTime", "message", "reason", "hostIP", "podIP")
+    raw["status"] |= dict.fromkeys(keys, text)
+    return raw
+
+
 def too_wide(i: int, size: int) -> Raw:
     return b.pod(f"p{i}", *hostile.filled(size, lambda j: hostile.asking(f"c{i}-{j}", b.CORE)))
 
@@ -135,6 +147,7 @@ PODS: Mapping[str, Callable[[int, int], Raw]] = {
     "statuses": with_statuses,
     "owners and finalizers": with_owners,
     "scheduling": with_scheduling,
+    "long texts": with_long_texts,
     "more containers than are accepted": too_wide,
 }
 
