@@ -22,8 +22,8 @@ from scheduler.mtgpu.controller import Controller
 from scheduler.mtgpu.status import Transition
 from scheduler.state import State
 from tests import builders
+from tests.clock import Clock
 from tests.mtgpu_cluster import Cluster, Crash, Raw, Wire, pod_path
-from tests.scheduler.fake import Clock
 
 GIB = 1 << 30
 SETTINGS = load_settings("dialects: {mtgpu: {occupyPriorityClass: ''}}")

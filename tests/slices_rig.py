@@ -29,7 +29,8 @@ from mgpu.model.pods import Node as ModelNode
 from mgpu.model.slices import MIG, MPS, Slice, slice_named
 from scheduler.gpu_pods import GpuPod, read_gpu_pod
 from tests import builders
-from tests.scheduler.fake import SETTINGS, Clock, FakeApi, Replica, admitted
+from tests.clock import Clock
+from tests.scheduler.fake import SETTINGS, FakeApi, Replica, admitted
 from tests.slices_cards import Crash, MigCards
 
 Raw = dict[str, Any]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mgpu.kube import Api
 from playground.apiserver import Request
 from playground.cluster import Cluster
 from playground.nodes import make_nodes
@@ -75,6 +76,14 @@ def bench(cluster: Cluster) -> Iterator[Bench]:
     yield made
     made.clear()
     made.close()
+
+
+@pytest.fixture
+def stolen(cluster: Cluster, account: str) -> Iterator[Api]:
+    """A connection with the token of a process: webhook, scheduler or deviceplugin."""
+    api = cluster.connect(account)
+    yield api
+    api.close()
 
 
 @pytest.fixture

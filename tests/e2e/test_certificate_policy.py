@@ -69,13 +69,6 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
-@pytest.fixture
-def stolen(cluster: Cluster, account: str) -> Iterator[Api]:
-    api = cluster.connect(account)
-    yield api
-    api.close()
-
-
 def refused(api: Api, name: str, change: Callable[[Json], object]) -> bool:
     raw = copy.deepcopy(api.get(f"{SECRETS}/{name}"))
     change(raw)

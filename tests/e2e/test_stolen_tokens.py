@@ -28,13 +28,6 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
-@pytest.fixture
-def stolen(cluster: Cluster, account: str) -> Iterator[Api]:
-    api = cluster.connect(account)
-    yield api
-    api.close()
-
-
 def forbidden(call: Any) -> None:
     with pytest.raises(ApiError) as refused:
         call()

@@ -29,6 +29,7 @@ from scheduler.slices.planning import Planning
 from scheduler.slices.writing import Writer
 from scheduler.state import State
 from tests import builders
+from tests.clock import Clock
 
 Raw = dict[str, Any]
 SETTINGS = load_settings()
@@ -164,14 +165,6 @@ class FakeApi:
     def _reach(self) -> None:
         if not self.reachable:
             raise Unreachable("no answer")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Replica:
@@ -314,6 +307,14 @@ def clients(replica: Replica) -> tuple[Client, Client]:
     api: Any = replica.api
     made = listeners(replica.state, replica.decider, replica.filter, replica.preemption, api, replica.settings, replica)
     return Client(made[0].app), Client(made[1].app)
+
+
+def doors() -> tuple[Client, Client]:
+    """(admission, extender) of a cluster with a node, two cards and a pod `p`."""
+    replica = Replica(cluster(("n1", 2)))
+    replica.api.put("pods", builders.share("p"))
+    replica.deliver()
+    return clients(replica)
 
 
 def cluster(*cards: tuple[str, int]) -> FakeApi:

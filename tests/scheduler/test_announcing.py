@@ -14,7 +14,8 @@ from scheduler.announcing import ANNOTATION, BEHIND_SECONDS, PAUSE, SPACING, Ann
 from scheduler.decisions import Decision
 from scheduler.state import State
 from tests import builders as b
-from tests.scheduler.fake import SETTINGS, Clock
+from tests.clock import Clock
+from tests.scheduler.fake import SETTINGS
 
 
 class NodesApi:

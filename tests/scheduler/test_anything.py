@@ -11,7 +11,7 @@ from werkzeug.test import Client
 from tests import builders as b
 from tests.arbitrary import JSON, PARTS
 from tests.examples import examples
-from tests.scheduler.fake import Replica, clients, cluster, review
+from tests.scheduler.fake import doors, review
 
 EXTENDER = ["/filter", "/prioritize", "/preempt", "/bind", "/gpushare-scheduler/filter", "/gpushare-scheduler/bind"]
 PODS = PARTS.map(lambda parts: {**b.share("p"), **parts})
@@ -40,10 +40,7 @@ BINDINGS = st.fixed_dictionaries(
 
 @pytest.fixture(scope="module")
 def both() -> tuple[Client, Client]:
-    replica = Replica(cluster(("n1", 2)))
-    replica.api.put("pods", b.share("p"))
-    replica.deliver()
-    return clients(replica)
+    return doors()
 
 
 @given(st.sampled_from(EXTENDER), ARGUMENTS | JSON)

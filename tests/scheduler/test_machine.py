@@ -24,8 +24,9 @@ from scheduler.decide import assess
 from scheduler.extender import Extender
 from scheduler.gpu_pods import read_gpu_pod, recorded
 from tests import builders as b
+from tests.clock import Clock
 from tests.examples import examples
-from tests.scheduler.fake import SETTINGS, Clock, Replica, admitted, cluster
+from tests.scheduler.fake import SETTINGS, Replica, admitted, cluster
 
 INDEX = "vke.volcengine.com/gpu-index-container-"
 NODES = {"n1": 2, "n2": 1}

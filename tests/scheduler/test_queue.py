@@ -1,13 +1,7 @@
 """The queue hands out names in turns between groups."""
 
 from scheduler.queue import Queue
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def handed_out(queue: Queue) -> list[str]:
@@ -18,7 +12,7 @@ def handed_out(queue: Queue) -> list[str]:
 
 
 def test_names_of_one_group_come_in_the_order_in_which_they_are_due() -> None:
-    queue = Queue(clock := Clock())
+    queue = Queue(clock := Clock(0))
     for name, after in (("c", 3), ("a", 1), ("b", 2)):
         queue.add(name, after)
     assert queue.next() is None
@@ -29,7 +23,7 @@ def test_names_of_one_group_come_in_the_order_in_which_they_are_due() -> None:
 
 
 def test_many_names_of_one_group_delay_another_group_by_one_turn() -> None:
-    queue = Queue(Clock())
+    queue = Queue(Clock(0))
     for i in range(1000):
         queue.add(f"hostile-{i}", group="hostile")
     queue.add("first", group="ordinary")
@@ -38,7 +32,7 @@ def test_many_names_of_one_group_delay_another_group_by_one_turn() -> None:
 
 
 def test_name_that_is_added_again_for_an_earlier_time_is_handed_out_once() -> None:
-    queue = Queue(clock := Clock())
+    queue = Queue(clock := Clock(0))
     queue.add("a", 5, group="x")
     queue.add("a", 1, group="x")
     clock.now = 9

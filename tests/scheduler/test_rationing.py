@@ -31,6 +31,7 @@ from scheduler.rationing import (
 )
 from scheduler.state import State
 from tests import builders as b
+from tests.clock import Clock
 from tests.scheduler.fake import SETTINGS, FakeApi
 
 MIB = 1 << 20
@@ -38,14 +39,6 @@ SEVERAL = Ask("mgpu", (ContainerAsk("a"), ContainerAsk("b")))
 SINGLE = Ask("mgpu", (ContainerAsk("a"),))
 MOST_NODE = FULL.search + 3 * SHORT.search + FULL.fallback + SHORT.fallback + 100_000
 """What one node takes at most, with what is linear."""
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

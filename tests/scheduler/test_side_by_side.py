@@ -20,8 +20,9 @@ from mgpu.model.pods import Node
 from scheduler.decisions import Decision
 from scheduler.gpu_pods import read_gpu_pod, recorded
 from tests import builders as b
+from tests.clock import Clock
 from tests.examples import examples
-from tests.scheduler.fake import SETTINGS, Clock, FakeApi, Replica, admitted
+from tests.scheduler.fake import SETTINGS, FakeApi, Replica, admitted
 from tests.scheduler.vocabularies import GIB, SHAPES, Key, Use, held
 from webhook.mutate import mutate
 

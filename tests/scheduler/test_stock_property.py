@@ -12,8 +12,9 @@ from mgpu.model.errors import RetryLater
 from mgpu.model.given import CHECKPOINTS, Given, write_given
 from scheduler.gpu_pods import read_gpu_pod, recorded
 from tests import builders as b
+from tests.clock import Clock
 from tests.examples import examples
-from tests.scheduler.fake import SETTINGS, Clock, Replica, admitted, cluster
+from tests.scheduler.fake import SETTINGS, Replica, admitted, cluster
 
 CARDS = 3
 WHOLE = "nvidia.com/gpu"

@@ -5,7 +5,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import orjson
@@ -28,19 +28,6 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "8 MiB of text that decodes to 32": lambda: orjson.dumps(review({"a": "x" * (8 * MIB - 500) + "\U0001f600"})),
     "1.4 MiB of containers": lambda: orjson.dumps(review(SLICES)),
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("webhook") / "certs"
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Server]:
-    run = "from mgpu.cli.main import main; main()"
-    server = Server("-c", run, "webhook", "--host", "127.0.0.1", "--port", "0", "--self-signed-dir", str(folder))
-    yield server
-    server.close()
 
 
 def memory_limit() -> int:

@@ -14,20 +14,6 @@ from tests.mgpu.serving.process import Client, Server
 from tests.mgpu.serving.reviews import patch_of, review
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("webhook") / "certs"
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Server]:
-    run = "from mgpu.cli.main import main; main()"
-    options = ("--host", "127.0.0.1", "--port", "0", "--self-signed-dir", str(folder), "--names", "host.example")
-    server = Server("-c", run, "webhook", *options)
-    yield server
-    server.close()
-
-
 @pytest.fixture
 def client(server: Server, folder: Path) -> Iterator[Client]:
     with Client(server.ports[0], folder / "ca.crt") as client:

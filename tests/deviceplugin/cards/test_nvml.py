@@ -9,14 +9,8 @@ import pytest
 from deviceplugin.cards.nvml import QUIET_SECONDS, RESTART_SECONDS, Host, NvmlCards
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
+from tests.clock import Clock
 from tests.deviceplugin.cards.fake_nvml import GIB, FakeCard, FakeNvml
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

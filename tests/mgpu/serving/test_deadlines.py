@@ -7,15 +7,9 @@ import pytest
 from flask import Flask
 
 from mgpu.serving.deadlines import gone
+from tests.clock import Clock
 
 APP = Flask(__name__)
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Pauses that grow before what goes again and again is made."""
 
 from scheduler.mtgpu.pacing import LONGEST_PAUSE, Paces
-from tests.scheduler.fake import Clock
+from tests.clock import Clock
 
 
 def test_pauses_grow_to_the_longest_and_begin_anew_after_as_long() -> None:

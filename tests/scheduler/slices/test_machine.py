@@ -18,8 +18,9 @@ from mgpu.model.partitioning import ANNOTATION, read_partitioning
 from mgpu.model.slices import MIG, MPS, Slice, gigabytes
 from scheduler.gpu_pods import read_gpu_pod, recorded
 from scheduler.slices.site import place_held
+from tests.clock import Clock
 from tests.examples import examples
-from tests.scheduler.fake import SETTINGS, Clock, FakeApi, Replica, admitted
+from tests.scheduler.fake import SETTINGS, FakeApi, Replica, admitted
 from tests.scheduler.slices.cluster import Agent, wants
 
 MODES = {"m1": MIG, "m2": MIG, "s1": MPS}

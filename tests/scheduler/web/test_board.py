@@ -20,7 +20,8 @@ from scheduler.web.app import make_board
 from scheduler.web.board import EVERY_SECONDS, Board
 from scheduler.web.waiting import Waiting
 from tests import builders as b
-from tests.scheduler.fake import Clock, Replica, cluster
+from tests.clock import Clock
+from tests.scheduler.fake import Replica, cluster
 
 INDEX = "vke.volcengine.com/gpu-index-container-c"
 RECORD = {"vke.volcengine.com/assumed": "true", INDEX: "0"}
