@@ -93,7 +93,7 @@ class Turn:
                 self.phase = Phase.STANDING_BY if asks else Phase.WAITING
                 log.info("standing by", extra={"node": self._node})
             if self._predecessor is None and is_prepared():
-                self._predecessor = await (ask(self._folder) if asks else self._until_given())
+                self._predecessor = await self._unless_stopped(ask(self._folder) if asks else stand_by(self._folder))
                 given_at = loop.time()
                 if self._predecessor is not None:
                     continue
@@ -147,9 +147,9 @@ class Turn:
         self._stopping.unbind()
         self._lock.release()
 
-    async def _until_given(self) -> Predecessor | None:
-        """Wait until the agent that serves hands the node over, or has ended, or this agent is stopped."""
-        given = asyncio.create_task(stand_by(self._folder))
+    async def _unless_stopped(self, asking: Coroutine[Any, Any, Predecessor | None]) -> Predecessor | None:
+        """Wait until the agent that serves hands the node over or does not, or until this agent is stopped."""
+        given = asyncio.create_task(asking)
         ending = asyncio.create_task(self._until_stopped())
         await asyncio.wait([given, ending], return_when=asyncio.FIRST_COMPLETED)
         predecessor = given.result() if given.done() else None

@@ -77,9 +77,9 @@ def clean(deployed: Installation, api: Api) -> Installation:
     return deployed
 
 
-def certificates(run: Run, mode: str = "keep") -> "subprocess.CompletedProcess[str]":
+def certificates(run: Run, mode: str = "keep", days: int = 3650) -> "subprocess.CompletedProcess[str]":
     """As deploy.sh calls it, or an administrator."""
-    done = run(MANIFESTS / "certificates.sh", env={"CA": mode})
+    done = run(MANIFESTS / "certificates.sh", env={"CA": mode, "DAYS": str(days)})
     assert done.returncode == 0, done.stderr
     return done
 
@@ -214,6 +214,16 @@ def test_an_authority_that_ends_soon_is_followed_by_the_next_one(run: Run, api: 
     assert "process webhook: new CA beside the present one" in certificates(run).stdout
     assert ending[CA] in secret(api, "webhook")[CA]
     assert trusts(api, "webhook", renew(api, "webhook"))
+
+
+@pytest.mark.usefixtures("clean")
+def test_an_authority_of_a_short_life_stays_alone(run: Run, api: Api) -> None:
+    """With DAYS below 180 each deployment added two authorities, and trust in none of them ended."""
+    certificates(run, days=100)
+    first = secret(api, "webhook")
+    certificates(run, days=100)
+    assert secret(api, "webhook") == first
+    assert len(x509.load_pem_x509_certificates(first[CA])) == 1
 
 
 @pytest.mark.usefixtures("clean")
