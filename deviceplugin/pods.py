@@ -10,7 +10,7 @@ from typing import Any
 
 from deviceplugin.limited import Limited, read_limited
 from mgpu import dialects
-from mgpu.dialects import keeping
+from mgpu.dialects import keeping, mtgpu
 from mgpu.dialects.records import OPEN, Finding, Judged, Records
 from mgpu.dialects.vocabulary import vocabularies
 from mgpu.model import budget
@@ -139,12 +139,12 @@ class NodePods:
     def amend(self, known: GpuPod, annotations: Mapping[str, str]) -> None:
         """The pod's record says this from now on; until the API server says so too, it stands over what it says.
 
-        Nothing where the pod has gone meanwhile.
+        Nothing where the pod has ended or gone meanwhile.
         """
         uid = known.pod.uid
         with self._lock:
             now = self._pods.get(uid)
-            if now is None:
+            if now is None or now.pod.ended:
                 return
             self._amended[uid] = {**self._amended.get(uid, {}), **annotations}
             self._pods[uid] = _with_record(replace(now, pod=_annotated(now.pod, annotations)))
@@ -231,12 +231,24 @@ def read_gpu_pod(
         return replace(known, problem=str(error))
     if ask is None:
         return None
-    return _with_record(replace(known, ask=ask, ran=ran & {asked.container for asked in dialects.handed(ask)}))
+    ran &= {asked.container for asked in dialects.handed(ask)}
+    known = _with_record(replace(known, ask=ask, ran=ran))
+    return _ended(known, ask) if pod.ended else known
+
+
+def _ended(known: GpuPod, ask: Ask) -> GpuPod:
+    """The part of an ended pod that an agent keeps: pods that failed may stay on a node in any number.
+
+    No container of it starts again. What it ran on can still be asked about, if it ever ran.
+    """
+    bare = replace(known, pod=replace(known.pod, containers=()), amounts={}, held={})
+    return bare if known.ran else replace(bare, ask=replace(ask, containers=(), others=()), carriers={})
 
 
 def _kept(pod: Pod) -> Pod:
-    """The part of a pod that an agent keeps: no labels, and of annotations also who a mirror pod stands for."""
-    small = keeping.kept(replace(pod, labels={}), record=True)
+    """The part of a pod that an agent keeps: the label of occupy pods alone, and who a mirror pod stands for."""
+    labels = {key: text for key, text in pod.labels.items() if key == mtgpu.OCCUPY_LABEL}
+    small = keeping.kept(replace(pod, labels=labels), record=True)
     mirror = pod.annotations.get(MIRROR, "")
     if kubelets_uid(pod.annotations, "") != mirror or not mirror:
         return small

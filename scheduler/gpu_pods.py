@@ -76,8 +76,14 @@ def _is_ours(pod: Pod) -> bool:
 
 def kept(known: GpuPod) -> GpuPod:
     """Return the part that the scheduler keeps of a pod, of which users choose the size."""
-    pod = keeping.kept(known.pod, record=bool(known.pod.node))  # before that it counts for nothing
-    return replace(known, pod=pod if known.ask is not None else replace(pod, annotations={}))
+    pod = known.pod
+    if pod.ended:
+        pod = replace(pod, containers=())  # it holds nothing, and pods that failed may stay for months
+    if pod.ended or known.ask is None:
+        pod = replace(pod, annotations={})
+    return replace(
+        known, pod=keeping.kept(pod, record=bool(pod.node))
+    )  # before it is bound, a record counts for nothing
 
 
 def _refused(pod: Pod, problems: Sequence[Problem], version: str, judged: Judged | None = None) -> GpuPod:

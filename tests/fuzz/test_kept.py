@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from deviceplugin.pods import NodePods
 from mgpu.dialects import is_placement_annotation
 from mgpu.dialects.records import Records
+from mgpu.model import budget
 from mgpu.model.seals import Keys, Signer
 from mgpu.settings import load_settings
 from scheduler.state import State
@@ -194,3 +195,17 @@ def test_process_keeps_of_the_largest_pod_little_more_than_of_an_ordinary_one(
         raw["spec"]["nodeName"] = node
     found, plain = kept_by(process, large), kept_by(process, ordinary)
     assert found < _LARGER * plain, f"{found / plain:.1f} times as much: {found / 1024:.1f} KiB"
+
+
+@pytest.mark.parametrize(("process", "most"), [(of_scheduler, 32), (of_agent, 4)], ids=["scheduler", "agent"])
+def test_process_keeps_little_of_an_ended_pod_with_as_many_containers_as_are_accepted(
+    process: Callable[[], Take], most: int
+) -> None:
+    """Pods that name their node and fail there stay until somebody deletes them; their number is not limited."""
+    ordinary = [b.share(f"p{i}", node="n1") for i in range(_PODS)]
+    wide = [
+        b.pod(f"p{i}", *(b.container(f"c{i}-{j}", 1, 256) for j in range(budget.CONTAINERS)), node="n1", phase="Failed")
+        for i in range(_PODS)
+    ]
+    found, plain = kept_by(process, wide), kept_by(process, ordinary)
+    assert found < most * plain, f"{found / plain:.1f} times as much: {found / 1024:.1f} KiB"
