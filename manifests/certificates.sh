@@ -13,7 +13,9 @@ set -eu
 
 NAMESPACE=mgpu-system
 DAYS=${DAYS:-3650}
-SOON=15552000 # 180 days: a CA that ends within is followed by the next one
+# A CA that ends within 180 days is followed by the next one; a shorter one within a third of its life, since otherwise
+# each run would add another CA to the bundle.
+SOON=$((DAYS < 540 ? DAYS * 28800 : 15552000))
 top=$(mktemp -d)
 trap 'rm -r "$top"' EXIT
 umask 077
