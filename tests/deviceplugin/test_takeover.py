@@ -202,6 +202,30 @@ def test_takeover_third_agent_locks_the_node_first_it_is_asked_in_turn(
         until(lambda: not new.not_ready())
 
 
+def test_takeover_not_answered_agent_ends_at_once_when_told(node: Node) -> None:
+    """The agent that serves hangs. A pod has 30 s to end, of which the answer would be waited for 20 s."""
+    folder, asked = node.folder / "device-plugins", list[bytes]()
+    lock = NodeLock(folder)
+    assert lock.try_acquire()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readline())
+        try:
+            asked.append(await reader.read())  # b"" where the other one has hung up
+        finally:
+            writer.close()
+
+    async def work(new: Agent) -> None:
+        async with await asyncio.start_unix_server(talk, folder / SOCKET), asyncio.timeout(10):
+            await soon(lambda: asked)
+            new.stop()
+            await soon(lambda: asked[1:])
+
+    with node.starting() as new:
+        asyncio.run(work(new))
+    lock.release()
+
+
 def test_takeover_lasts_long_old_agent_stays_ready(node: Node) -> None:
     """Its successor reads a checkpoint on a slow disk, say; the loop of the old one runs."""
 
