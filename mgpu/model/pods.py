@@ -15,6 +15,8 @@ _NODE_ANNOTATIONS = ("mgpu.io/", "dynamicgpuslice")
 """Prefixes of the annotations of a Node that mgpu reads. Others can have 256 KiB per node."""
 _MOST_TEXT = 1 << 18
 """Characters of a Node's labels, annotations and capacity each; the API server's own limit for annotations."""
+_MOST_ENTRIES = 1024
+"""Entries of each of them. 50,000 short labels fit into 256 KiB, and take 6 MiB once decoded."""
 GATED = "the pod has scheduling gates (spec.schedulingGates), so it cannot be bound yet"
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 
@@ -176,7 +178,7 @@ def read_node(raw: object) -> Node:
     """Read the node in `raw` (decoded JSON), with those of its annotations that mgpu reads.
 
     Raises BadObject with the path of every part of a wrong type, and where labels, annotations or capacity are larger
-    than `_MOST_TEXT`: a node's kubelet and agent write them, and every process keeps them of every node.
+    than `_MOST_TEXT` and `_MOST_ENTRIES`: a node's kubelet and agent write them, and every process keeps them of all.
     """
     reader = _Reader()
     top = reader.table(raw, "node")
@@ -272,6 +274,8 @@ class _Reader:
         size = sum(len(key) + len(text) for key, text in table.items())
         if size > _MOST_TEXT:
             self._add(path, f"has {size} characters, more than the {_MOST_TEXT} that mgpu keeps")
+        if len(table) > _MOST_ENTRIES:
+            self._add(path, f"has {len(table)} entries, more than the {_MOST_ENTRIES} that mgpu keeps")
 
     def unique_names(self, containers: Iterable[Container]) -> None:
         """Records name containers: two of one name (which the API server refuses too) could not be told apart."""

@@ -18,6 +18,8 @@ from deviceplugin.pods import NodePods
 from mgpu.dialects import is_placement_annotation
 from mgpu.dialects.records import Records
 from mgpu.model import budget
+from mgpu.model.errors import BadObject
+from mgpu.model.pods import read_node
 from mgpu.model.seals import Keys, Signer
 from mgpu.settings import load_settings
 from scheduler.state import State
@@ -209,3 +211,12 @@ def test_process_keeps_little_of_an_ended_pod_with_as_many_containers_as_are_acc
     ]
     found, plain = kept_by(process, wide), kept_by(process, ordinary)
     assert found < most * plain, f"{found / plain:.1f} times as much: {found / 1024:.1f} KiB"
+
+
+@pytest.mark.parametrize("path", ["metadata.labels", "metadata.annotations", "status.capacity"])
+def test_node_with_more_entries_than_any_has_is_refused(path: str) -> None:
+    raw = b.node("n1")
+    part, key = path.split(".")
+    raw[part][key] |= {f"mgpu.io/{i}": "1" for i in range(2000)}
+    with pytest.raises(BadObject, match="entries, more than the 1024 that mgpu keeps"):
+        read_node(raw)
