@@ -26,6 +26,7 @@ from scheduler.mtgpu.occupy import Create, Delete
 from scheduler.mtgpu.pacing import Paces
 from scheduler.mtgpu.plan import Plan, plan
 from scheduler.mtgpu.status import Transition, next_status, refused, transitions
+from scheduler.mtgpu.turns import FINALIZERS, WRITES, in_turn
 from scheduler.mtgpu.verdict import FALSE, Said, Verdict
 from scheduler.mtgpu.writing import Writer, has_finalizer
 from scheduler.queue import MAX_PAUSE, Queue
@@ -39,6 +40,8 @@ _BY_ADMISSION = ("admission webhook", "is forbidden: ")
 """In the message of who denies a Pod without calling it invalid: webhooks (400 unless they say otherwise) and policies
 (ValidatingAdmissionPolicy, 422), which may change their minds.
 """
+_NEXT_SECONDS = 0.05
+"""Until the next attempt on a node for which one was not enough: the watch brings what this one wrote."""
 _TRIES = 50
 """Each is lost to a decision on this node that succeeded."""
 
@@ -65,7 +68,9 @@ class Controller:
         self._writer = Writer(api, self._may_write)
         self._known, self._queue = Known(state.records), Queue(clock)
         self._feeding = threading.Lock()
-        self._failed = False
+        self._failed = self._cut_off = False
+        self._writes = 0
+        self._served_last: dict[str, str] = {}  # node → namespace
         self._term = self._term_of_attempt = 0
         self._paces = Paces(clock)
 
@@ -130,8 +135,12 @@ class Controller:
     # The controller's thread.
 
     def look_at(self, node: str) -> None:
-        """One attempt; what did not work is tried again later, with growing pauses, or as soon as anything changes."""
-        self._failed, self._term_of_attempt = False, self._term
+        """Make one attempt, of a bounded number of writes.
+
+        What did not work is tried again later, with growing pauses, or as soon as anything changes.
+        """
+        self._failed, self._cut_off, self._term_of_attempt = False, False, self._term
+        self._writes = 0
         try:
             self._may_decide()
             self._attempt(node)
@@ -152,6 +161,8 @@ class Controller:
             self._queue.add_again(node)
         else:
             self._queue.done(node)
+        if self._cut_off:
+            self._queue.add(node, _NEXT_SECONDS)
 
     def _attempt(self, node: str) -> None:
         left_out, fresh = self._put_finalizers(node)
@@ -160,7 +171,10 @@ class Controller:
         admitted = {held.uid for held in planned.holdings}
         doubtful: set[str] = set()
         pods = {pod.uid: pod for pod in sorted(found.seen.pods, key=lambda pod: pod.turn)}
-        for uid in (*pods, *(broken.uid for broken in found.seen.broken)):
+        for uid in self._in_turn(node, (*pods, *(broken.uid for broken in found.seen.broken)), found.items):
+            if self._is_cut_off(WRITES):
+                break
+            self._served_last[node] = key_of(found.items[uid])[0]
             item, verdict, pod = found.items[uid], planned.verdicts[uid], pods.get(uid)
             item = fresh.get(_version(item), item)
             if pod is not None and uid in admitted and pod.gpuid in why:
@@ -189,11 +203,15 @@ class Controller:
         with self._feeding:
             items = self._known.on(node).items
         left_out, fresh = set(), {}
-        for item in items.values():
+        for key in in_turn(items, lambda key: key[0], self._served_last.get(node)):
+            item = items[key]
             pod = read(item)
             if not isinstance(pod, MtgpuPod) or pod.deleting or has_finalizer(item):
                 continue
             if not (self._serving or pod.bound):
+                continue
+            if self._is_cut_off(FINALIZERS):
+                left_out.add(pod.uid)
                 continue
             try:
                 fresh[_version(item)] = self._writer.put_finalizer(item)
@@ -202,7 +220,17 @@ class Controller:
                 left_out.add(pod.uid)
         return left_out, fresh
 
+    def _in_turn(self, node: str, uids: Collection[str], items: Mapping[str, Raw]) -> Iterator[str]:
+        return in_turn(uids, lambda uid: key_of(items[uid])[0], self._served_last.get(node))
+
+    def _is_cut_off(self, most: int) -> bool:
+        """Whether this attempt has made so many writes; then another attempt follows."""
+        over = self._writes >= most
+        self._cut_off |= over
+        return over
+
     def _may_write(self) -> None:
+        self._writes += 1
         self._may_decide()
         if self._term_of_attempt != self._term:
             raise RetryLater("this was decided in an earlier term, and somebody else has led since")
@@ -297,7 +325,9 @@ class Controller:
         except ApiError as error:
             if error.status in (400, 422) and not any(by in error.message for by in _BY_ADMISSION):
                 return error.message
-            self._failed = True
+            # A user chooses how many Pods the API server refuses: each waits longer each time.
+            self._paces.slow(pod.node, pod.uid)
+            self._is_due(pod.node, pod.uid)
             if error.status in (404, 409, 429) or error.status >= 500:
                 return None
             return Said(FALSE, "PodForbidden", error.message)
