@@ -301,6 +301,20 @@ def test_an_mtgpupod_is_changed_in_its_finalizer_alone(cluster: Cluster, stolen:
         cluster.api.delete(f"{MTGPUPODS}/held")
 
 
+@pytest.mark.parametrize("card", ["GPU-n1-1", "", None], ids=["another", "empty", "none"])
+@pytest.mark.usefixtures("stolen")
+def test_the_card_of_an_mtgpupod_is_neither_changed_nor_removed(bench: Bench, stolen: Api, card: str | None) -> None:
+    named = Named(bench)
+    named.create("m", "abc", "0.5", "n1")
+    had = named.runs("m")
+    other = "GPU-n1-0" if card == had else card
+    path = f"{MTGPUPODS}/m/status"
+    assert "does not change or remove the card" in refusal(stolen, path, {"status": {"BoundDeviceID": other}})
+    assert refusal(stolen, path, {"status": {"BoundDeviceID": had, "phase": "Pending"}}) == ""
+    named.delete("m")
+    until(lambda: [*named.occupying()] == ["victim"])
+
+
 @pytest.mark.parametrize("meta", [{"labels": {"app": "a"}}, {"annotations": {"a": "b"}}], ids=["label", "annotation"])
 def test_a_binding_that_writes_what_is_not_mgpus_is_refused(stolen: Api, meta: Any) -> None:
     binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "victim", **meta}, "target": {"name": "n1"}}

@@ -72,7 +72,10 @@ CONSEQUENCES: dict[Key, str] = {
     _key(_SCHEDULER, "mtgpupods", "patch"): (
         "read all MtgpuPods; remove and add mgpu's finalizer, held to it by `scheduler-policy.yaml`"
     ),
-    _key(_SCHEDULER, "mtgpupods/status", "patch"): "misreport MtgpuPods",
+    _key(_SCHEDULER, "mtgpupods/status", "patch"): (
+        "misreport MtgpuPods; name a card for one that has none, where that holds its own request; change no card that "
+        "one has, by `scheduler-policy.yaml`"
+    ),
     _key(_SCHEDULER, "mtgpupods/finalizers", "update"): "nothing by itself",
     _key(_SCHEDULER, "pods", "create", "delete"): (
         "create the Pods of MtgpuPods that have a card, with the content that their tenants gave them "
