@@ -1,5 +1,6 @@
 """Which MtgpuPods of a node get a share of which card, and why the others wait (mtgpu.md, "Meaning of a GPUID")."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -46,9 +47,8 @@ class Admission:
         self.admitted: dict[str, Holding] = {}
         self.waiting: dict[str, Said] = {}
         self.pending: set[str] = set()
-        self._first: dict[str, MtgpuPod] = {}
-        pods = [pod for pod in seen.pods if not (pod.deleting or pod.ended or seen.card_of(pod))]
-        for pod in sorted(pods, key=lambda pod: (pod.uid not in seen.admitted, pod.turn)):
+        self._first: dict[tuple[str, str], MtgpuPod] = {}
+        for pod in _in_turn(seen):
             found = self._barred(pod) or self._found(pod)
             if isinstance(found, Said):
                 self.waiting[pod.uid] = found
@@ -76,15 +76,20 @@ class Admission:
         return None
 
     def _found(self, pod: MtgpuPod) -> Holding | Said:
-        """First come first served among those of a GPUID, except for one that will never fit."""
-        first = self._first.get(pod.gpuid)
+        """First come first served among those of a GPUID and namespace, except for one that will never fit.
+
+        One that waits holds up no other namespace: anybody may create an MtgpuPod that names any GPUID.
+        """
+        line = pod.gpuid, pod.namespace
+        first = self._first.get(line)
         if first is not None and first.turn < pod.turn:
-            return _exceeded(f"{first.key} came before it and waits for GPUID {pod.gpuid} too")
+            # Without the name of the first one: it would change the status of all of them each time that one goes.
+            return _exceeded(f"MtgpuPods of its namespace that came before it wait for GPUID {pod.gpuid} too")
         states = self._ledger.cards(self._seen.node)
         its = [state for state in states if state.gpuid == pod.gpuid]
         found = self._joined(pod, its) if its else self._started(pod, states)
         if isinstance(found, Said) and any(_never(pod, state.card) is None for state in its or states):
-            self._first[pod.gpuid] = pod if first is None else min(first, pod, key=lambda pod: pod.turn)
+            self._first[line] = pod if first is None else min(first, pod, key=lambda pod: pod.turn)
         return found
 
     def _users(self, gpuid: str) -> list[Holding]:
@@ -126,6 +131,27 @@ class Admission:
         if small or not idle:
             return _exceeded(f"NVIDIA's plugin could give out {small}" if small else _none(pod, states))
         return holding(pod, None, bound=False)
+
+
+def _in_turn(seen: Seen) -> list[MtgpuPod]:
+    """Return those that have no card yet, in the order in which they are given one.
+
+    Those with a reservation keep it. Of the others the namespaces take turns, beginning with those that have the fewest
+    MtgpuPods with a card of this node; within a namespace, those that came first are first. So any number of MtgpuPods
+    of one namespace does not take all the room that becomes free.
+    """
+    waiting = [pod for pod in sorted(seen.pods, key=lambda pod: pod.turn) if _has_none(seen, pod)]
+    served = Counter(pod.namespace for pod in seen.pods if seen.holds(pod) or pod.uid in seen.admitted)
+    rounds: dict[str, int] = {}
+    for pod in waiting:
+        if pod.uid not in seen.admitted:
+            rounds[pod.uid] = served[pod.namespace]
+            served[pod.namespace] += 1
+    return sorted(waiting, key=lambda pod: (pod.uid in rounds, rounds.get(pod.uid, 0), pod.turn))
+
+
+def _has_none(seen: Seen, pod: MtgpuPod) -> bool:
+    return not (pod.deleting or pod.ended or seen.card_of(pod))
 
 
 def _chosen(pod: MtgpuPod, states: Sequence[CardState]) -> Card | None:

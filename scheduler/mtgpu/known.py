@@ -8,7 +8,7 @@ from mgpu.dialects import mtgpu
 from mgpu.dialects.records import OPEN, Records
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.tables import table_at
-from scheduler.mtgpu.kept import of_mtgpupod, of_occupy_pod, of_own_pod, read_text, text_of
+from scheduler.mtgpu.kept import Texts, of_mtgpupod, of_occupy_pod, of_own_pod, read_text, text_of
 from scheduler.mtgpu.pods import made_for
 from scheduler.mtgpu.taints import evicting
 
@@ -19,15 +19,15 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class OnNode:
-    """What is known of one node at one moment, objects as `scheduler.mtgpu.kept` keeps them.
+    """What is known of one node at one moment, objects as `scheduler.mtgpu.kept` keeps them, decoded one by one.
 
     items: its MtgpuPods, in the order of their keys. made: the Pods of these names that were made for MtgpuPods, not
     necessarily for these. occupies: its occupy pods, by GPUID. unschedulable: it is cordoned. taints: those of the node
     that end Pods (`evicting`).
     """
 
-    items: Mapping[Key, Raw]
-    made: Mapping[Key, Raw]
+    items: Texts[Key]
+    made: Texts[Key]
     occupies: Mapping[str, Raw]
     unschedulable: bool
     taints: tuple[Raw, ...]
@@ -71,8 +71,8 @@ class Known:
         return self._node(raw["metadata"]["name"], (), cordoned=False)
 
     def on(self, node: str) -> OnNode:
-        items = {key: read_text(self._items[key]) for key in sorted(self._on.get(node, ()))}
-        made = {key: read_text(self._made[key]) for key in items if key in self._made}
+        items = Texts({key: self._items[key] for key in sorted(self._on.get(node, ()))})
+        made = Texts({key: self._made[key] for key in items if key in self._made})
         occupies = {gpuid: read_text(text) for gpuid, text in self._occupies.get(node, {}).items()}
         cordoned, taints = node in self._unschedulable, self._taints.get(node, ())
         return OnNode(items, made, occupies, cordoned, taints)

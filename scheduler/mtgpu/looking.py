@@ -10,12 +10,16 @@ from mgpu.model.pods import read_pod
 from mgpu.model.tables import table_at
 from scheduler import stock
 from scheduler.mtgpu.accounts import MtgpuNode
+from scheduler.mtgpu.kept import EXCESS, Texts
 from scheduler.mtgpu.known import Key, Known, OnNode, Raw, is_own
 from scheduler.mtgpu.occupy import Occupy, read_occupy
 from scheduler.mtgpu.pods import Made, read_made
 from scheduler.mtgpu.seen import Broken, Seen
 from scheduler.mtgpu.taints import untolerated
 from scheduler.state import State
+
+_PROBLEMS = 4096
+"""Characters of the problems of an MtgpuPod that cannot be read. Its condition repeats fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +30,17 @@ class Look:
 
     seen: Seen
     version: int
-    items: Mapping[str, Raw]
-    own: Mapping[str, Raw]
+    items: Texts[str]
+    own: Texts[str]
 
 
 @dataclass(slots=True)
 class _Items:
     pods: list[MtgpuPod] = field(default_factory=list)
     broken: list[Broken] = field(default_factory=list)
-    raws: dict[str, Raw] = field(default_factory=dict)
-    own: dict[str, Raw] = field(default_factory=dict)
+    texts: dict[str, bytes] = field(default_factory=dict)
+    own: dict[str, bytes] = field(default_factory=dict)
+    untolerated: dict[str, str] = field(default_factory=dict)
     made: dict[str, Made] = field(default_factory=dict)
     conflicts: set[str] = field(default_factory=set)
 
@@ -51,8 +56,8 @@ def look(known: Known, state: State, name: str, *, serving: bool, left_out: Coll
         pod = read(raw)
         if isinstance(pod, MtgpuPod) and not _is_served(pod, serving=serving, left_out=left_out):
             continue
-        _take(items, raw, pod)
-        _find_pod(items, raw, there.made.get(key), state.uid_of(*key))
+        _take(items, pod, there, key, raw)
+        _find_pod(items, raw, there, key, state.uid_of(*key))
     seen = Seen(
         name,
         tuple(items.pods),
@@ -61,23 +66,31 @@ def look(known: Known, state: State, name: str, *, serving: bool, left_out: Coll
         present=node.node is not None,
         unschedulable=there.unschedulable,
         stock=stock.is_there(node.node),
-        untolerated={uid: taint for uid, raw in items.raws.items() if (taint := _untolerated(raw, there))},
+        untolerated=items.untolerated,
         broken=tuple(items.broken),
         made=items.made,
         conflicts=frozenset(items.conflicts),
         occupies=_occupies(name, items.pods, there.occupies, node, state),
         admitted=node.admitted,
     )
-    return Look(seen, node.version, items.raws, items.own)
+    return Look(seen, node.version, Texts(items.texts), Texts(items.own))
 
 
 def read(raw: Raw) -> MtgpuPod | Broken:
+    """Return the MtgpuPod. One that is bound is read even where its spec is too large: its account does not need it."""
+    excess = raw.get(EXCESS)
+    if excess and not table_at(raw, "status").get("BoundDeviceID"):
+        return _broken(raw, excess)
     try:
         return mtgpu.read_mtgpupod(raw)
     except BadObject as error:
-        meta = raw["metadata"]
-        key = f"{meta['namespace']}/{meta['name']}"
-        return Broken(meta["uid"], key, str(error), deleting="deletionTimestamp" in meta)
+        return _broken(raw, str(error))
+
+
+def _broken(raw: Raw, problems: str) -> Broken:
+    meta = raw["metadata"]
+    key = f"{meta['namespace']}/{meta['name']}"
+    return Broken(meta["uid"], key, problems[:_PROBLEMS], deleting="deletionTimestamp" in meta)
 
 
 def _is_served(pod: MtgpuPod, *, serving: bool, left_out: Collection[str]) -> bool:
@@ -85,25 +98,24 @@ def _is_served(pod: MtgpuPod, *, serving: bool, left_out: Collection[str]) -> bo
     return bool(pod.bound) or pod.deleting or (serving and pod.uid not in left_out)
 
 
-def _take(items: _Items, raw: Raw, pod: MtgpuPod | Broken) -> None:
-    items.raws[pod.uid] = raw
+def _take(items: _Items, pod: MtgpuPod | Broken, there: OnNode, key: Key, raw: Raw) -> None:
+    items.texts[pod.uid] = there.items.text(key)
     if isinstance(pod, Broken):
         items.broken.append(pod)
-    else:
-        items.pods.append(pod)
+        return
+    items.pods.append(pod)
+    taint = untolerated(table_at(raw, "spec"), there.taints)
+    if taint:
+        items.untolerated[pod.uid] = taint
 
 
-def _find_pod(items: _Items, raw: Raw, made: Raw | None, uid_of_name: str | None) -> None:
-    """The Pod of its name: its own, or somebody else's."""
-    uid = raw["metadata"]["uid"]
+def _find_pod(items: _Items, raw: Raw, there: OnNode, key: Key, uid_of_name: str | None) -> None:
+    """Take the Pod of its name for its own, or for somebody else's."""
+    uid, made = raw["metadata"]["uid"], there.made.get(key)
     if made is not None and is_own(made, raw):
-        items.own[uid], items.made[uid] = made, read_made(made)
+        items.own[uid], items.made[uid] = there.made.text(key), read_made(made)
     elif uid_of_name is not None:
         items.conflicts.add(uid)
-
-
-def _untolerated(raw: Raw, there: OnNode) -> str:
-    return untolerated(table_at(raw, "spec"), there.taints)
 
 
 def _occupies(

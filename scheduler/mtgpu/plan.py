@@ -31,7 +31,7 @@ def plan(seen: Seen) -> Plan:
     seen = replace(seen, pods=tuple(sorted(seen.pods, key=lambda pod: pod.turn)))
     ledger = account(seen)
     degraded = _degraded(seen, ledger)
-    of_gpuid = {pod.gpuid: degraded[pod.uid] for pod in seen.pods if pod.uid in degraded}
+    of_gpuid = {pod.gpuid: _to_others(degraded[pod.uid]) for pod in seen.pods if pod.uid in degraded}
     admission = Admission(seen, ledger, of_gpuid)
     verdicts = {pod.uid: _verdict(seen, pod, admission, degraded.get(pod.uid)) for pod in seen.pods}
     for broken in seen.broken:
@@ -53,6 +53,11 @@ def _degraded(seen: Seen, ledger: Ledger) -> dict[str, Said]:
     return found
 
 
+def _to_others(said: Said) -> Said:
+    """Return what is said of it to MtgpuPods of other namespaces, which must not learn the names of its pods."""
+    return replace(said, message="another pod is on its card") if said.reason == "CardShared" else said
+
+
 def _wrong(seen: Seen, ledger: Ledger, pod: MtgpuPod, first: str) -> Said | None:
     """first: the card of whoever of its GPUID came first."""
     uuid, occupy = seen.card_of(pod), seen.occupies.get(pod.gpuid)
@@ -67,7 +72,8 @@ def _wrong(seen: Seen, ledger: Ledger, pod: MtgpuPod, first: str) -> Said | None
         return Said(TRUE, "OtherCard", f"the occupy pod of GPUID {pod.gpuid} has card {occupy.card}, not {uuid}")
     others = strangers(ledger, seen.node, pod.gpuid, card)
     if others:
-        return Said(TRUE, "CardShared", f"{others[0].key} is on its card {uuid} too")
+        own = [other.key for other in others if other.namespace == pod.namespace]
+        return Said(TRUE, "CardShared", f"{own[0] if own else 'a pod of another namespace'} is on its card {uuid} too")
     if not card.healthy:
         return Said(TRUE, "CardUnhealthy", f"its card {card.index} ({uuid}) is unhealthy")
     return None

@@ -8,6 +8,7 @@ from mgpu.dialects import mtgpu
 from mgpu.kube import Api, ApiError
 from mgpu.kube.client import JSON_PATCH
 from scheduler.deciding import pod_path
+from scheduler.mtgpu.kept import FINALIZERS
 
 Raw = Mapping[str, Any]
 
@@ -24,10 +25,21 @@ class Writer:
 
     def put_finalizer(self, item: Raw) -> Raw:
         """The MtgpuPod as it is then."""
+        item = self._with_all_finalizers(item)
         return self._finalizers(item, [*_finalizers(item), mtgpu.FINALIZER])
 
     def take_finalizer(self, item: Raw) -> None:
+        item = self._with_all_finalizers(item)
         self._finalizers(item, [name for name in _finalizers(item) if name != mtgpu.FINALIZER])
+
+    def _with_all_finalizers(self, item: Raw) -> Raw:
+        """Return the MtgpuPod with all its finalizers: `of_mtgpupod` keeps a bounded number of them."""
+        if len(_finalizers(item)) <= FINALIZERS:
+            return item
+        whole = self.mtgpupod(item)
+        if whole["metadata"]["resourceVersion"] != item["metadata"]["resourceVersion"]:
+            raise ApiError(409, "Conflict", f"{_path(item)} has changed since it was looked at")
+        return whole
 
     def status(self, item: Raw, status: Raw) -> Raw:
         """The MtgpuPod as it is then. The whole status at once: a merge patch could not remove fields. That nobody has

@@ -18,7 +18,9 @@ from tests.builders import GIB, cards
 def mtgpupod(name: str, gpuid: str = "zxcvb", request: int = 200, gib: int = 1, **more: Any) -> MtgpuPod:
     """request: milli. Those made first have the lower `created`, where the names are in that order."""
     named = {"created": "2026-11-21T00:00:00Z", **more}
-    return MtgpuPod("default", name, f"uid-{name}", "n1", gpuid, request, 1000, gib * GIB, **named)
+    return MtgpuPod(
+        named.pop("namespace", "default"), name, f"uid-{name}", "n1", gpuid, request, 1000, gib * GIB, **named
+    )
 
 
 def occupy(gpuid: str = "zxcvb", card: int | None = None, **more: Any) -> dict[str, Occupy]:

@@ -7,7 +7,7 @@ import pytest
 
 from mgpu.dialects import mtgpu
 from mgpu.kube import ApiError
-from tests.mtgpu_rig import DEVICES, GIB, ITEMS, PODS, Rig
+from tests.mtgpu_rig import DEVICES, GIB, ITEMS, PODS, Rig, items_path
 from tests.scheduler.mtgpu.rigged import bound, condition, names, own, pooled, refusing
 
 Story = Callable[[Rig], object]
@@ -150,6 +150,17 @@ def test_one_that_may_not_be_written_does_not_keep_the_others_waiting(rig: Rig) 
     rig.settle()
     assert bound(rig, "a")[2] == ""
     assert bound(rig, "b")[0] == "True"
+
+
+def test_finalizers_of_others_stay_where_there_are_many(rig: Rig) -> None:
+    theirs = [f"test/{i}" for i in range(40)]
+    rig.create("a", "x")
+    rig.cluster.patch(f"{items_path('default')}/a", {"metadata": {"finalizers": theirs}})
+    rig.settle()
+    assert rig.item("a")["metadata"]["finalizers"] == [*theirs, mtgpu.FINALIZER]
+    rig.delete("a")
+    rig.settle()
+    assert rig.item("a")["metadata"]["finalizers"] == theirs
 
 
 def test_one_that_cannot_be_encoded_does_not_keep_the_others_waiting(rig: Rig) -> None:

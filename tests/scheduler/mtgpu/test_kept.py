@@ -7,13 +7,19 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mgpu.dialects.mtgpu import MtgpuPod, read_mtgpupod
+from mgpu.dialects.mtgpu import FINALIZER, MtgpuPod, read_mtgpupod
 from mgpu.model.errors import BadObject
-from scheduler.mtgpu.kept import of_mtgpupod, of_own_pod, read_text, text_of
+from mgpu.settings import load_settings
+from scheduler.mtgpu.kept import FINALIZERS, of_mtgpupod, of_own_pod, read_text, text_of
 from scheduler.mtgpu.known import Known
-from scheduler.mtgpu.pods import read_made
+from scheduler.mtgpu.looking import look
+from scheduler.mtgpu.looking import read as looked
+from scheduler.mtgpu.pods import interrupted, read_made
+from scheduler.mtgpu.seen import Broken
 from scheduler.mtgpu.status import next_status
+from scheduler.mtgpu.taints import untolerated
 from scheduler.mtgpu.verdict import FALSE, Said, Verdict
+from scheduler.state import State
 from tests import builders as b
 from tests.arbitrary import JSON
 from tests.fuzz.hostile import filled, keyed
@@ -74,6 +80,133 @@ def test_pod_with_large_annotations_is_mirrored_without_them() -> None:
     own = own_pod()
     own["metadata"]["annotations"] |= {"note": "x" * 20_000}
     assert of_own_pod(own)["metadata"]["annotations"] == b.mtgpupod("m")["metadata"]["annotations"]
+
+
+def test_pod_with_large_metadata_is_mirrored_without_its_largest_fields() -> None:
+    own = own_pod()
+    owner = own["metadata"]["ownerReferences"][0]
+    own["metadata"] |= {
+        "labels": keyed(1_000_000, lambda i: (f"a{i}", "")),
+        "finalizers": filled(100_000, lambda i: f"a/{i}"),
+        "ownerReferences": [*filled(100_000, lambda i: {"kind": "X", "name": "x", "uid": f"{i}"}), owner],
+    }
+    own["metadata"]["annotations"] |= {"note": "x" * 15_000}
+    found = of_own_pod(own)["metadata"]
+    assert len(text_of(found)) <= 16 << 10
+    assert found["ownerReferences"] == [owner]
+    assert found["annotations"].items() >= b.mtgpupod("m")["metadata"]["annotations"].items()
+    assert {"labels", "finalizers"}.isdisjoint(found)
+
+
+def test_pod_with_large_status_is_mirrored_without_its_largest_fields() -> None:
+    own = own_pod()
+    disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}
+    rows = filled(100_000, lambda i: {"type": f"x{i}", "status": "True", "message": "y" * 1000})
+    own["status"] |= {
+        "phase": "Failed",
+        "hostIP": "10.0.0.1",
+        "conditions": [*rows, disrupted],
+        "containerStatuses": filled(100_000, lambda i: {"name": f"c{i}"}),
+    }
+    found = of_own_pod(own)
+    assert len(text_of(found["status"])) <= 16 << 10
+    assert (found["status"]["phase"], found["status"]["hostIP"]) == ("Failed", "10.0.0.1")
+    assert interrupted(found)
+
+
+def test_status_written_before_the_bounds_is_kept_small_and_written_again() -> None:
+    item, verdict = b.mtgpupod("m", bound="GPU-1", phase="Running"), Verdict(Said(FALSE, "Bound", ""))
+    item["status"] |= {"PodObjectMeta": {"uid": "u", "labels": keyed(1_000_000, lambda i: (f"a{i}", ""))}}
+    kept = of_mtgpupod(item)
+    assert len(text_of(kept)) < 2_000
+    assert read(kept) == read(item)
+    assert next_status(kept, verdict, of_own_pod(own_pod()), "now") != kept["status"]
+
+
+def test_mtgpupod_whose_spec_is_too_large_is_broken_with_the_reason_until_it_is_bound() -> None:
+    item = b.mtgpupod("m")
+    item["spec"]["containers"][0]["name"] = "x" * 1_000_000
+    found = looked(of_mtgpupod(item))
+    assert isinstance(found, Broken)
+    assert "mgpu reads 10" in found.problems
+    item["status"]["BoundDeviceID"] = "GPU-1"
+    assert isinstance(looked(of_mtgpupod(item)), MtgpuPod)
+    assert len(text_of(of_mtgpupod(item))) < 2_000
+
+
+def test_tolerations_are_kept_with_the_fields_that_are_read() -> None:
+    right = {"key": "a", "operator": "Equal", "value": "b", "effect": "NoExecute"}
+    odd = [{}, {"operator": "Exists", "x": [{}] * 1000, "effect": "NoSchedule"}, {"key": {"a": 1}}, 1]
+    item = b.mtgpupod("m")
+    item["spec"]["tolerations"] = [{**right, "x": [{}] * 1000}, *odd, *[{"key": "z"}] * 1000]
+    assert of_mtgpupod(item)["spec"]["tolerations"] == [right, {"key": "z"}, {}]
+
+
+TOLERATIONS = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "key": st.sampled_from(["a", "b", "", None]),
+            "operator": st.sampled_from(["Equal", "Exists", "", None, "Lt"]),
+            "value": st.sampled_from(["x", "", None]),
+            "effect": st.sampled_from(["NoExecute", "NoSchedule", "", None]),
+        },
+    ),
+    max_size=3,
+)
+
+
+@given(tolerations=TOLERATIONS, key=st.sampled_from("ab"), value=st.sampled_from(["x", "y", None]))
+def test_property_kept_tolerations_meet_the_same_taints(
+    tolerations: list[dict[str, Any]], key: str, value: str | None
+) -> None:
+    item, taint = b.mtgpupod("m"), {"key": key, "value": value, "effect": "NoExecute"}
+    item["spec"]["tolerations"] = tolerations
+    assert untolerated(of_mtgpupod(item)["spec"], [taint]) == untolerated(item["spec"], [taint])
+
+
+@given(JSON)
+def test_property_tolerations_of_any_type_are_kept_within_bounds(tolerations: Any) -> None:
+    item = b.mtgpupod("m")
+    item["spec"]["tolerations"] = tolerations
+    untolerated(of_mtgpupod(item)["spec"], [{"key": "a", "effect": "NoExecute"}])
+
+
+def test_many_finalizers_are_kept_in_part_and_mgpus_own() -> None:
+    item = b.mtgpupod("m")
+    item["metadata"]["finalizers"] = [*filled(1_000_000, lambda i: f"a/{i}"), FINALIZER]
+    found = of_mtgpupod(item)["metadata"]["finalizers"]
+    assert len(found) == FINALIZERS + 1
+    assert FINALIZER in found
+    item["metadata"]["finalizers"].remove(FINALIZER)
+    found = of_mtgpupod(item)["metadata"]["finalizers"]
+    assert len(found) == FINALIZERS + 1
+    assert FINALIZER not in found
+
+
+def nested(name: str) -> dict[str, Any]:
+    """As large as admission lets it be, of what takes the most memory for its size."""
+    raw = b.mtgpupod(name)
+    raw["spec"]["tolerations"] = [{"operator": "Exists", "x": [{}] * 60_000}]
+    return raw
+
+
+def test_what_a_look_takes_does_not_grow_with_what_tenants_write() -> None:
+    def peak(raws: Sequence[dict[str, Any]]) -> int:
+        known, state = Known(), State(load_settings(""))
+        for raw in raws:
+            known.mtgpupod_changed(raw)
+            state.mtgpupod_changed(raw)
+        tracemalloc.start()
+        try:
+            look(known, state, "n1", serving=True)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    ordinary = [b.mtgpupod(f"m{i}") for i in range(10)]
+    peak(ordinary)  # what is made once
+    assert peak([nested(f"m{i}") for i in range(10)]) < 1.5 * peak(ordinary)
 
 
 def hostile(name: str, size: int) -> dict[str, Any]:

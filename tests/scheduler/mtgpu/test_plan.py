@@ -68,7 +68,7 @@ def test_memory_never_exceeds_the_card() -> None:
     found = planned(mtgpupod("a", gib=50), mtgpupod("b", gib=31), mtgpupod("c", gib=30), has=cards(1))
     assert set(cards_of(found)) == {"a"}
     assert "memory 1.0 GiB short" in said(found, "b").message
-    assert "default/b came before it" in said(found, "c").message
+    assert "of its namespace that came before it wait for GPUID zxcvb" in said(found, "c").message
 
 
 def test_who_needs_more_than_the_whole_card_holds_up_nobody() -> None:
