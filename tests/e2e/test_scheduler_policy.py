@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from mgpu.kube import Api, ApiError
+from mgpu.kube.leader import Leader
 from mgpu.model.slices import MPS
 from mgpu.settings import load_settings
 from playground.cluster import Cluster
@@ -320,6 +321,35 @@ def test_a_binding_that_writes_what_is_not_mgpus_is_refused(stolen: Api, meta: A
     binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "victim", **meta}, "target": {"name": "n1"}}
     with pytest.raises(ApiError, match="mgpu-scheduler binds pods without"):
         stolen.create(f"{PODS}/victim/binding?dryRun=All", binding)
+
+
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/mgpu-system/leases"
+STRANGE = {
+    "an owner": {"ownerReferences": [OTHER]},
+    "a finalizer": {"finalizers": ["example.com/a"]},
+    "an annotation": {"annotations": {"a": "b"}},
+    "a label": {"labels": {"app": "a"}},
+}
+
+
+@pytest.mark.parametrize("meta", STRANGE.values(), ids=STRANGE)
+def test_a_lease_or_a_configmap_gets_no_metadata_of_an_attacker(stolen: Api, cluster: Cluster, meta: Any) -> None:
+    with pytest.raises(ApiError, match="writes no labels, annotations, owners and finalizers"):
+        stolen.create(LEASES, {"metadata": {"name": "strange", **meta}, "spec": {}}, dryRun="All")
+    maps = "/api/v1/namespaces/mgpu-system/configmaps"
+    if "mps-configmap" not in {raw["metadata"]["name"] for raw in cluster.api.list(maps)[0]}:
+        cluster.api.create(maps, {"metadata": {"name": "mps-configmap", "labels": {"own": "label"}}})
+    assert "writes no labels" in refusal(stolen, f"{maps}/mps-configmap", {"metadata": meta})
+    assert "writes no labels" in refusal(stolen, f"{maps}/mps-configmap", {"metadata": {"labels": None}})
+    assert refusal(stolen, f"{maps}/mps-configmap", {"data": {"n1": "a"}}) == ""
+
+
+def test_a_leader_writes_its_lease_under_the_policy(stolen: Api) -> None:
+    leader = Leader(stolen, "mgpu-system", "mgpu-scheduler", "one")
+    leader.round()
+    leader.round()
+    assert leader.leading
+    leader.release()
 
 
 def event(**fields: Any) -> Any:

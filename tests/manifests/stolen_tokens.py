@@ -83,9 +83,13 @@ CONSEQUENCES: dict[Key, str] = {
         "an occupy pod; delete these Pods. Held to these by `scheduler-policy.yaml`. Delete the binding "
         "`mgpu-scheduler-mtgpupods` where `dialects.mtgpu.enabled` is false"
     ),
-    _key(_SCHEDULER, "leases", "create", namespace=_SYSTEM): "make Leases there that confuse elections",
+    _key(_SCHEDULER, "leases", "create", namespace=_SYSTEM): (
+        "make Leases there that confuse elections, without metadata of its own by `scheduler-policy.yaml`"
+    ),
     _key(_SCHEDULER, "leases", "update", namespace=_SYSTEM, named=True): "keep the scheduler from deciding",
-    _key(_SCHEDULER, "configmaps", "patch", namespace=_SYSTEM, named=True): "change how nodes share cards under MPS",
+    _key(_SCHEDULER, "configmaps", "patch", namespace=_SYSTEM, named=True): (
+        "change how nodes share cards under MPS, and no metadata by `scheduler-policy.yaml`"
+    ),
     _key(_SCHEDULER, "configmaps", namespace=_KUBE): "read all ConfigMaps of kube-system",
     _key(_AGENT, "pods", "patch"): f"read all pods; change records of cards, {_OWN_NODE}",
     _key(_AGENT, "nodes", "patch"): f"read all nodes; lie about its cards, {_OWN_NODE}",
