@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 from mgpu.model.errors import BadObject, Problem
@@ -208,7 +209,7 @@ def _containers(
     reader: "_Reader", raw: object, path: str, claimed: Collection[tuple[str, str]], *, init: bool
 ) -> Iterable[Container]:
     for i, item in enumerate(reader.rows(raw, path)):
-        here = f"{path}[{i}]"
+        here = _place(path, i)
         entry = reader.table(item, here)
         stage = Stage.APP
         if init:
@@ -228,6 +229,12 @@ def _containers(
             limits=limits,
             visible=tuple(j for j, e in enumerate(env) if e.get("name") == VISIBLE_DEVICES),
         )
+
+
+@lru_cache(maxsize=1024)
+def _place(path: str, position: int) -> str:
+    """One text for all pods: a scheduler keeps those of tens of thousands."""
+    return f"{path}[{position}]"
 
 
 def _claimed(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
