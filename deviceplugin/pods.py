@@ -228,21 +228,25 @@ def read_gpu_pod(
     try:
         ask = dialects.read_ask(pod, settings)
     except BadObject as error:
-        return replace(known, problem=str(error))
+        known = replace(known, problem=str(error))
+        return _ended(known) if pod.ended else known
     if ask is None:
         return None
     ran &= {asked.container for asked in dialects.handed(ask)}
     known = _with_record(replace(known, ask=ask, ran=ran))
-    return _ended(known, ask) if pod.ended else known
+    return _ended(known) if pod.ended else known
 
 
-def _ended(known: GpuPod, ask: Ask) -> GpuPod:
+def _ended(known: GpuPod) -> GpuPod:
     """The part of an ended pod that an agent keeps: pods that failed may stay on a node in any number.
 
     No container of it starts again. What it ran on can still be asked about, if it ever ran.
     """
     bare = replace(known, pod=replace(known.pod, containers=()), amounts={}, held={})
-    return bare if known.ran else replace(bare, ask=replace(ask, containers=(), others=()), carriers={})
+    if known.ran:
+        return bare
+    ask = replace(known.ask, containers=(), others=()) if known.ask is not None else None
+    return replace(bare, ask=ask, carriers={})
 
 
 def _kept(pod: Pod) -> Pod:

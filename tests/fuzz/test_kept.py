@@ -199,14 +199,17 @@ def test_process_keeps_of_the_largest_pod_little_more_than_of_an_ordinary_one(
     assert found < _LARGER * plain, f"{found / plain:.1f} times as much: {found / 1024:.1f} KiB"
 
 
+@pytest.mark.parametrize("core", [1, 101], ids=["right", "wrong"])
 @pytest.mark.parametrize(("process", "most"), [(of_scheduler, 32), (of_agent, 4)], ids=["scheduler", "agent"])
 def test_process_keeps_little_of_an_ended_pod_with_as_many_containers_as_are_accepted(
-    process: Callable[[], Take], most: int
+    process: Callable[[], Take], most: int, core: int
 ) -> None:
     """Pods that name their node and fail there stay until somebody deletes them; their number is not limited."""
     ordinary = [b.share(f"p{i}", node="n1") for i in range(_PODS)]
     wide = [
-        b.pod(f"p{i}", *(b.container(f"c{i}-{j}", 1, 256) for j in range(budget.CONTAINERS)), node="n1", phase="Failed")
+        b.pod(
+            f"p{i}", *(b.container(f"c{i}-{j}", core, 256) for j in range(budget.CONTAINERS)), node="n1", phase="Failed"
+        )
         for i in range(_PODS)
     ]
     found, plain = kept_by(process, wide), kept_by(process, ordinary)
