@@ -11,6 +11,7 @@ from playground.samples import Samples
 from tests.waiting import until
 
 Json = dict[str, Any]
+PODS = "/api/v1/namespaces/default/pods"
 CORE, MEMORY = "vke.volcengine.com/mgpu-core", "vke.volcengine.com/mgpu-memory"
 INDEX, ASSUMED = "vke.volcengine.com/gpu-index-container-", "vke.volcengine.com/assumed"
 GPUSHARE = "scheduler.framework.gpushare.allocation"
@@ -79,8 +80,10 @@ class Bench:
         until(lambda: name not in self.names())
 
     def names(self) -> set[str]:
-        pods: list[Any] = self.core.list_namespaced_pod("default").items
-        return {pod.metadata.name for pod in pods}
+        return {pod["metadata"]["name"] for pod in self.cluster.api.list(PODS)[0]}
+
+    def count_bound(self) -> int:
+        return sum("nodeName" in pod["spec"] for pod in self.cluster.api.list(PODS)[0])
 
     def bound(self) -> list[Any]:
         pods: list[Any] = self.core.list_namespaced_pod("default").items

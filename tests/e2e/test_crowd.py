@@ -27,7 +27,7 @@ def test_two_hundred_equal_pods_at_once_each_get_the_cards_of_their_own_record(c
     (kubelet,) = crowded.cluster.kubelets.values()
     with kubelet.holding(), ThreadPoolExecutor(CREATORS) as creators:
         list(creators.map(lambda i: crowded.create(share(f"p{i}", core=5, mib=2048)), range(PODS)))
-        until(lambda: len(crowded.bound()) == PODS, 120)
+        until(lambda: crowded.count_bound() == PODS, 120)
     until(lambda: sum(c.running for c in kubelet.runtime.containers()) == PODS, 120)
     records = {pod.metadata.name: int(pod.metadata.annotations[INDEX + "c"]) for pod in crowded.bound()}
     seen = {c.pod: c.env["NVIDIA_VISIBLE_DEVICES"] for c in kubelet.runtime.containers()}
