@@ -1,4 +1,4 @@
-"""One cluster of two nodes for all modules: the three real processes, and everything else of the playground.
+"""One cluster of two nodes per module: the three real processes, and everything else of the playground.
 
 Whatever a cluster is used for, its processes must get by with the rights of manifests/base/rbac.yaml.
 """
@@ -6,7 +6,7 @@ Whatever a cluster is used for, its processes must get by with the rights of man
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,39 +34,26 @@ def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.T
     return report
 
 
-_shared: list[Cluster] = []
-
-
-def _refused(clusters: Sequence[Cluster]) -> set[Request]:
-    return {request for cluster in clusters for request in cluster.requests() if not request.allowed}
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_is_forbidden_to_us() -> Iterator[None]:
-    """Ask every cluster at its end, and the one that modules share at the end of each module, what it has refused.
-
-    A process that may not do what it wants goes on without it, mostly.
-    """
-    before, refused = _refused(_shared), set[Request]()
+    """Ask every cluster at its end what it has refused: a process that may not do what it wants mostly goes on."""
+    refused: set[Request] = set()
     leave = Cluster.__exit__
 
     def asked(cluster: Cluster, *why: Any) -> None:
-        refused.update(_refused([cluster]))
+        refused.update(request for request in cluster.requests() if not request.allowed)
         leave(cluster, *why)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Cluster, "__exit__", asked)
         yield
-    assert sorted(refused | _refused(_shared) - before) == []
+    assert sorted(refused) == []
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """What every module uses that does not need a cluster of its own. `bench` leaves nothing on it."""
     with patient(make_nodes(2, 4)) as made:
-        _shared.append(made)
         yield made
-        _shared.remove(made)
 
 
 @pytest.fixture
