@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from mgpu.dialects import mtgpu
@@ -20,13 +21,14 @@ from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.errors import RetryLater
 from mgpu.settings import Settings
 from scheduler.mtgpu import occupy
+from scheduler.mtgpu.kept import of_mtgpupod, read_text, text_of
 from scheduler.mtgpu.known import Known, Raw, is_own, key_of
 from scheduler.mtgpu.looking import Look, look, occupy_key, read
 from scheduler.mtgpu.occupy import Create, Delete
-from scheduler.mtgpu.pacing import Paces
+from scheduler.mtgpu.pacing import SLOW, Paces, Waits
 from scheduler.mtgpu.plan import Plan, plan
 from scheduler.mtgpu.status import Transition, next_status, refused, transitions
-from scheduler.mtgpu.turns import FINALIZERS, WRITES, in_turn
+from scheduler.mtgpu.turns import FINALIZERS, SECONDS, WRITES, in_turn
 from scheduler.mtgpu.verdict import FALSE, Said, Verdict
 from scheduler.mtgpu.writing import Writer, has_finalizer
 from scheduler.queue import MAX_PAUSE, Queue
@@ -72,7 +74,8 @@ class Controller:
         self._writes = 0
         self._served_last: dict[str, str] = {}  # node → namespace
         self._term = self._term_of_attempt = 0
-        self._paces = Paces(clock)
+        self._clock, self._spent = clock, 0.0
+        self._paces, self._waits = Paces(clock), Waits(clock)
 
     # Fed by the watches.
 
@@ -140,7 +143,7 @@ class Controller:
         What did not work is tried again later, with growing pauses, or as soon as anything changes.
         """
         self._failed, self._cut_off, self._term_of_attempt = False, False, self._term
-        self._writes = 0
+        self._writes, self._spent = 0, 0.0
         try:
             self._may_decide()
             self._attempt(node)
@@ -176,33 +179,77 @@ class Controller:
                 break
             self._served_last[node] = key_of(found.items[uid])[0]
             item, verdict, pod = found.items[uid], planned.verdicts[uid], pods.get(uid)
-            item = fresh.get(_version(item), item)
+            item = read_text(fresh[_version(item)]) if _version(item) in fresh else item
             if pod is not None and uid in admitted and pod.gpuid in why:
                 verdict = replace(verdict, bound=why[pod.gpuid])
             if verdict.bind and pod is not None and pod.gpuid in doubtful:
                 continue
-            try:
-                self._serve(item, pod, found.own.get(uid), verdict)
-            except ApiError as error:
-                self._take_refusal(error, item)
-                if verdict.bind and pod is not None:
-                    # It may be bound all the same, and their card be another one by now: the watch may be behind.
-                    doubtful.add(pod.gpuid)
-            except (RetryLater, Unreachable, _Stale):
-                raise
-            except Exception:
-                # What a user wrote into one MtgpuPod must not keep the others of the node waiting.
-                log.exception("MtgpuPod put off", extra={"object": "/".join(key_of(item))})
-                self._failed = True
+            worked = self._try(node, item, partial(self._serve, item, pod, found.own.get(uid), verdict))
+            if not worked and verdict.bind and pod is not None:
+                # It may be bound all the same, and their card be another one by now: the watch may be behind.
+                doubtful.add(pod.gpuid)
         self._delete_occupies(node, found, planned)
 
-    def _put_finalizers(self, node: str) -> tuple[Collection[str], Mapping[tuple[str, str], Raw]]:
-        """The uids of those that could not get it: nothing is begun for them that might be left behind. And those that
-        got it as they are since, by what they were before.
+    def _try(self, node: str, item: Raw, act: Callable[[], None]) -> bool:
+        """Do this for one MtgpuPod, unless it is put off; return whether it worked.
+
+        A user chooses what is written of an MtgpuPod, and whether the API server accepts it in time. So what fails puts
+        off that one, with pauses that grow, and neither its node nor other MtgpuPods.
+        """
+        (namespace, _), uid, begun = key_of(item), item["metadata"]["uid"], self._clock()
+        left = self._waits.left(node, namespace, uid)
+        if left:
+            self._queue.add(node, left)
+            return False
+        try:
+            act()
+        except RetryLater:
+            raise
+        except (ApiError, Unreachable, _Stale) as error:
+            self._take_failure(error, node, item, self._clock() - begun)
+            return False
+        except Exception:
+            # What a user wrote into one MtgpuPod must not keep the others of the node waiting.
+            log.exception("MtgpuPod put off", extra={"object": "/".join(key_of(item))})
+            self._put_off(node, item, self._clock() - begun)
+            return False
+        else:
+            self._waits.worked(node, namespace, uid, self._clock() - begun)
+            return True
+        finally:
+            self._spent += self._clock() - begun
+
+    def _take_failure(self, error: ApiError | Unreachable | _Stale, node: str, item: Raw, seconds: float) -> None:
+        """seconds: that the failure took."""
+        where = {"object": "/".join(key_of(item))}
+        conflict = isinstance(error, _Stale) or (isinstance(error, ApiError) and error.status in (404, 409))
+        if conflict and seconds < SLOW:
+            # The watch is about to bring what is newer, and with it the next attempt.
+            log.debug("MtgpuPod has changed: %s", error, extra=where)
+            self._failed = True
+            return
+        log.warning("MtgpuPod put off: %s", error, extra=where)
+        self._put_off(node, item, seconds)
+        if isinstance(error, Unreachable) and seconds < SLOW:
+            raise error  # there is no API server at all: the writes of others would fail alike
+
+    def _put_off(self, node: str, item: Raw, seconds: float) -> None:
+        namespace, uid = item["metadata"]["namespace"], item["metadata"]["uid"]
+        self._waits.failed(node, namespace, uid, seconds)
+        self._queue.add(node, self._waits.left(node, namespace, uid))
+
+    def _put_finalizers(self, node: str) -> tuple[Collection[str], Mapping[tuple[str, str], bytes]]:
+        """Return the uids of those that did not get it: nothing is begun for them that might be left behind. And those
+        that got it, as they are since, by the version before.
         """
         with self._feeding:
             items = self._known.on(node).items
-        left_out, fresh = set(), {}
+        admitted = self._state.mtgpus.on(node).admitted
+        left_out, fresh = set[str](), dict[tuple[str, str], bytes]()
+
+        def put(item: Raw) -> None:
+            fresh[_version(item)] = text_of(of_mtgpupod(self._writer.put_finalizer(item)))
+
         for key in in_turn(items, lambda key: key[0], self._served_last.get(node)):
             item = items[key]
             pod = read(item)
@@ -210,13 +257,9 @@ class Controller:
                 continue
             if not (self._serving or pod.bound):
                 continue
-            if self._is_cut_off(FINALIZERS):
-                left_out.add(pod.uid)
-                continue
-            try:
-                fresh[_version(item)] = self._writer.put_finalizer(item)
-            except ApiError as error:
-                self._take_refusal(error, item)
+            done = not self._is_cut_off(FINALIZERS) and self._try(node, item, partial(put, item))
+            # One with a reservation got it, and the watch is behind.
+            if not done and (pod.uid not in admitted or self._waits.left(node, pod.namespace, pod.uid)):
                 left_out.add(pod.uid)
         return left_out, fresh
 
@@ -224,8 +267,8 @@ class Controller:
         return in_turn(uids, lambda uid: key_of(items[uid])[0], self._served_last.get(node))
 
     def _is_cut_off(self, most: int) -> bool:
-        """Whether this attempt has made so many writes; then another attempt follows."""
-        over = self._writes >= most
+        """Return whether this attempt has made so many writes, or as long ones; then another attempt follows."""
+        over = self._writes >= most or self._spent >= SECONDS * most / WRITES
         self._cut_off |= over
         return over
 
@@ -356,13 +399,6 @@ class Controller:
         for transition in transitions(before, status):
             self._tell(reference, transition)
         return written
-
-    def _take_refusal(self, error: ApiError, item: Raw) -> None:
-        """Of a write that others need not wait for."""
-        if error.status in (404, 409):
-            raise _Stale(str(error)) from error
-        self._failed = True
-        log.warning("MtgpuPod put off: %s", error, extra={"object": "/".join(key_of(item))})
 
 
 def _version(item: Raw) -> tuple[str, str]:

@@ -1,4 +1,6 @@
-"""How soon something may be made again that goes as soon as it is made: after pauses that grow."""
+"""How soon something may be made again that goes as soon as it is made: after pauses that grow. And which MtgpuPods are
+put off, since their writes fail or take long.
+"""
 
 from collections.abc import Callable
 
@@ -33,3 +35,44 @@ class Paces:
     def forget(self, *key: str) -> None:
         """It is well."""
         self._paces.pop(key, None)
+
+
+SLOW = 1.0
+"""Seconds: an ordinary write takes 5 to 10 ms. A tenant makes an MtgpuPod large enough that one takes longer."""
+_RESTS = 2
+"""A namespace rests for so many times the seconds of its slow write: slow writes take a third of the time at most."""
+
+
+class Waits:
+    """Which MtgpuPods are put off, by node and uid, and which namespaces rest.
+
+    A write that fails puts off its own MtgpuPod, each time for longer. So does a slow one, and its namespace rests: the
+    other MtgpuPods of a tenant may be as slow, and there is one thread for all namespaces.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._paces = Paces(clock)
+        self._rests: dict[str, float] = {}
+
+    def left(self, node: str, namespace: str, uid: str) -> float:
+        """Return for how many seconds the MtgpuPod is put off; 0 where it is not."""
+        rest = self._rests.get(namespace, 0.0) - self._clock()
+        return max(0.0, rest, self._paces.left(node, uid))
+
+    def failed(self, node: str, namespace: str, uid: str, seconds: float) -> None:
+        """seconds: that the write took."""
+        self._paces.slow(node, uid)
+        self._rest(namespace, seconds)
+
+    def worked(self, node: str, namespace: str, uid: str, seconds: float) -> None:
+        if seconds < SLOW:
+            self._paces.forget(node, uid)
+        else:
+            self.failed(node, namespace, uid, seconds)
+
+    def _rest(self, namespace: str, seconds: float) -> None:
+        now = self._clock()
+        self._rests = {name: until for name, until in self._rests.items() if until > now}
+        if seconds >= SLOW:
+            self._rests[namespace] = now + _RESTS * seconds

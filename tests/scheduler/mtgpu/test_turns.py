@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mgpu.kube import ApiError
+from mgpu.kube import ApiError, Unreachable
 from scheduler.mtgpu.turns import WRITES, in_turn
 from tests import builders as b
 from tests.mtgpu_rig import Rig, items_path
@@ -93,6 +93,77 @@ def test_a_pod_that_is_forbidden_is_tried_again_after_pauses_that_grow(rig: Rig)
     rig.cluster.refuse = lambda *_: None
     rig.settle()
     assert all(rig.pod(f"m{i}") for i in range(10))
+
+
+def slow(rig: Rig, part: str, seconds: float, error: Exception | None) -> list[str]:
+    """Let each write of a path with this part take so long; return those paths, as they are written."""
+    found: list[str] = []
+
+    def refuse(verb: str, path: str) -> None:
+        if verb != "get" and part in path:
+            found.append(path)
+            rig.clock.now += seconds
+            if error is not None:
+                raise error
+
+    rig.cluster.refuse = refuse
+    return found
+
+
+def bound(rig: Rig, namespace: str, name: str) -> bool:
+    status = rig.cluster.get(f"{items_path(namespace)}/{name}").get("status") or {}
+    return bool(status.get("BoundDeviceID"))
+
+
+ERRORS = [Unreachable("Read timed out"), ApiError(504, "Timeout", ""), None]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=["no answer", "refused", "answered"])
+def test_slow_writes_of_a_tenant_leave_another_tenant_two_thirds_of_the_time(rig: Rig, error: Exception | None) -> None:
+    for i in range(20):
+        create(rig, "tenant", f"m{i:04}", "x", "1")
+    create(rig, "victim", "v", "y", "0.5")
+    tried = slow(rig, "/tenant/", 10.0, error)
+    begun = rig.clock.now
+    for _ in range(6):
+        rig.round()
+        rig.clock.now += 1
+    assert bound(rig, "victim", "v")
+    for _ in range(100):
+        rig.round()
+        rig.clock.now += 1
+    assert 0 < 10 * len(tried) <= 0.4 * (rig.clock.now - begun)
+
+
+def test_one_whose_writes_time_out_is_tried_after_pauses_that_grow(rig: Rig) -> None:
+    """Its node and the other MtgpuPods of its namespace are served meanwhile."""
+    for name in "ab":
+        create(rig, "default", name, name, "1")
+    tried = slow(rig, "/mtgpupods/a/status", 10.0, Unreachable("Read timed out"))
+    begun = rig.clock.now
+    for _ in range(300):
+        rig.round()
+        rig.clock.now += 1
+    assert bound(rig, "default", "b")
+    assert 3 <= len(tried) <= (rig.clock.now - begun) / 60 + 6
+    rig.cluster.refuse = lambda *_: None
+    rig.settle()
+    assert bound(rig, "default", "a")
+
+
+def test_mtgpupod_that_changes_all_the_time_puts_off_nobody(rig: Rig) -> None:
+    create(rig, "tenant", "a", "x", "1")
+    create(rig, "victim", "v", "y", "1")
+
+    def conflict(verb: str, path: str) -> None:
+        if verb == "patch" and "/tenant/" in path:
+            raise ApiError(409, "Conflict", "the object has been modified")
+
+    rig.cluster.refuse = conflict
+    for _ in range(4):
+        rig.round()
+    assert bound(rig, "victim", "v")
+    assert not bound(rig, "tenant", "a")
 
 
 def forbid() -> None:
