@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mgpu.kube import Api
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
 from playground.realapi import real_api_server
 
@@ -31,6 +32,13 @@ def kubeconfig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
             url, ca = stack.enter_context(running(ApiServer(tokens=ADMIN), tls=tls)), Path(tls[0])
         write_kubeconfig(folder / "kubeconfig", str(url), ca.read_bytes(), "admin-token")
         yield folder / "kubeconfig"
+
+
+@pytest.fixture(scope="module")
+def api(kubeconfig: Path) -> Iterator[Api]:
+    made = Api.connect(str(kubeconfig))
+    yield made
+    made.close()
 
 
 @pytest.fixture

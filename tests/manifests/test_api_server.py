@@ -7,10 +7,18 @@ import pytest
 import yaml
 
 from tests.manifests.conftest import Run
-from tests.manifests.rendered import FOLDERS, MANIFESTS, Json, kustomization, named, rendered, workloads
+from tests.manifests.rendered import (
+    FOLDERS,
+    MANIFESTS,
+    WITHOUT_POLICIES,
+    Json,
+    kustomization,
+    named,
+    rendered,
+    workloads,
+)
 
 _DEFINED_ELSEWHERE = "cert-manager.io/v1"
-_DELETED = "{$patch: delete, apiVersion: any, kind: any, metadata: {name: any}}"
 REAL = pytest.mark.parametrize("kubeconfig", ["real"], indirect=True)
 """What the playground would say of it, test_rendered.py says in less time."""
 EVERY_OVERLAY = pytest.mark.parametrize("folder", FOLDERS, ids=[folder.name for folder in FOLDERS])
@@ -49,8 +57,7 @@ def test_the_pods_of_every_overlay_pass_one_too(run: Run, folder: Path) -> None:
 
 def test_a_kustomization_with_another_image_is_applied_whole(run: Run, tmp_path: Path) -> None:
     """Without the policies, as a cluster before 1.30 wants it, and the playground."""
-    left_out = {"target": {"kind": "ValidatingAdmissionPolicy.*"}, "patch": _DELETED}
-    own = kustomization(tmp_path, MANIFESTS / "overlays/second-scheduler", patches=[left_out])
+    own = kustomization(tmp_path, MANIFESTS / "overlays/second-scheduler", patches=[WITHOUT_POLICIES])
     environment = {"IMAGE": "images.example:5000/team/mgpu:9", "WAIT": "0", "API_SERVERS": "192.0.2.1"}
     done = run(MANIFESTS / "deploy.sh", own, env=environment)
     assert done.returncode == 0, done.stderr
@@ -80,8 +87,7 @@ def test_what_was_changed_on_the_cluster_gives_way_and_koordinators_crd_does_not
     there = [named(documents, "Namespace", "mgpu-system"), undone, theirs]
     apply(run, there, "--force-conflicts", "--field-manager=somebody")
 
-    left_out = {"target": {"kind": "ValidatingAdmissionPolicy.*"}, "patch": _DELETED}
-    own = kustomization(tmp_path, MANIFESTS / "base", patches=[left_out])
+    own = kustomization(tmp_path, MANIFESTS / "base", patches=[WITHOUT_POLICIES])
     done = run(
         MANIFESTS / "deploy.sh", own, env={"IMAGE": "images.example/mgpu:2", "WAIT": "0", "API_SERVERS": "192.0.2.1"}
     )

@@ -6,7 +6,6 @@ deploy.sh runs once for all tests. Each begins without authorities, and runs cer
 import base64
 import json
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,13 +20,11 @@ from mgpu.kube import Api
 from mgpu.kube.secrets import SecretStore
 from mgpu.serving.certificates import CA, CA_KEY, CA_LIFE, CHAIN, Authority, Files, ensure, new_authority
 from tests.manifests.conftest import Run, runner
-from tests.manifests.rendered import MANIFESTS, kustomization, rendered
+from tests.manifests.rendered import MANIFESTS, WITHOUT_POLICIES, kustomization, rendered
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 SECRETS = "/api/v1/namespaces/mgpu-system/secrets"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
-_DELETED = "{$patch: delete, apiVersion: any, kind: any, metadata: {name: any}}"
-_POLICIES = {"target": {"kind": "ValidatingAdmissionPolicy.*"}, "patch": _DELETED}
 CONFIGURATIONS = {
     "webhook": (
         "mutatingwebhookconfigurations/mgpu-webhook",
@@ -38,15 +35,8 @@ CONFIGURATIONS = {
 }
 
 
-@pytest.fixture(scope="module")
-def api(kubeconfig: Path) -> Iterator[Api]:
-    made = Api.connect(str(kubeconfig))
-    yield made
-    made.close()
-
-
 def deploy(run: Run, folder: Path) -> "subprocess.CompletedProcess[str]":
-    own = kustomization(folder, MANIFESTS / "base", patches=[_POLICIES])
+    own = kustomization(folder, MANIFESTS / "base", patches=[WITHOUT_POLICIES])
     done = run(MANIFESTS / "deploy.sh", own, env={"WAIT": "0", "API_SERVERS": "192.0.2.1"})
     assert done.returncode == 0, done.stderr
     return done

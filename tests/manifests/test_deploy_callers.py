@@ -6,11 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.manifests.conftest import Run
-from tests.manifests.rendered import MANIFESTS, kustomization
+from tests.manifests.rendered import MANIFESTS, WITHOUT_POLICIES, kustomization
 
-_DELETED = "{$patch: delete, apiVersion: any, kind: any, metadata: {name: any}}"
-_POLICIES = {"target": {"kind": "ValidatingAdmissionPolicy.*"}, "patch": _DELETED}
-"""Left out: the playground's API server has no such kind."""
 _OWN_CERTIFICATES = "webhook: {certDir: /tls}\nscheduler: {certDir: /tls}\n"
 """With its own authorities deploy.sh takes twice as long; test_certificates.py has these."""
 _VARIABLES = {"mgpu-webhook": "MGPU_WEBHOOK__APISERVERS", "mgpu-scheduler": "MGPU_SCHEDULER__APISERVERS"}
@@ -20,7 +17,7 @@ def deploy(run: Run, folder: Path, settings: str = _OWN_CERTIFICATES, **env: str
     folder.mkdir(exist_ok=True)
     replaced = json.dumps([{"op": "replace", "path": "/data/mgpu.yaml", "value": settings}])
     patch = {"target": {"kind": "ConfigMap", "name": "mgpu-config"}, "patch": replaced}
-    own = kustomization(folder, MANIFESTS / "base", patches=[_POLICIES, patch])
+    own = kustomization(folder, MANIFESTS / "base", patches=[WITHOUT_POLICIES, patch])
     return run(MANIFESTS / "deploy.sh", own, env={"WAIT": "0", **env})
 
 

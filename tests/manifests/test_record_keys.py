@@ -26,18 +26,17 @@ RECORD = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-co
 
 
 @pytest.fixture
-def api(kubeconfig: Path) -> Iterator[Api]:
-    made = Api.connect(str(kubeconfig))
-    if not any(row["metadata"]["name"] == "mgpu-system" for row in made.list("/api/v1/namespaces")[0]):
-        made.create("/api/v1/namespaces", {"metadata": {"name": "mgpu-system"}})
-    yield made
+def api(api: Api) -> Iterator[Api]:
+    """With the namespace, and without keys."""
+    if not any(row["metadata"]["name"] == "mgpu-system" for row in api.list("/api/v1/namespaces")[0]):
+        api.create("/api/v1/namespaces", {"metadata": {"name": "mgpu-system"}})
+    yield api
     for path in (f"{NAMESPACE}/secrets/mgpu-record-key", f"{NAMESPACE}/configmaps/mgpu-record-keys", SCHEDULER, AGENTS):
         try:
-            made.delete(path)
+            api.delete(path)
         except ApiError as error:
             if error.status != 404:
                 raise
-    made.close()
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """`make undeploy` leaves nothing stuck, with the scheduler process alive and with nobody to take finalizers off."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,6 @@ _ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 _ALL_MTGPUPODS, _OCCUPYING = "/apis/lsalab.nthu/v1/mtgpupods", "/api/v1/namespaces/kube-system/pods"
 PLAYGROUND = pytest.mark.parametrize("kubeconfig", ["playground"], indirect=True)
 """A real API server alone never ends a namespace: that is kube-controller-manager's."""
-
-
-@pytest.fixture
-def api(kubeconfig: Path) -> Iterator[Api]:
-    made = Api.connect(str(kubeconfig))
-    yield made
-    made.close()
 
 
 def there(api: Api, path: str) -> bool:
