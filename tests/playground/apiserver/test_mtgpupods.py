@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mgpu.model.budget import LABELS
 from playground.installation import manifests
 from tests.playground.apiserver.api import JSON, TABLE, Api, pod
 from tests.playground.apiserver.hooks import Hooks, deny
@@ -224,6 +225,8 @@ def test_only_new_ones_and_changes_of_what_is_fixed_are_reviewed(api: Api, path:
         assert api.patch(one, body).code == 422
     assert api.patch(one, {"spec": {"nodeName": "n2"}}).code == 422
     assert api.patch(one, {"metadata": {"labels": {"a": "b"}, "finalizers": ["a.b/c", "d.e/f"]}}).code == 200
+    many = {f"a{i}": "" for i in range(LABELS)}
+    assert api.patch(one, {"metadata": {"labels": many}}).code == 422, "one more than an object may have"
     assert api.patch(f"{one}/status", {"status": STATUS}).code == 200
     api.ok("DELETE", one)
     assert api.patch(one, {"metadata": {"annotations": {"lsalab.nthu/GPUID": "x"}}}).code == 422, (
