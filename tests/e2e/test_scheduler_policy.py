@@ -344,6 +344,24 @@ def test_a_lease_or_a_configmap_gets_no_metadata_of_an_attacker(stolen: Api, clu
     assert refusal(stolen, f"{maps}/mps-configmap", {"data": {"n1": "a"}}) == ""
 
 
+@pytest.mark.parametrize(
+    "name", [{"name": "another"}, {"generateName": "mgpu-scheduler"}], ids=lambda name: next(iter(name))
+)
+def test_a_lease_of_another_name_is_refused(stolen: Api, name: Any) -> None:
+    with pytest.raises(ApiError, match=r"mgpu-scheduler-own-objects.* denied"):
+        stolen.create(LEASES, {"metadata": name, "spec": {}}, dryRun="All")
+
+
+@pytest.mark.parametrize(
+    "field", [{"immutable": True}, {"binaryData": {"n1": "YQ=="}}], ids=["immutable", "binaryData"]
+)
+def test_a_configmap_gets_nothing_but_data(stolen: Api, cluster: Cluster, field: Any) -> None:
+    maps = "/api/v1/namespaces/mgpu-system/configmaps"
+    if "mps-configmap" not in {raw["metadata"]["name"] for raw in cluster.api.list(maps)[0]}:
+        cluster.api.create(maps, {"metadata": {"name": "mps-configmap"}})
+    assert "nothing but the data" in refusal(stolen, f"{maps}/mps-configmap", field)
+
+
 def test_a_leader_writes_its_lease_under_the_policy(stolen: Api) -> None:
     leader = Leader(stolen, "mgpu-system", "mgpu-scheduler", "one")
     leader.round()
