@@ -12,6 +12,7 @@ from deviceplugin.slices.usage import Environments, names_in, place_at
 from mgpu.model.asks import Amount
 from mgpu.model.cards import GPU, WHOLE_RATIO, Card, noun
 from mgpu.model.ledger import Holding, Share, unknown_shares
+from mgpu.model.naming import named_to
 from mgpu.model.quantities import format_bytes, format_core
 
 Handed = Mapping[tuple[str, str], Sequence[str]]
@@ -56,13 +57,16 @@ def _by_index(share: Share, cards: Sequence[Card]) -> Share:
 
 
 def excess(wanted: Holding, others: Sequence[Holding], cards: Sequence[Card]) -> str:
-    """Which card has no room for `wanted` beside `others`, and by how much; "" where all have."""
+    """Return which card has no room for `wanted` beside `others`, and by how much; "" where all have.
+
+    The text goes into Events and the status of the wanted pod, so it names no pods of other namespaces.
+    """
     others = [_on_their_cards(other, cards) for other in others]
     for card in cards:
         own = wanted.uses(card)
         if not own.shares:
             continue
-        uses = [(other.key, use) for other in others if (use := other.uses(card)).shares]
+        uses = [(other, use) for other in others if (use := other.uses(card)).shares]
         used = Amount(*map(sum, zip(*(use for _, use in uses), strict=True))) if uses else Amount()
         short = [
             f"{what} {show(asked)} asked, {show(max(0, size - taken))} free"
@@ -74,9 +78,13 @@ def excess(wanted: Holding, others: Sequence[Holding], cards: Sequence[Card]) ->
             if asked and taken + asked > size
         ]
         if short:
-            holders = f"; held by {', '.join(sorted({key for key, _ in uses}))}" if uses else ""
+            holders = f"; held by {named_to(wanted.namespace, _names(uses))}" if uses else ""
             return f"{noun(card.type)} {card.index} ({card.uuid}) has no room: {', '.join(short)}{holders}"
     return ""
+
+
+def _names(uses: Sequence[tuple[Holding, Amount]]) -> list[tuple[str, str]]:
+    return [(held.namespace, held.name) for held, _ in uses]
 
 
 def _on_their_cards(held: Holding, cards: Sequence[Card]) -> Holding:

@@ -18,6 +18,7 @@ from deviceplugin.pods import GpuPod, NodePods
 from mgpu.dialects import mtgpu
 from mgpu.model.cards import GPU, Card
 from mgpu.model.errors import RetryLater
+from mgpu.model.naming import named_to
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,8 @@ class Leftovers:
                 return
             if loop.time() >= deadline:
                 card, gone = running[0]
-                why = f"processes of {gone.pod.key}, which was deleted by force, run on card {card.index} ({card.uuid})"
+                who = named_to(known.pod.namespace, [(gone.pod.namespace, gone.pod.name)])
+                why = f"processes of {who}, which was deleted by force, run on card {card.index} ({card.uuid})"
                 raise Refused(f"{known.pod.key}: {why}", known.pod.uid)
             await asyncio.sleep(_LOOK_SECONDS)
 

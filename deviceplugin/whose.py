@@ -11,6 +11,7 @@ from deviceplugin.identity import Refused
 from deviceplugin.podresources import Owner
 from deviceplugin.pods import NodePods
 from mgpu.model.errors import RetryLater
+from mgpu.model.naming import named_to
 
 _RETRY_SECONDS = 0.2
 _REMEMBERED = 4096
@@ -76,5 +77,8 @@ class Whose:
             owners = await self._owners.owners(self._resource)
         except RetryLater as error:
             return str(error)
-        pods = sorted({f"{o.namespace}/{o.name}" for o in owners if o.ids & ids} - {known.pod.key})
-        return f"the kubelet's checkpoint gives the ids to {known.pod.key}, PodResources to {pods[0]}" if pods else ""
+        pod = known.pod
+        pods = {(o.namespace, o.name) for o in owners if o.ids & ids} - {(pod.namespace, pod.name)}
+        if not pods:
+            return ""
+        return f"the kubelet's checkpoint gives the ids to {pod.key}, PodResources to {named_to(pod.namespace, pods)}"

@@ -99,10 +99,17 @@ class Admission:
         card = its[0].card
         if len(its) > 1 or strangers(self._ledger, self._seen.node, pod.gpuid, card):
             return Said(FALSE, "Degraded", f"GPUID {pod.gpuid} has no card of its own: look at {card.uuid}")
-        why = _never(pod, card) or refusal(replace(its[0], gpuid=""), _share(pod), 0)
+        why = _never(pod, card)
+        if why is None and (why := refusal(replace(its[0], gpuid=""), _share(pod), 0)) and self._of_others(pod):
+            why = "less of it is free than this MtgpuPod asks for; MtgpuPods of other namespaces hold shares of it"
         if why:
             return _exceeded(f"card {card.index}, which is GPUID {pod.gpuid}'s: {why}")
         return holding(pod, card.uuid, bound=False)
+
+    def _of_others(self, pod: MtgpuPod) -> bool:
+        """Return whether the GPUID's users are all of other namespaces: whoever guesses it must not learn more."""
+        users = self._users(pod.gpuid)
+        return bool(users) and all(user.namespace != pod.namespace for user in users)
 
     def _started(self, pod: MtgpuPod, states: Sequence[CardState]) -> Holding | Said:
         """A card for a GPUID that has none as far as anybody can tell."""

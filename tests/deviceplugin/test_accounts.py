@@ -43,6 +43,15 @@ def test_every_dimension_counts_and_the_holders_are_named() -> None:
     assert "core 60% asked, 40% free; held by default/q" in over(decided("p"), decided("q", "GPU-n1-0"))
 
 
+def test_refusal_names_pods_of_its_own_namespace_alone() -> None:
+    """The text goes into an Event and the status of the refused pod, which its tenant reads."""
+    wanted = decided("p", core=60, namespace="mine")
+    one = decided("secret", core=60, namespace="theirs")
+    both = decided("secret", core=30, namespace="theirs"), decided("q", core=30, namespace="mine")
+    assert over(wanted, one).endswith("held by a pod of another namespace")
+    assert over(wanted, *both).endswith("held by mine/q, pods of other namespaces")
+
+
 def test_a_whole_card_is_beside_nothing() -> None:
     whole = read(pod("w", container("c", 100), annotations={ASSUMED: "true", RECORD + "c": "0"}))
     assert "core 100% asked, 90% free" in over(whole, decided("q", core=10))

@@ -184,6 +184,9 @@ def test_after_a_restart_the_kubelet_must_not_say_otherwise(tmp_path: Path) -> N
     desk.owned = [Owner("default", "q", "c", frozenset(A))]
     with pytest.raises(Refused, match="gives the ids to default/p, PodResources to default/q"):
         desk.start(A)
+    desk.owned = [Owner("other", "q", "c", frozenset(A))]
+    with pytest.raises(Refused, match="PodResources to a pod of another namespace"):
+        desk.start(A)
     desk.owned = [Owner("default", "p", "c", frozenset(A)), Owner("default", "q", "c", frozenset(B))]
     desk.start(A)
 

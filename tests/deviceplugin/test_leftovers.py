@@ -69,6 +69,12 @@ def test_nobody_starts_where_a_process_is_left_until_it_has_ended(place: Place) 
     place.start("q", "0")
 
 
+def test_pod_of_another_namespace_that_was_deleted_by_force_is_not_named(place: Place) -> None:
+    place.pods.take(decided("q", "0", namespace="other"))
+    with pytest.raises(Refused, match=r"^other/q: processes of a pod of another namespace, which"):
+        place.start("q", "0")
+
+
 def test_where_others_are_too_nobody_can_tell_whose_they_are(place: Place) -> None:
     place.pods.take(ran("other", "0"))
     place.start("q", "0")

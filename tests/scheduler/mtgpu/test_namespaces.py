@@ -66,3 +66,15 @@ def test_pod_on_the_card_is_named_to_its_own_namespace_alone() -> None:
     for message in (said(found, "theirs", "degraded").message, said(found, "late").message):
         assert "default/pool" not in message
     assert "another pod is on its card" in said(found, "late").message
+
+
+def test_how_full_a_card_is_is_told_to_namespaces_that_use_its_gpuid_alone() -> None:
+    """A tenant may name any GPUID, and must not learn from the refusal how much of whose card is in use."""
+    users = [mtgpupod("v", request=437, namespace="victim", **BOUND)]
+    guess = mtgpupod("guess", request=600, namespace="tenant", created="2026-11-21T00:00:01Z")
+    more = mtgpupod("more", request=600, namespace="victim", created="2026-11-21T00:00:01Z")
+    found = planned(*users, guess, more, occupies=occupy(card=0))
+    assert "core 3.7 percent short" in said(found, "more").message
+    assert reason(found, "guess") == "ResourceExceeded"
+    assert "less of it is free than this MtgpuPod asks for" in said(found, "guess").message
+    assert "3.7" not in said(found, "guess").message
