@@ -22,8 +22,10 @@ from deviceplugin.offers import WHOLE_CARDS
 from deviceplugin.podresources import PodResources, pod_resources_socket
 from deviceplugin.pods import GpuPod, NodePods
 from deviceplugin.pulse import HANGING_SECONDS, SILENT_SECONDS, Pulse
+from deviceplugin.receipts import Receipts
 from deviceplugin.records import RecordWriter
 from deviceplugin.registration import CHECK_SECONDS
+from deviceplugin.remnants import Remnants
 from deviceplugin.reporter import Reporter
 from deviceplugin.resources import Resources
 from deviceplugin.runtime import ContainerRuntime
@@ -42,6 +44,7 @@ from mgpu.kube.events import Recorder, node_reference, pod_reference
 from mgpu.kube.reflector import Reflector
 from mgpu.model.cards import Card
 from mgpu.model.given import write_given
+from mgpu.model.ledger import Holding, Share
 from mgpu.model.partitioning import LABEL
 from mgpu.model.slices import MIG, MPS
 from mgpu.serving.record_keys import warn_if_unsealed
@@ -100,6 +103,7 @@ class Agent:
         self._owners = PodResources(pod_resources_socket(own))
         self._runtime = ContainerRuntime(Path(own.cri_socket) if own.cri_socket else None)
         files = CdiFiles(Path(own.cdi_dir))
+        self._remnants = Remnants(Receipts(Path(own.cdi_dir)), self._pods, self._runtime, self._pods_changed)
         self._mps = mps_of(
             own, files, self._gpus, self._pods, self._pods_changed, self._warn_mps, self._warn_unenforced
         )
@@ -140,6 +144,7 @@ class Agent:
             resend=lambda resource: self._resources.plugins[resource].resend(),
             given=self._mark_given,
             foreign=self._whole.holdings,
+            remnants=self._remnants,
             mps=self._mps if cdi else None,
             exposure=exposure_of(self._settings.deviceplugin),
             leftovers=Leftovers(self._pods, driver.read),
@@ -157,7 +162,8 @@ class Agent:
             pods=self._pods,
             synced=lambda: self._reflector.synced,
             environments=files.environments,
-            foreign=self._whole.holdings,
+            foreign=self._unrecorded_holdings,
+            remains=self._remnants.remains,
             warn=lambda problem: self._warn_node(problem, "MgpuSlices"),
             changed=self._cut_anew,
         )
@@ -171,6 +177,10 @@ class Agent:
             self._node.mps,
             self._reporter.saw_node,
         )
+
+    def _unrecorded_holdings(self) -> tuple[Holding, ...]:
+        """Return what pods hold of which the API says nothing: another plugin's, and those that were deleted."""
+        return (*self._whole.holdings(), *self._remnants.holdings())
 
     async def run(self, *, asks: bool = True) -> Outcome:
         """Stand by until this node is free, then serve it until `stop`, or until another agent takes over.
@@ -205,6 +215,7 @@ class Agent:
         if self._settings.deviceplugin.cdi:  # what another agent has handed out while this one stood by
             self._node.grants.recover(handed(CdiFiles(Path(self._settings.deviceplugin.cdi_dir)).environments()))
         self._mps.recover()
+        self._remnants.recover()
         self._start(self._reporter, self._records, self._slices, self._limits)
         log.info("started", extra={"node": self._node_name})
         warn_if_unsealed(self._sealed_by)
@@ -241,7 +252,7 @@ class Agent:
         """The cards and who holds them, as far as that is decided."""
         if not self._turn.serves:
             return Seen((), (), ())  # the agent that serves reports them
-        gpus, foreign = self._gpus(), self._whole.holdings()
+        gpus, foreign = self._gpus(), self._unrecorded_holdings()
         devices, theirs = self._slices.devices(gpus), {held.uid for held in foreign}
         pods = (known for known in self._pods.all() if known.shares is not None and not known.pod.ended)
         return Seen(gpus, devices, (*(holding(p, devices) for p in pods if p.pod.uid not in theirs), *foreign))
@@ -288,18 +299,35 @@ class Agent:
         self._limits.wake()
         async with asyncio.TaskGroup() as group:
             keepers = (self._node.delivery, self._node.grants, self._mps, self._resources)
-            group.create_task(keep_clean(self._pods, keepers, self._pods_changed))
+            group.create_task(keep_clean(self._pods, self._remnants, keepers, self._pods_changed))
             group.create_task(self._mps.run())
             while self._cards.cards is None:
                 await self._pods_changed.wait()
+            self._remnants.resume(self._running(), self._node.cards())
+            group.create_task(self._remnants.follow(self._reporter.update))
             self._resources.resume()
             while True:
                 # Before this agent was there too.
                 for known in self._pods.all():
                     if known.ran:
                         self._mark_given(known)
+                self._note_others()
                 self._slices.wake()
                 await self._pods_changed.wait()
+
+    def _running(self) -> list[tuple[GpuPod, tuple[Share, ...]]]:
+        """Return the pods that have run, with what they hold."""
+        cards, pods = self._node.cards(), (known for known in self._pods.all() if known.ran and not known.pod.ended)
+        return [(known, self._node.grants.kept(known, cards) or holding(known, cards).shares) for known in pods]
+
+    def _note_others(self) -> None:
+        """Write receipts of pods whose cards do not come through this agent's answers."""
+        present, cards = self._pods.present(), self._gpus()
+        for held in self._whole.holdings():
+            if held.uid in present:
+                self._remnants.note(held.uid, held.shares, cards)
+        for row in self._pods.limited():
+            self._remnants.note(row.uid, (Share(row.name, row.card, row.request, row.memory),), cards)
 
     async def _follow_whole_cards(self) -> None:
         """Who serves them, and what another plugin gave out: whenever pods or the kubelet's checkpoint change."""
@@ -321,8 +349,10 @@ class Agent:
 
     def _told_of_whole_cards(self) -> tuple[str, str | None]:
         """For the reporter, on its thread."""
-        given = self._whole.given
-        return self._whole.server, None if given is None else write_given(given) if given else ""
+        if (given := self._whole.given) is None:
+            return self._whole.server, None
+        rows = (*given, *self._remnants.rows())
+        return self._whole.server, write_given(rows) if rows else ""
 
     def _mark_given(self, known: GpuPod) -> None:
         """gpushare: the record says once the node has given the card out."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from deviceplugin.accounts import Grants
+from deviceplugin.accounts import Grants, holding
 from deviceplugin.cdi import ANSWER_ANNOTATION, CARRIER_VARIABLE, CdiFiles, new_name
 from deviceplugin.checkpoint import Given, read_checkpoint
 from deviceplugin.exchange import Exchange
@@ -22,15 +22,17 @@ from deviceplugin.metrics import CORRECTIONS
 from deviceplugin.mps.clients import Mps
 from deviceplugin.mps.limits import Edits
 from deviceplugin.pods import GpuPod, NodePods
+from deviceplugin.remnants import Remnants
 from deviceplugin.wakeup import Wakeup
 from deviceplugin.whose import Owners, Whose
-from mgpu.model.cards import Card
+from mgpu.model.cards import Card, noun
 from mgpu.model.ledger import Holding
 
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 5.0
 """The kubelet gives 30 s, and tries again after about 10 when told why not (kubernetes.md, "Device manager")."""
+_LOOK_SECONDS = 0.5
 GUESS_SECONDS = 1.0
 """Without CDI. The kubelet admits no other pod meanwhile."""
 
@@ -59,6 +61,7 @@ class Node:
     given: hears of every pod that may start on its cards. foreign: what another plugin gave out.
     mps: holds containers to their shares; None: nothing does. exposure: what tells the runtime of their cards.
     leftovers: waits for what is left of pods that are gone; None: nothing does.
+    remnants: pods that were deleted and still run; None: nobody looks for them.
     """
 
     pods: NodePods
@@ -76,6 +79,7 @@ class Node:
     mps: Mps | None = None
     exposure: Exposure = field(default_factory=Exposure)
     leftovers: Leftovers | None = None
+    remnants: Remnants | None = None
 
 
 class Allocations:
@@ -149,6 +153,7 @@ class Allocations:
         try:
             if self._node.leftovers is not None:
                 await self._node.leftovers.ended(known, self._node.cards(), deadline)
+            await self._freed(known, deadline)
             self._start(known, given, await self._limits(known, given, deadline))
         except Refused as error:
             self._node.refused(known, str(error))
@@ -298,11 +303,47 @@ class Allocations:
         known = self._now(known) or known
         if short := self._node.grants.refusal(known, self._node.pods.all(), cards, self._node.foreign()):
             raise Refused(f"{known.pod.key}: {short}", known.pod.uid)
+        if why := self._held_by_deleted(known):
+            raise Refused(f"{known.pod.key}: {why}", known.pod.uid)
+        self._write_receipt(known, cards)
         self._deliver(known, ready, refused)
         self._node.grants.grant(known, cards)
         if self._node.mps is not None:
             self._node.mps.given(limits)
         self._node.given(known)
+
+    async def _freed(self, known: GpuPod, deadline: float) -> None:
+        """Wait until no deleted pod that still runs holds the pod's cards, or until the deadline."""
+        loop = asyncio.get_running_loop()
+        while known.shares is not None and self._held_by_deleted(known) and loop.time() < deadline:
+            await self._node.changed.wait(max(0.0, min(_LOOK_SECONDS, deadline - loop.time())))
+
+    def _held_by_deleted(self, known: GpuPod) -> str | None:
+        """Return why the pod must not start beside deleted pods that still run; None where it may.
+
+        Those pods may be another tenant's, so the text names cards only.
+        """
+        remnants = self._node.remnants.holdings() if self._node.remnants is not None else ()
+        if not remnants:
+            return None
+        cards, pods, foreign = self._node.cards(), self._node.pods.all(), self._node.foreign()
+        if not self._node.grants.refusal(known, pods, cards, (*foreign, *remnants)):
+            return None
+        wanted = holding(known, cards)
+        on = [card for card in cards if wanted.is_on(card) and any(held.is_on(card) for held in remnants)]
+        named = ", ".join(f"{noun(card.type)} {card.index} ({card.uuid})" for card in on)
+        return (
+            f"{named}: containers of a deleted pod still run there; the start is tried again, and succeeds once the "
+            "container runtime reports that they have ended"
+        )
+
+    def _write_receipt(self, known: GpuPod, cards: Sequence[Card]) -> None:
+        """Raises Refused."""
+        if self._node.remnants is not None:
+            try:
+                self._node.remnants.give(known, holding(known, cards).shares, cards)
+            except OSError as error:
+                raise Refused(f"{known.pod.key}: receipt not written: {error}", known.pod.uid) from error
 
     def _beside(self, target: Target, given: Given) -> Mapping[str, str]:
         """What this resource brings a container that another one carries. Raises Refused.

@@ -3,7 +3,7 @@
 import logging
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 MIRROR = "kubernetes.io/config.mirror"
 """Of the API server's pod for a static one: the UID by which the kubelet knows it."""
+GRACE_SECONDS = 30
+"""What Kubernetes takes for `terminationGracePeriodSeconds` where a pod does not say."""
 _STATIC = re.compile(r"[^-]{1,64}")
 """The hash of a static pod's manifest has 32 digits. The text is kept of every pod, and users may write it too."""
 
@@ -48,6 +50,7 @@ class GpuPod:
     held: resource → how much the pod occupies on its node, at its busiest moment, as the scheduler counts.
     carriers: container → the one of its resources whose answer brings its cards (`dialects.carrier`).
     judged: what was found of its record; where that does not count, `pod` is without it and `shares` is None.
+    grace: seconds that its containers may run on after its deletion.
     """
 
     pod: Pod
@@ -60,6 +63,7 @@ class GpuPod:
     held: Mapping[str, int] = field(default_factory=dict, hash=False)
     carriers: Mapping[str, str] = field(default_factory=dict, hash=False)
     judged: Judged | None = None
+    grace: int = GRACE_SECONDS
 
     @property
     def finding(self) -> Finding | None:
@@ -97,6 +101,7 @@ class NodePods:
         self._present: dict[str, tuple[str, str, bool]] = {}
         self._limited: dict[str, Limited] = {}
         self._lost: dict[str, GpuPod] = {}
+        self._over: set[str] = set()
         self.dropped = 0
         self._ordered: tuple[GpuPod, ...] | None = None
         self._lock = threading.Lock()
@@ -127,11 +132,13 @@ class NodePods:
         uid = raw["metadata"]["uid"]
         with self._lock:
             self._amended.pop(uid, None)
-            self._present.pop(uid, None)
+            present = self._present.pop(uid, None)
             self._limited.pop(uid, None)
             known, phase = self._pods.pop(uid, None), (raw.get("status") or {}).get("phase")
             if known is not None and known.ran and not known.pod.ended and phase not in ("Succeeded", "Failed"):
                 self._lost[uid] = known
+            if (present is not None and present[2]) or _is_over(raw):
+                self._over.add(uid)
             self._ordered = None
             self.dropped += 1
         self._changed()
@@ -172,6 +179,16 @@ class NodePods:
         """Nothing of this lost one runs any more."""
         with self._lock:
             self._lost.pop(uid, None)
+
+    def is_over(self, uid: str) -> bool:
+        """Return whether this pod is gone and its last status said that all of its containers had ended."""
+        with self._lock:
+            return uid in self._over
+
+    def keep_over(self, uids: Collection[str]) -> None:
+        """Forget for all other pods whether they were over."""
+        with self._lock:
+            self._over &= {*uids}
 
     def limited(self) -> tuple[Limited, ...]:
         """The Pods of MtgpuPods that have not ended."""
@@ -224,7 +241,7 @@ def read_gpu_pod(
     held = {r: peak((c.stage, Amount(memory=n)) for c, n in rows).memory for r, rows in amounts.items()}
     ran, done = _history(raw.get("status") or {})
     carriers = {c.name: name for c in pod.containers if (name := dialects.carrier(c, settings))}
-    known = GpuPod(small, done=done, amounts=amounts, held=held, carriers=carriers, judged=judged)
+    known = GpuPod(small, done=done, amounts=amounts, held=held, carriers=carriers, judged=judged, grace=_grace(raw))
     try:
         ask = dialects.read_ask(pod, settings)
     except BadObject as error:
@@ -287,6 +304,26 @@ def _amount(container: Container, resource: str) -> int:
         return whole_number(asked[0]) if asked else 0
     except QuantityError:
         return 0  # half a CPU; the API server takes no fraction of an extended resource
+
+
+def _grace(raw: Mapping[str, Any]) -> int:
+    """Return the longest time that the kubelet may give its containers: a deletion may name more than the pod does."""
+    given = (
+        (raw.get("spec") or {}).get("terminationGracePeriodSeconds"),
+        raw["metadata"].get("deletionGracePeriodSeconds"),
+    )
+    return max((n for n in given if isinstance(n, int)), default=GRACE_SECONDS)
+
+
+def _is_over(raw: Mapping[str, Any]) -> bool:
+    """Return whether the pod's last status says that all of its containers have ended, by its phase or one by one.
+
+    A kubelet from before 1.27 reports no final phase of a pod that is being deleted.
+    """
+    status = raw.get("status") or {}
+    rows = [row for kind in ("initContainerStatuses", "containerStatuses") for row in status.get(kind) or ()]
+    ended = bool(rows) and all("terminated" in (row.get("state") or {}) for row in rows)
+    return ended or status.get("phase") in ("Succeeded", "Failed")
 
 
 def _history(status: Mapping[str, Any]) -> tuple[frozenset[str], frozenset[str]]:

@@ -1,5 +1,5 @@
-"""What the container runtime says (CRI): the environment of a pod's containers, since it is the last that knows what
-they have where neither a record nor the kubelet does; and whether it has CDI.
+"""What the container runtime says (CRI): whether a pod still runs, whatever the API says; the environment of a pod's
+containers, where neither a record nor the kubelet knows what they have; and whether the runtime has CDI.
 """
 
 import asyncio
@@ -21,6 +21,8 @@ _QUERY_SECONDS = 2.0
 _ASKED_SECONDS = 60.0
 _OPTIONS = [("grpc.max_receive_message_length", 64 << 20), ("grpc.enable_http_proxy", 0)]
 _CRIO = "cri-o"
+_MAY_RUN = (api.CONTAINER_RUNNING, api.CONTAINER_UNKNOWN)
+"""What runs; and of what containerd could not load after its own restart nobody knows."""
 _UID, _NAME = "io.kubernetes.pod.uid", "io.kubernetes.container.name"
 
 
@@ -63,6 +65,29 @@ class ContainerRuntime:
         except grpc.aio.AioRpcError as error:
             raise RetryLater(f"container runtime: {error.code().name}: {error.details()}") from error
         return found
+
+    async def runs(self, uid: str, *, sandbox: bool) -> bool:
+        """Return whether a container of the pod runs; with `sandbox` also, whether one may still be started.
+
+        The kubelet starts containers in a sandbox that is ready alone, and stops it once the pod has ended.
+
+        Args:
+            uid: the kubelet's. The kubelet sets it as a label over what the pod's author writes.
+        """
+        stub, label = self._stub(), {_UID: uid}
+        try:
+            listed = await stub.ListContainers(
+                api.ListContainersRequest(filter=api.ContainerFilter(label_selector=label)), timeout=_QUERY_SECONDS
+            )
+            if any(row.state in _MAY_RUN for row in listed.containers):
+                return True
+            if not sandbox:
+                return False
+            asked = api.ListPodSandboxRequest(filter=api.PodSandboxFilter(label_selector=label))
+            sandboxes = await stub.ListPodSandbox(asked, timeout=_QUERY_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise RetryLater(f"container runtime: {error.code().name}: {error.details()}") from error
+        return any(row.state == api.SANDBOX_READY for row in sandboxes.items)
 
     async def cdi(self) -> bool | None:
         """Whether it applies CDI specs; None: it does not say. Raises RetryLater.

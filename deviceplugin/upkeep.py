@@ -1,4 +1,4 @@
-"""What was of pods that are gone goes, whether or not anybody saw them go."""
+"""Removing what was kept for pods that have gone, whether or not their deletion was seen."""
 
 from collections.abc import Collection, Sequence
 from typing import Protocol
@@ -7,21 +7,31 @@ from deviceplugin.pods import NodePods
 from deviceplugin.wakeup import Wakeup
 
 
+class Remaining(Protocol):
+    """`deviceplugin.remnants`: pods that still run although the API has no such pod. removed: how often some ended."""
+
+    removed: int
+
+    def uids(self) -> Collection[str]: ...
+
+
 class Keeper(Protocol):
     def keep_only(self, uids: Collection[str]) -> None:
-        """All pods but these are gone."""
+        """Forget all pods but these."""
 
 
-async def keep_clean(pods: NodePods, keepers: Sequence[Keeper], changed: Wakeup) -> None:
-    """From the moment that all pods are known until cancelled; first what earlier agents left.
+async def keep_clean(pods: NodePods, remnants: Remaining, keepers: Sequence[Keeper], changed: Wakeup) -> None:
+    """Start once all pods are known, with what earlier agents left; run until cancelled.
 
-    Not by comparing what was there with what is: a pod may have come, been served and gone between two looks.
+    A pod may come, be served and go between two looks, so sets of pods are not compared. A pod whose object has gone is
+    kept for as long as its containers may run.
     """
-    dropped = -1
+    done = None
     while True:
-        if dropped != pods.dropped:
-            dropped = pods.dropped
-            there = {known.pod.uid for known in pods.all()}
+        now = pods.dropped, remnants.removed
+        if now != done:
+            done = now
+            there = {known.pod.uid for known in pods.all()} | {*remnants.uids()}
             for keeper in keepers:
                 keeper.keep_only(there)
         await changed.wait()

@@ -66,7 +66,8 @@ class Around:
 
     node: as the API has it; None: not known. gpus: all cards of the node; None: not known. synced: whether all pods
     are known.
-    environments: what CDI files say. foreign: what another plugin gave out. warn: an Event on the node, and the log.
+    environments: what CDI files say. foreign: what pods hold without a record. remains: whether a pod still runs that
+    was deleted. warn: an Event on the node, and the log.
     changed: hears that `SliceWorker.state` has changed.
     """
 
@@ -76,6 +77,7 @@ class Around:
     synced: Callable[[], bool]
     environments: Callable[[], Environments]
     foreign: Callable[[], Sequence[Holding]]
+    remains: Callable[[str], bool]
     warn: Callable[[str], None]
     changed: Callable[[], None]
 
@@ -260,7 +262,9 @@ class SliceWorker:
         return frozenset(gpu.index for gpu in gpus if gpu.uuid in uuids or any(share.is_on(gpu) for share in shares))
 
     def _lives(self, uid: str) -> bool:
-        """Whether this is a pod of the node that has not ended."""
+        """Return whether this is a pod of the node that has not ended, or one that was deleted and still runs."""
+        if self._around.remains(uid):
+            return True
         known, present = self._around.pods.by_uid(uid), self._around.pods.present().get(uid)
         return not known.pod.ended if known else present is not None and not present[1]
 

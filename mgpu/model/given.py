@@ -1,19 +1,24 @@
-"""Cards that the kubelet itself has given out, as a node's `Device` says (koordinator.md, "Annotations").
+"""Cards that pods hold without a record, as a node's `Device` says (koordinator.md, "Annotations").
 
-A list of `{"podUID": …, "containerName": …, "resourceName": …, "deviceIDs": […]}` in an annotation.
+A list of `{"podUID": …, "containerName": …, "resourceName": …, "deviceIDs": […]}` in an annotation: what the kubelet
+gave out through another plugin, and what pods hold whose objects were deleted while their containers run. A row of the
+latter has a `share` as well, the amounts that it holds; a scheduler that does not know this key holds the whole card.
 """
 
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.ledger import Share
+from mgpu.model.quantities import MAX
 
 CHECKPOINTS = "node.koordinator.sh/devices-checkpoints"
 _OLDER = "node.koordinator.sh/gpu-checkpoints"
+DELETED_POD = "mgpu.io/deleted-pod"
+"""The resource in rows of pods that were deleted and still run."""
 _NVIDIA = "nvidia.com/"
 _INDEX = re.compile(r"\d{1,9}", re.ASCII)
 _MOST_ROWS = 2048
@@ -24,12 +29,18 @@ _MOST_IDS = 4096
 
 @dataclass(frozen=True, slots=True, order=True)
 class Given:
-    """What one container was given of one resource. ids: UUIDs of cards, as the plugin that gave them names them."""
+    """What one container was given of one resource.
+
+    Attributes:
+        ids: UUIDs of cards, as the plugin that gave them names them.
+        share: what it holds of each of these cards; None: all of it.
+    """
 
     uid: str
     container: str
     resource: str
     ids: tuple[str, ...]
+    share: Share | None = field(default=None, compare=False)
 
 
 def read_given(device: Mapping[str, Any]) -> tuple[Given, ...]:
@@ -52,15 +63,23 @@ def read_given(device: Mapping[str, Any]) -> tuple[Given, ...]:
 
 def write_given(rows: Iterable[Given]) -> str:
     """The value of `CHECKPOINTS` that says this."""
-    table = [
-        {"podUID": g.uid, "containerName": g.container, "resourceName": g.resource, "deviceIDs": list(g.ids)}
-        for g in sorted(rows)
-    ]
-    return json.dumps(table, separators=(",", ":"))
+    return json.dumps([_written(given) for given in sorted(rows)], separators=(",", ":"))
+
+
+def _written(given: Given) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "podUID": given.uid,
+        "containerName": given.container,
+        "resourceName": given.resource,
+        "deviceIDs": list(given.ids),
+    }
+    if (share := given.share) is not None and not share.whole:
+        row["share"] = {"core": share.core, "memory": share.memory, "ratio": share.ratio}
+    return row
 
 
 def shares_given(rows: Iterable[Given]) -> dict[str, tuple[Share, ...]]:
-    """By the pod's UID, the cards that it was given, each of them whole.
+    """By the pod's UID, the cards that it was given, each of them whole unless the row says how much.
 
     An id may be an index, or a UUID with the number of a replica behind it (`GPU-…::3`), as NVIDIA's plugin may be
     configured. Which card a MIG device is on is not known: it is held on all.
@@ -68,7 +87,8 @@ def shares_given(rows: Iterable[Given]) -> dict[str, tuple[Share, ...]]:
     found: dict[str, dict[Share, None]] = {}
     for given in rows:
         for card in _cards(given):
-            found.setdefault(given.uid, {})[Share(given.container, card, whole=True)] = None
+            share = Share(given.container, card, whole=True) if given.share is None else replace(given.share, card=card)
+            found.setdefault(given.uid, {})[share] = None
     return {uid: tuple(shares) for uid, shares in found.items()}
 
 
@@ -95,9 +115,17 @@ def _listed(text: object, key: str, problems: list[Problem]) -> Iterator[Given]:
         problems.append(Problem(path, "must be a JSON list of what pods were given"))
         return
     for i, row in enumerate(rows):
-        given = _read(row)
+        try:
+            given = _read(row)
+        except (ValueError, KeyError, TypeError):
+            given = None
         if given is None:
-            problems.append(Problem(f"{path}[{i}]", "must have podUID, containerName, resourceName and deviceIDs"))
+            problems.append(
+                Problem(
+                    f"{path}[{i}]",
+                    "must have podUID, containerName, resourceName and deviceIDs, and a valid share if any",
+                )
+            )
         else:
             yield given
 
@@ -111,4 +139,14 @@ def _read(row: object) -> Given | None:
         return None
     if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
         return None
-    return Given(uid, container, resource, tuple(sorted(ids)))
+    share = None if row.get("share") is None else _share(container, row["share"])
+    return Given(uid, container, resource, tuple(sorted(ids)), share)
+
+
+def _share(container: str, row: Mapping[str, Any]) -> Share:
+    """Raises ValueError, KeyError or TypeError: a share that cannot be read must not hold less than there is."""
+    core, memory, ratio = row["core"], row["memory"], row["ratio"]
+    amounts = (core, memory) if ratio is None else (core, memory, ratio)
+    if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= MAX for n in amounts):
+        raise ValueError(f"amounts must be integers from 0 to {MAX}")
+    return Share(container, None, core, memory, ratio=ratio)

@@ -156,7 +156,7 @@ class Node:
             raise
 
     def cdi_files(self) -> list[Path]:
-        return sorted((self.folder / "cdi").glob("*"))
+        return sorted((self.folder / "cdi").glob("*.json"))
 
     def close(self) -> None:
         self.kubelet.stop()

@@ -4,6 +4,7 @@ from typing import Any
 
 from mgpu.kube import ApiError
 from tests.builders import CORE, MEMORY, container, pod, share
+from tests.deviceplugin.cri import serving
 from tests.deviceplugin.node import DEVICES, NODE, PODS, Node
 from tests.waiting import until
 
@@ -157,7 +158,7 @@ def test_an_agent_restart_is_survived_and_files_of_gone_pods_go(node: Node) -> N
     assert not (node.folder / "device-plugins" / "mgpu-core.sock").exists()
     node.api.delete(f"{PODS}/gone")
     until(lambda: missing(node, "gone"))
-    with node.agent():
+    with serving(node.folder / "cri.sock"), node.agent():
         until(lambda: len(node.cdi_files()) == 1)
         before = len(node.runtime.containers())
         node.kubelet.restart_container("default", "p", "c")

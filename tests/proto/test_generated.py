@@ -53,6 +53,10 @@ CRI = {
     "ContainerFilter": "4 label_selector*",
     "ListContainersRequest": "1 filter",
     "Container": "1 id, 6 state, 8 labels*",
+    "PodSandboxFilter": "3 label_selector*",
+    "ListPodSandboxRequest": "1 filter",
+    "PodSandbox": "1 id, 3 state",
+    "ListPodSandboxResponse": "1 items*",
     "ListContainersResponse": "1 containers*",
     "ContainerStatusRequest": "1 container_id, 2 verbose",
     "ContainerStatusResponse": "2 info*",
@@ -60,6 +64,7 @@ CRI = {
 STATES = {"CONTAINER_CREATED": 0, "CONTAINER_RUNNING": 1, "CONTAINER_EXITED": 2, "CONTAINER_UNKNOWN": 3}
 INTEGERS = {
     "Container.state": FieldDescriptor.TYPE_ENUM,
+    "PodSandbox.state": FieldDescriptor.TYPE_ENUM,
     "NUMANode.ID": FieldDescriptor.TYPE_INT64,
     "ContainerPreferredAllocationRequest.allocation_size": FieldDescriptor.TYPE_INT32,
     "ContainerMemory.size": FieldDescriptor.TYPE_UINT64,
@@ -83,6 +88,7 @@ CALLS = {
     "runtime.v1.RuntimeService": {
         "Version": ("VersionRequest", "VersionResponse"),
         "Status": ("StatusRequest", "StatusResponse"),
+        "ListPodSandbox": ("ListPodSandboxRequest", "ListPodSandboxResponse"),
         "ListContainers": ("ListContainersRequest", "ListContainersResponse"),
         "ContainerStatus": ("ContainerStatusRequest", "ContainerStatusResponse"),
     },
@@ -127,6 +133,7 @@ def test_services_have_the_calls_of_the_interface() -> None:
 
 def test_states_of_containers_have_the_interfaces_numbers() -> None:
     assert dict(cri_pb2.ContainerState.items()) == STATES
+    assert dict(cri_pb2.PodSandboxState.items()) == {"SANDBOX_READY": 0, "SANDBOX_NOTREADY": 1}
 
 
 def test_the_committed_modules_are_what_the_sources_give() -> None:

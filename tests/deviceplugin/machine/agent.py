@@ -12,7 +12,7 @@ from deviceplugin.offers import as_ids
 from deviceplugin.plugin import Plugin
 from deviceplugin.podresources import PodResources
 from deviceplugin.pods import NodePods
-from deviceplugin.upkeep import keep_clean
+from deviceplugin.upkeep import Keeper, keep_clean
 from deviceplugin.wakeup import Wakeup
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
@@ -26,6 +26,15 @@ from tests.deviceplugin.machine.loop import VirtualLoop
 WAIT_SECONDS = 1.0
 SETTINGS = load_settings()
 RESOURCES = tuple(resource.name for resource in as_ids((), SETTINGS))
+
+
+class _NoRemnants:
+    """In this machine the containers of a pod end with its object."""
+
+    removed = 0
+
+    def uids(self) -> tuple[str, ...]:
+        return ()
 
 
 class Listing(PodResources):
@@ -134,4 +143,5 @@ class Agent:
             await self._changed.wait()
         for allocations in self._allocations.values():
             allocations.resume()
-        await keep_clean(self._pods, (self._cdi, self._grants, *self._allocations.values()), self._changed)
+        keepers: list[Keeper] = [self._cdi, self._grants, *self._allocations.values()]
+        await keep_clean(self._pods, _NoRemnants(), keepers, self._changed)

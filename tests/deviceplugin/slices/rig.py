@@ -150,6 +150,7 @@ class Rig:
             synced=lambda: self.synced,
             environments=self.cdi.environments,
             foreign=lambda: (),
+            remains=lambda _: False,
             warn=self.warnings.append,
             changed=lambda: None,
         )

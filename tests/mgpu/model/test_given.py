@@ -1,3 +1,5 @@
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -5,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.model.errors import BadObject
-from mgpu.model.given import CHECKPOINTS, Given, read_given, shares_given, write_given
+from mgpu.model.given import CHECKPOINTS, DELETED_POD, Given, read_given, shares_given, write_given
+from mgpu.model.ledger import Share
 
 OLDER = "node.koordinator.sh/gpu-checkpoints"
 SEEDS = """[
@@ -71,3 +74,34 @@ TEXTS = st.text(min_size=1, max_size=5)
 @given(st.frozensets(st.builds(Given, TEXTS, TEXTS, TEXTS, st.lists(TEXTS).map(lambda ids: tuple(sorted(ids))))))
 def test_property_what_is_written_is_read(rows: frozenset[Given]) -> None:
     assert set(read_given(device(write_given(rows)))) == rows
+
+
+def test_a_row_may_say_how_much_of_a_card_is_held() -> None:
+    share = Share("c", None, 400, 1 << 30, ratio=None)
+    row = Given("u", "c", DELETED_POD, ("GPU-0", "GPU-1"), share)
+    read = read_given(device(write_given([row])))
+    assert shares_given(read) == {"u": (replace(share, card="GPU-0"), replace(share, card="GPU-1"))}
+
+
+def test_a_reader_that_does_not_know_amounts_holds_the_whole_card() -> None:
+    """Schedulers from before they were written; they read these four keys."""
+    row = Given("u", "c", DELETED_POD, ("GPU-0",), Share("c", None, 400))
+    (written,) = json.loads(write_given([row]))
+    written.pop("share")
+    assert shares_given(read_given(device(json.dumps([written])))) == {"u": (Share("c", "GPU-0", whole=True),)}
+
+
+@pytest.mark.parametrize(
+    "share",
+    [
+        7,
+        {},
+        {"core": -1, "memory": 0, "ratio": None},
+        {"core": True, "memory": 0, "ratio": None},
+        {"core": 1, "memory": "x", "ratio": 1},
+    ],
+)
+def test_an_amount_that_cannot_be_read_is_refused(share: object) -> None:
+    row = {"podUID": "u", "containerName": "c", "resourceName": DELETED_POD, "deviceIDs": ["GPU-0"], "share": share}
+    with pytest.raises(BadObject, match="a valid share"):
+        read_given(device(json.dumps([row])))

@@ -1,0 +1,48 @@
+"""A container runtime for tests: the calls of CRI by which an agent learns whether a pod still runs."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from proto import cri_pb2 as api
+from proto import cri_pb2_grpc
+
+UID = "io.kubernetes.pod.uid"
+
+
+class Cri(cri_pb2_grpc.RuntimeServiceServicer):
+    """running: UIDs of pods with a container that runs. ready: of pods with a sandbox, between two containers."""
+
+    def __init__(self) -> None:
+        self.running: set[str] = set()
+        self.ready: set[str] = set()
+
+    def Version(self, request: Any, context: Any) -> api.VersionResponse:  # noqa: N802, ARG002
+        return api.VersionResponse(runtime_name="cri-o", runtime_version="1.36.0")
+
+    def ListContainers(self, request: Any, context: Any) -> api.ListContainersResponse:  # noqa: N802, ARG002
+        uid = request.filter.label_selector[UID]
+        ended = api.Container(id="0", state=api.CONTAINER_EXITED)
+        rows = [api.Container(id="1", state=api.CONTAINER_RUNNING)] if uid in self.running else []
+        return api.ListContainersResponse(containers=[ended, *rows])
+
+    def ListPodSandbox(self, request: Any, context: Any) -> api.ListPodSandboxResponse:  # noqa: N802, ARG002
+        uid = request.filter.label_selector[UID]
+        state = api.SANDBOX_READY if uid in self.ready | self.running else api.SANDBOX_NOTREADY
+        return api.ListPodSandboxResponse(items=[api.PodSandbox(id="s", state=state)])
+
+
+@contextmanager
+def serving(socket: Path) -> Iterator[Cri]:
+    server, cri = grpc.server(ThreadPoolExecutor(2)), Cri()
+    cri_pb2_grpc.add_RuntimeServiceServicer_to_server(cri, server)  # type: ignore[no-untyped-call]
+    server.add_insecure_port(f"unix:{socket}")
+    server.start()
+    try:
+        yield cri
+    finally:
+        server.stop(None).wait()
