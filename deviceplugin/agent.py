@@ -86,7 +86,7 @@ class Agent:
             own.node,
             settings,
             lambda: self._reflector.synced,
-            self._held,
+            self._pods.held,
             self._told_of_whole_cards,
             lambda cards: self._slices.whole(cards),
             lambda: self._slices.wake(),
@@ -359,9 +359,6 @@ class Agent:
         if annotations := gpushare.assigned(known.pod):
             self._pods.amend(known, annotations)
             self._records.write(known, annotations)
-
-    def _held(self, resource: str) -> int:
-        return sum(known.held.get(resource, 0) for known in self._pods.all() if not known.pod.ended)
 
     def _take_cards(self, cards: tuple[Card, ...]) -> None:
         self._reporter.update(cards, self._source.driver)

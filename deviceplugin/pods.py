@@ -205,6 +205,16 @@ class NodePods:
             self._limited[uid] = now
         return now == before
 
+    def held(self, resource: str) -> int:
+        """Return how much of the resource is held by pods that the kubelet has admitted and that have not ended.
+
+        The kubelet sets `status.startTime` when it admits a pod. What other pods ask for must not count: whoever may
+        create pods can name this node in them and ask for more than any node has, and the Node would say it has it.
+        """
+        with self._lock:
+            running = (known for known in self._pods.values() if known.pod.start_time and not known.pod.ended)
+            return sum(known.held.get(resource, 0) for known in running)
+
     def all(self) -> tuple[GpuPod, ...]:
         """Oldest first, then by namespace, name and UID."""
         with self._lock:

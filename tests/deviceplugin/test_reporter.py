@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from deviceplugin.pods import NodePods
 from deviceplugin.reporter import (
     PUBLISHED_ANNOTATION,
     Reporter,
@@ -23,7 +24,7 @@ from mgpu.model.inventory import write_device
 from mgpu.model.pods import read_node
 from mgpu.settings import load_settings
 from mgpu.version import AGENT, AgentSaid, Toolkit, own_version, read_agent
-from tests.builders import MEMORY, card, cards, node
+from tests.builders import MEMORY, card, cards, node, share
 from tests.deviceplugin.node import NODE, Node
 from tests.waiting import until
 
@@ -244,3 +245,16 @@ def test_what_pods_hold_is_not_taken_away_before_they_are_known(node: Node) -> N
         assert "pods hold" in reporter.undrained(gpushare.MEMORY)
     finally:
         reporter.stop()
+
+
+def test_pods_that_the_kubelet_has_not_admitted_change_no_amount_of_the_node() -> None:
+    """Anybody who may create pods can name this node, and ask for more than any node has."""
+    pods = NodePods(load_settings(), lambda: None)
+    capacity = {}
+    for phase, started in (("Pending", ""), ("Failed", "2026-11-22T00:00:00Z"), ("Running", "2026-11-22T00:00:00Z")):
+        raw = share("p", mib=3_000_000_000, uid=f"uid-{phase}", phase=phase)
+        raw["status"] |= {"startTime": started} if started else {}
+        pods.take(raw)
+        patch = capacity_patch({"metadata": {}, "status": {}}, cards(2), load_settings(), pods.held)
+        capacity[phase] = patch["status"]["capacity"][MEMORY] if patch else None
+    assert capacity == {"Pending": "163840", "Failed": "163840", "Running": "3000000000"}
