@@ -18,6 +18,7 @@ DAYS=${DAYS:-3650}
 SOON=$((DAYS < 540 ? DAYS * 28800 : 15552000))
 top=$(mktemp -d)
 trap 'rm -r "$top"' EXIT
+trap 'exit 1' HUP INT TERM # dash runs no EXIT trap when a signal ends it, and the folder may hold private keys
 umask 077
 
 say() { printf '%s\n' "$*"; }

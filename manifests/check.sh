@@ -10,6 +10,7 @@ REFUSES='does not accept calls from '
 TRIES=${TRIES:-15}
 top=$(mktemp -d)
 trap 'rm -r "$top"' EXIT
+trap 'exit 1' HUP INT TERM # dash runs no EXIT trap when a signal ends it, and the folder may hold private keys
 
 say() { printf '%s\n' "$*"; }
 

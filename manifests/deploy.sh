@@ -20,6 +20,7 @@ folder=${1:-manifests/base}
 here=$(dirname "$0")
 top=$(mktemp -d)
 trap 'rm -r "$top"' EXIT
+trap 'exit 1' HUP INT TERM # dash runs no EXIT trap when a signal ends it, and the folder may hold private keys
 
 say() { printf '%s\n' "$*"; }
 fail() { say "$*" >&2 && exit 2; }

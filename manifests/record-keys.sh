@@ -17,6 +17,7 @@ GRACE=900
 TIME=%Y-%m-%dT%H:%M:%SZ
 top=$(mktemp -d)
 trap 'rm -r "$top"' EXIT
+trap 'exit 1' HUP INT TERM # dash runs no EXIT trap when a signal ends it, and the folder may hold private keys
 umask 077
 mkdir "$top/public"
 
