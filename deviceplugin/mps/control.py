@@ -19,6 +19,9 @@ _MAX_PATH = 107
 """Of a unix socket (sun_path is 108 bytes)."""
 _LONGEST_SOCKET = "control_privileged"
 _KILL_SECONDS = 1.0
+_MOST_ANSWER = 4096
+"""Bytes. A root container with a share can listen in place of the daemon (its pipe directory is writable, since MPS
+clients make files there), and the agent's memory is all that such an answer would fill."""
 _TAIL = 200
 """Bytes of its last words that an Event can hold."""
 MOST_LOG = 4 << 20
@@ -114,13 +117,13 @@ class Control:
         pipe, out = asyncio.subprocess.PIPE, asyncio.subprocess.STDOUT
         try:
             self._asking = asking = await asyncio.create_subprocess_exec(
-                *self._command, stdin=pipe, stdout=pipe, stderr=out, env=self._environ
+                *self._command, stdin=pipe, stdout=pipe, stderr=out, env=self._environ, limit=_MOST_ANSWER
             )
         except OSError:
             return Answer.ABSENT, ""
         try:
             async with asyncio.timeout(seconds):
-                text, _ = await asking.communicate(f"{line}\n".encode())
+                text = await _answered(asking, line)
         except TimeoutError:
             return Answer.SILENT, ""
         finally:
@@ -130,7 +133,9 @@ class Control:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_KILL_SECONDS):
                         await asking.wait()
-        return Answer.ABSENT if asking.returncode else Answer.HEALTHY, text.decode(errors="replace")
+        if text is None or asking.returncode:
+            return Answer.ABSENT, ""
+        return Answer.HEALTHY, text.decode(errors="replace")
 
     @property
     def _output(self) -> Path:
@@ -143,6 +148,23 @@ class Control:
         for folder, mode in ((self._pipe, 0o755), (self._log, 0o755), (shm_dir(self._folder), 0o1777)):
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(mode)
+
+
+async def _answered(asking: asyncio.subprocess.Process, line: str) -> bytes | None:
+    """Return what it prints until its end; None where that is longer than any answer."""
+    assert asking.stdin is not None
+    assert asking.stdout is not None
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended already, and its output says why
+        asking.stdin.write(f"{line}\n".encode())
+        await asking.stdin.drain()
+    asking.stdin.close()
+    text = b""
+    while part := await asking.stdout.read(_MOST_ANSWER):
+        text += part
+        if len(text) > _MOST_ANSWER:
+            return None
+    await asking.wait()
+    return text
 
 
 def _born(pid: int) -> int | None:

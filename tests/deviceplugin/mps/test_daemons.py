@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import stat
 import subprocess
 from dataclasses import replace
@@ -271,3 +272,12 @@ def test_another_process_under_its_number_is_not_it(folder: Path) -> None:
     (folder / CARD / "daemon").write_text("nonsense")
     assert control.running() is None
     control.kill()
+
+
+def test_an_answer_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
+    """A root container can listen in place of its card's daemon."""
+    control = Control(["sh", "-c", "exec yes"], tmp_path, "GPU-0")
+    assert asyncio.run(control.healthy(5.0)) is Answer.ABSENT
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    asyncio.run(control.healthy(5.0))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 16 << 10  # KiB; 240 MB were read in a second
