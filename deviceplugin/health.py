@@ -29,7 +29,55 @@ class _Request(RawIOBase):
         return self._connection.recv_into(buffer)
 
 
-class _Everywhere(ThreadingHTTPServer):
+MOST_CONNECTIONS = 256
+"""At a time; further ones are closed at once. A tenant's probes may name any host, and the kubelet sends them from the
+node's own address, so neither NetworkPolicies nor addresses keep them away."""
+_METRICS_SECONDS = 1.0
+"""For so long the page of metrics is answered as it was made."""
+
+
+class _Server(ThreadingHTTPServer):
+    """With a bound on its threads, and a backlog in which the kubelet's probes are not lost among others."""
+
+    request_queue_size = 128
+    daemon_threads = True
+
+    def __init__(self, *args: Any) -> None:
+        self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be started
+            self._room.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+
+class _Remembered:
+    """What `make` returned, for `_METRICS_SECONDS`; whoever asks meanwhile waits while it is made."""
+
+    def __init__(self, make: Callable[[], bytes]) -> None:
+        self._make, self._lock = make, threading.Lock()
+        self._page, self._until = b"", float("-inf")
+
+    def __call__(self) -> bytes:
+        with self._lock:
+            if time.monotonic() >= self._until:
+                self._page, self._until = self._make(), time.monotonic() + _METRICS_SECONDS
+            return self._page
+
+
+class _Everywhere(_Server):
     """On all addresses of both families: there are clusters with IPv6 alone."""
 
     address_family = AF_INET6
@@ -55,6 +103,7 @@ class HealthServer:
         content_type: str = "",
     ) -> None:
         checks = {"/healthz": healthy, "/readyz": ready}
+        page = None if metrics is None else _Remembered(metrics)
 
         class Handler(BaseHTTPRequestHandler):
             def setup(self) -> None:
@@ -63,8 +112,8 @@ class HealthServer:
 
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]
-                if path == "/metrics" and metrics is not None:
-                    self._say(200, metrics(), content_type)
+                if path == "/metrics" and page is not None:
+                    self._say(200, page(), content_type)
                     return
                 check = checks.get(path)
                 problem = "not found" if check is None else check()
@@ -82,9 +131,8 @@ class HealthServer:
             def log_message(self, format: str, *args: Any) -> None:
                 """Probes are not worth a line each."""
 
-        kind = _Everywhere if not host and has_dualstack_ipv6() else ThreadingHTTPServer
+        kind = _Everywhere if not host and has_dualstack_ipv6() else _Server
         self._server = kind((host, port), Handler)
-        self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
 
     def start(self) -> None:

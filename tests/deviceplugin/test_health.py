@@ -1,0 +1,78 @@
+"""The agent's HTTP server beside clients that ask too much: a tenant's probes reach it through the kubelet."""
+
+import socket
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from deviceplugin import health
+from deviceplugin.health import HealthServer
+from tests.waiting import until
+
+
+@contextmanager
+def serving(made: list[int]) -> Iterator[HealthServer]:
+    def page() -> bytes:
+        made.append(1)
+        return b"page"
+
+    server = HealthServer(0, str, str, host="127.0.0.1", metrics=page, content_type="text/plain")
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def get(server: HealthServer, path: str) -> bytes:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=5) as answer:
+        body: bytes = answer.read()
+        return body
+
+
+def answered(server: HealthServer) -> bytes | None:
+    """None: hung up on, while the places of connections that have closed are still taken."""
+    try:
+        return get(server, "/healthz")
+    except OSError:
+        return None
+
+
+def test_the_page_of_metrics_is_made_once_a_second_however_often_it_is_asked_for() -> None:
+    made: list[int] = []
+    with serving(made) as server:
+        for _ in range(50):
+            assert get(server, "/metrics") == b"page"
+    assert len(made) < 10
+
+
+def test_the_page_of_metrics_is_made_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "_METRICS_SECONDS", 0.0)
+    made: list[int] = []
+    with serving(made) as server:
+        for _ in range(3):
+            get(server, "/metrics")
+    assert len(made) == 3
+
+
+def test_connections_beyond_the_bound_are_closed_and_later_ones_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "MOST_CONNECTIONS", 8)
+    with serving([]) as server:
+        with ExitStack() as open_ones:
+            slow = [socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(8)]
+            for connection in slow:
+                open_ones.enter_context(connection)
+            with socket.create_connection(("127.0.0.1", server.port), timeout=5) as further:
+                assert further.recv(1) == b""
+        assert until(lambda: answered(server)) == b"ok\n"
+
+
+def test_a_burst_of_connections_fits_into_the_backlog() -> None:
+    """Nobody accepts yet: what does not fit into the backlog is dropped, and tried again after a second."""
+    server = HealthServer(0, str, str, host="127.0.0.1")
+    with ExitStack() as open_ones:
+        for _ in range(100):
+            open_ones.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=0.5))
+    server._server.server_close()
