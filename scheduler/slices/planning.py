@@ -23,6 +23,7 @@ from scheduler.slices.choosing import best_first
 from scheduler.slices.known import Plan
 from scheduler.slices.refusals import Refusals
 from scheduler.slices.site import Site, cut, keeping, offers, served, wanted_by
+from scheduler.slices.turns import Turns
 from scheduler.slices.waiting import Promise, Waiting, WaitingPods
 from scheduler.slices.writing import Configs, Writer
 from scheduler.state import State, Warn
@@ -31,6 +32,11 @@ log = logging.getLogger(__name__)
 
 PROMISED_SECONDS = 60.0
 """How long a pod waits for a plan before another node is looked for."""
+COMING_SECONDS = 15.0
+"""How long slices that a plan made are kept from other plans, for the pod that they were made for.
+
+kube-scheduler asks about a pod again within ten seconds after its node has changed.
+"""
 MISSING_SECONDS = 10.0
 """How long slices that pods hold may be away before a plan makes them again: a node's agent does so by itself."""
 _SHOWN_SECONDS = 60.0
@@ -62,6 +68,7 @@ class Planning:
         self._clock, self._now = clock, now
         self.configs = Configs(self._configs_changed)
         self._waiting = WaitingPods(state, clock)
+        self._turns = Turns(clock)
         self._refusals = Refusals(clock)
         self._event = threading.Condition()
         self._due = False
@@ -140,15 +147,17 @@ class Planning:
             with self._event:
                 changed, self._changed = self._changed, set()
             self._look_at(changed)
-            self._restore()
-            self._serve()
+            pods, left = self._waiting.look()
+            self._settle(pods, left)
+            self._restore(pods)
+            self._serve(pods)
             self._write()
             self._write_configs()
         except RetryLater:
             return  # whoever may decide next begins with all nodes, and is asked about all pods
 
     def _pause(self) -> float | None:
-        return _PAUSE if self._missing or self._unsaid or self._sites.plans() or self._waiting.all() else None
+        return _PAUSE if self._missing or self._unsaid or self._sites.plans() or self._waiting else None
 
     def _look_at(self, changed: Iterable[str]) -> None:
         for name in sorted(changed):
@@ -158,6 +167,7 @@ class Planning:
                     known.pop(name, None)
                 self._unsaid.discard(name)
                 self._refusals.drop(name)
+                self._turns.drop(name)
                 continue
             self._refusals.see(site)
             if not site.missing:
@@ -168,7 +178,35 @@ class Planning:
             if site.found.mode == MPS and site.found.partitioning.plan is not None:
                 self._unsaid.add(name)
 
-    def _restore(self) -> None:
+    def _settle(self, pods: Sequence[Waiting], left: Iterable[Waiting]) -> None:
+        """See what has become of the plans that were made for pods. left: those that were deleted before they had
+        their slices.
+        """
+        for pod in left:
+            if pod.promise:
+                self._turns.missed(pod, pod.promise.node, pod.promise.plan)
+        for pod in pods:
+            if pod.promise:
+                site = self._sites.of(pod.promise.node, pod.known.pod.uid)
+                pod.promise = self._stands(pod, pod.promise, site) if site else None
+
+    def _stands(self, pod: Waiting, promise: Promise, site: Site) -> Promise | None:
+        said, now = site.found.partitioning, self._clock()
+        if not promise.ready:
+            if said.plan == promise.plan == said.applied:
+                return promise._replace(ready=True, until=now + COMING_SECONDS)
+            under_way = site.found.waiting and said.plan == promise.plan
+            return promise if under_way and self._in_time(pod, promise) else None
+        if not site.fits(pod.wanted):
+            return None  # other pods came first, which is no fault of this one
+        if now < promise.until:
+            return promise
+        self._turns.missed(pod, promise.node, promise.plan)
+        log.info("slices not taken", extra={"node": promise.node, "plan": promise.plan, "pod": pod.known.pod.uid})
+        self._waiting.drop(pod, promise.until - COMING_SECONDS)
+        return None
+
+    def _restore(self, pods: Sequence[Waiting]) -> None:
         """Slices that bound pods hold and that are not there are a reason for a plan, whoever else waits or not."""
         for name, since in sorted(self._missing.items()):
             site = self._sites.of(name)
@@ -177,55 +215,56 @@ class Planning:
                 continue
             if self._clock() < since + MISSING_SECONDS or not self._open(site) or not site.found.placed:
                 continue
-            site = self._kept(site, self._waiting.passed())
-            pods = [pod for pod in self._waiting.all() if name in pod.nodes and not pod.promise][:_AT_ONCE]
-            found = cut(site, [{}, *(pod.wanted for pod in pods)])
+            site = self._kept(site, pods)
+            served = self._servable(self._turns.line(pods), name)[:_AT_ONCE]
+            found = cut(site, [{}, *(pod.wanted for pod in served)])
             if isinstance(found, Rejection):
                 self._tell(name, f"slices that its pods hold cannot be made again: {found}")
             elif not site.is_cut(found) and not self._refusals.forbid(site, found):
-                self._make(site, found, pods)
+                self._make(site, found, served)
 
-    def _serve(self) -> None:
-        waiting = self._waiting.all()
+    def _serve(self, pods: Sequence[Waiting]) -> None:
+        waiting = [pod for pod in pods if not pod.passed]
         if not waiting:
             return
         names = sorted(frozenset().union(*(pod.nodes for pod in waiting)))
         sites = {name: site for name in names if (site := self._sites.of(name)) is not None}
-        waiting = self._unpromised(waiting, {name: site for name, site in sites.items() if site.found.waiting})
+        line = self._turns.line(waiting)
+        self._promise_more(line, {name: site for name, site in sites.items() if site.found.waiting})
         finds_some: dict[tuple[frozenset[str], frozenset[tuple[str, int]]], bool] = {}
         left = []
-        for pod in waiting:
+        for pod in line:
+            if pod.promise or self._turns.rests(pod):
+                continue
             key = (pod.nodes, frozenset(pod.wanted.items()))
             if key not in finds_some:
                 finds_some[key] = any(sites[name].fits(pod.wanted) for name in pod.nodes if name in sites)
             if not finds_some[key] and not self._is_kept_some(pod):
                 left.append(pod)
-        passed = self._waiting.passed() if left else []
         while left:
             pod = left.pop(0)
             if not pod.promise:
-                self._plan_for(pod, [other for other in left if not other.promise], passed)
+                self._plan_for(pod, left, pods)
 
-    def _unpromised(self, waiting: Sequence[Waiting], under_way: Mapping[str, Site]) -> list[Waiting]:
-        """The pods that no plan under way serves: the one that was made for them, or one with slices to spare."""
-        for pod in waiting:
-            promise = pod.promise
-            site = under_way.get(promise.node) if promise else None
-            if promise is None or (
-                site and site.found.partitioning.plan == promise.plan and self._in_time(pod, promise)
-            ):
-                continue
-            pod.promise = None
+    def _promise_more(self, line: Sequence[Waiting], under_way: Mapping[str, Site]) -> None:
+        """The plans under way may have slices to spare, beside those for the pods that they were made for."""
         for name, site in under_way.items():
             plan, planned = site.found.partitioning.plan, site.found.planned
             if plan is None or planned is None:
                 continue
-            pods = [pod for pod in waiting if pod.promise and pod.promise[:2] == (name, plan)]
-            others = [
-                pod for pod in waiting if not pod.promise and name in pod.nodes and (name, plan) not in pod.missed
-            ]
+            pods = [pod for pod in line if pod.promise and pod.promise[:2] == (name, plan)]
+            others = [pod for pod in self._servable(line, name) if (name, plan) not in pod.missed]
             self._promise(site, planned, plan, [*pods, *others])
-        return [pod for pod in waiting if not pod.promise]
+
+    def _servable(self, pods: Iterable[Waiting], node: str) -> list[Waiting]:
+        """Those that a plan of this node may serve."""
+        return [
+            pod
+            for pod in pods
+            if node in pod.nodes
+            and not (pod.promise or pod.passed or self._turns.rests(pod))
+            and self._turns.may_cut(pod, node)
+        ]
 
     def _in_time(self, pod: Waiting, promise: Promise) -> bool:
         if self._clock() < promise.until:
@@ -240,6 +279,7 @@ class Planning:
     def _promise(self, site: Site, slices: Sequence[Slice], plan: int, pods: Sequence[Waiting]) -> None:
         for pod, serves in zip(pods, served(slices, site.used, [pod.wanted for pod in pods]), strict=True):
             if serves and not pod.promise:
+                pod.blocked = None
                 pod.promise = Promise(site.node.name, plan, self._clock() + PROMISED_SECONDS)
 
     def _is_kept_some(self, pod: Waiting) -> bool:
@@ -248,24 +288,36 @@ class Planning:
         site = self._sites.of(name, pod.known.pod.uid) if name in pod.nodes else None
         return site is not None and site.fits(pod.wanted)
 
-    def _plan_for(self, pod: Waiting, others: Sequence[Waiting], passed: Sequence[Waiting]) -> None:
-        """A plan for this pod, on the best node that can have one; of the others it serves whom it can."""
+    def _plan_for(self, pod: Waiting, others: Sequence[Waiting], all_: Sequence[Waiting]) -> None:
+        """Make a plan for this pod, on the best node that can have one; of the others it serves whom it can."""
         known, ask = pod.known.pod, pod.known.ask
-        sites = (self._sites.of(name, known.uid) for name in sorted(pod.nodes))
+        names = sorted(name for name in pod.nodes if self._turns.may_cut(pod, name))
+        sites = (self._sites.of(name, known.uid) for name in names)
         able = [site for site in sites if site and ask and not ask.unmet(site.node) and self._open(site)]
+        if pod.blocked is None:
+            pod.blocked = self._clock()
+        # Other pods may pass a filter again and again without ever being bound.
+        patient = self._clock() < pod.blocked + COMING_SECONDS
         for best in best_first(able, pod.wanted, known, self._settings):
-            site = self._kept(best, passed)
-            pods = [pod, *(other for other in others if site.node.name in other.nodes)][:_AT_ONCE]
+            site = self._kept(best, all_ if patient else [other for other in all_ if other.promise])
+            pods = [pod, *self._servable(others, site.node.name)][:_AT_ONCE]
             found = cut(site, [waiting.wanted for waiting in pods])
             if isinstance(found, Rejection) or site.is_cut(found) or self._refusals.forbid(site, found):
                 continue
             if self._make(site, found, pods):
+                self._turns.made(pod, site.node.name, destroys=not site.made <= {*found})
                 return
 
-    def _kept(self, site: Site, passed: Sequence[Waiting]) -> Site:
-        """As a plan finds it: what pods are about to be bound to stays."""
-        claims = [pod.wanted for pod in passed if site.node.name in pod.nodes]
+    def _kept(self, site: Site, pods: Sequence[Waiting]) -> Site:
+        """As a plan finds it: what pods are about to be bound to stays, and what was made for them a moment ago."""
+        claims = [pod.wanted for pod in pods if self._claims(pod, site.node.name)]
         return keeping(site, claims, self._settings.geometries) if claims else site
+
+    def _claims(self, pod: Waiting, node: str) -> bool:
+        if pod.promise and pod.promise.ready and pod.promise.node == node:
+            return True
+        expected = pod.passed and self._clock() < pod.until and not self._turns.rests(pod)
+        return expected and node in pod.nodes
 
     def _open(self, site: Site) -> bool:
         """Whether the node may get a plan now."""
