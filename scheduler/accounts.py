@@ -54,6 +54,11 @@ class Accounts:
         self.ledger = Ledger()
         self.undecided: set[str] = set()
 
+    def has_cards(self, uid: str) -> bool:
+        """Return whether the pod is bound and its cards have been decided."""
+        held = self.ledger.holding(uid)
+        return held is not None and held.bound and uid not in self.undecided
+
     def settle(self, known: GpuPod) -> None:
         """Make the ledger say of this pod what the API says of it."""
         pod, uid = known.pod, known.pod.uid

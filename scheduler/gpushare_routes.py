@@ -2,6 +2,7 @@
 its `/inspect` (gpushare.md, "Extender").
 """
 
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from typing import Any
 
@@ -32,18 +33,25 @@ def gpushare_routes(app: Flask, extender: Extender, state: State, settings: Sett
 
     def inspect(node: str = "") -> Response:
         gate.may_answer()
-        rows, pace = [], Pace(rests=1)
-        for name in (node,) if node else state.nodes_with_cards():
-            seen = state.seen(name)
-            rows += [_node(name, *seen, gpushare.unit(settings))] if seen else []
-            pace()
-        if node and not rows:
+        if node and not state.seen(node):
             raise BadRequest(404, f"there is no node {node}")
-        return Response(orjson.dumps({"nodes": rows}), mimetype="application/json")
+        names = (node,) if node else state.nodes_with_cards()
+        return Response(_inspected(names, state, gpushare.unit(settings)), mimetype="application/json")
 
     app.add_url_rule(f"{_PREFIX}/inspect", "gpushare inspect", inspect)
     app.add_url_rule(f"{_PREFIX}/inspect/<node>", "gpushare inspect one", inspect)
     app.add_url_rule("/version", "version", lambda: Response(version("mgpu"), mimetype="text/plain"))
+
+
+def _inspected(names: Iterable[str], state: State, unit: int) -> Iterator[bytes]:
+    """Yield the answer node by node: that of a large cluster, with all its pods, is never in memory as a whole."""
+    pace, before = Pace(rests=1), b'{"nodes":['
+    for name in names:
+        if seen := state.seen(name):
+            yield before + orjson.dumps(_node(name, *seen, unit))
+            before = b","
+        pace()
+    yield b"]}" if before == b"," else before + b"]}"
 
 
 def _node(name: str, cards: tuple[CardState, ...], holdings: tuple[Holding, ...], unit: int) -> dict[str, Any]:

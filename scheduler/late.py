@@ -30,6 +30,7 @@ _NO_CARDS_YET_SECONDS = 30.0
 _RECUT_SECONDS = 120.0
 """How long a pod waits for its node's cards to be cut anew for it."""
 _CONFLICTS = 5
+_CLEAN_AT = 64
 
 
 class LateDecisions:
@@ -55,6 +56,7 @@ class LateDecisions:
         self._queue = Queue(clock)
         self._first_seen: dict[str, float] = {}
         self._failed: dict[str, str] = {}
+        self._clean_at = _CLEAN_AT
 
     def add(self, uid: str, after: float = 0.0) -> None:
         """Look at this pod in `after` seconds, or earlier if that was the plan already."""
@@ -152,8 +154,15 @@ class LateDecisions:
         status = {"phase": "Failed", "reason": REASON, "message": message}
         self._api.patch(f"{path}/status", {"metadata": meta, "status": status})
         metrics.LATE.labels("failed").inc()
-        self._failed = {uid: why for uid, why in self._failed.items() if self._state.gpu_pod(uid)} | {pod.uid: wanted}
+        self._remember_failed(pod.uid, wanted)
         self._warn(pod_reference(pod.namespace, pod.name, pod.uid), REASON, message)
+
+    def _remember_failed(self, uid: str, why: str) -> None:
+        """Until the pod is deleted. Deleted ones are looked for once there are twice as many as the last time."""
+        self._failed[uid] = why
+        if len(self._failed) >= self._clean_at:
+            self._failed = {uid: why for uid, why in self._failed.items() if self._state.gpu_pod(uid)}
+            self._clean_at = max(_CLEAN_AT, 2 * len(self._failed))
 
     def _recorded(self, path: str) -> dict[str, None]:
         """Return a change that removes the whole record of the pod. It is not kept here, since it may be of any size.

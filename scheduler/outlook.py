@@ -11,6 +11,7 @@ from mgpu.model.cards import CardState
 from mgpu.model.pods import Node, Pod
 from mgpu.model.requests import Room
 from mgpu.settings import Settings
+from scheduler.arrivals import Arrivals
 from scheduler.fragmentation.board import Judge
 from scheduler.fragmentation.fgd import Fgd, typical_pods
 from scheduler.fragmentation.learner import Learner
@@ -40,7 +41,9 @@ class Outlook:
         self._lock = threading.Lock()
         chosen = (settings.card_policy_for(d.card_policy(settings), d.DEFAULT_CARD_POLICY) for d in dialects.ALL)
         self._wanted = {settings.node_policy, *chosen}.intersection(LEARNT)
-        self._first: list[tuple[str, str, Pod, Ask]] | None = []
+        self._first: dict[str, tuple[Pod, Ask]] | None = {}
+        self._placed_first: set[str] = set()
+        self._arrivals = Arrivals()
         self._learner = Learner()
         self._class: dict[str, NodeClass] = {}
         self._classes: Counter[NodeClass] = Counter()
@@ -54,10 +57,24 @@ class Outlook:
             if ask.wishes.card_policy in LEARNT and ask.wishes.card_policy not in self._wanted:
                 self._wanted.add(ask.wishes.card_policy)
                 self._stale = True
-            if self._first is None:
+            if self._first is not None:
+                self._first[pod.uid] = pod, ask
+            elif self._arrivals.came(pod):
                 self._learn(pod, ask)
-            else:
-                self._first.append((pod.created, pod.uid, pod, ask))
+
+    def placed(self, pod: Pod, ask: Ask) -> None:
+        """A pod that has come (`saw`) has got its cards."""
+        if not ask.containers:
+            return
+        with self._lock:
+            if self._first is not None:
+                self._placed_first.add(pod.uid)
+            elif self._arrivals.placed(pod):
+                self._learn(pod, ask)
+
+    def gone(self, uid: str) -> None:
+        with self._lock:
+            self._arrivals.gone(uid)
 
     def shape(self, pod: Pod, ask: Ask) -> Shape:
         """The pod as judges see it."""
@@ -66,6 +83,15 @@ class Outlook:
 
     def _shape(self, pod: Pod, ask: Ask) -> Shape:
         return shape_of(ask, pod.needs, {node.model for node in self._classes})
+
+    def _take_first(self) -> None:
+        """Count the pods that were there from the start, in the order of their creation."""
+        rows = sorted((self._first or {}).values(), key=lambda row: (row[0].created, row[0].uid))
+        for pod, ask in rows:
+            if pod.uid in self._placed_first or self._arrivals.came(pod):
+                self._learn(pod, ask)
+        self._first = None
+        self._placed_first.clear()
 
     def _learn(self, pod: Pod, ask: Ask) -> None:
         self._learner.observe(self._shape(pod, ask))
@@ -92,9 +118,7 @@ class Outlook:
     def refresh(self) -> bool:
         """Make new judges, where there is reason to; whether there was. One thread at a time."""
         with self._lock:
-            for _, _, pod, ask in sorted(self._first or (), key=lambda row: row[:2]):
-                self._learn(pod, ask)
-            self._first = None
+            self._take_first()
             due = self._learner.due()
             if not (due or self._stale):
                 return False

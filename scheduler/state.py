@@ -167,7 +167,7 @@ class State:
                 if known.ask is not None and meta["uid"] not in self._pods:
                     self.outlook.saw(known.pod, known.ask)
                 self._pods[meta["uid"]] = known
-                self._accounts.settle(known)
+                self._settle(known)
                 self._shown.mark(self._nominations.follow(known))
                 self._tell_of_finding(known, before)
             self._count(pod)
@@ -419,8 +419,15 @@ class State:
         if was[1] and not now[1]:
             self._tell_recut(name)  # what is kept of it is of no use any more
 
+    def _settle(self, known: GpuPod) -> None:
+        had = self._accounts.has_cards(known.pod.uid)
+        self._accounts.settle(known)
+        if known.ask is not None and not had and self._accounts.has_cards(known.pod.uid):
+            self.outlook.placed(known.pod, known.ask)
+
     def _forget(self, uid: str) -> None:
         self._accounts.forget(uid)
+        self.outlook.gone(uid)
         self._pods.pop(uid, None)
         self._shown.mark(self._nominations.drop(uid))
 

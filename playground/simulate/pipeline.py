@@ -12,7 +12,7 @@ from mgpu.dialects import mtgpu
 from mgpu.dialects.node_resources import SHARE
 from mgpu.dialects.vocabulary import vocabularies, vocabulary_of
 from mgpu.model.asks import Ask, Placement, Rejection
-from mgpu.model.errors import Problem
+from mgpu.model.errors import BadObject, Problem
 from mgpu.model.ledger import Holding
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.quantities import QuantityError
@@ -75,7 +75,7 @@ class _Cluster:
             self.accounts.reserve(pod, raw, pod.node)
             found = claim(pod, ask, given.get(pod.node, {}).get(pod.uid, ()))
             if found.holding:
-                self.accounts.hold(found.holding)
+                self._hold(pod, ask, found.holding)
             if found.problem == NO_RECORD and isinstance(ask, Ask):
                 undecided.append((pod, ask))
             elif found.problem:
@@ -94,6 +94,11 @@ class _Cluster:
         for raw in running:
             self._mtgpupods.follow(read_pod(raw))
         self._mtgpupods.settle()
+
+    def _hold(self, pod: Pod, ask: Ask | BadObject | None, holding: Holding) -> None:
+        self.accounts.hold(holding)
+        if isinstance(ask, Ask):
+            self.accounts.outlook.placed(pod, ask)
 
     def _wanted(self, world: World) -> list[Raw]:
         """The running pods, without those that keep a card for MtgpuPods that are not there: they are swept."""
@@ -127,6 +132,7 @@ class _Cluster:
             placement = self._assess(pod, ask, pod.node)
         if isinstance(placement, Placement):
             self.accounts.place(pod, ask, placement, pod.node)
+            self.accounts.outlook.placed(pod, ask)
         else:
             self._note(f"pod {pod.key}: no cards on {pod.node}: {placement}")
 
@@ -150,6 +156,8 @@ class _Cluster:
         if placements:
             node = min(placements, key=lambda name: (-outcome.scores.get(name, 0), name))
             self._bind(outcome, raw, ask, placements[node], node)
+            if ask is not None:
+                self.accounts.outlook.placed(outcome.pod, ask)
         waits = "; ".join(f"{name}: {why}" for name, why in outcome.rejections.items())
         self._mtgpupods.follow(replace(outcome.pod, node=outcome.node), waits)
         return outcome

@@ -164,6 +164,15 @@ def test_inspect_lists_cards_and_who_holds_them() -> None:
     assert orjson.loads(client.get(f"{PATH}/inspect/n1").data)["nodes"] == nodes[1:]
 
 
+def test_inspect_answers_node_by_node() -> None:
+    """With 5,000 nodes and their pods the whole answer was in memory, once for each caller."""
+    api = cluster(*((f"n{i}", 2) for i in range(50)))
+    reply = clients(Replica(api))[1].get(f"{PATH}/inspect")
+    pieces = list(reply.iter_encoded())
+    assert max(piece.count(b'"devs"') for piece in pieces) == 1
+    assert len(orjson.loads(b"".join(pieces))["nodes"]) == 50
+
+
 def test_inspect_has_nothing_free_on_a_card_with_a_gpuid() -> None:
     api = cluster(("n1", 1))
     api.put("mtgpupods", b.mtgpupod(bound="GPU-n1-0", memory=b.GIB))

@@ -235,3 +235,31 @@ def test_pods_of_one_namespace_do_not_delay_another_namespace(
     replica.late.work()
     assert len(looked_at) == 21
     assert "p" in str(looked_at[:2])
+
+
+def test_failed_pods_that_stay_are_looked_for_in_proportion_to_their_number(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ended pods stay by the thousand, and were all looked for with each pod that failed."""
+    asked: list[str] = []
+    real = replica.state.gpu_pod
+
+    def gpu_pod(uid: str) -> Any:
+        asked.append(uid)
+        return real(uid)
+
+    monkeypatch.setattr(replica.state, "gpu_pod", gpu_pod)
+    many = 400
+    arrive(replica, *(b.share(f"p{i}", 150, node="n1") for i in range(many)))
+    assert phase(replica, f"p{many - 1}") == "Failed"
+    assert len(asked) < 12 * many
+
+
+def test_failed_pods_that_were_deleted_are_forgotten(replica: Replica) -> None:
+    for start in range(0, 1000, 100):
+        names = [f"p{start + i}" for i in range(100)]
+        arrive(replica, *(b.share(name, 150, node="n1") for name in names))
+        for name in names:
+            replica.api.remove("pods", name)
+        replica.deliver()
+    assert len(replica.late._failed) <= 200

@@ -8,6 +8,7 @@ import pytest
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import Node
 from mgpu.settings import load_settings
+from scheduler.arrivals import WAITING
 from scheduler.fragmentation.shapes import Shape
 from scheduler.outlook import LEARNT
 from scheduler.state import State
@@ -59,6 +60,39 @@ def test_pods_that_ask_for_no_gpu_or_for_nonsense_teach_nothing() -> None:
     state.outlook.refresh()
     assert learnt(state) == {}
     assert state.outlook.judges == {}
+
+
+def test_pods_that_never_get_cards_teach_little_whatever_their_number() -> None:
+    """A tenant creates and deletes pods that wait for ever, and pods that name a node and fail there."""
+    state = a_state(a_pod("p"))
+    state.outlook.refresh()
+    for i in range(3 * WAITING):
+        raw = a_pod(f"flood{i}", 20, namespace="tenant", **({"node": "n1"} if i % 2 else {}))
+        state.pod_changed(raw)
+        state.pod_gone(raw)
+    state.pod_changed(a_pod("q"))
+    assert learnt(state) == {50: pytest.approx(2, abs=0.03), 20: pytest.approx(WAITING, rel=0.02)}
+
+
+def test_pods_beyond_the_allowance_of_their_namespace_count_once_they_have_cards() -> None:
+    state = a_state()
+    state.outlook.refresh()
+    names = [f"p{i}" for i in range(WAITING + 2)]
+    for name in names:
+        state.pod_changed(a_pod(name))
+    assert learnt(state) == {50: pytest.approx(WAITING, rel=0.02)}
+    for name in names:
+        state.pod_changed(a_pod(name, annotations=RECORD, node="n1"))
+    assert learnt(state) == {50: pytest.approx(WAITING + 2, rel=0.02)}
+    state.pod_changed(a_pod("another"))
+    assert learnt(state) == {50: pytest.approx(WAITING + 3, rel=0.02)}
+
+
+def test_restart_counts_all_pods_with_cards_and_few_of_those_that_wait() -> None:
+    placed = [a_pod(f"p{i}", annotations=RECORD, node="n1") for i in range(WAITING + 5)]
+    state = a_state(*placed, *(a_pod(f"w{i}", 20) for i in range(WAITING + 5)))
+    state.outlook.refresh()
+    assert learnt(state) == {50: pytest.approx(WAITING + 5, rel=0.05), 20: pytest.approx(WAITING, rel=0.05)}
 
 
 def _pods(names: Iterable[int]) -> list[dict[str, Any]]:
