@@ -50,7 +50,7 @@ def test_webhooks_lead_to_this_machine_and_nothing_else_of_them_changes() -> Non
         for manifest in manifests()
         for webhook in located(manifest, ports, bundles).get("webhooks") or ()
     ]
-    served = [f"https://127.0.0.1:1/{path}" for path in ("mutate", "validate", "validate")]
+    served = [f"https://127.0.0.1:1/{path}" for path in ("rebuild", "mutate", "validate", "validate")]
     assert urls == ["https://127.0.0.1:2/bind-admission", *served]
     original = next(m for m in manifests() if m.get("webhooks"))
     moved = located(original, ports, bundles)

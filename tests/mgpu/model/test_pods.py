@@ -111,15 +111,17 @@ def test_property_any_json_is_a_pod_or_a_bad_object(
     [
         ({}, False),
         ({"phase": "Running"}, True),
-        ({"containerStatuses": [{"state": {"waiting": {}}}]}, False),
-        ({"containerStatuses": [{"state": {"running": {}}}]}, True),
-        ({"containerStatuses": [{"lastState": {"terminated": {}}}]}, True),
-        ({"initContainerStatuses": [{"containerID": "containerd://1"}]}, True),
+        ({"containerStatuses": [{"name": "c", "state": {"waiting": {}}}]}, False),
+        ({"containerStatuses": [{"name": "c", "state": {"running": {}}}]}, True),
+        ({"containerStatuses": [{"name": "c", "lastState": {"terminated": {}}}]}, True),
+        ({"initContainerStatuses": [{"name": "i", "containerID": "containerd://1"}]}, True),
+        ({"containerStatuses": [{"name": "of-no-container", "state": {"running": {}}}]}, False),
         ({"containerStatuses": [{"state": 5}, None, "x"], "initContainerStatuses": 7}, False),
     ],
 )
 def test_a_pod_has_started_once_any_container_ran(status: dict[str, Any], started: bool) -> None:
-    assert read_pod({"status": status}).started is started
+    raw = pod("p", {"name": "c"}, init=({"name": "i"},))
+    assert read_pod(raw | {"status": status}).started is started
 
 
 def test_what_a_claim_serves_a_container_asks_of_nobody_here() -> None:
