@@ -93,7 +93,7 @@ class Agent:
             lambda: self._runtime.has_cdi,
             read_toolkit,
         )
-        self._records = RecordWriter(api)
+        self._records = RecordWriter(api, self._runs)
         self._limits = LimitsFiles(
             own.limits_dir,
             lambda: self._pods.limited() if self._reflector.synced else None,
@@ -315,6 +315,10 @@ class Agent:
                 self._slices.wake()
                 await self._pods_changed.wait()
 
+    def _runs(self, uid: str) -> bool:
+        known = self._pods.by_uid(uid)
+        return known is not None and not known.pod.ended
+
     def _running(self) -> list[tuple[GpuPod, tuple[Share, ...]]]:
         """Return the pods that have run, with what they hold."""
         cards, pods = self._node.cards(), (known for known in self._pods.all() if known.ran and not known.pod.ended)
@@ -415,3 +419,4 @@ class Agent:
             part.stop()
         if self._reporter not in self._started:  # it has watched all the same
             self._reporter.stop()
+        self._recorder.stop()

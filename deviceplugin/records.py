@@ -8,7 +8,7 @@ threads of their own, so that retries that time out delay no first attempt.
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from deviceplugin.pods import GpuPod
@@ -19,8 +19,10 @@ log = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
 _PASSING = (401, 408, 429)
-"""The 4xx refusals that another attempt may change. The others (the pod is gone or is another one, an admission webhook
-denies the write) are final."""
+"""The 4xx refusals that another attempt may change. The others (the pod is gone, an admission webhook denies the write)
+are final, except for 409: the API server gives it where the pod is another one by now, and also where it has lost five
+races with other writers of the pod. So that write is tried again for as long as the pod is on this node."""
+_CONFLICT = 409
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,9 @@ class RecordWriter:
     What is not written when it stops is derived and written again by the next agent.
     """
 
-    def __init__(self, api: Api) -> None:
-        self._api = api
+    def __init__(self, api: Api, is_here: Callable[[str], bool]) -> None:
+        """is_here: whether the pod of this UID is on the node and has not ended."""
+        self._api, self._is_here = api, is_here
         self._changed = threading.Condition()
         self._fresh: dict[str, _Record] = {}
         self._failed: dict[str, _Record] = {}
@@ -112,6 +115,8 @@ class RecordWriter:
             self._api.patch(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}", patch)
         except (ApiError, Unreachable) as error:
             log.warning("record not written: %s", error, extra={"pod": pod.uid})
+            if isinstance(error, ApiError) and error.status == _CONFLICT:
+                return self._is_here(pod.uid)
             return not isinstance(error, ApiError) or error.status >= 500 or error.status in _PASSING
         log.info("record written", extra={"pod": pod.uid})
         return False

@@ -1,5 +1,6 @@
 """Events on objects, posted behind: whoever records one never waits for the API server."""
 
+import contextlib
 import logging
 import queue
 import threading
@@ -21,7 +22,8 @@ class Recorder:
 
     def __init__(self, api: Api, component: str, host: str = "") -> None:
         self._api, self._source = api, {"component": component, **({"host": host} if host else {})}
-        self._queue: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue(_QUEUE)
+        self._queue: queue.Queue[tuple[str, dict[str, Any]] | None] = queue.Queue(_QUEUE)
+        self._stopped = False
         self._recent: OrderedDict[tuple[str, str, str], float] = OrderedDict()
         self._lock = threading.Lock()
         threading.Thread(target=self._run, name="events", daemon=True).start()
@@ -54,6 +56,12 @@ class Recorder:
         except queue.Full:
             log.warning("event dropped, %d are waiting: %s %s", _QUEUE, reason, message)
 
+    def stop(self) -> None:
+        """Post what waits, and end the thread; later events are not posted."""
+        self._stopped = True
+        with contextlib.suppress(queue.Full):  # the thread then sees that it is stopped once it has posted the rest
+            self._queue.put_nowait(None)
+
     def _fresh(self, key: tuple[str, str, str]) -> bool:
         now = time.monotonic()
         with self._lock:
@@ -65,8 +73,11 @@ class Recorder:
             return True
 
     def _run(self) -> None:
-        while True:
-            path, event = self._queue.get()
+        while not (self._stopped and self._queue.empty()):
+            waiting = self._queue.get()
+            if waiting is None:
+                return
+            path, event = waiting
             try:
                 self._api.create(path, event)
             except (ApiError, Unreachable) as error:

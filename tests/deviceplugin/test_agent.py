@@ -1,5 +1,6 @@
 """The agent between a kubelet, a runtime and an API server: what containers get, and what the node says of itself."""
 
+import threading
 from typing import Any
 
 from mgpu.kube import ApiError
@@ -201,3 +202,15 @@ def missing(node: Node, name: str) -> bool:
     except ApiError as error:
         return error.status == 404
     return False
+
+
+def test_agent_that_has_ended_leaves_no_thread_that_posts_events(node: Node) -> None:
+    """The process goes on: it makes another agent after each hand-over."""
+
+    def threads() -> int:
+        return sum(thread.name == "events" for thread in threading.enumerate())
+
+    before = threads()
+    with node.agent():
+        assert threads() == before + 1
+    until(lambda: threads() == before)

@@ -14,6 +14,8 @@ from mgpu.settings import load_settings
 from tests.builders import share
 from tests.waiting import until
 
+HERE = {f"uid-{name}" for name in ("p", "q", "broken")}
+
 
 class FakeApi(Api):
     """Answers as told, one after the other, then well."""
@@ -50,7 +52,7 @@ def writers() -> Iterator[list[RecordWriter]]:
 )
 def test_record_whose_write_fails_is_written_again(writers: list[RecordWriter], error: Exception) -> None:
     api = FakeApi(error)
-    writers.append(writer := RecordWriter(api))
+    writers.append(writer := RecordWriter(api, HERE.__contains__))
     writer.start()
     writer.write(known("p"), {"a": "1"})
     until(lambda: len(api.patches) == 2)
@@ -61,7 +63,7 @@ def test_record_whose_write_fails_is_written_again(writers: list[RecordWriter], 
 @pytest.mark.parametrize(
     "error",
     [
-        ApiError(409, "Conflict", "another uid"),
+        ApiError(404, "NotFound", ""),
         ApiError(400, "", 'admission webhook "x" denied the request: without a code'),
         ApiError(413, "RequestEntityTooLarge", ""),
     ],
@@ -69,7 +71,7 @@ def test_record_whose_write_fails_is_written_again(writers: list[RecordWriter], 
 )
 def test_what_can_never_be_written_holds_up_nothing(writers: list[RecordWriter], error: ApiError) -> None:
     api = FakeApi(error)
-    writers.append(writer := RecordWriter(api))
+    writers.append(writer := RecordWriter(api, HERE.__contains__))
     writer.start()
     writer.write(known("p"), {})
     writer.write(known("q"), {})
@@ -77,10 +79,22 @@ def test_what_can_never_be_written_holds_up_nothing(writers: list[RecordWriter],
     assert [path.rpartition("/")[2] for path, _ in api.patches[:2]] == ["p", "q"]
 
 
+def test_conflict_is_final_only_once_the_pod_is_not_here(writers: list[RecordWriter]) -> None:
+    """The API server answers 409 too where it has lost five races with other writers of the same pod."""
+    api = FakeApi(*(ApiError(409, "Conflict", "the object has been modified") for _ in range(2)))
+    writers.append(writer := RecordWriter(api, HERE.__contains__))
+    writer.start()
+    writer.write(known("gone"), {"a": "1"})
+    until(lambda: len(api.patches) == 1)
+    writer.write(known("p"), {"a": "1"})
+    until(lambda: len(api.patches) == 3)
+    assert [path.rpartition("/")[2] for path, _ in api.patches] == ["gone", "p", "p"]
+
+
 def test_whoever_writes_does_not_wait(writers: list[RecordWriter]) -> None:
     api = FakeApi()
     api.go_on.clear()
-    writers.append(writer := RecordWriter(api))
+    writers.append(writer := RecordWriter(api, HERE.__contains__))
     writer.start()
     writer.write(known("p"), {})
     assert not api.patches
@@ -108,7 +122,7 @@ class HostileApi(Api):
 
 def test_pod_whose_writes_always_fail_blocks_no_record_of_another(writers: list[RecordWriter]) -> None:
     api = HostileApi("broken")
-    writers.append(writer := RecordWriter(api))
+    writers.append(writer := RecordWriter(api, HERE.__contains__))
     writer.start()
     writer.write(known("broken"), {"a": "1"})
     for i in range(20):
@@ -132,7 +146,7 @@ def test_retries_that_time_out_delay_no_first_attempt(writers: list[RecordWriter
     retried = threading.Event()
     broken = [f"broken{i}" for i in range(3)]
     api = Slow(*broken)
-    writers.append(writer := RecordWriter(api))
+    writers.append(writer := RecordWriter(api, HERE.__contains__))
     writer.start()
     for name in broken:
         writer.write(known(name), {"a": "1"})
@@ -146,7 +160,7 @@ def test_retries_that_time_out_delay_no_first_attempt(writers: list[RecordWriter
 
 def test_later_write_of_a_pod_does_not_overtake_one_that_failed(writers: list[RecordWriter]) -> None:
     api = HostileApi("p", seconds=0.1)
-    writers.append(writer := RecordWriter(api))
+    writers.append(writer := RecordWriter(api, HERE.__contains__))
     writer.start()
     writer.write(known("p"), {"a": "1", "b": "1"})
     until(lambda: api.attempts)

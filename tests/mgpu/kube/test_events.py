@@ -1,8 +1,12 @@
 import queue
+import threading
 from typing import Any
 
-from mgpu.kube import ApiError
+import pytest
+
+from mgpu.kube import ApiError, events
 from mgpu.kube.events import Recorder, node_reference, pod_reference
+from tests.waiting import until
 
 
 class Events:
@@ -56,3 +60,46 @@ def test_a_refused_event_does_not_stop_the_next() -> None:
     made.warn(node_reference("n1"), "BadDevice", "first")
     made.warn(node_reference("n1"), "BadDevice", "second")
     assert api.posted.get(timeout=60)[1]["message"] == "second"
+
+
+def test_recorder_that_is_stopped_posts_what_waits_and_leaves_no_thread() -> None:
+    """An agent's process makes a recorder for each agent, of which it has one after the other."""
+    before = set(threading.enumerate())
+    api = Events()
+    made = recorder(api)
+    (thread,) = set(threading.enumerate()) - before
+    for i in range(5):
+        made.warn(node_reference("n1"), "BadDevice", f"{i}")
+    made.stop()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert api.posted.qsize() == 5
+
+
+def test_recorder_that_is_stopped_with_a_full_queue_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "_QUEUE", 1)
+    api, go_on = Events(), threading.Event()
+    before = set(threading.enumerate())
+    client: Any = Slow(api, go_on)
+    made = Recorder(client, "mgpu-scheduler")
+    (thread,) = set(threading.enumerate()) - before
+    made.warn(node_reference("n1"), "BadDevice", "posted while the other one waits")
+    until(client.began.is_set)
+    made.warn(node_reference("n1"), "BadDevice", "waits")
+    made.stop()
+    go_on.set()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert api.posted.qsize() == 2
+
+
+class Slow:
+    """Posts once it is told to go on."""
+
+    def __init__(self, api: Events, go_on: threading.Event) -> None:
+        self.api, self.go_on, self.began = api, go_on, threading.Event()
+
+    def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.began.set()
+        self.go_on.wait(60)
+        return self.api.create(path, body)
