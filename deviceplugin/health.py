@@ -1,12 +1,16 @@
 """`/healthz`, `/readyz` and `/metrics` over plain HTTP, by the standard library alone: the agent has to stay small."""
 
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedReader, RawIOBase
-from socket import AF_INET6, IPPROTO_IPV6, IPV6_V6ONLY, has_dualstack_ipv6, socket
+from socket import AF_INET6, IPPROTO_IPV6, IPV6_V6ONLY, SHUT_RDWR, has_dualstack_ipv6, socket
 from typing import Any
+
+from mgpu.serving.room import Room
 
 PATIENCE_SECONDS = 10.0
 """Who has not asked, or not taken the answer, within so long is hung up on: each connection holds a thread."""
@@ -30,37 +34,39 @@ class _Request(RawIOBase):
 
 
 MOST_CONNECTIONS = 256
-"""At a time; further ones are closed at once. A tenant's probes may name any host, and the kubelet sends them from the
-node's own address, so neither NetworkPolicies nor addresses keep them away."""
+"""At a time. A tenant's probes may name any host, and the kubelet sends them from the node's own address, so neither
+NetworkPolicies nor addresses keep them away. A further connection therefore replaces the oldest one: the kubelet's own
+probe is answered long before it is the oldest.
+"""
 _METRICS_SECONDS = 1.0
 """For so long the page of metrics is answered as it was made."""
 
 
 class _Server(ThreadingHTTPServer):
-    """With a bound on its threads, and a backlog in which the kubelet's probes are not lost among others."""
+    """One thread for each connection, and no more connections than there is room for."""
 
-    request_queue_size = 128
     daemon_threads = True
+    request_queue_size = 2048  # with the default of 5 the kernel drops new connections during a flood
 
-    def __init__(self, *args: Any) -> None:
-        self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        super().__init__(*args)
+    def __init__(self, *arguments: Any) -> None:
+        self._room: Room[Any] = Room(MOST_CONNECTIONS)
+        super().__init__(*arguments)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._room.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request(request, client_address)
-        except RuntimeError:  # no thread can be started
-            self._room.release()
-            raise
+        replaced = self._room.add(request, client_address[0])
+        if replaced is not None:
+            with suppress(OSError):
+                replaced.shutdown(SHUT_RDWR)  # its thread finds the end of the request, and closes it
+        super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._room.release()
+    def shutdown_request(self, request: Any) -> None:
+        self._room.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that is gone is no error of this process."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 class _Remembered:

@@ -4,6 +4,7 @@ import ipaddress
 from collections.abc import Iterable
 
 Block = ipaddress.IPv4Network | ipaddress.IPv6Network
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 LOOPBACK: tuple[Block, ...] = (ipaddress.IPv4Network("127.0.0.0/8"), ipaddress.IPv6Network("::1/128"))
 
 
@@ -21,6 +22,36 @@ def read_block(text: str) -> Block:
         mapped = f"{block.network_address.ipv4_mapped}/{block.prefixlen - 96}"
         raise ValueError(f"is an IPv4 block in IPv6 notation; write {mapped}")
     return block
+
+
+def read_peer(text: str) -> Address | None:
+    """The address of a connection's peer; None: it is no IP address.
+
+    An IPv4 peer of an IPv6 socket (`::ffff:192.0.2.1`) counts as IPv4.
+    """
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+def is_within(peer: str, blocks: Iterable[Block]) -> bool:
+    """Whether one of the blocks holds the peer's address."""
+    address = read_peer(peer)
+    return address is not None and any(address.version == block.version and address in block for block in blocks)
+
+
+def counted_as(peer: str) -> Block | None:
+    """The block whose connections are counted together with those of this peer; None: of all that have no IP address.
+
+    One host can use every address of its IPv6 /64 block.
+    """
+    address = read_peer(peer)
+    if isinstance(address, ipaddress.IPv6Address):
+        return ipaddress.IPv6Network((int(address) >> 64 << 64, 64))
+    return ipaddress.IPv4Network(address) if address else None
 
 
 def cover_everything(blocks: Iterable[Block]) -> bool:

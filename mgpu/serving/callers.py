@@ -5,7 +5,6 @@ as any user. The peer's address is taken from the connection itself. Headers suc
 own words and are not looked at.
 """
 
-import ipaddress
 import logging
 import threading
 import time
@@ -13,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mgpu.model.addresses import LOOPBACK, Block, cover_everything
+from mgpu.model.addresses import LOOPBACK, Block, cover_everything, is_within
 from mgpu.settings import SchedulerSettings, WebhookSettings
 
 if TYPE_CHECKING:
@@ -36,13 +35,7 @@ class Callers:
 
     def admits(self, peer: str) -> bool:
         """Whether this peer may call. An IPv4 peer of an IPv6 socket (`::ffff:192.0.2.1`) counts as IPv4."""
-        try:
-            address = ipaddress.ip_address(peer)
-        except ValueError:
-            return False
-        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
-            address = address.ipv4_mapped
-        return any(address.version == block.version and address in block for block in self.blocks)
+        return is_within(peer, self.blocks)
 
     def is_open(self) -> bool:
         """Whether every IPv4 or every IPv6 address may call."""

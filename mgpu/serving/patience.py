@@ -59,7 +59,4 @@ class PatientSocket(socket.socket):
 
 
 class PatientTLS(PatientSocket, ssl.SSLSocket):
-    """The same over TLS, where the handshake counts too."""
-
-    def do_handshake(self, block: bool = False) -> None:
-        self._patiently(super().do_handshake, block)
+    """The same over TLS."""

@@ -7,53 +7,31 @@ waits between them, and 40 ms where its acknowledgement is delayed (kubernetes.m
 import gc
 import logging
 import resource
-import signal
 import socket
 import ssl
 import threading
-import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gunicorn.app.base import BaseApplication
 from gunicorn.glogging import Logger
-from gunicorn.util import close, close_graceful
-from gunicorn.workers.gthread import ThreadWorker
 from werkzeug.wsgi import ClosingIterator
 
 from mgpu.model.errors import BadObject, Problem
+from mgpu.serving import worker
 from mgpu.serving.callers import Callers, guarded, warn_where_open
+from mgpu.serving.context import ReloadingContext
 from mgpu.serving.heap import return_memory
-from mgpu.serving.patience import PatientSocket, PatientTLS
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
-_log = logging.getLogger(__name__)
 # Longer than the 90 s for which the API server's client keeps an idle connection: the side that sends closes first.
 KEEPALIVE_SECONDS = 120
-CONNECTIONS = 1000  # of all addresses together
-# For peers that may not call an address. Their connections get a 403 after the TLS handshake, because the message is
-# what tells an operator which address to allow; few at a time, so that a flood of them costs the API server nothing.
-STRANGERS = 32
-_STRANGER_THREADS = 4
 _DRAIN_SECONDS = 20
 _END_SECONDS = 15
-# TLS alerts by which a client says that it does not trust our certificate; Go's sends bad_certificate for all of them.
-_DISTRUST = frozenset(
-    {
-        "SSLV3_ALERT_BAD_CERTIFICATE",
-        "SSLV3_ALERT_CERTIFICATE_EXPIRED",
-        "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
-        "TLSV1_ALERT_UNKNOWN_CA",
-    }
-)
-_DISTRUST_LOG_SECONDS = 60.0
 _request = threading.local()
 
 
@@ -123,45 +101,6 @@ def _check(address: Listen) -> None:
             raise BadObject([Problem(address.client_ca, f"is no file of certificates: {error}")]) from error
 
 
-class ReloadingContext:
-    """An SSLContext (TLS 1.2 and up) that follows its files; the last good one stays where they do not fit together.
-
-    client_ca: as in `Listen`.
-    """
-
-    def __init__(self, chain: Path, key: Path, client_ca: Path | None = None) -> None:
-        self._chain, self._key, self._client_ca = chain, key, client_ca
-        self._lock = threading.Lock()
-        self._seen = self._stamp()
-        self._context = self._load()
-
-    def current(self) -> ssl.SSLContext:
-        with self._lock:
-            try:
-                seen = self._stamp()
-                if seen != self._seen:
-                    self._context = self._load()
-                    self._seen = seen
-                    _log.info("serving certificate reloaded", extra={"file": str(self._chain)})
-            except (OSError, ssl.SSLError) as error:
-                _log.warning("serving certificate not reloaded: %s", error, extra={"file": str(self._chain)})
-            return self._context
-
-    def _stamp(self) -> tuple[int, ...]:
-        files = (self._chain, self._key, *([self._client_ca] if self._client_ca else []))
-        return tuple(v for f in files for s in (f.stat(),) for v in (s.st_mtime_ns, s.st_ino))
-
-    def _load(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.sslsocket_class = PatientTLS
-        context.load_cert_chain(self._chain, self._key)
-        if self._client_ca:
-            context.load_verify_locations(self._client_ca)
-            context.verify_mode = ssl.CERT_REQUIRED
-        return context
-
-
 def _in_one_segment(app: "WSGIApplication") -> "WSGIApplication":
     """Cork the connection from the first header to the end of the body; and let an app close it with the reply.
 
@@ -197,137 +136,6 @@ class _Logger(Logger):  # type: ignore[misc]
         self.error_log.setLevel(logging.WARNING)
 
 
-@dataclass(frozen=True, slots=True)
-class _Lane:
-    """What connections share with one another and with no others: threads, and room for connections.
-
-    server: the listening socket's address. stranger: whether the peers may not call it.
-    """
-
-    server: object
-    stranger: bool
-
-
-class _Pools:
-    """An executor for gunicorn, with a pool of so many threads for each lane: none can take another's."""
-
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._of: dict[_Lane, ThreadPoolExecutor] = {}
-
-    def submit(self, handle: Callable[[Any], object], conn: Any) -> Future[object]:
-        lane: _Lane = conn.lane
-        if lane not in self._of:  # only the worker's loop submits
-            self._of[lane] = ThreadPoolExecutor(_STRANGER_THREADS if lane.stranger else self._threads)
-        return self._of[lane].submit(handle, conn)
-
-    def shutdown(self, *, wait: bool) -> None:
-        for pool in self._of.values():
-            pool.shutdown(wait)
-
-
-class _Worker(ThreadWorker):  # type: ignore[misc]
-    """Threads; TLS per address (gunicorn has it for all or none): each has a configuration of its own; and a client
-    that does not hang up after its last reply is waited for (2 s) aside, not in the loop of them all.
-
-    No address keeps the others from being served: each has threads of its own, and as many connections as are left free
-    at most, so that there are always some left.
-    """
-
-    def init_process(self) -> None:
-        self._aside = {False: ThreadPoolExecutor(8, "close"), True: ThreadPoolExecutor(1, "close-strangers")}
-        self._open: dict[_Lane, set[Any]] = defaultdict(set)
-        self._ending = False
-        self._distrust_told = -_DISTRUST_LOG_SECONDS
-        super().init_process()
-
-    def handle_exit(self, sig: int, frame: Any) -> None:
-        """A signal comes in between whatever: the loop begins the end."""
-        if not self.app.end:
-            super().handle_exit(sig, frame)
-        elif not self._ending:
-            self._ending = True
-            self.method_queue.defer(threading.Thread(target=self._end, name="end", daemon=True).start)
-
-    def _end(self) -> None:
-        try:
-            self.app.end()
-        finally:
-            super().handle_exit(signal.SIGTERM, None)
-
-    def get_thread_pool(self) -> _Pools:
-        return _Pools(self.cfg.threads)
-
-    def enqueue_req(self, conn: Any) -> None:
-        if not hasattr(conn, "lane"):
-            listen, config = self.app.listening(conn.server, self.sockets)
-            conn.lane = _Lane(conn.server, bool(listen.callers and not listen.callers.admits(conn.client[0])))
-            mine = self._open[conn.lane]
-            most = STRANGERS if conn.lane.stranger else CONNECTIONS - sum(map(len, self._open.values()))
-            if len(mine) >= most:
-                self.nr_conns -= 1
-                close(conn.sock)
-                return
-            mine.add(conn)
-            conn.cfg = config
-            plain = conn.sock
-            conn.sock = PatientSocket(plain.family, plain.type, plain.proto, plain.detach())
-            conn.close = partial(self._close, conn)
-        super().enqueue_req(conn)
-
-    def handle(self, conn: Any) -> Any:
-        """A connection whose handshake is done waits for its request as one that is kept alive, which needs no thread:
-        Go's client makes some for later.
-        """
-        if conn.initialized or not conn.cfg.is_ssl or not conn.wait_for_data(1.0):
-            return super().handle(conn)
-        try:
-            conn.init()
-        except OSError as error:
-            if not conn.lane.stranger and getattr(error, "reason", "") in _DISTRUST:
-                self._distrusted(conn, str(error.reason))  # type: ignore[attr-defined]
-            else:
-                _log.debug("handshake failed: %s", error)
-            return False
-        return True
-
-    def _distrusted(self, conn: Any, reason: str) -> None:
-        """Log that a permitted client refused our certificate, at most once a minute.
-
-        This is all that a process can see of a missing or wrong CA bundle: it may not read webhook configurations.
-        """
-        now = time.monotonic()
-        if now < self._distrust_told + _DISTRUST_LOG_SECONDS:
-            return
-        self._distrust_told = now
-        _log.error(
-            "A client does not trust the serving certificate. If it is the API server, the CA bundle of the webhook "
-            "configuration is missing or wrong: run manifests/certificates.sh (make deploy does)",
-            extra={"client": conn.client[0], "reason": reason},
-        )
-
-    def _cap_keepalive(self, deadline: float) -> None:
-        """At the end. Those that have not asked for anything yet would be waited for until the master kills the worker:
-        Go's client makes some for later.
-        """
-        super()._cap_keepalive(deadline)
-        for conn in self.pending_conns:
-            conn.timeout = min(conn.timeout, deadline)
-
-    def _close(self, conn: Any, *, graceful: bool = False) -> None:
-        def closed(_: object = None) -> None:
-            self._open[conn.lane].discard(conn)
-
-        if graceful and conn.sock.fileno() >= 0:
-            patient = conn.sock
-            # A plain one: who has his answer is nobody that was waited for in vain.
-            ending = socket.socket(patient.family, patient.type, patient.proto, patient.detach())
-            self._aside[conn.lane.stranger].submit(close_graceful, ending).add_done_callback(closed)
-        else:
-            close(conn.sock)
-            closed()
-
-
 class _Server(BaseApplication):  # type: ignore[misc]
     def __init__(
         self,
@@ -347,8 +155,8 @@ class _Server(BaseApplication):  # type: ignore[misc]
             "bind": [str(address) for address in listen],
             "workers": workers,
             "threads": threads,
-            "worker_connections": CONNECTIONS,
-            "worker_class": _Worker,
+            "worker_connections": worker.CONNECTIONS,
+            "worker_class": worker.Worker,
             "logger_class": _Logger,
             "keepalive": KEEPALIVE_SECONDS,
             "graceful_timeout": _DRAIN_SECONDS + (_END_SECONDS if end else 0),

@@ -5,6 +5,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -16,6 +18,7 @@ from deviceplugin import health
 from deviceplugin.health import HealthServer
 from deviceplugin.nodelock import NodeLock
 from mgpu.cli.main import main
+from tests.mgpu.serving.flooding import flooded
 from tests.waiting import until
 
 MGPU = [sys.executable, "-m", "mgpu.cli.main", "deviceplugin"]
@@ -161,6 +164,22 @@ def hung_up(connection: socket.socket) -> bool:
         return False
     except ConnectionError:
         return True
+
+
+def test_unfinished_requests_do_not_fill_the_agent_with_threads_or_delay_a_probe() -> None:
+    server = HealthServer(0, str, str, host="127.0.0.1")
+    server.start()
+    try:
+        before = threading.active_count()
+        with flooded(server.port, b"GET /healthz HTTP/1.1\r\nHost: "):
+            for _ in range(5):
+                began = time.monotonic()
+                assert fetch(server.port, "/healthz") == (200, "ok\n")
+                assert time.monotonic() - began < health.PATIENCE_SECONDS / 2
+            # Beside the room's: the flood's own thread, and those that have lost their place and are about to end.
+            assert threading.active_count() - before < health.MOST_CONNECTIONS + 100
+    finally:
+        server.stop()
 
 
 def test_probes_are_answered_under_both_families() -> None:

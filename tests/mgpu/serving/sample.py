@@ -5,6 +5,7 @@ With PORT two, both plain and of this port: 127.0.0.1, and 127.0.0.2 for the oth
 Impatient: the three, with little time and room for clients; it says whom it has hung up on.
 Ends: the three; told to end it says so, and goes on until the file `ended` is in the directory. Its threads hardly wait
 for requests, and it hardly lingers.
+Strangers: two addresses: TLS for clients with a certificate, and plain on all addresses of this host.
 Door: two addresses, TLS and plain, that only 127.0.0.5 may call. Open: one with TLS that every address may call; its
 warnings go to stdout.
 """
@@ -21,7 +22,7 @@ from gunicorn.workers import gthread
 
 from mgpu.model.addresses import read_block
 from mgpu.model.errors import RetryLater
-from mgpu.serving import patience, server
+from mgpu.serving import patience, worker
 from mgpu.serving.app import new_app, probes, reviewing
 from mgpu.serving.callers import Callers
 from mgpu.serving.review import Reply, Review, allow
@@ -72,6 +73,15 @@ def door(directory: Path, *blocks: str, addresses: int) -> None:
     serve(listen[:addresses], threads=8, certificate=(directory / "tls.crt", directory / "tls.key"))
 
 
+def strangers(directory: Path) -> None:
+    app = new_app()
+    probes(app, ready=str)
+    app.add_url_rule("/large", "large", lambda: Response(LARGE))
+    vouched = Listen("127.0.0.1", 0, app.wsgi_app, client_ca=str(directory / "ca.crt"))
+    certificate = (directory / "tls.crt", directory / "tls.key")
+    serve([vouched, Listen("0.0.0.0", 0, app.wsgi_app, tls=False)], threads=64, certificate=certificate)
+
+
 def ends(directory: Path) -> None:
     print("ends", flush=True)
     while not (directory / "ended").exists():
@@ -87,7 +97,7 @@ def slow() -> Iterator[bytes]:
 
 def impatient(directory: Path) -> None:
     patience.PATIENCE_SECONDS = 1.0
-    server.CONNECTIONS = 80
+    worker.CONNECTIONS = 80
     resource.setrlimit(resource.RLIMIT_NOFILE, (50, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     said = logging.StreamHandler(sys.stdout)
     said.setFormatter(logging.Formatter("not waited for: %(client)s"))
@@ -103,6 +113,8 @@ if __name__ == "__main__":
     elif sys.argv[2:] == ["ends"]:
         gthread.DEFAULT_WORKER_DATA_TIMEOUT = gthread.STOP_KEEPALIVE_LINGER = 0.01
         main(Path(sys.argv[1]), end=lambda: ends(Path(sys.argv[1])))
+    elif sys.argv[2:] == ["strangers"]:
+        strangers(Path(sys.argv[1]))
     elif sys.argv[2:] == ["door"]:
         door(Path(sys.argv[1]), "127.0.0.5", addresses=2)
     elif sys.argv[2:] == ["open"]:

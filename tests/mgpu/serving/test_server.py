@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from mgpu.serving.certificates import CA, CHAIN, KEY, ensure, renewed
+from mgpu.serving.context import ReloadingContext
 from mgpu.serving.folder import Folder
-from mgpu.serving.server import ReloadingContext
 from playground.ports import free_port
 from tests.mgpu.serving.process import DEADLINE, Client, Server, client_certificate
 from tests.mgpu.serving.reviews import review

@@ -1,0 +1,303 @@
+"""A gunicorn worker in which a peer that is not known cannot delay one that is.
+
+Each listening address has two lanes. Peers that may call by their address are in the callers' lane at once. All others
+are strangers. Only a handshake with a valid client certificate moves a connection from one lane to the other. No
+connection has a thread before there is something to read, or while its TLS handshake waits for the client.
+"""
+
+import logging
+import selectors
+import signal
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from gunicorn.http import get_parser
+from gunicorn.sock import ssl_wrap_socket
+from gunicorn.util import close, close_graceful
+from gunicorn.workers import gthread
+
+from mgpu.model.addresses import LOOPBACK, Block, is_within
+from mgpu.serving import patience
+from mgpu.serving.patience import PatientSocket
+from mgpu.serving.room import Room
+
+_log = logging.getLogger(__name__)
+CONNECTIONS = 1000  # of all addresses together
+# Connections of strangers to one address. Each can hold a thread for its request. There are as many threads, so that
+# the room is the only limit. Peers outside the callers' blocks get a 403 after the TLS handshake, because the message
+# tells an operator which address to allow.
+STRANGERS = 32
+# The same where clients need certificates. No stranger gets as far as a request there, so these connections need no
+# threads. A busy API server can open this many at once, and all of them are strangers' until their handshakes are done.
+HANDSHAKES = 256
+# For the cryptography of strangers' handshakes: few, so that callers keep most of the CPU.
+_HANDSHAKE_THREADS = 4
+# TLS alerts by which a client says that it does not trust our certificate; Go's sends bad_certificate for all of them.
+_DISTRUST = frozenset(
+    {
+        "SSLV3_ALERT_BAD_CERTIFICATE",
+        "SSLV3_ALERT_CERTIFICATE_EXPIRED",
+        "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
+        "TLSV1_ALERT_UNKNOWN_CA",
+    }
+)
+_DISTRUST_LOG_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Lane:
+    """What connections share with one another and with no others: threads, and room.
+
+    handshakes, requests, closing: threads for each of these. Threads start when they are first needed.
+    """
+
+    open: Room[Any]
+    handshakes: ThreadPoolExecutor
+    requests: ThreadPoolExecutor
+    closing: ThreadPoolExecutor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Door:
+    """The two lanes of a listening address.
+
+    blocks: of the peers that are callers by their address; None: no address is, and clients show certificates.
+    """
+
+    config: Any
+    blocks: tuple[Block, ...] | None
+    known: _Lane
+    strangers: _Lane
+
+    def lane_of(self, peer: str) -> _Lane:
+        return self.known if is_within(peer, self.blocks or ()) else self.strangers
+
+
+class _Threads:
+    """gunicorn's executor of requests: each runs in its own lane."""
+
+    def __init__(self, doors: Sequence[_Door]) -> None:
+        self._doors = doors
+
+    def submit(self, handle: Callable[[Any], object], conn: Any) -> Future[object]:
+        lane: _Lane = conn.lane
+        return lane.requests.submit(handle, conn)
+
+    def shutdown(self, *, wait: bool) -> None:
+        for door in self._doors:
+            for lane in (door.known, door.strangers):
+                lane.requests.shutdown(wait)
+                lane.handshakes.shutdown(wait)
+
+
+class Worker(gthread.ThreadWorker):  # type: ignore[misc]
+    """Threads; TLS per address (gunicorn has it for all or none): each has a configuration of its own; and a client
+    that does not hang up after its last reply is waited for (2 s) aside, not in the loop of them all.
+
+    No address keeps the others from being served: each has threads of its own. Callers get as many connections as are
+    left free at most, so that some always are; strangers have room of their own.
+    """
+
+    def init_process(self) -> None:
+        self._doors = {s.getsockname(): self._door(s.getsockname()) for s in self.sockets}
+        self._ending = False
+        self._distrust_told = -_DISTRUST_LOG_SECONDS
+        super().init_process()
+
+    def _door(self, server: tuple[Any, ...]) -> _Door:
+        listen, config = self.app.listening(server, self.sockets)
+        by_certificate = bool(listen.client_ca) and not listen.callers
+        # On loopback every peer is in the pod itself: kube-scheduler beside its extender, for example.
+        local = LOOPBACK if is_within(server[0], LOOPBACK) else ()
+        blocks = None if by_certificate else listen.callers.blocks if listen.callers else local
+        requests = ThreadPoolExecutor(self.cfg.threads)
+        known = _Lane(Room(CONNECTIONS), requests, requests, ThreadPoolExecutor(8, "close"))
+        strangers = _Lane(
+            Room(HANDSHAKES if by_certificate else STRANGERS),
+            ThreadPoolExecutor(_HANDSHAKE_THREADS, "strangers-handshakes"),
+            ThreadPoolExecutor(STRANGERS, "strangers"),
+            ThreadPoolExecutor(_HANDSHAKE_THREADS, "strangers-close"),
+        )
+        return _Door(config, blocks, known, strangers)
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """A signal comes in between whatever: the loop begins the end."""
+        if not self.app.end:
+            super().handle_exit(sig, frame)
+        elif not self._ending:
+            self._ending = True
+            self.method_queue.defer(threading.Thread(target=self._end, name="end", daemon=True).start)
+
+    def _end(self) -> None:
+        try:
+            self.app.end()
+        finally:
+            super().handle_exit(signal.SIGTERM, None)
+
+    def get_thread_pool(self) -> _Threads:
+        return _Threads(list(self._doors.values()))
+
+    def enqueue_req(self, conn: Any) -> None:
+        """A new connection waits in the loop until its client sends something; one that has done so gets a thread."""
+        if not hasattr(conn, "lane"):
+            self._take(conn)
+        elif conn.cfg.is_ssl and not conn.initialized:
+            future = conn.lane.handshakes.submit(_handshake, conn)
+            future.add_done_callback(lambda done: self.method_queue.defer(self._after_handshake, conn, done))
+        else:
+            super().enqueue_req(conn)
+
+    def _take(self, conn: Any) -> None:
+        door = self._doors[conn.server]
+        conn.cfg = door.config
+        conn.close = partial(self._close, conn)
+        plain = conn.sock
+        conn.sock = PatientSocket(plain.family, plain.type, plain.proto, plain.detach())
+        conn.timeout = time.monotonic() + (patience.PATIENCE_SECONDS if conn.cfg.is_ssl else conn.cfg.keepalive)
+        if self._enter(conn, door.lane_of(conn.client[0])):
+            self._await(conn, selectors.EVENT_READ)
+
+    def _enter(self, conn: Any, lane: _Lane) -> bool:
+        """Whether the lane has room for this connection, which is closed otherwise."""
+        conn.lane = lane
+        door = self._doors[conn.server]
+        if lane is door.known:
+            taken = sum(len(d.known.open) + len(d.strangers.open) for d in self._doors.values())
+            if len(lane.open) >= CONNECTIONS - taken:
+                self.nr_conns -= 1
+                conn.close()
+                return False
+        replaced = lane.open.add(conn, conn.client[0])
+        if replaced is not None:
+            self._hang_up(replaced)
+        return True
+
+    def _await(self, conn: Any, events: int) -> None:
+        """Leave a connection to the loop until its client has sent something (or takes something)."""
+        conn.sock.setblocking(False)
+        if not self.alive:
+            conn.timeout = min(conn.timeout, time.monotonic() + gthread.STOP_KEEPALIVE_LINGER)
+        self.pending_conns.append(conn)
+        self.poller.register(conn.sock, events, partial(self.on_pending_socket_readable, conn))
+
+    def _after_handshake(self, conn: Any, done: "Future[int | None]") -> None:
+        """In the loop. A connection whose handshake is done waits for its request as one that is kept alive: Go's
+        client makes some for later.
+        """
+        try:
+            events = done.result()
+        except (OSError, ValueError) as error:
+            self._explain(conn, error)
+            self.nr_conns -= 1
+            conn.close(graceful=True)
+            return
+        if conn not in conn.lane.open:  # another stranger has its place
+            self.nr_conns -= 1
+            conn.close()
+        elif events is not None:
+            self._await(conn, events)
+        else:
+            door = self._doors[conn.server]
+            if door.blocks is None:
+                conn.lane.open.discard(conn)
+                if not self._enter(conn, door.known):
+                    return
+            waiting: Future[bool] = Future()
+            waiting.set_result(True)
+            super().finish_request(conn, waiting)
+
+    def handle(self, conn: Any) -> Any:
+        return conn in conn.lane.open and super().handle(conn)
+
+    def on_pending_socket_readable(self, conn: Any, client: socket.socket) -> None:
+        if client.fileno() >= 0:  # else an event before this one, of the same round, has had it closed
+            super().on_pending_socket_readable(conn, client)
+
+    def on_client_socket_readable(self, conn: Any, client: socket.socket) -> None:
+        if client.fileno() >= 0:
+            super().on_client_socket_readable(conn, client)
+
+    def murder_pending(self) -> None:
+        """Close those whose time to send something is over. gunicorn's looks at the first alone: here times differ."""
+        now = time.monotonic()
+        for conn in [conn for conn in self.pending_conns if conn.timeout <= now]:
+            self._hang_up(conn)
+
+    def _hang_up(self, conn: Any) -> None:
+        """Close a connection of the loop's at once; let a thread that has one find the end of what its client sends."""
+        try:
+            self.poller.unregister(conn.sock)
+        except (KeyError, ValueError):
+            with suppress(OSError):
+                # Not the TLS socket's own method, which takes the TLS state from under the thread.
+                socket.socket.shutdown(conn.sock, socket.SHUT_RDWR)
+            return
+        for waiting in (self.pending_conns, self.keepalived_conns):
+            with suppress(ValueError):
+                waiting.remove(conn)
+        self.nr_conns -= 1
+        conn.close()
+
+    def _explain(self, conn: Any, error: Exception) -> None:
+        """Log that a peer that may call refused our certificate, at most once a minute.
+
+        This is all that a process can see of a missing or wrong CA bundle: it may not read webhook configurations.
+        """
+        door, reason = self._doors[conn.server], getattr(error, "reason", "")
+        may_call = conn.lane is door.known or door.blocks is None
+        now = time.monotonic()
+        if not may_call or reason not in _DISTRUST or now < self._distrust_told + _DISTRUST_LOG_SECONDS:
+            _log.debug("handshake failed: %s", error)
+            return
+        self._distrust_told = now
+        _log.error(
+            "A client does not trust the serving certificate. If it is the API server, the CA bundle of the webhook "
+            "configuration is missing or wrong: run manifests/certificates.sh (make deploy does)",
+            extra={"client": conn.client[0], "reason": reason},
+        )
+
+    def _cap_keepalive(self, deadline: float) -> None:
+        """At the end. Those that have not asked for anything yet would be waited for until the master kills the worker:
+        Go's client makes some for later.
+        """
+        super()._cap_keepalive(deadline)
+        for conn in self.pending_conns:
+            conn.timeout = min(conn.timeout, deadline)
+
+    def _close(self, conn: Any, *, graceful: bool = False) -> None:
+        lane: _Lane = conn.lane
+        if graceful and conn in lane.open and conn.sock.fileno() >= 0:
+            patient = conn.sock
+            # A plain one: who has his answer is nobody that was waited for in vain. `_hang_up` finds it there.
+            conn.sock = socket.socket(patient.family, patient.type, patient.proto, patient.detach())
+            closed = lane.closing.submit(close_graceful, conn.sock)
+            closed.add_done_callback(lambda _: lane.open.discard(conn))
+        else:
+            close(conn.sock)
+            lane.open.discard(conn)
+
+
+def _handshake(conn: Any) -> int | None:
+    """Continue the TLS handshake as far as it goes without waiting. None: it is done; else the event it needs.
+
+    Raises OSError where it fails.
+    """
+    if not isinstance(conn.sock, ssl.SSLSocket):
+        conn.sock = ssl_wrap_socket(conn.sock, conn.cfg)
+    try:
+        conn.sock.do_handshake()
+    except ssl.SSLWantReadError:
+        return selectors.EVENT_READ
+    except ssl.SSLWantWriteError:
+        return selectors.EVENT_WRITE
+    conn.initialized = True
+    conn.parser = get_parser(conn.cfg, conn.sock, conn.client)
+    return None
