@@ -290,6 +290,8 @@ def _handshake(conn: Any) -> int | None:
 
     Raises OSError where it fails.
     """
+    if conn not in conn.lane.open:
+        raise ConnectionAbortedError("another stranger's connection has its place")
     if not isinstance(conn.sock, ssl.SSLSocket):
         conn.sock = ssl_wrap_socket(conn.sock, conn.cfg)
     try:
