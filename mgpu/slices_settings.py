@@ -79,6 +79,7 @@ class SlicesSettings(Block):
     """schedulePolicy, scheduleWeight, weight: of the score of a node.
 
     DevicePluginCMName, DevicePluginCMNamespace: the ConfigMap that says how nodes cut their cards under MPS.
+    mpsIdleSeconds: after so long without use the slices of a card under MPS are undone; 0: they stay.
     KnowGeometries: what MIG cards may be cut into; a model that no entry names: all that it can be.
     """
 
@@ -90,6 +91,7 @@ class SlicesSettings(Block):
     weight: WeightSettings = Field(WeightSettings(), alias="weight")
     config_map: Annotated[str, Field(min_length=1)] = Field("mps-configmap", alias="DevicePluginCMName")
     config_map_namespace: Annotated[str, Field(min_length=1)] = Field("mgpu-system", alias="DevicePluginCMNamespace")
+    mps_idle_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(60, alias="mpsIdleSeconds")
     know_geometries: tuple[GeometrySettings, ...] = Field((), alias="KnowGeometries")
 
     @property

@@ -227,6 +227,11 @@ class Machine(RuleBasedStateMachine):
             node.wire.meanwhile = self.somebody_else_writes
             node.look()
 
+    @rule(seconds=st.sampled_from([16, 70]))
+    def time_passes(self, seconds: int) -> None:
+        """Pods lose what was kept for them, and slices under MPS are undone that nobody uses."""
+        self.rig.clock.now += seconds
+
     @rule()
     def all_do_their_work(self) -> None:
         self.rig.round()
@@ -290,14 +295,14 @@ class Machine(RuleBasedStateMachine):
 
     def settle(self) -> None:
         """Nothing fails any more, so all comes to its end: no plan is left open, and who can have slices gets them."""
-        for _ in range(3):
+        for _ in range(5):  # a Pod that did not come for its slices gets no plan for five minutes at most
             for node in self.rig.nodes.values():
                 for uid in self.gone(node):
                     node.end(uid)
             for _ in range(4):
                 self.all_do_their_work()
             self.rig.clock.now += 100
-        for _ in range(2):
+        for _ in range(4):
             self.all_do_their_work()
         self.nothing_in_use_is_destroyed()
         self.no_writer_loses_what_the_other_wrote()

@@ -8,7 +8,7 @@ where the instances lie (slices.md, "Node annotation").
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ ANNOTATION = "dynamicgpuslice"
 MADE = "mgpu.io/slices"
 """The agent's: `{"cards": {"0": [{"profile", "start", "uuid", "pod"}]}, "refused": {"plan", "why"}}`."""
 PLANNED = "mgpu.io/slices-planned"
-"""The scheduler's: `{"plan": 5, "cards": {"0": [{"profile", "start"}]}}`."""
+"""The scheduler's: `{"plan": 5, "cards": {"0": [{"profile", "start", "standing"}]}}`."""
 _MOST_SLICES = 1024
 """Of one node: 16 cards under MPS have 768. The scheduler works all of them out again when its annotation changes."""
 _MOST_TEXT = 256
@@ -58,6 +58,7 @@ class NodeSlices:
 
     made: the slices that there are. cards: those that can be cut now (in MIG mode; under MPS those that are).
     planned: where the slices of the plan lie; None: not said.
+    standing: those of the plan that no plan of mgpu's has made: they were there before.
     refused: the plan that the agent could not apply, and why.
     placed: whether it is known where instances lie. An agent that writes only the seed's counts does not say.
     """
@@ -69,6 +70,7 @@ class NodeSlices:
     planned: tuple[Slice, ...] | None = None
     refused: tuple[int, str] | None = None
     placed: bool = True
+    standing: frozenset[Slice] = frozenset()
 
     @property
     def waiting(self) -> bool:
@@ -92,6 +94,15 @@ class NodeSlices:
                 found.append(s)
         return tuple(sorted(found))
 
+    @property
+    def by_others(self) -> frozenset[Slice]:
+        """The places of those that are made, or were before a plan that is not in force, by no plan of mgpu's."""
+        made = frozenset(s.place for s in self.made)
+        if self.planned is None:
+            return made
+        in_force = self.partitioning.plan == self.partitioning.applied
+        return self.standing | (made.difference(self.planned) if in_force else frozenset())
+
 
 NOTHING = NodeSlices()
 
@@ -109,16 +120,16 @@ def read_slices(node: Node) -> NodeSlices:
         raise BadObject([Problem(f"metadata.labels[{LABEL}]", f"must be {MIG} or {MPS}, not {mode!r}")])
     partitioning = _of_mode(read_partitioning(node.annotations.get(ANNOTATION)), mode)
     made, cards, refused = _read_made(node.annotations.get(MADE))
-    planned = _read_planned(node.annotations.get(PLANNED), partitioning.plan)
+    planned, standing = _read_planned(node.annotations.get(PLANNED), partitioning.plan)
     if any(mode_of(s.name) != mode for s in made or ()):
         made, cards = None, frozenset()
     if any(mode_of(s.name) != mode for s in planned or ()):
-        planned = None
+        planned, standing = None, frozenset()
     placed = made is not None
     if made is None:
         made = _counted(partitioning)
         cards = frozenset(s.card for s in made)
-    return NodeSlices(mode, partitioning, made, cards, planned, refused, placed)
+    return NodeSlices(mode, partitioning, made, cards, planned, refused, placed, standing)
 
 
 def _of_mode(found: Partitioning, mode: str) -> Partitioning:
@@ -258,10 +269,11 @@ def write_made(slices: Iterable[Slice], cards: Iterable[int], refused: tuple[int
     return json.dumps(said)
 
 
-def write_planned(slices: Iterable[Slice], plan: int) -> str:
+def write_planned(slices: Iterable[Slice], plan: int, standing: Collection[Slice] = ()) -> str:
     rows: dict[str, list[dict[str, Any]]] = {}
     for s in sorted(slices):
-        rows.setdefault(str(s.card), []).append({"profile": s.name, "start": s.start})
+        row: dict[str, Any] = {"profile": s.name, "start": s.start}
+        rows.setdefault(str(s.card), []).append({**row, "standing": True} if s.place in standing else row)
     return json.dumps({"plan": plan, "cards": rows})
 
 
@@ -278,12 +290,19 @@ def _read_made(text: str | None) -> tuple[tuple[Slice, ...] | None, frozenset[in
     return slices, cards, (refused["plan"], str(refused.get("why", ""))[:_MOST_REASON])
 
 
-def _read_planned(text: str | None, plan: int | None) -> tuple[Slice, ...] | None:
-    """None where it is not of this plan: another writer of the seed's annotation says only counts."""
-    if text is None or plan is None:
-        return None
-    found = _json_object(text, PLANNED)
-    return _read_cards(found.get("cards"), PLANNED)[0] if found.get("plan") == plan else None
+def _read_planned(text: str | None, plan: int | None) -> tuple[tuple[Slice, ...] | None, frozenset[Slice]]:
+    """Return the slices of a plan, and which of them are standing.
+
+    None where it is not of this plan: another writer of the seed's annotation says only counts.
+    """
+    found = {} if text is None or plan is None else _json_object(text, PLANNED)
+    if not found or found.get("plan") != plan:
+        return None, frozenset()
+    slices, _ = _read_cards(found.get("cards"), PLANNED)
+    standing = {
+        (int(card), row.get("start")) for card, rows in found["cards"].items() for row in rows if row.get("standing")
+    }
+    return slices, frozenset(s for s in slices if (s.card, s.start) in standing)
 
 
 def _read_cards(rows: object, annotation: str) -> tuple[tuple[Slice, ...], frozenset[int]]:

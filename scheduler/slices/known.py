@@ -21,18 +21,20 @@ _MOST_MESSAGE = 1024
 class Plan:
     """What a node shall be cut into: `slices` is all of it, by places. id: as annotations have it.
 
-    before: the id of the plan that it follows, None where it is the node's first.
+    before: the id of the plan that it follows, None where it is the node's first. standing: those of `slices` that no
+    plan of mgpu's has made.
     """
 
     node: str
     id: int
     slices: tuple[Slice, ...]
     before: int | None = None
+    standing: frozenset[Slice] = frozenset()
 
     def over(self, found: NodeSlices) -> NodeSlices:
         """What the node will say once this is written."""
         spec = replace(found.partitioning, spec=counts(self.slices), plan=self.id)
-        return replace(found, partitioning=spec, planned=self.slices)
+        return replace(found, partitioning=spec, planned=self.slices, standing=self.standing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from mgpu.settings import Settings
 from scheduler import metrics
 from scheduler.gpu_pods import GpuPod
 from scheduler.slices.choosing import best_first
+from scheduler.slices.idle import IdleCards
 from scheduler.slices.known import Plan
 from scheduler.slices.refusals import Refusals
 from scheduler.slices.site import Site, cut, keeping, offers, served, wanted_by
@@ -70,6 +71,7 @@ class Planning:
         self._waiting = WaitingPods(state, clock)
         self._turns = Turns(clock)
         self._refusals = Refusals(clock)
+        self._idle = IdleCards(clock, self._settings.mps_idle_seconds)
         self._event = threading.Condition()
         self._due = False
         self._changed: set[str] = set()
@@ -151,13 +153,15 @@ class Planning:
             self._settle(pods, left)
             self._restore(pods)
             self._serve(pods)
+            self._undo(pods)
             self._write()
             self._write_configs()
         except RetryLater:
             return  # whoever may decide next begins with all nodes, and is asked about all pods
 
     def _pause(self) -> float | None:
-        return _PAUSE if self._missing or self._unsaid or self._sites.plans() or self._waiting else None
+        busy = self._missing or self._unsaid or self._idle or self._sites.plans() or self._waiting
+        return _PAUSE if busy else None
 
     def _look_at(self, changed: Iterable[str]) -> None:
         for name in sorted(changed):
@@ -168,8 +172,10 @@ class Planning:
                 self._unsaid.discard(name)
                 self._refusals.drop(name)
                 self._turns.drop(name)
+                self._idle.drop(name)
                 continue
             self._refusals.see(site)
+            self._idle.see(site)
             if not site.missing:
                 self._missing.pop(name, None)
                 self._told.pop(name, None)
@@ -308,6 +314,25 @@ class Planning:
                 self._turns.made(pod, site.node.name, destroys=not site.made <= {*found})
                 return
 
+    def _undo(self, pods: Sequence[Waiting]) -> None:
+        """Make cards whole again whose slices nobody has used for long, and that no pod has been promised."""
+        for name in self._idle.names():
+            site = self._sites.of(name)
+            if site is None:
+                self._idle.drop(name)
+                continue
+            self._idle.see(site)
+            due = self._idle.due(name)
+            if not due or not self._open(site) or site.missing:
+                continue
+            # As for a plan: a pod that passes filters and is never bound does not keep slices for ever.
+            promised = [pod for pod in pods if pod.promise]
+            late = self._idle.due(name, COMING_SECONDS) - {s.card for s in self._kept(site, promised).used}
+            due = late | (due - {s.card for s in self._kept(site, pods).used})
+            slices = tuple(sorted(s for s in site.made if s.card not in due))
+            if due and not self._refusals.forbid(site, slices) and self._make(site, slices, ()):
+                log.info("idle slices are undone", extra={"node": name, "cards": sorted(due)})
+
     def _kept(self, site: Site, pods: Sequence[Waiting]) -> Site:
         """As a plan finds it: what pods are about to be bound to stays, and what was made for them a moment ago."""
         claims = [pod.wanted for pod in pods if self._claims(pod, site.node.name)]
@@ -330,7 +355,8 @@ class Planning:
         """False: the node has changed meanwhile, and is looked at again."""
         name, before = site.node.name, site.found.partitioning
         ids = [number for number in (before.plan, before.applied) if number is not None]
-        plan = Plan(name, next_plan(max(ids, default=None), int(self._now())), slices, before.plan)
+        standing = site.found.by_others & {*slices}
+        plan = Plan(name, next_plan(max(ids, default=None), int(self._now())), slices, before.plan, standing)
         if not self._sites.plan(plan, site.version):
             return False
         metrics.PLANS.labels("made").inc()

@@ -49,7 +49,7 @@ class Writer:
                 if why:
                     return why
                 text = with_spec(node.annotations.get(ANNOTATION), counts(plan.slices), plan.id)
-                said = {ANNOTATION: text, PLANNED: write_planned(plan.slices, plan.id)}
+                said = {ANNOTATION: text, PLANNED: write_planned(plan.slices, plan.id, plan.standing)}
                 precondition = {key: raw["metadata"][key] for key in ("uid", "resourceVersion")}
                 self._api.patch(path, {"metadata": {**precondition, "annotations": said}})
             except BadObject as error:
