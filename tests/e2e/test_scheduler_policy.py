@@ -428,3 +428,20 @@ def test_the_scheduler_runs_mtgpupods(bench: Bench) -> None:
     named.delete("m")
     until(lambda: [*named.occupying()] == ["victim"])
     assert "ValidatingAdmissionPolicy" not in bench.cluster.processes["scheduler"].tail(1000)
+
+
+def test_pods_of_tenants_are_denied_the_class_of_occupy_pods(cluster: Cluster) -> None:
+    """With it a pod comes before all others in kube-scheduler's queue, and is never preempted."""
+    own = {"containers": [{"name": "c", "image": "mgpu"}], "priorityClassName": "mgpu-occupy"}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "first"}, "spec": own}
+    path = "/api/v1/namespaces/default/pods"
+
+    def denied() -> str:
+        try:
+            cluster.api.create(path, pod, dryRun="All")
+        except ApiError as error:
+            return error.message
+        return ""
+
+    assert "name another class" in until(denied)
+    cluster.api.create(PODS, pod, dryRun="All")
