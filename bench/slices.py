@@ -71,7 +71,7 @@ def main() -> None:
 
 def _row(name: str, mode: str, ask: Mapping[str, int], geometries: Geometries, count: int) -> Row:
     found = [_node(Random(number), mode) for number in range(count)]
-    for cache in (geometry._table, geometry._options, geometry._best, mps._cut):
+    for cache in (geometry._table, geometry._known_options, geometry._known_best, mps._cut):
         cache.cache_clear()
     began = process_time()
     nodes = [cards_of(gpus, slices, used, geometries) for gpus, slices, used in found]

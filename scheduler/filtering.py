@@ -139,7 +139,7 @@ class Filter:
 
     def _of_served(self, known: GpuPod, ask: Ask, names: Sequence[str], call: Call) -> Filtered:
         if wanted_by(ask):
-            found = _sorted(names, self._paced(self._slices.answers(known, ask, names)))
+            found = _sorted(names, self._paced(self._slices.answers(known, ask, names, call)))
             self._tell_recut(known, found.recut, found.passed)
             return found
         if ask.others:
@@ -186,7 +186,7 @@ class Filter:
 
     def _scores(self, known: GpuPod, ask: Ask, names: Sequence[str], call: Call) -> list[int]:
         if wanted_by(ask):
-            return [answer.points for answer in self._slices.answers(known, ask, names, scoring=True)]
+            return [answer.points for answer in self._slices.answers(known, ask, names, call, scoring=True)]
         if ask.others:
             return [answer.points for answer in self._answers(known, ask, names, call)]
         steps = _steps_to_look(ask, names)

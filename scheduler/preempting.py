@@ -98,7 +98,7 @@ class Preemption:
         if wanted:
             # As for other devices; what they leave may have to be cut anew.
             site = None if ask.unmet(node) else self._state.sites.without(name, known.pod.uid, theirs.uids)
-            serves = site and not site.found.waiting and (site.fits(wanted) or answer_of(site, wanted).recut)
+            serves = site and not site.found.waiting and (site.fits(wanted) or answer_of(site, wanted, budget).recut)
             return theirs if serves else None
         if ask.others:
             # Which of the pods there hold such devices, and that no others hold them, is not looked for.

@@ -75,8 +75,8 @@ class Process:
         )
         writes = FencedApi(api, self._may_write)
         writer = Writer(writes, settings)
-        self.planning = Planning(self.state, writer, settings, self._warn, self.may_decide)
         rations = Rations()
+        self.planning = Planning(self.state, writer, settings, self._warn, self.may_decide, rations=rations)
         self.decider = Decider(self.state, api, settings, rations)
         self.filter = Filter(
             self.state, settings, self.planning.recut, nowhere=self.announcements.refused, rations=rations

@@ -24,7 +24,7 @@ from mgpu.model.errors import RetryLater
 from scheduler import metrics
 from scheduler.pacing import Pace
 from scheduler.placement import FULL, LEAST, SHORT, Effort, Limits
-from scheduler.placement.effort import STEPS_PER_MILLISECOND
+from scheduler.placement.effort import STEPS_PER_MILLISECOND, Budget
 
 SECOND = 1000 * STEPS_PER_MILLISECOND
 """Steps that take about a second of CPU time."""
@@ -86,6 +86,15 @@ class Call:
         if spent < self._full:
             return self._limits
         return min(self._limits, SHORT, key=lambda limits: limits.search) if spent < self._full + self._short else None
+
+    def next_budget(self) -> Budget:
+        """Return the steps of one search on the next node; none where the call has had its share."""
+        limits = self.next_limits()
+        return Budget(self.effort, limits.search if limits else 0)
+
+    def last_budget(self) -> Budget:
+        """Return the steps of one search on a node that was chosen: few, where the call has had its share."""
+        return Budget(self.effort, (self.next_limits() or LEAST).search)
 
     def allows(self, steps: int) -> bool:
         """Whether the call may do work of so many steps at once, which no checkpoint divides."""

@@ -6,6 +6,7 @@ from mgpu.model.asks import Ask, Rejection
 from mgpu.model.pods import Pod
 from mgpu.settings import Settings
 from playground.simulate.accounts import Accounts
+from scheduler.placement.effort import full_budget
 from scheduler.slices.choosing import answer_of, best_first
 from scheduler.slices.score import site_score
 from scheduler.slices.site import cut, wanted_by
@@ -32,8 +33,10 @@ class Recutting:
         wanted, site = wanted_by(ask), self._accounts.site(node, pod.uid)
         if not wanted or site is None:
             return None
-        answer = answer_of(site, wanted)
-        return Rejection(_ANEW if answer.recut else answer.reason, hopeless=answer.hopeless) if answer.reason else None
+        answer = answer_of(site, wanted, full_budget())
+        if not answer.reason:
+            return None
+        return Rejection(_ANEW if answer.recut else answer.reason, hopeless=answer.hopeless, proven=answer.proven)
 
     def recut(self, pod: Pod, ask: Ask, nodes: Iterable[str]) -> str:
         """The node that has been cut for it, the best one of these; "": none can be."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 STEPS_PER_MILLISECOND = 4_000
 
 _CHECK_EVERY = 4_000
+_UNBOUNDED = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,10 @@ class Budget:
         self.left -= steps
         self.effort.spend(steps)
 
+    def beyond(self) -> "Budget":
+        """Return a budget for work that cannot be left out: it counts for the caller, and it never ends."""
+        return Budget(self.effort, _UNBOUNDED)
+
     def part(self, steps: int) -> "Budget":
         """Set so many of the steps that are left aside; `give_back` what of them is not needed."""
         steps = min(steps, self.left)
@@ -97,3 +102,8 @@ class Budget:
     def give_back(self, part: "Budget") -> None:
         self.left += part.left
         part.left = 0
+
+
+def full_budget() -> Budget:
+    """Return the steps of one full search, for a caller that keeps nobody waiting."""
+    return Budget(Effort(), FULL.search)

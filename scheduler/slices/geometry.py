@@ -6,7 +6,7 @@ as bits: one bit for each instance that the card could have, which is a profile 
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, product
@@ -15,6 +15,10 @@ from operator import ge, mul
 from mgpu.model.cards import Card
 from mgpu.model.mig import LAYOUTS, Instance, Layout, Profile, layout_of
 from mgpu.model.wishes import matches
+from scheduler.placement.effort import Budget
+
+_CUT_STEPS = 6_000
+"""Of the choice of one way to cut a card: all ways are compared."""
 
 Geometries = Mapping[str, Sequence[Mapping[str, int]]]
 """Model, as `matches` reads it → the only ways to cut its cards, each of them complete: profile → how many."""
@@ -193,19 +197,38 @@ class MigCard:
 
     def most(self, name: str) -> int:
         """How many of this profile could be free, if the card were cut for it alone."""
-        return max(self.has(name), _options(self.table, self.around, (name,))[0][0])
+        return max(self.has(name), self._options((name,), None)[0][0])
 
-    def options(self, asked: Counts) -> tuple[Vector, ...]:
-        """The most of what is asked that can be free at a time, none more than asked; less than these always can."""
+    def options(self, asked: Counts, budget: Budget | None = None) -> tuple[Vector, ...]:
+        """Return the most of what is asked that can be free at a time, none more than asked; less always can be."""
         names, counts = tuple(name for name, _ in asked), tuple(count for _, count in asked)
-        found = {tuple(map(min, counts, option)) for option in _options(self.table, self.around, names)}
+        found = {tuple(map(min, counts, option)) for option in self._options(names, budget)}
         if self.table.known:  # its free slices can be more than any configured geometry has beside what is in use
             found.add(tuple(map(min, counts, map(self.has, names))))
         return most_of(found)
 
-    def at_most(self, asked: Counts) -> Vector:
+    def _options(self, names: tuple[str, ...], budget: Budget | None) -> tuple[Vector, ...]:
+        known = _known_options(self.table, self.around, names)
+        if not known:
+            if budget is not None:
+                budget.take(len(self.table.ways) * (2 + len(names)))
+            known.append(_options(self.table, self.around, names))
+        if budget is not None:
+            budget.take((2 * len(names) + len(known[0])) * len(known[0]))
+        return known[0]
+
+    def complete(self, _asked: Counts) -> bool:
+        """Return whether `options` are all that there are: always, there are few."""
+        return True
+
+    @property
+    def alike(self) -> Hashable:
+        """Cards for which this is equal have equal options."""
+        return id(self.table), self.around, self.free if self.table.known else 0
+
+    def at_most(self, asked: Counts, budget: Budget | None = None) -> Vector:
         """No more than so many of each, and so many GB together, are in any of `options`."""
-        options, names = self.options(asked), [name for name, _ in asked]
+        options, names = self.options(asked, budget), [name for name, _ in asked]
         return (*map(max, zip(*options, strict=True)), max(memory_of(names, option) for option in options))
 
     def kept(self, asked: Counts) -> Cut:
@@ -213,13 +236,18 @@ class MigCard:
         made = self.used | self.free
         return Cut(self.table.listed(made), room=_room(self, made, asked))
 
-    def cut(self, asked: Counts, wished: Counts = ()) -> Cut | None:
+    def cut(self, asked: Counts, wished: Counts = (), budget: Budget | None = None) -> Cut | None:
         """Cut anew so that all that is asked is free, and of what is wished for beside it as much as can be.
 
         None: it cannot be. Of all ways, in this order: most that is wished for; most slices; fewest destroyed that were
         free; what is asked leaves the most room; as configured, or with most of the layout's first profiles.
         """
-        return _best(self, asked, wished)
+        known = _known_best(self, asked, wished)
+        if not known:
+            if budget is not None:
+                budget.take(_CUT_STEPS)
+            known.append(_best(self, asked, wished))
+        return known[0]
 
     def emptied(self) -> "MigCard":
         return MigCard(self.table, 0, 0, 0)
@@ -238,8 +266,13 @@ class MigCard:
 
 
 @lru_cache(maxsize=50_000)
+def _known_options(_table: Table, _around: int, _names: tuple[str, ...]) -> list[tuple[Vector, ...]]:
+    """Return where what `_options` finds is kept. Where all is allowed, it depends only on the memory slices in use."""
+    return []
+
+
 def _options(table: Table, around: int, names: tuple[str, ...]) -> tuple[Vector, ...]:
-    """As MigCard.options of any number. Cached: where all is allowed, it depends only on the memory slices in use."""
+    """As MigCard.options of any number."""
     of = [table.of.get(name, 0) for name in names]
     open_ = sum(of) & ~around
     ways = {made & open_ for made in table.ways if not table.known or made & around == around}
@@ -247,6 +280,11 @@ def _options(table: Table, around: int, names: tuple[str, ...]) -> tuple[Vector,
 
 
 @lru_cache(maxsize=50_000)
+def _known_best(_card: MigCard, _asked: Counts, _wished: Counts) -> list[Cut | None]:
+    """Return where what `_best` finds is kept, so that only what is worked out is charged."""
+    return []
+
+
 def _best(card: MigCard, asked: Counts, wished: Counts) -> Cut | None:
     table, best, equal = card.table, (0, 0, 0), list[tuple[int, Counts]]()
     for made in table.ways:

@@ -9,6 +9,8 @@ from mgpu.settings import Settings
 from scheduler.answers import Answer
 from scheduler.gpu_pods import GpuPod
 from scheduler.matrix import UNKNOWN
+from scheduler.placement.effort import Budget
+from scheduler.rationing import Call
 from scheduler.slices.choosing import answer_of, refusal_of
 from scheduler.slices.score import site_score
 from scheduler.slices.site import Site, wanted_by
@@ -26,8 +28,10 @@ class Slices:
         self._lock = threading.Lock()
         self._refusals: OrderedDict[object, Answer] = OrderedDict()
 
-    def answers(self, known: GpuPod, ask: Ask, names: Sequence[str], *, scoring: bool = False) -> Iterator[Answer]:
-        """For each node. scoring: its points too, where the pod fits."""
+    def answers(
+        self, known: GpuPod, ask: Ask, names: Sequence[str], call: Call, *, scoring: bool = False
+    ) -> Iterator[Answer]:
+        """Answer for each node within the effort of `call`. scoring: with its points, where the pod fits."""
         wanted = wanted_by(ask)
         for name, node in zip(names, self._state.nodes(names), strict=True):
             unmet = UNKNOWN if node is None else ask.unmet(node)
@@ -35,16 +39,18 @@ class Slices:
             if site is None:
                 yield Answer(unmet or f"node {name} has no label for slices", hopeless=True)
             else:
-                answer = answer_of(site, wanted, self._refusal)
+                answer = answer_of(site, wanted, call.next_budget(), self._refusal)
                 fits = scoring and not answer.reason
                 yield Answer(points=site_score(site, wanted, known.pod, self._settings)) if fits else answer
 
-    def _refusal(self, site: Site, wanted: Mapping[str, int]) -> Answer:
+    def _refusal(self, site: Site, wanted: Mapping[str, int], budget: Budget) -> Answer:
         key = (site.cards, tuple(sorted(wanted.items())))
         with self._lock:
             answer = self._refusals.get(key)
         if answer is None:
-            answer = refusal_of(site, wanted)
+            answer = refusal_of(site, wanted, budget)
+            if not answer.proven:
+                return answer
             with self._lock:
                 self._refusals[key] = answer
                 while len(self._refusals) > _REFUSALS_KEPT:

@@ -3,17 +3,21 @@
 Slices of a card are numbered and may be of any size in GiB; together they have at most its memory.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count as count_from
 from math import prod
+from operator import mul
 
 from mgpu.model.cards import Card
 from mgpu.model.slices import MOST_CLIENTS, gigabytes
-from scheduler.slices.geometry import Counts, Cut, Place, Vector, added, counts_of, most_of
+from scheduler.placement.effort import Budget
+from scheduler.slices.geometry import Counts, Cut, Place, Vector, added, counts_of
 
 _GIB = 1 << 30
+_CUT = 100
+"""Steps."""
 _MOST_OPTIONS = 500
 """With more of them only the one with the largest slices is looked at: dozens of slices of many sizes."""
 
@@ -44,11 +48,27 @@ class MpsCard:
         """How many of this size could be free, if the card were cut for it alone."""
         return max(0, min(self.left // gigabytes(name), MOST_CLIENTS - len(self.used)))
 
-    def options(self, asked: Counts) -> tuple[Vector, ...]:
-        """The most of what is asked that can be free at a time, none more than asked; less than these always can."""
-        return _options(self.left, MOST_CLIENTS - len(self.used), asked)
+    def options(self, asked: Counts, budget: Budget | None = None) -> tuple[Vector, ...]:
+        """Return the most of what is asked that can be free at a time, none more than asked; less always can be."""
+        if budget is not None:
+            number = _count(self.left, asked) if self.complete(asked) else 1
+            budget.take(10 + 2 * len(asked) * (1 + number))
+        left, places = self.left, MOST_CLIENTS - len(self.used)
+        if not self.complete(asked):
+            return (_largest_first(left, places, asked),)
+        found = _shares(left, places, tuple(map(_size, asked)), tuple(count for _, count in asked))
+        return tuple(sorted(found, key=lambda vector: (-sum(vector), vector)))
 
-    def at_most(self, asked: Counts) -> Vector:
+    def complete(self, asked: Counts) -> bool:
+        """Return whether `options` are all that there are. Otherwise they are one of them, for want of time."""
+        return _count(self.left, asked) <= _MOST_OPTIONS
+
+    @property
+    def alike(self) -> Hashable:
+        """Cards for which this is equal have equal options."""
+        return self.left, len(self.used)
+
+    def at_most(self, asked: Counts, _budget: Budget | None = None) -> Vector:
         """No more than so many of each, and so many GiB together, are in any of `options`."""
         return (*(min(count, self.most(name)) for name, count in asked), max(0, self.left))
 
@@ -56,12 +76,14 @@ class MpsCard:
         """As it is, where what is asked is among its free slices."""
         return Cut(tuple(sorted(self.used + self.free)), room=self.room(asked))
 
-    def cut(self, asked: Counts, wished: Counts = ()) -> Cut | None:
+    def cut(self, asked: Counts, wished: Counts = (), budget: Budget | None = None) -> Cut | None:
         """Cut anew so that all that is asked is free, and of what is wished for beside it as much as can be.
 
         None: it cannot be. Sizes are cut smallest first. A free slice that nobody asks for is given up where its place
         is needed, and one that is wished for where it is needed for what is asked.
         """
+        if budget is not None:
+            budget.take(_CUT + 10 * (len(asked) + len(wished)))
         return _cut(self, asked, wished)
 
     def emptied(self) -> "MpsCard":
@@ -85,26 +107,30 @@ def mps_card(card: Card, used: Iterable[Place], free: Iterable[Place]) -> MpsCar
     return MpsCard(card.memory // _GIB, tuple(sorted(used)), tuple(sorted(free)))
 
 
-@lru_cache(maxsize=2_000)  # up to hundreds of vectors each, for asks that users make
-def _options(memory: int, places: int, asked: Counts) -> tuple[Vector, ...]:
-    if prod(min(count, memory // gigabytes(name)) + 1 for name, count in asked[1:]) <= _MOST_OPTIONS:
-        return most_of(_shares(memory, places, asked))
+def _count(memory: int, asked: Counts) -> int:
+    """Return how many vectors `_shares` looks at, at most."""
+    return prod(min(count, memory // gigabytes(name)) + 1 for name, count in asked[1:])
+
+
+def _largest_first(memory: int, places: int, asked: Counts) -> Vector:
     most = dict.fromkeys((name for name, _ in asked), 0)
     for name, count in sorted(asked, key=_size, reverse=True):
         most[name] = max(0, min(count, memory // gigabytes(name), places))
         memory, places = memory - most[name] * gigabytes(name), places - most[name]
-    return (tuple(most.values()),)
+    return tuple(most.values())
 
 
-def _shares(memory: int, places: int, asked: Counts) -> Iterator[Vector]:
-    if not asked:
+def _shares(memory: int, places: int, sizes: Vector, counts: Vector) -> Iterator[Vector]:
+    """Yield the vectors to which no slice can be added."""
+    if not sizes:
         yield ()
         return
-    (name, count), rest = asked[0], asked[1:]
-    most = max(0, min(count, memory // gigabytes(name), places))
-    for n in range(most + 1) if rest else (most,):
-        for others in _shares(memory - n * gigabytes(name), places - n, rest):
-            yield (n, *others)
+    most = max(0, min(counts[0], memory // sizes[0], places))
+    for n in range(most + 1) if len(sizes) > 1 else (most,):
+        for others in _shares(memory - n * sizes[0], places - n, sizes[1:], counts[1:]):
+            left = memory - n * sizes[0] - sum(map(mul, sizes[1:], others))
+            if n == most or left < sizes[0] or n + sum(others) == places:
+                yield (n, *others)
 
 
 @lru_cache(maxsize=10_000)

@@ -8,6 +8,7 @@ from mgpu.model.asks import CardRefusal, Rejection
 from mgpu.model.cards import Card
 from mgpu.model.partitioning import NodeSlices
 from mgpu.model.slices import MIG, MPS, Slice, mode_of
+from scheduler.placement.effort import BRIEF, SHORT, Budget, Effort, Exhausted, full_budget
 from scheduler.slices.geometry import (
     Counts,
     Cut,
@@ -23,6 +24,10 @@ from scheduler.slices.geometry import (
 from scheduler.slices.mps import MpsCard, mps_card
 from scheduler.slices.sharing import Share, found_way, shared_out
 
+NOT_PROVEN = (
+    "slices: the search was ended, whether they fit is not proven, and it is tried again; fewer different sizes are "
+    "found faster"
+)
 _NOBODY: Mapping[int, str] = MappingProxyType({})
 
 
@@ -106,10 +111,11 @@ def _closed(gpu: Card, found: NodeSlices) -> str:
     return "not in MIG mode" if found.mode == MIG and gpu.index not in found.cards else ""
 
 
-def can_offer(node: NodeCards, ask: Mapping[str, int]) -> bool:
+def can_offer(node: NodeCards, ask: Mapping[str, int], budget: Budget | None = None) -> bool:
     """Whether the node has, or can be cut to have, free slices for all of this ask: slice → how many.
 
-    For a filter over thousands of nodes. It is True exactly where `plan` is no Rejection.
+    For a filter over thousands of nodes. It is True exactly where `plan` is no Rejection. Raises Exhausted where the
+    budget ends before that is known; an ask for one kind of slices takes none of it.
     """
     need = counts_of(ask.items())
     if any(mode_of(name) != node.mode for name, _ in need):
@@ -121,7 +127,7 @@ def can_offer(node: NodeCards, ask: Mapping[str, int]) -> bool:
             if left <= 0:
                 return True
         return False
-    return found_way(tuple(card for _, card in node.cards), need) is not None
+    return found_way(tuple(card for _, card in node.cards), need, budget) is not None
 
 
 def plan(
@@ -142,23 +148,49 @@ def plan(
     return plan_of(cards_of(gpus, found, used, geometries, barred=barred), wanted)
 
 
-def plan_of(node: NodeCards, wanted: Sequence[Mapping[str, int]]) -> tuple[Slice, ...] | Rejection:
-    """`plan` of cards that `cards_of` has read."""
+def plan_of(
+    node: NodeCards, wanted: Sequence[Mapping[str, int]], budget: Budget | None = None
+) -> tuple[Slice, ...] | Rejection:
+    """Plan the cards that `cards_of` has read. A Rejection is not proven where the budget has ended before it was."""
+    budget = full_budget() if budget is None else budget
+    try:
+        return _plan(node, wanted, budget)
+    except Exhausted:
+        return Rejection(NOT_PROVEN, proven=False)
+
+
+def _plan(node: NodeCards, wanted: Sequence[Mapping[str, int]], budget: Budget) -> tuple[Slice, ...] | Rejection:
     first, *others = wanted or ({},)
     need = counts_of(first.items())
-    shares = shared_out(tuple(card for _, card in node.cards), need) if can_offer(node, first) else None
+    shares = shared_out(tuple(card for _, card in node.cards), need, budget) if can_offer(node, first, budget) else None
     if shares is None:
-        return _rejection(node, need)
-    wishes = added(*(counts_of(ask.items()) for ask in others if can_offer(node, ask)))
+        return _rejection(node, need, budget)
+    for_others = Budget(Effort(), SHORT.search)
+    wishes = added(*(counts_of(ask.items()) for ask in others if _can_wish(node, ask, for_others)))
     slices = [
         Slice(index, start, name)
-        for (index, _), cut in zip(node.cards, _with_wishes(node, shares, wishes), strict=True)
+        for (index, _), cut in zip(node.cards, _with_wishes(node, shares, wishes, budget.beyond()), strict=True)
         for start, name in cut.slices
     ]
     return tuple(sorted((*node.kept, *slices)))
 
 
-def _with_wishes(node: NodeCards, shares: Sequence[Share], wishes: Counts) -> list[Cut]:
+def _can_wish(node: NodeCards, ask: Mapping[str, int], budget: Budget) -> bool:
+    """Return whether a pod beside the first one is known to find its slices.
+
+    budget: of all pods beside the first one, and none of that one's: it may be of another namespace than a pod that is
+    hard to serve.
+    """
+    part = budget.part(BRIEF.search)
+    try:
+        return can_offer(node, ask, part)
+    except Exhausted:
+        return False
+    finally:
+        budget.give_back(part)
+
+
+def _with_wishes(node: NodeCards, shares: Sequence[Share], wishes: Counts, budget: Budget) -> list[Cut]:
     """The cards with as much of the wishes as they can have: first what is free, then cards that change anyway."""
     left = dict(wishes)
     asked = [share.asked for share in shares]
@@ -171,7 +203,7 @@ def _with_wishes(node: NodeCards, shares: Sequence[Share], wishes: Counts) -> li
             _subtract(left, spare)
     for i in sorted(range(len(cuts)), key=lambda i: (not cuts[i].touched, node.cards[i][1].whole, i)):
         lacking = counts_of(left.items())
-        cut = node.cards[i][1].cut(asked[i], lacking) if lacking else None
+        cut = node.cards[i][1].cut(asked[i], lacking, budget) if lacking else None
         if cut and cut.served:
             cuts[i] = cut
             _subtract(left, cut.served)
@@ -183,7 +215,7 @@ def _subtract(left: dict[str, int], given: Counts) -> None:
         left[name] -= count
 
 
-def _rejection(node: NodeCards, need: Counts) -> Rejection:
+def _rejection(node: NodeCards, need: Counts, budget: Budget) -> Rejection:
     if not node.mode:
         return Rejection("the node's cards are not cut", hopeless=True)
     wrong = next((name for name, _ in need if mode_of(name) != node.mode), None)
@@ -193,8 +225,11 @@ def _rejection(node: NodeCards, need: Counts) -> Rejection:
         return Rejection("the node has no cards", hopeless=True)
     refusals = [*node.refusals, *(CardRefusal(index, _why(card, need)) for index, card in node.cards)]
     cards = tuple(card.emptied() for card in (*(card for _, card in node.cards), *node.barred))
-    hopeless = found_way(cards, need) is None
-    return Rejection("", tuple(sorted(refusals, key=lambda refusal: refusal.index)), hopeless)
+    listed = tuple(sorted(refusals, key=lambda refusal: refusal.index))
+    try:
+        return Rejection("", listed, hopeless=found_way(cards, need, budget) is None)
+    except Exhausted:  # it does not fit, but whether evictions help is not known
+        return Rejection("", listed, proven=False)
 
 
 def _why(card: MigCard | MpsCard, need: Counts) -> str:

@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from mgpu.kube import ApiError, Unreachable
 from mgpu.kube.events import node_reference
@@ -19,6 +20,8 @@ from mgpu.model.slices import MPS, Slice
 from mgpu.settings import Settings
 from scheduler import metrics
 from scheduler.gpu_pods import GpuPod
+from scheduler.placement.effort import Exhausted
+from scheduler.rationing import Rationed, Rations
 from scheduler.slices.choosing import best_first
 from scheduler.slices.idle import IdleCards
 from scheduler.slices.known import Plan
@@ -63,10 +66,11 @@ class Planning:
         may_decide: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
+        rations: Rations | None = None,
     ) -> None:
         self._state, self._sites, self._writer = state, state.sites, writer
         self._settings, self._warn, self._may_decide = settings.dialects.slices, warn, may_decide
-        self._clock, self._now = clock, now
+        self._clock, self._now, self._rations = clock, now, rations or Rations()
         self.configs = Configs(self._configs_changed)
         self._waiting = WaitingPods(state, clock)
         self._turns = Turns(clock)
@@ -97,8 +101,10 @@ class Planning:
         wanted = wanted_by(ask) if ask else {}
         if site is None or ask is None or not wanted or site.problem or ask.unmet(site.node):
             return False
-        if site.found.placed and not site.found.waiting and not offers(site, wanted):
-            return False
+        if site.found.placed and not site.found.waiting:
+            with suppress(Rationed, Exhausted), self._rations.call(known.pod.namespace, ask) as call:
+                if not offers(site, wanted, call.next_budget()):
+                    return False
         self.recut(known, [known.pod.node])
         return True
 
@@ -300,19 +306,24 @@ class Planning:
         names = sorted(name for name in pod.nodes if self._turns.may_cut(pod, name))
         sites = (self._sites.of(name, known.uid) for name in names)
         able = [site for site in sites if site and ask and not ask.unmet(site.node) and self._open(site)]
+        if ask is None:
+            return
         if pod.blocked is None:
             pod.blocked = self._clock()
         # Other pods may pass a filter again and again without ever being bound.
         patient = self._clock() < pod.blocked + COMING_SECONDS
-        for best in best_first(able, pod.wanted, known, self._settings):
-            site = self._kept(best, all_ if patient else [other for other in all_ if other.promise])
-            pods = [pod, *self._servable(others, site.node.name)][:_AT_ONCE]
-            found = cut(site, [waiting.wanted for waiting in pods])
-            if isinstance(found, Rejection) or site.is_cut(found) or self._refusals.forbid(site, found):
-                continue
-            if self._make(site, found, pods):
-                self._turns.made(pod, site.node.name, destroys=not site.made <= {*found})
-                return
+        with suppress(Rationed), self._rations.call(known.namespace, ask, single_too=True) as call:
+            for best in best_first(able, pod.wanted, known, self._settings, call.next_budget):
+                site = self._kept(best, all_ if patient else [other for other in all_ if other.promise])
+                pods = [pod, *self._servable(others, site.node.name)][:_AT_ONCE]
+                found = cut(site, [waiting.wanted for waiting in pods], call.last_budget())
+                if isinstance(found, Rejection) and not found.proven and call.next_limits() is None:
+                    return
+                if isinstance(found, Rejection) or site.is_cut(found) or self._refusals.forbid(site, found):
+                    continue
+                if self._make(site, found, pods):
+                    self._turns.made(pod, site.node.name, destroys=not site.made <= {*found})
+                    return
 
     def _undo(self, pods: Sequence[Waiting]) -> None:
         """Make cards whole again whose slices nobody has used for long, and that no pod has been promised."""

@@ -12,6 +12,7 @@ from mgpu.model.partitioning import NodeSlices, devices
 from mgpu.model.pods import Node
 from mgpu.model.requests import Room
 from mgpu.model.slices import MIG, RESOURCE_PREFIX, Slice, mode_of, place_of, slice_named
+from scheduler.placement.effort import Budget
 from scheduler.slices.geometry import Geometries
 from scheduler.slices.plan import NodeCards, can_offer, cards_of, plan_of
 
@@ -147,18 +148,18 @@ def wanted_by(ask: Ask) -> dict[str, int]:
     return found
 
 
-def offers(site: Site, wanted: Mapping[str, int]) -> bool:
-    """Whether the node could be cut so that a pod has these."""
-    return can_offer(site.cards, wanted)
+def offers(site: Site, wanted: Mapping[str, int], budget: Budget | None = None) -> bool:
+    """Return whether the node could be cut so that a pod has these. Raises Exhausted, as `can_offer` does."""
+    return can_offer(site.cards, wanted, budget)
 
 
-def cut(site: Site, wanted: Sequence[Mapping[str, int]]) -> tuple[Slice, ...] | Rejection:
+def cut(site: Site, wanted: Sequence[Mapping[str, int]], budget: Budget | None = None) -> tuple[Slice, ...] | Rejection:
     """All slices that the node shall have, for pods that ask for `wanted`, in order: for the first one all that it
     asks for, for the others what is possible. What is used stays in its place, and is made again where it is missing.
 
     A card that nobody can cut now, one that is lost among them, stays as the node says it is.
     """
-    found = plan_of(site.cards, wanted or ({},))
+    found = plan_of(site.cards, wanted or ({},), budget)
     if isinstance(found, Rejection):
         return found
     able = _cuttable(site.found, site.gpus)
