@@ -5,7 +5,7 @@ of memory that Python allocates meanwhile; containers × cards.
 """
 
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from time import process_time
 from typing import NamedTuple
@@ -15,7 +15,11 @@ from bench.placement import machine
 from mgpu.model.asks import Ask, ContainerAsk, Placement, Rejection, whole_cards
 from mgpu.model.cards import Card, CardState
 from mgpu.model.pods import Stage
+from mgpu.model.slices import MPS
 from scheduler.placement import FULL, SHORT, Effort, Limits, place, policy_named
+from scheduler.placement.effort import Budget, Exhausted
+from scheduler.slices.mps import MpsCard
+from scheduler.slices.plan import NodeCards, can_offer
 
 MIB = 1 << 20
 POLICIES = ("binpack", "spread", "minor")
@@ -103,6 +107,14 @@ CASES: Mapping[str, Callable[[], Case]] = {
     "40 × 64, wide": lambda: wide(40, 64),
 }
 
+SLICES: Sequence[Mapping[str, int]] = (
+    {"12gb": 7, "35gb": 6, "44gb": 7, "14gb": 2, "34gb": 4, "54gb": 4},
+    {"12gb": 7, "35gb": 3, "44gb": 7, "14gb": 2, "34gb": 4, "54gb": 6},
+    {"12gb": 5, "35gb": 5, "44gb": 7, "14gb": 2, "34gb": 2, "54gb": 6},
+    {"24gb": 12, "39gb": 11, "31gb": 9, "64gb": 1, "17gb": 1, "11gb": 7, "14gb": 1, "50gb": 2, "68gb": 1},
+)
+"""Slices of many sizes that nearly fill the cards."""
+
 
 def corpus() -> Iterator[Case]:
     """Ordinary pods of eight containers, of which the slowest are taken for comparison."""
@@ -134,8 +146,36 @@ def main() -> None:
                 worst = max(worst, row.seconds)
                 print(f"  {title:22} {policy:8} {_row(row)}", flush=True)
         print(f"  worst {worst * 1000:.0f} ms")
+    print("search for slices of many sizes on one node of 8 cards under MPS")
+    for need in SLICES:
+        print(f"  {_sizes(need):44} {_slices_row(need)}", flush=True)
     peak = max(measure_memory(make(), "binpack", FULL) for make in CASES.values())
     print(f"  memory at most {peak / MIB:.0f} MiB")
+
+
+def _slices_row(need: Mapping[str, int]) -> str:
+    """The node of ten on which the search takes most."""
+    rows = []
+    for seed in range(10):
+        effort, began = Effort(), process_time()
+        try:
+            end = "fits" if can_offer(_sliced(seed), need, Budget(effort, FULL.search)) else "does not fit"
+        except Exhausted:
+            end = "ended"
+        rows.append((process_time() - began, effort.spent, end))
+    seconds, steps, end = max(rows)
+    return f"{seconds * 1000:8.1f} ms {steps:10,} steps  {end}"
+
+
+def _sizes(need: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} x {name}" for name, count in need.items())
+
+
+def _sliced(seed: int) -> NodeCards:
+    """Eight cards of 141 GiB of which some slices are in use."""
+    random = Random(seed)
+    places = [tuple((j, f"{random.randint(1, 40)}gb") for j in range(random.randint(0, 2))) for _ in range(8)]
+    return NodeCards(MPS, tuple((i, MpsCard(141, used, ())) for i, used in enumerate(places)))
 
 
 def _row(row: Hard) -> str:
