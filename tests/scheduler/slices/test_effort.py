@@ -65,7 +65,7 @@ def hard() -> tuple[Replica, GpuPod]:
 def rationed(replica: Replica) -> Rations:
     rations = Rations(Clock(), lambda _: None)
     for part in (replica.filter, replica.preemption, replica.planning):
-        part._rations = rations  # type: ignore[attr-defined]
+        part._rations = rations
     return rations
 
 
