@@ -15,6 +15,7 @@ from mgpu import dialects
 from mgpu.model import budget
 from mgpu.model.asks import Rejection
 from mgpu.serving.review import BadRequest, Reply, Review, allow, deny, pointer
+from mgpu.settings import SchedulerSettings
 from scheduler.deciding import Decider
 from scheduler.rationing import Gone, Rationed, never
 
@@ -75,6 +76,18 @@ class BindingAdmission:
             return deny(review, f"no cards for this pod on {node}: {decision}", _REFUSED)
         self._may_decide()  # the process may have been stopped since it was asked, and another replica leads by now
         return allow(review, _patch(binding, uid, dict(decision.annotations)))
+
+
+def binding_users(own: SchedulerSettings) -> Collection[str]:
+    """Return the users and groups that may bind GPU pods; none where anybody may.
+
+    The kube-scheduler of components/second-scheduler had the account of mgpu's process before it got its own. A setting
+    that names that account still means the kube-scheduler of mgpu's pod.
+    """
+    accounts = f"system:serviceaccount:{own.namespace}:"
+    if own.kube_scheduler_lease and f"{accounts}mgpu-scheduler" in own.binding_users:
+        return (*own.binding_users, f"{accounts}mgpu-kube-scheduler")
+    return own.binding_users
 
 
 def _not_theirs(user: str) -> str:

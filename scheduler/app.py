@@ -20,7 +20,7 @@ from mgpu.serving.metrics import CONTENT_TYPE, page
 from mgpu.serving.server import Listen
 from mgpu.settings import Settings
 from scheduler import metrics as counted
-from scheduler.admission import BindingAdmission
+from scheduler.admission import BindingAdmission, binding_users
 from scheduler.deciding import Decider
 from scheduler.extender import Extender, Gate
 from scheduler.extender import make_app as make_extender_app
@@ -52,7 +52,7 @@ def listeners(
     """
     own = settings.scheduler
     admission = new_app()
-    binding = BindingAdmission(decider, gate.may_decide, own.binding_users, lambda: gone(_ADMISSION_SECONDS))
+    binding = BindingAdmission(decider, gate.may_decide, binding_users(own), lambda: gone(_ADMISSION_SECONDS))
     reviewing(admission, "/bind-admission", binding, kinds=("Binding",), told=counted.ADMISSIONS)
     verbs = Extender(filter_, decider, preemption, api, gate)
     extender = make_extender_app(verbs, own.extender_timeout_seconds)

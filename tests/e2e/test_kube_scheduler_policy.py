@@ -71,10 +71,11 @@ def admin(connections: dict[str, Api]) -> Api:
     for path, victim in _VICTIMS:
         api.create(path, victim)
     api.patch(f"{VOLUMES}/bound/status", {"status": {"phase": "Bound"}})
-    for name in (MGPU, KUBE_SCHEDULER):
-        until(lambda name=name: _refused(connections[name], "PATCH", f"{PODS}/low/status", {"status": {"podIP": "192.0.2.1"}}))
-    kube_scheduler = connections[KUBE_SCHEDULER]
-    until(lambda: _refused(kube_scheduler, "PATCH", f"{VOLUMES}/free", {"metadata": {"labels": {"a": "b"}}}))
+    address = ("PATCH", f"{PODS}/low/status", {"status": {"podIP": "192.0.2.1"}})
+    until(lambda: _refused(connections[MGPU], *address))
+    # The API server takes policies in one after the other.
+    for name in _ONE_OF_EACH_POLICY:
+        until(lambda name=name: _refused(connections[KUBE_SCHEDULER], *REFUSED[name][:3]))
     return api
 
 
@@ -338,6 +339,17 @@ REFUSED: dict[str, tuple[str, str, Any, str]] = {
     "a Lease of a node": ("POST", LEASES.format("default"), {"metadata": {"name": "n1"}}, "the Lease of their own name"),
     "a label of its Lease": ("PUT", _LEASE, {"metadata": {"labels": {"a": "b"}}}, "writes no labels"),
 }
+
+_ONE_OF_EACH_POLICY = (
+    "no claim for a volume",
+    "another's annotation of a claim",
+    "the owner of devices",
+    "a pod that nothing preempts",
+    "a pod's address",
+    "a binding with a label",
+    "a large Event",
+    "a Lease of a node",
+)
 
 
 @pytest.mark.parametrize(("verb", "path", "body"), ACCEPTED.values(), ids=ACCEPTED)

@@ -71,8 +71,7 @@ def test_the_scheduler_does_all_its_work(bench: Bench) -> None:
 ACCEPTED: dict[str, tuple[str, Any]] = {
     "the label of the leader": (f"{SYSTEM}/victim", {"metadata": {"labels": {"mgpu.io/leads": "true"}}}),
     "a record": (f"{PODS}/victim", {"metadata": {"annotations": {"mgpu.io/container-devices": "{}"}}}),
-    "a condition": (f"{PODS}/victim/status", {"status": {"conditions": [{"type": "PodScheduled", "status": "False"}]}}),
-    "a nomination": (f"{PODS}/victim/status", {"status": {"nominatedNodeName": "n1"}}),
+    "a pod that fails": (f"{PODS}/victim/status", {"status": {"phase": "Failed", "reason": "a", "message": "b"}}),
 }
 REFUSED: dict[str, tuple[str, Any, str]] = {
     "another image": (
@@ -95,6 +94,12 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     ),
     "a finalizer": (f"{PODS}/victim", {"metadata": {"finalizers": ["a/b"]}}, "no metadata of a pod"),
     "an address": (f"{PODS}/victim/status", {"status": {"podIPs": [{"ip": "192.0.2.1"}]}}, "no status of a pod"),
+    "a condition": (
+        f"{PODS}/victim/status",
+        {"status": {"conditions": [{"type": "PodScheduled", "status": "False"}]}},
+        "no status of a pod",
+    ),
+    "a nomination": (f"{PODS}/victim/status", {"status": {"nominatedNodeName": "n1"}}, "no status of a pod"),
     "a phase": (f"{PODS}/victim/status", {"status": {"phase": "Succeeded"}}, "no phase but Failed"),
     "a taint": (
         "/api/v1/nodes/n1",

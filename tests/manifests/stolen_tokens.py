@@ -1,6 +1,6 @@
-"""What a stolen token of each process can do, from manifests/base/rbac.yaml: the table of docs/security.md.
+"""What a stolen token of each process can do, from the roles in manifests: the tables of docs/security.md.
 
-`python -m tests.manifests.stolen_tokens` writes it into the page.
+`python -m tests.manifests.stolen_tokens` writes them into the page.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,13 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/security.md"
-START, END = "<!-- stolen tokens: tests/manifests/stolen_tokens.py -->", "<!-- end -->"
+END = "<!-- end -->"
+BASE, COMPONENT = "manifests/base/rbac.yaml", "manifests/components/second-scheduler/rbac.yaml"
+STARTS = {
+    BASE: "<!-- stolen tokens: tests/manifests/stolen_tokens.py -->",
+    COMPONENT: "<!-- stolen tokens of the second scheduler: tests/manifests/stolen_tokens.py -->",
+}
+"""Where the table of each file begins on the page."""
 _READS = frozenset({"get", "list", "watch"})
 
 
@@ -42,6 +48,7 @@ def _key(account: str, resource: str, *writes: str, namespace: str | None = None
 
 _SYSTEM, _KUBE = "mgpu-system", "kube-system"
 _AGENT, _SCHEDULER, _WEBHOOK = "mgpu-deviceplugin", "mgpu-scheduler", "mgpu-webhook"
+_KUBE_SCHEDULER = "mgpu-kube-scheduler"
 _OWN_NODE = "held to its own node by `agent-policy.yaml`"
 CONSEQUENCES: dict[Key, str] = {
     _key(_WEBHOOK, "secrets", "update", namespace=_SYSTEM, named=True): (
@@ -62,7 +69,7 @@ CONSEQUENCES: dict[Key, str] = {
     ),
     _key(
         _SCHEDULER, "pods/status", "patch"
-    ): "fail any pod, write its conditions and nomination, and no more by `scheduler-policy.yaml`",
+    ): "fail any pod, and no more by `scheduler-policy.yaml`",
     _key(_SCHEDULER, "pods/binding", "create"): (
         "bind any pod that waits to any node, with annotations of its cards alone by `scheduler-policy.yaml`"
     ),
@@ -84,7 +91,7 @@ CONSEQUENCES: dict[Key, str] = {
         "`mgpu-scheduler-mtgpupods` where `dialects.mtgpu.enabled` is false"
     ),
     _key(_SCHEDULER, "leases", "create", namespace=_SYSTEM): (
-        "make Leases there that confuse elections, without metadata of its own by `scheduler-policy.yaml`"
+        "make its own Lease, once it is deleted, and no other by `scheduler-policy.yaml`"
     ),
     _key(_SCHEDULER, "leases", "update", namespace=_SYSTEM, named=True): "keep the scheduler from deciding",
     _key(_SCHEDULER, "configmaps", "patch", namespace=_SYSTEM, named=True): (
@@ -97,28 +104,54 @@ CONSEQUENCES: dict[Key, str] = {
     _key(_AGENT, "events", "create"): f"write Events that mislead, {_OWN_NODE}",
     _key(_AGENT, "devices", "create", "patch", "delete"): f"lie about its cards, {_OWN_NODE}",
     _key(_AGENT, "configmaps", namespace=_SYSTEM, named=True): "read how nodes share cards under MPS",
+    _key(_SCHEDULER, "leases", namespace=_SYSTEM, named=True): "read which kube-scheduler leads",
+    _key(_KUBE_SCHEDULER, "leases", "update", namespace=_SYSTEM, named=True): (
+        "keep the scheduler from deciding, in every replica"
+    ),
+    _key(_KUBE_SCHEDULER, "configmaps", namespace=_KUBE, named=True): "read them: certificate authorities, no keys",
 }
 """A right that is not here fails the test: its author says what it costs when the token is stolen."""
+KUBERNETES_ROLES: dict[str, str] = {
+    "system:kube-scheduler": (
+        "read all pods, nodes, namespaces, Services, volumes and claims; bind any pod that waits; write its conditions "
+        "and nomination; **delete any pod** but those of system-node-critical; allocate the devices of ResourceClaims "
+        "of every tenant, or take an allocation away; write Events. `scheduler-policy.yaml` and the component's "
+        "`policy.yaml` hold it to these: not to Leases of others, and not to phases, addresses, annotations and labels"
+    ),
+    "system:volume-scheduler": (
+        "**give a PersistentVolume without a claim to any claim**, after which it is that tenant's, or to one that is "
+        "not there, after which its reclaim policy applies (`Delete` deletes it); name the node of a claim that has no "
+        "volume. `policy.yaml` holds it to these: a volume that has a claim keeps it"
+    ),
+}
+"""Roles that Kubernetes defines. Their rules depend on its version; what the policies leave of them is said as one."""
+_READER = "extension-apiserver-authentication-reader"
+_ITS_CONFIGMAP = Right("", _READER, None, "configmaps", (_READER.removesuffix("-reader"),), ("get", "list", "watch"))
 
 
-def documents() -> list[dict[str, Any]]:
-    text = (ROOT / "manifests/base/rbac.yaml").read_text()
-    return [document for document in yaml.safe_load_all(text) if document]
+def documents(file: str) -> list[dict[str, Any]]:
+    return [document for document in yaml.safe_load_all((ROOT / file).read_text()) if document]
 
 
-def rights() -> Iterator[Right]:
-    """Every right of the service accounts, in the order of the file."""
-    found = documents()
+def rights(file: str) -> Iterator[Right]:
+    """Yield every right of the service accounts, in the order of the file; one for a role that Kubernetes defines."""
+    found = documents(file)
     roles = {(d["kind"], d["metadata"].get("namespace"), d["metadata"]["name"]): d for d in found}
-    for binding in (d for d in found if d["kind"].endswith("RoleBinding") or d["kind"] == "RoleBinding"):
+    for binding in (d for d in found if d["kind"].endswith("RoleBinding")):
         namespace = binding["metadata"].get("namespace")
         ref = binding["roleRef"]
-        role = roles[ref["kind"], namespace if ref["kind"] == "Role" else None, ref["name"]]
         for subject in binding["subjects"]:
-            for rule in role["rules"]:
+            account, name = subject["name"], ref["name"]
+            if name == _READER:
+                yield _ITS_CONFIGMAP._replace(account=account, namespace=namespace)
+                continue
+            if name in KUBERNETES_ROLES:
+                yield Right(account, name, namespace, "", (), ())
+                continue
+            for rule in roles[ref["kind"], namespace if ref["kind"] == "Role" else None, name]["rules"]:
                 for resource in rule["resources"]:
                     names = tuple(rule.get("resourceNames", ()))
-                    yield Right(subject["name"], ref["name"], namespace, resource, names, tuple(rule["verbs"]))
+                    yield Right(account, name, namespace, resource, names, tuple(rule["verbs"]))
 
 
 def key_of(right: Right) -> Key:
@@ -126,22 +159,31 @@ def key_of(right: Right) -> Key:
     return Key(right.account, right.resource, right.namespace, bool(right.names), writes)
 
 
-def table() -> str:
+def table(file: str) -> str:
     """Raises KeyError for a right of which nobody has said what it costs."""
     lines = ["| identity | right | where | if its token is stolen |", "|---|---|---|---|"]
-    for right in rights():
+    for right in rights(file):
         where = right.namespace or "everywhere"
-        objects = f" {', '.join(f'`{name}`' for name in right.names)}" if right.names else ""
-        what = f"{right.resource}{objects}: {', '.join(right.verbs)}"
-        lines.append(f"| `{right.account}` | {what} | {where} | {CONSEQUENCES[key_of(right)]} |")
+        if right.role in KUBERNETES_ROLES:
+            what, cost = f"Kubernetes' role `{right.role}`", KUBERNETES_ROLES[right.role]
+        else:
+            objects = f" {', '.join(f'`{name}`' for name in right.names)}" if right.names else ""
+            what, cost = f"{right.resource}{objects}: {', '.join(right.verbs)}", CONSEQUENCES[key_of(right)]
+        lines.append(f"| `{right.account}` | {what} | {where} | {cost} |")
     return "\n".join(lines)
 
 
-def page_with(text: str) -> str:
-    before, _, rest = PAGE.read_text().partition(START)
-    _, _, after = rest.partition(END)
-    return f"{before}{START}\n\n{text}\n\n{END}{after}"
+def page() -> str:
+    """Return the page with the tables of both files. Raises ValueError where it has no place for one."""
+    text = PAGE.read_text()
+    for file, start in STARTS.items():
+        if start not in text:
+            raise ValueError(f"{PAGE.name} has no line {start!r}: add it, and {END!r} after it")
+        before, _, rest = text.partition(start)
+        _, _, after = rest.partition(END)
+        text = f"{before}{start}\n\n{table(file)}\n\n{END}{after}"
+    return text
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page_with(table()))
+    PAGE.write_text(page())

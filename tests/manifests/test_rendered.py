@@ -325,6 +325,24 @@ def test_the_second_scheduler_has_the_lease_that_mgpu_follows(tmp_path: Path) ->
     assert own.namespace == told["leaderElection"]["resourceNamespace"]
 
 
+def test_the_kube_scheduler_alone_has_the_token_of_its_account() -> None:
+    documents = rendered(MANIFESTS / "overlays/second-scheduler")
+    secret = named(documents, "Secret", "mgpu-kube-scheduler-token")
+    account = named(documents, "ServiceAccount", secret["metadata"]["annotations"]["kubernetes.io/service-account.name"])
+    assert (account["metadata"]["name"], secret["type"]) == ("mgpu-kube-scheduler", "kubernetes.io/service-account-token")
+    pod = named(documents, "Deployment", "mgpu-scheduler")["spec"]["template"]["spec"]
+    assert pod["serviceAccountName"] == "mgpu-scheduler"
+    (volume,) = (v for v in pod["volumes"] if v.get("secret", {}).get("secretName") == secret["metadata"]["name"])
+    assert {item["key"] for item in volume["secret"]["items"]} == {"token", "ca.crt", "namespace"}
+    mounts = {
+        container["name"]: mount["mountPath"]
+        for container in [*pod["initContainers"], *pod["containers"]]
+        for mount in container["volumeMounts"]
+        if mount["name"] == volume["name"]
+    }
+    assert mounts == {"kube-scheduler": "/var/run/secrets/kubernetes.io/serviceaccount"}
+
+
 def test_certificates_are_made_out_to_the_services_and_injected() -> None:
     documents = rendered(MANIFESTS / "overlays/cert-manager")
     for name in ("mgpu-webhook", "mgpu-scheduler"):

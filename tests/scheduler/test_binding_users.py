@@ -84,3 +84,16 @@ def test_the_setting_reaches_the_webhook(api: FakeApi) -> None:
     body = review({"metadata": {"name": "p"}, "target": {"name": "n1"}}, name="p")
     reply = clients(replica)[0].post("/bind-admission", json=body)
     assert orjson.loads(reply.data)["response"]["allowed"] is False
+
+
+@pytest.mark.parametrize(("lease", "allowed"), [("mgpu-kube-scheduler", True), ("", False)], ids=["beside", "none"])
+def test_the_account_of_mgpus_process_names_the_kube_scheduler_of_its_pod_too(
+    api: FakeApi, lease: str, allowed: bool
+) -> None:
+    """Both had one account before; a takeover that names it must not refuse every GPU pod after an upgrade."""
+    users = '["system:serviceaccount:mgpu-system:mgpu-scheduler"]'
+    settings = load_settings(f"scheduler: {{bindingUsers: {users}, kubeSchedulerLease: '{lease}'}}")
+    body = review({"metadata": {"name": "p"}, "target": {"name": "n1"}}, name="p")
+    body["request"]["userInfo"] = {"username": "system:serviceaccount:mgpu-system:mgpu-kube-scheduler"}
+    reply = clients(Replica(api, settings=settings))[0].post("/bind-admission", json=body)
+    assert orjson.loads(reply.data)["response"]["allowed"] is allowed
