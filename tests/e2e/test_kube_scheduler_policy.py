@@ -336,7 +336,12 @@ REFUSED: dict[str, tuple[str, str, Any, str]] = {
         {"spec": {"holderIdentity": "a"}},
         "the Lease of their own name",
     ),
-    "a Lease of a node": ("POST", LEASES.format("default"), {"metadata": {"name": "n1"}}, "the Lease of their own name"),
+    "a Lease of a node": (
+        "POST",
+        LEASES.format("default"),
+        {"metadata": {"name": "n1"}},
+        "the Lease of their own name",
+    ),
     "a label of its Lease": ("PUT", _LEASE, {"metadata": {"labels": {"a": "b"}}}, "writes no labels"),
 }
 

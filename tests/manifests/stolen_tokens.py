@@ -67,9 +67,7 @@ CONSEQUENCES: dict[Key, str] = {
         "read all pods; write records of cards on any, held to these by `scheduler-policy.yaml`, which also keeps it "
         "from changing images"
     ),
-    _key(
-        _SCHEDULER, "pods/status", "patch"
-    ): "fail any pod, and no more by `scheduler-policy.yaml`",
+    _key(_SCHEDULER, "pods/status", "patch"): "fail any pod, and no more by `scheduler-policy.yaml`",
     _key(_SCHEDULER, "pods/binding", "create"): (
         "bind any pod that waits to any node, with annotations of its cards alone by `scheduler-policy.yaml`"
     ),

@@ -328,8 +328,13 @@ def test_the_second_scheduler_has_the_lease_that_mgpu_follows(tmp_path: Path) ->
 def test_the_kube_scheduler_alone_has_the_token_of_its_account() -> None:
     documents = rendered(MANIFESTS / "overlays/second-scheduler")
     secret = named(documents, "Secret", "mgpu-kube-scheduler-token")
-    account = named(documents, "ServiceAccount", secret["metadata"]["annotations"]["kubernetes.io/service-account.name"])
-    assert (account["metadata"]["name"], secret["type"]) == ("mgpu-kube-scheduler", "kubernetes.io/service-account-token")
+    account = named(
+        documents, "ServiceAccount", secret["metadata"]["annotations"]["kubernetes.io/service-account.name"]
+    )
+    assert (account["metadata"]["name"], secret["type"]) == (
+        "mgpu-kube-scheduler",
+        "kubernetes.io/service-account-token",
+    )
     pod = named(documents, "Deployment", "mgpu-scheduler")["spec"]["template"]["spec"]
     assert pod["serviceAccountName"] == "mgpu-scheduler"
     (volume,) = (v for v in pod["volumes"] if v.get("secret", {}).get("secretName") == secret["metadata"]["name"])
