@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def connections(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Api]]:
-    """The API server as an administrator and as each identity sees it."""
+    """The API server with the component, as an administrator and as each identity sees it."""
     folder = tmp_path_factory.mktemp("api")
     groups = ("system:serviceaccounts", "system:authenticated")
     users = {name: User(_ACCOUNT + name, groups) for name in (MGPU, KUBE_SCHEDULER)}
@@ -55,17 +55,17 @@ def connections(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
             path = folder / f"{name}.kubeconfig"
             write_kubeconfig(path, url, ca.read_bytes(), token)
             made[name] = Api.connect(str(path), timeout=30.0)
+        _install(made)
         yield made
         for api in made.values():
             api.close()
 
 
-@pytest.fixture(scope="module")
-def admin(connections: dict[str, Api]) -> Api:
-    """The administrator, once the roles, the policies and the objects of victims are there."""
+def _install(connections: dict[str, Api]) -> None:
+    """Create the roles, the policies and the objects of victims, and wait until all policies hold."""
     api = connections["admin"]
     api.create("/api/v1/namespaces", {"metadata": {"name": "mgpu-system"}})
-    for document in _installed():
+    for document in _documents():
         namespace = document["metadata"].get("namespace", "")
         api.create(_PATHS[document["kind"]].format(namespace=namespace), document)
     for path, victim in _VICTIMS:
@@ -76,15 +76,14 @@ def admin(connections: dict[str, Api]) -> Api:
     # The API server takes policies in one after the other.
     for name in _ONE_OF_EACH_POLICY:
         until(lambda name=name: _refused(connections[KUBE_SCHEDULER], *REFUSED[name][:3]))
-    return api
 
 
 @pytest.fixture
-def kube_scheduler(admin: Api, connections: dict[str, Api]) -> Api:
+def kube_scheduler(connections: dict[str, Api]) -> Api:
     return connections[KUBE_SCHEDULER]
 
 
-def _installed() -> Iterator[Any]:
+def _documents() -> Iterator[Any]:
     for name in _FILES:
         path = MANIFESTS / name
         for file in [path] if path.is_file() else [path / "rbac.yaml", path / "policy.yaml"]:
@@ -384,19 +383,16 @@ def test_a_write_that_only_an_attacker_needs_is_refused(
     ],
     ids=["free volume", "bound volume", "claim", "devices", "pod", "nomination", "Lease", "kube-system", "token"],
 )
-@pytest.mark.usefixtures("admin")
 def test_the_token_of_mgpus_process_has_no_right_of_a_kube_scheduler(
     connections: dict[str, Api], verb: str, path: str, body: Any
 ) -> None:
     assert _refused(connections[MGPU], verb, path, body)
 
 
-@pytest.mark.usefixtures("admin")
 def test_mgpus_process_reads_the_lease_of_the_kube_schedulers(connections: dict[str, Api]) -> None:
     assert connections[MGPU].get(_LEASE)["metadata"]["name"] == KUBE_SCHEDULER
 
 
-@pytest.mark.usefixtures("admin")
 def test_the_token_of_mgpus_process_reads_no_token_of_the_kube_scheduler(connections: dict[str, Api]) -> None:
     with pytest.raises(ApiError, match="forbidden"):
         connections[MGPU].get("/api/v1/namespaces/mgpu-system/secrets/mgpu-kube-scheduler-token")
