@@ -3,6 +3,7 @@
 import os
 import secrets
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,8 @@ def _install(connections: dict[str, Api]) -> None:
     until(lambda: _refused(connections[MGPU], *address))
     # The API server takes policies in one after the other.
     for name in _ONE_OF_EACH_POLICY:
-        until(lambda name=name: _refused(connections[KUBE_SCHEDULER], *REFUSED[name][:3]))
+        verb, path, body, _ = REFUSED[name]
+        until(partial(_refused, connections[KUBE_SCHEDULER], verb, path, body))
 
 
 @pytest.fixture
