@@ -18,6 +18,7 @@ from scheduler.fragmentation.shapes import NodeClass, Shape, milli_on
 Floats = NDArray[np.float64]
 
 _PERCENT_OF_PODS = 95
+_MOST_TYPES = 256  # as many as `fragmentation` weighs; the traces have 151
 _STEPS = np.array([1000 * log(k / (100 - k)) for k in range(1, 100)])
 """int(100 · sigmoid(x / 1000)) is how many of these are ≤ x."""
 
@@ -31,7 +32,10 @@ class TypicalPod:
 
 
 def typical_pods(counts: Mapping[Shape, int], percent: int = _PERCENT_OF_PODS) -> tuple[TypicalPod, ...]:
-    """The most popular shapes, until they are `percent` of all pods; of equally popular ones the larger first."""
+    """The most popular shapes, until they are `percent` of all pods; of equally popular ones the larger first.
+
+    The work for each pod and node grows with their number, which a tenant chooses.
+    """
     merged: dict[Shape, int] = {}
     for shape, number in counts.items():
         key = shape._replace(memory=0)
@@ -39,7 +43,7 @@ def typical_pods(counts: Mapping[Shape, int], percent: int = _PERCENT_OF_PODS) -
     order = sorted(merged, key=lambda s: (merged[s], s.cpu, s.core, s.cards, s.card_memory, s.models), reverse=True)
     wanted, found, seen = percent * sum(merged.values()), list[TypicalPod](), 0
     for shape in order:
-        if 100 * seen >= wanted:
+        if 100 * seen >= wanted or len(found) == _MOST_TYPES:
             break
         found.append(TypicalPod(shape, merged[shape]))
         seen += merged[shape]

@@ -114,3 +114,11 @@ def test_many_nodes_at_once_are_scored_as_one_by_one(number: int) -> None:
     many = [(kind, kind.cpu, kind.memory, (1000 - 200 * i,) * kind.cards) for i in range(4) for kind in CLASSES]
     for shape in SHAPES:
         assert judge.keys(rows_of(*many), shape).tolist() == [int(judge.keys(rows_of(n), shape)[0]) for n in many]
+
+
+def test_typical_pods_are_bounded_whatever_the_number_of_shapes() -> None:
+    """A tenant chooses how many shapes come: with 3,000 a call took 540 ms in place of 6.5."""
+    counts = {SHARE._replace(cpu=cpu): 1 for cpu in range(3000)} | {PAIR: 5}
+    found = typical_pods(counts)
+    assert len(found) == 256
+    assert found[0] == TypicalPod(PAIR, 5)
