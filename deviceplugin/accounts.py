@@ -44,7 +44,7 @@ def holding(known: GpuPod, cards: Sequence[Card], handed: Handed | None = None) 
             shares += (replace(unknown, card=uuid) for uuid in uuids)
         elif known.shares is not None:
             shares += own
-        else:
+        elif handed is None or pod.has_run((unknown.container,)):
             shares.append(unknown)
     dialect = ask.dialect if ask else ""
     return Holding(pod.uid, pod.namespace, pod.name, pod.node, dialect, tuple(_by_index(s, cards) for s in shares))

@@ -124,6 +124,6 @@ def recorded(known: GpuPod) -> tuple[Share, ...] | None:
 def shares_unknown(known: GpuPod) -> tuple[Share, ...]:
     """What is held for a pod that runs on cards nobody can tell."""
     if known.ask is not None:
-        return unknown_shares(known.ask)
+        return unknown_shares(known.ask, known.pod)
     # Not even how much it asked for is known: it may use up any card.
     return (Share(known.pod.containers[0].name if known.pod.containers else "", None, whole=True),)

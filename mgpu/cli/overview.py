@@ -158,7 +158,7 @@ def overview(
         _, theirs = given.pop(pod.uid, ("", ()))
         found = claim(pod, ask, theirs)
         if found.problem == NO_RECORD and isinstance(ask, Ask) and dialects.has_run(pod, ask):
-            found = Claim(occupying(_holding(pod, ask, unknown_shares(ask)), pod), _RUNS)
+            found = Claim(occupying(_holding(pod, ask, unknown_shares(ask, pod)), pod), _RUNS)
         if found.holding:
             ledger.hold(found.holding)
         problem = found.problem or (missing(found.holding, ledger.nodes().get(pod.node, ())) if found.holding else "")

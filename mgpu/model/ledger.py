@@ -14,7 +14,7 @@ from typing import NamedTuple
 from mgpu.model.asks import Amount, Ask, ContainerAsk, Placement, amount_of, peak, whole_of
 from mgpu.model.cards import GPU, Card, CardState, noun
 from mgpu.model.groups import Group, Seat
-from mgpu.model.pods import Stage
+from mgpu.model.pods import Pod, Stage
 from mgpu.model.slices import is_slice, place_of
 from mgpu.model.wishes import NONE, Wishes
 
@@ -100,9 +100,14 @@ def shares_of(ask: Ask, placement: Placement) -> tuple[Share, ...]:
     )
 
 
-def unknown_shares(ask: Ask) -> tuple[Share, ...]:
-    """The shares of a pod that runs on cards nobody can tell: held everywhere on its node."""
-    return tuple(share_of(c, None) for c in (*ask.containers, *ask.others))
+def unknown_shares(ask: Ask, pod: Pod | None = None) -> tuple[Share, ...]:
+    """The shares of a pod whose cards are not known: each is held on every card of its node.
+
+    pod: only of its containers that have ever run. One that waits for its cards was handed none. Otherwise a pod whose
+    first container runs without asking the node for anything would hold what the others ask for on every card.
+    """
+    asks = (*ask.containers, *ask.others)
+    return tuple(share_of(one, None) for one in asks if pod is None or pod.has_run((one.container,)))
 
 
 def absent(shares: Iterable[Share], cards: Iterable[Card]) -> tuple[str, ...]:

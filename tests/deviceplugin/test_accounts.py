@@ -83,6 +83,12 @@ def test_what_nobody_can_tell_is_held_on_every_card() -> None:
     assert all(unknown.uses(one).core == 600 for one in CARDS)
 
 
+def test_a_container_that_has_not_run_and_was_handed_nothing_holds_nothing() -> None:
+    raw = pod("p", container("ran", 10, 1024), container("waits", 50, 1024))
+    known = read({**raw, "status": {"containerStatuses": [{"name": "ran", "containerID": "x"}]}})
+    assert [share.container for share in holding(known, CARDS, {}).shares] == ["ran"]
+
+
 def test_the_first_that_was_granted_stays_whichever_is_older() -> None:
     grants, first, second = Grants({}), decided("z"), decided("a")
     assert grants.refusal(first, [first, second], CARDS) == ""

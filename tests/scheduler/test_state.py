@@ -170,6 +170,13 @@ def test_a_running_pod_without_a_record_is_held_on_every_card(one: Replica) -> N
     assert len(one.events) == 1, "its status changes every now and then"
 
 
+def test_a_pod_of_which_one_container_ran_holds_on_every_card_what_that_one_asks_for(one: Replica) -> None:
+    """The kubelet starts a container whose resource the node does not offer; the others still wait for their cards."""
+    raw = b.pod("p", b.container("ran", 10, 1024), b.container("waits", 50, 1024), node="n1")
+    given(one, {**raw, "status": {"containerStatuses": [{"name": "ran", "containerID": "x"}]}})
+    assert free(one) == [900, 900]
+
+
 def test_a_running_pod_whose_very_ask_is_garbled_may_use_up_any_card(one: Replica) -> None:
     raw = running(bound())
     raw["metadata"]["annotations"]["vke.volcengine.com/container-multiple-gpu"] = "x"  # type: ignore[index]
