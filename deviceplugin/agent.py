@@ -31,6 +31,7 @@ from deviceplugin.resources import Resources
 from deviceplugin.runtime import ContainerRuntime
 from deviceplugin.slices.service import Slices
 from deviceplugin.slices.worker import Around
+from deviceplugin.stops import Stops
 from deviceplugin.toolkit import read_toolkit
 from deviceplugin.turn import Outcome, Phase, Turn
 from deviceplugin.unrecorded import Unrecorded
@@ -104,6 +105,9 @@ class Agent:
         self._runtime = ContainerRuntime(Path(own.cri_socket) if own.cri_socket else None)
         files = CdiFiles(Path(own.cdi_dir))
         self._remnants = Remnants(Receipts(Path(own.cdi_dir)), self._pods, self._runtime, self._pods_changed)
+        self._stops = Stops(
+            self._remnants, self._runtime, self._reflector.refresh, lambda why: self._warn_node(why, "MgpuStop")
+        )
         self._mps = mps_of(
             own, files, self._gpus, self._pods, self._pods_changed, self._warn_mps, self._warn_unenforced
         )
@@ -305,6 +309,8 @@ class Agent:
                 await self._pods_changed.wait()
             self._remnants.resume(self._running(), self._node.cards())
             group.create_task(self._remnants.follow(self._reporter.update))
+            if self._settings.deviceplugin.cri_socket:
+                group.create_task(self._stops.follow())
             self._resources.resume()
             while True:
                 # Before this agent was there too.

@@ -40,6 +40,11 @@ def kubelets_uid(annotations: Mapping[str, str], uid: str) -> str:
     return mirror if _STATIC.fullmatch(mirror) else uid
 
 
+def is_static(kubelets: str) -> bool:
+    """Return whether this UID, by which the kubelet knows a pod, is a static pod's: a UID of the API contains "-"."""
+    return "-" not in kubelets
+
+
 @dataclass(frozen=True, slots=True)
 class GpuPod:
     """A pod of this node that asks for GPU.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from deviceplugin.pods import GRACE_SECONDS, GpuPod, NodePods, kubelets_uid
+from deviceplugin.pods import GRACE_SECONDS, GpuPod, NodePods, is_static, kubelets_uid
 from deviceplugin.receipts import Receipt, Receipts, summed
 from deviceplugin.wakeup import Wakeup
 from mgpu.model.cards import GPU, Card
@@ -49,6 +49,7 @@ class Remnants:
         self._receipts, self._pods, self._runtime, self._changed = receipts, pods, runtime, changed
         self._resumed = False
         self._since: dict[str, float] = {}
+        self._gone: dict[str, float] = {}
         self._held: tuple[Receipt, ...] = ()
         self.removed = 0
 
@@ -108,6 +109,22 @@ class Remnants:
         """
         return tuple(row for receipt in self._held for row in _rows(receipt))
 
+    def overdue(self, seconds: float) -> tuple[str, ...]:
+        """Return the UIDs of pods that still hold cards although their object has been gone for that many seconds.
+
+        Static pods are not among them: the kubelet runs these without an object in the API. Neither are pods whose
+        object is still there with a final phase: the kubelet ends these itself, and a stolen token can write a phase.
+        """
+        there, now = self._pods.present(), _now()
+        return tuple(
+            receipt.uid
+            for receipt in self._held
+            if receipt.uid == receipt.kubelets_uid
+            and not is_static(receipt.uid)
+            and receipt.uid not in there
+            and now - self._gone.get(receipt.uid, now) >= seconds
+        )
+
     async def follow(self, tell: Callable[[], None]) -> None:
         """Look for the ends of remnants, until cancelled. tell: is called when `rows` has changed."""
         while True:
@@ -122,6 +139,9 @@ class Remnants:
         self._follow_grace()
         candidates, room = self._candidates(), asyncio.Semaphore(_AT_ONCE)
         self._since = {uid: self._since.get(uid, _now()) for uid in candidates}
+        there = self._pods.present()
+        gone = (uid for uid, receipt in candidates.items() if receipt.kubelets_uid not in there)
+        self._gone = {uid: self._gone.get(uid, _now()) for uid in gone}
 
         async def holds(receipt: Receipt) -> bool:
             async with room:

@@ -1,5 +1,6 @@
-"""What the container runtime says (CRI): whether a pod still runs, whatever the API says; the environment of a pod's
-containers, where neither a record nor the kubelet knows what they have; and whether the runtime has CDI.
+"""The container runtime (CRI). It reports whether a pod still runs, whatever the API says; the environment of a pod's
+containers, where neither a record nor the kubelet knows what they have; and whether it has CDI. It stops the containers
+of deleted pods.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from proto import cri_pb2_grpc
 log = logging.getLogger(__name__)
 
 _QUERY_SECONDS = 2.0
+_STOP_SECONDS = 10.0
 _ASKED_SECONDS = 60.0
 _OPTIONS = [("grpc.max_receive_message_length", 64 << 20), ("grpc.enable_http_proxy", 0)]
 _CRIO = "cri-o"
@@ -88,6 +90,27 @@ class ContainerRuntime:
         except grpc.aio.AioRpcError as error:
             raise RetryLater(f"container runtime: {error.code().name}: {error.details()}") from error
         return any(row.state == api.SANDBOX_READY for row in sandboxes.items)
+
+    async def stop(self, uid: str) -> int:
+        """Kill the containers of the pod that run, and return how many. Raises RetryLater.
+
+        SIGKILL is sent at once: a signal with a grace period would wait behind the kubelet's own call, which waits for
+        the grace period of the deletion.
+
+        Args:
+            uid: the kubelet's. A container whose own label names another pod is left alone, whatever the runtime lists.
+        """
+        stub, label = self._stub(), {_UID: uid}
+        asked = api.ListContainersRequest(filter=api.ContainerFilter(label_selector=label))
+        try:
+            listed = await stub.ListContainers(asked, timeout=_QUERY_SECONDS)
+            ids = [row.id for row in listed.containers if row.state in _MAY_RUN and row.labels.get(_UID) == uid]
+            for container in ids:
+                request = api.StopContainerRequest(container_id=container, timeout=0)
+                await stub.StopContainer(request, timeout=_STOP_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise RetryLater(f"container runtime: {error.code().name}: {error.details()}") from error
+        return len(ids)
 
     async def cdi(self) -> bool | None:
         """Whether it applies CDI specs; None: it does not say. Raises RetryLater.

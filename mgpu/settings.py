@@ -173,8 +173,8 @@ class DevicePluginSettings(Block):
 
     wholeCards: who serves `nvidia.com/gpu` on the node, this agent or NVIDIA's own plugin; auto: this agent, unless
     another plugin does (then it never does, whatever is set). It changes on a drained node.
-    criSocket: the container runtime's, asked whether deleted pods still run, and about pods that run without a record
-    and that the kubelet's checkpoint does not know; empty: not asked.
+    criSocket: the container runtime's. It is asked whether deleted pods still run and stops them, and about pods that
+    run without a record and that the kubelet's checkpoint does not know. Empty: not asked.
     enforce: `mps`: cards that are shared run an MPS control daemon (the program `mpsControl`, directories below
     `mpsDir`), which holds each share to its memory and compute.
     migManager: whether this agent may switch the MIG mode of cards.

@@ -50,6 +50,11 @@ class RuntimeServiceStub:
                 request_serializer=proto_dot_cri__pb2.ListContainersRequest.SerializeToString,
                 response_deserializer=proto_dot_cri__pb2.ListContainersResponse.FromString,
                 _registered_method=True)
+        self.StopContainer = channel.unary_unary(
+                '/runtime.v1.RuntimeService/StopContainer',
+                request_serializer=proto_dot_cri__pb2.StopContainerRequest.SerializeToString,
+                response_deserializer=proto_dot_cri__pb2.StopContainerResponse.FromString,
+                _registered_method=True)
         self.ContainerStatus = channel.unary_unary(
                 '/runtime.v1.RuntimeService/ContainerStatus',
                 request_serializer=proto_dot_cri__pb2.ContainerStatusRequest.SerializeToString,
@@ -84,6 +89,12 @@ class RuntimeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StopContainer(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ContainerStatus(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -113,6 +124,11 @@ def add_RuntimeServiceServicer_to_server(servicer, server):
                     servicer.ListContainers,
                     request_deserializer=proto_dot_cri__pb2.ListContainersRequest.FromString,
                     response_serializer=proto_dot_cri__pb2.ListContainersResponse.SerializeToString,
+            ),
+            'StopContainer': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopContainer,
+                    request_deserializer=proto_dot_cri__pb2.StopContainerRequest.FromString,
+                    response_serializer=proto_dot_cri__pb2.StopContainerResponse.SerializeToString,
             ),
             'ContainerStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.ContainerStatus,
@@ -207,6 +223,33 @@ class RuntimeService:
             '/runtime.v1.RuntimeService/ListContainers',
             proto_dot_cri__pb2.ListContainersRequest.SerializeToString,
             proto_dot_cri__pb2.ListContainersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopContainer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/runtime.v1.RuntimeService/StopContainer',
+            proto_dot_cri__pb2.StopContainerRequest.SerializeToString,
+            proto_dot_cri__pb2.StopContainerResponse.FromString,
             options,
             channel_credentials,
             insecure,

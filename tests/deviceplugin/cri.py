@@ -1,4 +1,4 @@
-"""A container runtime for tests: the calls of CRI by which an agent learns whether a pod still runs."""
+"""A container runtime for tests: the calls of CRI by which an agent learns whether a pod still runs, and stops it."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +15,16 @@ UID = "io.kubernetes.pod.uid"
 
 
 class Cri(cri_pb2_grpc.RuntimeServiceServicer):
-    """running: UIDs of pods with a container that runs. ready: of pods with a sandbox, between two containers."""
+    """running: UIDs of pods with a container that runs. ready: of pods with a sandbox, between two containers.
+
+    stopped: containers that were stopped, with the time-out. failing: whether it refuses to stop any.
+    """
 
     def __init__(self) -> None:
         self.running: set[str] = set()
         self.ready: set[str] = set()
+        self.stopped: list[tuple[str, int]] = []
+        self.failing = False
 
     def Version(self, request: Any, context: Any) -> api.VersionResponse:  # noqa: N802, ARG002
         return api.VersionResponse(runtime_name="cri-o", runtime_version="1.36.0")
@@ -27,8 +32,15 @@ class Cri(cri_pb2_grpc.RuntimeServiceServicer):
     def ListContainers(self, request: Any, context: Any) -> api.ListContainersResponse:  # noqa: N802, ARG002
         uid = request.filter.label_selector[UID]
         ended = api.Container(id="0", state=api.CONTAINER_EXITED)
-        rows = [api.Container(id="1", state=api.CONTAINER_RUNNING)] if uid in self.running else []
-        return api.ListContainersResponse(containers=[ended, *rows])
+        row = api.Container(id=f"of-{uid}", state=api.CONTAINER_RUNNING, labels={UID: uid})
+        return api.ListContainersResponse(containers=[ended, *([row] if uid in self.running else [])])
+
+    def StopContainer(self, request: Any, context: Any) -> api.StopContainerResponse:  # noqa: N802
+        if self.failing:
+            context.abort(grpc.StatusCode.UNKNOWN, "the shim does not answer")
+        self.stopped.append((request.container_id, request.timeout))
+        self.running.discard(request.container_id.removeprefix("of-"))
+        return api.StopContainerResponse()
 
     def ListPodSandbox(self, request: Any, context: Any) -> api.ListPodSandboxResponse:  # noqa: N802, ARG002
         uid = request.filter.label_selector[UID]

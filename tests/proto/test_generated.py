@@ -58,6 +58,8 @@ CRI = {
     "PodSandbox": "1 id, 3 state",
     "ListPodSandboxResponse": "1 items*",
     "ListContainersResponse": "1 containers*",
+    "StopContainerRequest": "1 container_id, 2 timeout",
+    "StopContainerResponse": "",
     "ContainerStatusRequest": "1 container_id, 2 verbose",
     "ContainerStatusResponse": "2 info*",
 }
@@ -68,6 +70,7 @@ INTEGERS = {
     "NUMANode.ID": FieldDescriptor.TYPE_INT64,
     "ContainerPreferredAllocationRequest.allocation_size": FieldDescriptor.TYPE_INT32,
     "ContainerMemory.size": FieldDescriptor.TYPE_UINT64,
+    "StopContainerRequest.timeout": FieldDescriptor.TYPE_INT64,
     "ContainerResources.cpu_ids": FieldDescriptor.TYPE_INT64,
     "AllocatableResourcesResponse.cpu_ids": FieldDescriptor.TYPE_INT64,
 }
@@ -90,6 +93,7 @@ CALLS = {
         "Status": ("StatusRequest", "StatusResponse"),
         "ListPodSandbox": ("ListPodSandboxRequest", "ListPodSandboxResponse"),
         "ListContainers": ("ListContainersRequest", "ListContainersResponse"),
+        "StopContainer": ("StopContainerRequest", "StopContainerResponse"),
         "ContainerStatus": ("ContainerStatusRequest", "ContainerStatusResponse"),
     },
 }
