@@ -132,6 +132,7 @@ class Control:
                     asking.kill()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_KILL_SECONDS):
+                        await _discarded(asking)
                         await asking.wait()
         if text is None or asking.returncode:
             return Answer.ABSENT, ""
@@ -165,6 +166,13 @@ async def _answered(asking: asyncio.subprocess.Process, line: str) -> bytes | No
             return None
     await asking.wait()
     return text
+
+
+async def _discarded(asking: asyncio.subprocess.Process) -> None:
+    """Read the rest of the output: asyncio keeps the pipe open until its end has been read."""
+    assert asking.stdout is not None
+    while await asking.stdout.read(_MOST_ANSWER):
+        pass
 
 
 def _born(pid: int) -> int | None:

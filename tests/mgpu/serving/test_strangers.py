@@ -3,6 +3,7 @@
 The attack: an anonymous process keeps hundreds of unfinished connections open and replaces each one that is closed.
 """
 
+import http.client
 import ssl
 import time
 from collections.abc import Iterator
@@ -55,13 +56,26 @@ def seconds_of_a_call(port: int, context: ssl.SSLContext | None, source: str) ->
     return time.monotonic() - began
 
 
+def seconds_until_a_call(port: int, context: ssl.SSLContext) -> float:
+    """Of calls from an address that others flood: a handshake may lose its place to theirs, and is tried again."""
+    began = time.monotonic()
+    while True:
+        try:
+            seconds_of_a_call(port, context, CALLER)
+        except (http.client.RemoteDisconnected, ConnectionError, ssl.SSLEOFError):
+            if time.monotonic() - began > SECONDS:
+                raise
+        else:
+            return time.monotonic() - began
+
+
 @pytest.mark.parametrize("sent", [HALF_A_HANDSHAKE, b""], ids=["half a handshake", "no byte"])
 @pytest.mark.parametrize("source", [ATTACKER, CALLER], ids=["another address", "the caller's address"])
 def test_unfinished_handshakes_do_not_delay_a_client_with_a_certificate(
     server: Server, vouched: ssl.SSLContext, sent: bytes, source: str
 ) -> None:
     with flooded(server.ports[0], sent, source):
-        assert max(seconds_of_a_call(server.ports[0], vouched, CALLER) for _ in range(5)) < SECONDS
+        assert max(seconds_until_a_call(server.ports[0], vouched) for _ in range(5)) < SECONDS
 
 
 @pytest.mark.parametrize("sent", [HALF_A_REQUEST, b"", b"GET /large HTTP/1.1\r\n\r\n"], ids=["half", "none", "unread"])
