@@ -22,6 +22,8 @@ NODE_POLICIES = CARD_POLICIES
 
 
 Policy = Annotated[_Policy, BeforeValidator(lower)]
+MinMemory = Annotated[int, Field(ge=0)]
+"""MiB that a share asks for at least, of each of its cards."""
 Port = Annotated[int, Field(ge=0, le=65535)]
 ExtraPort = Annotated[int, Field(ge=-1, le=65535)]
 """-1: nothing listens there."""
@@ -38,7 +40,7 @@ class MgpuSettings(Block):
     schedule_mode: Annotated[Literal["index", "id"], BeforeValidator(lower)] = Field("index", alias="MGPUScheduleMode")
     max_containers_per_card: Annotated[int, Field(ge=1)] = Field(16, alias="MGPUMaxContainersPerCard")
     max_containers_exact: Annotated[int, Field(ge=1)] | None = Field(None, alias="MGPUMaxContainersNumPolicyValid")
-    min_gpu_memory: Annotated[int, Field(ge=0)] = Field(256, alias="minGPUMemory")
+    min_gpu_memory: MinMemory = Field(256, alias="minGPUMemory")
 
 
 def _unit(value: object) -> object:
@@ -51,11 +53,16 @@ class GpushareSettings(Block):
     enabled: bool = True
     memory_unit: Annotated[Literal["GiB", "MiB"], BeforeValidator(_unit)] = Field("GiB", alias="memoryUnit")
     policy: Policy | None = None
+    min_gpu_memory: MinMemory = Field(1, alias="minGPUMemory")
 
 
 class KoordinatorSettings(Block):
+    """minGPUMemory holds for memory in bytes, minGPUMemoryRatio (percent) for memory in percent of a card."""
+
     enabled: bool = True
     policy: Policy | None = None
+    min_gpu_memory: MinMemory = Field(1, alias="minGPUMemory")
+    min_gpu_memory_ratio: Annotated[int, Field(ge=1, le=100)] = Field(1, alias="minGPUMemoryRatio")
 
 
 class MtgpuSettings(Block):
@@ -72,7 +79,7 @@ class MtgpuSettings(Block):
 class DialectSettings(Block):
     mgpu: MgpuSettings = MgpuSettings()  # type: ignore[call-arg]
     gpushare: GpushareSettings = GpushareSettings()  # type: ignore[call-arg]
-    koordinator: KoordinatorSettings = KoordinatorSettings()
+    koordinator: KoordinatorSettings = KoordinatorSettings()  # type: ignore[call-arg]
     slices: SlicesSettings = SlicesSettings()  # type: ignore[call-arg]
     mtgpu: MtgpuSettings = MtgpuSettings()  # type: ignore[call-arg]
 

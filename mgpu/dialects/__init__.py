@@ -129,7 +129,7 @@ def _above_zero(amounts: Mapping[str, str]) -> dict[str, str]:
     return {name: amount for name, amount in amounts.items() if not same_quantity(amount, "0")}
 
 
-_WIDEST = {"enabled": True, "mgpu_enable": True, "min_gpu_memory": 0}
+_WIDEST = {"enabled": True, "mgpu_enable": True, "min_gpu_memory": 0, "min_gpu_memory_ratio": 1}
 """Of the dialects' settings: under these, each reads all that it has ever admitted."""
 
 

@@ -73,7 +73,7 @@ def read_ask(pod: Pod, settings: Settings) -> Ask | None:
     asks: list[ContainerAsk] = []
     problems: list[Problem] = []
     for container in pod.containers:
-        units, broken = _asked(container, _MOST // of_one)
+        units, broken = _asked(container, settings.dialects.gpushare.min_gpu_memory * UNITS["MiB"], of_one)
         problems += broken
         if units:
             asks.append(ContainerAsk(container.name, memory=units * of_one, stage=container.stage))
@@ -193,8 +193,11 @@ def unhealthy_cards(raw: Mapping[str, Any]) -> frozenset[int]:
     return frozenset(map(int, parts))
 
 
-def _asked(container: Container, most: int) -> tuple[int, Iterable[Problem]]:
-    """The units that a container asks for (0: none), and what is wrong with that."""
+def _asked(container: Container, least: int, of_one: int) -> tuple[int, Iterable[Problem]]:
+    """Return the units that a container asks for (0: none), and what is wrong with that.
+
+    least: the bytes that a share asks for at least. of_one: the bytes of a unit.
+    """
     memory, count = container.asked(MEMORY), container.asked(COUNT)
     problems: list[Problem] = []
     if count and memory is None:
@@ -202,8 +205,12 @@ def _asked(container: Container, most: int) -> tuple[int, Iterable[Problem]]:
     elif count and _positive(count, problems) not in (None, 1):
         problems.append(Problem(count[1], f"must be 1 or left out: {MEMORY} is memory of one card"))
     units = _positive(memory, problems) if memory else None
-    if memory and units and units > most:
+    if memory and units and units > _MOST // of_one:
         problems.append(Problem(memory[1], f"{memory[0]} is more than any card has"))
+    elif memory and units and units * of_one < least:
+        unit = next(name for name, size in UNITS.items() if size == of_one)
+        text = f"must be at least {-(-least // of_one)} ({unit}) for a share of a card, not {memory[0]}"
+        problems.append(Problem(memory[1], text))
     return units or 0, problems
 
 

@@ -9,20 +9,19 @@ MIG instances.
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any
 
-from mgpu.dialects.device_allocated import ALLOCATED, Device, load, read, write
+from mgpu.dialects.device_allocated import ALLOCATED, Device, read, write
+from mgpu.dialects.device_shares import PER_CONTAINER, by_container, of_pod, path_of
 from mgpu.dialects.node_resources import NodeResource
-from mgpu.model.asks import Amount, Ask, ContainerAsk, Placement, by_index, peak, whole_cards
+from mgpu.model.asks import Ask, ContainerAsk, Placement, by_index, peak, whole_cards
 from mgpu.model.cards import GPU as GPU_TYPE
 from mgpu.model.cards import WHOLE_CORE, WHOLE_RATIO, Card
 from mgpu.model.errors import PROBLEMS, BadObject, Problem
-from mgpu.model.ledger import Minor, Share, share_of
+from mgpu.model.ledger import Share
 from mgpu.model.pods import Container, Pod, is_none
-from mgpu.model.quantities import MAX, QuantityError, whole_bytes, whole_number
-from mgpu.settings import Settings
+from mgpu.model.quantities import MAX, QuantityError, quantity_of_bytes, whole_bytes, whole_number
+from mgpu.settings import KoordinatorSettings, Settings
 
 NAME = "koordinator"
 DEFAULT_CARD_POLICY = "minor"
@@ -34,11 +33,10 @@ MEMORY = PREFIX + "gpu-memory"
 RATIO = PREFIX + "gpu-memory-ratio"
 SHARED = PREFIX + "gpu.shared"
 NVIDIA = "nvidia.com/gpu"
-PER_CONTAINER = "mgpu.io/container-devices"
-"""`{"a":{"gpu":[0,1]},"b":{"rdma":[0]}}`: which minors of the pod's allocation each container has."""
 
 _LONGEST = 2 * len(RATIO)
 """Characters of a name that is close to one of ours."""
+MIB = 1 << 20
 MAX_DEVICES = 1024
 MAX_MEMORY = MAX // 1000
 """Of one container, in bytes; no node has more."""
@@ -70,12 +68,13 @@ def card_policy(settings: Settings) -> str | None:
     return settings.dialects.koordinator.policy
 
 
-def read_ask(pod: Pod, settings: Settings) -> Ask | None:  # noqa: ARG001
+def read_ask(pod: Pod, settings: Settings) -> Ask | None:
     found: list[ContainerAsk] = []
     problems: list[Problem] = []
     for container in pod.containers:
         try:
-            found += _container_asks(container, hints=max(0, PROBLEMS - len(problems)))
+            hints = max(0, PROBLEMS - len(problems))
+            found += _container_asks(container, settings.dialects.koordinator, hints)
         except BadObject as error:
             problems += error.problems
     if problems:
@@ -115,16 +114,16 @@ def read_placement(pod: Pod, ask: Ask) -> tuple[Share, ...] | None:
     There every container of the pod that asks for a type may use all of the pod's devices of it; which holds how much
     is not known, so that the first one is said to hold all that the pod holds.
     """
-    text, by_container = pod.annotations.get(ALLOCATED), pod.annotations.get(PER_CONTAINER)
+    text, per_container = pod.annotations.get(ALLOCATED), pod.annotations.get(PER_CONTAINER)
     if text is None:
-        if by_container is not None:
-            raise BadObject([Problem(_path(PER_CONTAINER), f"is a part of {ALLOCATED}, which is missing")])
+        if per_container is not None:
+            raise BadObject([Problem(path_of(PER_CONTAINER), f"is a part of {ALLOCATED}, which is missing")])
         return None
     devices = read(text)
     asks = (*ask.containers, *ask.others)
-    if by_container is not None:
-        return tuple(_shares_by_container(asks, devices, by_container))
-    return tuple(_shares_of_pod(asks, devices))
+    if per_container is not None:
+        return tuple(by_container(asks, devices, per_container))
+    return tuple(of_pod(asks, devices))
 
 
 def owns_annotation(key: str) -> bool:
@@ -168,10 +167,10 @@ def translated(amounts: Mapping[str, str]) -> dict[str, str]:
     return {name: amount for name, amount in amounts.items() if name != GPU} | of_gpu
 
 
-def _container_asks(container: Container, hints: int) -> Iterable[ContainerAsk]:
-    """The asks of one container, one per type. Raises BadObject.
+def _container_asks(container: Container, own: KoordinatorSettings, hints: int) -> Iterable[ContainerAsk]:
+    """Return the asks of one container, one per type. Raises BadObject.
 
-    hints: for how many wrong names a close one is looked up, which takes 50 µs each.
+    hints: the number of wrong names for which a close name is looked up, which takes 50 µs each.
     """
     names = sorted({name for name in (*container.requests, *container.limits) if _is_own(name)})
     asked = {name: found for name in names if (found := container.asked(name))}
@@ -182,6 +181,8 @@ def _container_asks(container: Container, hints: int) -> Iterable[ContainerAsk]:
     numbers, problems = _numbers({name: found for name, found in asked.items() if name not in strange})
     problems += (Problem(asked[name][1], text) for name, text in strange.items())
     problems += (Problem(asked[name][1], text) for name, text in _broken(asked, numbers))
+    if not problems:
+        problems += (Problem(asked[name][1], text) for name, text in _too_little(numbers, own))
     if problems:
         raise BadObject(sorted(problems))
     return _asks_of(container, numbers)
@@ -246,6 +247,25 @@ def _broken(names: Collection[str], numbers: Mapping[str, int]) -> Iterator[tupl
             yield name, f"must be at most 100 per card: {numbers[name]} over {cards} card{'' if cards == 1 else 's'}"
 
 
+def _too_little(numbers: Mapping[str, int], own: KoordinatorSettings) -> Iterator[tuple[str, str]]:
+    """Yield each amount of a share that is below the least of the settings, with the rule that it breaks.
+
+    A share of any size keeps whole-card pods off its cards, so the least amount is what lets a ResourceQuota bound
+    the number of these cards (docs/quotas.md).
+    """
+    if not {GPU, MEMORY, RATIO} & numbers.keys():
+        return
+    cards = _cards(numbers)
+    over = f"{cards} card{'' if cards == 1 else 's'}"
+    least = own.min_gpu_memory * MIB
+    if MEMORY in numbers and numbers[MEMORY] < least * cards:
+        rule = f"must be at least {quantity_of_bytes(least)} per card, not {numbers[MEMORY]} bytes over {over}"
+        yield MEMORY, f"{rule}; a number without a suffix is in bytes, and 8 GiB are written as 8Gi"
+    for name in (GPU, RATIO):
+        if numbers.get(name, own.min_gpu_memory_ratio * cards) < own.min_gpu_memory_ratio * cards:
+            yield name, f"must be at least {own.min_gpu_memory_ratio} percent per card, not {numbers[name]} over {over}"
+
+
 def _cards(numbers: Mapping[str, int]) -> int:
     if NVIDIA in numbers:
         return numbers[NVIDIA]
@@ -279,109 +299,5 @@ def _per_container(asks: Iterable[ContainerAsk], placement: Placement, cards: Se
     return json.dumps(minors, separators=(",", ":"))
 
 
-def _shares_by_container(asks: Sequence[ContainerAsk], devices: Sequence[Device], text: str) -> Iterator[Share]:
-    table, by_minor = load(text, _path(PER_CONTAINER)), {(d.type, d.minor): d for d in devices}
-    on: dict[tuple[str, int], list[ContainerAsk]] = {key: [] for key in by_minor}
-    for ask in asks:
-        row = table.get(ask.container)
-        minors = row.get(ask.type) if isinstance(row, dict) else None
-        what = f"{ask.type} of container {ask.container!r}"
-        if not isinstance(minors, list) or len(minors) != ask.cards or len(set(map(str, minors))) != ask.cards:
-            rule = f"must be {ask.cards} different minor{'' if ask.cards == 1 else 's'}"
-            raise BadObject([Problem(_path(PER_CONTAINER), f"{what} {rule}, not {str(minors)[:80]}")])
-        for minor in minors:
-            device = by_minor.get((ask.type, minor)) if type(minor) is int else None
-            if device is None:
-                raise BadObject([Problem(_path(PER_CONTAINER), f"{what} names {minor!r}, which {ALLOCATED} does not")])
-            on[device.type, device.minor].append(ask)
-            yield share_of(ask, _named(device))
-    _refuse_unasked(asks, table)
-    for key, of_device in on.items():
-        _refuse_unequal(f"minor {key[1]} of {key[0]}", [by_minor[key]], [replace(ask, cards=1) for ask in of_device])
-
-
-def _refuse_unasked(asks: Sequence[ContainerAsk], table: Mapping[str, Any]) -> None:
-    """Raises BadObject where a container has a row of a type that it does not ask for."""
-    asked = {(ask.container, ask.type) for ask in asks}
-    named = ((name, type) for name, row in table.items() for type in (row if isinstance(row, dict) else (row,)))
-    for name, type in named:
-        if (name, type) not in asked:
-            text = f"gives {str(type)[:40]!r} to container {name[:63]!r}, which does not ask for it"
-            raise BadObject([Problem(_path(PER_CONTAINER), text)])
-
-
-def _shares_of_pod(asks: Sequence[ContainerAsk], devices: Sequence[Device]) -> Iterator[Share]:
-    """Amounts are those that are asked for; a record only says of which devices, and how they are spread over them."""
-    for type in dict.fromkeys([*(a.type for a in asks), *(d.type for d in devices)]):
-        wanted, given = [a for a in asks if a.type == type], [d for d in devices if d.type == type]
-        if wanted and not given:
-            raise BadObject(
-                [Problem(_path(ALLOCATED), f"names no {type}, container {wanted[0].container!r} asks for it")]
-            )
-        most = sum(ask.cards for ask in wanted)
-        if len(given) > most or (len(wanted) == 1 and len(given) != most):
-            text = f"names {len(given)} devices of type {type}, the pod asks for {most or 'none'}"
-            raise BadObject([Problem(_path(ALLOCATED), text)])
-        if len(wanted) == 1:
-            for device in given:
-                _refuse_unequal(f"minor {device.minor} of {type}", [device], [replace(wanted[0], cards=1)])
-            yield from (share_of(wanted[0], _named(d)) for d in given)
-            continue
-        if len({bool(ask.memory) for ask in wanted}) > 1:
-            text = f"does not say what each container has of {type}, and they ask for memory in bytes and in percent"
-            raise BadObject([Problem(_path(ALLOCATED), text)])
-        _refuse_unequal(type, given, wanted)
-        if any(d.core > WHOLE_RATIO or d.ratio > WHOLE_RATIO for d in given):
-            raise BadObject([Problem(_path(ALLOCATED), f"has more than 100 percent of a device of type {type}")])
-        yield from _spread(wanted, given)
-
-
-def _spread(asks: Sequence[ContainerAsk], devices: Sequence[Device]) -> Iterator[Share]:
-    """What several containers hold together of each device, as shares of the first one; the others hold nothing of it.
-
-    Of memory and ratio only what the containers ask for is taken: the other one follows from it (`amount_of`).
-    """
-    first, *others = asks
-    in_bytes, gpu = any(ask.memory for ask in asks), first.type == GPU_TYPE
-    for d in devices:
-        memory, ratio = (d.memory, 0) if in_bytes else (0, d.ratio)
-        of_first = ratio if gpu else None
-        yield Share(first.container, _named(d), d.core * 10, memory, stage=first.stage, ratio=of_first, type=d.type)
-        of_others = 0 if gpu else None
-        yield from (Share(a.container, _named(d), stage=a.stage, ratio=of_others, type=d.type) for a in others)
-
-
-def _refuse_unequal(what: str, devices: Sequence[Device], asks: Sequence[ContainerAsk]) -> None:
-    """Raises BadObject where these devices together are not what these containers ask for at their busiest moment.
-
-    Of memory and ratio those are compared that all containers count in; the other one depends on the card. Memory that
-    does not divide evenly over cards may be rounded up or down on each.
-    """
-    busiest = peak((ask.stage, _asked(ask)) for ask in asks)
-    core, memory, ratio = (sum(getattr(d, name) for d in devices) for name in ("core", "memory", "ratio"))
-    wanted = [("core", core, busiest.core * WHOLE_RATIO // WHOLE_CORE, 0)]
-    if not any(ask.memory for ask in asks):
-        wanted.append(("memory ratio", ratio, busiest.ratio, 0))
-    elif all(ask.memory for ask in asks):
-        wanted.append(("memory", memory, busiest.memory, sum(ask.cards for ask in asks)))
-    for name, found, asked, rounding in wanted:
-        if not asked - rounding <= found <= asked:
-            raise BadObject([Problem(_path(ALLOCATED), f"{what} has {found} {name}, its containers ask for {asked}")])
-
-
-def _asked(ask: ContainerAsk) -> Amount:
-    """What a container asks for of all its cards together, as far as that does not depend on the cards."""
-    ratio = WHOLE_RATIO if ask.whole else ask.ratio or 0
-    return Amount(ask.cards * ask.core, ask.cards * ask.memory, 0, ask.cards * ratio)
-
-
-def _named(device: Device) -> str | Minor:
-    return device.id or Minor(device.minor)
-
-
 def _minor(card: Card) -> int:
     return card.index if card.minor is None else card.minor
-
-
-def _path(key: str) -> str:
-    return f"metadata.annotations[{key}]"

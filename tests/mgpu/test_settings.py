@@ -174,7 +174,23 @@ def test_koordinator_has_a_policy_of_its_own() -> None:
     own = load_settings("{cardPolicy: spread, dialects: {koordinator: {policy: Binpack}}}").dialects.koordinator
     assert (own.enabled, own.policy) == (True, "binpack")
     (problem,) = problems("dialects: {koordinator: {schedulerName: x}}")
-    assert problem == "mgpu.yaml: dialects.koordinator.schedulerName: unknown; allowed: enabled, policy"
+    allowed = "enabled, policy, minGPUMemory, minGPUMemoryRatio"
+    assert problem == f"mgpu.yaml: dialects.koordinator.schedulerName: unknown; allowed: {allowed}"
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("koordinator: {minGPUMemory: -1}", "koordinator.minGPUMemory: Input should be greater than or equal to 0"),
+        ("koordinator: {minGPUMemory: 8Gi}", "koordinator.minGPUMemory: Input should be a valid integer"),
+        ("koordinator: {minGPUMemoryRatio: 0}", "koordinator.minGPUMemoryRatio: Input should be greater than or"),
+        ("koordinator: {minGPUMemoryRatio: 101}", "koordinator.minGPUMemoryRatio: Input should be less than or equal"),
+        ("gpushare: {minGPUMemory: 1.5}", "gpushare.minGPUMemory: Input should be a valid integer"),
+    ],
+)
+def test_a_least_amount_that_is_none_is_refused(text: str, rule: str) -> None:
+    (problem,) = problems(f"dialects: {{{text}}}")
+    assert problem.startswith(f"mgpu.yaml: dialects.{rule}")
 
 
 SEED = """

@@ -57,6 +57,25 @@ def test_a_pod_without_a_record_is_none_of_a_dialect_that_is_off(dialect: str) -
     assert free({**PODS[dialect], "status": {"phase": "Running"}}, off) == [(1000, 80 * b.GIB)] * 2
 
 
+@pytest.mark.parametrize(
+    ("raw", "then", "now"),
+    [
+        (asking(koordinator__sh__gpu_memory="8", mgpu__io__share="1"), "koordinator: {minGPUMemory: 0}", ""),
+        (PODS["koordinator"], "", "koordinator: {minGPUMemoryRatio: 60}"),
+        (PODS["gpushare"], "", "gpushare: {minGPUMemory: 65536}"),
+    ],
+    ids=["eight bytes, from before the upgrade", "percent", "gpushare"],
+)
+def test_running_pod_below_the_least_amount_of_now_keeps_its_cards(raw: Raw, then: str, now: str) -> None:
+    """It goes on to count, and its containers start again: the agent reads its shares."""
+    running = placed(raw, load_settings(f"dialects: {{{then}}}"))
+    settings = load_settings(f"dialects: {{{now}}}")
+    assert free(running, settings) == free(running, load_settings(f"dialects: {{{then}}}")) != [(1000, 80 * b.GIB)] * 2
+    agents = read_gpu_pod(running, settings)
+    assert agents is not None
+    assert agents.shares
+
+
 @pytest.mark.parametrize("units", [("GiB", "MiB"), ("MiB", "GiB")])
 def test_a_record_keeps_its_unit(units: tuple[str, str]) -> None:
     then, now = (load_settings(f"dialects: {{gpushare: {{memoryUnit: {unit}}}}}") for unit in units)

@@ -1,14 +1,20 @@
 """Under which names a ResourceQuota counts a GPU pod: docs/quotas.md. Quota is charged after the webhooks."""
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from mgpu import dialects
+from mgpu.model.pods import read_pod
 from mgpu.settings import Settings, load_settings
 from playground.apiserver.quotas import usage
 from tests.builders import pod
 from tests.mgpu.serving.reviews import patched
 from webhook.mutate import mutate
+from webhook.validate import validate_create
 
 SETTINGS = load_settings()
 MIB = load_settings("dialects: {gpushare: {memoryUnit: MiB}}")
@@ -17,7 +23,11 @@ MGPU, KOORDINATOR = "vke.volcengine.com/mgpu-", "koordinator.sh/gpu"
 
 def charged(asked: dict[str, str], settings: Settings = SETTINGS) -> dict[str, Fraction]:
     raw = pod("p", {"name": "c", "resources": {"requests": asked}})
-    found = usage(patched(raw, mutate(raw, settings).patch))
+    return charged_to(patched(raw, mutate(raw, settings).patch))
+
+
+def charged_to(completed: dict[str, Any]) -> dict[str, Fraction]:
+    found = usage(completed)
     return {name.removeprefix("requests."): n for name, n in found.items() if name.startswith("requests.")}
 
 
@@ -41,3 +51,72 @@ def test_a_pod_is_charged_by_the_names_that_stand_in_it(asked: dict[str, str], c
 
 def test_gpu_memory_in_mib_counts_a_share_too() -> None:
     assert charged({"aliyun.com/gpu-mem": "2048"}, MIB) == {"aliyun.com/gpu-mem": 2048, "mgpu.io/share": 1}
+
+
+LEAST = load_settings(
+    "dialects: {mgpu: {minGPUMemory: 1000}, gpushare: {memoryUnit: MiB, minGPUMemory: 3000}, "
+    "koordinator: {minGPUMemory: 2000, minGPUMemoryRatio: 7}}"
+)
+SHARES = {
+    MGPU + "core": st.integers(1, 400),
+    MGPU + "memory": st.integers(1, 5000),
+    "aliyun.com/gpu-mem": st.integers(1, 5000),
+    KOORDINATOR: st.integers(1, 400),
+    KOORDINATOR + "-core": st.integers(1, 400),
+    KOORDINATOR + "-memory": st.integers(1, 10_000 << 20),
+    KOORDINATOR + "-memory-ratio": st.integers(1, 400),
+    KOORDINATOR + ".shared": st.integers(1, 5),
+}
+ASKS = st.sampled_from(
+    [
+        (MGPU + "core", MGPU + "memory"),
+        ("aliyun.com/gpu-mem",),
+        (KOORDINATOR,),
+        (KOORDINATOR + "-memory",),
+        (KOORDINATOR + "-memory-ratio",),
+        (KOORDINATOR + "-core", KOORDINATOR + "-memory"),
+        (KOORDINATOR + "-core", KOORDINATOR + "-memory-ratio"),
+        (KOORDINATOR + ".shared", KOORDINATOR + "-memory"),
+        (KOORDINATOR + ".shared", KOORDINATOR + "-core", KOORDINATOR + "-memory"),
+        (KOORDINATOR + ".shared", KOORDINATOR + "-core", KOORDINATOR + "-memory-ratio"),
+    ]
+).flatmap(lambda names: st.fixed_dictionaries({name: SHARES[name] for name in names}))
+
+
+@given(ASKS)
+def test_property_memory_that_is_charged_bounds_the_cards_that_shares_touch(amounts: dict[str, int]) -> None:
+    """As docs/quotas.md has it: no more cards than the quota's memory divided by the least amount of a share."""
+    asked = {name: str(amount) for name, amount in amounts.items()}
+    raw = pod("p", {"name": "c", "resources": {"requests": asked}})
+    if "koordinator" not in str(asked) and amounts.get(MGPU + "core", 0) > 100:
+        raw["metadata"]["annotations"] = {
+            "vke.volcengine.com/container-multiple-gpu": str(-(-amounts[MGPU + "core"] // 100)),
+            "vke.volcengine.com/mgpu-compute-policy": "native-burst-share",
+        }
+    completed = patched(raw, mutate(raw, LEAST).patch)
+    if validate_create(completed, LEAST):
+        return
+    ask = dialects.read_ask(read_pod(completed), LEAST)
+    assert ask is not None
+    touched = sum(container.cards for container in ask.containers if not container.whole)
+    counted = charged_to(completed)
+    memory = counted.get(MGPU + "memory", Fraction()) / 1000 + counted.get("aliyun.com/gpu-mem", Fraction()) / 3000
+    in_bytes = counted.get(KOORDINATOR + "-memory", Fraction()) / (2000 << 20)
+    assert touched <= memory + in_bytes + counted.get(KOORDINATOR + "-memory-ratio", Fraction()) / 7
+
+
+def test_four_bytes_are_no_share_of_four_cards() -> None:
+    """They were, and no other tenant's pod got a whole card of that node."""
+    raw = pod(
+        "p", {"name": "c", "resources": {"requests": {KOORDINATOR + ".shared": "4", KOORDINATOR + "-memory": "4"}}}
+    )
+    (problem, *_) = validate_create(patched(raw, mutate(raw, SETTINGS).patch), SETTINGS)
+    assert problem.field == f"spec.containers[0].resources.requests[{KOORDINATOR}-memory]"
+    assert "must be at least 1Mi per card, not 4 bytes over 4 cards" in problem.message
+
+
+@pytest.mark.parametrize("other", ["-memory", "-memory-ratio"])
+def test_gpu_shared_counts_the_cards_of_each_container_of_several(other: str) -> None:
+    amount = {"-memory": "8Gi", "-memory-ratio": "40"}[other]
+    counted = charged({KOORDINATOR + ".shared": "4", KOORDINATOR + other: amount})
+    assert counted[KOORDINATOR + ".shared"] == 4

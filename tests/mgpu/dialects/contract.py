@@ -208,7 +208,7 @@ def _koordinator_pods(draw: st.DrawFn) -> Raw:
     percents, counts = st.integers(1, 100), st.integers(1, 4)
 
     def one(name: str, *, gpu: bool, **more: Any) -> Raw:
-        n, core, ratio, memory = draw(counts), draw(percents), draw(percents), draw(st.integers(1, 2**37))
+        n, core, ratio, memory = draw(counts), draw(percents), draw(percents), draw(st.integers(4 << 20, 2**37))
         kinds: list[dict[str, object]] = [
             {koord.NVIDIA: n},
             {koord.GPU: core},
@@ -255,6 +255,7 @@ def _koordinator_malformed() -> Mapping[str, tuple[Raw, tuple[str, ...]]]:
         "not divisible by the cards": ({koord.SHARED: "2", koord.RATIO: "75"}, koord.RATIO),
         "not divisible by the cards of the other amount": ({koord.CORE: "300", koord.RATIO: "100"}, koord.RATIO),
         "more than the cards have": ({koord.SHARED: "2", koord.RATIO: "202"}, koord.RATIO),
+        "less than 1 MiB of each card": ({koord.SHARED: "4", koord.MEMORY: "4095Ki"}, koord.MEMORY),
         "a typo": ({koord.PREFIX + "gpu-mem": "4Gi"}, koord.PREFIX + "gpu-mem"),
     }
     return {

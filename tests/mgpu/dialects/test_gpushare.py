@@ -52,6 +52,18 @@ def test_memory_counts_in_the_unit_and_compute_is_not_asked_for(settings: Settin
     assert (wanted.cards, wanted.core, wanted.memory, wanted.whole) == (1, 0, 3 * one, False)
 
 
+@pytest.mark.parametrize(
+    ("unit", "units", "told"),
+    [("GiB", 7, "at least 8 (GiB) for a share of a card, not 7"), ("MiB", 7999, "at least 8000 (MiB) for a share")],
+)
+def test_amount_below_the_least_of_the_settings_is_refused_in_its_unit(unit: str, units: int, told: str) -> None:
+    settings = load_settings(f"dialects: {{gpushare: {{memoryUnit: {unit}, minGPUMemory: 8000}}}}")
+    with pytest.raises(BadObject) as error:
+        read(asking("p", units), settings)
+    assert told in str(error.value)
+    read(asking("p", units + 1), settings)
+
+
 def test_every_container_asks_for_itself() -> None:
     init = ({**container("s", 2), "restartPolicy": "Always"}, container("i", 5))
     _, ask = read(pod("p", container("a", 1), {"name": "none"}, container("b", 4), init=init))

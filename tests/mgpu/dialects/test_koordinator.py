@@ -70,7 +70,8 @@ class TestAsk:
 
     def test_a_share_is_divided_by_the_cards_that_it_spans(self) -> None:
         assert read(asking(shared=2, core=100, ratio=40)).containers == (ContainerAsk("c", 2, 500, ratio=20),)
-        assert read(asking(shared=2, memory=5)).containers == (ContainerAsk("c", 2, memory=3, ratio=0),)
+        odd = ContainerAsk("c", 2, memory=(1 << 20) + 1, ratio=0)
+        assert read(asking(shared=2, memory=(2 << 20) + 1)).containers == (odd,)
 
     def test_all_memory_without_core_leaves_the_core_to_others(self) -> None:
         assert read(asking(ratio=100)).containers == (ContainerAsk("c", 1, ratio=100),)
@@ -99,6 +100,56 @@ class TestAsk:
         assert f"cannot stand beside {koord.MEMORY} and {koord.RATIO}" in refused(core=5, memory=6, ratio=7)
         assert "did you mean koordinator.sh/gpu-memory-ratio?" in refused(**{"gpu-mem-ratio": 5})
         assert "above 100 must be a multiple of 100 (whole devices), not 201" in refused(fpga=201)
+
+
+LEAST = "dialects: {koordinator: {minGPUMemory: 1024, minGPUMemoryRatio: 5}}"
+
+
+class TestLeastAmount:
+    """A share of any size keeps whole-card pods off its cards."""
+
+    @pytest.mark.parametrize(
+        ("amounts", "told"),
+        [
+            ({"memory": 8}, "at least 1Mi per card, not 8 bytes over 1 card; "),
+            ({"memory": (1 << 20) - 1}, "at least 1Mi per card, not 1048575 bytes over 1 card; "),
+            ({"shared": 4, "memory": 4}, "at least 1Mi per card, not 4 bytes over 4 cards; "),
+            ({"core": 200, "memory": "2047Ki"}, "at least 1Mi per card, not 2096128 bytes over 2 cards; "),
+        ],
+    )
+    def test_memory_in_bytes_below_it_is_refused_with_the_rule(self, amounts: dict[str, Any], told: str) -> None:
+        field = f"spec.containers[0].resources.requests[{koord.MEMORY}]"
+        hint = "a number without a suffix is in bytes, and 8 GiB are written as 8Gi"
+        assert refused(**amounts) == f"{field}: must be {told}{hint}"
+
+    @pytest.mark.parametrize("amounts", [{"memory": "1Mi"}, {"shared": 4, "memory": "4Mi"}, {"ratio": 1}, {"gpu": 1}])
+    def test_amounts_from_it_on_are_read(self, amounts: dict[str, Any]) -> None:
+        assert read(asking(**amounts)).containers
+
+    @pytest.mark.parametrize(
+        ("amounts", "name"),
+        [
+            ({"memory": "1023Mi"}, koord.MEMORY),
+            ({"gpu": 4}, koord.GPU),
+            ({"ratio": 4}, koord.RATIO),
+            ({"shared": 4, "core": 40, "ratio": 16}, koord.RATIO),
+        ],
+    )
+    def test_it_can_be_set(self, amounts: dict[str, Any], name: str) -> None:
+        raw = read_pod(pod("p", asking(**amounts)))
+        assert koord.read_ask(raw, DEFAULT)
+        with pytest.raises(BadObject) as error:
+            koord.read_ask(raw, load_settings(LEAST))
+        assert [problem.field for problem in error.value.problems] == [f"spec.containers[0].resources.requests[{name}]"]
+
+    def test_percent_below_it_is_refused_with_the_rule(self) -> None:
+        raw = read_pod(pod("p", asking(shared=4, ratio=16)))
+        with pytest.raises(BadObject, match="must be at least 5 percent per card, not 16 over 4 cards"):
+            koord.read_ask(raw, load_settings(LEAST))
+
+    def test_whole_cards_and_other_devices_have_none(self) -> None:
+        for amounts in ({"nvidia": 1}, {"gpu": 200}, {"rdma": 1}):
+            assert koord.read_ask(read_pod(pod("p", asking(**amounts))), load_settings(LEAST))
 
 
 class TestRecord:
