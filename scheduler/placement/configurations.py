@@ -11,11 +11,14 @@ from operator import add, gt
 from typing import NamedTuple
 
 from mgpu.model.asks import Amount, Ask, ContainerAsk
-from mgpu.model.cards import Card, CardState
+from mgpu.model.cards import WHOLE_RATIO, Card, CardState
 from mgpu.model.pods import Stage
 from scheduler.placement.effort import Budget, Exhausted
 
 NOTHING = Amount()
+
+_PERCENT = 100
+"""Of what is held. Finer steps leave the search many more placements to tell apart."""
 
 _GROW = 16
 """Steps to add one container to a configuration and to see whether it still fits."""
@@ -63,6 +66,18 @@ class Configuration(NamedTuple):
             and (not self.whole or state.idle)
         )
 
+    def held(self, largest: Amount) -> int:
+        """Return how much of a card the pod holds: percent of core plus percent of memory, rounded up.
+
+        Percent of the largest card, so that no size of card is preferred; the whole of any card is all of the largest.
+        """
+        if self.whole:
+            return 2 * _PERCENT
+        core, memory = self.need.core * largest.memory, self.need.memory * largest.core
+        if self.need.ratio:
+            memory = self.need.ratio * largest.memory * largest.core // WHOLE_RATIO
+        return -(-_PERCENT * (core + memory) // (largest.core * largest.memory))
+
 
 def kinds_of(ask: Ask) -> tuple[Kind, ...]:
     """The kinds of an ask, in start order: equal containers that start one after the other.
@@ -80,6 +95,18 @@ def kinds_of(ask: Ask) -> tuple[Kind, ...]:
         kinds.append(Kind(container, members, units, shift, (1 << bits) - 1, 1 << shift + bits))
         shift += bits + 1
     return tuple(reversed(kinds))
+
+
+def largest_of(ask: Ask, cards: Sequence[CardState]) -> Amount | None:
+    """Return the core and memory of the largest card, to measure what the pod holds (`Configuration.held`).
+
+    None: the pod holds the same wherever it is placed, since it has no init container beside other containers. A card
+    is held at the pod's busiest moment on it for as long as the pod exists, while a ResourceQuota and the kubelet count
+    the busiest moment of the pod. With init containers on cards of their own a pod would hold more than is counted.
+    """
+    if len(ask.containers) == 1 or all(c.stage is not Stage.INIT for c in ask.containers):
+        return None
+    return Amount(max(s.card.core for s in cards), max(s.card.memory for s in cards))
 
 
 def configurations(

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from operator import attrgetter
 
-from mgpu.model.asks import Ask, ContainerAsk, Placement, Rejection
+from mgpu.model.asks import Amount, Ask, ContainerAsk, Placement, Rejection
 from mgpu.model.cards import CardState
-from scheduler.placement.configurations import Kind, configurations, kinds_of
+from scheduler.placement.configurations import Configuration, Kind, configurations, kinds_of, largest_of
 from scheduler.placement.effort import FULL, LEAST, SHORT, Budget, Effort, Exhausted, Limits
 from scheduler.placement.first_fit import Packing, first_fit, together
 from scheduler.placement.policies import CardScore, Policy
@@ -28,9 +29,10 @@ def place(
 ) -> Placement | Rejection:
     """The best placement of `ask` on `cards`, all of the node's, in any order.
 
-    Exact: of all placements that fit, the one on the fewest cards that others of its spread group hold, then with the
-    highest sum of the policy's scores over all cards; of equal ones the one with the lowest card indexes, in the ask's
-    order of containers. Where that takes more steps than `limits` allows, the best found, with `proven=False`.
+    Exact: of all placements that fit, the one that holds least (`largest_of`: init containers reuse cards), then on the
+    fewest cards that others of its spread group hold, then with the highest sum of the policy's scores over all cards;
+    of equal ones the one with the lowest card indexes, in the ask's order of containers. Where that takes more steps
+    than `limits` allows, the best found, with `proven=False`.
 
     A Rejection that says "does not fit" is always proven. A search that had to end without an answer says just that,
     with `proven=False`. What is found with some limits is found with all higher ones as well, but for the choice among
@@ -136,26 +138,32 @@ class _Several:
         Raises Exhausted. Where a search with high limits finds nothing, one with lower limits still may, since its
         narrow search keeps other states: they are asked as well, so that higher limits never find less.
         """
-        kinds = kinds_of(self.ask)
+        kinds, largest = kinds_of(self.ask), largest_of(self.ask, self.cards)
         lower = (min(limits.search, less.search) for less in (SHORT, LEAST))
         for steps in sorted({limits.search, *lower}, reverse=True):
-            found, proven = self._search(kinds, steps)
+            found, proven = self._search(kinds, largest, steps)
             if found is not None or proven:
                 return found, proven
         fallback = Budget(self.effort, limits.fallback)
-        packing = Packing(kinds, self.cards, self.ask.max_shares, self.score, self.avoided, fallback)
+        packing = Packing(kinds, self.cards, self.ask.max_shares, self.score, self.avoided, largest, fallback)
         return first_fit(packing), False
 
-    def _search(self, kinds: tuple[Kind, ...], steps: int) -> tuple[Sequence[Sequence[int]] | None, bool]:
+    def _search(
+        self, kinds: tuple[Kind, ...], largest: Amount | None, steps: int
+    ) -> tuple[Sequence[Sequence[int]] | None, bool]:
         budget = Budget(self.effort, steps)
         setup = budget.part(steps // 2)
         try:
-            options = self._options(kinds, setup, steps // (_CONFIGURATION * len(self.cards)))
+            fitting = self._fitting(kinds, setup, steps // (_CONFIGURATION * len(self.cards)))
         except Exhausted:
             return None, False
         budget.give_back(setup)
+        options = [self._worths(i, here) for i, here in enumerate(fitting)]
         if any(self.avoided):
-            options = _avoiding(options, self.avoided)
+            rows = zip(self.avoided, fitting, strict=True)
+            options = _worse(options, [[int(avoid and one.code > 0) for one in here] for avoid, here in rows])
+        if largest is not None:
+            options = _worse(options, [[one.held(largest) for one in here] for here in fitting])
         order = _equal_together(options)
         searching = budget.part(budget.left * 7 // 8)
         edges, proven = search(kinds, [options[i] for i in order], searching)
@@ -169,14 +177,14 @@ class _Several:
             linear = Budget(self.effort, EDGE * len(path) * sum(k.units + len(k.members) for k in kinds))
             return lowest(kinds, order, path, linear), False
 
-    def _options(self, kinds: Sequence[Kind], budget: Budget, most: int) -> list[list[Option]]:
-        """Per card what can be on it, and its worth. Raises Exhausted."""
+    def _fitting(self, kinds: Sequence[Kind], budget: Budget, most: int) -> list[list[Configuration]]:
+        """Per card what can be on it. Raises Exhausted."""
         sizes: dict[tuple[int, int], list[int]] = {}
         for i, state in enumerate(self.cards):
             if state.card.healthy:
                 sizes.setdefault((state.card.core, state.card.memory), []).append(i)
-        options: list[list[Option]] = [[] for _ in self.cards]
-        shares, score, amounts = self.ask.max_shares, self.score, 0
+        fitting: list[list[Configuration]] = [[] for _ in self.cards]
+        shares, amounts = self.ask.max_shares, 0
         scored: set[tuple[int, int]] = set()
         for positions in sizes.values():
             possible = configurations(kinds, [self.cards[i] for i in positions], shares, most, budget)
@@ -186,22 +194,22 @@ class _Several:
                 amounts = len(scored)
             budget.take(_OPTION * len(possible) * len(positions))
             for i in positions:
-                alone = score(i, 0, 0)
-                options[i] = [
-                    (score(i, one.need.core, one.need.memory) - alone, one.code)
-                    for one in possible
-                    if one.fits(self.cards[i], shares)
-                ]
-        return options
+                fitting[i] = [one for one in possible if one.fits(self.cards[i], shares)]
+        return fitting
+
+    def _worths(self, i: int, fitting: Sequence[Configuration]) -> list[Option]:
+        alone = self.score(i, 0, 0)
+        return [(self.score(i, one.need.core, one.need.memory) - alone, one.code) for one in fitting]
 
 
-def _avoiding(options: Sequence[Sequence[Option]], avoided: Sequence[bool]) -> list[list[Option]]:
-    """The same, where using one avoided card more is worse than anything that the policy can tell apart."""
+def _worse(options: Sequence[Sequence[Option]], by: Sequence[Sequence[int]]) -> list[list[Option]]:
+    """The same, where one more of `by`, in steps of what is common to all, is worse than all worths can make up for."""
     worths = [[worth for worth, _ in choice] or [0] for choice in options]
+    step = gcd(*(number for numbers in by for number in numbers)) or 1
     much = 1 + sum(max(of_card) - min(of_card) for of_card in worths)
     return [
-        [(worth - much if avoid and code else worth, code) for worth, code in choice]
-        for choice, avoid in zip(options, avoided, strict=True)
+        [(worth - much * (number // step), code) for (worth, code), number in zip(choice, numbers, strict=True)]
+        for choice, numbers in zip(options, by, strict=True)
     ]
 
 

@@ -12,6 +12,7 @@ from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, combinations
 
+from mgpu.model.asks import Amount
 from mgpu.model.cards import CardState
 from mgpu.model.pods import Stage
 from scheduler.placement.configurations import Configuration, Kind, grow
@@ -60,10 +61,11 @@ class Packing:
         max_shares: int,
         score: CardScore,
         avoided: Sequence[bool],
+        largest: Amount | None,
         budget: Budget,
     ) -> None:
         self.kinds, self.cards, self._max_shares = kinds, cards, max_shares
-        self._score, self._avoided, self.budget = score, avoided, budget
+        self._score, self._avoided, self._largest, self.budget = score, avoided, largest, budget
         self._apps_only = all(kind.container.stage is Stage.APP for kind in kinds)
         self._known: dict[tuple[object, ...], Situation] = {}
         self.empty = tuple(self._situation(i, (), Configuration()) for i in range(len(cards)))
@@ -112,14 +114,19 @@ class Packing:
             worth = situation.worth[i] = self._score(i, need.core, need.memory)
         return worth
 
+    def _held(self, situation: Situation) -> int:
+        return 0 if self._largest is None else situation.configuration.held(self._largest)
+
     def able(self, situations: Sequence[Situation], k: int, prefer: Prefer) -> tuple[list[int], dict[int, Situation]]:
-        """The cards that have room for one more container of kind `k`, the preferred ones first."""
+        """The cards that have room for one more container of kind `k`: those of which the pod then holds least more
+        come first, and of these the preferred ones.
+        """
         ranked: list[tuple[tuple[int, ...], int]] = []
         grown: dict[int, Situation] = {}
         for i, now in enumerate(situations):
             after = self.with_one_more(i, now, k)
             if after is not None:
-                ranked.append((prefer(i, now, after), i))
+                ranked.append(((self._held(after) - self._held(now), *prefer(i, now, after)), i))
                 grown[i] = after
         return [i for _, i in sorted(ranked)], grown
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import combinations
+from math import ceil
 
 from mgpu.model.asks import Ask, peak
 from mgpu.model.cards import CardState
@@ -17,9 +18,29 @@ def exhaustive(ask: Ask, cards: Sequence[CardState], policy: str, weight: int) -
     card_of = {state.card.index: state for state in cards}
     cost = COSTS[policy]
     worth = cache(lambda index, here: cost(ask, here, card_of[index], weight))
-    ranked = ((sum(worth(i, on(chosen, i)) for i in card_of), chosen) for chosen in feasible(ask, cards))
+    ranked = (
+        (held(ask, chosen, cards), sum(worth(i, on(chosen, i)) for i in card_of), chosen)
+        for chosen in feasible(ask, cards)
+    )
     best = min(ranked, default=None)
-    return best[1] if best else None
+    return best[-1] if best else None
+
+
+def held(ask: Ask, chosen: Chosen, cards: Sequence[CardState]) -> int:
+    """Return what the pod holds of all cards, each at its busiest moment there: percent of the largest, rounded up.
+
+    Zero without init containers beside others. A whole card counts as the largest, memory in percent as percent.
+    """
+    if len(ask.containers) == 1 or all(c.stage is not Stage.INIT for c in ask.containers):
+        return 0
+    core, memory = max(s.card.core for s in cards), max(s.card.memory for s in cards)
+    total = 0
+    for state in cards:
+        here = [ask.containers[i] for i in on(chosen, state.card.index)]
+        taken = peak((c.stage, c.takes(state.card)) for c in here)
+        of_memory = Fraction(taken.ratio) if taken.ratio else Fraction(100 * taken.memory, memory)
+        total += 200 if any(c.whole for c in here) else ceil(Fraction(100 * taken.core, core) + of_memory)
+    return total
 
 
 def feasible(ask: Ask, cards: Sequence[CardState]) -> Iterator[Chosen]:

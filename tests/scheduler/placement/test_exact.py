@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mgpu.model.asks import Ask, Placement, Rejection
-from mgpu.model.cards import CardState
+from mgpu.model.asks import Amount, Ask, Placement, Rejection, peak
+from mgpu.model.cards import Card, CardState
 from scheduler.placement import FULL, Limits, place, search
+from tests.builders import GIB
 from tests.scheduler.placement.oracle import Chosen, exhaustive, feasible
-from tests.scheduler.placement.strategies import named, policies, problems
+from tests.scheduler.placement.strategies import named, policies, problems, whole_card_pods
 
 Problem = tuple[Ask, list[CardState]]
 
@@ -61,3 +62,18 @@ def test_property_without_budget_it_still_fits_exactly_when_something_does(
     assert chosen(result, ask) in every if every else isinstance(result, Rejection)
     if isinstance(result, Placement) and result.proven:
         assert chosen(result, ask) == exhaustive(ask, cards, *policy)
+
+
+@given(whole_card_pods(), policies, st.sampled_from([0, 500, FULL.search]))
+def test_property_whole_cards_held_are_those_that_a_quota_counts(
+    ask: Ask, policy: tuple[str, int], budget: int
+) -> None:
+    """A pod with init containers under `spread` held a card for each of them, under a quota of one."""
+    cards = [CardState(Card(i, f"GPU-{i}", "", 80 * GIB)) for i in range(8)]
+    counted = peak((c.stage, Amount(shares=c.cards)) for c in ask.containers).shares
+    found = place(ask, cards, named(policy), limits=Limits(budget, FULL.fallback))
+    if counted > len(cards):
+        assert isinstance(found, Rejection)
+    else:
+        assert isinstance(found, Placement)
+        assert len({index for _, at in found.containers for index in at}) == counted

@@ -59,6 +59,18 @@ CASES = {
         "spread",
         [(0,), (0,), (0,)],
     ),
+    "init containers reuse the app's cards, whatever the policy": (
+        ask(share("i", stage=Stage.INIT), share("j", cards=2, stage=Stage.INIT), share("a", cards=2)),
+        [state(0), state(1), state(2), state(3)],
+        "spread",
+        [(0,), (0, 1), (0, 1)],
+    ),
+    "an init container that needs more than is left of the app's card has one of its own": (
+        ask(share("i", core=300, gib=10, stage=Stage.INIT), share("a", core=600, gib=4)),
+        [state(0, 400, 75), state(1, 700, 10)],
+        "binpack",
+        [(1,), (0,)],
+    ),
     "a sidecar runs beside the init container after it": (
         ask(share("s", core=600, stage=Stage.SIDECAR), share("i", core=600, stage=Stage.INIT)),
         [state(0), state(1)],

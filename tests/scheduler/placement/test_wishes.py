@@ -16,7 +16,7 @@ from scheduler.placement import FULL, Limits, place, policy_named
 from scheduler.placement.wishing import elsewhere, fresh, fresh_first
 from tests.builders import GIB, card, state
 from tests.examples import examples
-from tests.scheduler.placement.oracle import COSTS, Chosen, feasible, on
+from tests.scheduler.placement.oracle import COSTS, Chosen, feasible, held, on
 from tests.scheduler.placement.strategies import named, policies, problems
 
 APART = Group("spread-group", "default", "web")
@@ -68,6 +68,7 @@ def best(ask: Ask, cards: Sequence[CardState], policy: str, weight: int) -> Chos
     crowded = {s.card.index for s in cards if ask.wishes.spread in s.groups}
     ranked = (
         (
+            0 if ask.wishes.same_card else held(ask, chosen, cards),
             sum(any(i in of_one for of_one in chosen) for i in crowded),
             sum(worth(i, on(chosen, i)) for i in card_of),
             chosen,
@@ -75,7 +76,7 @@ def best(ask: Ask, cards: Sequence[CardState], policy: str, weight: int) -> Chos
         for chosen in allowed(ask, cards)
     )
     found = min(ranked, default=None)
-    return found[2] if found else None
+    return found[-1] if found else None
 
 
 def chosen(found: Placement | Rejection) -> Chosen | None:
