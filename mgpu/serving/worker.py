@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gunicorn.http import get_parser
 from gunicorn.sock import ssl_wrap_socket
 from gunicorn.util import close, close_graceful
 from gunicorn.workers import gthread
 
 from mgpu.model.addresses import LOOPBACK, Block, is_within
 from mgpu.serving import patience
+from mgpu.serving.head import Parser
 from mgpu.serving.patience import PatientSocket
 from mgpu.serving.room import Room
 
@@ -161,6 +161,8 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         conn.close = partial(self._close, conn)
         plain = conn.sock
         conn.sock = PatientSocket(plain.family, plain.type, plain.proto, plain.detach())
+        if not conn.cfg.is_ssl:
+            conn.parser = Parser(conn.cfg, conn.sock, conn.client)
         conn.timeout = time.monotonic() + (patience.PATIENCE_SECONDS if conn.cfg.is_ssl else conn.cfg.keepalive)
         if self._enter(conn, door.lane_of(conn.client[0])):
             self._await(conn, selectors.EVENT_READ)
@@ -301,5 +303,5 @@ def _handshake(conn: Any) -> int | None:
     except ssl.SSLWantWriteError:
         return selectors.EVENT_WRITE
     conn.initialized = True
-    conn.parser = get_parser(conn.cfg, conn.sock, conn.client)
+    conn.parser = Parser(conn.cfg, conn.sock, conn.client)
     return None

@@ -14,6 +14,7 @@ import pytest
 from mgpu.serving.certificates import CA, CHAIN, KEY, ensure, renewed
 from mgpu.serving.context import ReloadingContext
 from mgpu.serving.folder import Folder
+from mgpu.serving.head import HEAD_BYTES
 from playground.ports import free_port
 from tests.mgpu.serving.process import DEADLINE, Client, Server, client_certificate
 from tests.mgpu.serving.reviews import review
@@ -107,6 +108,23 @@ def test_retry_later_closes_the_connection(server: Server, folder: Folder, tls: 
         status, headers, _ = client.receive()
         assert (status, headers["Connection"]) == (503, "close")
         assert client.wire.recv(1) == b""
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_head_within_its_bound_is_read(server: Server, folder: Folder, tls: bool) -> None:
+    with connect(server, folder, tls=tls) as client:
+        client.wire.sendall(
+            b"GET /healthz HTTP/1.1\r\n" + b"".join(b"x%d: %s\r\n" % (i, 8000 * b"a") for i in range(3))
+        )
+        client.wire.sendall(b"Host: here\r\n\r\n")
+        assert client.receive()[0] == 200
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_head_beyond_its_bound_is_refused_before_it_ends(server: Server, folder: Folder, tls: bool) -> None:
+    with connect(server, folder, tls=tls) as client:
+        client.wire.sendall(b"GET /healthz HTTP/1.1\r\n" + HEAD_BYTES * b"a" + b"a")
+        assert client.receive()[0] == 431
 
 
 def test_clients_that_do_not_hang_up_hold_nobody_up(server: Server) -> None:
