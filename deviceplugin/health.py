@@ -15,12 +15,18 @@ from mgpu.serving.room import Room
 PATIENCE_SECONDS = 10.0
 """Who has not asked, or not taken the answer, within so long is hung up on: each connection holds a thread."""
 
+REQUEST_BYTES = 16 << 10
+"""What a client may send. The kubelet and Prometheus send less than 2 KiB. http.client by itself allows 100 lines of
+64 KiB, all of which stay in memory until the last one: 35 such requests exceed the agent's limit.
+"""
+
 
 class _Request(RawIOBase):
     """What a client sends. A limit for each read would be none, since a byte now and then meets it for ever."""
 
     def __init__(self, connection: socket) -> None:
         self._connection, self._until = connection, time.monotonic() + PATIENCE_SECONDS
+        self._left = REQUEST_BYTES
 
     def readable(self) -> bool:
         return True
@@ -29,8 +35,12 @@ class _Request(RawIOBase):
         left = self._until - time.monotonic()
         if left <= 0:
             raise TimeoutError
+        if not self._left:
+            raise ConnectionAbortedError("the request is too long")
         self._connection.settimeout(left)
-        return self._connection.recv_into(buffer)
+        read = self._connection.recv_into(buffer, min(len(buffer), self._left))
+        self._left -= read
+        return read
 
 
 MOST_CONNECTIONS = 256

@@ -3,12 +3,12 @@
 import socket
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
 from deviceplugin import health
-from deviceplugin.health import HealthServer
+from deviceplugin.health import REQUEST_BYTES, HealthServer
 
 
 @contextmanager
@@ -66,3 +66,19 @@ def test_a_burst_of_connections_fits_into_the_backlog() -> None:
         for _ in range(100):
             open_ones.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=0.5))
     server._server.server_close()
+
+
+def test_request_longer_than_the_bound_is_hung_up_on_before_it_ends() -> None:
+    """http.client keeps 100 header lines of 64 KiB until the last one has come."""
+    with serving([]) as server, socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nx: ")
+        with suppress(ConnectionError):
+            connection.sendall(REQUEST_BYTES * b"a")
+            assert connection.recv(1) == b""
+        assert get(server, "/healthz") == b"ok\n"
+
+
+def test_request_within_the_bound_is_answered() -> None:
+    with serving([]) as server, socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nx: " + (REQUEST_BYTES - 200) * b"a" + b"\r\n\r\n")
+        assert connection.recv(12) == b"HTTP/1.0 200"
