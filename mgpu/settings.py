@@ -68,12 +68,14 @@ class KoordinatorSettings(Block):
 class MtgpuSettings(Block):
     """occupyImage: what occupy pods run; it needs `sleep`. The suite's own image is on every GPU node already.
 
-    occupyPriorityClass: theirs; empty: the cluster's default.
+    occupyPriorityClass: theirs; empty: the cluster's default. maxGPUIDsPerNamespace: how many GPUIDs, each of which
+    has a card of its own, one namespace may use at once; None: any number.
     """
 
     enabled: bool = True
     occupy_image: str = Field("mgpu", alias="occupyImage")
     occupy_priority_class: str = Field("mgpu-occupy", alias="occupyPriorityClass")
+    max_gpuids: Annotated[int, Field(ge=1)] | None = Field(None, alias="maxGPUIDsPerNamespace")
 
 
 class DialectSettings(Block):

@@ -88,7 +88,7 @@ class State:
         self._slices = self._inventories.slices
         self.sites = Sites(self._lock, self.view, self._inventories, self._ledger, self._replanned, settings)
         self.mtgpus = MtgpuPods(
-            self._lock, self._nodes, self._accounts, self._shown.version, self._ours.on, freed, records, warn
+            self._lock, self._nodes, self._accounts, self._shown.version, self._ours.on, freed, records, warn, touched
         )
         self.snapshots = Snapshots(
             self._lock, self._nodes, self._pods, self._inventories, self._ledger, self._shown.versions

@@ -15,6 +15,7 @@ from playground.simulate.accounts import Accounts
 from playground.simulate.documents import Raw
 from playground.simulate.outcomes import Outcome
 from scheduler import stock
+from scheduler.mtgpu.gpuids import Bound, Used
 from scheduler.mtgpu.occupy import Create, Delete, Occupy
 from scheduler.mtgpu.occupy import manifest as occupy_pod
 from scheduler.mtgpu.plan import plan
@@ -150,7 +151,14 @@ class MtgpuPods:
             conflicts=frozenset(uid for uid, row in rows.items() if uid not in own and row.pod.key in self._names),
             occupies=occupies,
             admitted={uid: held for uid, held in self._admitted.items() if held.node == node},
+            bound=self._bound(node, {row.pod.namespace for row in rows.values()}),
         )
+
+    def _bound(self, node: str, namespaces: set[str]) -> Bound | None:
+        most = self._settings.dialects.mtgpu.max_gpuids
+        if most is None:
+            return None
+        return Bound(most, Used(self._accounts.ledger.holdings()).elsewhere(namespaces, node))
 
     def _refused(self, row: _Row, before: int) -> bool:
         """No scheduler looks at its cpu and memory: its Pod has a node from the start, and the kubelet fails it."""

@@ -18,6 +18,7 @@ from mgpu.model.ledger import Holding, Share
 from mgpu.model.pods import Node, Pod
 from mgpu.model.tables import table_at
 from scheduler.accounts import Accounts
+from scheduler.mtgpu.gpuids import Bound, Used
 
 Raw = Mapping[str, Any]
 
@@ -67,6 +68,7 @@ class MtgpuPods:
     order they came, and from what is admitted.
 
     version: that of a node. nodes, accounts, ours: its owner's. freed: told of each node where something came free.
+    again: told of each node whose MtgpuPods wait for their namespace to use fewer GPUIDs, once it does.
     """
 
     def __init__(
@@ -79,8 +81,11 @@ class MtgpuPods:
         freed: Callable[[str], None],
         records: Records,
         warn: Callable[[dict[str, Any], str, str], None],
+        again: Callable[[str], None],
     ) -> None:
-        self._records, self._warn = records, warn
+        self._records, self._warn, self._tell_again = records, warn, again
+        self._used = Used()
+        self._limited: dict[str, set[str]] = {}  # namespace → the nodes where MtgpuPods of it wait for that
         self._findings: dict[str, Finding] = {}  # Pod → why it is no MtgpuPod's
         self._lock, self._nodes, self._accounts, self._version = lock, nodes, accounts, version
         self._ours, self._tell_freed = ours, freed
@@ -160,15 +165,30 @@ class MtgpuPods:
                 {uid: uuids[0] for uid, uuids in on.items() if uuids},
             )
 
-    def admit(self, node: str, holdings: Iterable[Holding], version: int) -> bool:
+    def elsewhere(self, namespaces: Iterable[str], node: str) -> Mapping[str, int]:
+        """Return how many GPUIDs each of these namespaces uses on other nodes than this one."""
+        with self._lock:
+            return self._used.elsewhere(namespaces, node)
+
+    def admit(
+        self,
+        node: str,
+        holdings: Iterable[Holding],
+        version: int,
+        bound: Bound | None = None,
+        limited: Iterable[str] = (),
+    ) -> bool:
         """From now on exactly these are admitted to cards of this node, but for those that are bound or ended by now.
 
-        False: the node has changed since `version`, or one of them is not known here (yet, or any more); nothing is
-        admitted, look again.
+        Return False where the node has changed since `version`, a namespace uses more or fewer GPUIDs of other nodes
+        than `bound` says, or one of the MtgpuPods is not known here (yet, or any more). Nothing is admitted then; look
+        again. limited: the namespaces of which MtgpuPods wait until they use fewer GPUIDs.
         """
         wanted = {held.uid: held for held in holdings}
         with self._lock:
             if self._version(node) != version or not wanted.keys() <= self._seen.keys():
+                return False
+            if bound is not None and self._used.elsewhere(bound.elsewhere, node) != bound.elsewhere:
                 return False
             for uid in self._admitted_on(node):
                 if uid not in wanted:
@@ -177,6 +197,8 @@ class MtgpuPods:
                 if not (self._seen[uid].ended or self._seen[uid].holding):
                     self._admitted[uid] = held
                     self._settle(uid)
+            for namespace in limited:
+                self._limited.setdefault(namespace, set()).add(node)
             return True
 
     def drop_admissions(self) -> None:
@@ -202,6 +224,9 @@ class MtgpuPods:
             self._accounts.release(uid)
         else:
             self._accounts.hold(wanted)
+        namespace = self._used.put(uid, wanted)
+        for node in sorted(self._limited.pop(namespace, ())) if namespace is not None else ():
+            self._tell_again(node)  # its next look says anew whether any wait there
         if before is not None:
             self._tell_freed(before.node)
 

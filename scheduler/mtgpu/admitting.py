@@ -9,6 +9,7 @@ from mgpu.model.asks import CardRefusal, ContainerAsk, Rejection, whole_cards
 from mgpu.model.cards import Card, CardState
 from mgpu.model.ledger import Holding, Ledger
 from scheduler import stock
+from scheduler.mtgpu.gpuids import Used
 from scheduler.mtgpu.seen import Seen
 from scheduler.mtgpu.verdict import FALSE, Said
 from scheduler.placement.refusals import refusal
@@ -39,6 +40,7 @@ class Admission:
     """admitted: by uid, what those hold that have no BoundDeviceID yet. waiting: why the others have no card.
 
     pending: the GPUIDs whose occupy pod has a card that nobody has told yet, which is waited for.
+    limited: the namespaces that use as many GPUIDs as they may, and of which MtgpuPods wait for that reason.
     It holds in `ledger` (by `account`) what it admits. degraded: the GPUIDs that are not in order.
     """
 
@@ -47,6 +49,8 @@ class Admission:
         self.admitted: dict[str, Holding] = {}
         self.waiting: dict[str, Said] = {}
         self.pending: set[str] = set()
+        self.limited: set[str] = set()
+        self._used = Used(ledger.holdings(seen.node))
         self._first: dict[tuple[str, str], MtgpuPod] = {}
         for pod in _in_turn(seen):
             found = self._barred(pod) or self._found(pod)
@@ -55,6 +59,7 @@ class Admission:
             else:
                 self.admitted[pod.uid] = found
                 ledger.hold(found)
+                self._used.put(pod.uid, found)
 
     def _barred(self, pod: MtgpuPod) -> Said | None:
         """What has nothing to do with cards."""
@@ -73,7 +78,18 @@ class Admission:
             return Said(FALSE, "Degraded", f"nobody joins GPUID {pod.gpuid}: {self._degraded[pod.gpuid].message}")
         if occupy and not occupy.alive and not self._users(pod.gpuid):
             return Said(FALSE, "Retiring", f"GPUID {pod.gpuid} is being retired; it gets a new card then")
-        return None
+        return self._one_too_many(pod)
+
+    def _one_too_many(self, pod: MtgpuPod) -> Said | None:
+        """Return why its namespace may not use one more GPUID; None where it may, or uses this one already."""
+        bound, name = self._seen.bound, pod.namespace
+        if bound is None or self._used.uses(pod) or self._used.count(name) + bound.elsewhere.get(name, 0) < bound.most:
+            return None
+        self.limited.add(name)
+        # Without the number in use, which changes while this one waits: each change would be a write of its status.
+        rule = f"namespace {name} uses as many GPUIDs as it may (dialects.mtgpu.maxGPUIDsPerNamespace: {bound.most})"
+        remedy = f"name a GPUID that it uses on node {pod.node}, or delete the MtgpuPods of another GPUID"
+        return Said(FALSE, "TooManyGPUIDs", f"{rule}; {remedy}")
 
     def _found(self, pod: MtgpuPod) -> Holding | Said:
         """First come first served among those of a GPUID and namespace, except for one that will never fit.

@@ -20,11 +20,10 @@ from mgpu.dialects.mtgpu_pods import manifest
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.errors import RetryLater
 from mgpu.settings import Settings
-from scheduler.mtgpu import occupy
 from scheduler.mtgpu.kept import of_mtgpupod, read_text, text_of
 from scheduler.mtgpu.known import Known, Raw, is_own, key_of
-from scheduler.mtgpu.looking import Look, look, occupy_key, read
-from scheduler.mtgpu.occupy import Create, Delete
+from scheduler.mtgpu.looking import Look, look, read
+from scheduler.mtgpu.occupying import Occupying
 from scheduler.mtgpu.pacing import SLOW, Paces, Waits
 from scheduler.mtgpu.plan import Plan, plan
 from scheduler.mtgpu.status import Transition, next_status, refused, transitions
@@ -76,6 +75,7 @@ class Controller:
         self._term = self._term_of_attempt = 0
         self._clock, self._spent = clock, 0.0
         self._paces, self._waits = Paces(clock), Waits(clock)
+        self._occupying = Occupying(self._writer, settings, self._paces, self._is_due)
 
     # Fed by the watches.
 
@@ -170,7 +170,8 @@ class Controller:
     def _attempt(self, node: str) -> None:
         left_out, fresh = self._put_finalizers(node)
         found, planned = self._decide(node, left_out)
-        why = self._make_occupies(node, found, planned)
+        refusals = self._occupying.create(node, found, planned)
+        self._failed |= refusals.failed
         admitted = {held.uid for held in planned.holdings}
         doubtful: set[str] = set()
         pods = {pod.uid: pod for pod in sorted(found.seen.pods, key=lambda pod: pod.turn)}
@@ -180,15 +181,15 @@ class Controller:
             self._served_last[node] = key_of(found.items[uid])[0]
             item, verdict, pod = found.items[uid], planned.verdicts[uid], pods.get(uid)
             item = read_text(fresh[_version(item)]) if _version(item) in fresh else item
-            if pod is not None and uid in admitted and pod.gpuid in why:
-                verdict = replace(verdict, bound=why[pod.gpuid])
+            if pod is not None and uid in admitted and pod.gpuid in refusals.why:
+                verdict = replace(verdict, bound=refusals.why[pod.gpuid])
             if verdict.bind and pod is not None and pod.gpuid in doubtful:
                 continue
             worked = self._try(node, item, partial(self._serve, item, pod, found.own.get(uid), verdict))
             if not worked and verdict.bind and pod is not None:
                 # It may be bound all the same, and their card be another one by now: the watch may be behind.
                 doubtful.add(pod.gpuid)
-        self._delete_occupies(node, found, planned)
+        self._occupying.delete(node, found, planned)
 
     def _try(self, node: str, item: Raw, act: Callable[[], None]) -> bool:
         """Do this for one MtgpuPod, unless it is put off; return whether it worked.
@@ -283,31 +284,14 @@ class Controller:
         return mtgpu.enabled(self._settings)
 
     def _decide(self, node: str, left_out: Collection[str]) -> tuple[Look, Plan]:
+        most = self._settings.dialects.mtgpu.max_gpuids
         for _ in range(_TRIES):
             with self._feeding:
-                found = look(self._known, self._state, node, serving=self._serving, left_out=left_out)
+                found = look(self._known, self._state, node, serving=self._serving, most=most, left_out=left_out)
             planned = plan(found.seen)
-            if self._state.mtgpus.admit(node, planned.holdings, found.version):
+            if self._state.mtgpus.admit(node, planned.holdings, found.version, found.seen.bound, planned.limited):
                 return found, planned
         raise _Stale(f"node {node} changes faster than can be decided on it")
-
-    def _make_occupies(self, node: str, found: Look, planned: Plan) -> Mapping[str, Said]:
-        """Why they could not be made, by GPUID."""
-        why = {}
-        for gpuid, there in found.seen.occupies.items():
-            if there.running:
-                self._paces.forget(node, gpuid)
-        for step in planned.occupy:
-            if isinstance(step, Create) and self._is_due(node, step.gpuid):
-                try:
-                    self._writer.make(occupy.manifest(node, step.gpuid, self._settings))
-                except ApiError as error:
-                    self._failed = True
-                    if error.status != 409:
-                        log.warning("occupy pod not made: %s", error, extra={"node": node, "gpuid": step.gpuid})
-                        text = f"the pod that keeps a card of {node} could not be made: {error.message}"
-                        why[step.gpuid] = Said(FALSE, "OccupyPodRefused", text)
-        return why
 
     def _is_due(self, node: str, what: str) -> bool:
         """Whether it may be made again. Where the kubelet refuses it, or a scheduler preempts it for a pod that would
@@ -317,14 +301,6 @@ class Controller:
         if left:
             self._queue.add(node, left)
         return not left
-
-    def _delete_occupies(self, node: str, found: Look, planned: Plan) -> None:
-        for step in planned.occupy:
-            if isinstance(step, Delete):
-                self._writer.delete(*occupy_key(node, step.gpuid), step.uid, force=step.force)
-                there = found.seen.occupies.get(step.gpuid)
-                if there is not None and there.ended:
-                    self._paces.slow(node, step.gpuid)
 
     def _serve(self, item: Raw, pod: MtgpuPod | None, own: Raw | None, verdict: Verdict) -> None:
         """What is decided about one. pod: None where it cannot be read."""

@@ -10,6 +10,7 @@ from mgpu.model.pods import read_pod
 from mgpu.model.tables import table_at
 from scheduler import stock
 from scheduler.mtgpu.accounts import MtgpuNode
+from scheduler.mtgpu.gpuids import Bound
 from scheduler.mtgpu.kept import EXCESS, Texts
 from scheduler.mtgpu.known import Key, Known, OnNode, Raw, is_own
 from scheduler.mtgpu.occupy import Occupy, read_occupy
@@ -45,8 +46,11 @@ class _Items:
     conflicts: set[str] = field(default_factory=set)
 
 
-def look(known: Known, state: State, name: str, *, serving: bool, left_out: Collection[str] = ()) -> Look:
+def look(
+    known: Known, state: State, name: str, *, serving: bool, most: int | None = None, left_out: Collection[str] = ()
+) -> Look:
     """serving False: those that are not bound yet are not looked at. left_out: those of which nothing is to be begun.
+    most: the number of GPUIDs that a namespace may use; None: any number.
 
     What feeds both must not go on meanwhile: else a Pod that was just made would look like somebody else's.
     """
@@ -72,6 +76,7 @@ def look(known: Known, state: State, name: str, *, serving: bool, left_out: Coll
         conflicts=frozenset(items.conflicts),
         occupies=_occupies(name, items.pods, there.occupies, node, state),
         admitted=node.admitted,
+        bound=None if most is None else Bound(most, state.mtgpus.elsewhere({key[0] for key in there.items}, name)),
     )
     return Look(seen, node.version, Texts(items.texts), Texts(items.own))
 

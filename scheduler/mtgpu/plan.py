@@ -19,12 +19,14 @@ from scheduler.mtgpu.verdict import FALSE, TRUE, UNKNOWN, Said, Verdict
 class Plan:
     """holdings: of those that are admitted and have no BoundDeviceID yet, in the order of their turn.
 
-    verdicts: by uid. occupy: what shall happen to occupy pods, by GPUID.
+    verdicts: by uid. occupy: what shall happen to occupy pods, by GPUID. limited: the namespaces of which MtgpuPods
+    wait until they use fewer GPUIDs, on whichever node.
     """
 
     holdings: tuple[Holding, ...]
     verdicts: Mapping[str, Verdict]
     occupy: tuple[Create | Delete, ...]
+    limited: frozenset[str]
 
 
 def plan(seen: Seen) -> Plan:
@@ -38,7 +40,7 @@ def plan(seen: Seen) -> Plan:
         said = None if broken.deleting else Said(FALSE, "Invalid", broken.problems)
         verdicts[broken.uid] = _with_deletion(Verdict(said), seen, broken.uid, deleting=broken.deleting)
     holdings = tuple(admission.admitted[pod.uid] for pod in seen.pods if pod.uid in admission.admitted)
-    return Plan(holdings, verdicts, tuple(_occupy(seen, ledger, admission.pending)))
+    return Plan(holdings, verdicts, tuple(_occupy(seen, ledger, admission.pending)), frozenset(admission.limited))
 
 
 def _degraded(seen: Seen, ledger: Ledger) -> dict[str, Said]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from mgpu.dialects.mtgpu import MtgpuPod
 from mgpu.model.cards import Card
 from mgpu.model.ledger import Holding
+from scheduler.mtgpu.gpuids import Bound
 from scheduler.mtgpu.occupy import Occupy
 from scheduler.mtgpu.pods import Made
 
@@ -29,7 +30,7 @@ class Seen:
     untolerated: by uid, the taint of the node that would end an MtgpuPod's Pod, for those that have one.
     made: by the MtgpuPod's uid, its own Pod. conflicts: those whose name a Pod has that is not theirs.
     occupies: by GPUID, what has the name of its occupy pod. admitted: what those hold that have a reservation, and no
-    BoundDeviceID yet.
+    BoundDeviceID yet. bound: of the GPUIDs that a namespace may use; None: it may use any number.
     """
 
     node: str
@@ -45,6 +46,7 @@ class Seen:
     conflicts: frozenset[str] = frozenset()
     occupies: Mapping[str, Occupy] = field(default_factory=dict)
     admitted: Mapping[str, Holding] = field(default_factory=dict)
+    bound: Bound | None = None
 
     def card_of(self, pod: MtgpuPod) -> str:
         """The UUID of the card that it was given, "" before. What its Pod has counts where its status was lost."""

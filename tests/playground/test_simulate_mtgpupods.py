@@ -1,6 +1,7 @@
 """MtgpuPods in `mgpu simulate` (simulate.md; mtgpu.md, "Meaning of a GPUID")."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -261,3 +262,16 @@ def test_a_card_has_one_name_or_none_is_never_over_full_and_nobody_waits_for_an_
 
 def _memory(raw: Raw) -> int:
     return int(raw["metadata"]["annotations"].get("lsalab.nthu/gpu_mem", 17 * GIB))
+
+
+def test_gpuids_beyond_the_bound_of_a_namespace_wait_on_every_node(tmp_path: Path) -> None:
+    config = tmp_path / "mgpu.yaml"
+    config.write_text("dialects: {mtgpu: {maxGPUIDsPerNamespace: 1}}")
+    pods = [
+        mtgpupod("a", "x"),
+        mtgpupod("b", "y", node="n2"),
+        mtgpupod("c", "x"),
+        mtgpupod("d", "y", namespace="other"),
+    ]
+    found = simulated(served("n1"), served("n2"), *pods, options=("--config", str(config)))
+    assert told(found) == [RUNS, (None, "Pending", "TooManyGPUIDs"), RUNS, RUNS]
