@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO, Protocol
 
 from playground import child
 
@@ -17,6 +18,30 @@ _POLL_SECONDS = 0.05
 
 class StartError(Exception):
     """A part of the cluster did not come up; the message has the end of its log."""
+
+
+class Child(Protocol):
+    """As much of `subprocess.Popen` as is used here."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def terminate(self) -> None: ...
+
+
+def spawn(command: Sequence[str], environ: Mapping[str, str], out: IO[bytes], orphaned: signal.Signals) -> Child:
+    """Start a command in a session of its own, which gets the signal `orphaned` where this process ends first."""
+    # -S and -E: nothing but the standard library is needed before the command takes over.
+    tied = [sys.executable, "-S", "-E", child.__file__, str(os.getpid()), str(int(orphaned))]
+    return subprocess.Popen(
+        [*tied, *command],
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        env=environ,
+        start_new_session=True,
+    )
 
 
 class Process:
@@ -36,7 +61,7 @@ class Process:
     ) -> None:
         self.name, self.log, self._orphaned = name, log, orphaned
         self.command, self.environ = tuple(command), dict(environ)
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
 
     @property
     def running(self) -> bool:
@@ -48,16 +73,7 @@ class Process:
 
     def start(self) -> None:
         with self.log.open("ab") as out:
-            # -S and -E: nothing but the standard library is needed before the command takes over.
-            tied = [sys.executable, "-S", "-E", child.__file__, str(os.getpid()), str(int(self._orphaned))]
-            self._child = subprocess.Popen(
-                [*tied, *self.command],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=self.environ,
-                start_new_session=True,
-            )
+            self._child = spawn(self.command, self.environ, out, self._orphaned)
 
     def terminate(self) -> None:
         if self._child and self.running:

@@ -4,8 +4,16 @@ something, not whether luck ran out. `MGPU_TEST_EXAMPLES=fresh` tries others, `s
 A test that says itself how many uses `tests.examples.examples`: a bare `settings(max_examples=...)` would hold in all.
 """
 
+import gc
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO
+
+import pytest
 from hypothesis import HealthCheck, settings
 
+from playground import processes
+from tests import warm
 from tests.examples import MODE, SOAK_EXAMPLES
 
 _quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -13,3 +21,27 @@ settings.register_profile("fresh", deadline=None, suppress_health_check=_quiet, 
 settings.register_profile("normal", settings.get_profile("fresh"), derandomize=True, max_examples=50)
 settings.register_profile("soak", settings.get_profile("fresh"), max_examples=SOAK_EXAMPLES, stateful_step_count=100)
 settings.load_profile(MODE)
+
+
+def pytest_collection_finish() -> None:
+    """A collection of garbage need not walk the thousands of tests and all that they import, again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm_processes() -> Iterator[None]:
+    """The processes of clusters are forked from warm interpreters."""
+    executed = processes.spawn
+
+    def spawn(
+        command: Sequence[str], environ: Mapping[str, str], out: IO[bytes], orphaned: signal.Signals
+    ) -> processes.Child:
+        if list(command[1:3]) != ["-m", "mgpu.cli.main"]:
+            return executed(command, environ, out, orphaned)
+        return warm.fork(command[1:], environ, out, errors=True, session=True, orphaned=orphaned)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "spawn", spawn)
+        yield
+    warm.close()

@@ -8,7 +8,6 @@ import socket
 import ssl
 import struct
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -24,6 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from mgpu.serving.certificates import CA, CA_KEY
 from mgpu.serving.folder import Folder
+from tests import warm
 
 DEADLINE = 60.0  # far above what anything here takes: a bound for hung processes, no measurement
 
@@ -31,21 +31,21 @@ DEADLINE = 60.0  # far above what anything here takes: a bound for hung processe
 class Server:
     """`arguments` for Python; ready when it has said `serving … on HOST:PORT` for so many `addresses`."""
 
-    def __init__(self, *arguments: str, addresses: int = 1, cwd: Path | None = None) -> None:
-        command = [sys.executable, *arguments]
+    def __init__(self, *arguments: str, addresses: int = 1) -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KUBERNETES_")}
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=cwd, env=environment)
-        assert self.process.stdout
-        os.set_blocking(self.process.stdout.fileno(), False)
+        said, output = os.pipe()
+        self.process = warm.fork(arguments, environment, output)
+        os.close(output)
+        self._stdout = open(said, "rb", buffering=0)  # noqa: SIM115, closed by `close`
+        os.set_blocking(said, False)
         self._said = b""
         self.ports = [int(self.wait_for(b"serving ").rsplit(b":", 1)[1]) for _ in range(addresses)]
 
     def wait_for(self, start: bytes) -> bytes:
         """The next line on stdout that starts so."""
-        assert self.process.stdout
         ends = time.monotonic() + DEADLINE
         with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
+            selector.register(self._stdout, selectors.EVENT_READ)
             while time.monotonic() < ends:
                 *lines, _ = self._said.split(b"\n")
                 for line in lines:
@@ -53,7 +53,7 @@ class Server:
                     if line.startswith(start):
                         return line
                 selector.select(1.0)
-                self._said += self.process.stdout.read() or b""
+                self._said += self._stdout.read() or b""
                 if self.process.poll() is not None and b"\n" not in self._said:
                     raise AssertionError(f"the server ended with {self.process.returncode}")
         raise AssertionError(f"nothing starting with {start!r} within {DEADLINE} s")
@@ -71,8 +71,7 @@ class Server:
         except subprocess.TimeoutExpired:
             self.process.kill()  # its workers follow when they see that it is gone
             self.process.wait()
-        if self.process.stdout:
-            self.process.stdout.close()
+        self._stdout.close()
 
 
 @dataclass

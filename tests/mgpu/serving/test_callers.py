@@ -20,7 +20,6 @@ from mgpu.settings import load_settings
 from tests.mgpu.serving.process import Client, Server
 from tests.mgpu.serving.reviews import review
 
-ROOT = Path(__file__).parents[3]
 API_SERVER, STRANGER = "127.0.0.5", "127.0.0.6"
 """Source addresses of connections on loopback; the sample server with a door admits the first alone."""
 
@@ -98,7 +97,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 @pytest.fixture(scope="module")
 def server(folder: Folder) -> Iterator[Server]:
-    server = Server("-m", "tests.mgpu.serving.sample", str(folder.path), "door", addresses=2, cwd=ROOT)
+    server = Server("-m", "tests.mgpu.serving.sample", str(folder.path), "door", addresses=2)
     yield server
     server.close()
 
@@ -226,7 +225,7 @@ def test_refusals_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> 
 def test_a_server_whose_certificate_its_client_does_not_trust_names_the_remedy(folder: Folder, tmp_path: Path) -> None:
     """It may not read webhook configurations: a refused handshake is all that it sees of a missing bundle."""
     ensure(Folder(tmp_path), {"127.0.0.1"}, datetime.now(UTC))
-    server = Server("-m", "tests.mgpu.serving.sample", str(folder.path), "open", addresses=0, cwd=ROOT)
+    server = Server("-m", "tests.mgpu.serving.sample", str(folder.path), "open", addresses=0)
     try:
         port = int(server.wait_for(b"serving ").rpartition(b":")[2])
         for _ in range(3):
@@ -240,7 +239,7 @@ def test_a_server_whose_certificate_its_client_does_not_trust_names_the_remedy(f
 
 
 def test_a_server_with_an_open_door_says_so_at_start(folder: Folder) -> None:
-    server = Server("-m", "tests.mgpu.serving.sample", str(folder.path), "open", addresses=0, cwd=ROOT)
+    server = Server("-m", "tests.mgpu.serving.sample", str(folder.path), "open", addresses=0)
     try:
         assert b"lets every address call this endpoint" in server.wait_for(b"said: ")
         port = int(server.wait_for(b"serving ").rpartition(b":")[2])

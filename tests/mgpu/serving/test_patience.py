@@ -19,7 +19,6 @@ from mgpu.serving.patience import PatientSocket
 from tests.mgpu.serving.process import DEADLINE, Client, Server
 from tests.mgpu.serving.reviews import review
 
-ROOT = Path(__file__).parents[3]
 MANY = 100
 THREADS = 8
 
@@ -32,7 +31,7 @@ def ca(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def serving(ca: Path, *how: str) -> Iterator[Server]:
-    server = Server("-m", "tests.mgpu.serving.sample", str(ca.parent), *how, addresses=3, cwd=ROOT)
+    server = Server("-m", "tests.mgpu.serving.sample", str(ca.parent), *how, addresses=3)
     yield server
     server.close()
 

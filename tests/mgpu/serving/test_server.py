@@ -21,7 +21,6 @@ from tests.mgpu.serving.reviews import review
 
 NAMES = {"127.0.0.1", "localhost"}
 SAMPLE = ("-m", "tests.mgpu.serving.sample")
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 @pytest.fixture(scope="module")
 def server(folder: Folder) -> Iterator[Server]:
-    server = Server(*SAMPLE, str(folder.path), addresses=3, cwd=ROOT)
+    server = Server(*SAMPLE, str(folder.path), addresses=3)
     yield server
     server.close()
 
@@ -68,7 +67,7 @@ def test_an_address_is_its_app_s_alone(server: Server, vouched: ssl.SSLContext) 
 
 def test_addresses_of_one_port_are_told_apart(folder: Folder) -> None:
     port = free_port()
-    server = Server(*SAMPLE, str(folder.path), str(port), addresses=2, cwd=ROOT)
+    server = Server(*SAMPLE, str(folder.path), str(port), addresses=2)
     try:
         with Client(port) as client:
             assert client.ask(review({"a": 1}), "/review")[0] == 200
@@ -141,7 +140,7 @@ def test_clients_that_do_not_hang_up_hold_nobody_up(server: Server) -> None:
 
 
 def test_a_request_under_way_is_answered_before_the_server_ends(folder: Folder) -> None:
-    server = Server(*SAMPLE, str(folder.path), addresses=3, cwd=ROOT)
+    server = Server(*SAMPLE, str(folder.path), addresses=3)
     try:
         for _ in range(5):
             with Client(server.ports[0]) as gone:
@@ -164,7 +163,7 @@ def test_a_request_under_way_is_answered_before_the_server_ends(folder: Folder) 
 
 def test_until_its_end_is_done_the_server_serves_new_connections_too(folder: Folder) -> None:
     done = folder.path / "ended"
-    server = Server(*SAMPLE, str(folder.path), "ends", addresses=3, cwd=ROOT)
+    server = Server(*SAMPLE, str(folder.path), "ends", addresses=3)
     try:
         server.terminate()
         server.wait_for(b"ends")
@@ -183,7 +182,7 @@ def test_until_its_end_is_done_the_server_serves_new_connections_too(folder: Fol
 
 def test_who_is_connected_and_asks_for_nothing_does_not_keep_the_server_from_ending(folder: Folder) -> None:
     (folder.path / "ended").touch()
-    server = Server(*SAMPLE, str(folder.path), "ends", addresses=3, cwd=ROOT)
+    server = Server(*SAMPLE, str(folder.path), "ends", addresses=3)
     try:
         with Client(server.ports[1]) as idle:
             for _ in range(10):
@@ -200,7 +199,7 @@ def test_who_is_connected_and_asks_for_nothing_does_not_keep_the_server_from_end
 def test_a_new_certificate_is_served_without_a_restart(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     first = ensure(folder, NAMES, datetime.now(UTC))
-    server = Server(*SAMPLE, str(tmp_path), addresses=3, cwd=ROOT)
+    server = Server(*SAMPLE, str(tmp_path), addresses=3)
     try:
         with Client(server.ports[0], tmp_path / CA) as old:
             serial = old.serial()

@@ -8,7 +8,6 @@ import ssl
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,6 @@ from mgpu.serving.room import Room
 from tests.mgpu.serving.flooding import ATTACKER, flooded
 from tests.mgpu.serving.process import Client, Server, client_certificate
 
-ROOT = Path(__file__).parents[3]
 CALLER = "127.0.0.1"
 SECONDS = 2.0
 """Far above what a handshake takes and far below the 10 s for which an unfinished request is waited for."""
@@ -36,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 @pytest.fixture(scope="module")
 def server(folder: Folder) -> Iterator[Server]:
     """Two addresses: one for clients with a certificate, and a plain one that every address may call."""
-    server = Server("-m", "tests.mgpu.serving.sample", str(folder.path), "strangers", addresses=2, cwd=ROOT)
+    server = Server("-m", "tests.mgpu.serving.sample", str(folder.path), "strangers", addresses=2)
     yield server
     server.close()
 
@@ -97,7 +95,7 @@ def test_a_client_with_a_certificate_keeps_its_connection_under_a_flood(
 
 
 def test_a_server_under_a_flood_ends_in_time(folder: Folder) -> None:
-    server = Server("-m", "tests.mgpu.serving.sample", str(folder.path), "strangers", addresses=2, cwd=ROOT)
+    server = Server("-m", "tests.mgpu.serving.sample", str(folder.path), "strangers", addresses=2)
     try:
         with flooded(server.ports[0], HALF_A_HANDSHAKE):
             began = time.monotonic()
