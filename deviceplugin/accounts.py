@@ -4,7 +4,7 @@ Whose start was granted first stays; who comes later and does not fit waits. So 
 one does. What is granted survives a restart of the agent: it is what was handed out, and what has run.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from deviceplugin.pods import GpuPod
@@ -25,11 +25,15 @@ def handed(environments: Environments) -> Handed:
     return {key: names for key, names in found.items() if names}
 
 
-def holding(known: GpuPod, cards: Sequence[Card], handed: Handed | None = None) -> Holding:
-    """What the pod holds: of each container what was handed out to it, else what the record says, else any card.
+def holding(known: GpuPod, cards: Sequence[Card], handed: Handed | None = None, *, bare: bool = False) -> Holding:
+    """Return what the pod holds: of each container what was handed out to it, else what its record says, else any card.
 
-    cards: those of the node that are whole, and its slices.
     Cards are named by index, however the record does it, so that the same holding is the same whoever tells of it.
+
+    Args:
+        cards: those of the node that are whole, and its slices.
+        handed: what was handed out on the node; None: only the record counts.
+        bare: whether the pod is known to run without having been handed anything.
     """
     pod, ask = known.pod, known.ask
     shares: list[Share] = []
@@ -39,12 +43,15 @@ def holding(known: GpuPod, cards: Sequence[Card], handed: Handed | None = None) 
         uuids = (handed or {}).get((pod.uid, unknown.container), ())
         if unknown.type != GPU:
             there = {card.uuid for card in cards if card.type == unknown.type}
+            if uuids and not there and known.shares is None:
+                # Cut no longer: which card its slices were on is lost with its record, and each card is whole now.
+                unknown = Share(unknown.container, None, whole=True, stage=unknown.stage)
             uuids = [uuid for uuid in uuids if uuid in there]
         if uuids and (known.shares is None or set(uuids) != named):
             shares += (replace(unknown, card=uuid) for uuid in uuids)
         elif known.shares is not None:
             shares += own
-        elif handed is None or pod.has_run((unknown.container,)):
+        elif handed is None or (not bare and pod.has_run((unknown.container,))):
             shares.append(unknown)
     dialect = ask.dialect if ask else ""
     return Holding(pod.uid, pod.namespace, pod.name, pod.node, dialect, tuple(_by_index(s, cards) for s in shares))
@@ -106,10 +113,15 @@ def _percent(amount: int) -> str:
 
 
 class Grants:
-    """What has been granted, the earliest first. `handed`: what agents before this one had handed out."""
+    """What has been granted, the earliest first.
 
-    def __init__(self, handed: Handed) -> None:
-        self._handed = dict(handed)
+    Args:
+        handed: what agents before this one had handed out.
+        is_bare: whether a pod is known to run without having been handed anything, by its UID.
+    """
+
+    def __init__(self, handed: Handed, is_bare: Callable[[str], bool] = lambda _: False) -> None:
+        self._handed, self._is_bare = dict(handed), is_bare
         self._granted: dict[str, Holding] = {}
 
     def recover(self, handed: Handed) -> None:
@@ -125,6 +137,10 @@ class Grants:
         shares = granted.shares if granted else holding(replace(known, shares=None), cards, self._handed).shares
         return tuple(share for share in shares if share.card is not None)
 
+    def has_handed(self, uid: str) -> bool:
+        """Return whether anything was handed out to containers of this pod, whatever became of the cards since."""
+        return uid in self._granted or any(key[0] == uid for key in self._handed)
+
     def refusal(
         self, known: GpuPod, pods: Iterable[GpuPod], cards: Sequence[Card], foreign: Sequence[Holding] = ()
     ) -> str:
@@ -134,10 +150,15 @@ class Grants:
         """
         theirs = {held.uid for held in foreign}
         active = {other.pod.uid: other for other in pods if not other.pod.ended and other.pod.uid not in theirs}
+        before = [held for held in foreign if held.uid != known.pod.uid]
         for uid, other in active.items():
-            if uid not in self._granted and (other.ran or any(key[0] == uid for key in self._handed)):
-                self._granted[uid] = holding(other, cards, self._handed)
-        wanted, before = holding(known, cards), [held for held in foreign if held.uid != known.pod.uid]
+            if uid not in self._granted and (other.ran or self.has_handed(uid)):
+                held = holding(other, cards, self._handed, bare=self._is_bare(uid))
+                if held.shares and all(share.card is not None for share in held.shares):
+                    self._granted[uid] = held
+                elif uid != known.pod.uid:
+                    before.append(held)  # until it is known what it was handed, or that it was handed nothing
+        wanted = holding(known, cards)
         for uid, granted in self._granted.items():
             if uid == known.pod.uid:
                 if granted == wanted:

@@ -108,6 +108,7 @@ class Agent:
         self._stops = Stops(
             self._remnants, self._runtime, self._reflector.refresh, lambda why: self._warn_node(why, "MgpuStop")
         )
+        self._grants = Grants(handed(files.environments()) if own.cdi else {}, lambda uid: uid in self._whole.bare)
         self._mps = mps_of(
             own, files, self._gpus, self._pods, self._pods_changed, self._warn_mps, self._warn_unenforced
         )
@@ -116,7 +117,7 @@ class Agent:
             self._folder,
             self._pods,
             self._owners,
-            Unrecorded(self._runtime, self._pods, self._gpus),
+            Unrecorded(self._runtime, self._pods, self._gpus, self._grants, lambda: self._slices.are_told),
             lambda: self._reporter.capacity(WHOLE_CARDS),
         )
         self._node = self._node_with(files, driver)
@@ -142,12 +143,13 @@ class Agent:
             owners=self._owners,
             checkpoint=self._folder / FILE,
             delivery=files if cdi else self._exchange(),
-            grants=Grants(handed(files.environments()) if cdi else {}),
+            grants=self._grants,
             changed=self._pods_changed,
             refused=self._warn_pod,
             resend=lambda resource: self._resources.plugins[resource].resend(),
             given=self._mark_given,
             foreign=self._whole.holdings,
+            undetermined=self._whole.is_undetermined,
             remnants=self._remnants,
             mps=self._mps if cdi else None,
             exposure=exposure_of(self._settings.deviceplugin),
@@ -167,6 +169,7 @@ class Agent:
             synced=lambda: self._reflector.synced,
             environments=files.environments,
             foreign=self._unrecorded_holdings,
+            bare=lambda: self._whole.bare,
             remains=self._remnants.remains,
             warn=lambda problem: self._warn_node(problem, "MgpuSlices"),
             changed=self._cut_anew,
@@ -326,9 +329,15 @@ class Agent:
         return known is not None and not known.pod.ended
 
     def _running(self) -> list[tuple[GpuPod, tuple[Share, ...]]]:
-        """Return the pods that have run, with what they hold."""
+        """Return the pods that have run, with what they are known to hold.
+
+        What a pod without a record holds is found out later (`Unrecorded`): a receipt for every card, of a pod that was
+        handed none, would outlive the pod.
+        """
         cards, pods = self._node.cards(), (known for known in self._pods.all() if known.ran and not known.pod.ended)
-        return [(known, self._node.grants.kept(known, cards) or holding(known, cards).shares) for known in pods]
+        held = [(known, self._grants.kept(known, cards) or holding(known, cards).shares) for known in pods]
+        known = [(known, tuple(share for share in shares if share.card is not None)) for known, shares in held]
+        return [(pod, shares) for pod, shares in known if shares]
 
     def _note_others(self) -> None:
         """Write receipts of pods whose cards do not come through this agent's answers."""
@@ -344,6 +353,8 @@ class Agent:
         warned = ""
         while True:
             if await self._whole.look(synced=self._reflector.synced):
+                for uid in self._whole.bare:
+                    self._remnants.clear(uid)
                 self._reporter.update()
                 self._pods_changed.wake()
                 if self._whole.why not in (warned, "") and self._settings.deviceplugin.whole_cards == OURS:

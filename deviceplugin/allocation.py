@@ -62,6 +62,7 @@ class Node:
     mps: holds containers to their shares; None: nothing does. exposure: what tells the runtime of their cards.
     leftovers: waits for what is left of pods that are gone; None: nothing does.
     remnants: pods that were deleted and still run; None: nobody looks for them.
+    undetermined: whether it is being found out of a pod what it runs on.
     """
 
     pods: NodePods
@@ -80,6 +81,7 @@ class Node:
     exposure: Exposure = field(default_factory=Exposure)
     leftovers: Leftovers | None = None
     remnants: Remnants | None = None
+    undetermined: Callable[[], bool] = lambda: False
 
 
 class Allocations:
@@ -313,10 +315,19 @@ class Allocations:
         self._node.given(known)
 
     async def _freed(self, known: GpuPod, deadline: float) -> None:
-        """Wait until no deleted pod that still runs holds the pod's cards, or until the deadline."""
+        """Wait until no deleted pod that still runs holds the pod's cards, or until the deadline.
+
+        Nor a pod without a record, which holds everything until it is found out what it was handed: mostly nothing.
+        """
         loop = asyncio.get_running_loop()
-        while known.shares is not None and self._held_by_deleted(known) and loop.time() < deadline:
+        while known.shares is not None and self._may_be_freed(known) and loop.time() < deadline:
             await self._node.changed.wait(max(0.0, min(_LOOK_SECONDS, deadline - loop.time())))
+
+    def _may_be_freed(self, known: GpuPod) -> bool:
+        if self._held_by_deleted(known):
+            return True
+        pods, cards, foreign = self._node.pods.all(), self._node.cards(), self._node.foreign()
+        return self._node.undetermined() and bool(self._node.grants.refusal(known, pods, cards, foreign))
 
     def _held_by_deleted(self, known: GpuPod) -> str | None:
         """Return why the pod must not start beside deleted pods that still run; None where it may.

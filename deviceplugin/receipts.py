@@ -6,14 +6,15 @@ has to hold until the container runtime reports that the pod has ended (`devicep
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from mgpu.model.cards import GPU, Card
+from mgpu.model.given import Given
 from mgpu.model.ledger import Holding, Minor, Share
 from mgpu.model.pods import Stage
 
@@ -53,6 +54,21 @@ def summed(shares: Sequence[Share], cards: Sequence[Card]) -> tuple[Share, ...]:
     there = [Share("", card.uuid, use.core, use.memory, ratio=use.ratio or None) for card, use in uses]
     others = (share for share in shares if not any(share.is_on(card) for card in gpus))
     return (*there, *dict.fromkeys(others))
+
+
+def rows_of(uid: str, resource: str, shares: Sequence[Share], container: str | None = None) -> Iterator[Given]:
+    """Yield one row of the Device for all GPUs of which the pod holds the same.
+
+    Args:
+        shares: as `summed` has them.
+        container: the name to put into the rows; None: their number.
+    """
+    on: dict[Share, list[str]] = {}
+    for share in shares:
+        if share.type == GPU and isinstance(share.card, str):
+            on.setdefault(replace(share, card=None), []).append(share.card)
+    for i, (share, cards) in enumerate(on.items()):
+        yield Given(uid, str(i) if container is None else container, resource, tuple(sorted(cards)), share)
 
 
 class Receipts:

@@ -8,14 +8,14 @@ a pod holds its cards for its grace period, at most `LONGEST_SECONDS`.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from deviceplugin.pods import GRACE_SECONDS, GpuPod, NodePods, is_static, kubelets_uid
-from deviceplugin.receipts import Receipt, Receipts, summed
+from deviceplugin.receipts import Receipt, Receipts, rows_of, summed
 from deviceplugin.wakeup import Wakeup
-from mgpu.model.cards import GPU, Card
+from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
 from mgpu.model.given import DELETED_POD, Given
 from mgpu.model.ledger import Holding, Share
@@ -85,6 +85,11 @@ class Remnants:
         except OSError as error:
             log.warning("receipt not written: %s", error, extra={"pod": uid})
 
+    def clear(self, uid: str) -> None:
+        """Remove the receipt of a pod that turned out to have been handed nothing."""
+        if uid in self._receipts.all():
+            self._receipts.remove(uid)
+
     def _write(self, uid: str, shares: Sequence[Share], cards: Sequence[Card], known: GpuPod | None) -> None:
         mirrored = kubelets_uid(known.pod.annotations, uid) if known else uid
         grace = known.grace if known else GRACE_SECONDS
@@ -107,7 +112,7 @@ class Remnants:
 
         Pods that ended as usual are not among them, so that no Device is written for each of these.
         """
-        return tuple(row for receipt in self._held for row in _rows(receipt))
+        return tuple(row for receipt in self._held for row in rows_of(receipt.uid, DELETED_POD, receipt.shares))
 
     def overdue(self, seconds: float) -> tuple[str, ...]:
         """Return the UIDs of pods that still hold cards although their object has been gone for that many seconds.
@@ -186,16 +191,6 @@ class Remnants:
         if ended or self._pods.is_over(receipt.uid):
             return False
         return _now() - self._since[receipt.uid] < min(receipt.grace, LONGEST_SECONDS)
-
-
-def _rows(receipt: Receipt) -> Iterator[Given]:
-    """Yield one row for all cards of which the pod holds the same."""
-    on: dict[Share, list[str]] = {}
-    for share in receipt.shares:
-        if share.type == GPU and isinstance(share.card, str):
-            on.setdefault(replace(share, card=None), []).append(share.card)
-    for i, (share, cards) in enumerate(on.items()):
-        yield Given(receipt.uid, str(i), DELETED_POD, tuple(sorted(cards)), share)
 
 
 def _now() -> float:

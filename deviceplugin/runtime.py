@@ -5,7 +5,8 @@ of deleted pods.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ _OPTIONS = [("grpc.max_receive_message_length", 64 << 20), ("grpc.enable_http_pr
 _CRIO = "cri-o"
 _MAY_RUN = (api.CONTAINER_RUNNING, api.CONTAINER_UNKNOWN)
 """What runs; and of what containerd could not load after its own restart nobody knows."""
+_HAS_RUN = (*_MAY_RUN, api.CONTAINER_EXITED)
+_VISIBLE, _MOUNTED = "NVIDIA_VISIBLE_DEVICES", "/var/run/nvidia-container-devices/"
+_NO_CARDS = ("", "none", "void")
+_NODE = re.compile(r"/dev/nvidia(\d+)", re.ASCII)
 _UID, _NAME = "io.kubernetes.pod.uid", "io.kubernetes.container.name"
 
 
@@ -53,14 +58,21 @@ class ContainerRuntime:
             await asyncio.sleep(_ASKED_SECONDS)
 
     async def environments(self, uid: str) -> dict[str, Mapping[str, str]]:
-        """Container → environment, of the pod's containers that run. uid: the kubelet's. Raises RetryLater."""
+        """Return container → environment, of the pod's containers that run, or else have run. Raises RetryLater.
+
+        Where a container sees cards by other means, `NVIDIA_VISIBLE_DEVICES` names these: UUIDs, or `minor:0`.
+
+        Args:
+            uid: the kubelet's.
+        """
         stub = self._stub()
         asked = api.ListContainersRequest(filter=api.ContainerFilter(label_selector={_UID: uid}))
         try:
             listed = await stub.ListContainers(asked, timeout=_QUERY_SECONDS)
             found: dict[str, Mapping[str, str]] = {}
-            for row in listed.containers:
-                if row.state == api.CONTAINER_RUNNING:
+            # The kubelet keeps the last instance of a container, which may start again on the cards that it had.
+            for row in sorted(listed.containers, key=lambda row: row.state != api.CONTAINER_RUNNING):
+                if row.state in _HAS_RUN and row.labels.get(_NAME, "") not in found:
                     request = api.ContainerStatusRequest(container_id=row.id, verbose=True)
                     status = await stub.ContainerStatus(request, timeout=_QUERY_SECONDS)
                     found[row.labels.get(_NAME, "")] = _environment(status.info)
@@ -142,10 +154,25 @@ class ContainerRuntime:
 def _environment(info: Mapping[str, str]) -> dict[str, str]:
     """Raises RetryLater where the runtime reports it in another form."""
     try:
-        lines: list[str] = orjson.loads(info["info"])["runtimeSpec"]["process"]["env"]
-        return dict(line.split("=", 1) for line in lines if "=" in line)
+        spec = orjson.loads(info["info"])["runtimeSpec"]
+        lines: list[str] = spec["process"]["env"]
+        env = dict(line.split("=", 1) for line in lines if "=" in line)
+        shown = [*_mounted(spec)] or [*_nodes(spec)] if env.get(_VISIBLE, "") in _NO_CARDS else [*_mounted(spec)]
+        return {**env, _VISIBLE: ",".join(shown)} if shown else env
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RetryLater(f"container runtime: the environment of a container is not readable: {error!r}") from error
+
+
+def _mounted(spec: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the cards that are mounted by their UUIDs: NVIDIA's container toolkit looks there before the variable."""
+    targets = (str(mount["destination"]) for mount in spec.get("mounts") or ())
+    yield from (target.removeprefix(_MOUNTED) for target in targets if target.startswith(_MOUNTED))
+
+
+def _nodes(spec: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the cards of which the container has the device nodes, as CDI of NVIDIA's plugin gives it."""
+    found = (_NODE.fullmatch(str(node["path"])) for node in (spec.get("linux") or {}).get("devices") or ())
+    yield from (f"minor:{match[1]}" for match in found if match)
 
 
 def _enabled(info: Mapping[str, str]) -> bool | None:

@@ -8,17 +8,19 @@ The kubelet's checkpoint knows them, and where that is gone its PodResources.
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from deviceplugin import checkpoint
+from deviceplugin.checkpoint import read_checkpoint
 from deviceplugin.offers import WHOLE_CARDS
-from deviceplugin.pods import NodePods
+from deviceplugin.pods import GpuPod, NodePods
 from deviceplugin.unrecorded import Unrecorded
 from deviceplugin.whose import Owners
 from mgpu.model.errors import RetryLater
-from mgpu.model.given import Given, shares_given
+from mgpu.model.given import OTHERS, Given, nothing, shares_given
 from mgpu.model.ledger import Holding
+from mgpu.model.slices import RESOURCE_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +37,8 @@ class WholeCards:
 
     setting: `deviceplugin.wholeCards`. folder: the kubelet's device-plugins folder. capacity: of whole cards as the
     Node has it; None: not known yet.
-    held: what another plugin gave to pods that have not ended. given: the part of it that no record of ours tells of,
-    for the scheduler; None: not known yet.
+    held: what pods that have not ended hold by another plugin, or without a record. given: the part of it that no
+    record of ours tells of, and which pods without a record have nothing, for the scheduler; None: not known yet.
     """
 
     def __init__(
@@ -67,6 +69,16 @@ class WholeCards:
             return ""
         return f"{WHOLE_CARDS} is left to NVIDIA's plugin: {self.why}" if self.server else "who serves it is not known"
 
+    @property
+    def bare(self) -> frozenset[str]:
+        """The UIDs of pods that run and are known to have been handed nothing."""
+        return self._unrecorded.bare
+
+    def is_undetermined(self) -> bool:
+        """Return whether a pod runs without a record of which it is about to be found out what it has."""
+        given = {row.uid for row in self._listed or ()}
+        return self._unrecorded.has_unasked(given)
+
     def holdings(self) -> tuple[Holding, ...]:
         """What another plugin gave out, as the accounts have it; by pod. It holds, whatever a record says."""
         present = self._pods.present()
@@ -79,13 +91,16 @@ class WholeCards:
     async def look(self, *, synced: bool) -> bool:
         """Look again; whether anything is different. synced: all pods of the node are known."""
         before = self.server, self.held, self.given
-        await self._read(synced=synced)
+        missing = self._unrecorded.missing()
+        current = await self._read(synced=synced)
         if synced:
             self._listed = self._foreign()
         if synced and self._listed is not None:
-            others = await self._unrecorded.look({row.uid for row in self._listed})
-            self.held = tuple(sorted((*self._listed, *others)))
-            self.given = tuple(row for row in self.held if not self._recorded(row.uid))
+            sliced = self._sliced(missing.values()) if current else None
+            await self._unrecorded.look(missing, {row.uid for row in self._listed}, sliced)
+            self.held = tuple(sorted((*self._listed, *self._unrecorded.found)))
+            told = *self._listed, *self._unrecorded.rows()
+            self.given = *sorted(row for row in told if not self._recorded(row.uid)), nothing(OTHERS)
         if self._setting != NVIDIA:
             self._decide()
         if before[0] != self.server:
@@ -101,12 +116,23 @@ class WholeCards:
         known = self._pods.by_uid(uid)
         return known is not None and known.shares is not None
 
-    async def _read(self, *, synced: bool) -> None:
-        """A file that is half written, or gone, takes nothing away from what was read before."""
+    def _sliced(self, pods: Iterable[GpuPod]) -> frozenset[str]:
+        """Return the UIDs of those of these pods to which another plugin gave slices, by the kubelet's checkpoint."""
+        some = [(known.pod.uid, known.ask.others) for known in pods if known.ask]
+        asking = [(uid, RESOURCE_PREFIX + one.type) for uid, others in some for one in others]
+        file, resources = self._folder / checkpoint.FILE, {resource for _, resource in asking}
+        rows = {(row.uid, name) for name in resources for row in read_checkpoint(file, name) if not row.name}
+        return frozenset(uid for uid, resource in asking if (uid, resource) in rows)
+
+    async def _read(self, *, synced: bool) -> bool:
+        """Read the checkpoint, and return whether it could be read as it is now.
+
+        A file that is half written, or gone, takes nothing away from what was read before.
+        """
         file = self._folder / checkpoint.FILE
         stamp = _stamp(file)
         if stamp is not None and stamp == self._stamp:
-            return
+            return True
         try:
             self._rows, self._offered = checkpoint.read_known(file, WHOLE_CARDS)
             self._stamp, self._problem = stamp, ""
@@ -116,6 +142,8 @@ class WholeCards:
                 log.warning("%s", error)
             if self._rows is None and synced:
                 await self._ask_kubelet()
+            return False
+        return True
 
     async def _ask_kubelet(self) -> None:
         try:
@@ -163,7 +191,8 @@ class WholeCards:
             return f"its socket {name} is there"
         if self._offered and not _own_ids(self._offered):
             return f"the kubelet knows its devices, as {min(self._offered)}"
-        theirs = (row.uid for row in self.held if row.resource == WHOLE_CARDS and not self._is_placed_by_mgpu(row.uid))
+        # What a container shows by itself does not count: its image may say so. The kubelet knows who gave it cards.
+        theirs = (row.uid for row in self._listed or () if not self._is_placed_by_mgpu(row.uid))
         if holder := next(theirs, ""):
             return f"pod {holder} has cards from it"
         if self._offered is None and self._capacity() and self.server != OURS:

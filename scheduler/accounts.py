@@ -9,6 +9,7 @@ from mgpu.dialects import mtgpu
 from mgpu.kube.events import pod_reference
 from mgpu.model.cards import GPU
 from mgpu.model.errors import BadObject
+from mgpu.model.given import OTHERS
 from mgpu.model.groups import Group, where
 from mgpu.model.ledger import Holding, Ledger, Share, absent, shares_of, unknown_shares
 from mgpu.model.partitioning import LABEL
@@ -75,14 +76,16 @@ class Accounts:
             shares, unreadable = None, str(error)
         dialect, given = known.dialect, self._given(pod.node).get(uid, ())
         sliced = tuple(share for share in given if share.type != GPU)
+        bare = shares is None and self._is_bare(known, unreadable)
         if shares is None and sliced:
             shares = ()
-        elif shares is None and (given or stock.chooses(self._nodes.get(pod.node), known.ask)):
+        elif shares is None and not bare and (given or stock.chooses(self._nodes.get(pod.node), known.ask)):
             dialect, shares = stock.NVIDIA, stock.held(known.ask, given)
-        if shares is None and not dialects.has_run(pod, known.ask):
+        if shares is None and (not dialects.has_run(pod, known.ask) or (bare and self._waits(known))):
             self._await_decision(known, unreadable)
             return
-        held = shares_unknown(known) if shares is None else shares
+        unknown = () if bare else shares_unknown(known, recorded=bool(unreadable or known.finding))
+        held = unknown if shares is None else shares
         # A slice that the node says it has is not free, whatever the record says.
         held = (*held, *(s for s in sliced if not any((s.type, s.card) == (t.type, t.card) for t in held)))
         holding = self._holding(known, dialect, held)
@@ -91,10 +94,29 @@ class Accounts:
         self.release(uid)
         self.hold(holding)
         if shares is None:
-            self._warn_of_unknown(pod, unreadable)
+            self._warn_of_unknown(pod, unreadable, held)
         self._warn_of_split(known)
         if dialect != stock.NVIDIA:  # there ids of other resources' devices stand too
             self._warn_of_absent(pod, held)
+
+    def _is_bare(self, known: GpuPod, unreadable: str) -> bool:
+        """Return whether its node says that this pod, which has no record, runs without having been given anything.
+
+        The kubelet starts a container whose resource its node does not offer (yet) without asking anybody, so that a
+        pod with `nodeName` would hold cards that it does not have. Where the agent lists all pods that have cards
+        without a record, one that is not listed has none; what it has all the same, the agent gives to nobody else. A
+        pod that had a record, or that NVIDIA's plugin serves, counts as bare only once the agent names it.
+        """
+        given, node = self._given(known.pod.node), known.pod.node
+        if known.pod.uid in given:
+            return not given[known.pod.uid] and dialects.has_run(known.pod, known.ask)
+        if unreadable or known.finding or stock.chooses(self._nodes.get(node), known.ask):
+            return False
+        return OTHERS in given
+
+    @staticmethod
+    def _waits(known: GpuPod) -> bool:
+        return known.ask is not None and dialects.waits(known.pod, known.ask)
 
     def _holding(self, known: GpuPod, dialect: str, shares: tuple[Share, ...]) -> Holding:
         pod, gpuid = known.pod, occupies(known.pod, known.pod.node)
@@ -197,9 +219,13 @@ class Accounts:
                 card = place_of(share.card)[0] if isinstance(share.card, int) else None
                 yield Share(share.container, card, whole=True, stage=share.stage)
 
-    def _warn_of_unknown(self, pod: Pod, unreadable: str) -> None:
+    def _warn_of_unknown(self, pod: Pod, unreadable: str, held: Sequence[Share]) -> None:
         why = f": {unreadable}" if unreadable else ""
         message = "without a readable record of its cards; its share is held on every card there"
+        if not held:
+            message = (
+                "without a record of its cards, and was given none; it holds nothing. Make it anew, without nodeName"
+            )
         self._tell(pod, "UnknownCards", f"runs on {pod.node} {message}{why}")
 
     def _warn_of_split(self, known: GpuPod) -> None:

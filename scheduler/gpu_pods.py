@@ -121,9 +121,13 @@ def recorded(known: GpuPod) -> tuple[Share, ...] | None:
     return dialects.read_placement(known.pod, known.ask)
 
 
-def shares_unknown(known: GpuPod) -> tuple[Share, ...]:
-    """What is held for a pod that runs on cards nobody can tell."""
+def shares_unknown(known: GpuPod, *, recorded: bool) -> tuple[Share, ...]:
+    """Return what is held for a pod that runs on cards nobody can tell.
+
+    Args:
+        recorded: whether it has a record that cannot be read or does not count.
+    """
     if known.ask is not None:
-        return unknown_shares(known.ask, known.pod)
+        return unknown_shares(known.ask, known.pod, recorded=recorded)
     # Not even how much it asked for is known: it may use up any card.
     return (Share(known.pod.containers[0].name if known.pod.containers else "", None, whole=True),)

@@ -14,6 +14,7 @@ from mgpu.kube.events import pod_reference
 from mgpu.model import inventory
 from mgpu.model.asks import Ask, Rejection
 from mgpu.model.cards import CardState
+from mgpu.model.given import OTHERS
 from mgpu.model.groups import Group, Seat
 from mgpu.model.ledger import Holding
 from mgpu.model.pods import Node, Pod, read_node, read_pod
@@ -409,6 +410,8 @@ class State:
         changed = sorted(uid for uid in {**before, **given} if before.get(uid) != given.get(uid))
         for uid in changed:
             self._accounts.follow_given(uid, node)
+        if OTHERS in changed:
+            self._accounts.settle_all_on(node)  # what is said of pods that are not listed
         if changed:
             self._tell_freed(node)
 

@@ -142,6 +142,7 @@ class Node:
             synced=lambda: True,
             environments=lambda: self.handed,
             foreign=lambda: (),
+            bare=frozenset,
             remains=lambda _: False,
             warn=self.warned.append,
             changed=lambda: None,

@@ -18,7 +18,7 @@ from deviceplugin.slices.worker import Around, SliceWorker
 from mgpu.kube import Api
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
-from mgpu.model.partitioning import NodeSlices
+from mgpu.model.partitioning import NOTHING, NodeSlices
 from mgpu.model.slices import MIG, MPS, Slice
 from mgpu.settings import Settings
 
@@ -71,6 +71,12 @@ class Slices:
     @property
     def stalled(self) -> bool:
         return self._enabled and self._worker.stalled
+
+    @property
+    def are_told(self) -> bool:
+        """Whether the Node says of this node's slices which pods have them; before the first look it still does."""
+        state = self._worker.state
+        return self._enabled and (state is None or state.mode != NOTHING.mode)
 
     @property
     def ids(self) -> int:

@@ -66,8 +66,8 @@ class Around:
 
     node: as the API has it; None: not known. gpus: all cards of the node; None: not known. synced: whether all pods
     are known.
-    environments: what CDI files say. foreign: what pods hold without a record. remains: whether a pod still runs that
-    was deleted. warn: an Event on the node, and the log.
+    environments: what CDI files say. foreign: what pods hold without a record. bare: the UIDs of pods that run and were
+    handed nothing. remains: whether a pod still runs that was deleted. warn: an Event on the node, and the log.
     changed: hears that `SliceWorker.state` has changed.
     """
 
@@ -77,6 +77,7 @@ class Around:
     synced: Callable[[], bool]
     environments: Callable[[], Environments]
     foreign: Callable[[], Sequence[Holding]]
+    bare: Callable[[], frozenset[str]]
     remains: Callable[[str], bool]
     warn: Callable[[str], None]
     changed: Callable[[], None]
@@ -195,7 +196,9 @@ class SliceWorker:
             return {**recorded(self._around.pods.all()), **handed, **given}
 
         held = self._held(gpus, environments)
-        if found.mode == MPS and any(map(_on_unknown_instances, self._around.pods.all())):
+        bare = self._around.bare()
+        suspects = (known for known in self._around.pods.all() if known.pod.uid not in bare)
+        if found.mode == MPS and any(map(_on_unknown_instances, suspects)):
             held = frozenset(gpu.index for gpu in gpus)
         cut = self._cutters[found.mode].cut(found, gpus, users, held)
         slices = with_users(cut.made, users(cut.made), cut.busy)

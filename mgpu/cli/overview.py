@@ -13,7 +13,7 @@ from mgpu.model.agent_pods import AgentPod, nodes_without_agent
 from mgpu.model.asks import Ask
 from mgpu.model.cards import GPU, Card
 from mgpu.model.errors import BadObject
-from mgpu.model.given import read_given, shares_given
+from mgpu.model.given import OTHERS, read_given, shares_given
 from mgpu.model.groups import Group, Seat
 from mgpu.model.ledger import Holding, Ledger, Share, absent, unknown_shares
 from mgpu.model.partitioning import NOTHING, NodeSlices, read_slices
@@ -63,6 +63,7 @@ class Claim:
 
 NO_RECORD = "its cards are not decided yet"
 _RUNS = "it runs without a record of its cards; its share is held on every card there"
+_BARE = "it runs without a record of its cards, and was given none; it holds nothing"
 STOCK = "nvidia"
 """In place of a dialect: NVIDIA's own plugin gave the cards out."""
 
@@ -132,9 +133,10 @@ def overview(
     pods = tuple(pods)
     ledger, pending, wishes = Ledger(), [], {}
     unclear: dict[str, str] = {}
-    inventories, given = _inventories(devices, unclear)
+    inventories, given, listing = _inventories(devices, unclear)
     unhealthy = _unhealthy(configmaps, unclear)
     cut: dict[str, Sliced] = {}
+    stocked: set[str] = set()
     for raw in nodes:
         node = read_node(raw)
         cards = inventories.get(node.name, inventory.equal_cards(node, gpushare.unit(settings)))
@@ -146,6 +148,7 @@ def overview(
             cut[node.name] = sliced
             given |= {uid: (node.name, shares) for uid, shares in partitioning.held(sliced.found).items()}
         ledger.set_cards(node.name, inventory_of(sliced.found, cards))
+        stocked |= {node.name} if node.labels.get(inventory.WHOLE_CARDS_LABEL) == STOCK else set()
     for raw in pods:
         pod = read_pod(raw)
         ask = ask_of(pod, settings)
@@ -155,17 +158,18 @@ def overview(
                 unclear[f"Pod {pod.key}"] = str(ask)
         if isinstance(ask, Ask) and ask.wishes != NONE and not pod.ended:
             wishes[pod.key] = ask.wishes
-        _, theirs = given.pop(pod.uid, ("", ()))
+        told, theirs = given.pop(pod.uid, ("", ()))
         found = claim(pod, ask, theirs)
-        if found.problem == NO_RECORD and isinstance(ask, Ask) and dialects.has_run(pod, ask):
-            found = Claim(occupying(_holding(pod, ask, unknown_shares(ask, pod)), pod), _RUNS)
+        if found.problem and isinstance(ask, Ask) and dialects.has_run(pod, ask):
+            # NVIDIA's plugin asks for no record: that its node has not listed a pod yet does not mean anything.
+            chosen = pod.node in stocked and any(container.stock for container in ask.containers)
+            found = _without_record(pod, ask, found, listed=bool(told), bare=pod.node in listing and not chosen)
         if found.holding:
             ledger.hold(found.holding)
         problem = found.problem or (missing(found.holding, ledger.nodes().get(pod.node, ())) if found.holding else "")
         if problem:
             unclear[f"Pod {pod.key}"] = problem
-    for uid, (name, shares) in given.items():
-        ledger.hold(Holding(uid, "", "", name, STOCK, shares))
+    _hold_listed(given, ledger)
     named = read_all(mtgpupods, pods)
     pending += [view.pod.key for view in named.views if not view.pod.bound]
     unclear |= named.unclear
@@ -181,6 +185,28 @@ def overview(
     )
 
 
+def _without_record(pod: Pod, ask: Ask, found: Claim, *, listed: bool, bare: bool) -> Claim:
+    """Return what a pod holds that runs without a readable record, and without cards that its node lists.
+
+    Args:
+        found: what its annotations say.
+        listed: whether its node says of this pod that it was given nothing.
+        bare: whether its node says so of all pods without a record that it does not list.
+    """
+    if found.problem != NO_RECORD and not listed:
+        return found
+    if (listed or bare) and dialects.waits(pod, ask):
+        return Claim(problem=found.problem)
+    shares = () if listed or bare else unknown_shares(ask, pod)
+    return Claim(occupying(_holding(pod, ask, shares), pod), _RUNS) if shares else Claim(problem=_BARE)
+
+
+def _hold_listed(given: Mapping[str, tuple[str, tuple[Share, ...]]], ledger: Ledger) -> None:
+    for uid, (name, shares) in given.items():
+        if shares:
+            ledger.hold(Holding(uid, "", "", name, STOCK, shares))
+
+
 def _hold_named(named: Found, ledger: Ledger, unclear: dict[str, str]) -> None:
     for holding in named.holdings:
         ledger.hold(holding)
@@ -192,18 +218,22 @@ def _hold_named(named: Found, ledger: Ledger, unclear: dict[str, str]) -> None:
 
 def _inventories(
     devices: Iterable[Raw], unclear: dict[str, str]
-) -> tuple[dict[str, tuple[Card, ...]], dict[str, tuple[str, tuple[Share, ...]]]]:
-    """By node its cards, and by pod the node and what was given out there."""
+) -> tuple[dict[str, tuple[Card, ...]], dict[str, tuple[str, tuple[Share, ...]]], frozenset[str]]:
+    """Return the cards by node, what was given out by pod, with its node, and the nodes that list all such pods."""
     inventories: dict[str, tuple[Card, ...]] = {}
+    listing: set[str] = set()
     given: dict[str, tuple[str, tuple[Share, ...]]] = {}
     for raw in devices:
         name = str(raw["metadata"]["name"])
         try:
             inventories[name] = inventory.read_device(raw)
-            given |= {uid: (name, shares) for uid, shares in shares_given(read_given(raw)).items()}
+            found = shares_given(read_given(raw))
+            if found.pop(OTHERS, None) is not None:
+                listing.add(name)
+            given |= {uid: (name, shares) for uid, shares in found.items()}
         except BadObject as error:
             unclear[f"Device {name}"] = str(error)
-    return inventories, given
+    return inventories, given, frozenset(listing)
 
 
 def sliced_of(node: Node, cards: Iterable[Card]) -> tuple[Sliced, str]:

@@ -260,6 +260,11 @@ def has_run(pod: Pod, ask: Ask | None) -> bool:
     return pod.started if ask is None else pod.has_run(one.container for one in handed(ask) or ask.others)
 
 
+def waits(pod: Pod, ask: Ask) -> bool:
+    """Return whether a container that waits for what its node hands to it has not run yet."""
+    return not all(pod.has_run((container,)) for container in served(ask))
+
+
 def environment_of(pod: Pod, ask: Ask, container: str, devices: Sequence[Card], gpus: Sequence[Card]) -> dict[str, str]:
     """What a container of `pod`, which has this ask, sees of `devices`: its own, cards or slices, by type and index.
 

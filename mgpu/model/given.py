@@ -3,6 +3,9 @@
 A list of `{"podUID": …, "containerName": …, "resourceName": …, "deviceIDs": […]}` in an annotation: what the kubelet
 gave out through another plugin, and what pods hold whose objects were deleted while their containers run. A row of the
 latter has a `share` as well, the amounts that it holds; a scheduler that does not know this key holds the whole card.
+
+A row without ids says that its pod runs without a record and was given nothing. The row of `OTHERS` says so of all pods
+that the list does not name. A scheduler that knows neither ignores such rows.
 """
 
 import json
@@ -19,6 +22,12 @@ CHECKPOINTS = "node.koordinator.sh/devices-checkpoints"
 _OLDER = "node.koordinator.sh/gpu-checkpoints"
 DELETED_POD = "mgpu.io/deleted-pod"
 """The resource in rows of pods that were deleted and still run."""
+UNRECORDED = "mgpu.io/unrecorded-pod"
+"""The resource in rows of pods that run without a record, where it is not known by which resource they got cards."""
+OTHERS = "*"
+"""In place of a pod's UID: every pod without a record that the list does not name. An agent that writes this row lists
+all pods that hold cards without a record. It is part of the list, so that an earlier agent, which promises no such
+thing, removes it with its first write."""
 _NVIDIA = "nvidia.com/"
 _INDEX = re.compile(r"\d{1,9}", re.ASCII)
 _MOST_ROWS = 2048
@@ -32,7 +41,7 @@ class Given:
     """What one container was given of one resource.
 
     Attributes:
-        ids: UUIDs of cards, as the plugin that gave them names them.
+        ids: UUIDs of cards, as the plugin that gave them names them; none: it was given nothing.
         share: what it holds of each of these cards; None: all of it.
     """
 
@@ -78,17 +87,23 @@ def _written(given: Given) -> dict[str, Any]:
     return row
 
 
+def nothing(uid: str) -> Given:
+    """Return the row that says that this pod, or `OTHERS`, was given nothing."""
+    return Given(uid, "", UNRECORDED, ())
+
+
 def shares_given(rows: Iterable[Given]) -> dict[str, tuple[Share, ...]]:
-    """By the pod's UID, the cards that it was given, each of them whole unless the row says how much.
+    """By the pod's UID, the cards that it was given, each of them whole unless the row says how much; () for nothing.
 
     An id may be an index, or a UUID with the number of a replica behind it (`GPU-…::3`), as NVIDIA's plugin may be
     configured. Which card a MIG device is on is not known: it is held on all.
     """
     found: dict[str, dict[Share, None]] = {}
     for given in rows:
+        own = found.setdefault(given.uid, {})
         for card in _cards(given):
             share = Share(given.container, card, whole=True) if given.share is None else replace(given.share, card=card)
-            found.setdefault(given.uid, {})[share] = None
+            own[share] = None
     return {uid: tuple(shares) for uid, shares in found.items()}
 
 

@@ -100,13 +100,16 @@ def shares_of(ask: Ask, placement: Placement) -> tuple[Share, ...]:
     )
 
 
-def unknown_shares(ask: Ask, pod: Pod | None = None) -> tuple[Share, ...]:
-    """The shares of a pod whose cards are not known: each is held on every card of its node.
+def unknown_shares(ask: Ask, pod: Pod | None = None, *, recorded: bool = False) -> tuple[Share, ...]:
+    """Return the shares of a pod whose cards are not known: each is held on every card of its node.
 
-    pod: only of its containers that have ever run. One that waits for its cards was handed none. Otherwise a pod whose
-    first container runs without asking the node for anything would hold what the others ask for on every card.
+    Args:
+        pod: the pod, if only what its node may have handed out counts: cards and slices of its containers that have
+            ever run. A container that waits for its cards was handed none. Nothing hands out rdma and fpga, so a
+            container that asks for these starts on every node; without a record it holds none of them.
+        recorded: whether the pod has a record that cannot be read or does not count: it may name rdma and fpga too.
     """
-    asks = (*ask.containers, *ask.others)
+    asks = (*ask.containers, *(one for one in ask.others if pod is None or recorded or is_slice(one.type)))
     return tuple(share_of(one, None) for one in asks if pod is None or pod.has_run((one.container,)))
 
 

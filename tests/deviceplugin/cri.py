@@ -1,5 +1,6 @@
 """A container runtime for tests: the calls of CRI by which an agent learns whether a pod still runs, and stops it."""
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ class Cri(cri_pb2_grpc.RuntimeServiceServicer):
     """running: UIDs of pods with a container that runs. ready: of pods with a sandbox, between two containers.
 
     stopped: containers that were stopped, with the time-out. failing: whether it refuses to stop any.
+    environments: UID → container → environment, of pods whose containers it can tell of one by one.
     """
 
     def __init__(self) -> None:
@@ -25,15 +27,23 @@ class Cri(cri_pb2_grpc.RuntimeServiceServicer):
         self.ready: set[str] = set()
         self.stopped: list[tuple[str, int]] = []
         self.failing = False
+        self.environments: dict[str, dict[str, dict[str, str]]] = {}
 
     def Version(self, request: Any, context: Any) -> api.VersionResponse:  # noqa: N802, ARG002
         return api.VersionResponse(runtime_name="cri-o", runtime_version="1.36.0")
 
     def ListContainers(self, request: Any, context: Any) -> api.ListContainersResponse:  # noqa: N802, ARG002
         uid = request.filter.label_selector[UID]
+        if uid in self.environments:
+            return api.ListContainersResponse(containers=[_running(uid, name) for name in self.environments[uid]])
         ended = api.Container(id="0", state=api.CONTAINER_EXITED)
         row = api.Container(id=f"of-{uid}", state=api.CONTAINER_RUNNING, labels={UID: uid})
         return api.ListContainersResponse(containers=[ended, *([row] if uid in self.running else [])])
+
+    def ContainerStatus(self, request: Any, context: Any) -> api.ContainerStatusResponse:  # noqa: N802, ARG002
+        uid, _, name = request.container_id.partition("/")
+        env = [f"{key}={value}" for key, value in self.environments[uid][name].items()]
+        return api.ContainerStatusResponse(info={"info": json.dumps({"runtimeSpec": {"process": {"env": env}}})})
 
     def StopContainer(self, request: Any, context: Any) -> api.StopContainerResponse:  # noqa: N802
         if self.failing:
@@ -46,6 +56,11 @@ class Cri(cri_pb2_grpc.RuntimeServiceServicer):
         uid = request.filter.label_selector[UID]
         state = api.SANDBOX_READY if uid in self.ready | self.running else api.SANDBOX_NOTREADY
         return api.ListPodSandboxResponse(items=[api.PodSandbox(id="s", state=state)])
+
+
+def _running(uid: str, name: str) -> api.Container:
+    labels = {UID: uid, "io.kubernetes.container.name": name}
+    return api.Container(id=f"{uid}/{name}", state=api.CONTAINER_RUNNING, labels=labels)
 
 
 @contextmanager

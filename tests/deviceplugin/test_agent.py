@@ -131,7 +131,7 @@ def test_what_others_wrote_on_the_device_stays(node: Node) -> None:
         node.api.patch(f"{DEVICES}/n1", theirs)
         node.set_cards([{"memory": "80Gi"}, {"memory": "80Gi", "healthy": False}])
         device = until(lambda: next((d for d in [until(node.device)] if not healthy(d)), None))
-        assert device["metadata"]["annotations"] == {"a": "1"}
+        assert device["metadata"]["annotations"]["a"] == "1"
         assert device["metadata"]["labels"] == {"l": "2"}
         assert rdma in device["spec"]["devices"]
         assert len(device["spec"]["devices"]) == 3

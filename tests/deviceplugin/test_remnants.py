@@ -11,7 +11,7 @@ from deviceplugin.receipts import Receipt, Receipts, summed
 from deviceplugin.remnants import LONGEST_SECONDS, Remnants
 from deviceplugin.wakeup import Wakeup
 from mgpu.model.errors import RetryLater
-from mgpu.model.given import read_given, shares_given
+from mgpu.model.given import OTHERS, read_given, shares_given
 from mgpu.model.ledger import Minor, Share
 from mgpu.model.pods import Stage
 from mgpu.settings import load_settings
@@ -33,7 +33,8 @@ def delete_by_force(node: Node, name: str) -> None:
 
 def told(node: Node) -> dict[str, Any]:
     """What the Device tells the scheduler, by the UID of the pod."""
-    return shares_given(read_given(node.api.get(f"{DEVICES}/n1")))
+    given = shares_given(read_given(node.api.get(f"{DEVICES}/n1")))
+    return {uid: shares for uid, shares in given.items() if uid != OTHERS}
 
 
 def uid_of(node: Node, name: str) -> str:

@@ -33,6 +33,7 @@ class Cri(cri_pb2_grpc.RuntimeServiceServicer):
     def __init__(self, info: dict[str, str], name: str = "containerd") -> None:
         self._info, self._name = info, name
         self._rows = [("1", "u", "init", api.CONTAINER_EXITED), ("2", "u", "c", api.CONTAINER_RUNNING)]
+        self._rows += [("0", "u", "c", api.CONTAINER_EXITED), ("4", "u", "next", api.CONTAINER_CREATED)]
         self._rows.append(("3", "v", "c", api.CONTAINER_RUNNING))
 
     def ListContainers(self, request: Any, context: Any) -> api.ListContainersResponse:  # noqa: N802, ARG002
@@ -47,7 +48,7 @@ class Cri(cri_pb2_grpc.RuntimeServiceServicer):
 
     def ContainerStatus(self, request: Any, context: Any) -> api.ContainerStatusResponse:  # noqa: N802, ARG002
         assert request.verbose
-        assert request.container_id == "2"
+        assert request.container_id in ("1", "2"), "the one that runs counts, else the last one"
         return api.ContainerStatusResponse(info=self._info)
 
     def Version(self, request: Any, context: Any) -> api.VersionResponse:  # noqa: N802, ARG002
@@ -80,10 +81,34 @@ def ask(socket: Path | None, uid: str = "u") -> Any:
     return asyncio.run(run())
 
 
-def test_it_is_asked_about_the_containers_that_run(folder: Path) -> None:
+def test_it_is_asked_about_the_containers_that_run_or_have_run(folder: Path) -> None:
+    shown = {"A": "1", "NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
     with serving(folder / "cri.sock", ENV):
-        assert ask(folder / "cri.sock") == {"c": {"A": "1", "NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"}}
+        assert ask(folder / "cri.sock") == {"c": shown, "init": shown}
         assert ask(folder / "cri.sock", "w") == {}
+
+
+NODES = [{"path": path} for path in ("/dev/nvidia3", "/dev/nvidiactl", "/dev/null", "/dev/nvidia-uvm")]
+MOUNTS = [{"destination": "/var/run/nvidia-container-devices/GPU-5"}, {"destination": "/etc/hosts"}]
+
+
+@pytest.mark.parametrize(
+    ("env", "spec", "cards"),
+    [
+        (["NVIDIA_VISIBLE_DEVICES=void"], {"linux": {"devices": NODES}}, "minor:3"),
+        ([], {"linux": {"devices": NODES}}, "minor:3"),
+        (["NVIDIA_VISIBLE_DEVICES=GPU-1"], {"linux": {"devices": NODES}}, "GPU-1"),
+        (["NVIDIA_VISIBLE_DEVICES=/var/run/nvidia-container-devices"], {"mounts": MOUNTS}, "GPU-5"),
+        (["NVIDIA_VISIBLE_DEVICES=void"], {"mounts": MOUNTS[1:], "linux": {"devices": NODES[1:]}}, "void"),
+        (["NVIDIA_VISIBLE_DEVICES=void"], {"mounts": None, "linux": None}, "void"),
+    ],
+)
+def test_cards_that_a_container_sees_by_other_means_than_the_variable_are_found(
+    folder: Path, env: list[str], spec: dict[str, Any], cards: str
+) -> None:
+    info = {"info": json.dumps({"runtimeSpec": {"process": {"env": env}, **spec}})}
+    with serving(folder / "cri.sock", info):
+        assert ask(folder / "cri.sock")["c"]["NVIDIA_VISIBLE_DEVICES"] == cards
 
 
 @pytest.mark.parametrize(

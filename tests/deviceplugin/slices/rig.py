@@ -137,6 +137,7 @@ class Rig:
         self.cdi, self.kubelet, self.mps = CdiFiles(folder / "cdi"), Kubelet(), Mps()
         self.pods = NodePods(load_settings(), lambda: None)
         self.synced = True
+        self.bare: frozenset[str] = frozenset()
         self.warnings: list[str] = []
         self.restart()
 
@@ -150,6 +151,7 @@ class Rig:
             synced=lambda: self.synced,
             environments=self.cdi.environments,
             foreign=lambda: (),
+            bare=lambda: self.bare,
             remains=lambda _: False,
             warn=self.warnings.append,
             changed=lambda: None,

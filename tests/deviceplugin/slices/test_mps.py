@@ -149,6 +149,11 @@ def test_instances_that_another_plugin_gave_out_stay_while_their_pod_runs(mps: R
     mps.pods.take(raw)
     mps.look()
     assert mps.made() == before
+    mps.bare = frozenset({raw["metadata"]["uid"]})
+    mps.look()
+    assert mps.made() == {}, "its containers run, and were handed nothing"
+    mps.bare = frozenset()
+    mps.make(*places("2g.20gb@0", "3g.40gb@4"))
     mps.pods.drop(raw)
     mps.look()
     assert mps.made() == {}
