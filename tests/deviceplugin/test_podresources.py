@@ -24,6 +24,7 @@ class Kubelet:
         self.go_on = threading.Event()
         self.error: grpc.StatusCode | None = None
         self.failing = 0
+        self.more = 0
 
     def List(self, request: Any, context: Any) -> api.ListPodResourcesResponse:  # noqa: N802, ARG002
         """The query of number `failing` fails."""
@@ -37,9 +38,10 @@ class Kubelet:
         other = api.ContainerDevices(resource_name="other", device_ids=["3"])
         container = api.ContainerResources(name="c", devices=[*numa, other])
         plain = api.ContainerResources(name="plain")
-        return api.ListPodResourcesResponse(
-            pod_resources=[api.PodResources(name="p", namespace="ns", containers=[container, plain])]
-        )
+        listed = [api.PodResources(name="p", namespace="ns", containers=[container, plain])]
+        many = [api.ContainerResources(name=f"{i:063}") for i in range(6000 if self.more else 0)]
+        listed += [api.PodResources(name=f"q{i}", namespace="tenant", containers=many) for i in range(self.more)]
+        return api.ListPodResourcesResponse(pod_resources=listed)
 
     Get = GetAllocatableResources = List
 
@@ -105,6 +107,20 @@ def test_a_refusal_is_to_be_tried_again(folder: Path, kubelet: Kubelet, code: gr
     kubelet.error = code
     kubelet.go_on.set()
     with pytest.raises(RetryLater, match=code.name):
+        ask(folder)
+
+
+def test_answer_of_ordinary_size_is_reduced_to_the_containers_that_hold_ids(folder: Path, kubelet: Kubelet) -> None:
+    kubelet.more = 10  # 4 MiB
+    kubelet.go_on.set()
+    assert ask(folder) == [[Owner("ns", "p", "c", frozenset({"1", "2"}))]]
+
+
+def test_answer_that_would_take_the_agents_memory_is_refused(folder: Path, kubelet: Kubelet) -> None:
+    """A tenant chooses how many containers a node has: 44 MB took 165 MiB of the agent's 256."""
+    kubelet.more = 45
+    kubelet.go_on.set()
+    with pytest.raises(RetryLater, match=r"RESOURCE_EXHAUSTED: .*larger than max"):
         ask(folder)
 
 

@@ -10,7 +10,7 @@ from deviceplugin.cdi import CdiFiles
 from deviceplugin.ids import device_ids
 from deviceplugin.offers import as_ids
 from deviceplugin.plugin import Plugin
-from deviceplugin.podresources import PodResources
+from deviceplugin.podresources import Held, PodResources, held
 from deviceplugin.pods import NodePods
 from deviceplugin.upkeep import Keeper, keep_clean
 from deviceplugin.wakeup import Wakeup
@@ -44,11 +44,11 @@ class Listing(PodResources):
         super().__init__(Path())
         self._ask, self.busy = query, 0
 
-    async def _query(self) -> podresources_pb2.ListPodResourcesResponse:
+    async def _query(self) -> Held:
         if self.busy:
             self.busy -= 1
             raise RetryLater("PodResources: RESOURCE_EXHAUSTED: rejected by rate limit")
-        return self._ask()
+        return held(self._ask())
 
 
 class Context:
