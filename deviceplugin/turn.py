@@ -24,6 +24,8 @@ _UNANSWERED_SECONDS = 5.0
 _HOLD_SECONDS = 6.0
 """For the kubelet's calls that were under way: a start waits at most `allocation.WAIT_SECONDS`."""
 _REGISTERED_SECONDS = 15.0
+_STAND_BY_SECONDS = 5.0
+"""For the predecessor, from the end of the takeover on: it makes another agent, which reads pods and cards."""
 _STOP_SECONDS = 5.0
 _LOOK_SECONDS = 0.01
 
@@ -66,6 +68,7 @@ class Turn:
         self._stopped = False
         self._predecessor: Predecessor | None = None
         self._others: Others | None = None
+        self._taken_over_at: float | None = None
         self.phase = Phase.STARTING
 
     @property
@@ -74,12 +77,15 @@ class Turn:
         return self.phase in (Phase.TAKING_OVER, Phase.SERVING)
 
     def stop(self) -> None:
-        """End `acquire` or `serve`."""
+        """End `acquire` or `serve`, which first finish a takeover that the predecessor has agreed to."""
         self._stopped = True
         self._stopping.wake()
 
     async def acquire(self, *, asks: bool, is_prepared: Callable[[], bool]) -> bool:
         """Wait for the lock of the node; return whether this agent has it, which one that is stopped may not.
+
+        An agent that is stopped after its predecessor has said "yours" still takes over: the predecessor serves nothing
+        any more, and the kubelet would fail pods until another agent has registered. `serve` gives the node back.
 
         Args:
             asks: whether to ask the agent that serves to hand over; else this agent waits for the other one's end.
@@ -88,7 +94,7 @@ class Turn:
         self._stopping.bind()
         loop = asyncio.get_running_loop()
         began = given_at = loop.time()
-        while not self._stopped and not self._lock.try_acquire():
+        while not self._gives_up and not self._lock.try_acquire():
             if self.phase is Phase.STARTING:
                 self.phase = Phase.STANDING_BY if asks else Phase.WAITING
                 log.info("standing by", extra={"node": self._node})
@@ -105,9 +111,13 @@ class Turn:
                 self._predecessor.hang_up()
                 self._predecessor = None
             await asyncio.sleep(_TURN_SECONDS if asks else _RESIGNED_SECONDS)
-        if not self._stopped:
+        if not self._gives_up:
             self.phase = Phase.SERVING if self._predecessor is None else Phase.TAKING_OVER
-        return not self._stopped
+        return not self._gives_up
+
+    @property
+    def _gives_up(self) -> bool:
+        return self._stopped and self._predecessor is None
 
     async def serve(
         self, resources: Resources, serving: Iterable[Work], works: Iterable[Work], stop_writers: Callable[[], None]
@@ -124,7 +134,7 @@ class Turn:
             works = (*works, self._take_over(self._predecessor, resources))
         kept = [asyncio.create_task(work) for work in serving]
         own = [asyncio.create_task(work) for work in works]
-        ending = asyncio.create_task(self._until_stopped())
+        ending = asyncio.create_task(self._until_it_may_end())
         outcome = Outcome.STOPPED
         try:
             async with listening(self._folder) as others:
@@ -160,6 +170,20 @@ class Turn:
         while not self._stopped:
             await self._stopping.wait()
 
+    async def _until_it_may_end(self) -> None:
+        """Wait until this agent is stopped and, shortly after a takeover, until its predecessor stands by.
+
+        The predecessor takes the node back then, and no resource is ever without devices. One that has ended, or was
+        stopped as well, does not come: that is waited for within a pod's time to end (30 s).
+        """
+        await self._until_stopped()
+        if self._predecessor is None:
+            return
+        loop = asyncio.get_running_loop()
+        await _until(lambda: self._taken_over_at is not None, loop.time() + _REGISTERED_SECONDS)
+        since = loop.time() if self._taken_over_at is None else self._taken_over_at
+        await _until(lambda: self._others is not None and bool(self._others.standing_by()), since + _STAND_BY_SECONDS)
+
     async def _take_over(self, predecessor: Predecessor, resources: Resources) -> None:
         """Once all resources are registered, let the predecessor end (steps 4 to 6 of `deviceplugin.takeover`)."""
         deadline = asyncio.get_running_loop().time() + _REGISTERED_SECONDS
@@ -170,6 +194,7 @@ class Turn:
             log.warning("the agent before did not say that it has ended", extra={"node": self._node})
         await asyncio.gather(*(r.renew() for r in registered))
         self.phase = Phase.SERVING
+        self._taken_over_at = asyncio.get_running_loop().time()
         log.info("taken over", extra={"node": self._node, "resources": len(registered)})
         await asyncio.get_running_loop().create_future()  # `serve` ends with the first of its works
 

@@ -41,6 +41,12 @@ def drops(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most agents here have no process that stands by after them: it need not be waited for."""
+    monkeypatch.setattr(turn, "_STAND_BY_SECONDS", 0.0)
+
+
 class Arrivals:
     """Pods that come at a steady rate, from `start` on."""
 
@@ -338,6 +344,39 @@ def test_shifts_successor_ends_replaced_process_serves_again(node: Node, drops: 
         assert drops == []
         node.create(decided("p"))
         node.runs("p")
+
+
+def test_successor_stopped_right_after_yours_gives_the_node_back_and_no_pod_fails(
+    node: Node, drops: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had the node, served nothing and ended: pods failed until the old process had registered again."""
+    monkeypatch.setattr(turn, "_STAND_BY_SECONDS", 30.0)
+    made: list[Agent] = []
+
+    async def ask_and_be_stopped(folder: Path) -> takeover.Predecessor | None:
+        predecessor = await takeover.ask(folder)
+        if predecessor is not None:
+            made[-1].stop()
+        return predecessor
+
+    with ExitStack() as stack:
+        shifts = Shifts(lambda: stack.enter_context(node.made()))
+        thread = threading.Thread(target=lambda: asyncio.run(shifts.run()))
+        thread.start()
+        stack.callback(thread.join, 60)
+        stack.callback(shifts.stop)
+        until(lambda: not shifts.not_ready() and node.healthy_ids())
+        first = shifts.agent
+        monkeypatch.setattr(turn, "ask", ask_and_be_stopped)
+        arrivals = Arrivals(node, 40, 0.05)
+        with node.made() as new:
+            made.append(new)
+            arrivals.start()
+            asyncio.run(new.run())  # ends by itself
+        until(lambda: shifts.agent is not first and shifts.seen().gpus and not shifts.not_ready())
+        monkeypatch.setattr(turn, "_STAND_BY_SECONDS", 0.0)  # nobody stands by after this one
+        assert arrivals.not_running() == []
+        assert drops == []
 
 
 def standing_by(agent: Agent) -> bool:
