@@ -21,7 +21,7 @@ from mgpu.model.quantities import same_quantity
 from mgpu.model.seals import SEAL
 from mgpu.model.slices import is_slice
 from mgpu.model.wishes import ALL as WISHES
-from mgpu.model.wishes import CARD_UUIDS, PREFIX, SAME_CARD_GROUP, Wishes, field, read_wishes
+from mgpu.model.wishes import CARD_UUIDS, PREFIX, SAME_CARD_GROUP, Wishes, contradictions, field, read_wishes
 from mgpu.settings import CARD_POLICIES, Settings
 
 
@@ -156,7 +156,8 @@ def read_bare_ask(pod: Pod, settings: Settings) -> Ask | None:
 
 def wish_problems(pod: Pod, ask: Ask | None) -> tuple[Problem, ...]:
     """What is wrong with the wishes of a pod with this ask. None: an ask that cannot be read, or not in use here."""
-    return _wishes(pod, ask)[1]
+    wishes, problems = _wishes(pod, ask)
+    return (*problems, *contradictions(wishes))
 
 
 def _wishes(pod: Pod, ask: Ask | None) -> tuple[Wishes, tuple[Problem, ...]]:

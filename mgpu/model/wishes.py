@@ -1,7 +1,7 @@
 """What any pod of any dialect may wish beside its ask, as annotations `mgpu.io/…`."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -21,13 +21,12 @@ ALL = (CARD_POLICY, CARD_MODELS, EXCLUDE_CARD_MODELS, CARD_UUIDS, SPREAD_GROUP, 
 MOST = 100
 """Entries of a list: what a filter over thousands of nodes can afford."""
 LONGEST = 128
-"""Characters of an entry. A UUID has 40, a model name 30. What they match is remembered, text and all."""
+"""Characters of an entry. A UUID has 40, a model name 30. Their words are remembered, text and all."""
 
 NOT_LISTED = "not among card-uuids"
 """Why a card is out that is not one of those wished for."""
 
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
-_BETWEEN_TOKENS = re.compile(r"[\s/_-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,6 @@ class Wishes:
 NONE = Wishes()
 
 
-@lru_cache(maxsize=10_000)
 def matches(wanted: str, model: str) -> bool:
     """Whether a model as a user names it is the `model` that a card reports.
 
@@ -99,12 +97,22 @@ def matches(wanted: str, model: str) -> bool:
     model one after the other, in any case. So `A100` and `a100-sxm4` are an `NVIDIA A100-SXM4-80GB`, while `H100` is
     no `GH100`, and `A10` no `A100`.
     """
-    words, of = _words(wanted), _words(model)
-    return any(of[i : i + len(words)] == words for i in range(len(of) - len(words) + 1)) if words else False
+    words = _words(wanted)
+    return bool(words) and words in _words(model)
 
 
-def _words(model: str) -> list[str]:
-    return [word for word in _BETWEEN_TOKENS.split(model.lower()) if word]
+_TO_SPACE = str.maketrans("_/-", "   ")
+
+
+@lru_cache(maxsize=10_000)
+def _words(model: str) -> str:
+    """The words in lower case, a space before and after each; "" where there are none.
+
+    Words in a row are a part of the text then, which is found in linear time. Working a text out again is cheap too:
+    a user's pods can push others out of the memory.
+    """
+    words = " ".join(model.lower().translate(_TO_SPACE).split())
+    return f" {words} " if words else ""
 
 
 def field(key: str) -> str:
@@ -126,7 +134,6 @@ def read_wishes(
     excluded = _listed(annotations, EXCLUDE_CARD_MODELS, problems)
     for key, names in ((CARD_MODELS, models), (EXCLUDE_CARD_MODELS, excluded)):
         problems += (Problem(field(key), f"{name!r} names no model") for name in names if not _words(name))
-    problems += _contradictions(models, excluded)
     wishes = Wishes(
         _policy(annotations, policies, problems),
         models,
@@ -168,9 +175,15 @@ def _listed(annotations: Mapping[str, str], key: str, problems: list[Problem]) -
     return tuple(dict.fromkeys(filter(None, entries)))
 
 
-def _contradictions(models: Iterable[str], excluded: Collection[str]) -> Iterable[Problem]:
-    for model in models:
-        against = next((other for other in excluded if matches(other, model)), None)
+def contradictions(wishes: Wishes) -> Iterator[Problem]:
+    """What the wishes want and exclude at the same time: for admission, which looks at a pod once.
+
+    Where such a pod exists all the same, no card fits it. Compares each model with each, 10,000 pairs at most.
+    """
+    excluded = [(other, _words(other)) for other in wishes.excluded_models if _words(other)]
+    for model in wishes.models:
+        of = _words(model)
+        against = next((other for other, words in excluded if words in of), None)
         if against is not None:
             text = f"{against!r} excludes {model!r}, which {CARD_MODELS} wants"
             yield Problem(field(EXCLUDE_CARD_MODELS), text)

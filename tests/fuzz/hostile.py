@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from mgpu.model import budget
+from mgpu.model import budget, wishes
 from tests.builders import CORE, MEMORY, container, pod
 
 Raw = dict[str, Any]
@@ -88,6 +88,12 @@ PODS: Mapping[str, Make] = {
     "card UUIDs": lambda size: _with(**{"mgpu.io/card-uuids": "G," * (size // 2)}),
     "card models": lambda size: _with(
         **{f"mgpu.io/{key}card-models": ",".join(["a " * (size // 200)] * 50) for key in ("", "exclude-")}
+    ),
+    "as many wishes as are accepted": lambda _: _with(
+        **{
+            f"mgpu.io/{key}": ",".join(f"{key[0]}{i}" + "-a" * 60 for i in range(wishes.MOST))
+            for key in ("card-models", "exclude-card-models", "card-uuids")
+        }
     ),
     "a long quantity": lambda size: pod("p", asking("c", CORE, "9" * size)),
     "a long resource": lambda size: pod("p", asking("c", "koordinator.sh/gpu" + "x" * size)),

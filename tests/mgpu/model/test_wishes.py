@@ -15,6 +15,7 @@ from mgpu.model.wishes import (
     SAME_CARD_GROUP,
     SPREAD_GROUP,
     Wishes,
+    contradictions,
     matches,
     read_wishes,
 )
@@ -80,7 +81,8 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_named_with_field_and_rule(name: str) -> None:
     annotations, key, message = WRONG[name]
-    _, (problem,) = read_wishes(annotations, "team", POLICIES)
+    wishes, problems = read_wishes(annotations, "team", POLICIES)
+    (problem,) = (*problems, *contradictions(wishes))
     assert problem.field == f"metadata.annotations[{key}]"
     assert message in problem.message
 
