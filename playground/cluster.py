@@ -29,6 +29,7 @@ from mgpu.serving.certificates import CA
 from playground import mps_control
 from playground.apiserver import ApiServer, Request, Served, User, self_signed, write_kubeconfig
 from playground.collector import Collector
+from playground.cri import Cri
 from playground.gpu_clients import GpuClients
 from playground.installation import authorities, install
 from playground.kubelet import Kubelet, KubeletConfig
@@ -68,6 +69,7 @@ _NAMESPACE = "mgpu-system"
 OURS = tuple(f"system:serviceaccount:{_NAMESPACE}:mgpu-{name}" for name in ("webhook", "scheduler", "deviceplugin"))
 """The users whom the three processes are, by their service accounts."""
 _WEIGHT = 5
+_CRI = "cri.sock"
 _START_SECONDS = 120.0
 
 
@@ -244,8 +246,11 @@ class Cluster:
         (root / "cdi").mkdir(parents=True)
         config = KubeletConfig(node.name, root, labels=node.all_labels, **self._kubelet_options)
         api = self.connect("kubelet")
-        kubelet = Kubelet(config, api, Runtime(root / "cdi", GpuClients(self.nvml_state(node.name))))
+        runtime = Runtime(root / "cdi", GpuClients(self.nvml_state(node.name)))
+        kubelet, cri = Kubelet(config, api, runtime), Cri(root / _CRI, runtime)
         stack.callback(api.close)
+        stack.callback(cri.stop)
+        cri.start()
         stack.callback(kubelet.stop)
         kubelet.start()
         self.kubelets[node.name] = kubelet
@@ -305,6 +310,7 @@ class Cluster:
         control = shlex.join([sys.executable, "-S", "-E", mps_control.__file__])
         root = self.folder / node.name
         files = {"MPSDIR": str(root / "mps"), "MPSCONTROL": control, "LIMITSDIR": str(root / "limits")}
+        files["CRISOCKET"] = str(root / _CRI)
         own = {f"MGPU_DEVICEPLUGIN__{key}": value for key, value in files.items()}
         return own | (_BESIDE_STOCK if node.stock else {})
 

@@ -71,6 +71,7 @@ class Runtime:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._pods: dict[str, dict[str, Container]] = {}
+        self._sandboxes: set[str] = set()
 
     def start(self, pod: Raw, container: Raw, options: RunOptions) -> Container:
         """Create and start. The environment, later over earlier: image, device plugins, the pod's own, CDI.
@@ -105,6 +106,7 @@ class Runtime:
                 started=time.time(),
             )
             of_pod[record.id] = record
+            self._sandboxes.add(record.uid)
             if self._gpus:
                 self._gpus.start(record.pid, record.env)
         return record
@@ -117,6 +119,16 @@ class Runtime:
                 of_pod[container.id] = replace(container, exit_code=exit_code, finished=time.time())
                 if self._gpus:
                     self._gpus.end(container.pid, container.env)
+
+    def has_sandbox(self, uid: str) -> bool:
+        """Return whether the pod has a sandbox, in which its next container can start."""
+        with self._lock:
+            return uid in self._sandboxes
+
+    def remove_sandbox(self, uid: str) -> None:
+        """No container of the pod starts any more."""
+        with self._lock:
+            self._sandboxes.discard(uid)
 
     def containers(self, uid: str = "") -> tuple[Container, ...]:
         """Every container there ever was, or all of one pod, in the order of their start."""
@@ -133,6 +145,7 @@ class Runtime:
         """The node went down: whatever ran is gone."""
         for container in self.containers():
             self.end(container, 255)
+            self.remove_sandbox(container.uid)
         if self._gpus:
             self._gpus.reboot()
 

@@ -192,6 +192,7 @@ class PodWorker:
         for container in self._machine.runtime.containers(pod["metadata"]["uid"]):
             if container.running:
                 self._machine.runtime.end(container)
+        self._machine.runtime.remove_sandbox(pod["metadata"]["uid"])
         self.ended = True
 
     def _report(self, pod: Json) -> str:

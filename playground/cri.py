@@ -1,0 +1,70 @@
+"""What a node's container runtime says through CRI, as far as the agents ask."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import orjson
+
+from playground.runtime import Container, Runtime
+from proto import cri_pb2 as api
+from proto import cri_pb2_grpc as services
+
+UID, NAME = "io.kubernetes.pod.uid", "io.kubernetes.container.name"
+_KILLED = 137
+
+
+class Cri(services.RuntimeServiceServicer):
+    """Serves the runtime on `socket` under containerd's name. It goes on while the kubelet is stopped."""
+
+    def __init__(self, socket: Path, runtime: Runtime) -> None:
+        self._socket, self._runtime = socket, runtime
+        self._server: Any = None
+
+    def start(self) -> None:
+        self._server = grpc.server(ThreadPoolExecutor(4, "cri"), options=[("grpc.so_reuseport", 0)])
+        services.add_RuntimeServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        self._server.add_insecure_port(f"unix:{self._socket}")
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop(None).wait()
+
+    def Version(self, request: Any, context: Any) -> api.VersionResponse:  # noqa: N802, ARG002
+        return api.VersionResponse(runtime_name="containerd", runtime_version="2.0.0")
+
+    def Status(self, request: Any, context: Any) -> api.StatusResponse:  # noqa: N802, ARG002
+        return api.StatusResponse(info={"config": '{"enableCDI": true}'} if request.verbose else {})
+
+    def ListContainers(self, request: Any, context: Any) -> api.ListContainersResponse:  # noqa: N802, ARG002
+        rows = self._runtime.containers(request.filter.label_selector.get(UID, ""))
+        return api.ListContainersResponse(containers=map(_row, rows))
+
+    def ListPodSandbox(self, request: Any, context: Any) -> api.ListPodSandboxResponse:  # noqa: N802, ARG002
+        uid = request.filter.label_selector[UID]
+        ready = self._runtime.has_sandbox(uid)
+        rows = [api.PodSandbox(id=uid, state=api.SANDBOX_READY)] if ready else []
+        return api.ListPodSandboxResponse(items=rows)
+
+    def ContainerStatus(self, request: Any, context: Any) -> api.ContainerStatusResponse:  # noqa: N802
+        found = self._find(request.container_id, context)
+        spec = {"process": {"env": [f"{key}={value}" for key, value in found.env.items()]}}
+        info = orjson.dumps({"runtimeSpec": spec}).decode()
+        return api.ContainerStatusResponse(info={"info": info} if request.verbose else {})
+
+    def StopContainer(self, request: Any, context: Any) -> api.StopContainerResponse:  # noqa: N802
+        self._runtime.end(self._find(request.container_id, context), _KILLED)
+        return api.StopContainerResponse()
+
+    def _find(self, wanted: str, context: Any) -> Container:
+        found = next((c for c in self._runtime.containers() if c.id == wanted), None)
+        if found is None:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"container {wanted} not found")
+            raise AssertionError("abort does not return")
+        return found
+
+
+def _row(container: Container) -> api.Container:
+    state = api.CONTAINER_RUNNING if container.running else api.CONTAINER_EXITED
+    return api.Container(id=container.id, state=state, labels={UID: container.uid, NAME: container.name})
