@@ -31,7 +31,7 @@ _RULES = (
     ("whole-cards", r"^above 100 must be a multiple of 100"),
     ("at-most-a-card", r"^must be at most 100 per card"),
     ("memory-of-whole-cards", r"^must not be set for whole cards"),
-    ("memory-minimum", r"^must be at least \d+ \(MiB\)"),
+    ("memory-minimum", r"^must be at least \d+( \(MiB\)|Mi per card)"),
     ("core-with-memory", r"^must be set where"),
     ("container-list", r"must be an integer of at least 0|^must have one entry per container|^gives \d+ to container"),
     ("container-name", r"characters long where the container asks for GPU|^'.*' is the name of"),
