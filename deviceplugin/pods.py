@@ -270,15 +270,15 @@ def read_gpu_pod(
 
 
 def _ended(known: GpuPod) -> GpuPod:
-    """The part of an ended pod that an agent keeps: pods that failed may stay on a node in any number.
+    """Return the part of an ended pod that an agent keeps: who it is, since a node may have thousands that failed.
 
-    No container of it starts again. What it ran on can still be asked about, if it ever ran.
+    A pod that has ended holds nothing by its record, and no container of it starts again. What its containers still run
+    on, if the phase is ahead of them, is in its receipt (`deviceplugin.remnants`).
     """
-    bare = replace(known, pod=replace(known.pod, containers=()), amounts={}, held={})
-    if known.ran:
-        return bare
-    ask = replace(known.ask, containers=(), others=()) if known.ask is not None else None
-    return replace(bare, ask=ask, carriers={})
+    pod, mirror = known.pod, known.pod.annotations.get(MIRROR)
+    who = Pod(pod.namespace, pod.name, pod.uid, node=pod.node, phase=pod.phase, created=pod.created)
+    bare = replace(who, annotations={} if mirror is None else {MIRROR: mirror})
+    return GpuPod(bare, problem="the pod has ended", grace=known.grace)
 
 
 def _kept(pod: Pod) -> Pod:

@@ -81,7 +81,7 @@ class Accounts:
             shares = ()
         elif shares is None and not bare and (given or stock.chooses(self._nodes.get(pod.node), known.ask)):
             dialect, shares = stock.NVIDIA, stock.held(known.ask, given)
-        if shares is None and (not dialects.has_run(pod, known.ask) or (bare and self._waits(known))):
+        if shares is None and (not dialects.has_run(pod, known.ask) or (bare and self._is_late(known))):
             self._await_decision(known, unreadable)
             return
         unknown = () if bare else shares_unknown(known, recorded=bool(unreadable or known.finding))
@@ -114,9 +114,16 @@ class Accounts:
             return False
         return OTHERS in given
 
-    @staticmethod
-    def _waits(known: GpuPod) -> bool:
-        return known.ask is not None and dialects.waits(known.pod, known.ask)
+    def _is_late(self, known: GpuPod) -> bool:
+        """Return whether a pod that runs without having been given anything gets its cards now, or is failed.
+
+        A container of it waits for its cards. Or it asks for slices alone, and its agent names it: while such a pod
+        runs, the kubelet counts what it asks for, and fails pods that come for slices of that profile.
+        """
+        if known.ask is None:
+            return False
+        named = known.pod.uid in self._given(known.pod.node)
+        return dialects.waits(known.pod, known.ask) or (named and not known.ask.containers)
 
     def _holding(self, known: GpuPod, dialect: str, shares: tuple[Share, ...]) -> Holding:
         pod, gpuid = known.pod, occupies(known.pod, known.pod.node)

@@ -1,6 +1,9 @@
 """The node's pods as the agent reads them."""
 
+import pickle
 from typing import Any
+
+import pytest
 
 from deviceplugin.pods import GpuPod, NodePods, read_gpu_pod
 from mgpu.settings import load_settings
@@ -121,3 +124,27 @@ def test_what_was_amended_stands_until_the_api_server_says_so_too() -> None:
     pods.drop(share())
     pods.amend(known, amended)
     assert not pods.all(), "it went before it was amended"
+
+
+@pytest.mark.parametrize("ran", [True, False])
+def test_pod_that_has_ended_is_kept_in_a_few_hundred_bytes(*, ran: bool) -> None:
+    """Quotas do not count such pods, and a cluster keeps 12,500 of them: each had cost an agent 57 to 141 KiB."""
+    names = [f"c{i}-{'x' * 50}" for i in range(200)]
+    record = {"vke.volcengine.com/assumed": "true"} | {
+        f"vke.volcengine.com/gpu-index-container-{n}": "1" for n in names
+    }
+    raw = pod("p", *(container(name, 1, 256) for name in names), annotations=record, node="n1", phase="Failed")
+    raw["status"]["containerStatuses"] = [{"name": name, "containerID": "x"} for name in names if ran]
+    running = {**raw, "status": {"phase": "Running"}}
+    assert len(pickle.dumps(read(running))) > 20_000
+    known = read(raw)
+    assert len(pickle.dumps(known)) < 1_000
+    assert (known.pod.key, known.pod.uid, known.pod.ended) == ("default/p", "uid-p", True)
+
+
+def test_static_pod_that_has_ended_is_still_found_by_the_kubelets_uid() -> None:
+    pods = NodePods(SETTINGS, lambda: None)
+    pods.take(share(annotations={**RECORD, "kubernetes.io/config.mirror": "a" * 32}, phase="Failed"))
+    known = pods.by_uid("a" * 32)
+    assert known is not None
+    assert known.pod.ended

@@ -167,3 +167,16 @@ def test_slice_that_a_pod_without_a_record_was_given_stays_held() -> None:
     replica.api.put("pods", ran(wants("p", {"mig-1g.10gb": 1}, node="n1"), "a", phase="Running"))
     replica.deliver()
     assert [s.idle for s in replica.state.view("n1", "").others] == [False, True]
+
+
+def test_pod_for_slices_that_its_agent_names_as_bare_is_decided_late_or_failed() -> None:
+    """The kubelet counts what it asks for, and would fail each pod that comes for a slice of that profile."""
+    replica, agents = cut_cluster(("n1", MIG, 1))
+    agents["n1"].make(*slices((0, 0, "1g.10gb")))
+    replica.api.put("pods", ran(wants("p", {"mig-1g.10gb.me": 9}, node="n1"), "a", phase="Running"))
+    listed(replica.api)
+    replica.deliver()
+    assert not replica.state.undecided(), "its agent may not have seen it yet"
+    listed(replica.api, *json.loads(write_given([nothing("uid-p")])))
+    replica.deliver()
+    assert list(replica.state.undecided()) == ["uid-p"]
