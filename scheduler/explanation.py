@@ -21,7 +21,7 @@ from mgpu.settings import Settings
 from scheduler import stock
 from scheduler.decide import assess
 from scheduler.filtering import Filter, Filtered
-from scheduler.gpu_pods import GpuPod, occupies
+from scheduler.gpu_pods import GpuPod, occupies, read_gpu_pod
 from scheduler.rationing import Rations
 from scheduler.slices.site import wanted_by
 from scheduler.state import State
@@ -105,6 +105,8 @@ class Explainer:
         found = Explanation(f"Pod {pod.key}", _stands(pod), said=_conditions(raw))
         if known is None:
             return _with(found, verdict=self._no_gpu_pod(pod, raw))
+        if pod.ended:
+            known = read_gpu_pod(raw, self._settings) or known  # the state keeps nothing of what it asked for
         problems = (*map(str, known.problems), *map(str, mixing(pod)))
         ask = known.ask
         if ask is not None:

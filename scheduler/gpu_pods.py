@@ -75,15 +75,18 @@ def _is_ours(pod: Pod) -> bool:
 
 
 def kept(known: GpuPod) -> GpuPod:
-    """Return the part that the scheduler keeps of a pod, of which users choose the size."""
-    pod = known.pod
+    """Return the part that the scheduler keeps of a pod, of which users choose the size.
+
+    A pod that has ended holds nothing, and clusters keep 12,500 of them: of what it asked for, the vocabulary remains.
+    """
+    pod, ask = known.pod, known.ask
     if pod.ended:
-        pod = replace(pod, containers=())  # it holds nothing, and pods that failed may stay for months
+        pod = replace(pod, containers=(), ran=frozenset())
+        known, ask = replace(known, problems=()), ask and Ask(ask.dialect, ())
     if pod.ended or known.ask is None:
         pod = replace(pod, annotations={})
-    return replace(
-        known, pod=keeping.kept(pod, record=bool(pod.node))
-    )  # before it is bound, a record counts for nothing
+    # Before it is bound, a record counts for nothing.
+    return replace(known, pod=keeping.kept(pod, record=bool(pod.node)), ask=ask)
 
 
 def _refused(pod: Pod, problems: Sequence[Problem], version: str, judged: Judged | None = None) -> GpuPod:

@@ -155,6 +155,7 @@ class State:
         # verifying a seal does not hold anybody up.
         seen = self._pods.get(meta["uid"])
         known = gpu_pod_of(pod, raw, self._settings, self.records, seen.judged if seen else None)
+        ask = known.ask if known is not None else None
         if known is not None:
             pod, known = known.pod, kept(known)  # what else reads of the pod keeps nothing of it but sums and names
         with self._lock:
@@ -165,8 +166,8 @@ class State:
                 self._forget(meta["uid"])
                 self._accounts.follow_stranger(pod, meta["uid"])
             else:
-                if known.ask is not None and meta["uid"] not in self._pods:
-                    self.outlook.saw(known.pod, known.ask)
+                if ask is not None and meta["uid"] not in self._pods:
+                    self.outlook.saw(known.pod, ask)
                 self._pods[meta["uid"]] = known
                 self._settle(known)
                 self._shown.mark(self._nominations.follow(known))

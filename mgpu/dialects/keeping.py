@@ -7,6 +7,7 @@ So these bounds hold whenever a pod is read, whatever has become of it since its
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from mgpu import dialects
 from mgpu.dialects.mtgpu import ANNOTATIONS as OF_MTGPUPODS
@@ -71,4 +72,12 @@ def _container(container: Container) -> Container:
 
 
 def _ours(amounts: Mapping[str, str]) -> Mapping[str, str]:
-    return {name: amount for name, amount in amounts.items() if name == SHARE or vocabulary_of(name) is not None}
+    return _shared(
+        tuple((name, amount) for name, amount in amounts.items() if name == SHARE or vocabulary_of(name) is not None)
+    )
+
+
+@lru_cache(maxsize=4096)
+def _shared(amounts: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    """Return one table for all containers that ask for the same: a pod may have 256 of them, a process many pods."""
+    return dict(amounts)
