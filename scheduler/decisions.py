@@ -10,6 +10,8 @@ _LIVES = 4
 _MOMENT_SECONDS = 2.0
 """The write of a Binding takes milliseconds, and its time-out in kube-scheduler's client is not in sight."""
 _PAUSE_MOMENTS = 10
+_GONE_SECONDS, _MOST_GONE = 120.0, 1 << 16
+"""How long, and of how many pods, it is known that they were deleted: longer than any request takes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +59,7 @@ class Decisions:
         self._moment = min(_MOMENT_SECONDS, seconds)
         self._known: dict[str, tuple[Decision, float]] = {}
         self._rows: dict[str, _Row] = {}
+        self._gone: dict[str, float] = {}
 
     def get(self, uid: str) -> Decision | None:
         return self._known[uid][0] if uid in self._known else None
@@ -86,6 +89,21 @@ class Decisions:
 
     def drop(self, uid: str) -> None:
         self._known.pop(uid, None)
+
+    def bury(self, uid: str) -> None:
+        """Note that the pod was deleted.
+
+        Its Binding may be under way: a reservation that is made for it now would be nobody's, and would hold cards for
+        its whole time. A tenant could repeat that at will, and no quota counts a pod that was deleted.
+        """
+        now = self._clock()
+        self._gone[uid] = now
+        while len(self._gone) > _MOST_GONE or now - next(iter(self._gone.values())) > _GONE_SECONDS:
+            del self._gone[next(iter(self._gone))]
+
+    def is_gone(self, uid: str) -> bool:
+        """Return whether the pod was deleted a short time ago."""
+        return uid in self._gone
 
     def made_within(self, seconds: float) -> bool:
         """Whether one was made, or given its time again, in the last so many seconds."""

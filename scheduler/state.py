@@ -184,6 +184,7 @@ class State:
             known = self._pods.get(meta["uid"])
             self._agents.pod_gone(meta["uid"])
             self._forget(meta["uid"])
+            self._decisions.bury(meta["uid"])
             self._accounts.gone(meta["uid"], known.pod.node if known else "")
             self._usage.drop(meta["uid"])
             self.sites.drop_pod(meta["uid"])
@@ -346,6 +347,8 @@ class State:
         """Why no cards may be decided for this pod on this node whatever is free there; "": they may."""
         with self._lock:
             pod = self._pods[uid].pod if uid in self._pods else None
+            if pod is None and self._decisions.is_gone(uid):
+                return "the pod has been deleted"
             if pod is None or not (pod.node or pod.ended) or (pod.node == node and uid in self._undecided):
                 return ""
             return f"the pod is bound to {pod.node} already" if pod.node else f"the pod has {pod.phase.lower()}"

@@ -4,9 +4,10 @@ import pytest
 
 from mgpu.model.asks import Rejection
 from mgpu.model.errors import RetryLater
-from scheduler.decisions import Decision
+from scheduler.decisions import Decision, Decisions
 from scheduler.gpu_pods import GpuPod, read_gpu_pod
 from tests import builders as b
+from tests.clock import Clock
 from tests.scheduler.fake import SETTINGS, FakeApi, Replica, cluster
 
 
@@ -42,6 +43,29 @@ def test_what_is_decided_is_reserved_at_once(replica: Replica) -> None:
     first, second = submitted(replica, "p"), submitted(replica, "q")
     assert chosen(decided(replica, first)) == (0,)
     assert chosen(decided(replica, second)) == (1,)
+
+
+def test_nothing_is_reserved_for_a_pod_that_was_deleted_while_its_binding_was_under_way(replica: Replica) -> None:
+    """Its cards would be held for as long as a reservation lives, and deleted pods count in no quota."""
+    known = submitted(replica, "p")
+    replica.api.remove("pods", "p")
+    replica.deliver()
+    refused = replica.decider.decide(known, "n1")
+    assert str(refused) == "the pod has been deleted"
+    assert replica.cards_held() == {}
+    decided(replica, submitted(replica, "q"))
+
+
+def test_deleted_pods_are_remembered_for_a_while_and_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.decisions._MOST_GONE", 3)
+    clock = Clock()
+    decisions = Decisions(30.0, clock)
+    for uid in "abcd":
+        decisions.bury(uid)
+    assert [uid for uid in "abcd" if decisions.is_gone(uid)] == ["b", "c", "d"]
+    clock.now += 121.0
+    decisions.bury("e")
+    assert [uid for uid in "abcde" if decisions.is_gone(uid)] == ["e"]
 
 
 def test_the_same_node_again_gives_the_same_cards(replica: Replica) -> None:
