@@ -93,6 +93,7 @@ class Agent:
             lambda: self._slices.wake(),
             lambda: self._runtime.has_cdi,
             read_toolkit,
+            lambda: self._mps.unbounded(),
         )
         self._records = RecordWriter(api, self._runs)
         self._limits = LimitsFiles(
@@ -413,6 +414,7 @@ class Agent:
 
     def _warn_mps(self, problem: str) -> None:
         self._warn_node(problem, "MgpuMps")
+        self._reporter.update()  # `mgpu doctor` names nodes whose MPS folders have no bound
 
     def _warn_unenforced(self, known: GpuPod, why: str) -> None:
         self._warn_pod(known, why, "MgpuNotEnforced")

@@ -142,6 +142,7 @@ class Reporter:
     whole: who serves whole cards ("": not known), and the annotation of what another plugin gave out (None: not known).
     undivided: of all cards those that are not cut into slices; None: not known. changed: hears that the Node has.
     cdi: whether the container runtime has it; None: not known. toolkit: what NVIDIA's heeds; None: not known.
+    mps_unbounded: whether MPS folders that containers write lie on the node's own file system.
     """
 
     def __init__(
@@ -156,10 +157,12 @@ class Reporter:
         changed: Callable[[], None] = lambda: None,
         cdi: Callable[[], bool | None] = lambda: None,
         toolkit: Callable[[], Toolkit | None] = lambda: None,
+        mps_unbounded: Callable[[], bool] = lambda: False,
     ) -> None:
         self._api, self._node_name, self._settings = api, node, settings
         self._pods_known, self._held, self._whole = pods_known, held, whole
         self._undivided, self._changed, self._cdi, self._toolkit = undivided, changed, cdi, toolkit
+        self._mps_unbounded = mps_unbounded
         self._cards: tuple[Card, ...] | None = None
         self._driver = ""
         self._node: Raw | None = None
@@ -293,13 +296,16 @@ class Reporter:
         if patch := _merged(
             capacity_patch(node, devices, self._settings, self._held),
             labels_patch(node, cards, driver, server),
-            agent_patch(node, AgentSaid(own_version(), self._cdi(), len(cards), server, self._toolkit())),
+            agent_patch(node, self._said(len(cards), server)),
         ):
             # A node's labels can be written through its status too: one write, one right.
             answer = self._api.patch(f"/api/v1/nodes/{self._node_name}/status", patch)
             log.info("node updated", extra=patch)
             self._saw(node=(node, answer))
         return self._report_device(device, write_device(read_node(node), node["metadata"]["uid"], cards), given)
+
+    def _said(self, cards: int, server: str) -> AgentSaid:
+        return AgentSaid(own_version(), self._cdi(), cards, server, self._toolkit(), self._mps_unbounded())
 
     def _report_device(self, device: Raw | None, wanted: Raw, given: str | None) -> str:
         if device is None and given is None:

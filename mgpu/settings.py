@@ -186,6 +186,7 @@ class DevicePluginSettings(Block):
     run without a record and that the kubelet's checkpoint does not know. Empty: not asked.
     enforce: `mps`: cards that are shared run an MPS control daemon (the program `mpsControl`, directories below
     `mpsDir`), which holds each share to its memory and compute.
+    mpsRequireMounts: an MPS daemon starts only where the folders that containers write are mounts of their own.
     migManager: whether this agent may switch the MIG mode of cards.
     limitsDir: where the limits of a card's MtgpuPods are written, a file per UUID; empty: nowhere.
     deviceList: `mounts`: NVIDIA's container toolkit is told a container's cards by mounts too, which it can be set to
@@ -207,6 +208,7 @@ class DevicePluginSettings(Block):
     enforce: Annotated[Literal["none", "mps"], BeforeValidator(lower)] = "none"
     mps_dir: str = Field("/run/mgpu/mps", alias="mpsDir")
     mps_control: str = Field("nvidia-cuda-mps-control", alias="mpsControl")
+    mps_require_mounts: bool = Field(True, alias="mpsRequireMounts")
     mig_manager: bool = Field(True, alias="migManager")
     limits_dir: str = Field("/run/mgpu/limits", alias="limitsDir")
     device_list: Annotated[Literal["env", "mounts"], BeforeValidator(lower)] = Field("env", alias="deviceList")

@@ -21,8 +21,11 @@ def own_version() -> str:
 
 
 class AgentSaid(NamedTuple):
-    """cdi: whether the container runtime has CDI; None: not known. cards: how many GPUs. whole_cards: who serves them,
+    """What an agent says of its node.
+
+    cdi: whether the container runtime has CDI; None: not known. cards: how many GPUs. whole_cards: who serves them,
     `mgpu` or `nvidia`. toolkit: what NVIDIA's container toolkit heeds of unprivileged containers; None: not known.
+    mps_unbounded: whether MPS folders that containers write lie on the node's own file system.
     """
 
     version: str
@@ -30,6 +33,7 @@ class AgentSaid(NamedTuple):
     cards: int
     whole_cards: str
     toolkit: "Toolkit | None" = None
+    mps_unbounded: bool = False
 
 
 class Toolkit(NamedTuple):
@@ -47,6 +51,8 @@ def write_agent(said: AgentSaid) -> str:
         "wholeCards": said.whole_cards,
         "toolkit": said.toolkit._asdict() if said.toolkit else None,
     }
+    if said.mps_unbounded:
+        row["mpsUnbounded"] = True
     return json.dumps(row, separators=(",", ":"))
 
 
@@ -59,6 +65,7 @@ def read_agent(node: Mapping[str, Any]) -> AgentSaid | None:
         known = cdi if isinstance(cdi, bool) else None
         heeds = row.get("toolkit")
         toolkit = Toolkit(heeds["variable"] is True, heeds["mounts"] is True) if heeds else None
-        return AgentSaid(str(row["version"]), known, int(row["cards"]), str(row["wholeCards"]), toolkit)
+        whole, unbounded = str(row["wholeCards"]), row.get("mpsUnbounded") is True
+        return AgentSaid(str(row["version"]), known, int(row["cards"]), whole, toolkit, unbounded)
     except (ValueError, KeyError, TypeError):
         return None

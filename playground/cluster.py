@@ -311,6 +311,7 @@ class Cluster:
         root = self.folder / node.name
         files = {"MPSDIR": str(root / "mps"), "MPSCONTROL": control, "LIMITSDIR": str(root / "limits")}
         files["CRISOCKET"] = str(root / _CRI)
+        files["MPSREQUIREMOUNTS"] = "false"  # mounts need root, and would outlive the cluster
         own = {f"MGPU_DEVICEPLUGIN__{key}": value for key, value in files.items()}
         return own | (_BESIDE_STOCK if node.stock else {})
 

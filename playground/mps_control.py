@@ -4,8 +4,8 @@
     echo <command> | mps_control.py
 
 A script of the standard library alone (`python -S -E mps_control.py`). One daemon per pipe directory; it ends with the
-directory, so that none outlives its cluster. To go wrong on purpose, in the pipe directory: a file `hang` makes it
-answer nothing, a file `refuse` makes it end at its start.
+directory, so that none outlives its cluster. To go wrong on purpose: a file `hang` in the pipe directory makes it
+answer nothing, a file `refuse` beside the pipe directory makes it end at its start.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ def _daemonize(pipes: Path) -> int:
 
 
 def _serve(pipes: Path, told: int = -1) -> int:
-    if (pipes / "refuse").exists():
+    if pipes.with_name("refuse").exists():
         print("The server cannot be started", file=sys.stderr)
         return 1
     with (pipes / "control_lock").open("w") as lock, socket.socket(socket.AF_UNIX) as server:

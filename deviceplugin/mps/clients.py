@@ -8,6 +8,7 @@ from pathlib import Path
 from deviceplugin.cdi import CdiFiles
 from deviceplugin.identity import Refused, Target
 from deviceplugin.mps.daemons import Daemons
+from deviceplugin.mps.folders import KernelMounts
 from deviceplugin.mps.limits import Client, Edits, Unenforceable, client_of, daemon_of, edits
 from deviceplugin.pods import GpuPod, NodePods
 from deviceplugin.wakeup import Wakeup
@@ -65,6 +66,10 @@ class Mps:
     def well(self, card: str) -> bool:
         """Whether the card's daemon answers, as far as is known. From any thread."""
         return self._daemons.well(card)
+
+    def unbounded(self) -> bool:
+        """Return whether containers of this node may fill the node's own file system by MPS. From any thread."""
+        return self._daemons.unbounded()
 
     async def ready(self, targets: Sequence[Target], deadline: float) -> Mapping[Key, Edits]:
         """What these containers get as clients, once all of their daemons answer. Raises Refused at the deadline."""
@@ -131,5 +136,6 @@ def mps_of(
 ) -> Mps:
     """As the settings have it."""
     folder = Path(own.mps_dir)
-    daemons = Daemons(folder, shlex.split(own.mps_control), warn_node, changed.wake)
+    mounts = KernelMounts() if own.mps_require_mounts else None
+    daemons = Daemons(folder, shlex.split(own.mps_control), warn_node, changed.wake, mounts=mounts)
     return Mps(daemons, files, folder, gpus, pods, changed, warn_pod, enforce=own.enforce == "mps")

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 
+from deviceplugin.mps import folders
+from deviceplugin.mps.folders import Mounts, Unbounded
 from deviceplugin.mps.limits import PIPE, pipe_dir, shm_dir
 
 _MAX_PATH = 107
@@ -35,10 +37,17 @@ class Answer(Enum):
 
 
 class Control:
-    """Used on one event loop. command: how the program is called. folder: the setting `mpsDir`."""
+    """The control daemon of one card, used on one event loop.
 
-    def __init__(self, command: Sequence[str], folder: Path, card: str) -> None:
-        self._command, self._folder = list(command), folder
+    Args:
+        command: how the program is called.
+        folder: the setting `mpsDir`.
+        card: the card's UUID.
+        mounts: makes the folders that containers write mounts of their own; None: they may be plain folders.
+    """
+
+    def __init__(self, command: Sequence[str], folder: Path, card: str, mounts: Mounts | None = None) -> None:
+        self._command, self._folder, self._mounts = list(command), folder, mounts
         self._pipe, self._log = pipe_dir(folder, card), folder / card / "log"
         self._record = folder / card / "daemon"
         mine = {"CUDA_VISIBLE_DEVICES": card, PIPE: str(self._pipe), "CUDA_MPS_LOG_DIRECTORY": str(self._log)}
@@ -59,9 +68,42 @@ class Control:
                 os.waitpid(pid, os.WNOHANG)
         return pid if now == born else None
 
+    def unbounded(self) -> bool:
+        """Return whether containers may write where files have no bound of their own."""
+        mounts, written = self._mounts, (self._pipe, shm_dir(self._folder))
+        return mounts is not None and not all(map(mounts.is_own, written))
+
+    def crowded(self) -> bool:
+        """Return whether more than half of the room of the pipe folder's own mount is taken. Raises OSError."""
+        if self._mounts is None or not self._mounts.is_own(self._pipe):
+            return False
+        room = os.statvfs(self._pipe)
+        return 2 * room.f_bfree < room.f_blocks or 2 * room.f_ffree < room.f_files
+
+    def prepare(self, *, clients: bool, alone: bool) -> None:
+        """Make the daemon's folders, and remove what ended containers left there. Raises OSError and Unbounded.
+
+        Args:
+            clients: whether containers that run were given this daemon. They see the pipe folder that was there when
+                they started and may need their files in it: nothing is mounted over it, and only links are removed.
+                Without a daemon they would have no limits, so it is also started where the folder has no bound.
+            alone: whether no container of the node is a client, and no other daemon runs.
+        """
+        self._make_folders(clients=clients)
+        if clients:
+            folders.remove_links(self._pipe)
+            return
+        folders.empty(self._pipe)
+        if alone:
+            self.empty_shared()
+
+    def empty_shared(self) -> None:
+        """Remove all shared memory of the node's clients, where there is any. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            folders.empty(shm_dir(self._folder))
+
     def start(self) -> int:
-        """The pid of a new daemon. Raises OSError."""
-        self._make_folders()
+        """Return the pid of a new daemon; its folders have been prepared. Raises OSError."""
         output = (os.POSIX_SPAWN_OPEN, 1, str(self._output), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
         self._child = pid = os.posix_spawnp(
@@ -142,12 +184,19 @@ class Control:
     def _output(self) -> Path:
         return self._log / "output"
 
-    def _make_folders(self) -> None:
+    def _make_folders(self, *, clients: bool) -> None:
         """Containers of any user come in by the pipe directory, and write into the shared memory."""
         if len(os.fsencode(self._pipe / _LONGEST_SOCKET)) > _MAX_PATH:
             raise OSError(errno.ENAMETOOLONG, "too long for unix sockets in it", str(self._pipe))
-        for folder, mode in ((self._pipe, 0o755), (self._log, 0o755), (shm_dir(self._folder), 0o1777)):
+        shared = shm_dir(self._folder)
+        for folder in (self._pipe, self._log, shared):
             folder.mkdir(parents=True, exist_ok=True)
+        if self._mounts is not None and not clients:
+            if not self._mounts.is_own(shared):
+                raise Unbounded(folders.shm_without_mount(shared))
+            if not self._mounts.is_own(self._pipe):
+                self._mounts.make(self._pipe)
+        for folder, mode in ((self._pipe, 0o755), (self._log, 0o755), (shared, 0o1777)):
             folder.chmod(mode)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from deviceplugin.identity import Refused
 from deviceplugin.mps.control import Answer, Control
+from deviceplugin.mps.folders import Mounts, Unbounded
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +35,15 @@ class Times:
 
 
 class _Daemon:
-    """One card's daemon. used: containers were given it, so it is never killed while it may serve them."""
+    """One card's daemon. used: containers were given it, so it is never killed while it may serve them.
 
-    def __init__(
-        self, card: str, control: Control, told: Callable[[str], None], changed: Callable[[], None], times: Times
-    ) -> None:
-        self._card, self._control, self._told, self._changed, self._times = card, control, told, changed, times
-        self.wanted = self.used = False
+    node: what the daemons of the node share.
+    """
+
+    def __init__(self, card: str, control: Control, node: "_Node") -> None:
+        self._card, self._control, self._node = card, control, node
+        self._told, self._changed, self._times = node.told, node.changed, node.times
+        self.wanted = self.used = self._refused = False
         self.problem = _UNKNOWN
         self.well = asyncio.Event()
         self._stir = asyncio.Event()
@@ -49,6 +52,16 @@ class _Daemon:
         if (wanted, used) != (self.wanted, self.used):
             self.wanted, self.used = wanted, used
             self._stir.set()
+
+    @property
+    def present(self) -> bool:
+        """Whether the daemon runs or containers were given it, so that the node's shared memory may be in use."""
+        return self.used or self.well.is_set() or self._control.running() is not None
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether containers may fill the node's own file system through its folders, or it is refused for that."""
+        return self.wanted and (self._refused or (self.well.is_set() and self._control.unbounded()))
 
     async def run(self) -> None:
         """Until it is not wanted and has ended. Cancelled, it leaves the daemon as it is."""
@@ -75,23 +88,39 @@ class _Daemon:
         """
         fresh = False
         if (pid := self._control.running()) is None and await self._control.healthy(self._times.ask) is Answer.ABSENT:
+            self._refused = False
             try:
-                pid, fresh = self._control.start(), True
+                pid, fresh = await self._started(), True
             except OSError as error:
                 return f"cannot be started: {error.strerror}: {error.filename}"
+            except Unbounded as error:
+                self._refused = True
+                return f"is not started: {error}"
             log.info("MPS daemon started", extra={"card": self._card, "pid": pid})
         with self._watching(pid):
             return await self._look_after(pid, fresh=fresh)
 
+    async def _started(self) -> int:
+        """Return the pid of a new daemon in folders without leftovers. Raises OSError and Unbounded."""
+        async with self._node.folders:  # no other daemon starts while the shared memory is emptied
+            alone = not self._node.any_present()
+            await asyncio.to_thread(self._control.prepare, clients=self.used, alone=alone)
+            return self._control.start()
+
     async def _look_after(self, pid: int | None, *, fresh: bool) -> str:
         """fresh: it has just been started, so nobody is its client yet. pid None: nobody knows who started it."""
         times, heard, answered = self._times, _now(), False
-        pause = times.first_poll
+        pause, had_clients = times.first_poll, not fresh
         while self.wanted:
             answer = await self._control.healthy(times.ask)
             self._control.trim()
             if pid is not None and self._control.running() is None:
                 return f"ended: {self._control.said() or 'it said nothing'}"
+            had_clients = had_clients or self.used
+            if had_clients and not self.used and self._control.crowded():
+                self._set(well=False, problem="starts anew")
+                await self._quitted()
+                return "was ended, since ended containers left its folder more than half full"
             if answer is Answer.HEALTHY:
                 heard, answered, pause = _now(), True, times.health
                 self._set(well=True, problem="")
@@ -110,15 +139,28 @@ class _Daemon:
 
     async def _end(self) -> None:
         """Nobody is its client: it quits, or it is killed."""
+        if self._control.running() is not None or await self._control.healthy(self._times.ask) is not Answer.ABSENT:
+            await self._quitted()
+            log.info("MPS daemon ended", extra={"card": self._card})
+        await self._free_shared()
+
+    async def _quitted(self) -> None:
         deadline = _now() + self._times.quit
-        if self._control.running() is None and await self._control.healthy(self._times.ask) is Answer.ABSENT:
-            return
         await self._control.quit(self._times.ask)
         while self._control.running() is not None:
             if _now() > deadline:
                 self._control.kill()
             await asyncio.sleep(self._times.first_poll)
-        log.info("MPS daemon ended", extra={"card": self._card})
+
+    async def _free_shared(self) -> None:
+        """Give the memory back that ended containers left in /dev/shm, where no daemon of the node uses it."""
+        async with self._node.folders:
+            if self._node.any_present():
+                return
+            try:
+                await asyncio.to_thread(self._control.empty_shared)
+            except OSError as error:
+                self._told(f"the shared memory of MPS is not emptied: {error.strerror}: {error.filename}")
 
     def _unwell(self, why: str) -> None:
         if why != self.problem:
@@ -161,10 +203,22 @@ class _Daemon:
             os.close(end)
 
 
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """What the daemons of one node share. folders: held while one of them changes the shared memory."""
+
+    told: Callable[[str], None]
+    changed: Callable[[], None]
+    times: Times
+    any_present: Callable[[], bool]
+    folders: asyncio.Lock
+
+
 class Daemons:
     """Used on one event loop. command: how nvidia-cuda-mps-control is called. folder: the setting `mpsDir`.
 
     told: hears what the node's Events shall say. changed: is called when one is well that was not, or the reverse.
+    mounts: makes the folders that containers write mounts of their own; None: they may be plain folders.
     Daemons outlive the agent; the next one takes them over.
     """
 
@@ -175,9 +229,10 @@ class Daemons:
         told: Callable[[str], None],
         changed: Callable[[], None],
         times: Times | None = None,
+        mounts: Mounts | None = None,
     ) -> None:
-        self._folder, self._command, self._told, self._changed = folder, command, told, changed
-        self._times = times or Times()
+        self._folder, self._command, self._mounts = folder, command, mounts
+        self._node = _Node(told, changed, times or Times(), self._any_present, asyncio.Lock())
         self._cards: dict[str, _Daemon] = {}
         self._kept = asyncio.Event()
 
@@ -193,6 +248,10 @@ class Daemons:
     def well(self, card: str) -> bool:
         """From any thread."""
         return card in self._cards and self._cards[card].well.is_set()
+
+    def unbounded(self) -> bool:
+        """Return whether containers of this node may fill the node's own file system by MPS. From any thread."""
+        return any(daemon.unbounded for daemon in tuple(self._cards.values()))
 
     async def ready(self, card: str, deadline: float) -> None:
         """Until the card's daemon answers. Raises Refused at the deadline (of the loop's clock)."""
@@ -218,9 +277,12 @@ class Daemons:
 
     def _daemon(self, card: str) -> _Daemon:
         if card not in self._cards:
-            control = Control(self._command, self._folder, card)
-            self._cards[card] = _Daemon(card, control, self._told, self._changed, self._times)
+            control = Control(self._command, self._folder, card, self._mounts)
+            self._cards[card] = _Daemon(card, control, self._node)
         return self._cards[card]
+
+    def _any_present(self) -> bool:
+        return any(daemon.present for daemon in self._cards.values())
 
 
 def _now() -> float:

@@ -198,7 +198,8 @@ def test_the_agent_says_of_itself_what_is_different() -> None:
     told = {"metadata": {"name": "n1", **patch["metadata"]}}
     assert read_agent(told) == said
     assert agent_patch(told, said) is None
-    for other in (said._replace(cdi=True), said._replace(toolkit=Toolkit(variable=True, mounts=False))):
+    toolkit = Toolkit(variable=True, mounts=False)
+    for other in (said._replace(cdi=True), said._replace(toolkit=toolkit), said._replace(mps_unbounded=True)):
         patch = agent_patch(told, other)
         assert patch is not None
         assert read_agent({"metadata": {"name": "n1", **patch["metadata"]}}) == other

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -279,7 +280,24 @@ def test_slices_have_what_mps_meets_in() -> None:
     assert paths[mounts["/dev/shm"]] == "/run/mgpu/mps/shm"
     (shm,) = pod["initContainers"]
     assert shm["volumeMounts"][0]["mountPropagation"] == "Bidirectional"
+    # The agent mounts the pipe folders of the cards, and the node's container runtime has to see these mounts.
+    (run,) = [m for m in running_mgpu(agent)["volumeMounts"] if m["mountPath"] == "/run/mgpu"]
+    assert run["mountPropagation"] == "Bidirectional"
+    assert running_mgpu(agent)["securityContext"]["privileged"]
     assert agent["spec"]["updateStrategy"] == {"type": "OnDelete"}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_shared_memory_of_mps_has_bounds_on_every_kernel(tmp_path: Path, known: bool) -> None:
+    agent = named(rendered(MANIFESTS / "overlays/slices"), "DaemonSet", "mgpu-deviceplugin")
+    (shm,) = agent["spec"]["template"]["spec"]["initContainers"]
+    refuses = "" if known else 'case "$*" in *nosymfollow*) exit 32;; esac; '
+    for name, text in {"mount": f'{refuses}echo "$*" >> {tmp_path}/done', "mountpoint": "exit 1", "mkdir": ""}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    subprocess.run(shm["command"], env={"PATH": f"{tmp_path}:/bin"}, check=True)
+    bounds = "size=8g,nr_inodes=128k,nosuid,nodev,noexec,mode=1777" + ",nosymfollow" * known
+    assert (tmp_path / "done").read_text() == f"-t tmpfs -o {bounds} shm /run/mgpu/mps/shm\n"
 
 
 @pytest.mark.parametrize("component", ["second-scheduler", "existing-scheduler"])

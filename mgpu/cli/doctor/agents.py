@@ -35,6 +35,7 @@ def of_nodes(seen: Seen) -> Iterator[Finding]:
     yield from _resources(seen, served)
     yield from _cdi(seen, served)
     yield from _isolation(seen, served)
+    yield from _mps(seen, served)
     yield from _others(seen, served)
 
 
@@ -138,6 +139,20 @@ def _isolation(seen: Seen, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[
         yield Finding(check, Level.WARNING, text, remedy)
     if known and not none and not open_:
         yield Finding(check, Level.OK, "only those see cards that were given them")
+
+
+def _mps(seen: Seen, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Finding]:
+    """Report nodes where a container could fill the node's own /run through the folders of MPS."""
+    unbounded = sorted(_name(node) for node, said in served if said.mps_unbounded)
+    if unbounded:
+        text = (
+            f"on {listed(unbounded)} containers write folders of deviceplugin.mpsDir that are not mounts of their own"
+        )
+        remedy = (
+            "apply the agent's manifest of manifests/components/slices and replace the agent's Pod on a drained node; "
+            f"kubectl -n {seen.namespace} logs the agent's Pod there names the folder (docs/mps.md)"
+        )
+        yield Finding("mps", Level.FAILED, text, remedy)
 
 
 def _others(seen: Seen, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from deviceplugin.mps.daemons import Daemons, Times
+from deviceplugin.mps.folders import Mounts
 from playground import mps_control
 
 COMMAND = [sys.executable, "-S", "-E", mps_control.__file__]
@@ -43,10 +44,14 @@ def kill(pid: int) -> None:
 
 @contextlib.asynccontextmanager
 async def serving(
-    folder: Path, told: list[str], times: Times = TIMES, command: list[str] | None = None
+    folder: Path,
+    told: list[str],
+    times: Times = TIMES,
+    command: list[str] | None = None,
+    mounts: Mounts | None = None,
 ) -> AsyncIterator[Daemons]:
     """Daemons looked after as by an agent; at the end it stops, and they stay."""
-    daemons = Daemons(folder, command or COMMAND, told.append, lambda: None, times)
+    daemons = Daemons(folder, command or COMMAND, told.append, lambda: None, times, mounts)
     task = asyncio.create_task(daemons.run())
     try:
         yield daemons

@@ -12,7 +12,8 @@ EVENTS = "/api/v1/namespaces/default/events"
 
 
 def settings(node: Node, **more: Any) -> dict[str, Any]:
-    return {"enforce": "mps", "mpsDir": str(node.folder / "mps"), "mpsControl": shlex.join(COMMAND), **more}
+    own = {"mpsDir": str(node.folder / "mps"), "mpsControl": shlex.join(COMMAND), "mpsRequireMounts": False}
+    return {"enforce": "mps", **own, **more}
 
 
 def decided(name: str, card: str = "0") -> dict[str, Any]:

@@ -122,8 +122,8 @@ def test_the_end_of_a_daemon_is_told_and_it_is_started_again(folder: Path) -> No
 
 def test_one_that_does_not_come_up_is_tried_in_growing_pauses(folder: Path) -> None:
     told: list[str] = []
-    (folder / CARD / "pipe").mkdir(parents=True)
-    (folder / CARD / "pipe" / "refuse").touch()
+    (folder / CARD).mkdir()
+    (folder / CARD / "refuse").touch()
 
     async def work() -> None:
         async with serving(folder, told, replace(TIMES, longest_pause=30)) as daemons:
@@ -131,7 +131,7 @@ def test_one_that_does_not_come_up_is_tried_in_growing_pauses(folder: Path) -> N
             await until(lambda: len(told) >= 4)
             with pytest.raises(Refused, match=f"MPS daemon of card {CARD} ended: The server cannot be started"):
                 await ready(daemons, seconds=0.01)
-            (folder / CARD / "pipe" / "refuse").unlink()
+            (folder / CARD / "refuse").unlink()
             await ready(daemons)
 
     asyncio.run(work())
@@ -184,8 +184,7 @@ def test_a_silent_one_takes_no_starts_and_is_left_alone_while_it_may_serve(folde
             (folder / CARD / "pipe" / "hang").touch()
             daemons.keep({CARD}, ())
             await until(lambda: not lives(pid))
-            (folder / CARD / "pipe" / "hang").unlink()
-            await ready(daemons)
+            await ready(daemons)  # what was in the pipe folder has gone
 
     asyncio.run(work())
     assert any("has not answered for 0.01 s and was ended" in line for line in told)

@@ -194,7 +194,7 @@ def configure(node: Node, *wanted: Slice) -> None:
 
 def test_from_a_configmap_to_a_container_with_its_limits(node: Node) -> None:
     shares = places("2gb@0", "4gb@1", "4gb@2")
-    program = {"mpsDir": str(node.folder / "mps"), "mpsControl": shlex.join(COMMAND)}
+    program = {"mpsDir": str(node.folder / "mps"), "mpsControl": shlex.join(COMMAND), "mpsRequireMounts": False}
     with node.agent(**program):
         label(node, "mps")
         plan(node, 5, *shares)

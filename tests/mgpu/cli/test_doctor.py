@@ -383,6 +383,13 @@ def test_whether_cards_reach_those_alone_that_were_given(
     assert set(findings.values()) == {"ok"}
 
 
+def test_a_node_whose_mps_folders_are_not_mounts_fails_with_the_remedy(world: World) -> None:
+    world.installed.says("n1", mps_unbounded=True)
+    ((status, check, message),) = [row for row in world.findings() if row[0] != "ok"]
+    assert (status, check) == ("failed", "mps")
+    assert "on n1 containers write folders of deviceplugin.mpsDir" in message
+
+
 def settings(world: World, text: str) -> None:
     data = {"mgpu.yaml": text}
     world.api.create(f"/api/v1/namespaces/{SYSTEM}/configmaps", {"metadata": {"name": "mgpu-config"}, "data": data})

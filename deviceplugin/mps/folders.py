@@ -1,0 +1,146 @@
+"""The folders of MPS that containers can write: mounts of their own with bounds, and emptied of what containers left.
+
+The pipe folder of a card and the node's shared memory are mounted read-write into containers. On the node's own /run,
+which is a tmpfs that the container runtime and the kubelet need too, one container could fill all of it, and the files
+would stay after the container's end. So each of these folders is a tmpfs with a size and a number of inodes: one for
+each card, so that a container disturbs only those that share its card.
+"""
+
+import ctypes
+import os
+import secrets
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+_NOSUID, _NODEV, _NOEXEC, _NOSYMFOLLOW = 2, 4, 8, 256
+_FLAGS = _NOSUID | _NODEV | _NOEXEC | _NOSYMFOLLOW
+"""mount(2) ignores flags that the kernel does not know: MS_NOSYMFOLLOW came with Linux 5.10."""
+_BOUNDS = b"size=4m,nr_inodes=1024,mode=0755"
+"""Of a card's pipe folder: it holds sockets, locks and files with a process id."""
+MOST_ENTRIES = 200_000
+"""How many entries one attempt removes. More than the tmpfs of the shared memory has inodes."""
+_BATCH = 1000
+"""Entries listed at once, so that a folder with many long names does not fill the agent's memory."""
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MOUNTINFO = Path("/proc/self/mountinfo")
+
+
+class Unbounded(Exception):
+    """A folder that containers can write is not a mount of its own; the message names it and the remedy."""
+
+
+class Mounts(Protocol):
+    """How the folders are mounted."""
+
+    def is_own(self, folder: Path) -> bool:
+        """Return whether the folder is a mount of its own."""
+
+    def make(self, folder: Path) -> None:
+        """Mount a small tmpfs at the folder. Raises Unbounded where that is not possible."""
+
+
+class KernelMounts:
+    """The mounts of this process's mount namespace."""
+
+    def is_own(self, folder: Path) -> bool:
+        return os.path.ismount(folder)
+
+    def make(self, folder: Path) -> None:
+        """Mount it so that the node sees it too, since the container runtime mounts from there."""
+        if not reaches_node(_MOUNTINFO.read_text(), folder.resolve()):
+            raise Unbounded(_without_mount(folder, "a mount of the agent does not reach the node from there"))
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", ctypes.c_ulong(_FLAGS), _BOUNDS):
+            raise Unbounded(_without_mount(folder, f"mounting it failed: {os.strerror(ctypes.get_errno())}"))
+
+
+def _without_mount(folder: Path, why: str) -> str:
+    return (
+        f"{folder} is not a mount of its own, so a container could fill the node's memory through it ({why}). "
+        "Run the agent privileged with mountPropagation: Bidirectional for the volume of deviceplugin.mpsDir, as "
+        "manifests/components/slices does, or mount a tmpfs there"
+    )
+
+
+def shm_without_mount(folder: Path) -> str:
+    return (
+        f"{folder} is not a mount of its own, so a container could fill the node's memory through it. "
+        "Mount a tmpfs there before the agent starts, as the init container of manifests/components/slices does"
+    )
+
+
+def reaches_node(mountinfo: str, folder: Path) -> bool:
+    """Return whether a mount below this folder propagates out of this mount namespace (man 5 proc, mountinfo).
+
+    A volume with mountPropagation: Bidirectional is shared; HostToContainer makes it a slave, and None private.
+    """
+    best, shared = "", False
+    for line in mountinfo.splitlines():
+        fields = line.split()
+        at = fields[4].replace("\\040", " ")
+        # A later mount at the same place covers the earlier one.
+        if folder.is_relative_to(at) and len(at) >= len(best):
+            best, shared = at, any(field.startswith("shared:") for field in fields[6 : fields.index("-", 6)])
+    return shared
+
+
+def empty(folder: Path, most: int = MOST_ENTRIES) -> None:
+    """Remove everything in the folder, and follow no link. Raises OSError, also where there is more than `most`.
+
+    Containers made what is in there, and one may still run. Every name is resolved relative to an open directory.
+    Folders in folders are moved up before they are removed: a chain of thousands costs neither stack nor descriptors.
+    """
+    left, root = iter(range(most)), _opened(folder)
+    try:
+        while names := _some(root):
+            for name, is_folder in names:
+                if is_folder:
+                    _remove_folder(root, name, left)
+                else:
+                    os.unlink(name, dir_fd=root)
+                _count(left, folder)
+    finally:
+        os.close(root)
+
+
+def remove_links(folder: Path, most: int = MOST_ENTRIES) -> None:
+    """Remove the symbolic links that lie directly in the folder, which a daemon never makes. Raises OSError."""
+    root = _opened(folder)
+    try:
+        with os.scandir(root) as entries:
+            links = [entry.name for entry in islice(entries, most) if entry.is_symlink()]
+        for name in links:
+            os.unlink(name, dir_fd=root)
+    finally:
+        os.close(root)
+
+
+def _remove_folder(root: int, name: str, left: Iterator[int]) -> None:
+    inner = _opened(name, root)
+    try:
+        while names := _some(inner):
+            for child, is_folder in names:
+                if is_folder:
+                    os.rename(child, f"mgpu-{secrets.token_hex(16)}", src_dir_fd=inner, dst_dir_fd=root)
+                else:
+                    os.unlink(child, dir_fd=inner)
+                _count(left, name)
+    finally:
+        os.close(inner)
+    os.rmdir(name, dir_fd=root)
+
+
+def _opened(path: Path | str, within: int | None = None) -> int:
+    return os.open(path, _OPEN, dir_fd=within)
+
+
+def _some(folder: int) -> list[tuple[str, bool]]:
+    with os.scandir(folder) as entries:
+        return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(entries, _BATCH)]
+
+
+def _count(left: Iterator[int], folder: Path | str) -> None:
+    if next(left, None) is None:
+        raise OSError(0, "there are more files than one attempt removes", str(folder))
