@@ -1,6 +1,7 @@
 """What pods hold, made from what the API says of them: records, reservations, and what the kubelet itself gave out."""
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from scheduler import stock
 from scheduler.decisions import Decision, Decisions
 from scheduler.gpu_pods import GpuPod, occupies, recorded, shares_unknown
 from scheduler.inventories import Given
+from scheduler.remnants import Remnants
 
 
 class _Stranger(NamedTuple):
@@ -48,11 +50,13 @@ class Accounts:
         touch: Callable[[str, Group | None], None],
         tell_undecided: Callable[[str], None],
         warn: Callable[[dict[str, Any], str, str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._nodes, self._pods, self._given, self._decisions = nodes, pods, given, decisions
         self._touch, self._tell_undecided, self._warn = touch, tell_undecided, warn
         self._strangers: dict[str, _Stranger] = {}
         self.ledger = Ledger()
+        self.remnants = Remnants(clock)
         self.undecided: set[str] = set()
 
     def has_cards(self, uid: str) -> bool:
@@ -156,10 +160,12 @@ class Accounts:
         self._strangers[uid] = _Stranger(pod.namespace, pod.name, pod.ended, occupies(pod, node), node)
         self._hold_given(uid, pod.node)
 
-    def gone(self, uid: str, node: str) -> None:
-        """What the pod was given is held until its node says otherwise. node: where it was, if it asked for GPU."""
-        stranger = self._strangers.pop(uid, _Stranger())
-        self._hold_given(uid, node or stranger.node)
+    def gone(self, uid: str, known: GpuPod | None) -> None:
+        """What the pod was given is held until its node says otherwise. known: the pod, if it asked for GPU."""
+        stranger, pod = self._strangers.pop(uid, _Stranger()), known.pod if known else None
+        if pod and pod.node and not pod.ended and not occupies(pod, pod.node):
+            self.remnants.deleted(uid, pod.namespace, pod.name, pod.node)
+        self._hold_given(uid, pod.node if pod else stranger.node)
 
     def reserve(self, decision: Decision) -> None:
         """Hold what was decided, in place of what was reserved for the pod before."""
@@ -178,6 +184,7 @@ class Accounts:
     def release(self, uid: str) -> None:
         self._decisions.drop(uid)
         before = self.ledger.release(uid)
+        self.remnants.release(uid)
         if before is not None:
             self._touch(before.node, before.wishes.same_card)
 
@@ -196,6 +203,7 @@ class Accounts:
         who = self._strangers.get(uid, who)
         shares = tuple(s for s in self._given(node).get(uid, ()) if not (who.ended and s.type == GPU))
         if shares:
+            self.remnants.hold(uid)
             gpuid, nvidia = who.gpuid, stock.NVIDIA
             self.hold(Holding(uid, who.namespace, who.name, node, nvidia, shares, gpuid=gpuid, occupies=bool(gpuid)))
 

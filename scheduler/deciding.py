@@ -105,6 +105,10 @@ class Decider:
                 refusal = self._landed(held)
                 if refusal:
                     return Rejection(refusal, hopeless=True)
+            if problem := self._state.remnant_problem(known.pod.namespace):
+                if known.pod.node:
+                    raise RetryLater(problem)  # it waits on its node; failing it would cost it its life
+                return Rejection(problem, hopeless=True)
             decision = self._choose(known, ask, node, view, gone)
             if isinstance(decision, Rejection) or not reserve or self._reserve(decision, view):
                 return decision

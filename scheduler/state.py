@@ -76,7 +76,7 @@ class State:
         self._uids: dict[tuple[str, str], str] = {}
         self._decisions = Decisions(settings.scheduler.reservation_seconds, clock)
         self._accounts = Accounts(
-            self._nodes, self._pods, self._inventories.given, self._decisions, self._touch, undecided, warn
+            self._nodes, self._pods, self._inventories.given, self._decisions, self._touch, undecided, warn, clock
         )
         self._ledger, self._undecided = self._accounts.ledger, self._accounts.undecided
         self._nominations = Nominations(self._ledger, self._nodes, self._pods, settings)
@@ -185,7 +185,7 @@ class State:
             self._agents.pod_gone(meta["uid"])
             self._forget(meta["uid"])
             self._decisions.bury(meta["uid"])
-            self._accounts.gone(meta["uid"], known.pod.node if known else "")
+            self._accounts.gone(meta["uid"], known)
             self._usage.drop(meta["uid"])
             self.sites.drop_pod(meta["uid"])
             self.mtgpus.pod_gone(meta["uid"])
@@ -236,6 +236,11 @@ class State:
         with self._lock:
             pod = self._agents.silent.get(node)
             return None if pod is None else detailed(pod)
+
+    def remnant_problem(self, namespace: str) -> str | None:
+        """Return why pods of this namespace get no cards now: some that were deleted by force still run."""
+        with self._lock:
+            return self._accounts.remnants.problem(namespace)
 
     def nodes_without_agent(self) -> int:
         """Return how many nodes are refused because their mgpu agent is not ready."""

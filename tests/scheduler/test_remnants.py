@@ -1,0 +1,126 @@
+"""Namespaces whose pods were deleted by force and still run get no further cards."""
+
+import json
+from typing import Any
+
+import pytest
+
+from mgpu.model.given import DELETED_POD
+from scheduler import remnants
+from scheduler.remnants import WAIT_SECONDS, Remnants
+from tests import builders as b
+from tests.scheduler.fake import FakeApi, Replica, admitted, clients, cluster, review
+
+Raw = dict[str, Any]
+KEY = "node.koordinator.sh/devices-checkpoints"
+RUNS = {
+    "podUID": "uid-old",
+    "containerName": "0",
+    "resourceName": DELETED_POD,
+    "deviceIDs": ["GPU-n1-0"],
+    "share": {"core": 300, "memory": 1 << 30, "ratio": None},
+}
+BINDING = {
+    "apiVersion": "v1",
+    "kind": "Binding",
+    "metadata": {"name": "next", "namespace": "default"},
+    "target": {"kind": "Node", "name": "n2"},
+}
+RECORD = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "0"}
+
+
+def told(api: FakeApi, *rows: Raw) -> None:
+    device = json.loads(json.dumps(api.devices["n1"]))
+    device["metadata"]["annotations"] = {KEY: json.dumps(rows)}
+    api.put("devices", device)
+
+
+def passed(replica: Replica, raw: Raw) -> tuple[list[str], str]:
+    """The nodes that the filter passes, and why it refuses n2."""
+    answer = clients(replica)[1].post("/filter", json={"Pod": raw, "NodeNames": ["n1", "n2"]}).get_json()
+    refused = {**(answer["FailedNodes"] or {}), **(answer["FailedAndUnresolvableNodes"] or {})}
+    return answer["NodeNames"] or [], refused.get("n2", "")
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    return cluster(("n1", 2), ("n2", 2))
+
+
+@pytest.fixture
+def replica(api: FakeApi) -> Replica:
+    """One that has seen pod default/old run on n1, and its deletion by force."""
+    api.put("pods", b.share("old", 30, annotations=RECORD, node="n1", phase="Running"))
+    replica = Replica(api)
+    api.remove("pods", "old")
+    replica.deliver()
+    return replica
+
+
+def test_namespace_of_a_remnant_gets_no_cards_on_any_node_until_it_has_ended(api: FakeApi, replica: Replica) -> None:
+    told(api, RUNS)
+    replica.deliver()
+    nodes, why = passed(replica, b.share("next", 30))
+    assert nodes == []
+    assert "pod default/old was deleted by force and still runs on n1" in why
+    told(api)
+    replica.deliver()
+    assert passed(replica, b.share("next", 30))[0] == ["n1", "n2"]
+
+
+def test_other_namespaces_get_cards_beside_a_remnant(api: FakeApi, replica: Replica) -> None:
+    told(api, RUNS)
+    replica.deliver()
+    assert passed(replica, b.share("next", 30, namespace="other"))[0] == ["n1", "n2"]
+
+
+def test_binding_of_a_pod_of_that_namespace_is_denied(api: FakeApi, replica: Replica) -> None:
+    told(api, RUNS)
+    api.put("pods", b.share("next", 30))
+    replica.deliver()
+    answer = admitted(replica)(review(BINDING, name="next"))["response"]
+    assert not answer["allowed"]
+    assert "was deleted by force" in answer["status"]["message"]
+
+
+def test_pod_that_is_bound_already_waits_and_does_not_fail(api: FakeApi, replica: Replica) -> None:
+    told(api, RUNS)
+    api.put("pods", b.share("next", 30, node="n2"))
+    replica.deliver()
+    replica.settle()
+    assert api.pod("next")["status"].get("phase") != "Failed"
+    assert replica.state.undecided() == ("uid-next",)
+
+
+def test_node_cannot_name_the_namespace_of_a_pod_that_was_never_seen(api: FakeApi, replica: Replica) -> None:
+    told(api, {**RUNS, "podUID": "uid-unknown"})
+    replica.deliver()
+    assert passed(replica, b.share("next", 30))[0] == ["n1", "n2"]
+
+
+def test_pod_that_ended_before_its_deletion_is_no_remnant(api: FakeApi) -> None:
+    api.put("pods", b.share("old", 30, annotations=RECORD, node="n1", phase="Succeeded"))
+    replica = Replica(api)
+    api.remove("pods", "old")
+    told(api, RUNS)
+    replica.deliver()
+    assert passed(replica, b.share("next", 30))[0] == ["n1", "n2"]
+
+
+def test_remnant_that_does_not_end_stops_its_namespace_for_a_while_only() -> None:
+    now = 0.0
+    found = Remnants(lambda: now)
+    found.deleted("u", "team", "old", "n1")
+    found.hold("u")
+    assert found.problem("team")
+    now = WAIT_SECONDS
+    assert found.problem("team") is None
+
+
+def test_memory_of_deleted_pods_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remnants, "_MOST_DELETED", 2)
+    found = Remnants(lambda: 0.0)
+    for uid in ("a", "b", "c"):
+        found.deleted(uid, f"of-{uid}", uid, "n1")
+        found.hold(uid)
+    assert [found.problem(f"of-{uid}") is None for uid in ("a", "b", "c")] == [True, False, False]
