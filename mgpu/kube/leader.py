@@ -1,6 +1,7 @@
 """Leader election through a Lease (coordination.k8s.io/v1), as client-go does it.
 
-The times in the record are not trusted, only how long it has stood still here.
+The times and numbers in the record are not trusted, only how long it has stood still here: a stolen token could
+otherwise write a lease of 68 years.
 """
 
 import logging
@@ -25,6 +26,8 @@ LAND_SECONDS = 5.0
 _FENCE_SECONDS = LEASE_SECONDS - LAND_SECONDS
 """Without a renewal for so long a leader stops acting."""
 _ROUND_SECONDS = 2.0
+_TRANSITIONS = 1 << 31
+"""The count is an int32: one more than the largest would be refused by the API server each time."""
 _SEEK_SECONDS = 0.5
 """While another one leads: nobody decides for so long after it has given the lease up."""
 
@@ -146,8 +149,7 @@ class Leader:
         holder = spec.get("holderIdentity") or ""
         if meta["resourceVersion"] != self._seen[0]:
             self._seen = (meta["resourceVersion"], now)
-        duration = spec.get("leaseDurationSeconds") or LEASE_SECONDS
-        if not seek or (holder not in ("", self._identity) and now < self._seen[1] + duration):
+        if not seek or (holder not in ("", self._identity) and now < self._seen[1] + LEASE_SECONDS):
             return False
         path = f"{self._path}/{self._name}"
         return self._written(lambda: self._api.replace(path, self._lease(meta, spec)))
@@ -173,12 +175,11 @@ class Leader:
                 "annotations": {**(meta.get("annotations") or {}), VERSION: own_version()},
             },
             "spec": {
-                **spec,
                 "holderIdentity": self._identity,
                 "leaseDurationSeconds": LEASE_SECONDS,
                 "renewTime": now,
                 "acquireTime": spec.get("acquireTime", now) if ours else now,
-                "leaseTransitions": (spec.get("leaseTransitions") or 0) + (not ours),
+                "leaseTransitions": ((spec.get("leaseTransitions") or 0) + (not ours)) % _TRANSITIONS,
             },
         }
 

@@ -18,7 +18,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_pem_private_key,
 )
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
 
 from mgpu.model.errors import BadObject, Problem, RetryLater
 
@@ -39,6 +39,15 @@ _ATTEMPTS = 5
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _DNS_NAME = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*", re.ASCII | re.IGNORECASE)
 CA, CA_KEY, CHAIN, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
+_SUBJECT = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mgpu")])
+_EXTENSIONS = frozenset(
+    {
+        ExtensionOID.SUBJECT_KEY_IDENTIFIER,
+        ExtensionOID.SUBJECT_ALTERNATIVE_NAME,
+        ExtensionOID.EXTENDED_KEY_USAGE,
+        ExtensionOID.AUTHORITY_KEY_IDENTIFIER,
+    }
+)
 
 Files = Mapping[str, bytes]
 
@@ -125,7 +134,7 @@ def renewed(found: Files, names: Collection[str], now: datetime, by: Authority =
     material = _read(found, now)
     authorities, serving = material.authorities, material.serving
     wanted = {_name(n) for n in names}
-    sound = serving is not None and serving.certificate.not_valid_after_utc > now and _names(serving) >= wanted
+    sound = serving is not None and _is_ours(serving, now) and _names(serving) >= wanted
     usable = bool(authorities) and authorities[0].key is not None
     if by is Authority.GIVEN:
         if not usable:
@@ -185,19 +194,22 @@ def _certificates(pem: bytes) -> Sequence[x509.Certificate]:
 def _key(pem: bytes) -> ec.EllipticCurvePrivateKey | None:
     try:
         key = load_pem_private_key(pem, None)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         return None
     return key if isinstance(key, ec.EllipticCurvePrivateKey) else None
 
 
 def _fit(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> bool:
-    return _public_pem(certificate.public_key()) == _public_pem(key.public_key())
+    try:
+        return _public_pem(certificate.public_key()) == _public_pem(key.public_key())
+    except (ValueError, UnsupportedAlgorithm):
+        return False
 
 
 def _signed(certificate: x509.Certificate, authority: Pair) -> bool:
     try:
         certificate.verify_directly_issued_by(authority.certificate)
-    except (ValueError, TypeError, InvalidSignature):
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
         return False
     return True
 
@@ -207,6 +219,30 @@ def _names(serving: Pair) -> set[x509.GeneralName]:
         return set(serving.certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
     except x509.ExtensionNotFound:
         return set()
+
+
+def _is_ours(serving: Pair, now: datetime) -> bool:
+    """Whether a leaf is valid now and has nothing that `_serving` does not give it.
+
+    Whoever could read the CA's key can have it sign any leaf, and write it here: one that begins in years, that OpenSSL
+    or the API server does not take, or that never ends. It would be served for as long as it lasts.
+    """
+    leaf, key = serving.certificate, serving.key
+    try:
+        first, last = leaf.not_valid_before_utc, leaf.not_valid_after_utc
+        usage = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        return (
+            first <= now < last <= first + LIFE + _BACKDATED
+            and leaf.subject == _SUBJECT
+            and isinstance(leaf.signature_hash_algorithm, hashes.SHA256)
+            and key is not None
+            and isinstance(key.curve, ec.SECP256R1)
+            and all(extension.oid in _EXTENSIONS and not extension.critical for extension in leaf.extensions)
+            and set(usage) == {ExtendedKeyUsageOID.SERVER_AUTH}
+            and all(isinstance(name, x509.DNSName | x509.IPAddress) for name in _names(serving))
+        )
+    except (ValueError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.ExtensionNotFound):
+        return False
 
 
 def _authority(now: datetime) -> Pair:
@@ -235,11 +271,10 @@ def _serving(authority: Pair, names: Collection[str], now: datetime) -> Pair:
     if authority.key is None:
         raise ValueError("an authority without its key cannot sign")
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mgpu")])
     until = min(now + LIFE, authority.certificate.not_valid_after_utc)
     issuer = authority.key.public_key()
     builder = (
-        _builder(subject, authority.certificate.subject, key, now, until)
+        _builder(_SUBJECT, authority.certificate.subject, key, now, until)
         .add_extension(x509.SubjectAlternativeName([_name(n) for n in sorted(names)]), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False)

@@ -109,6 +109,8 @@ def _in_one_segment(app: "WSGIApplication") -> "WSGIApplication":
 
     def served(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         connection: socket.socket = environ["gunicorn.socket"]
+        if environ["REQUEST_METHOD"] in ("GET", "HEAD") and _announces_body(environ):
+            _request.current.force_close()  # else gunicorn reads 64 KiB of it, byte by byte if need be
 
         def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None, /) -> Any:
             if any(name.lower() == "connection" and value.lower() == "close" for name, value in headers):
@@ -119,6 +121,10 @@ def _in_one_segment(app: "WSGIApplication") -> "WSGIApplication":
         return ClosingIterator(app(environ, start), lambda: _cork(connection, on=False))
 
     return served
+
+
+def _announces_body(environ: "WSGIEnvironment") -> bool:
+    return environ.get("CONTENT_LENGTH") not in (None, "", "0") or "HTTP_TRANSFER_ENCODING" in environ
 
 
 def _cork(connection: socket.socket, *, on: bool) -> None:

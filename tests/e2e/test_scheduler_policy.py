@@ -367,6 +367,14 @@ def test_a_configmap_gets_nothing_but_data(stolen: Api, cluster: Cluster, field:
     assert "nothing but the data" in refusal(stolen, f"{maps}/mps-configmap", field)
 
 
+@pytest.mark.parametrize(
+    "spec", [{"leaseDurationSeconds": 61}, {"leaseTransitions": 2}], ids=lambda spec: next(iter(spec))
+)
+def test_lease_that_would_keep_everybody_from_leading_is_refused(stolen: Api, spec: Any) -> None:
+    with pytest.raises(ApiError, match="counts their transitions one by one"):
+        stolen.create(LEASES, {"metadata": {"name": "mgpu-scheduler"}, "spec": spec}, dryRun="All")
+
+
 def test_a_leader_writes_its_lease_under_the_policy(stolen: Api) -> None:
     leader = Leader(stolen, "mgpu-system", "mgpu-scheduler", "one")
     leader.round()

@@ -226,6 +226,24 @@ def test_a_clock_in_the_record_is_not_believed(world: World) -> None:
     assert not world.b.leading
 
 
+def test_duration_in_the_record_is_not_believed(world: World) -> None:
+    world.a.round()
+    assert world.api.lease is not None
+    world.api.lease["spec"] |= {"holderIdentity": "stolen", "leaseDurationSeconds": (1 << 31) - 1}
+    world.b.round()
+    world.now += LEASE_SECONDS + 1
+    world.b.round()
+    assert world.b.leading
+
+
+def test_number_of_transitions_that_cannot_be_counted_on_begins_anew(world: World) -> None:
+    world.a.round()
+    assert world.api.lease is not None
+    world.api.lease["spec"] |= {"holderIdentity": "", "leaseTransitions": (1 << 31) - 1}
+    world.b.round()
+    assert (world.b.leading, world.api.lease["spec"]["leaseTransitions"]) == (True, 0)
+
+
 def test_the_leader_says_its_version_beside_what_others_say(world: World) -> None:
     world.a.round()
     assert world.api.lease is not None

@@ -5,17 +5,22 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
     load_pem_private_key,
 )
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.serving.certificates import (
@@ -129,6 +134,57 @@ def test_what_is_torn_is_made_again(files: Files, broken: Mapping[str, bytes | N
     new = renewed(torn, NAMES, NOW + DAY)
     assert trusted(new)
     assert renewed(new, NAMES, NOW + DAY) is new
+
+
+def leaf(
+    files: Files,
+    first: datetime = NOW - timedelta(hours=1),
+    life: timedelta = LIFE,
+    curve: ec.EllipticCurve | None = None,
+    usage: x509.ObjectIdentifier = ExtendedKeyUsageOID.SERVER_AUTH,
+    extension: x509.ObjectIdentifier | None = None,
+) -> Files:
+    """The files with another leaf, which the same CA has signed: whoever reads its key can make it."""
+    authority, authority_key = authorities(files)[0], load_pem_private_key(files[CA_KEY], None)
+    assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(curve or ec.SECP256R1())
+    names = [x509.DNSName("mgpu-webhook.mgpu-system.svc"), x509.IPAddress(ip_address("127.0.0.1"))]
+    builder = (
+        x509.CertificateBuilder(authority.subject, x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mgpu")]))
+        .public_key(key.public_key())
+        .serial_number(7)
+        .not_valid_before(first)
+        .not_valid_after(first + life)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+    )
+    if extension:
+        builder = builder.add_extension(x509.UnrecognizedExtension(extension, b"\x05\x00"), critical=True)
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return {**files, CHAIN: builder.sign(authority_key, hashes.SHA256()).public_bytes(Encoding.PEM), KEY: pem}
+
+
+def test_leaf_as_this_code_makes_it_is_kept(files: Files) -> None:
+    theirs = leaf(files)
+    assert renewed(theirs, NAMES, NOW, Authority.GIVEN) is theirs
+
+
+STRANGE: Mapping[str, Mapping[str, Any]] = {
+    "begins in years": {"first": NOW + 365 * DAY},
+    "ends in years": {"life": 730 * DAY},
+    "is on a curve that OpenSSL does not load": {"curve": ec.SECP192R1()},
+    "is for clients": {"usage": ExtendedKeyUsageOID.CLIENT_AUTH},
+    "has a critical extension that nobody knows": {"extension": x509.ObjectIdentifier("1.2.3.4.5")},
+}
+
+
+@pytest.mark.parametrize("change", STRANGE.values(), ids=STRANGE)
+def test_leaf_that_this_code_does_not_make_is_replaced(files: Files, change: Mapping[str, Any]) -> None:
+    theirs = leaf(files, **change)
+    new = renewed(theirs, NAMES, NOW, Authority.GIVEN)
+    assert new[CHAIN] != theirs[CHAIN]
+    assert new[CA] == files[CA]
+    assert trusted(new)
 
 
 def test_a_foreign_certificate_is_replaced(files: Files) -> None:

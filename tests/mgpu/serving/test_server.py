@@ -126,6 +126,14 @@ def test_head_beyond_its_bound_is_refused_before_it_ends(server: Server, folder:
         assert client.receive()[0] == 431
 
 
+@pytest.mark.parametrize("header", [b"Content-Length: 5", b"Transfer-Encoding: chunked"])
+def test_probe_that_announces_a_body_is_answered_and_hung_up_on(server: Server, folder: Folder, header: bytes) -> None:
+    with connect(server, folder, tls=False) as client:
+        client.wire.sendall(b"GET /healthz HTTP/1.1\r\nHost: here\r\n" + header + b"\r\n\r\n")
+        status, headers, _ = client.receive()
+        assert (status, headers["Connection"]) == (200, "close")
+
+
 def test_clients_that_do_not_hang_up_hold_nobody_up(server: Server) -> None:
     began = time.monotonic()
     rude = [Client(server.ports[1]) for _ in range(8)]
