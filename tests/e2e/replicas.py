@@ -70,6 +70,7 @@ class Replicas:
     def __init__(self, cluster: Cluster) -> None:
         self._api: Api = cluster.api
         self.all = [Replica(cluster, f"scheduler-{i}") for i in range(2)]
+        self.killed: Replica | None = None
 
     def reached(self) -> list[Replica]:
         return [replica for replica in self.all if replica.process.running and replica.labelled]
@@ -89,8 +90,12 @@ class Replicas:
         return found[0]
 
     def kill_leader(self) -> None:
-        """Its lease is cut short, so that nobody waits 15 s for what the clock alone does."""
-        os.killpg(self.leader().process.pid, signal.SIGKILL)
+        """Its lease is cut short, so that nobody waits 15 s for what the clock alone does.
+
+        `killed` says which one that was: on a busy machine the lease may change hands at any time before.
+        """
+        self.killed = self.leader()
+        os.killpg(self.killed.process.pid, signal.SIGKILL)
         self._api.patch(LEASE, {"spec": {"leaseDurationSeconds": 1}})
 
 

@@ -101,10 +101,10 @@ def test_one_is_lost(mixed: Mixed, lost: str) -> None:
 def test_the_follower_takes_over_from_a_leader_that_is_killed(bench: Bench) -> None:
     mixed = Mixed(bench)
     with replicated(mixed.cluster) as replicas:
-        first = replicas.leader()
         mixed.create_all([(replicas.kill_leader, replicas.leader)])
         assert mixed.settle() == set()
-        assert replicas.leader() is not first
-        assert not first.labelled
+        assert replicas.killed is not None
+        assert replicas.leader() is not replicas.killed
+        assert not replicas.killed.labelled
         mixed.check()
         mixed.clear()

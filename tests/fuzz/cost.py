@@ -31,6 +31,11 @@ def cost(call: Callable[[], object]) -> Cost:
     return Cost(seconds, _peak(call))
 
 
+def least(one: Cost, other: Cost) -> Cost:
+    """Of two measurements of the same call."""
+    return Cost(min(one.seconds, other.seconds), min(one.peak, other.peak))
+
+
 def _timed(call: Callable[[], object]) -> float:
     gc.disable()
     try:

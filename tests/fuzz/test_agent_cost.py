@@ -19,12 +19,14 @@ from mgpu.settings import load_settings
 from proto import deviceplugin_pb2 as api
 from tests import builders as b
 from tests.fuzz import hostile
-from tests.fuzz.cost import LARGE, cost
+from tests.fuzz.cost import LARGE, cost, least
 
 pytestmark = pytest.mark.fuzz
 SETTINGS = load_settings()
 _GROWTH = 3
 """Times the cost of an input of half the size."""
+_AGAIN = 5
+"""On a busy machine the least of three calls may still be far above what a call costs."""
 
 
 def told(call: Callable[[], object]) -> object:
@@ -37,6 +39,10 @@ def told(call: Callable[[], object]) -> object:
 
 def grows_in_proportion(call: Callable[[int], Callable[[], object]]) -> None:
     small, large = cost(call(LARGE // 2)), cost(call(LARGE))
+    for _ in range(_AGAIN):
+        if large.seconds <= _GROWTH * small.seconds + 0.001:
+            break
+        small, large = least(small, cost(call(LARGE // 2))), least(large, cost(call(LARGE)))
     assert large.seconds <= _GROWTH * small.seconds + 0.001, f"{large.seconds / small.seconds:.1f} times as long"
     assert large.peak <= _GROWTH * small.peak + 65_536, f"{large.peak / small.peak:.1f} times the memory"
 

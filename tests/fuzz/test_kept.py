@@ -155,6 +155,13 @@ PODS: Mapping[str, Callable[[int, int], Raw]] = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _small_heap() -> None:
+    """Each measurement collects garbage, and need not walk what all tests before have left."""
+    gc.collect()
+    gc.freeze()
+
+
 def of_scheduler() -> Take:
     return State(SETTINGS, records=RECORDS).pod_changed
 

@@ -15,7 +15,10 @@ CORE = "example.com/core"
 
 
 class Plugin(services.DevicePluginServicer):
-    """Serves `resource` with `ids` on `<folder>/<socket>`; `register()` makes the kubelet dial it."""
+    """Serves `resource` with `ids` on `<folder>/<socket>`; `register()` makes the kubelet dial it.
+
+    streams: how many ListAndWatch have begun.
+    """
 
     def __init__(self, folder: Path, ids: int = 8, resource: str = CORE, socket: str = "p.sock") -> None:
         self.folder, self.resource, self.socket = folder, resource, socket
@@ -28,7 +31,7 @@ class Plugin(services.DevicePluginServicer):
         self.hold_start.set()
         self._changed = threading.Condition()
         self._version = 0
-        self._ended = threading.Event()
+        self.streams = self._ended = 0
         self._server = grpc.server(ThreadPoolExecutor(8))
         services.add_DevicePluginServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         (folder / socket).unlink(missing_ok=True)
@@ -50,9 +53,9 @@ class Plugin(services.DevicePluginServicer):
             self._changed.notify_all()
 
     def end_streams(self) -> None:
-        """Every ListAndWatch returns, the server stays."""
+        """Every ListAndWatch that has begun returns, the server stays."""
         with self._changed:
-            self._ended.set()
+            self._ended = self.streams
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -66,9 +69,10 @@ class Plugin(services.DevicePluginServicer):
         return api.DevicePluginOptions(pre_start_required=True)
 
     def ListAndWatch(self, request: Any, context: Any) -> Iterator[api.ListAndWatchResponse]:  # noqa: N802, ARG002
-        self._ended.clear()
-        seen = -1
-        while not self._ended.is_set() and context.is_active():
+        with self._changed:
+            self.streams += 1
+            own, seen = self.streams, -1
+        while own > self._ended and context.is_active():
             with self._changed:
                 if self._version == seen:
                     self._changed.wait(timeout=0.2)

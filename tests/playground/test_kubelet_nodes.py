@@ -127,7 +127,8 @@ def test_stream_ends_after_a_registration_failed_nobody_is_disconnected(bench: B
     assert (len(old.allocated), len(new.allocated)) == (0, 1)
     new.refuse_options = False
     new.register()
-    until(lambda: bench.capacity() == ("4", "4"))
+    until(lambda: new.streams == 2)
+    assert bench.capacity() == ("4", "4")
     new.end_streams()
     until(lambda: bench.capacity() == ("4", "0"))
 
