@@ -91,11 +91,12 @@ class Allocations:
         self,
         resource: str,
         node: Node,
-        wait_seconds: float = WAIT_SECONDS,
+        wait_seconds: float | None = None,
         guess_seconds: float = GUESS_SECONDS,
     ) -> None:
         self._resource, self._node = resource, node
-        self._wait_seconds, self._guess_seconds = wait_seconds, guess_seconds
+        self._wait_seconds = WAIT_SECONDS if wait_seconds is None else wait_seconds
+        self._guess_seconds = guess_seconds
         self._whose = Whose(resource, node.checkpoint, node.pods, node.owners, lambda: node.resend(resource))
         self._served: set[tuple[str, str]] = set()
         self._corrected: set[tuple[str, str]] = set()

@@ -20,6 +20,14 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that waits for cards is refused after a second. The kubelet tries again, so nothing depends on how long
+    that is.
+    """
+    monkeypatch.setattr("deviceplugin.allocation.WAIT_SECONDS", 1.0)
+
+
+@pytest.fixture
 def node(folder: Path) -> Iterator[Node]:
     with running(ApiServer(tokens={"admin": User("admin", ("system:masters",))})) as url:
         api = api_of(url)

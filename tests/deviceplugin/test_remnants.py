@@ -41,6 +41,7 @@ def uid_of(node: Node, name: str) -> str:
     return str(node.pod(name)["metadata"]["uid"])
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_deleted_pod_that_still_runs_holds_its_cards_until_the_runtime_says_otherwise(node: Node) -> None:
     with serving(node.folder / "cri.sock") as cri, node.agent():
         node.create(decided("hidden"))
@@ -61,6 +62,7 @@ def test_a_deleted_pod_that_still_runs_holds_its_cards_until_the_runtime_says_ot
         assert not list((node.folder / "cdi").glob(f"*{uid}*"))
 
 
+@pytest.mark.usefixtures("brief")
 def test_what_a_deleted_pod_does_not_hold_is_given_out(node: Node) -> None:
     with serving(node.folder / "cri.sock") as cri, node.agent():
         node.create(decided("hidden", core=40))
@@ -75,6 +77,7 @@ def test_what_a_deleted_pod_does_not_hold_is_given_out(node: Node) -> None:
         assert "containers of a deleted pod" in until(lambda: node.waits("q"))
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_pod_that_was_deleted_while_no_agent_ran_holds_its_cards(node: Node) -> None:
     with serving(node.folder / "cri.sock") as cri:
         with node.agent():
@@ -90,6 +93,7 @@ def test_a_pod_that_was_deleted_while_no_agent_ran_holds_its_cards(node: Node) -
             node.runs("p")
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_namesake_of_a_deleted_pod_waits_for_its_end(node: Node) -> None:
     with serving(node.folder / "cri.sock") as cri, node.agent():
         node.create(decided("p"))

@@ -47,7 +47,7 @@ def test_container_of_pod_deleted_by_force_is_stopped_and_its_cards_are_free(nod
         until(lambda: not told(node))
 
 
-@pytest.mark.usefixtures("prompt")
+@pytest.mark.usefixtures("prompt", "brief")
 def test_stop_that_fails_is_reported_and_retried_while_the_cards_stay_held(node: Node) -> None:
     with serving(node.folder / "cri.sock") as cri, node.agent():
         cri.failing = True
