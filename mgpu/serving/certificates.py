@@ -40,14 +40,8 @@ _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _DNS_NAME = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*", re.ASCII | re.IGNORECASE)
 CA, CA_KEY, CHAIN, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 _SUBJECT = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mgpu")])
-_EXTENSIONS = frozenset(
-    {
-        ExtensionOID.SUBJECT_KEY_IDENTIFIER,
-        ExtensionOID.SUBJECT_ALTERNATIVE_NAME,
-        ExtensionOID.EXTENDED_KEY_USAGE,
-        ExtensionOID.AUTHORITY_KEY_IDENTIFIER,
-    }
-)
+_LARGEST = 4096
+"""Bytes of a leaf, in DER. Ours has some 500; clients read handshakes of at most 256 KiB."""
 
 Files = Mapping[str, bytes]
 
@@ -134,7 +128,7 @@ def renewed(found: Files, names: Collection[str], now: datetime, by: Authority =
     material = _read(found, now)
     authorities, serving = material.authorities, material.serving
     wanted = {_name(n) for n in names}
-    sound = serving is not None and _is_ours(serving, now) and _names(serving) >= wanted
+    sound = serving is not None and _is_ours(serving, authorities, now) and _names(serving) >= wanted
     usable = bool(authorities) and authorities[0].key is not None
     if by is Authority.GIVEN:
         if not usable:
@@ -221,28 +215,41 @@ def _names(serving: Pair) -> set[x509.GeneralName]:
         return set()
 
 
-def _is_ours(serving: Pair, now: datetime) -> bool:
+def _is_ours(serving: Pair, authorities: Sequence[Pair], now: datetime) -> bool:
     """Whether a leaf is valid now and has nothing that `_serving` does not give it.
 
-    Whoever could read the CA's key can have it sign any leaf, and write it here: one that begins in years, that OpenSSL
-    or the API server does not take, or that never ends. It would be served for as long as it lasts.
+    Whoever could read the CA's key can have it sign any leaf, and write it here: one that begins in years, that is too
+    large for a client, that OpenSSL or the API server does not take, or that never ends. It would be served for as long
+    as it lasts.
     """
     leaf, key = serving.certificate, serving.key
     try:
         first, last = leaf.not_valid_before_utc, leaf.not_valid_after_utc
-        usage = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        known = {extension.oid: extension.value for extension in leaf.extensions if not extension.critical}
+        names = known.pop(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, ())
         return (
             first <= now < last <= first + LIFE + _BACKDATED
+            and len(leaf.public_bytes(Encoding.DER)) <= _LARGEST
             and leaf.subject == _SUBJECT
             and isinstance(leaf.signature_hash_algorithm, hashes.SHA256)
             and key is not None
             and isinstance(key.curve, ec.SECP256R1)
-            and all(extension.oid in _EXTENSIONS and not extension.critical for extension in leaf.extensions)
-            and set(usage) == {ExtendedKeyUsageOID.SERVER_AUTH}
-            and all(isinstance(name, x509.DNSName | x509.IPAddress) for name in _names(serving))
+            and len(known) + 1 == len(leaf.extensions)
+            and any(known == _extensions(key, authority) for authority in authorities)
+            and all(isinstance(name, x509.DNSName | x509.IPAddress) for name in names)
         )
-    except (ValueError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.ExtensionNotFound):
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension):
         return False
+
+
+def _extensions(key: ec.EllipticCurvePrivateKey, authority: Pair) -> dict[x509.ObjectIdentifier, x509.ExtensionType]:
+    """Those of every leaf for this key under this CA, besides its names."""
+    issuer = authority.certificate.public_key()
+    if not isinstance(issuer, ec.EllipticCurvePublicKey):
+        raise TypeError("a CA has a key on an elliptic curve")
+    of_key, of_issuer = x509.SubjectKeyIdentifier.from_public_key, x509.AuthorityKeyIdentifier.from_issuer_public_key
+    extensions = of_key(key.public_key()), x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), of_issuer(issuer)
+    return {extension.oid: extension for extension in extensions}
 
 
 def _authority(now: datetime) -> Pair:
@@ -261,6 +268,7 @@ def _authority(now: datetime) -> Pair:
     )
     builder = (
         _builder(name, name, key, now, now + CA_LIFE)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
     )
@@ -272,13 +280,10 @@ def _serving(authority: Pair, names: Collection[str], now: datetime) -> Pair:
         raise ValueError("an authority without its key cannot sign")
     key = ec.generate_private_key(ec.SECP256R1())
     until = min(now + LIFE, authority.certificate.not_valid_after_utc)
-    issuer = authority.key.public_key()
-    builder = (
-        _builder(_SUBJECT, authority.certificate.subject, key, now, until)
-        .add_extension(x509.SubjectAlternativeName([_name(n) for n in sorted(names)]), critical=False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False)
-    )
+    builder = _builder(_SUBJECT, authority.certificate.subject, key, now, until)
+    builder = builder.add_extension(x509.SubjectAlternativeName([_name(n) for n in sorted(names)]), critical=False)
+    for extension in _extensions(key, authority).values():
+        builder = builder.add_extension(extension, critical=False)
     return Pair(builder.sign(authority.key, hashes.SHA256()), key)
 
 
@@ -293,7 +298,6 @@ def _builder(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _BACKDATED)
         .not_valid_after(until)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
 
 

@@ -109,11 +109,10 @@ def _in_one_segment(app: "WSGIApplication") -> "WSGIApplication":
 
     def served(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         connection: socket.socket = environ["gunicorn.socket"]
-        if environ["REQUEST_METHOD"] in ("GET", "HEAD") and _announces_body(environ):
-            _request.current.force_close()  # else gunicorn reads 64 KiB of it, byte by byte if need be
 
         def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None, /) -> Any:
-            if any(name.lower() == "connection" and value.lower() == "close" for name, value in headers):
+            closes = any(name.lower() == "connection" and value.lower() == "close" for name, value in headers)
+            if closes or _is_unread(environ["wsgi.input"]):
                 _request.current.force_close()
             _cork(connection, on=True)
             return start_response(status, headers, exc_info)
@@ -123,8 +122,12 @@ def _in_one_segment(app: "WSGIApplication") -> "WSGIApplication":
     return served
 
 
-def _announces_body(environ: "WSGIEnvironment") -> bool:
-    return environ.get("CONTENT_LENGTH") not in (None, "", "0") or "HTTP_TRANSFER_ENCODING" in environ
+def _is_unread(body: Any) -> bool:
+    """Whether the app answers without having read the body to its end.
+
+    gunicorn would read up to 64 KiB of the rest before the next request, byte by byte where it comes so.
+    """
+    return bool(getattr(body.reader, "length", 0) or getattr(body.reader, "parser", None))
 
 
 def _cork(connection: socket.socket, *, on: bool) -> None:

@@ -143,12 +143,20 @@ def leaf(
     curve: ec.EllipticCurve | None = None,
     usage: x509.ObjectIdentifier = ExtendedKeyUsageOID.SERVER_AUTH,
     extension: x509.ObjectIdentifier | None = None,
+    more_names: int = 0,
+    identifier: bytes = b"",
 ) -> Files:
     """The files with another leaf, which the same CA has signed: whoever reads its key can make it."""
     authority, authority_key = authorities(files)[0], load_pem_private_key(files[CA_KEY], None)
     assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(curve or ec.SECP256R1())
-    names = [x509.DNSName("mgpu-webhook.mgpu-system.svc"), x509.IPAddress(ip_address("127.0.0.1"))]
+    names: list[x509.GeneralName] = [
+        x509.DNSName("mgpu-webhook.mgpu-system.svc"),
+        x509.IPAddress(ip_address("127.0.0.1")),
+    ]
+    names += [x509.DNSName(f"n{i}") for i in range(more_names)]
+    of_key = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    of_issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     builder = (
         x509.CertificateBuilder(authority.subject, x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mgpu")]))
         .public_key(key.public_key())
@@ -157,6 +165,8 @@ def leaf(
         .not_valid_after(first + life)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier(identifier) if identifier else of_key, critical=False)
+        .add_extension(of_issuer, critical=False)
     )
     if extension:
         builder = builder.add_extension(x509.UnrecognizedExtension(extension, b"\x05\x00"), critical=True)
@@ -173,6 +183,8 @@ STRANGE: Mapping[str, Mapping[str, Any]] = {
     "begins in years": {"first": NOW + 365 * DAY},
     "ends in years": {"life": 730 * DAY},
     "is on a curve that OpenSSL does not load": {"curve": ec.SECP192R1()},
+    "is too large by its names": {"more_names": 1000},
+    "names another key": {"identifier": b"x"},
     "is for clients": {"usage": ExtendedKeyUsageOID.CLIENT_AUTH},
     "has a critical extension that nobody knows": {"extension": x509.ObjectIdentifier("1.2.3.4.5")},
 }
