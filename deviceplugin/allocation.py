@@ -7,6 +7,7 @@ has to pass PreStartContainer, none starts a container that the carrier's refuse
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from deviceplugin.leftovers import Leftovers
 from deviceplugin.metrics import CORRECTIONS
 from deviceplugin.mps.clients import Mps
 from deviceplugin.mps.limits import Edits
+from deviceplugin.patience import Patience
 from deviceplugin.pods import GpuPod, NodePods
 from deviceplugin.remnants import Remnants
 from deviceplugin.wakeup import Wakeup
@@ -34,7 +36,7 @@ WAIT_SECONDS = 5.0
 """The kubelet gives 30 s, and tries again after about 10 when told why not (kubernetes.md, "Device manager")."""
 _LOOK_SECONDS = 0.5
 GUESS_SECONDS = 1.0
-"""Without CDI. The kubelet admits no other pod meanwhile."""
+"""Without CDI, of all answers together (`Patience`). The kubelet admits no other pod meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Node:
     leftovers: waits for what is left of pods that are gone; None: nothing does.
     remnants: pods that were deleted and still run; None: nobody looks for them.
     undetermined: whether it is being found out of a pod what it runs on.
+    patience: of the answers of all resources that wait while the kubelet does.
     """
 
     pods: NodePods
@@ -82,6 +85,7 @@ class Node:
     leftovers: Leftovers | None = None
     remnants: Remnants | None = None
     undetermined: Callable[[], bool] = lambda: False
+    patience: Patience = field(default_factory=lambda: Patience(2 * GUESS_SECONDS, time.monotonic))
 
 
 class Allocations:
@@ -180,10 +184,17 @@ class Allocations:
     async def _guess(self, amount: int) -> Edits:
         """Without CDI what is said now stands: the oldest decision of this amount. Raises Refused.
 
-        The kubelet may have seen the pod before this agent has, and waits: so a little, and only for the first one.
+        The kubelet may have seen the pod before this agent has, and waits: so a little, while there is patience.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._guess_seconds
+        began = loop.time()
+        try:
+            return await self._guessed(amount, began + min(self._guess_seconds, self._node.patience.left()))
+        finally:
+            self._node.patience.spend(loop.time() - began)
+
+    async def _guessed(self, amount: int, deadline: float) -> Edits:
+        loop = asyncio.get_running_loop()
         while True:
             why = f"no pod on this node waits for this amount of {self._resource}"
             for target in self._waiting(amount) if self._resumed else ():

@@ -11,6 +11,7 @@ from deviceplugin.cdi import CdiFiles
 from deviceplugin.exchange import Exchange
 from deviceplugin.exposure import Exposure
 from deviceplugin.offers import as_ids
+from deviceplugin.patience import Patience
 from deviceplugin.podresources import Owner
 from deviceplugin.pods import GpuPod, NodePods
 from deviceplugin.wakeup import Wakeup
@@ -73,6 +74,7 @@ class Desk:
         self.entries: list[checkpoint.Entry] = []
         self.owned: list[Owner] = []
         self.silent = self.resent = 0
+        self.patience = Patience(1e6, lambda: 0.0)
         self.on_resend: Callable[[], None] = lambda: None
         self.refusals: list[tuple[str, str]] = []
         self.given: list[str] = []
@@ -103,6 +105,7 @@ class Desk:
             given=lambda known: self.given.append(known.pod.name),
             foreign=lambda: self.foreign,
             exposure=self._exposure,
+            patience=self.patience,
         )
         names = [*(resource.name for resource in as_ids((), load_settings())), *SLICES]
         self.each = {name: Allocations(name, node, self._wait, guess_seconds=self._wait) for name in names}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from deviceplugin.identity import VOID, Refused
+from deviceplugin.patience import Patience
 from deviceplugin.podresources import Owner
 from playground.cdi import Unresolvable
 from tests.builders import card, cards, container, pod, share
@@ -277,3 +278,29 @@ def test_many_waits_do_not_hold_each_other_up(desk: Desk) -> None:
 
     asyncio.run(run())
     assert [desk.visible(answers[name]) for name in names] == [f"GPU-n1-{i % 2}" for i in range(50)]
+
+
+def test_answers_without_cdi_wait_together_no_longer_than_there_is_patience(tmp_path: Path) -> None:
+    """The kubelet admits one pod at a time: 80 pods that never get cards kept a node from others for 80 seconds."""
+    desk = Desk(tmp_path, cdi=False, wait_seconds=0.2)
+    desk.patience = Patience(0.2, lambda: 0.0)
+    desk.restart()
+    waited = []
+    for _ in range(3):
+        began = time.monotonic()
+        with pytest.raises(Refused):
+            desk.allocate(["a"])
+        waited.append(time.monotonic() - began)
+    assert waited[0] >= 0.2
+    assert max(waited[1:]) < 0.1
+
+
+def test_patience_comes_back_over_time() -> None:
+    now = 0.0
+    patience = Patience(2.0, lambda: now)
+    patience.spend(5.0)
+    assert patience.left() == 0.0
+    now = 40.0
+    assert patience.left() == pytest.approx(1.0)
+    now = 1000.0
+    assert patience.left() == 2.0
