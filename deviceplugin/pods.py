@@ -11,6 +11,7 @@ from typing import Any
 from deviceplugin.limited import Limited, read_limited
 from mgpu import dialects
 from mgpu.dialects import keeping, mtgpu
+from mgpu.dialects.reading import bounded, fingerprint
 from mgpu.dialects.records import OPEN, Finding, Judged, Records
 from mgpu.dialects.vocabulary import vocabularies
 from mgpu.model import budget
@@ -56,6 +57,8 @@ class GpuPod:
     carriers: container → the one of its resources whose answer brings its cards (`dialects.carrier`).
     judged: what was found of its record; where that does not count, `pod` is without it and `shares` is None.
     grace: seconds that its containers may run on after its deletion.
+    said: the fingerprint of all that was read of it (`mgpu.dialects.reading`); None where its record is not the API
+    server's.
     """
 
     pod: Pod
@@ -69,6 +72,7 @@ class GpuPod:
     carriers: Mapping[str, str] = field(default_factory=dict, hash=False)
     judged: Judged | None = None
     grace: int = GRACE_SECONDS
+    said: bytes | None = field(default=None, compare=False)
 
     @property
     def finding(self) -> Finding | None:
@@ -125,11 +129,14 @@ class NodePods:
             if amended.items() <= annotations.items():
                 self._amended.pop(uid, None)
             before = self._pods.get(uid)
+            if kept and not amended and before is not None and before.said == fingerprint(raw, MIRROR):
+                return  # nothing has changed that is read of it
             known = read_gpu_pod(raw, self._settings, amended, self._records, before.judged if before else None)
             if known is None and kept:
                 return
             if known is not None:
-                self._pods[uid], self._ordered = known, None
+                said = None if amended else fingerprint(raw, MIRROR)
+                self._pods[uid], self._ordered = replace(known, said=said), None
         self._changed()
 
     def drop(self, raw: dict[str, Any]) -> None:
@@ -159,7 +166,7 @@ class NodePods:
             if now is None or now.pod.ended:
                 return
             self._amended[uid] = {**self._amended.get(uid, {}), **annotations}
-            self._pods[uid] = _with_record(replace(now, pod=_annotated(now.pod, annotations)))
+            self._pods[uid] = _with_record(replace(now, pod=_annotated(now.pod, annotations), said=None))
             self._ordered = None
         self._changed()
 
@@ -241,13 +248,12 @@ def read_gpu_pod(
     amended: annotations that stand over its own. before: what was found of its record when it was read the last time.
     """
     try:
-        pod = read_pod(raw)
+        pod = read_pod(bounded(raw))
     except BadObject as error:
         meta = raw["metadata"]
         log.warning("pod cannot be read: %s", error, extra={"pod": meta.get("uid", "")})
         return None
-    pod, judged = records.judge(_annotated(pod, amended or {}), before)
-    pod = dialects.without_unread(pod, MIRROR)
+    pod, judged = records.judge(dialects.without_unread(_annotated(pod, amended or {}), MIRROR), before)
     if large := budget.excess_of_containers(raw):
         few = _kept(replace(pod, containers=pod.containers[:1]))
         return GpuPod(few, problem=str(BadObject(large)), judged=judged) if vocabularies(pod) else None

@@ -1,7 +1,7 @@
 """Pods that ask for GPU, and what their annotations say of the cards they got."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mgpu import dialects
@@ -21,7 +21,8 @@ from mgpu.settings import Settings
 class GpuPod:
     """A pod that asks for GPU. `ask` None: malformed, `problems` say how. version: its resourceVersion.
 
-    judged: what was found of its record; where that does not count, `pod` is without it.
+    judged: what was found of its record; where that does not count, `pod` is without it. said: the fingerprint of all
+    that was read of it, where it is one of a watch (`mgpu.dialects.reading`).
     """
 
     pod: Pod
@@ -29,6 +30,7 @@ class GpuPod:
     problems: tuple[Problem, ...] = ()
     version: str = ""
     judged: Judged | None = None
+    said: bytes | None = field(default=None, compare=False)
 
     @property
     def finding(self) -> Finding | None:
@@ -54,8 +56,7 @@ def gpu_pod_of(
 ) -> GpuPod | None:
     """The same of a pod that is read already. before: what was found of its record when it was read the last time."""
     version = str((raw.get("metadata") or {}).get("resourceVersion", ""))
-    pod, judged = records.judge(pod, before)
-    pod = dialects.without_unread(pod)
+    pod, judged = records.judge(dialects.without_unread(pod), before)
     if large := budget.excess_of_containers(raw) if pod.node else budget.excess(raw):
         few = replace(pod, containers=pod.containers[:1])
         return _refused(few, large, version, judged) if _is_ours(pod) else None
@@ -87,6 +88,13 @@ def kept(known: GpuPod) -> GpuPod:
         pod = replace(pod, annotations={})
     # Before it is bound, a record counts for nothing.
     return replace(known, pod=keeping.kept(pod, record=bool(pod.node)), ask=ask)
+
+
+def renewed(known: GpuPod, raw: Mapping[str, Any]) -> GpuPod:
+    """Return a pod of which nothing has changed but its labels and its version."""
+    meta = raw["metadata"]
+    labels = keeping.kept_labels(meta.get("labels") or {})
+    return replace(known, pod=replace(known.pod, labels=labels), version=str(meta.get("resourceVersion", "")))
 
 
 def _refused(pod: Pod, problems: Sequence[Problem], version: str, judged: Judged | None = None) -> GpuPod:

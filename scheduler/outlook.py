@@ -1,5 +1,6 @@
 """What pods are likely to come, learnt from those that came, and what the nodes are worth to them."""
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +19,8 @@ from scheduler.fragmentation.learner import Learner
 from scheduler.fragmentation.potential import Fragmentation
 from scheduler.fragmentation.reading import class_of, rows_of, shape_of
 from scheduler.fragmentation.shapes import CARD, NodeClass, Shape
+
+log = logging.getLogger(__name__)
 
 Counts = tuple[tuple[Shape, int], ...]
 
@@ -124,11 +127,23 @@ class Outlook:
                 return False
             self._stale = False
             counts, classes, wanted = self._learner.counts(), dict(self._classes), sorted(self._wanted)
-        made = {name: _MADE[name](counts, classes) for name in wanted} if counts else {}
-        for judge in made.values():
-            _warm(judge, classes)
-        self.judges = MappingProxyType(made)
+        made = {name: self._made(name, counts, classes) for name in wanted} if counts else {}
+        self.judges = MappingProxyType({name: judge for name, judge in made.items() if judge is not None})
         return True
+
+    def _made(self, name: str, counts: Counts, classes: Mapping[NodeClass, int]) -> Judge | None:
+        """Return the policy's judge of what has been learnt, the one of before where it cannot be made.
+
+        Tenants choose the pods that it is made of, and also that a policy is in use which no setting names. One that
+        fails must not take the others along.
+        """
+        try:
+            judge = _MADE[name](counts, classes)
+            _warm(judge, classes)
+        except Exception:
+            log.exception("the policy %s cannot be worked out; it goes on with what it knew before", name)
+            return self.judges.get(name)
+        return judge
 
 
 def _warm(judge: Judge, classes: Iterable[NodeClass]) -> None:

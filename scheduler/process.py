@@ -284,12 +284,12 @@ class Process:
 
     def _learn(self) -> None:
         """From the pods that came meanwhile; not in any call's time."""
-        try:
-            self.state.outlook.refresh()
-            self.filter.refresh()
-        except Exception:
-            # Outermost: what was learnt before stays in force, and nodes and cards are chosen with it or without.
-            log.exception("nothing learnt")
+        for refresh in (self.state.outlook.refresh, self.filter.refresh):
+            try:
+                refresh()
+            except Exception:
+                # Outermost: what was learnt before stays in force, and nodes and cards are chosen with it or without.
+                log.exception("nothing learnt")
 
     def _catch_up(self) -> None:
         """The last leader may have written what the watch has not brought yet: decide only on a newer list."""

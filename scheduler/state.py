@@ -7,8 +7,10 @@ cache: the same objects in any order give the same state, but for reservations, 
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
+from mgpu.dialects.reading import bounded, fingerprint
 from mgpu.dialects.records import OPEN, Records
 from mgpu.kube.events import pod_reference
 from mgpu.model import inventory
@@ -24,7 +26,7 @@ from scheduler import stock
 from scheduler.accounts import Accounts
 from scheduler.agents import Agents, brief, detailed
 from scheduler.decisions import Decision, Decisions
-from scheduler.gpu_pods import GpuPod, gpu_pod_of, kept, left_by, occupies
+from scheduler.gpu_pods import GpuPod, gpu_pod_of, kept, left_by, occupies, renewed
 from scheduler.inventories import Given, Inventories
 from scheduler.mtgpu.accounts import MtgpuPods
 from scheduler.nominations import Nominations
@@ -150,14 +152,19 @@ class State:
             self._set_cards(self._inventories.configmap_gone(raw))
 
     def pod_changed(self, raw: Raw) -> None:
-        pod, meta = read_pod(raw), raw["metadata"]
-        # The watch alone changes a pod here: what was found of its record before may be looked at without the lock, and
-        # verifying a seal does not hold anybody up.
+        meta = raw["metadata"]
+        # The watch alone changes a pod here: what was read of it before may be looked at without the lock, and to read
+        # it again, which may take milliseconds, or to verify a seal does not hold anybody up.
         seen = self._pods.get(meta["uid"])
-        known = gpu_pod_of(pod, raw, self._settings, self.records, seen.judged if seen else None)
-        ask = known.ask if known is not None else None
-        if known is not None:
-            pod, known = known.pod, kept(known)  # what else reads of the pod keeps nothing of it but sums and names
+        same = seen is not None and seen.said == fingerprint(raw)
+        if seen is not None and same:
+            found: GpuPod | None = renewed(seen, raw)
+            pod, known = seen.pod, found
+        else:
+            pod = read_pod(bounded(raw))
+            found = gpu_pod_of(pod, raw, self._settings, self.records, seen.judged if seen else None)
+            # What else reads of the pod keeps nothing of it but sums and names.
+            pod, known = (pod, None) if found is None else (found.pod, replace(kept(found), said=fingerprint(raw)))
         with self._lock:
             self._agents.pod_changed(raw)
             self._uids[meta["namespace"], meta["name"]] = meta["uid"]
@@ -166,15 +173,16 @@ class State:
                 self._forget(meta["uid"])
                 self._accounts.follow_stranger(pod, meta["uid"])
             else:
-                if ask is not None and meta["uid"] not in self._pods:
-                    self.outlook.saw(known.pod, ask)
+                if found is not None and found.ask is not None and meta["uid"] not in self._pods:
+                    self.outlook.saw(known.pod, found.ask)
                 self._pods[meta["uid"]] = known
                 self._settle(known)
                 self._shown.mark(self._nominations.follow(known))
                 self._tell_of_finding(known, before)
             self._count(pod)
             self.sites.follow(pod)
-            self.mtgpus.pod_changed(pod, raw)
+            if not same:
+                self.mtgpus.pod_changed(pod, raw)
             for node in self._nodes.keys() & left_by(before, known):
                 self._tell_left(node)
 

@@ -6,10 +6,10 @@ to `mgpu.settings`, and a case to the contract suite (tests/mgpu/dialects/contra
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Protocol
 
 from mgpu.dialects import gpushare, koordinator, mgpu, slices
+from mgpu.dialects.mtgpu import ANNOTATIONS as OF_MTGPUPODS
 from mgpu.dialects.node_resources import SHARE, NodeResource
 from mgpu.dialects.vocabulary import MTGPU
 from mgpu.model.asks import Ask, ContainerAsk, Placement
@@ -37,6 +37,10 @@ class Dialect(Protocol):
     @property
     def ASK_ANNOTATIONS(self) -> tuple[str, ...]:  # noqa: N802
         """The annotations that `read_ask` reads; it reads no others."""
+
+    @property
+    def RECORD_KEYS(self) -> tuple[str, ...]:  # noqa: N802
+        """What each annotation begins with that `owns_annotation` is true of."""
 
     def enabled(self, settings: Settings) -> bool:
         """Whether pods in this vocabulary are served."""
@@ -74,6 +78,9 @@ class Dialect(Protocol):
 ALL: tuple[Dialect, ...] = (mgpu, gpushare, koordinator, slices)
 ASK_ANNOTATIONS = frozenset(key for dialect in ALL for key in dialect.ASK_ANNOTATIONS)
 """The annotations that say what a pod asks for, in whatever vocabulary."""
+_READ = frozenset((*ASK_ANNOTATIONS, *WISHES, *OF_MTGPUPODS))
+"""The annotations that are read, beside records."""
+_RECORD_KEYS = (SEAL, *(key for dialect in ALL for key in dialect.RECORD_KEYS))
 _BY_NAME: Mapping[str, Dialect] = {dialect.NAME: dialect for dialect in ALL}
 
 
@@ -206,28 +213,35 @@ _LONGEST = 16_384
 """Characters of an annotation of an ask. The longest wish has 100 entries of 128 characters."""
 
 
-@lru_cache(maxsize=4096)
 def is_placement_annotation(key: str) -> bool:
-    """Whether only the suite itself may write this annotation: it records a placement, or authenticates a record.
+    """Return whether only the suite itself may write this annotation: it records a placement, or seals a record.
 
-    Vocabularies that are disabled count too: whether one is enabled may change while the pod exists.
+    Vocabularies that are disabled count too: whether one is enabled may change while the pod exists. A pod may have
+    20,000 annotations, and each is asked about whenever the pod is read.
     """
-    return key == SEAL or any(dialect.owns_annotation(key) for dialect in ALL)
+    return key.startswith(_RECORD_KEYS) and (key == SEAL or any(dialect.owns_annotation(key) for dialect in ALL))
+
+
+def is_read(key: str) -> bool:
+    """Return whether an annotation is read: it is part of an ask, a wish, of an MtgpuPod or of a record."""
+    return key in _READ or is_placement_annotation(key)
 
 
 def without_unread(pod: Pod, *also: str) -> Pod:
     """Return the pod with those of its annotations that mgpu reads, and `also`: others may take 256 KiB of every pod.
 
     Of a text that is longer than any that says something, only the beginning is read, which says as little. Records are
-    read as a whole.
+    read as a whole. Of the annotations of MtgpuPods that say nothing, one tells that the pod has some.
     """
     read: dict[str, str] = {}
+    told = False
     for key, text in pod.annotations.items():
         if is_placement_annotation(key):
             read[key] = text
-        elif key in ASK_ANNOTATIONS or key in WISHES or key in also or key.startswith(MTGPU):
+        elif key in _READ or key in also or (key.startswith(MTGPU) and not told):
+            told = told or key.startswith(MTGPU)
             read[key] = text if len(text) <= _LONGEST else text[:_LONGEST]
-    return pod if read == pod.annotations else replace(pod, annotations=read)
+    return pod if len(read) == len(pod.annotations) and read == pod.annotations else replace(pod, annotations=read)
 
 
 def read_placement(pod: Pod, ask: Ask) -> tuple[Share, ...] | None:

@@ -47,6 +47,7 @@ _CARD = re.compile(r"\d{1,9}", re.ASCII)
 _UNITS = re.compile(r"\d{1,19}", re.ASCII)
 
 ASK_ANNOTATIONS: tuple[str, ...] = (UNIT,)
+RECORD_KEYS: tuple[str, ...] = tuple(sorted(_RECORD))
 
 
 def enabled(settings: Settings) -> bool:

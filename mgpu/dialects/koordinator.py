@@ -58,6 +58,7 @@ _ALLOWED = ", ".join("{" + ", ".join(name.removeprefix(PREFIX) for name in names
 _TYPE = re.compile(r"(?!gpu|mig-\d+g\.)[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
 
 ASK_ANNOTATIONS: tuple[str, ...] = ()
+RECORD_KEYS: tuple[str, ...] = (ALLOCATED, PER_CONTAINER)
 
 
 def enabled(settings: Settings) -> bool:

@@ -42,6 +42,7 @@ _MULTIPLE_PATH = f"metadata.annotations[{MULTIPLE}]"
 _CARD = re.compile(r"(?P<index>\d{1,9})|(?P<uuid>(?:GPU|MIG)-[\w.:/-]+)", re.ASCII)
 
 ASK_ANNOTATIONS: tuple[str, ...] = (MULTIPLE, COMPUTE_POLICY)
+RECORD_KEYS: tuple[str, ...] = (ASSUMED, INDEX_PREFIX)
 
 
 def enabled(settings: Settings) -> bool:

@@ -279,6 +279,12 @@ def occupied(pod: Pod) -> tuple[str, str] | None:
     return (node, gpuid) if node and pod.name == occupy_name(node, gpuid) else None
 
 
+def occupy_label(raw: Mapping[str, Any]) -> str | None:
+    """Return the GPUID that a Pod says it occupies, where its namespace is that of occupy pods."""
+    meta = table_at(raw, "metadata")
+    return table_at(meta, "labels").get(OCCUPY_LABEL) if meta.get("namespace") == OCCUPY_NAMESPACE else None
+
+
 def annotations_of(raw: Mapping[str, Any]) -> Mapping[str, str]:
     return {key: text for key, text in table_at(raw, "metadata", "annotations").items() if isinstance(text, str)}
 

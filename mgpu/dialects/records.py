@@ -11,7 +11,7 @@ from hashlib import sha256
 
 from mgpu import dialects
 from mgpu.dialects import gpushare, mtgpu
-from mgpu.model.budget import CONTAINERS
+from mgpu.model.budget import ANNOTATIONS, CONTAINERS
 from mgpu.model.pods import Pod
 from mgpu.model.seals import SEAL, Keys, Subject
 
@@ -122,8 +122,10 @@ class Records:
         Its subject is the MtgpuPod, since the uid of a Pod is not known before it is created; so its seal names it. A
         Pod without an owner was orphaned; one with another owner than its seal says was not made for that owner.
         """
+        if self.keys is None:
+            return None
         owner, annotations = mtgpu.mtgpupod_of(raw), mtgpu.annotations_of(raw)
-        if self.keys is None or not (owner or mtgpu.GPUID in annotations):
+        if not (owner or mtgpu.GPUID in annotations):
             return None
         text = annotations.get(SEAL)
         if _is_of_before(mtgpu.created(raw), text, self.keys):
@@ -132,7 +134,11 @@ class Records:
             if mtgpu.NAME in self.peers:
                 return None
             return Finding(Reason.UNSEALED, "poses as the Pod of an MtgpuPod, and mgpu did not create it: no seal")
-        why = self.keys.refusal(mtgpu.subject(raw, owner), mtgpu.said(raw), text)
+        said = mtgpu.said(raw)
+        if len(said) > ANNOTATIONS + 1:  # the card is one of them
+            why: str | None = f"it has {len(said) - 1} annotations, more than the {ANNOTATIONS} of any MtgpuPod"
+        else:
+            why = self.keys.refusal(mtgpu.subject(raw, owner), said, text)
         if why is None:
             return None
         return Finding(Reason.FORGED, f"poses as the Pod of an MtgpuPod, and its seal does not count: {why}")

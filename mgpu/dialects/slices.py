@@ -46,6 +46,7 @@ _PLACE = re.compile(r"(\d{1,3}):(\d{1,2})", re.ASCII)
 _EXAMPLES = "nvidia.com/mig-2g.20gb, nvidia.com/mig-1g.10gb.me (MIG) or nvidia.com/gpu-4gb (MPS, whole GiB)"
 
 ASK_ANNOTATIONS: tuple[str, ...] = ()
+RECORD_KEYS: tuple[str, ...] = (GIVEN,)
 
 
 def enabled(settings: Settings) -> bool:

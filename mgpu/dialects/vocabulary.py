@@ -24,7 +24,7 @@ def vocabulary_of(resource: str) -> str | None:
         return _NAMES[resource]
     if resource.startswith("koordinator.sh/"):
         return "koordinator"
-    return "slices" if _SLICE.fullmatch(resource) else None
+    return "slices" if resource.startswith("nvidia.com/") and _SLICE.fullmatch(resource) else None
 
 
 def vocabularies(pod: Pod) -> dict[str, str]:

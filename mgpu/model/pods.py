@@ -162,7 +162,7 @@ def read_pod(raw: object) -> Pod:
         nominated_node="" if gated else nominated,  # a nomination keeps cards
         phase=reader.text(status.get("phase"), "status.phase") or "Pending",
         deleting=bool(meta.get("deletionTimestamp")),
-        ran=frozenset(_ran(status)) & {container.name for container in containers},
+        ran=frozenset(that_ran(status)) & {container.name for container in containers},
         created=reader.text(meta.get("creationTimestamp"), "metadata.creationTimestamp"),
         scheduler=reader.text(spec.get("schedulerName"), "spec.schedulerName"),
         priority=reader.integer(spec.get("priority"), "spec.priority"),
@@ -247,8 +247,8 @@ def _claimed(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield str(found.get("containerName", "")), str(found.get("resourceName", ""))
 
 
-def _ran(status: Mapping[str, Any]) -> Iterator[str]:
-    """The containers that have ever run."""
+def that_ran(status: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of the containers that have ever run, as the status of their pod says."""
     lists = [status.get(key) for key in ("initContainerStatuses", "containerStatuses")]
     for row in (row for rows in lists if isinstance(rows, list) for row in rows if isinstance(row, dict)):
         states = [state for key in ("state", "lastState") if isinstance(state := row.get(key), dict)]
@@ -344,7 +344,10 @@ class _Reader:
         return 0
 
     def texts(self, value: object, path: str) -> Mapping[str, str]:
-        return {k: self.text(v, f"{path}[{k}]") for k, v in self.table(value, path).items()}
+        table = self.table(value, path)
+        if all(type(text) is str for text in table.values()):
+            return dict(table)  # a pod may have 100,000 labels: no path is made for each
+        return {k: self.text(v, f"{path}[{k}]") for k, v in table.items()}
 
     def amounts(self, value: object, path: str) -> Mapping[str, str]:
         """Quantities; the API accepts bare numbers too and stores them as text."""

@@ -11,6 +11,9 @@ Requests = dict[str, int]
 """Resource name → amount: cpu in thousandths, everything else in whole units (bytes, pods, devices)."""
 
 _OF_ROOM = ("cpu", "memory")
+MOST = MAX // 1000
+"""Of cpu or memory that one pod needs. A pod may ask for 9E of cpu in each of its containers, which no 64 bits hold in
+milli; more than any node has is as good."""
 
 
 class Room(NamedTuple):
@@ -53,9 +56,9 @@ def requests_of(pod: Raw, names: Collection[str] | None = None) -> Requests:
 
 
 def room_needed(pod: Raw) -> Room:
-    """The cpu and memory of `requests_of`. Raises QuantityError."""
+    """Return the cpu and memory of `requests_of`, each at most `MOST`. Raises QuantityError."""
     needed = requests_of(pod, _OF_ROOM)
-    return Room(*(needed.get(name, 0) for name in _OF_ROOM))
+    return Room(*(min(MOST, needed.get(name, 0)) for name in _OF_ROOM))
 
 
 def allocatable(node: Raw, names: Collection[str] | None = None) -> Requests:
@@ -65,9 +68,12 @@ def allocatable(node: Raw, names: Collection[str] | None = None) -> Requests:
 
 
 def room_of(node: Raw) -> Room:
-    """The cpu and memory of `allocatable`; MAX of what the node does not report. Raises QuantityError."""
+    """Return the cpu and memory of `allocatable`; MAX of what the node does not report, or reports more of.
+
+    Raises QuantityError.
+    """
     there = allocatable(node, _OF_ROOM)
-    return Room(*(there.get(name, MAX) for name in _OF_ROOM))
+    return Room(*(min(MAX, there.get(name, MAX)) for name in _OF_ROOM))
 
 
 def add(used: Requests, more: Requests) -> Requests:

@@ -1,6 +1,7 @@
 """What any pod of any dialect may wish beside its ask, as annotations `mgpu.io/…`."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -101,9 +102,6 @@ def matches(wanted: str, model: str) -> bool:
     return bool(words) and words in _words(model)
 
 
-_TO_SPACE = str.maketrans("_/-", "   ")
-
-
 @lru_cache(maxsize=10_000)
 def _words(model: str) -> str:
     """The words in lower case, a space before and after each; "" where there are none.
@@ -111,7 +109,7 @@ def _words(model: str) -> str:
     Words in a row are a part of the text then, which is found in linear time. Working a text out again is cheap too:
     a user's pods can push others out of the memory.
     """
-    words = " ".join(model.lower().translate(_TO_SPACE).split())
+    words = " ".join(model.lower().replace("_", " ").replace("/", " ").replace("-", " ").split())
     return f" {words} " if words else ""
 
 
@@ -178,14 +176,20 @@ def _listed(annotations: Mapping[str, str], key: str, problems: list[Problem]) -
 def contradictions(wishes: Wishes) -> Iterator[Problem]:
     """What the wishes want and exclude at the same time: for admission, which looks at a pod once.
 
-    Where such a pod exists all the same, no card fits it. Compares each model with each, 10,000 pairs at most.
+    Where such a pod exists all the same, no card fits it. The lists are as long as a tenant likes, so that they are not
+    compared model by model: excluded words are a part of wanted ones where they begin a tail of them, and of all tails
+    in their order the first that can begin with them is found by bisection.
     """
-    excluded = [(other, _words(other)) for other in wishes.excluded_models if _words(other)]
-    for model in wishes.models:
-        of = _words(model)
-        against = next((other for other, words in excluded if words in of), None)
-        if against is not None:
-            text = f"{against!r} excludes {model!r}, which {CARD_MODELS} wants"
+    wanted: dict[str, str] = {}
+    for model in wishes.models if wishes.excluded_models else ():
+        words = _words(model)
+        wanted.update((words[at:], model) for at, sign in enumerate(words[:-1]) if sign == " ")
+    tails = sorted(wanted)
+    for other in wishes.excluded_models:
+        words = _words(other)
+        at = bisect_left(tails, words)
+        if words and at < len(tails) and tails[at].startswith(words):
+            text = f"{other!r} excludes {wanted[tails[at]]!r}, which {CARD_MODELS} wants"
             yield Problem(field(EXCLUDE_CARD_MODELS), text)
 
 

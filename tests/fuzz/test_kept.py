@@ -15,7 +15,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from deviceplugin.pods import NodePods
-from mgpu.dialects import is_placement_annotation
 from mgpu.dialects.records import Records
 from mgpu.model import budget
 from mgpu.model.errors import BadObject
@@ -179,7 +178,6 @@ def kept_by(process: Callable[[], Take], raws: list[Raw]) -> float:
         try:
             for text in texts:
                 take(orjson.loads(text))
-            is_placement_annotation.cache_clear()  # of a fixed size, and emptied by keys that are all different
             gc.collect()
             return tracemalloc.get_traced_memory()[0]
         finally:

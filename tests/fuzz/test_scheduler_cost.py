@@ -3,6 +3,7 @@
 import gc
 import tracemalloc
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -12,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from werkzeug.test import Client
 
+from deviceplugin.pods import NodePods
+from mgpu.model.errors import BadObject
 from mgpu.settings import load_settings
 from scheduler.state import State
 from tests import builders as b
@@ -129,3 +132,48 @@ def test_pod_that_exceeds_the_budget_is_kept_with_few_problems() -> None:
     wrong = hostile.filled(LARGE, lambda i: hostile.asking(f"c{i}", b.CORE, "x"))
     memory(ordinary)
     assert memory([b.pod(f"p{i}", *wrong) for i in range(20)]) < 3 * memory(ordinary)
+
+
+Take = Callable[[dict[str, Any]], None]
+
+
+def of_scheduler() -> Take:
+    return State(load_settings()).pod_changed
+
+
+def of_agent() -> Take:
+    return NodePods(load_settings(), lambda: None).take
+
+
+_EVENT = 15
+"""Times the decoding of an ordinary pod of the size. At b68f911 one of 256 containers with slices took 60 times."""
+
+
+@cache
+def decoding(size: int) -> Cost:
+    text = orjson.dumps(hostile.ordinary(size))
+    return cost(lambda: orjson.loads(text))
+
+
+@pytest.mark.parametrize(
+    ("process", "node"), [(of_scheduler, "n1"), (of_scheduler, ""), (of_agent, "n1")], ids=["bound", "unbound", "agent"]
+)
+@pytest.mark.parametrize("name", [name for name in hostile.PODS if not name.startswith("numbers")])
+def test_event_of_changed_labels_costs_little_more_than_the_decoding_of_a_pod(
+    process: Callable[[], Take], node: str, name: str
+) -> None:
+    """Whoever may change pods sends hundreds of them a second, and one thread takes the events of all pods."""
+    raw, take = hostile.PODS[name](LARGE), process()
+    raw["spec"]["nodeName"] = node
+    labels = raw["metadata"].setdefault("labels", {})
+
+    def relabelled() -> None:
+        labels["n"] = str(int(labels.get("n", "0")) + 1)
+        raw["metadata"]["resourceVersion"] = labels["n"]
+        with suppress(BadObject):  # containers of one name, which an API server refuses
+            take(raw)
+
+    relabelled()
+    size = -(-len(orjson.dumps(raw)) // LARGE) * LARGE
+    found = cost(relabelled)
+    assert found.seconds <= _EVENT * decoding(size).seconds, f"{found.seconds / decoding(size).seconds:.1f} times"

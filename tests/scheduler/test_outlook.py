@@ -7,9 +7,11 @@ import pytest
 
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import Node
+from mgpu.model.requests import UNBOUNDED
 from mgpu.settings import load_settings
 from scheduler.arrivals import WAITING
-from scheduler.fragmentation.shapes import Shape
+from scheduler.fragmentation.reading import rows_of
+from scheduler.fragmentation.shapes import NodeClass, Shape
 from scheduler.outlook import LEARNT
 from scheduler.state import State
 from tests import builders as b
@@ -152,6 +154,42 @@ def test_a_pod_may_wish_for_a_policy_that_nobody_else_uses() -> None:
     state.pod_changed(a_pod("q", annotations={"mgpu.io/card-policy": LEARNT[0]}))
     state.outlook.refresh()
     assert list(state.outlook.judges) == [LEARNT[0]]
+
+
+def asking_for_more_than_any_node_has(name: str, policy: str) -> dict[str, Any]:
+    """Quantities as an API server stores them, in every resource that is summed up over containers."""
+    resources = {"limits": {"nvidia.com/gpu": "1", "cpu": "9E", "memory": "9E", "ephemeral-storage": "9E"}}
+    rows = [{"name": f"c{i}", "resources": resources} for i in range(3)]
+    raw = b.pod(name, *rows, annotations={"mgpu.io/card-policy": policy})
+    raw["spec"]["overhead"] = {"cpu": "9E", "memory": "9223372036854775807"}
+    return raw
+
+
+@pytest.mark.parametrize("policy", LEARNT)
+def test_pod_with_the_largest_amounts_leaves_every_policy_its_judge(policy: str) -> None:
+    state = a_state(asking_for_more_than_any_node_has("huge", policy), a_pod("p"), policy=f"nodePolicy: {policy}")
+    state.node_changed(b.node())
+    state.device_changed(write_device(Node("n1"), "", b.cards(2)))
+    state.outlook.refresh()
+    assert set(state.outlook.judges) == {policy}
+    rows = rows_of(NodeClass(64_000, 256 << 30, 2, b.card().model, 80 << 30), UNBOUNDED, [[1000, 1000]])
+    for shape, _ in state.outlook.counts():
+        assert len(state.outlook.judges[policy].keys(rows, shape)) == 1
+
+
+def test_policy_that_cannot_be_worked_out_keeps_its_judge_and_leaves_others_theirs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    both = "{nodePolicy: fragmentation, cardPolicy: fgd}"
+    state = a_state(a_pod("p"), policy=both)
+    state.outlook.refresh()
+    before = state.outlook.judges
+    monkeypatch.setattr("scheduler.outlook.Fgd", lambda _: 1 // 0)
+    state.pod_changed(a_pod("q", 20))
+    state.outlook.refresh()
+    assert state.outlook.judges["fgd"] is before["fgd"]
+    assert state.outlook.judges["fragmentation"] is not before["fragmentation"]
+    assert "the policy fgd cannot be worked out" in caplog.text
 
 
 def test_models_are_those_of_the_nodes_that_are_there() -> None:

@@ -7,7 +7,7 @@ import pytest
 from mgpu.model.errors import BadObject
 from mgpu.model.pods import read_node, read_pod
 from mgpu.model.quantities import MAX, QuantityError
-from mgpu.model.requests import NOTHING, UNBOUNDED, Room, requests_of
+from mgpu.model.requests import MOST, NOTHING, UNBOUNDED, Room, requests_of
 from tests.builders import node
 
 
@@ -106,3 +106,15 @@ def test_what_is_of_a_wrong_type_is_named(spec: dict[str, Any], path: str) -> No
     with pytest.raises(BadObject) as error:
         read_pod({"metadata": {"name": "p"}, "spec": spec})
     assert [problem.field for problem in error.value.problems] == [path]
+
+
+def test_pod_that_asks_for_more_than_any_node_has_needs_a_bounded_amount() -> None:
+    """An API server stores 9E of cpu, which is 9e21 milli, for each container."""
+    raw = a_pod({"cpu": "9E", "memory": "9E"}, {"cpu": "9E", "memory": "9E"}, overhead={"cpu": "9E"})
+    assert read_pod(raw).needs == Room(MOST, MOST)
+
+
+def test_node_that_reports_more_cpu_than_64_bits_hold_has_no_bound_of_it() -> None:
+    raw = node()
+    raw["status"]["allocatable"]["cpu"] = "9E"
+    assert read_node(raw).room.cpu == MAX
