@@ -86,6 +86,9 @@ class Cluster:
     def without_agent(self, _: Sequence[str]) -> dict[str, str]:
         return {}
 
+    def remnant_problem(self, _: str) -> str | None:
+        return None
+
 
 def check(nodes: Sequence[tuple[CardState, ...]], ask: Ask, settings: Settings) -> None:
     cluster: Any = Cluster(nodes, settings)
