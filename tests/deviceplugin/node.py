@@ -43,8 +43,9 @@ CRD = {
 }
 
 
-def api_of(url: str) -> Api:
-    return Api(client.Configuration(host=url, api_key={"authorization": "Bearer admin"}))
+def api_of(url: str, timeout: float = 60.0) -> Api:
+    """timeout: an API server in this process may answer late on a busy machine."""
+    return Api(client.Configuration(host=url, api_key={"authorization": "Bearer admin"}), timeout=timeout)
 
 
 @contextmanager
@@ -105,7 +106,7 @@ class Node:
         """The agent, which does not run yet."""
         folders = {"kubeletDir": str(self.folder), "cdiDir": str(self.folder / "cdi"), "limitsDir": str(self.limits)}
         own = {"node": "n1", **folders, "criSocket": str(self.folder / "cri.sock"), **settings}
-        api = api_of(self.url)
+        api = api_of(self.url, timeout=10.0)
         parsed = load_settings(flags={k if "." in k else f"deviceplugin.{k}": value for k, value in own.items()})
         agent = Agent(parsed, SimulatedCards(self.file, "n1"), api, SimulatedMig(self.file, "n1"))
         yield agent

@@ -19,7 +19,8 @@ TIMES = Times(ask=20, health=0.05, start=20, silent=20, quit=20, first_pause=0.0
 """Patient where a busy machine may be slow."""
 
 
-async def until(found: Callable[[], object], seconds: float = 60.0) -> None:
+async def until(found: Callable[[], object], seconds: float = 120.0) -> None:
+    """seconds: more than a daemon on a busy machine may take to answer, to quit and to start again by TIMES."""
     deadline = time.monotonic() + seconds
     while not found():
         assert time.monotonic() < deadline, "did not happen in time"
