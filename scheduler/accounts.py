@@ -203,7 +203,7 @@ class Accounts:
         who = self._strangers.get(uid, who)
         shares = tuple(s for s in self._given(node).get(uid, ()) if not (who.ended and s.type == GPU))
         if shares:
-            self.remnants.hold(uid)
+            self.remnants.hold(uid, node)
             gpuid, nvidia = who.gpuid, stock.NVIDIA
             self.hold(Holding(uid, who.namespace, who.name, node, nvidia, shares, gpuid=gpuid, occupies=bool(gpuid)))
 

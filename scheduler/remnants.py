@@ -2,8 +2,8 @@
 
 A ResourceQuota stops counting a pod when its object goes, while its containers run on until the agent kills them. A
 namespace that deletes pods by force again and again would hold many times its quota, so it gets no further cards before
-what it deleted has ended. The nodes tell by UID alone what still runs: their word about a namespace would let one node
-stop the pods of another one's tenants.
+what it deleted has ended. The nodes tell by UID alone what still runs, and are believed about pods of their own: else
+one node could stop the pods of another one's tenants.
 """
 
 from collections.abc import Callable
@@ -44,9 +44,10 @@ class Remnants:
             self.release(oldest)
             del self._deleted[oldest]
 
-    def hold(self, uid: str) -> None:
-        """The node says that this UID holds cards; where it is one of these pods, it is a remnant."""
-        if deleted := self._deleted.get(uid):
+    def hold(self, uid: str, node: str) -> None:
+        """This node says that this UID holds cards of it: a remnant, where it is one of these pods and ran there."""
+        deleted = self._deleted.get(uid)
+        if deleted and deleted.node == node:
             self._held.setdefault(deleted.namespace, {})[uid] = deleted
 
     def release(self, uid: str) -> None:

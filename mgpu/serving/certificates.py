@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_pem_private_key,
 )
-from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from mgpu.model.errors import BadObject, Problem, RetryLater
 
@@ -42,6 +42,9 @@ CA, CA_KEY, CHAIN, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 _SUBJECT = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mgpu")])
 _LARGEST = 4096
 """Bytes of a leaf, in DER. Ours has some 500; clients read handshakes of at most 256 KiB."""
+_SERIAL_BITS = 160
+_ANY_KEY = ec.generate_private_key(ec.SECP256R1())
+"""To make a leaf again for a comparison: its signature is not compared, and the CA's key may not be known."""
 
 Files = Mapping[str, bytes]
 
@@ -128,7 +131,7 @@ def renewed(found: Files, names: Collection[str], now: datetime, by: Authority =
     material = _read(found, now)
     authorities, serving = material.authorities, material.serving
     wanted = {_name(n) for n in names}
-    sound = serving is not None and _is_ours(serving, authorities, now) and _names(serving) >= wanted
+    sound = serving is not None and _is_ours(serving, authorities, now) and wanted.issubset(_names(serving))
     usable = bool(authorities) and authorities[0].key is not None
     if by is Authority.GIVEN:
         if not usable:
@@ -208,48 +211,65 @@ def _signed(certificate: x509.Certificate, authority: Pair) -> bool:
     return True
 
 
-def _names(serving: Pair) -> set[x509.GeneralName]:
+def _names(serving: Pair) -> list[x509.GeneralName]:
     try:
-        return set(serving.certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+        return list(serving.certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
     except x509.ExtensionNotFound:
-        return set()
+        return []
 
 
 def _is_ours(serving: Pair, authorities: Sequence[Pair], now: datetime) -> bool:
-    """Whether a leaf is valid now and has nothing that `_serving` does not give it.
+    """Whether a leaf is valid now and is byte for byte what `_serving` makes of its names, times and serial number.
 
     Whoever could read the CA's key can have it sign any leaf, and write it here: one that begins in years, that is too
-    large for a client, that OpenSSL or the API server does not take, or that never ends. It would be served for as long
+    large for a client, that OpenSSL or the API server cannot read, or that never ends. It would be served for as long
     as it lasts.
     """
     leaf, key = serving.certificate, serving.key
     try:
-        first, last = leaf.not_valid_before_utc, leaf.not_valid_after_utc
-        known = {extension.oid: extension.value for extension in leaf.extensions if not extension.critical}
-        names = known.pop(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, ())
+        first, last, names = leaf.not_valid_before_utc, leaf.not_valid_after_utc, _names(serving)
         return (
-            first <= now < last <= first + LIFE + _BACKDATED
-            and len(leaf.public_bytes(Encoding.DER)) <= _LARGEST
-            and leaf.subject == _SUBJECT
-            and isinstance(leaf.signature_hash_algorithm, hashes.SHA256)
-            and key is not None
+            key is not None
             and isinstance(key.curve, ec.SECP256R1)
-            and len(known) + 1 == len(leaf.extensions)
-            and any(known == _extensions(key, authority) for authority in authorities)
-            and all(isinstance(name, x509.DNSName | x509.IPAddress) for name in names)
+            and first <= now < last <= first + LIFE + _BACKDATED
+            and 0 < leaf.serial_number < 1 << _SERIAL_BITS
+            and len(leaf.public_bytes(Encoding.DER)) <= _LARGEST
+            and all(_is_plain(name) for name in names)
+            and any(
+                leaf.tbs_certificate_bytes
+                == _leaf(authority, key, names, first, last, leaf.serial_number)
+                .sign(_ANY_KEY, hashes.SHA256())
+                .tbs_certificate_bytes
+                for authority in authorities
+            )
         )
     except (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension):
         return False
 
 
-def _extensions(key: ec.EllipticCurvePrivateKey, authority: Pair) -> dict[x509.ObjectIdentifier, x509.ExtensionType]:
-    """Those of every leaf for this key under this CA, besides its names."""
+def _is_plain(name: x509.GeneralName) -> bool:
+    if isinstance(name, x509.DNSName):
+        return _DNS_NAME.fullmatch(name.value) is not None
+    return isinstance(name, x509.IPAddress) and isinstance(name.value, ipaddress.IPv4Address | ipaddress.IPv6Address)
+
+
+def _leaf(
+    authority: Pair,
+    key: ec.EllipticCurvePrivateKey,
+    names: Sequence[x509.GeneralName],
+    first: datetime,
+    last: datetime,
+    serial: int,
+) -> x509.CertificateBuilder:
     issuer = authority.certificate.public_key()
     if not isinstance(issuer, ec.EllipticCurvePublicKey):
         raise TypeError("a CA has a key on an elliptic curve")
-    of_key, of_issuer = x509.SubjectKeyIdentifier.from_public_key, x509.AuthorityKeyIdentifier.from_issuer_public_key
-    extensions = of_key(key.public_key()), x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), of_issuer(issuer)
-    return {extension.oid: extension for extension in extensions}
+    return (
+        _builder(_SUBJECT, authority.certificate.subject, key, first, last, serial)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False)
+    )
 
 
 def _authority(now: datetime) -> Pair:
@@ -267,8 +287,7 @@ def _authority(now: datetime) -> Pair:
         decipher_only=False,
     )
     builder = (
-        _builder(name, name, key, now, now + CA_LIFE)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        _builder(name, name, key, now - _BACKDATED, now + CA_LIFE, x509.random_serial_number())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
     )
@@ -280,24 +299,28 @@ def _serving(authority: Pair, names: Collection[str], now: datetime) -> Pair:
         raise ValueError("an authority without its key cannot sign")
     key = ec.generate_private_key(ec.SECP256R1())
     until = min(now + LIFE, authority.certificate.not_valid_after_utc)
-    builder = _builder(_SUBJECT, authority.certificate.subject, key, now, until)
-    builder = builder.add_extension(x509.SubjectAlternativeName([_name(n) for n in sorted(names)]), critical=False)
-    for extension in _extensions(key, authority).values():
-        builder = builder.add_extension(extension, critical=False)
+    wanted = [_name(n) for n in sorted(names)]
+    builder = _leaf(authority, key, wanted, now - _BACKDATED, until, x509.random_serial_number())
     return Pair(builder.sign(authority.key, hashes.SHA256()), key)
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: datetime, until: datetime
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    first: datetime,
+    last: datetime,
+    serial: int,
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _BACKDATED)
-        .not_valid_after(until)
+        .serial_number(serial)
+        .not_valid_before(first)
+        .not_valid_after(last)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
 
 

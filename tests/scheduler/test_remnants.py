@@ -29,8 +29,8 @@ BINDING = {
 RECORD = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "0"}
 
 
-def told(api: FakeApi, *rows: Raw) -> None:
-    device = json.loads(json.dumps(api.devices["n1"]))
+def told(api: FakeApi, *rows: Raw, node: str = "n1") -> None:
+    device = json.loads(json.dumps(api.devices[node]))
     device["metadata"]["annotations"] = {KEY: json.dumps(rows)}
     api.put("devices", device)
 
@@ -98,6 +98,13 @@ def test_node_cannot_name_the_namespace_of_a_pod_that_was_never_seen(api: FakeAp
     assert passed(replica, b.share("next", 30))[0] == ["n1", "n2"]
 
 
+def test_node_cannot_name_a_pod_that_was_deleted_on_another_node(api: FakeApi, replica: Replica) -> None:
+    """A stolen token of one agent would stop any namespace."""
+    told(api, {**RUNS, "deviceIDs": ["GPU-n2-0"]}, node="n2")
+    replica.deliver()
+    assert passed(replica, b.share("next", 30))[0] == ["n1", "n2"]
+
+
 def test_pod_that_ended_before_its_deletion_is_no_remnant(api: FakeApi) -> None:
     api.put("pods", b.share("old", 30, annotations=RECORD, node="n1", phase="Succeeded"))
     replica = Replica(api)
@@ -111,7 +118,7 @@ def test_remnant_that_does_not_end_stops_its_namespace_for_a_while_only() -> Non
     now = 0.0
     found = Remnants(lambda: now)
     found.deleted("u", "team", "old", "n1")
-    found.hold("u")
+    found.hold("u", "n1")
     assert found.problem("team")
     now = WAIT_SECONDS
     assert found.problem("team") is None
@@ -122,5 +129,5 @@ def test_memory_of_deleted_pods_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     found = Remnants(lambda: 0.0)
     for uid in ("a", "b", "c"):
         found.deleted(uid, f"of-{uid}", uid, "n1")
-        found.hold(uid)
+        found.hold(uid, "n1")
     assert [found.problem(f"of-{uid}") is None for uid in ("a", "b", "c")] == [True, False, False]

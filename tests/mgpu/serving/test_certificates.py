@@ -1,11 +1,11 @@
 """Self-made certificates: made, renewed, repaired, shared."""
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -143,18 +143,14 @@ def leaf(
     curve: ec.EllipticCurve | None = None,
     usage: x509.ObjectIdentifier = ExtendedKeyUsageOID.SERVER_AUTH,
     extension: x509.ObjectIdentifier | None = None,
-    more_names: int = 0,
+    more_names: Sequence[x509.GeneralName] = (),
     identifier: bytes = b"",
 ) -> Files:
     """The files with another leaf, which the same CA has signed: whoever reads its key can make it."""
     authority, authority_key = authorities(files)[0], load_pem_private_key(files[CA_KEY], None)
     assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(curve or ec.SECP256R1())
-    names: list[x509.GeneralName] = [
-        x509.DNSName("mgpu-webhook.mgpu-system.svc"),
-        x509.IPAddress(ip_address("127.0.0.1")),
-    ]
-    names += [x509.DNSName(f"n{i}") for i in range(more_names)]
+    names = [x509.DNSName("mgpu-webhook.mgpu-system.svc"), x509.IPAddress(ip_address("127.0.0.1")), *more_names]
     of_key = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     of_issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     builder = (
@@ -163,9 +159,9 @@ def leaf(
         .serial_number(7)
         .not_valid_before(first)
         .not_valid_after(first + life)
+        .add_extension(x509.SubjectKeyIdentifier(identifier) if identifier else of_key, critical=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier(identifier) if identifier else of_key, critical=False)
         .add_extension(of_issuer, critical=False)
     )
     if extension:
@@ -183,7 +179,9 @@ STRANGE: Mapping[str, Mapping[str, Any]] = {
     "begins in years": {"first": NOW + 365 * DAY},
     "ends in years": {"life": 730 * DAY},
     "is on a curve that OpenSSL does not load": {"curve": ec.SECP192R1()},
-    "is too large by its names": {"more_names": 1000},
+    "is too large by its names": {"more_names": [x509.DNSName(f"n{i}") for i in range(1000)]},
+    "has an address of eight bytes": {"more_names": [x509.IPAddress(ip_network("10.0.0.0/8"))]},
+    "has a name that is none": {"more_names": [x509.DNSName("a b")]},
     "names another key": {"identifier": b"x"},
     "is for clients": {"usage": ExtendedKeyUsageOID.CLIENT_AUTH},
     "has a critical extension that nobody knows": {"extension": x509.ObjectIdentifier("1.2.3.4.5")},
