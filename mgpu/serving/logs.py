@@ -2,7 +2,11 @@
 
 import json
 import logging
+import math
 import sys
+import threading
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
@@ -23,6 +27,35 @@ class JsonLines(logging.Formatter):
             entry["exception"] = self.formatException(record.exc_info)
         # orjson refuses large integers and lone surrogates; a log line must never fail.
         return json.dumps(entry, default=str)
+
+
+class Seldom(logging.Filter):
+    """At most one record a minute below ERROR, with at most 300 characters, for loggers whose records strangers cause.
+
+    Who may not call can send thousands of bad requests a second, and the kubelet keeps a few files of a container's
+    log: all that was said before would be lost.
+    """
+
+    SECONDS = 60.0
+    CHARACTERS = 300
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock, self._lock = clock, threading.Lock()
+        self._next, self._left_out = -math.inf, 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.ERROR:
+            return True
+        with self._lock:
+            now = self._clock()
+            if now < self._next:
+                self._left_out += 1
+                return False
+            left_out, self._left_out, self._next = self._left_out, 0, now + self.SECONDS
+        record.msg, record.args = record.getMessage()[: self.CHARACTERS], ()
+        record.left_out = left_out
+        return True
 
 
 def setup(level: str = "info") -> None:

@@ -24,6 +24,7 @@ from mgpu.serving import worker
 from mgpu.serving.callers import Callers, guarded, warn_where_open
 from mgpu.serving.context import ReloadingContext
 from mgpu.serving.heap import return_memory
+from mgpu.serving.logs import Seldom
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -143,6 +144,7 @@ class _Logger(Logger):  # type: ignore[misc]
         self.error_log.handlers.clear()
         self.error_log.propagate = True
         self.error_log.setLevel(logging.WARNING)
+        self.error_log.addFilter(Seldom())  # a warning for each request that cannot be parsed, in the sender's words
 
 
 class _Server(BaseApplication):  # type: ignore[misc]
