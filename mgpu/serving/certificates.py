@@ -42,6 +42,10 @@ CA, CA_KEY, CHAIN, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 _SUBJECT = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mgpu")])
 _LARGEST = 4096
 """Bytes of a leaf, in DER. Ours has some 500; clients read handshakes of at most 256 KiB."""
+_LONGEST_KEY = 1024
+"""Bytes of a key in PEM. Ours has 241. Reading an RSA key checks its primes: minutes, for one of 65,536 bits."""
+_LONGEST_BUNDLE = 65_536
+"""Bytes of certificates in PEM. A CA has some 600."""
 _SERIAL_BITS = 160
 _ANY_KEY = ec.generate_private_key(ec.SECP256R1())
 """To make a leaf again for a comparison: its signature is not compared, and the CA's key may not be known."""
@@ -182,6 +186,8 @@ def _read(found: Files, now: datetime) -> Material:
 
 
 def _certificates(pem: bytes) -> Sequence[x509.Certificate]:
+    if len(pem) > _LONGEST_BUNDLE:
+        return ()
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError:
@@ -189,6 +195,8 @@ def _certificates(pem: bytes) -> Sequence[x509.Certificate]:
 
 
 def _key(pem: bytes) -> ec.EllipticCurvePrivateKey | None:
+    if len(pem) > _LONGEST_KEY:
+        return None
     try:
         key = load_pem_private_key(pem, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):

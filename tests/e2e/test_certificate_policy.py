@@ -11,7 +11,7 @@ import yaml
 
 from mgpu.kube import Api, ApiError
 from mgpu.kube.secrets import SecretStore
-from mgpu.serving.certificates import CA, CA_KEY, Authority, ensure, new_authority
+from mgpu.serving.certificates import CA, CA_KEY, CHAIN, KEY, Authority, ensure, new_authority
 from playground.cluster import Cluster
 from playground.installation import MANIFESTS
 from playground.nodes import make_nodes
@@ -49,6 +49,8 @@ CHANGES: dict[str, Callable[[Json], None]] = {
         annotations={"reflector.v1.k8s.emberstack.com/reflects": "mgpu-system/mgpu-record-key"}
     ),
     "a label": lambda raw: raw["metadata"].update(labels={"app": "a"}),
+    "a key that takes long to read": lambda raw: raw["data"].update(encoded({KEY: 100_000 * b"x"})),
+    "a chain that takes long to read": lambda raw: raw["data"].update(encoded({CHAIN: 100_000 * b"x"})),
     "immutable": lambda raw: raw.update(immutable=True),
 }
 

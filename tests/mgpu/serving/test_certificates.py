@@ -170,6 +170,21 @@ def leaf(
     return {**files, CHAIN: builder.sign(authority_key, hashes.SHA256()).public_bytes(Encoding.PEM), KEY: pem}
 
 
+@pytest.mark.parametrize("file", [CA_KEY, KEY])
+def test_key_longer_than_any_of_ours_is_not_read(files: Files, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading an RSA key of 16,384 bits took ten seconds, in which no thread of the process ran."""
+    long = b"-----BEGIN PRIVATE KEY-----\n" + 2000 * b"M"
+
+    def loaded(pem: bytes, password: None) -> Any:
+        assert pem != long
+        return load_pem_private_key(pem, password)
+
+    monkeypatch.setattr("mgpu.serving.certificates.load_pem_private_key", loaded)
+    new = renewed({**files, file: long}, NAMES, NOW)
+    assert new[file] != long
+    assert trusted(new)
+
+
 def test_leaf_as_this_code_makes_it_is_kept(files: Files) -> None:
     theirs = leaf(files)
     assert renewed(theirs, NAMES, NOW, Authority.GIVEN) is theirs
