@@ -179,10 +179,10 @@ class Frozen(Api):
 @contextmanager
 def frozen_agent(node: Node, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Iterator[Frozen]:
     made: list[Frozen] = []
-    plain: Callable[[str], Api] = nodes.api_of
+    plain: Callable[..., Api] = nodes.api_of
 
-    def frozen(url: str) -> Api:
-        api = plain(url)
+    def frozen(url: str, **more: Any) -> Api:
+        api = plain(url, **more)
         made.append(Frozen(api._configuration))
         api.close()
         return made[-1]
