@@ -209,6 +209,8 @@ def _containers(
     reader: "_Reader", raw: object, path: str, claimed: Collection[tuple[str, str]], *, init: bool
 ) -> Iterable[Container]:
     for i, item in enumerate(reader.rows(raw, path)):
+        if reader.is_full:
+            return  # the pod is refused, and a body of 1 MiB may have 150,000 entries of a wrong type
         here = _place(path, i)
         entry = reader.table(item, here)
         stage = Stage.APP
@@ -270,11 +272,16 @@ class _Reader:
         if self._problems:
             raise BadObject(self._problems)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no further problem is kept."""
+        return len(self._problems) >= _PROBLEMS
+
     def _wrong(self, path: str, wanted: str, value: object) -> None:
         self._add(path, f"must be {wanted}, not {type(value).__name__}")
 
     def _add(self, path: str, message: str) -> None:
-        if len(self._problems) < _PROBLEMS:
+        if not self.is_full:
             self._problems.append(Problem(path, message))
 
     def limit(self, table: Mapping[str, str], path: str) -> None:
