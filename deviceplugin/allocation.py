@@ -33,7 +33,7 @@ from mgpu.model.ledger import Holding
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 5.0
-"""The kubelet gives 30 s, and tries again after about 10 when told why not (kubernetes.md, "Device manager")."""
+"""The kubelet waits for 30 s, and tries again 10 s after an error (docs/design/kubernetes.md, "Device manager")."""
 _LOOK_SECONDS = 0.5
 GUESS_SECONDS = 1.0
 """Without CDI, of all answers together (`Patience`). The kubelet admits no other pod meanwhile."""

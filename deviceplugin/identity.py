@@ -2,7 +2,7 @@
 
 The kubelet does not say. `Allocate` has to answer at once, so it says `void` unless only one container can be meant;
 before the container is created, the kubelet has written down whose the answer was, and then it is certain
-(design.md, "Node agent").
+(docs/design/design.md, "Node agent").
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence

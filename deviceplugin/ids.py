@@ -10,7 +10,10 @@ from mgpu.dialects.node_resources import NodeResource
 from mgpu.model.cards import Card
 
 MAX_IDS = 4000
-"""Per node: each id is written into the status of the pod that holds it (kubernetes.md, "Device manager")."""
+"""Per node: each id is written into the status of the pod that holds it.
+
+Source: docs/design/kubernetes.md, "Device manager".
+"""
 
 
 def device_ids(

@@ -1,9 +1,9 @@
 """Cards of pods that were deleted by force while they ran: a process that hangs in the driver outlives its container.
 
 The container runtime says when containers have ended (`deviceplugin.remnants`). Before the last share of such a card
-is free, the agent also looks at the processes that NVML reports (kubernetes.md, "Device manager"). Where others share
-the card, nobody can tell whose processes they are. Where NVML reports none, as in a container that does not see the
-host's processes, there is nothing to wait for.
+is free, the agent also looks at the processes that NVML reports (docs/design/kubernetes.md, "Device manager"). Where
+others share the card, nobody can tell whose processes they are. Where NVML reports none, as in a container that does
+not see the host's processes, there is nothing to wait for.
 """
 
 import asyncio

@@ -1,4 +1,6 @@
-"""What the MtgpuPods of each card are limited to, for isolation back ends that read it: docs/mtgpu.md, "Limits".
+"""What the MtgpuPods of each card are limited to, for isolation back ends that read it.
+
+Source: docs/design/mtgpu.md, "Per-card limits file".
 
 A file per card: the count, then `namespace/name request limit memBytes` for each Pod. A back end watches the file or
 its folder, so a file keeps its inode, and is closed once for every change. Who reads in the middle of one, or after an

@@ -1,10 +1,12 @@
-"""The admission of Bindings: the cards are decided in the write that gives a pod its node (kubernetes.md, "Binding").
+"""The admission of Bindings: the cards are decided in the write that gives a pod its node.
+
+Source: docs/design/kubernetes.md, "Binding".
 
 It sees every binding of the cluster, and nothing in a Binding says whether its pod asks for GPU.
 
-With `scheduler.bindingUsers` it takes over the bindings of GPU pods (koordinator.md, "Upgrade webhook"): anybody else's
-are refused. Only while it is asked: `failurePolicy: Ignore` lets every binding pass in an outage, and such a pod gets
-its cards late, on the node where it is.
+With `scheduler.bindingUsers` it takes over the bindings of GPU pods (docs/design/koordinator.md, "Upgrade webhook"):
+anybody else's are refused. Only while it is asked: `failurePolicy: Ignore` lets every binding pass in an outage, and
+such a pod gets its cards late, on the node where it is.
 """
 
 import logging

@@ -50,7 +50,7 @@ def assess(
 
     cards: the node's, without what the pod itself holds there, and its devices of other types if the pod asks for some.
     A Rejection is hopeless where no eviction on the node can help: it has no cards, or it is not what the dialect
-    requires (mgpu.md, "Filter").
+    requires (docs/design/mgpu.md, "Filter").
     foresight: makes a difference to which cards, never to whether there are any.
     seats: where the pods of the ask's same-card group are, on whatever node, without the pod itself.
     limits: of the search on this node. effort: counts its steps, and may end it (`scheduler/rationing.py`).
@@ -129,7 +129,7 @@ def _weight_of_core(settings: Settings) -> int:
 
 
 def _capped(limits: Limits, ask: Ask, settings: Settings) -> Limits:
-    """`MGPUMaxContainersNumPolicyValid`: for more containers than that, less effort (mgpu.md, "Allocate")."""
+    """`MGPUMaxContainersNumPolicyValid`: less effort for more containers (docs/design/mgpu.md, "Allocate")."""
     most = settings.dialects.mgpu.max_containers_exact
     if most is None or len(ask.containers) <= most:
         return limits

@@ -334,7 +334,7 @@ def _by(held: Holding) -> str:
 
 
 def _whose(ask: Ask, settings: Settings) -> str:
-    """Whose word the card policy is (design.md, "Commands")."""
+    """Whose word the card policy is (docs/design/design.md, "Commands")."""
     dialect = dialects.by_name(ask.dialect)
     if ask.wishes.card_policy:
         return "the pod's own wish"

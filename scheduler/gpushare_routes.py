@@ -1,5 +1,5 @@
 """The extender under the paths of gpushare's own, so that a scheduler configured for that one is served unchanged, and
-its `/inspect` (gpushare.md, "Extender").
+its `/inspect` (docs/design/gpushare.md, "Extender").
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,7 @@
 """Late decisions: pods that are bound without cards get them now, on the node where they are, or are failed.
 
 They were created with `nodeName`, or bound while the binding webhook could not be reached. Their containers wait
-for the record at the node agent (design.md, "Scheduler process").
+for the record at the node agent (docs/design/design.md, "Scheduler process").
 """
 
 import logging

@@ -1,8 +1,8 @@
 """Pods in a vocabulary that is disabled here, on nodes where nobody else serves it either.
 
 kube-scheduler does not count what the extender is asked about (`ignoredByScheduler`), and the kubelet drops requests
-for what its node does not have (kubernetes.md, "Device manager"): such a pod would run, without cards of its own, and
-a CUDA image sees all of the node's.
+for what its node does not have (docs/design/kubernetes.md, "Device manager"): such a pod would run, without cards
+of its own, and a CUDA image sees all of the node's.
 """
 
 from mgpu import dialects

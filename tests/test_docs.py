@@ -16,7 +16,7 @@ from mgpu.dialects.records import Reason
 from mgpu.settings import Settings
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 FOLDERS = (
     "docs",
     "examples",
@@ -37,7 +37,9 @@ OTHERS = re.compile(
     r"/(work|root|home)/|\b(docker\.io|quay\.io|ghcr\.io|nvcr\.io|gcr\.io|registry\.\w+\.\w+|pypi\.org)\b"
 )
 
-pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+REFERENCE = re.compile(r'([\w./-]*\.md),\s+"([^"\n]+)"')
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def prose(page: Path) -> str:
@@ -140,10 +142,38 @@ def test_no_machine_of_ours_and_no_registry_is_named(page: Path) -> None:
     assert not OTHERS.search(page.read_text())
 
 
-def test_every_page_is_in_the_index() -> None:
-    index = ROOT / "docs/README.md"
+@pytest.mark.parametrize("folder", ["docs", "docs/design"])
+def test_every_page_is_in_the_index(folder: str) -> None:
+    index = ROOT / folder / "README.md"
     linked = {link.partition("#")[0] for link in LINK.findall(prose(index))}
     assert {page.name for page in PAGES if page.parent == index.parent and page != index} <= linked
+
+
+def headings(page: Path) -> set[str]:
+    return set(re.findall(r"^#+ +(.+?) *$", prose(page), re.MULTILINE)) if page.exists() else set()
+
+
+def test_sections_that_code_names_exist() -> None:
+    """`docs/design/mgpu.md, "Filter"`: a page by its path from the root, and one of its headings."""
+    named = [
+        (file.relative_to(ROOT), page, heading)
+        for folder in (*FOLDERS, "bench")
+        for kind in ("*.py", "*.yaml", "*.sh")
+        for file in (ROOT / folder).rglob(kind)
+        for page, heading in REFERENCE.findall(re.sub(r"\s*\n[ #]*", " ", file.read_text()))
+    ]
+    assert len(named) > 50
+    assert not [one for one in named if one[2] not in headings(ROOT / one[1])]
+
+
+def test_sections_that_design_pages_name_exist() -> None:
+    folder = ROOT / "docs/design"
+    named = [
+        (page, *found)
+        for page in folder.glob("*.md")
+        for found in re.findall(r'(\w+\.md) \("([^"\n]+)"\)', page.read_text())
+    ]
+    assert not [one for one in named if one[2] not in headings(folder / one[1])]
 
 
 def test_the_table_of_settings_is_that_of_the_code() -> None:

@@ -92,7 +92,7 @@ def _ask(pod: Pod, settings: Settings) -> Ask | None:
 
 
 def _missing_for_mps(raw: Mapping[str, Any], pod: Pod, ask: Ask) -> Iterator[str]:
-    """What a pod with slices under MPS may need beside them (slices.md, "MPS"); it is the user's to add."""
+    """What a pod with slices under MPS may need beside them (docs/design/slices.md, "MPS"); it is the user's to add."""
     shares = {one.container for one in dialects.handed(ask) if is_mps(one.type)}
     if not shares:
         return
@@ -122,12 +122,15 @@ def _runs_as_set(holder: Mapping[str, Any]) -> bool:
 
 
 def _schedules(pod: Pod, settings: Settings) -> bool:
-    """Whether the pod's scheduler is to be set (koordinator.md, "Upgrade webhook"); one that has a node needs none."""
+    """Return whether the pod's scheduler is to be set; a pod that has a node needs none.
+
+    Source: docs/design/koordinator.md, "Upgrade webhook".
+    """
     return settings.webhook.scheduler_name not in ("", pod.scheduler) and not pod.node
 
 
 def _completed(container: Container) -> tuple[Amounts, Amounts]:
-    """Requests for limits and the reverse: extended resources need both, equal (kubernetes.md, "Pods")."""
+    """Requests for limits and the reverse: extended resources need both, equal (docs/design/kubernetes.md, "Pods")."""
     requests, limits = dict(container.requests), dict(container.limits)
     return (
         requests | {n: limits[n] for n in limits.keys() - requests.keys() if vocabulary_of(n)},
@@ -167,8 +170,9 @@ def _set(container: Container, kind: str, before: Mapping[str, str], after: Amou
 
 
 def _without_visible_devices(container: Container) -> Iterator[Operation]:
-    """The pod's own variable would win over Allocate's (kubernetes.md, "Device manager"). From the back: each
-    operation of a patch sees the list as the one before left it.
+    """The pod's own variable would win over Allocate's (docs/design/kubernetes.md, "Device manager").
+
+    From the back: each operation of a patch sees the list as the one before left it.
     """
     for i in reversed(container.visible):
         yield {"op": "remove", "path": _pointer(container, "env", i)}

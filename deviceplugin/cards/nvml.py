@@ -23,7 +23,7 @@ from mgpu.model.slices import MPS
 log = logging.getLogger(__name__)
 
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-"""Errors of the application, not of the card (koordinator.md, "Reporter")."""
+"""Errors of the application, not of the card (docs/design/koordinator.md, "Reporter")."""
 QUIET_SECONDS = 60.0
 """A card that reported an error is well again when it has answered for so long without another."""
 RESTART_SECONDS = 30.0

@@ -1,5 +1,5 @@
 """MtgpuPods as they are shown: what those with a card hold, what the others wait for, and the seed's accounting
-(mtgpu.md, "Accounting"). Pure.
+(docs/design/mtgpu.md, "Accounting"). Pure.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,6 @@
-"""`device-allocated`, the annotation in which Koordinator records the devices of a pod (koordinator.md, "Annotations").
+"""`device-allocated`, the annotation in which Koordinator records the devices of a pod.
+
+Source: docs/design/koordinator.md, "Annotations".
 
 One allocation per pod: per type a list of devices, with what the pod as a whole has of each.
 """

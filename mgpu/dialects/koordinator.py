@@ -225,7 +225,9 @@ def _numbers(asked: Mapping[str, tuple[str, str]]) -> tuple[dict[str, int], list
 
 
 def _broken(names: Collection[str], numbers: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """The rules of koordinator.md, "Resources", that a container breaks which asks for `names`: (resource, message).
+    """Yield (resource, message) for each rule that a container breaks by asking for `names` together.
+
+    Source: docs/design/koordinator.md, "Resources".
 
     numbers: those of its amounts that are in bounds.
     """

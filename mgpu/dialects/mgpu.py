@@ -251,7 +251,7 @@ def _multiple(
 
 
 def _requirements(pod: Pod, asks: Sequence[ContainerAsk], policy: str) -> tuple[Requirement, ...]:
-    """mgpu.md, "Filter", rules 1 and 2. Rule 3 and the fit itself are the placement's."""
+    """docs/design/mgpu.md, "Filter", rules 1 and 2. Rule 3 and the fit itself are the placement's."""
     serves = Requirement(NODE_LABEL, (NAME,), f"node label {NODE_LABEL} is {{found}}, not {NAME}")
     found = "node's compute policy is {found}"
     if MULTIPLE in pod.annotations:

@@ -270,7 +270,7 @@ def occupy_name(node: str, gpuid: str) -> str:
 def occupied(pod: Pod) -> tuple[str, str] | None:
     """(node, GPUID) that this pod occupies a card for; None: it is no occupy pod.
 
-    Known by namespace, label and exact name (mtgpu.md, "Controller").
+    Known by namespace, label and exact name (docs/design/mtgpu.md, "Controller").
     """
     gpuid = pod.labels.get(OCCUPY_LABEL, "")
     if pod.namespace != OCCUPY_NAMESPACE or not _GPUID.fullmatch(gpuid):

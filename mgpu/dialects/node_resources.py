@@ -15,7 +15,7 @@ class NodeResource:
     """An extended resource: (card index, amount) for every card, unhealthy ones too.
 
     as_ids: served by the device plugin, one device id per unit; else a number in node status, summed over healthy
-    cards (kubernetes.md, "Device manager": what has too many units cannot be ids). type: of the cards.
+    cards (docs/design/kubernetes.md, "Device manager": what has too many units cannot be ids). type: of the cards.
     """
 
     name: str

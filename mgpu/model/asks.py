@@ -51,7 +51,7 @@ def whole_of(card: Card) -> Amount:
 
 
 def amount_of(core: int, memory: int, ratio: int | None, card: Card) -> Amount:
-    """One container's share of `card`, memory in bytes and in percent (koordinator.md, "Conversion").
+    """One container's share of `card`, memory in bytes and in percent (docs/design/koordinator.md, "Conversion").
 
     Of `memory` and `ratio` the one that is 0 follows from the other: bytes are rounded down, percent up.
     """

@@ -46,7 +46,7 @@ class CardState:
 
     groups: those whose pods hold a share of it (`mgpu.model.wishes`).
     ratio_used: percent of its memory, of those shares that are counted so.
-    gpuid: the name under which MtgpuPods share it (mtgpu.md, "Meaning of a GPUID"); nobody else gets any of it then.
+    gpuid: the name under which MtgpuPods share it, and nobody else then (docs/design/mtgpu.md, "Meaning of a GPUID").
     Used may exceed the card (a hand-written record, a card that came back smaller): free is then 0.
     """
 

@@ -1,4 +1,4 @@
-"""Cards that pods hold without a record, as a node's `Device` says (koordinator.md, "Annotations").
+"""Cards that pods hold without a record, as a node's `Device` says (docs/design/koordinator.md, "Annotations").
 
 A list of `{"podUID": …, "containerName": …, "resourceName": …, "deviceIDs": […]}` in an annotation: what the kubelet
 gave out through another plugin, and what pods hold whose objects were deleted while their containers run. A row of the

@@ -1,4 +1,6 @@
-"""The cards and other devices of a node: its `Device` object, for every dialect (koordinator.md, "Device CRD").
+"""The cards and other devices of a node: its `Device` object, for every dialect.
+
+Source: docs/design/koordinator.md, "Device CRD".
 
 Written in `koordinator.sh/` names; the older spellings of the Koordinator seed are read too (`deviceType`,
 `resource`, `kubernetes.io/gpu-*`).

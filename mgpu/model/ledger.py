@@ -65,7 +65,7 @@ class Holding:
 
     wishes: those under which it got them; its groups hold what it holds.
     gpuid: that of an MtgpuPod. occupies: an occupy pod, which holds the whole card for the MtgpuPods of that GPUID, so
-    that on their card what it holds is not counted beside them (mtgpu.md, "Accounting").
+    that on their card what it holds is not counted beside them (docs/design/mtgpu.md, "Accounting").
     """
 
     uid: str

@@ -2,8 +2,8 @@
 
 A card's memory is a row of slices. An instance takes as many as its profile has, from one of the profile's legal
 starts; instances do not overlap, of a profile there are only so many, and of those with media engines (`+me`) one
-(slices.md, "Choosing a geometry"). The tables are what `nvidia-smi mig -lgipp` says of A30, A100 and H100; the starts
-of H200 and B200 are inferred from the H100's.
+(docs/design/slices.md, "Choosing a geometry"). The tables are what `nvidia-smi mig -lgipp` says of A30, A100 and
+H100; the starts of H200 and B200 are inferred from the H100's.
 """
 
 import re

@@ -1,7 +1,7 @@
 """What a node's cards shall be cut into under MPS, as the ConfigMap of the seed says it. Pure.
 
 The scheduler writes it, the node's agent reads it: NVIDIA's device plugin configuration v1 with the seed's
-`sharing.mps.resources[]` (slices.md, "MPS"). A card that it does not list is served whole.
+`sharing.mps.resources[]` (docs/design/slices.md, "MPS"). A card that it does not list is served whole.
 """
 
 import re

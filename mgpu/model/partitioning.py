@@ -2,7 +2,7 @@
 
 The scheduler writes what there shall be (`spec-…`), the agent what there is (`status-…`), both into the one annotation
 of the seed (`dynamicgpuslice`); each has besides it an annotation of its own, since what can still be made depends on
-where the instances lie (slices.md, "Node annotation").
+where the instances lie (docs/design/slices.md, "Node annotation").
 """
 
 import json

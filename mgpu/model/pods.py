@@ -33,7 +33,8 @@ class Stage(StrEnum):
 def is_none(resource: str, amount: str) -> bool:
     """Whether this asks for nothing: 0 of one of NVIDIA's, as LimitRanges and charts write it for pods without GPU.
 
-    The kubelet gives such a container none. Of the vocabularies' own resources 0 is denied (mgpu.md, "Validation").
+    The kubelet gives such a container none. Of the vocabularies' own resources 0 is denied (docs/design/mgpu.md,
+    "Validation").
     """
     return resource.startswith("nvidia.com/") and same_quantity(amount, "0")
 
@@ -94,7 +95,7 @@ class Pod:
 
     @property
     def ended(self) -> bool:
-        """Succeeded and Failed pods hold nothing; terminating ones still do (design.md, "The model")."""
+        """Succeeded and Failed pods hold nothing; terminating ones still do (docs/design/design.md, "The model")."""
         return self.phase in ("Succeeded", "Failed")
 
     @property

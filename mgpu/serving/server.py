@@ -1,7 +1,8 @@
 """A WSGI app under gunicorn, started from code: TLS that follows rotated files, one segment per reply, quiet.
 
 gunicorn sends a reply's headers and body in two writes. Corked, they leave as one segment: two cost a client that
-waits between them, and 40 ms where its acknowledgement is delayed (kubernetes.md, "kube-scheduler's extender").
+waits between them, and 40 ms where its acknowledgement is delayed. Source:
+docs/design/kubernetes.md, "kube-scheduler's extender".
 """
 
 import gc

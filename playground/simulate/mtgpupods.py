@@ -1,4 +1,7 @@
-"""MtgpuPods in a simulation: the scheduler's own plan for them, carried out at once (mtgpu.md, "Controller")."""
+"""MtgpuPods in a simulation: the scheduler's own plan for them, carried out at once.
+
+Source: docs/design/mtgpu.md, "Controller".
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace

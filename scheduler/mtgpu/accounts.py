@@ -1,7 +1,7 @@
 """What MtgpuPods hold: the bound ones as the API says it, those on their way to a card as the controller decided.
 
 A bound one holds always, whatever the card's capacity. What the controller admits is in memory only, until the watch
-shows it bound; whoever leads next decides it again (mtgpu.md, "Controller").
+shows it bound; whoever leads next decides it again (docs/design/mtgpu.md, "Controller").
 """
 
 import threading

@@ -1,4 +1,7 @@
-"""Which MtgpuPods of a node get a share of which card, and why the others wait (mtgpu.md, "Meaning of a GPUID")."""
+"""Which MtgpuPods of a node get a share of which card, and why the others wait.
+
+Source: docs/design/mtgpu.md, "Meaning of a GPUID".
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

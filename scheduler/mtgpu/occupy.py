@@ -1,5 +1,6 @@
-"""Occupy pods: each keeps a card for a GPUID, from the kubelet, and from whoever counts `nvidia.com/gpu` (mtgpu.md,
-"Controller").
+"""Occupy pods: each keeps a card for a GPUID, from the kubelet and from everybody who counts `nvidia.com/gpu`.
+
+Source: docs/design/mtgpu.md, "Controller".
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The Pod that runs for an MtgpuPod, as the controller finds it (mtgpu.md, "Controller")."""
+"""The Pod that runs for an MtgpuPod, as the controller finds it (docs/design/mtgpu.md, "Controller")."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

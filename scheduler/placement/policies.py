@@ -81,7 +81,10 @@ def minor(cards: Sequence[CardState], weight_of_core: int) -> CardScore:  # noqa
 
 
 def bestfit(cards: Sequence[CardState], weight_of_core: int) -> CardScore:  # noqa: ARG001
-    """The least memory remains free on the cards that the pod uses (gpushare.md, "Extender"), whatever their size."""
+    """Leave the least memory free on the cards that the pod uses, whatever their size.
+
+    Source: docs/design/gpushare.md, "Extender".
+    """
     free = [state.memory_free for state in cards]
     return lambda position, core, memory: memory - free[position] if core or memory else 0
 

@@ -1,4 +1,4 @@
-"""Into what one MIG card is cut, given what of it is in use (slices.md, "Choosing a geometry"). Pure.
+"""Into what one MIG card is cut, given what of it is in use (docs/design/slices.md, "Choosing a geometry"). Pure.
 
 There are few ways to cut a card: the layout of eight slices has 239 into which nothing more fits. So all are looked at,
 as bits: one bit for each instance that the card could have, which is a profile and a start.

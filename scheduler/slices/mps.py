@@ -1,4 +1,4 @@
-"""Into what one card is cut under MPS, given what of it is in use (slices.md, "MPS"). Pure.
+"""Into what one card is cut under MPS, given what of it is in use (docs/design/slices.md, "MPS"). Pure.
 
 Slices of a card are numbered and may be of any size in GiB; together they have at most its memory.
 """

@@ -1,4 +1,7 @@
-"""Into what the cards of one node are cut, so that a pod finds its slices there (slices.md, "Scheduling"). Pure."""
+"""Into what the cards of one node are cut, so that a pod finds its slices there. Pure.
+
+Source: docs/design/slices.md, "Scheduling".
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 Level-triggered: what is to be done follows from what is known now, so a crash between any two steps loses nothing but
 time. A plan stands in the State from the moment it is made, so that every decision sees it; then it is written. While
-a node has one under way it gets no other (slices.md, "Barrier"), and so does a pod.
+a node has one under way it gets no other (docs/design/slices.md, "Barrier"), and so does a pod.
 """
 
 import logging

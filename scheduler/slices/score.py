@@ -1,4 +1,7 @@
-"""The score of a node for a pod that asks for slices, from the seed's weights (slices.md, "Scheduling"). Pure."""
+"""The score of a node for a pod that asks for slices, from the configured weights. Pure.
+
+Source: docs/design/slices.md, "Scheduling".
+"""
 
 from collections.abc import Iterable, Mapping
 from math import prod

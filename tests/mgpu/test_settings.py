@@ -140,7 +140,10 @@ def test_an_environment_variable_that_names_no_setting_is_an_error(name: str) ->
 
 
 def test_which_card_policy_holds() -> None:
-    """design.md, "Commands": the flag, else the dialect's setting, else cardPolicy, else the dialect's default."""
+    """The flag, else the dialect's setting, else cardPolicy, else the dialect's default.
+
+    Source: docs/design/design.md, "Commands".
+    """
     both = "cardPolicy: spread\ndialects: {mgpu: {MGPUPolicy: binpack}}"
 
     def chosen(text: str, **flags: str) -> str:

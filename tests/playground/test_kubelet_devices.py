@@ -1,4 +1,4 @@
-"""The device manager, fact by fact (kubernetes.md, "Device manager")."""
+"""The device manager, fact by fact (docs/design/kubernetes.md, "Device manager")."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""MtgpuPods in `mgpu simulate` (simulate.md; mtgpu.md, "Meaning of a GPUID")."""
+"""MtgpuPods in `mgpu simulate` (simulate.md; docs/design/mtgpu.md, "Meaning of a GPUID")."""
 
 import json
 from pathlib import Path

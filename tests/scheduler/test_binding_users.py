@@ -1,4 +1,4 @@
-"""Who may bind GPU pods (koordinator.md, "Upgrade webhook")."""
+"""Who may bind GPU pods (docs/design/koordinator.md, "Upgrade webhook")."""
 
 import json
 from typing import Any

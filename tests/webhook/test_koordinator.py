@@ -1,4 +1,4 @@
-"""Koordinator pods through /mutate and /validate (koordinator.md, "Resources")."""
+"""Koordinator pods through /mutate and /validate (docs/design/koordinator.md, "Resources")."""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""Facts of Koordinator's own tests (koordinator.md, "Oracle"), beside the repository; skipped where they are not there.
+"""Facts of Koordinator's own tests, beside the repository; skipped where they are not there.
+
+Source: docs/design/koordinator.md, "Oracle".
 
 Entries marked `seed_conflict` are held to the seed; rows with `dcu.com/gpu` are out of scope.
 """

@@ -81,7 +81,7 @@ class TestAsk:
 
 
 class TestTheSeedsEightInvalidPods:
-    """seeds/volcano-mgpu.md, "Webhook Admission", with the amounts written there."""
+    """docs/design/mgpu.md, "Validation", with the amounts written there."""
 
     def test_normal_1_not_positive(self) -> None:
         assert refused(pod("p", resources({CORE: "-20", MEMORY: "6k"}))) == [

@@ -1,4 +1,7 @@
-"""Exhaustive search, written from the specification (mgpu.md, "Allocate"; design.md, "Placement") and nothing else."""
+"""Exhaustive search, written from the specification and nothing else.
+
+Source: docs/design/mgpu.md, "Allocate"; docs/design/design.md, "Placement".
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -94,7 +97,7 @@ def free(ask: Ask, here: tuple[int, ...], state: CardState, weight: int) -> Frac
 
 
 def remaining(ask: Ask, here: tuple[int, ...], state: CardState) -> int:
-    """The memory that is left free of a card that the pod uses (gpushare.md, "Extender")."""
+    """The memory that is left free of a card that the pod uses (docs/design/gpushare.md, "Extender")."""
     taken = peak((ask.containers[i].stage, ask.containers[i].takes(state.card)) for i in here)
     return state.memory_free - taken.memory if taken.core or taken.memory else 0
 
