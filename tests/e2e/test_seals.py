@@ -144,13 +144,16 @@ def test_a_pod_of_an_mtgpupod_whose_owner_is_taken_off_keeps_its_card_held(bench
     """A tenant takes the owner off the Pod and the finalizer off the MtgpuPod; the Pod runs on."""
     api, path = bench.cluster.api, "/apis/lsalab.nthu/v1/namespaces/default/mtgpupods"
     pod = "/api/v1/namespaces/default/pods/m"
-    api.create(path, mtgpupod("m", "abc", "0.5", "node-1"))
-    until(lambda: "m" in bench.names())
-    uid = bench.runs("m").metadata.uid
-    api.patch(pod, {"metadata": {"ownerReferences": None}})
-    api.patch(f"{path}/m", {"metadata": {"finalizers": None}})
-    api.delete(f"{path}/m", {"propagationPolicy": "Background"})
-    until(lambda: not api.list(path)[0])
+    for _ in range(5):  # the controller may add its finalizer again in between, and then deletes the Pod as it should
+        api.create(path, mtgpupod("m", "abc", "0.5", "node-1"))
+        until(lambda: "m" in bench.names())
+        uid = bench.runs("m").metadata.uid
+        api.patch(pod, {"metadata": {"ownerReferences": None}})
+        api.patch(f"{path}/m", {"metadata": {"finalizers": None}})
+        api.delete(f"{path}/m", {"propagationPolicy": "Background"})
+        until(lambda: not api.list(path)[0])
+        if "m" in bench.names():
+            break
     bench.create(share("p", core=300, mib=None, nodeName="node-1"))
     decided(bench, "p")
     assert bench.pod("m").metadata.uid == uid, "it runs on"
