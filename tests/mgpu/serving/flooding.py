@@ -38,8 +38,12 @@ class Flood(threading.Thread):
             return
         with suppress(ConnectionError):  # the server may close a connection before it is used
             made = socket.create_connection(("127.0.0.1", self._port), 10, (self._source, 0))
-            made.sendall(self._sent)
-            selector.register(made, selectors.EVENT_READ)
+            try:
+                made.sendall(self._sent)
+            except ConnectionError:
+                made.close()
+            else:
+                selector.register(made, selectors.EVENT_READ)
         self.made += 1
 
     def stop(self) -> None:
