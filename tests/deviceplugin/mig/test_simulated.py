@@ -1,7 +1,6 @@
 """Simulated cards refuse what NVML refuses, with its codes."""
 
 import ctypes
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,10 @@ from deviceplugin.mig.nvml import KINDS
 from deviceplugin.mig.simulated import SimulatedNvml, forgetful
 from deviceplugin.mig.state import deregister, read_state, reboot, register, reset, set_switch
 from mgpu.model.mig import LAYOUTS
+from tests import data
 from tests.deviceplugin.mig.rig import A30, A100, GPU, H100, T4, Rig, gpu, instance
 
-FACTS = Path(__file__).parents[4] / "shared" / "oracles" / "mig_facts.json"
+PROFILES = data.load("mig_profiles")
 SEVENTH, SECOND, WHOLE = 19, 14, 0
 """Ids of an A100's profiles: 1g.10gb, 2g.20gb, 7g.80gb."""
 
@@ -196,9 +196,8 @@ def test_a_state_that_is_half_written_is_never_read(rig: Rig) -> None:
     assert read_state(rig.file).serial > 0
 
 
-@pytest.mark.skipif(not FACTS.exists(), reason="no oracle here")
 @pytest.mark.parametrize(
-    ("model", "gib", "facts"),
+    ("model", "gib", "layout"),
     [
         (A30, 24, "A30-24"),
         ("NVIDIA A100-SXM4-40GB", 40, "A100-40"),
@@ -209,22 +208,23 @@ def test_a_state_that_is_half_written_is_never_read(rig: Rig) -> None:
         ("NVIDIA B200", 180, "B200-180"),
     ],
 )
-def test_profiles_are_what_nvidia_smi_prints(tmp_path: Path, model: str, gib: int, facts: str) -> None:
+def test_profiles_are_what_nvidia_smi_prints(tmp_path: Path, model: str, gib: int, layout: str) -> None:
     nvml = SimulatedNvml(tmp_path / "mig.json", (gpu(0, model, gib),))
     nvml.nvmlInit()
-    card, listed = nvml.nvmlDeviceGetHandleByIndex(0), json.loads(FACTS.read_text())[facts]
-    by_kind = {fact["nvml"]: fact for fact in listed}
+    card = nvml.nvmlDeviceGetHandleByIndex(0)
+    by_kind = {fact["kind"]: fact for fact in PROFILES[layout]["profiles"].values()}
     for kind in KINDS:
         if fact := by_kind.get(kind):
             info = nvml.nvmlDeviceGetGpuInstanceProfileInfo(card, kind, version=1)
-            assert (info.id, info.sliceCount, info.instanceCount) == (fact["smi_id"], fact["g"], fact["max"])
+            assert (info.id, info.sliceCount, info.instanceCount) == (fact["id"], fact["compute"], fact["most"])
         else:
             get = nvml.nvmlDeviceGetGpuInstanceProfileInfo
             assert code(get, card, kind, 1) == pynvml.NVML_ERROR_NOT_SUPPORTED
-    layout = NvmlMig(nvml).read()[0].layout
-    assert layout is not None
-    assert {(p.name, p.compute, p.size, p.starts, p.most) for p in layout.profiles} == {
-        (fact["name"], fact["g"], fact["mem"], tuple(fact["starts"]), fact["max"]) for fact in listed
+    read = NvmlMig(nvml).read()[0].layout
+    assert read is not None
+    assert {(p.name, p.compute, p.size, p.starts, p.most) for p in read.profiles} == {
+        (name, fact["compute"], fact["memory"], tuple(fact["starts"]), fact["most"])
+        for name, fact in PROFILES[layout]["profiles"].items()
     }
 
 

@@ -1,10 +1,8 @@
 """MIG's rule of placement against NVIDIA's tables and against trying everything."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.model.mig import LAYOUTS, Instance, Layout, arrange, canonical, geometry_problem, layout_of, openings, problem
+from tests import data
 from tests.examples import examples
 
-FACTS = Path(__file__).parents[4] / "shared" / "oracles" / "mig_facts.json"
-CASES = FACTS.with_name("mig_cases.json")
+PROFILES = data.load("mig_profiles")
+GEOMETRIES = [
+    pytest.param(model, geometry, id=f"{model}: {', '.join(f'{n} {name}' for name, n in geometry.items())}")
+    for model, geometries in data.load("mig_partitioner")["geometries"].items()
+    for geometry in geometries
+]
 GIB = 1 << 30
 BY_NAME = {layout.name: layout for layout in LAYOUTS}
 A100, A30 = BY_NAME["A100-80"], BY_NAME["A30-24"]
@@ -161,10 +164,6 @@ def test_the_layout_of_a_model(model: str, gib: int, layout: str | None) -> None
     assert (found.name if found else None) == layout
 
 
-def test_what_is_inferred_is_marked_so() -> None:
-    assert {layout.name for layout in LAYOUTS if layout.inferred} == {"H200-141", "B200-180"}
-
-
 @pytest.mark.parametrize(
     ("model", "geometry", "text"),
     [
@@ -190,25 +189,23 @@ def test_another_drivers_name() -> None:
     assert (canonical("7g.79gb"), canonical("7g.80gb")) == ("7g.80gb", "7g.80gb")
 
 
-@pytest.mark.skipif(not FACTS.exists(), reason="the oracle files are not here")
-def test_the_tables_are_nvidias() -> None:
-    facts = json.loads(FACTS.read_text())
-    theirs = {name: rows for name, rows in facts.items() if name not in ("rule", "confidence")}
-    assert {*theirs} == {*BY_NAME}
-    for name, rows in theirs.items():
-        layout = BY_NAME[name]
-        assert {(p.name, p.compute, p.size, p.starts, p.most) for p in layout.profiles} == {
-            (row["name"], row["g"], row["mem"], tuple(row["starts"]), row["max"]) for row in rows
-        }
+def test_the_tables_have_the_models_of_nvidia() -> None:
+    assert BY_NAME.keys() == PROFILES.keys()
 
 
-@pytest.mark.skipif(not CASES.exists(), reason="the oracle files are not here")
-def test_every_geometry_of_the_oracle_can_be_placed() -> None:
-    tables = json.loads(CASES.read_text())["tables"]
-    names = {"A30": "A30-24"}
-    for model, geometries in tables.items():
-        layout = BY_NAME[names.get(model, model)]
-        for geometry in geometries:
-            made = arrange(layout, (), geometry)
-            assert made is not None
-            assert lies_well(layout, made)
+@pytest.mark.parametrize(("name", "facts"), PROFILES.items(), ids=PROFILES)
+def test_the_table_of_a_model_is_nvidias(name: str, facts: dict[str, Any]) -> None:
+    layout = BY_NAME[name]
+    assert layout.inferred == facts["inferred"]
+    assert {(p.name, p.compute, p.size, p.starts, p.most) for p in layout.profiles} == {
+        (profile, row["compute"], row["memory"], tuple(row["starts"]), row["most"])
+        for profile, row in facts["profiles"].items()
+    }
+
+
+@pytest.mark.parametrize(("model", "geometry"), GEOMETRIES)
+def test_a_geometry_that_another_partitioner_allows_can_be_placed(model: str, geometry: dict[str, int]) -> None:
+    made = arrange(BY_NAME[model], (), geometry)
+    assert made is not None
+    assert Counter(instance.profile for instance in made) == geometry
+    assert lies_well(BY_NAME[model], made)

@@ -1,7 +1,6 @@
 """The sharing configuration of a node, as a ConfigMap holds it."""
 
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from mgpu.model.errors import BadObject
 from mgpu.model.mps_config import config_of, read_config, write_config
 
-SEED = """
+SEED = """\
 version: v1
 flags:
   migStrategy: none
@@ -53,7 +52,9 @@ def problem(text: str) -> list[str]:
     return [str(p) for p in error.value.problems]
 
 
-def test_the_example_of_the_seed_is_read_as_it_stands() -> None:
+def test_the_seeds_config_map_is_read_as_it_stands() -> None:
+    found = config_of({"default": SEED}, "n1")
+    assert found == ("default", SEED)
     assert read_config(SEED) == {0: {"4gb": 2, "2gb": 2}}
 
 
@@ -137,17 +138,6 @@ def test_a_node_without_a_key_of_its_own_has_the_default() -> None:
     assert config_of({"default": "a", "n1": "b"}, "n1") == ("n1", "b")
     assert config_of({"default": "a", "n1": "b"}, "n2") == ("default", "a")
     assert config_of({"n1": "b"}, "n2") is None
-
-
-def test_the_seed_file_itself() -> None:
-    seed = Path(__file__).parents[4] / "shared/seeds/dynamic-mps-mig-slice.md"
-    if not seed.exists():
-        pytest.skip("the seed is not here")
-    block = next(b for b in seed.read_text().split("```yaml")[1:] if "kind: ConfigMap" in b)
-    data = yaml.safe_load(block.split("```")[0])["data"]
-    found = config_of(data, "n1")
-    assert found is not None
-    assert read_config(found[1]) == {0: {"4gb": 2, "2gb": 2}}
 
 
 def bomb(levels: int) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from playground.simulate.openb.trace import Trace, read_trace
-from tests.playground.simulate.openb.small import written
+from tests.playground.simulate.openb.traces import written
 
 
 @pytest.fixture

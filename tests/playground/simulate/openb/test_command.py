@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from mgpu.cli.main import main
 from playground.simulate.openb.policies import POLICIES
-from tests.playground.simulate.openb.small import NODES, PODS, written
+from tests.playground.simulate.openb.traces import NODES, PODS, written
 
 SVG, PNG = b"<svg", b"\x89PNG"
 

@@ -1,6 +1,5 @@
 """What arrives, what is placed, and what is counted."""
 
-import os
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -14,8 +13,7 @@ from playground.simulate.openb.experiment import arrivals, run
 from playground.simulate.openb.policies import POLICIES
 from playground.simulate.openb.trace import Trace, demand, read_trace
 from scheduler.fragmentation.shapes import NodeClass, Shape
-
-REAL = Path(os.environ.get("MGPU_TRACES", Path(__file__).parents[5] / "shared" / "traces"))
+from tests.playground.simulate.openb.traces import generated
 
 
 def quiet(_: int) -> None:
@@ -78,8 +76,8 @@ def test_no_policy_can_give_more_than_there_is() -> None:
     assert cluster.board.rows([0]).free.tolist() == [[0, 600]]
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="the traces are not part of the repository; MGPU_TRACES says where")
-def test_the_real_trace_while_there_is_room_for_all() -> None:
-    trace = read_trace(REAL / "openb_node_list_gpu_node.csv", REAL / "openb_pod_list_default.csv")
-    assert (len(trace.nodes), trace.capacity, len(trace.pods)) == (1213, 6_212_000, 8152)
+def test_while_there_is_room_for_all_every_pod_is_placed(tmp_path: Path) -> None:
+    """In a cluster of hundreds of nodes, from files with all columns of the real trace."""
+    trace = read_trace(*generated(tmp_path, Random(1), nodes=300, pods=2_000))
+    assert (len(trace.nodes), len(trace.pods)) == (300, 2_000)
     assert run(trace, "fgd", 42, 0.2, quiet).curve[19] == pytest.approx(19, abs=0.02)
