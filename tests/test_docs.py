@@ -1,5 +1,6 @@
 """What README, CONTRIBUTING and docs/ say of this repository is there: links, commands, options, paths, settings."""
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -129,6 +130,38 @@ def test_commands_and_options_exist(page: Path) -> None:
 def test_paths_exist(page: Path) -> None:
     spans = [span for span in SPAN.findall(prose(page)) if re.fullmatch(rf"({'|'.join(FOLDERS)})/[\w./*-]+", span)]
     assert not [span for span in spans if not any(ROOT.glob(span.rstrip("/")))]
+
+
+CODE = re.compile(r"([\w/]+\.py):([A-Za-z_][\w.]*)")
+
+
+def definitions(file: Path) -> set[str]:
+    """Functions, classes and methods (`Class.method`) that a module defines."""
+    found = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            methods = (one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
+            found |= {f"{node.name}.{method.name}" for method in methods}
+    return found
+
+
+@pages
+def test_functions_exist(page: Path) -> None:
+    """Code in the form `path:function`."""
+    named = [match.groups() for span in SPAN.findall(prose(page)) if (match := CODE.fullmatch(span))]
+    missing = [path for path, _ in named if not (ROOT / path).is_file()]
+    assert not missing
+    assert not [(path, name) for path, name in named if name not in definitions(ROOT / path)]
+
+
+def test_the_lifecycle_of_a_pod_names_functions_of_every_process() -> None:
+    text = (ROOT / "docs/design/pod-lifecycle.md").read_text()
+    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        title = section.splitlines()[0]
+        assert CODE.search(section), f"section {title!r} names no function"
+    assert {path.split("/")[0] for path, _ in CODE.findall(text)} == {"mgpu", "webhook", "scheduler", "deviceplugin"}
 
 
 @pages
