@@ -105,7 +105,7 @@ class Decider:
                 refusal = self._landed(held)
                 if refusal:
                     return Rejection(refusal, hopeless=True)
-            if problem := self._state.remnant_problem(known.pod.namespace):
+            if problem := self._state.remnant_problem(known.pod):
                 if known.pod.node:
                     raise RetryLater(problem)  # it waits on its node; failing it would cost it its life
                 return Rejection(problem, hopeless=True)

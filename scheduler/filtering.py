@@ -105,7 +105,7 @@ class Filter:
             return Filtered(hopeless=dict.fromkeys(names, "; ".join(map(str, known.problems))))
         if known.pod.gated:  # its plans for slices would be carried out for a pod that nobody binds
             return Filtered(hopeless=dict.fromkeys(names, GATED))
-        if problem := self._state.remnant_problem(known.pod.namespace):
+        if problem := self._state.remnant_problem(known.pod):
             return Filtered(hopeless=dict.fromkeys(names, problem))
         with self._rations.call(known.pod.namespace, known.ask, gone) as call:
             found = self._of_all(known, known.ask, names, call)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from mgpu.dialects import mtgpu
 from mgpu.dialects.reading import bounded, fingerprint
 from mgpu.dialects.records import OPEN, Records
 from mgpu.kube.events import pod_reference
@@ -193,10 +194,11 @@ class State:
             self._agents.pod_gone(meta["uid"])
             self._forget(meta["uid"])
             self._decisions.bury(meta["uid"])
+            # Before `gone`, which finds out whether its node has reported it already.
+            self.mtgpus.pod_gone(meta["uid"])
             self._accounts.gone(meta["uid"], known)
             self._usage.drop(meta["uid"])
             self.sites.drop_pod(meta["uid"])
-            self.mtgpus.pod_gone(meta["uid"])
             if self._uids.get((meta["namespace"], meta["name"])) == meta["uid"]:
                 del self._uids[meta["namespace"], meta["name"]]
             for node in self._nodes.keys() & left_by(known, None):
@@ -245,10 +247,16 @@ class State:
             pod = self._agents.silent.get(node)
             return None if pod is None else detailed(pod)
 
-    def remnant_problem(self, namespace: str) -> str | None:
-        """Return why pods of this namespace get no cards now: some that were deleted by force still run."""
+    def remnant_problem(self, pod: Pod) -> str | None:
+        """Return the reason why this pod gets no cards while deleted pods of its namespace still run, or None.
+
+        An occupy pod does: it takes a card for MtgpuPods of other namespaces, which their controller has checked.
+        Otherwise one pod of kube-system that still runs would hold up the MtgpuPods of all namespaces.
+        """
+        if mtgpu.occupied(pod) is not None:
+            return None
         with self._lock:
-            return self._accounts.remnants.problem(namespace)
+            return self._accounts.remnants.problem(pod.namespace)
 
     def nodes_without_agent(self) -> int:
         """Return how many nodes are refused because their mgpu agent is not ready."""

@@ -13,8 +13,9 @@ from mgpu.kube import ApiError
 from mgpu.model.asks import Rejection
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
-from mgpu.model.given import CHECKPOINTS, Given, write_given
+from mgpu.model.given import CHECKPOINTS, DELETED_POD, Given, write_given
 from mgpu.model.inventory import WHOLE_CARDS_LABEL, write_device
+from mgpu.model.ledger import Share
 from mgpu.model.pods import Node as ModelNode
 from mgpu.settings import Settings, load_settings
 from scheduler.deciding import Decider
@@ -87,12 +88,13 @@ class Scheduler:
 
 class Node:
     """given: where NVIDIA's plugin serves whole cards, those that pods got of it, by uid. takes: which of the free ones
-    it gives next.
+    it gives next. remnants: by uid, what Pods hold there that were deleted by force and still run.
     """
 
     def __init__(self, name: str, cards: tuple[Card, ...], *, stock: bool) -> None:
         self.name, self.cards, self.stock = name, cards, stock
         self.given: dict[str, str] = {}
+        self.remnants: dict[str, Given] = {}
         self.takes = 0
 
 
@@ -135,6 +137,7 @@ class Rig:
         self.cluster.delete(f"{_DEVICES}/{name}")
         node = self.nodes.pop(name)
         node.given.clear()
+        node.remnants.clear()
         return node
 
     def cordon(self, name: str, *, on: bool) -> None:
@@ -158,6 +161,23 @@ class Rig:
     def kill(self, raw: Raw, *, force: bool = False) -> None:
         """Delete a Pod."""
         self.cluster.delete(pod_path(raw), {"gracePeriodSeconds": 0} if force else None)
+
+    def abandon(self, raw: Raw) -> None:
+        """Delete the Pod of an MtgpuPod by force, while its containers run on until `stop_remnants`."""
+        self.count_as_remnant(raw)
+        self.kill(raw, force=True)
+
+    def count_as_remnant(self, raw: Raw) -> None:
+        """The node's agent takes this Pod for one that was deleted and still runs, in its next report."""
+        uid, node = raw["metadata"]["uid"], self.nodes[raw["spec"]["nodeName"]]
+        request, _, memory = mtgpu.read_share(raw["metadata"]["annotations"])
+        share = Share("0", None, request, memory)
+        node.remnants[uid] = Given(uid, "0", DELETED_POD, (mtgpu.card_of(raw),), share)
+
+    def stop_remnants(self, node: str) -> None:
+        """The node's agent ends them, and reports it."""
+        self.nodes[node].remnants.clear()
+        self.report(node)
 
     def end(self, raw: Raw, phase: str) -> None:
         self.cluster.patch(f"{pod_path(raw)}/status", {"status": {"phase": phase}})
@@ -259,7 +279,7 @@ class Rig:
         raw = write_device(ModelNode(node.name), "", node.cards)
         names = {raw["metadata"]["uid"]: raw["spec"]["containers"][0]["name"] for raw in self.cluster.all(PODS)}
         rows = [Given(uid, names[uid], WHOLE, (card,)) for uid, card in node.given.items() if uid in names]
-        text = {CHECKPOINTS: write_given(rows)}
+        text = {CHECKPOINTS: write_given([*rows, *node.remnants.values()])}
         meta = {"name": raw["metadata"]["name"], "annotations": {**(raw["metadata"].get("annotations") or {}), **text}}
         return {**raw, "metadata": meta}
 

@@ -49,6 +49,9 @@ class _Own:
     holding: what it says itself that it has; None: it says nothing, or is nobody's.
     """
 
+    namespace: str
+    name: str
+    node: str
     owner: str
     ended: bool
     holding: Holding | None
@@ -68,7 +71,8 @@ class MtgpuPods:
     order they came, and from what is admitted.
 
     version: that of a node. nodes, accounts, ours: its owner's. freed: told of each node where something came free.
-    again: told of each node whose MtgpuPods wait for their namespace to use fewer GPUIDs, once it does.
+    again: told of each node whose MtgpuPods wait for something of their namespace, once it may be over: that it uses
+    fewer GPUIDs, or that its pods that were deleted by force have ended.
     """
 
     def __init__(
@@ -85,7 +89,9 @@ class MtgpuPods:
     ) -> None:
         self._records, self._warn, self._tell_again = records, warn, again
         self._used = Used()
-        self._limited: dict[str, set[str]] = {}  # namespace → the nodes where MtgpuPods of it wait for that
+        # Namespace → the nodes whose MtgpuPods wait for it, for either reason.
+        self._limited: dict[str, set[str]] = {}
+        self._held_up: dict[str, set[str]] = {}
         self._findings: dict[str, Finding] = {}  # Pod → why it is no MtgpuPod's
         self._lock, self._nodes, self._accounts, self._version = lock, nodes, accounts, version
         self._ours, self._tell_freed = ours, freed
@@ -94,6 +100,7 @@ class MtgpuPods:
         self._pods_of: dict[str, set[str]] = {}  # MtgpuPod → the Pods that name it as their owner
         self._of_pod: dict[str, set[str]] = {}  # Pod → the MtgpuPods whose status names it
         self._admitted: dict[str, Holding] = {}
+        accounts.remnants.subscribe(lambda namespace: self._look_again(self._held_up, namespace))
 
     # Fed by the watches.
 
@@ -136,8 +143,15 @@ class MtgpuPods:
                 self._settle_of_pod(pod.uid, own)
 
     def pod_gone(self, uid: str) -> None:
+        """Remember it if it was deleted before it had ended: its containers may run on.
+
+        On a node that is gone the controller itself deletes Pods by force. That is nothing that a user has to wait for.
+        """
         with self._lock:
             self._findings.pop(uid, None)
+            own = self._own.get(uid)
+            if own is not None and not own.ended and own.node in self._nodes:
+                self._accounts.remnants.deleted(uid, own.namespace, own.name, own.node)
             self._drop_own(uid)
 
     def _drop_own(self, uid: str) -> None:
@@ -169,6 +183,18 @@ class MtgpuPods:
         """Return how many GPUIDs each of these namespaces uses on other nodes than this one."""
         with self._lock:
             return self._used.elsewhere(namespaces, node)
+
+    def held_up(self, namespaces: Iterable[str], node: str) -> Mapping[str, float]:
+        """Return those of the namespaces whose pods were deleted by force and still run.
+
+        For each, the seconds after which that no longer matters. The node is told `again` if it is over before.
+        """
+        with self._lock:
+            seconds = {name: self._accounts.remnants.seconds(name) for name in set(namespaces)}
+            found = {name: left for name, left in sorted(seconds.items()) if left > 0}
+            for name in found:
+                self._held_up.setdefault(name, set()).add(node)
+            return found
 
     def admit(
         self,
@@ -225,10 +251,15 @@ class MtgpuPods:
         else:
             self._accounts.hold(wanted)
         namespace = self._used.put(uid, wanted)
-        for node in sorted(self._limited.pop(namespace, ())) if namespace is not None else ():
-            self._tell_again(node)  # its next look says anew whether any wait there
+        if namespace is not None:
+            self._look_again(self._limited, namespace)
         if before is not None:
             self._tell_freed(before.node)
+
+    def _look_again(self, waiting: dict[str, set[str]], namespace: str) -> None:
+        """The next look at each of these nodes finds out whether any MtgpuPods still wait there."""
+        for node in sorted(waiting.pop(namespace, ())):
+            self._tell_again(node)
 
     def _settle_of_pod(self, uid: str, own: _Own) -> None:
         for of in sorted({own.owner, *self._of_pod.get(uid, ())} - {""}):
@@ -291,4 +322,4 @@ def _own(pod: Pod, raw: Raw) -> _Own | None:
     owner = mtgpu.mtgpupod_of(raw)
     if not owner and mtgpu.GPUID not in pod.annotations:
         return None
-    return _Own(owner, pod.ended, mtgpu.holding_of_pod(pod, raw))
+    return _Own(pod.namespace, pod.name, pod.node, owner, pod.ended, mtgpu.holding_of_pod(pod, raw))

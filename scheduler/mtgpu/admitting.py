@@ -81,6 +81,8 @@ class Admission:
             return Said(FALSE, "Degraded", f"nobody joins GPUID {pod.gpuid}: {self._degraded[pod.gpuid].message}")
         if occupy and not occupy.alive and not self._users(pod.gpuid):
             return Said(FALSE, "Retiring", f"GPUID {pod.gpuid} is being retired; it gets a new card then")
+        if pod.namespace in seen.held_up and pod.uid not in seen.admitted:
+            return held_up()
         return self._one_too_many(pod)
 
     def _one_too_many(self, pod: MtgpuPod) -> Said | None:
@@ -218,6 +220,12 @@ def tainted(seen: Seen, pod: MtgpuPod) -> Said:
 
 def conflict(pod: MtgpuPod) -> Said:
     return Said(FALSE, "NameConflict", f"there is a Pod {pod.key} already, which was not made for it")
+
+
+def held_up() -> Said:
+    """Without the names of the pods: each change of them would be a write of the status of all that wait."""
+    rule = "pods of its namespace were deleted by force and still run"
+    return Said(FALSE, "DeletedPodsRunning", f"{rule}; its MtgpuPods get no cards and no Pods before these have ended")
 
 
 def name_taken(node: str, gpuid: str) -> Said:

@@ -290,6 +290,8 @@ class Controller:
                 found = look(self._known, self._state, node, serving=self._serving, most=most, left_out=left_out)
             planned = plan(found.seen)
             if self._state.mtgpus.admit(node, planned.holdings, found.version, found.seen.bound, planned.limited):
+                if found.recheck is not None:
+                    self._queue.add(node, found.recheck)
                 return found, planned
         raise _Stale(f"node {node} changes faster than can be decided on it")
 

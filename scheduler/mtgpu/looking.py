@@ -26,13 +26,14 @@ _PROBLEMS = 4096
 @dataclass(frozen=True, slots=True)
 class Look:
     """items, own: the MtgpuPods and the Pods made for them, by the uid of the MtgpuPod, as the API has them. version:
-    of the node, as the State counts.
+    of the node, as the State counts. recheck: seconds after which a namespace is no longer held up; None: none is.
     """
 
     seen: Seen
     version: int
     items: Texts[str]
     own: Texts[str]
+    recheck: float | None = None
 
 
 @dataclass(slots=True)
@@ -62,6 +63,8 @@ def look(
             continue
         _take(items, pod, there, key, raw)
         _find_pod(items, raw, there, key, state.uid_of(*key))
+    namespaces = {key[0] for key in there.items}
+    held_up = state.mtgpus.held_up(namespaces, name)
     seen = Seen(
         name,
         tuple(items.pods),
@@ -76,9 +79,10 @@ def look(
         conflicts=frozenset(items.conflicts),
         occupies=_occupies(name, items.pods, there.occupies, node, state),
         admitted=node.admitted,
-        bound=None if most is None else Bound(most, state.mtgpus.elsewhere({key[0] for key in there.items}, name)),
+        bound=None if most is None else Bound(most, state.mtgpus.elsewhere(namespaces, name)),
+        held_up=frozenset(held_up),
     )
-    return Look(seen, node.version, Texts(items.texts), Texts(items.own))
+    return Look(seen, node.version, Texts(items.texts), Texts(items.own), min(held_up.values(), default=None))
 
 
 def read(raw: Raw) -> MtgpuPod | Broken:

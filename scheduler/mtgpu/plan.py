@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from mgpu.dialects.mtgpu import MtgpuPod
 from mgpu.model.ledger import Holding, Ledger
-from scheduler.mtgpu.admitting import Admission, account, conflict, name_taken, strangers, tainted
+from scheduler.mtgpu.admitting import Admission, account, conflict, held_up, name_taken, strangers, tainted
 from scheduler.mtgpu.occupy import Create, Delete, Occupy
 from scheduler.mtgpu.pods import Made
 from scheduler.mtgpu.seen import Seen
@@ -122,6 +122,8 @@ def _created(seen: Seen, pod: MtgpuPod, made: Made | None, degraded: Said | None
         return Said(FALSE, "NodeUnschedulable", f"node {seen.node} is cordoned")
     if pod.uid in seen.untolerated:
         return tainted(seen, pod)
+    if pod.namespace in seen.held_up:
+        return held_up()
     if degraded:
         return Said(FALSE, "Degraded", degraded.message)
     if not (occupy and occupy.running and occupy.card == seen.card_of(pod)):

@@ -30,7 +30,8 @@ class Seen:
     untolerated: by uid, the taint of the node that would end an MtgpuPod's Pod, for those that have one.
     made: by the MtgpuPod's uid, its own Pod. conflicts: those whose name a Pod has that is not theirs.
     occupies: by GPUID, what has the name of its occupy pod. admitted: what those hold that have a reservation, and no
-    BoundDeviceID yet. bound: of the GPUIDs that a namespace may use; None: it may use any number.
+    BoundDeviceID yet. bound: of the GPUIDs that a namespace may use; None: it may use any number. held_up: the
+    namespaces whose pods were deleted by force and still run.
     """
 
     node: str
@@ -47,6 +48,7 @@ class Seen:
     occupies: Mapping[str, Occupy] = field(default_factory=dict)
     admitted: Mapping[str, Holding] = field(default_factory=dict)
     bound: Bound | None = None
+    held_up: frozenset[str] = frozenset()
 
     def card_of(self, pod: MtgpuPod) -> str:
         """The UUID of the card that it was given, "" before. What its Pod has counts where its status was lost."""

@@ -114,6 +114,19 @@ def test_pod_that_ended_before_its_deletion_is_no_remnant(api: FakeApi) -> None:
     assert passed(replica, b.share("next", 30))[0] == ["n1", "n2"]
 
 
+def test_remnant_in_kube_system_does_not_keep_occupy_pods_from_their_cards(api: FakeApi) -> None:
+    """They are made for MtgpuPods of all namespaces."""
+    api.put("pods", b.share("old", 30, annotations=RECORD, node="n1", phase="Running", namespace="kube-system"))
+    replica = Replica(api)
+    api.remove("pods", "old", "kube-system")
+    told(api, RUNS)
+    replica.deliver()
+    occupy = b.occupy_pod("x", "n2")
+    assert passed(replica, occupy)[0] == ["n1", "n2"]
+    del occupy["metadata"]["labels"]
+    assert passed(replica, occupy)[0] == []
+
+
 def test_remnant_that_does_not_end_stops_its_namespace_for_a_while_only() -> None:
     now = 0.0
     found = Remnants(lambda: now)
@@ -124,10 +137,71 @@ def test_remnant_that_does_not_end_stops_its_namespace_for_a_while_only() -> Non
     assert found.problem("team") is None
 
 
-def test_memory_of_deleted_pods_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Remnants:
+    """Which remembers two deleted pods that no node reports."""
     monkeypatch.setattr(remnants, "_MOST_DELETED", 2)
-    found = Remnants(lambda: 0.0)
-    for uid in ("a", "b", "c"):
+    return Remnants(lambda: 0.0)
+
+
+def delete(found: Remnants, *uids: str) -> None:
+    for uid in uids:
         found.deleted(uid, f"of-{uid}", uid, "n1")
+
+
+def held_up(found: Remnants, *uids: str) -> list[bool]:
+    return [found.problem(f"of-{uid}") is not None for uid in uids]
+
+
+def test_memory_of_deleted_pods_is_bounded(found: Remnants) -> None:
+    delete(found, "a", "b", "c")
+    for uid in ("a", "b", "c"):
         found.hold(uid, "n1")
-    assert [found.problem(f"of-{uid}") is None for uid in ("a", "b", "c")] == [True, False, False]
+    assert held_up(found, "a", "b", "c") == [False, True, True]
+
+
+def test_remnant_is_not_forgotten_for_later_deletions(found: Remnants) -> None:
+    """A tenant would delete as many small pods by force, and be given cards again."""
+    delete(found, "a")
+    found.hold("a", "n1")
+    delete(found, "b", "c", "d", "e")
+    assert held_up(found, "a") == [True]
+    found.release("a")
+    assert held_up(found, "a") == [False]
+
+
+def test_remnant_whose_report_changes_stays_one(found: Remnants) -> None:
+    delete(found, "a")
+    for _ in range(3):
+        found.hold("a", "n1")
+        found.release("a")
+    found.hold("a", "n1")
+    assert held_up(found, "a") == [True]
+
+
+def test_end_of_the_last_remnant_of_a_namespace_is_published() -> None:
+    found, ended = Remnants(lambda: 0.0), list[str]()
+    found.subscribe(ended.append)
+    for uid in ("a", "b"):
+        found.deleted(uid, "team", uid, "n1")
+        found.hold(uid, "n1")
+    found.release("a")
+    assert ended == []
+    found.release("b")
+    found.release("b")
+    assert ended == ["team"]
+
+
+def test_seconds_are_those_of_the_latest_remnant() -> None:
+    now = 0.0
+    found = Remnants(lambda: now)
+    for uid in ("a", "b"):
+        found.deleted(uid, "team", uid, "n1")
+        now += 100
+    assert found.seconds("team") == 0, "no node reports any"
+    found.hold("a", "n1")
+    assert found.seconds("team") == WAIT_SECONDS - 200
+    found.hold("b", "n1")
+    assert found.seconds("team") == WAIT_SECONDS - 100
+    now = WAIT_SECONDS + 100
+    assert (found.seconds("team"), found.problem("team")) == (0, None)

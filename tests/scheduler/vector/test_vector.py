@@ -86,7 +86,7 @@ class Cluster:
     def without_agent(self, _: Sequence[str]) -> dict[str, str]:
         return {}
 
-    def remnant_problem(self, _: str) -> str | None:
+    def remnant_problem(self, _: Pod) -> str | None:
         return None
 
 
