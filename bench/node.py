@@ -14,7 +14,7 @@ from typing import Any
 
 from mgpu.kube import Api
 from playground.apiserver import ApiServer, User, running, write_kubeconfig
-from playground.ports import free_port
+from playground.processes import free_port
 from tests.builders import container, pod
 from tests.deviceplugin.node import CRD, Node, api_of
 from tests.waiting import until

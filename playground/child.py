@@ -1,6 +1,8 @@
-"""Becomes the command in its arguments, as a child that does not outlive its parent, however that ends (Linux).
+"""A script that replaces itself with a command which the kernel ends together with its parent process (Linux).
 
-python child.py <pid of the parent> <command> <arguments…>
+    python child.py <pid of the parent> <signal number> <command> <arguments…>
+
+`processes.spawn` runs it; it may import the standard library alone.
 """
 
 import ctypes
@@ -14,7 +16,7 @@ def main() -> None:
     parent, number, *command = sys.argv[1:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))  # stays set across exec
-    if os.getppid() != int(parent):  # it ended before it could be tied to
+    if os.getppid() != int(parent):  # the parent ended before prctl took effect
         sys.exit(1)
     os.execv(command[0], command)
 

@@ -1,6 +1,7 @@
-"""The one-machine cluster: API server, scheduling loop and kubelets in this process, the three real processes beside.
+"""The one-machine cluster: API server, scheduling loop and kubelets in this process, mgpu's processes as children.
 
-Everything lives in one temporary folder and on loopback, and is gone when the context ends.
+Everything is in one temporary folder and on loopback, and is removed when the context ends. `mgpu demo`,
+`mgpu playground`, the end-to-end tests and the benchmarks run on a `Cluster`.
 """
 
 import json
@@ -30,21 +31,17 @@ from playground import mps_control
 from playground.apiserver import ApiServer, Request, Served, User, self_signed, write_kubeconfig
 from playground.collector import Collector
 from playground.cri import Cri
-from playground.gpu_clients import GpuClients
-from playground.installation import authorities, install
+from playground.installation import authorities, config_map, install, record_keys
 from playground.kubelet import Kubelet, KubeletConfig
 from playground.nodes import NodeSpec, make_nodes
-from playground.ports import free_port
-from playground.processes import Process, StartError
+from playground.nvidia_plugin import NvidiaPlugin
+from playground.processes import Process, StartError, free_port
 from playground.realapi import real_api_server, requests_in
-from playground.record_keys import config_map, record_keys
-from playground.runtime import Runtime
+from playground.runtime import GpuClients, Runtime
 from playground.scheduling import Extender, Scheduling
-from playground.stock import StockPlugin
 
 ASSETS = "KUBEBUILDER_ASSETS"
-MOST_GIGABYTES = 192
-"""Of a slice under MPS, as far as the extender is asked about it: names are listed one by one."""
+_MOST_GIGABYTES = 192
 CORE, MEMORY = "vke.volcengine.com/mgpu-core", "vke.volcengine.com/mgpu-memory"
 MANAGED = {
     CORE: False,
@@ -59,27 +56,29 @@ MANAGED = {
     "koordinator.sh/rdma": False,
     "koordinator.sh/fpga": False,
     "nvidia.com/gpu": False,
-    # Slices are made once somebody asks for them: no node has them before.
+    # Slices are made when a pod asks for them; a node may have none before.
     **{resource_of(profile.name): True for layout in LAYOUTS for profile in layout.profiles},
-    **{resource_of(f"{gigabytes}gb"): True for gigabytes in range(1, MOST_GIGABYTES + 1)},
+    **{resource_of(f"{gigabytes}gb"): True for gigabytes in range(1, _MOST_GIGABYTES + 1)},
 }
-"""What the extender is asked about; True: it alone knows whether it fits."""
-_BESIDE_STOCK = {"MGPU_DEVICEPLUGIN__WHOLECARDS": "nvidia"}
+"""The managedResources of the extender → whether kube-scheduler ignores the resource (ignoredByScheduler)."""
 _NAMESPACE = "mgpu-system"
 OURS = tuple(f"system:serviceaccount:{_NAMESPACE}:mgpu-{name}" for name in ("webhook", "scheduler", "deviceplugin"))
-"""The users whom the three processes are, by their service accounts."""
+"""The service accounts of mgpu's processes, to which RBAC applies."""
 _WEIGHT = 5
 _CRI = "cri.sock"
 _START_SECONDS = 120.0
 
 
 class Cluster:
-    """`with Cluster([...]) as cluster:` is a cluster that is ready; leaving it stops and removes everything.
+    """`with Cluster([...]) as cluster:` gives a cluster that is ready; leaving it stops and removes everything.
 
-    config: a settings file for the three processes. extender: whether the scheduling loop asks mgpu's extender.
-    assets: a directory with etcd and kube-apiserver to use in place of our API server; "": as the environment says.
-    kubelet: more options of every node's KubeletConfig.
-    Entering raises StartError with the log of what did not come up.
+    Entering raises StartError with the log of the part that did not start.
+
+    Args:
+        config: a settings file for mgpu's processes.
+        extender: whether the scheduling loop calls mgpu's extender.
+        assets: a directory with etcd and kube-apiserver to use; None for KUBEBUILDER_ASSETS, "" for the playground's.
+        kubelet: more options for the KubeletConfig of every node.
     """
 
     def __init__(
@@ -93,7 +92,9 @@ class Cluster:
     ) -> None:
         self.nodes = tuple(make_nodes(2, 4) if nodes is None else nodes)
         self.assets = os.environ.get(ASSETS, "") if assets is None else assets
-        self._config, self._with_extender, self._kubelet_options = config, extender, dict(kubelet or {})
+        self._config = config
+        self._with_extender = extender
+        self._kubelet_options = dict(kubelet or {})
         self._stack = ExitStack()
         self._ports: dict[str, int] = {}
         self._requests: Callable[[], frozenset[Request]] = frozenset
@@ -115,9 +116,7 @@ class Cluster:
         self._stack.close()
 
     def connect(self, user: str = "admin") -> Api:
-        """A connection as one of: admin, webhook, scheduler, deviceplugin, kube-scheduler, kubelet,
-        kube-controller-manager.
-        """
+        """Connect as admin, webhook, scheduler, deviceplugin, kube-scheduler, kubelet or kube-controller-manager."""
         return Api.connect(str(self.kubeconfig_of(user)), timeout=30.0)
 
     def kubeconfig_of(self, user: str) -> Path:
@@ -125,7 +124,7 @@ class Cluster:
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's: what kubectl needs."""
+        """The administrator's kubeconfig, for kubectl."""
         return self.kubeconfig_of("admin")
 
     @property
@@ -133,38 +132,38 @@ class Cluster:
         return f"http://127.0.0.1:{self._ports['extender']}"
 
     def port(self, name: str) -> int:
-        """The loopback port of the webhook, the scheduler's binding admission, its extender or its page (`web`)."""
+        """Return the port of the webhook, of the scheduler's binding admission, of its extender, or of its page (`web`)."""
         return self._ports[name]
 
     @property
     def page_url(self) -> str:
-        """The scheduler's web page."""
         return f"http://127.0.0.1:{self._ports['web']}/"
 
     def nvml_state(self, node: str) -> Path:
-        """The file with the MIG modes and instances of a node's simulated cards (`deviceplugin.mig.state`)."""
+        """Return the file with the MIG modes and instances of a node's simulated cards (`deviceplugin.mig.state`)."""
         return self.folder / node / "cards.mig.json"
 
     def requests(self) -> frozenset[Request]:
-        """What the three processes have asked the API server for so far, and what they were refused for lack of a
-        right: they have those of `manifests/base/rbac.yaml`, and no others.
+        """Return what mgpu's processes, which have the rights of manifests/base/rbac.yaml, have asked the API server for.
+
+        Requests that were refused for lack of a right are included.
         """
         return self._requests()
 
     def restart(self, name: str) -> None:
-        """Start a process again that was stopped or killed, and wait until it is ready."""
+        """Start a stopped or killed process again, and wait until it is ready."""
         self.processes[name].start()
         self.wait_ready(name)
 
     def kill_api_server(self) -> None:
-        """Nobody is answered until `start_api_server`; what it has stored stays. Not with a real one (`assets`)."""
+        """End the playground's API server until `start_api_server`. What it has stored stays."""
         self._own_api_server().kill()
 
     def start_api_server(self) -> None:
         self._own_api_server().start()
 
     def start_scheduling(self) -> None:
-        """Anew, where it was stopped: it knows nothing of what was assumed before."""
+        """Start a scheduling loop, which knows nothing of what an earlier one assumed."""
         extenders = [Extender(self.extender_url, weight=_WEIGHT, managed=MANAGED)]
         api = self._scheduling_api
         self.scheduling = Scheduling(api, extenders if self._with_extender else (), backoff=(0.2, 2.0))
@@ -174,12 +173,12 @@ class Cluster:
         self.processes[name].wait("ready", lambda: self._ready(name), _START_SECONDS)
 
     def wait_offers(self, node: str) -> None:
-        """Until the node's cards can be asked for (again)."""
+        """Wait until the node offers its cards to the scheduler."""
         agent = self.processes[f"deviceplugin-{node}"]
         agent.wait("its cards are offered", lambda: self._offers(node), _START_SECONDS)
 
     def log_of(self, namespace: str, pod: str, container: str) -> str:
-        """A container's log, which is its environment. Raises KeyError where there is none."""
+        """Return a container's log, which is its environment. Raises KeyError before it has started."""
         started = {
             max(c.started for c in found): kubelet
             for kubelet in self.kubelets.values()
@@ -187,7 +186,7 @@ class Cluster:
         }
         if not started:
             raise KeyError(f"container {container!r} of {namespace}/{pod} has not started")
-        # A pod of this name may have been on another node before.
+        # Several pods may have had this name, on different nodes: the newest counts.
         return started[max(started)].runtime.logs(namespace, pod, container)
 
     def _start(self, stack: ExitStack) -> None:
@@ -231,7 +230,7 @@ class Cluster:
 
     def _own_api_server(self) -> Served:
         if self._served is None:
-            raise StartError("a real API server is not stopped and started here")
+            raise StartError("a real API server cannot be stopped and started")
         return self._served
 
     def _start_collector(self, stack: ExitStack) -> None:
@@ -254,13 +253,14 @@ class Cluster:
         stack.callback(kubelet.stop)
         kubelet.start()
         self.kubelets[node.name] = kubelet
-        if node.stock:
-            plugin = StockPlugin(config.plugins, [card.uuid for card in node.known_cards()])
+        if node.nvidia_plugin:
+            # It serves whole cards beside the agent, which runs with wholeCards: nvidia.
+            plugin = NvidiaPlugin(config.plugins, [card.uuid for card in node.known_cards()])
             stack.callback(plugin.stop)
             plugin.start()
 
     def _start_processes(self, stack: ExitStack) -> None:
-        """All at once, then wait for all: most of a start is Python's imports."""
+        """Start all processes, then wait for all: most of a start is Python's imports, which run in parallel."""
         own = {f"deviceplugin-{node.name}": self._agent_environment(node) for node in self.nodes}
         keys = record_keys(self.folder / "records")
         self.api.create(f"/api/v1/namespaces/{_NAMESPACE}/configmaps", config_map(keys))
@@ -277,7 +277,10 @@ class Cluster:
                 self.wait_offers(node.name)
 
     def commands(self, ports: Mapping[str, int]) -> dict[str, list[str]]:
-        """The real processes' command lines, by name. ports: where to serve webhook, scheduler, extender and web."""
+        """Return name → command line of mgpu's processes.
+
+        ports: where to serve `webhook`, `scheduler`, `extender` and `web`.
+        """
         local = ["--host", "127.0.0.1", "--port"]
         commands = {
             "webhook": ["webhook", *local, str(ports["webhook"]), *self._certificate_of("mgpu-webhook")],
@@ -312,8 +315,9 @@ class Cluster:
         files = {"MPSDIR": str(root / "mps"), "MPSCONTROL": control, "LIMITSDIR": str(root / "limits")}
         files["CRISOCKET"] = str(root / _CRI)
         files["MPSREQUIREMOUNTS"] = "false"  # mounts need root, and would outlive the cluster
-        own = {f"MGPU_DEVICEPLUGIN__{key}": value for key, value in files.items()}
-        return own | (_BESIDE_STOCK if node.stock else {})
+        if node.nvidia_plugin:
+            files["WHOLECARDS"] = "nvidia"
+        return {f"MGPU_DEVICEPLUGIN__{key}": value for key, value in files.items()}
 
     def _stop_processes(self) -> None:
         for process in self.processes.values():
@@ -323,8 +327,10 @@ class Cluster:
 
     def _ready(self, name: str) -> bool:
         port = self._ports["extender" if name == "scheduler" else name]
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # without the CAs of this machine, which take 70 ms to load
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # readiness is not what trust hangs on
+        # A plain context, because loading the CAs of this machine takes 70 ms. A readiness probe needs no trust.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
         scheme = "https" if name == "webhook" else "http"
         probe = "leads" if name == "scheduler" else "readyz"
         try:
@@ -342,7 +348,7 @@ class Cluster:
         return all(there.get(name, "0") != "0" for name in self._offered[node])
 
     def _offers_of(self, node: NodeSpec) -> set[str]:
-        """The resources that a node with these cards is to have. Raises BadObject."""
+        """Return the resources that a node with these cards must offer. Raises BadObject."""
         settings = read_settings(self._config, {}, {})
         offers = (d.resources(node.whole_cards(), settings) for d in dialects.enabled(settings))
         return {r.name for resources in offers for r in resources if any(amount for _, amount in r.amounts)}
@@ -361,7 +367,7 @@ def _users() -> dict[str, User]:
 
 
 def _create_namespace(api: Api) -> None:
-    """Ours has it from the start, a real API server does not."""
+    """Create mgpu's namespace, which the playground's API server has from the start and a real one has not."""
     try:
         api.create("/api/v1/namespaces", {"metadata": {"name": _NAMESPACE}})
     except ApiError as error:
@@ -370,9 +376,9 @@ def _create_namespace(api: Api) -> None:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """This process's, without what would make a child believe that it runs in a cluster or set its settings.
+    """Return this process's environment without the variables by which a child would find a cluster or settings.
 
-    Temporary files go into `folder`: a process that is killed cannot remove its own.
+    Temporary files go into `folder`, because a process that is killed cannot remove its own.
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("KUBERNETES_", "MGPU_", "KUBECONFIG"))}
     return kept | {"TMPDIR": str(folder)}

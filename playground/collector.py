@@ -1,8 +1,7 @@
-"""Two parts of kube-controller-manager: what is owned goes with its owner (or stays, or goes first), and pods go whose
-node is gone.
+"""Two controllers of kube-controller-manager: the garbage collector, and the one that deletes pods of deleted nodes.
 
-A client like the real ones, so a real API server needs it as much as ours. Of other kinds than `_KINDS` nothing is
-collected, and an owner of another kind is taken to be there.
+The garbage collector handles the propagation policies Background, Foreground and Orphan. `cluster` runs it beside its
+API server, real or not. Only objects of `_KINDS` are collected; an owner of another kind is assumed to exist.
 """
 
 import logging
@@ -27,7 +26,8 @@ _KINDS = {
     (DEVICE_API, "Device"): (f"/apis/{DEVICE_API}", "devices"),
     (mtgpu.API_VERSION, mtgpu.KIND): (f"/apis/{mtgpu.API_VERSION}", "mtgpupods"),
 }
-_FIRST, _STAY = "foregroundDeletion", "orphan"
+_FOREGROUND = "foregroundDeletion"
+_ORPHAN = "orphan"
 _STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 _PASS_SECONDS = 0.1
 _DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}
@@ -36,7 +36,7 @@ _DISRUPTED |= {"message": "PodGC: node no longer exists"}
 
 @dataclass(frozen=True, slots=True)
 class _Object:
-    """What counts of an object; owners: its ownerReferences."""
+    """The part of an object that the controllers need. `owners` are its ownerReferences."""
 
     path: str
     meta: Raw
@@ -58,15 +58,20 @@ class _Object:
 
 
 class Collector:
-    """Start once, when all kinds are served. node_seconds: how long a node has to be gone before its pods go."""
+    """Runs both controllers in a thread. Start it once, when all kinds are served.
+
+    node_seconds: how long a node must be gone before its pods are deleted.
+    """
 
     def __init__(self, api: Api, node_seconds: float = 1.0) -> None:
-        self._api, self._node_seconds = api, node_seconds
+        self._api = api
+        self._node_seconds = node_seconds
         self._lock = threading.Lock()
         self._objects: dict[str, _Object] = {}
         self._nodes: set[str] = set()
         self._missing: dict[str, float] = {}
-        self._changed, self._stopped = threading.Event(), threading.Event()
+        self._changed = threading.Event()
+        self._stopped = threading.Event()
         self._watches = [
             Reflector(api, f"{root}/{plural}", partial(self._seen, root, plural), self._gone)
             for root, plural in _KINDS.values()
@@ -116,56 +121,58 @@ class Collector:
             self._stopped.wait(_PASS_SECONDS)
 
     def _pass(self) -> bool:
-        """Do what is due; whether something is left for another look."""
+        """Do what is due. Return whether another pass is needed without a change."""
         with self._lock:
-            objects, nodes = dict(self._objects), set(self._nodes)
-        homeless = [found for found in objects.values() if found.node and found.node not in nodes]
-        since = {found.node: self._missing.get(found.node, time.monotonic()) for found in homeless}
-        self._missing, left = since, bool(since)
-        steps: list[Callable[[], None]] = [*self._steps(objects), *(partial(self._homeless, h) for h in homeless)]
+            objects = dict(self._objects)
+            nodes = set(self._nodes)
+        lost = [found for found in objects.values() if found.node and found.node not in nodes]
+        self._missing = {found.node: self._missing.get(found.node, time.monotonic()) for found in lost}
+        again = bool(lost)
+        steps: list[Callable[[], None]] = [*self._steps(objects), *(partial(self._delete_lost, pod) for pod in lost)]
         for step in steps:
             try:
                 step()
             except (ApiError, Unreachable) as error:
-                # It has gone or changed meanwhile, which is looked at again, or the API server has.
+                # The object has changed or is gone, or the API server is: the next pass sees which.
                 log.info("not collected: %s", error)
-                left = True
-        return left
+                again = True
+        return again
 
     def _steps(self, objects: Mapping[str, _Object]) -> Iterator[Callable[[], None]]:
         for uid, found in sorted(objects.items()):
-            if found.deleting and {_FIRST, _STAY} & set(found.finalizers):
-                owned = [other for other in objects.values() if any(ref["uid"] == uid for ref in other.owners)]
-                yield partial(self._without if _STAY in found.finalizers else self._before, found, owned)
+            if found.deleting and {_FOREGROUND, _ORPHAN} & set(found.finalizers):
+                dependents = [other for other in objects.values() if any(ref["uid"] == uid for ref in other.owners)]
+                orphan = _ORPHAN in found.finalizers
+                yield partial(self._orphan if orphan else self._delete_dependents, found, dependents)
             elif found.owners and not found.deleting:
-                yield partial(self._owned, found, objects)
+                yield partial(self._delete_ownerless, found, objects)
 
-    def _without(self, owner: _Object, owned: list[_Object]) -> None:
-        """`--cascade=orphan`: those that it owns are nobody's from now on."""
+    def _orphan(self, owner: _Object, owned: list[_Object]) -> None:
+        """Handle `--cascade=orphan`: remove the owner from its dependents, then the finalizer from the owner."""
         for other in owned:
             kept = [ref for ref in other.owners if ref["uid"] != owner.meta["uid"]]
             self._api.patch(other.path, {"metadata": {**_version(other), "ownerReferences": kept or None}})
-        self._finish(owner, _STAY)
+        self._finish(owner, _ORPHAN)
 
-    def _before(self, owner: _Object, owned: list[_Object]) -> None:
-        """`--cascade=foreground`: those that it owns go first."""
+    def _delete_dependents(self, owner: _Object, owned: list[_Object]) -> None:
+        """Handle `--cascade=foreground`: delete dependents; the owner waits for those that block its deletion."""
         for other in owned:
             if not other.deleting:
                 self._api.delete(other.path, other.precondition)
         blocking = (ref.get("blockOwnerDeletion") for o in owned for ref in o.owners if ref["uid"] == owner.meta["uid"])
         if not any(blocking):
-            self._finish(owner, _FIRST)
+            self._finish(owner, _FOREGROUND)
 
     def _finish(self, owner: _Object, finalizer: str) -> None:
         kept = [f for f in owner.finalizers if f != finalizer]
         self._api.patch(owner.path, {"metadata": {**_version(owner), "finalizers": kept or None}})
 
-    def _owned(self, found: _Object, objects: Mapping[str, _Object]) -> None:
-        if not any(ref["uid"] in objects or self._lives(ref, found) for ref in found.owners):
+    def _delete_ownerless(self, found: _Object, objects: Mapping[str, _Object]) -> None:
+        if not any(ref["uid"] in objects or self._exists(ref, found) for ref in found.owners):
             self._api.delete(found.path, found.precondition)
 
-    def _lives(self, ref: Raw, owned: _Object) -> bool:
-        """As the API server says: the watch of the owner may be behind that of what it owns."""
+    def _exists(self, ref: Raw, owned: _Object) -> bool:
+        """Ask the API server for the owner, because the watch of owners may lag behind that of dependents."""
         kind = _KINDS.get((ref["apiVersion"], ref["kind"]))
         if kind is None:
             return True
@@ -174,7 +181,7 @@ class Collector:
         return self._uid(f"{root}{where}/{plural}/{ref['name']}") == str(ref["uid"])
 
     def _uid(self, path: str) -> str:
-        """Of the object that is there now; "": none is."""
+        """Return the UID of the object at a path, "" where there is none."""
         try:
             return str(self._api.get(path)["metadata"]["uid"])
         except ApiError as error:
@@ -182,7 +189,8 @@ class Collector:
                 raise
             return ""
 
-    def _homeless(self, pod: _Object) -> None:
+    def _delete_lost(self, pod: _Object) -> None:
+        """Fail and delete a pod whose node is gone."""
         if time.monotonic() - self._missing[pod.node] < self._node_seconds or self._uid(f"/api/v1/nodes/{pod.node}"):
             return
         if not pod.ended:

@@ -1,4 +1,4 @@
-"""What `mgpu playground` and `mgpu demo` have in common: options, start-up, what is told, and a clean stop."""
+"""`mgpu playground`, and what it shares with `mgpu demo`: options, start-up, output and a clean stop."""
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -12,26 +12,32 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mgpu.cli.setup import read_settings
 from mgpu.kube import ApiError, Unreachable
 from playground.cluster import Cluster
 from playground.nodes import make_nodes, slice_nodes, two_cards
 from playground.processes import StartError
+from playground.samples import EXAMPLES as FOLDER
+
+EXAMPLES = """
+\b
+Examples:
+  mgpu playground
+  mgpu playground --nodes 2 --cards 8 --config mgpu.yaml
+  KUBEBUILDER_ASSETS=~/envtest/bin mgpu playground      with a real kube-apiserver
+"""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def options(nodes: int = 1, cards: int = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """--nodes and --cards, at least so many, and --config."""
+    """Return a decorator that adds --nodes and --cards, with these minimums, and --config."""
 
     def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+        several = "Nodes; the last of several takes multi-GPU pods."
         for option in (
             click.option("--config", type=click.Path(path_type=Path), help="Settings of the real processes (YAML)."),
             click.option("--cards", type=click.IntRange(cards), default=4, show_default=True, help="Cards per node."),
-            click.option(
-                "--nodes",
-                type=click.IntRange(nodes),
-                default=3,
-                show_default=True,
-                help="Nodes; the last of several takes multi-GPU pods.",
-            ),
+            click.option("--nodes", type=click.IntRange(nodes), default=3, show_default=True, help=several),
         ):
             function = option(function)
         return function
@@ -39,16 +45,40 @@ def options(nodes: int = 1, cards: int = 1) -> Callable[[Callable[..., Any]], Ca
     return decorated
 
 
+@click.command(epilog=EXAMPLES)
+@options()
+def command(nodes: int, cards: int, config: Path | None) -> None:
+    """Keep a one-machine cluster up for kubectl, until Ctrl-C.
+
+    API server, scheduling loop, kubelets and GPUs are simulated on this machine; the webhook, the scheduler and the
+    node agents are the real processes. A container's log is its environment.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    read_settings(config, {}, {})  # an invalid file fails before anything starts
+    with stopping(interrupted=0), up(console, nodes, cards, config) as cluster:
+        export = Text(f"  export KUBECONFIG={cluster.kubeconfig}", "bold")
+        console.print(Text.assemble("Ready. In another terminal:\n\n", export))
+        console.print(Text(f"  kubectl get nodes\n  kubectl create -f {FOLDER / 'share.yaml'}\n  kubectl logs share"))
+        console.print(Text(f"  kubectl create -f {FOLDER / 'mtgpupod.yaml'}\n  kubectl get mtgp\n  mgpu inspect\n"))
+        console.print(Text(f"The cards as a web page: {cluster.page_url}\n"))
+        console.print(Text(f"Logs are in {cluster.logs}. Ctrl-C stops and removes everything."))
+        while True:
+            signal.pause()
+
+
 @contextmanager
 def stopping(interrupted: int = 128 + signal.SIGINT) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP end the program in order; the exit code is `interrupted`, else 128 + signal."""
+    """Let SIGINT, SIGTERM and SIGHUP end the program in order.
+
+    The exit code is `interrupted` after SIGINT (Ctrl-C), otherwise 128 + signal.
+    """
 
     def stop(number: int, _: FrameType | None) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(each, signal.SIG_IGN)  # once is enough: the stop itself is not interrupted
+        for each in _SIGNALS:
+            signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the stop itself
         raise SystemExit(interrupted if number == signal.SIGINT else 128 + number)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, stop) for number in _SIGNALS}
     try:
         yield
     finally:
@@ -58,11 +88,11 @@ def stopping(interrupted: int = 128 + signal.SIGINT) -> Iterator[None]:
 
 @contextmanager
 def up(console: Console, nodes: int, cards: int, config: Path | None) -> Iterator[Cluster]:
-    """A cluster that is ready; one line says of what. A start that fails is a ClickException with the log's end."""
+    """Start a cluster for the length of the context. Raises ClickException with the end of the log that explains it."""
     cluster = Cluster([*make_nodes(nodes, cards), *slice_nodes(), two_cards()], config=config)
-    what = "A real API server" if cluster.assets else "An API server"
+    server = "A real API server" if cluster.assets else "An API server"
     plus = "a card for MIG, one for MPS, two for MtgpuPods"
-    console.print(f"{what}, {nodes} × {cards} cards, {plus}, webhook, scheduler and node agents are starting …")
+    console.print(f"{server}, {nodes} × {cards} cards, {plus}, webhook, scheduler and node agents are starting …")
     try:
         cluster.__enter__()
     except (StartError, ApiError, Unreachable, OSError) as error:
@@ -73,14 +103,14 @@ def up(console: Console, nodes: int, cards: int, config: Path | None) -> Iterato
         cluster.__exit__(None, None, None)
 
 
-def show(console: Console, title: str, told: Mapping[str, str], *, good: bool) -> None:
-    """What happened, as a table of a few words each; `good` as a mark before the title."""
+def show(console: Console, title: str, rows: Mapping[str, str], *, good: bool) -> None:
+    """Print a title with a check mark or a cross, and a table of keyword and text below it."""
     console.print()
     mark = Text("✓ " if good else "✗ ", style="bold green" if good else "bold red")
     console.print(Text.assemble(mark, (title, "bold")))
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="grey50", no_wrap=True)
     table.add_column(overflow="fold")
-    for what, text in told.items():
-        table.add_row(f"  {what}", Text(text))
+    for keyword, text in rows.items():
+        table.add_row(f"  {keyword}", Text(text))
     console.print(table)

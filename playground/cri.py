@@ -1,4 +1,4 @@
-"""What a node's container runtime says through CRI, as far as the agents ask."""
+"""The CRI service of a node's container runtime, as far as the node agent calls it."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,10 +16,11 @@ _KILLED = 137
 
 
 class Cri(services.RuntimeServiceServicer):
-    """Serves the runtime on `socket` under containerd's name. It goes on while the kubelet is stopped."""
+    """Serves `runtime` on `socket` under the name containerd, also while the kubelet is stopped."""
 
     def __init__(self, socket: Path, runtime: Runtime) -> None:
-        self._socket, self._runtime = socket, runtime
+        self._socket = socket
+        self._runtime = runtime
         self._server: Any = None
 
     def start(self) -> None:

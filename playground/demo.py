@@ -1,9 +1,12 @@
-"""`mgpu demo`: sample pods through the whole chain, each outcome explained and checked, then the cards as a picture."""
+"""`mgpu demo`: runs sample pods through the whole chain, explains and checks each outcome, then draws the cards.
+
+The checks make the demo a test: a container that does not see exactly its cards fails it.
+"""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 from rich.console import Console
@@ -13,12 +16,11 @@ from mgpu.cli import asking
 from mgpu.cli.picture import card_map
 from mgpu.cli.setup import read_settings
 from mgpu.kube import ApiError
-from mgpu.model.cards import Card, CardState
-from mgpu.model.ledger import Share
+from mgpu.model.cards import CardState
 from mgpu.model.partitioning import NodeSlices
 from mgpu.model.slices import MIG, MPS, Slice
 from mgpu.settings import Settings
-from playground import explain, slices_told
+from playground import containers
 from playground.cluster import Cluster
 from playground.command import options, show, stopping, up
 from playground.nodes import MGPU, TWO_CARDS
@@ -27,11 +29,11 @@ from playground.scheduling.extender import Extender, ExtenderError
 from playground.story import Story
 
 SIDE_BY_SIDE = ("share", "gpushare", "koordinator", "nvidia")
-SHOWN = ("several-containers", "multi-gpu", "whole-cards")
+OTHERS = ("several-containers", "multi-gpu", "whole-cards")
 SLICES = {MIG: "mig", MPS: "mps"}
-"""How a node's cards are cut → the example for it."""
-CROWD = 12
-_SECONDS = 30.0
+"""Partitioning of a node → the example for it."""
+_CROWD = 12
+_CROWD_SECONDS = 30.0
 
 EXAMPLES = """
 \b
@@ -58,30 +60,33 @@ def command(nodes: int, cards: int, config: Path | None) -> None:
 
 
 class _Before(NamedTuple):
-    """How the nodes were before a pod came: their cards, and of those that are cut their slices."""
+    """The nodes before a pod was created: their cards, and the slices of the nodes whose cards are cut."""
 
     states: Mapping[str, tuple[CardState, ...]]
     slices: Mapping[str, NodeSlices]
 
 
 class Demo:
-    """Runs once; collects in `problems` what did not go as it must."""
+    """Runs once. `problems` collects what is not as it must be."""
 
     def __init__(self, cluster: Cluster, console: Console, settings: Settings) -> None:
-        self._cluster, self._console, self._settings = cluster, console, settings
+        self._cluster = cluster
+        self._console = console
+        self._settings = settings
         self._samples = Samples(cluster.api, settings)
         self.problems: list[str] = []
 
     def run(self) -> list[str]:
-        # First: a card that others have shares of is not cut.
+        # Slices come first, because a card with shares on it is not cut; the story needs both of its cards idle.
         for node in self._cluster.nodes:
             if node.partitioning:
                 self.show_placed(example(SLICES[node.partitioning]))
-        self._show_story()
+        if any(node.name == TWO_CARDS for node in self._cluster.nodes):
+            self.problems += Story(self._cluster, self._samples, self._console).run()
         for name in SIDE_BY_SIDE:
             self.show_placed(example(name))
         self._show_side_by_side()
-        for name in SHOWN:
+        for name in OTHERS:
             self.show_placed(example(name))
         self._show_denied(example("denied"))
         self._show_waiting(example("fits-nowhere"))
@@ -90,156 +95,153 @@ class Demo:
         self._console.print(card_map(self._samples.overview().nodes))
         return self.problems
 
-    def _show_story(self) -> None:
-        """Before others have the two cards."""
-        if any(node.name == TWO_CARDS for node in self._cluster.nodes):
-            self.problems += Story(self._cluster, self._samples, self._console).run()
-
     def show_placed(self, pod: Json) -> None:
-        """Create it, and tell where it is and what it sees; what is wrong goes into `problems`."""
-        before, started = self._before(), time.monotonic()
+        """Create a pod that must run, and show where it is and what its containers see."""
+        name = pod["metadata"]["name"]
+        before = self._before()
+        started = time.monotonic()
         try:
             created = self._samples.create(pod)
         except ApiError as error:
-            self._tell(pod, {"webhook": f"denied: {error.message}"}, good=False)
-            self.problems.append(f"{pod['metadata']['name']} was denied")
+            self._show(name, {"webhook": f"denied: {error.message}"}, good=False)
+            self.problems.append(f"{name} was denied")
             return
-        name, ask = pod["metadata"]["name"], self._samples.ask(created)
-        # One that asks for slices is refused until they are made.
+        ask = self._samples.ask(created)
+        # A pod that asks for slices is refused until they are made.
         outcome = self._samples.running(name) if ask and ask.others else self._samples.settled(name)
-        took = time.monotonic() - started
-        told = {"asks": f"{self._asks(created)} → admitted"}
+        seconds = time.monotonic() - started
+        rows = {"asks": f"{self._asks(created)} → admitted"}
         if not outcome.running:
-            self._tell(pod, told | {"waits": outcome.why or "nothing happened"}, good=False)
-            self.problems.append(f"{pod['metadata']['name']} does not run: {outcome.why or 'nothing happened'}")
+            reason = outcome.reason or "nothing happened"
+            self._show(name, rows | {"waits": reason}, good=False)
+            self.problems.append(f"{name} does not run: {reason}")
             return
-        told |= self._placement(created, outcome, before, took)
+        rows |= self._placement(created, outcome, before, seconds)
         wrong = self._check(outcome)
-        self._tell(pod, told | self._sees(outcome, wrong), good=not wrong)
+        rows["sees"] = "; ".join(wrong) or self._visible(outcome)
+        self._show(name, rows, good=not wrong)
 
     def _before(self) -> _Before:
         cut = [node.name for node in self._cluster.nodes if node.partitioning]
         return _Before(self._samples.states(), {name: self._samples.slices(name) for name in cut})
 
     def _show_side_by_side(self) -> None:
-        """Each card that pods of several vocabularies share now; under other policies there may be none."""
+        """Show each card that pods of several vocabularies share; under some policies there is none."""
         cards = [(node.name, card) for node in self._samples.overview().nodes for card in node.cards]
         together = {
-            f"{node}, card {card.state.card.index}": ", ".join(
-                sorted(f"{use.dialect} ({use.pod})" for use in card.uses)
-            )
+            f"{node}, card {card.state.card.index}": ", ".join(sorted(f"{u.dialect} ({u.pod})" for u in card.uses))
             for node, card in cards
             if len({use.dialect for use in card.uses}) > 1
         }
         if together:
-            self._tell({"metadata": {"name": "side by side"}}, together, good=True)
+            self._show("side by side", together, good=True)
 
     def _show_denied(self, pod: Json) -> None:
+        name = pod["metadata"]["name"]
         try:
             self._samples.create(pod)
         except ApiError as error:
             rules = error.message.partition("denied the request: ")[2] or error.message
-            self._tell(pod, {"webhook": f"denied: {rules}"}, good=error.status == 422)
+            self._show(name, {"webhook": f"denied: {rules}"}, good=error.status == 422)
         else:
-            self._tell(pod, {"webhook": "admitted, which is wrong"}, good=False)
+            self._show(name, {"webhook": "admitted, which is wrong"}, good=False)
             self.problems.append("the denied example was admitted")
 
     def _show_waiting(self, pod: Json) -> None:
+        name = pod["metadata"]["name"]
         created = self._samples.create(pod)
-        outcome = self._samples.settled(pod["metadata"]["name"])
-        told = {"asks": f"{self._asks(created)} → admitted", "waits": explain.refusals(self._refusals(created))}
-        if outcome.node or not outcome.why:
-            self.problems.append(f"{pod['metadata']['name']} is on {outcome.node or 'no node, without a reason'}")
-            told["waits"] = outcome.node or "nothing was said"
-        self._tell(pod, told, good=bool(outcome.why and not outcome.node))
+        outcome = self._samples.settled(name)
+        good = bool(outcome.reason and not outcome.node)
+        waits = self._refusals(created)
+        if not good:
+            waits = outcome.node or "no node, without a reason"
+            self.problems.append(f"{name} is on {waits}")
+        self._show(name, {"asks": f"{self._asks(created)} → admitted", "waits": waits}, good=good)
 
     def _show_crowd(self, pod: Json) -> None:
-        """Equal pods at once: the kubelet does not say whose an Allocate is, and still everyone gets its own cards."""
-        room = self._room(pod)
-        names = [f"crowd-{i + 1}" for i in range(room)]
+        """Create equal pods at once. The kubelet does not say whose an Allocate is; each still gets its own cards."""
+        count = self._room(pod)
+        names = [f"crowd-{i + 1}" for i in range(count)]
         started = time.monotonic()
         for name in names:
             self._samples.create({**pod, "metadata": {"name": name}})
-        outcomes = {name: self._samples.running(name, _SECONDS - (time.monotonic() - started)) for name in names}
-        took = time.monotonic() - started
+        deadline = started + _CROWD_SECONDS
+        outcomes = {name: self._samples.running(name, deadline - time.monotonic()) for name in names}
+        seconds = time.monotonic() - started
         wrong = [name for name, outcome in outcomes.items() if not outcome.running or self._check(outcome)]
         self.problems += [f"{name} does not run" for name, outcome in outcomes.items() if not outcome.running]
         nodes = sorted({outcome.node for outcome in outcomes.values() if outcome.node})
-        text = f"{room - len(wrong)} of {room} run with exactly the cards of their own record"
-        told = {"asks": f"share.yaml, {room} times at once", "placed": f"on {', '.join(nodes)} in {took:.1f} s"}
-        self._tell({"metadata": {"name": "crowd"}}, told | {"see": text}, good=not wrong)
+        rows = {
+            "asks": f"share.yaml, {count} times at once",
+            "placed": f"on {', '.join(nodes)} in {seconds:.1f} s",
+            "see": f"{count - len(wrong)} of {count} run with exactly the cards of their own record",
+        }
+        self._show("crowd", rows, good=not wrong)
 
     def _room(self, pod: Json) -> int:
-        """How many more of this pod fit on the nodes that have its policy, a dozen at most."""
+        """Return how many more of this pod fit on the nodes with its policy, a dozen at most."""
         ask = self._samples.ask(pod)
         shares = ask.containers if ask else ()
         nodes = {node.name for node in self._cluster.nodes if node.labels == MGPU}
         states = [s for name, found in self._samples.states().items() if name in nodes for s in found]
-        return min(CROWD, sum(min(s.core_free // c.core, s.memory_free // c.memory) for s in states for c in shares))
+        return min(_CROWD, sum(min(s.core_free // c.core, s.memory_free // c.memory) for s in states for c in shares))
 
     def _asks(self, pod: Json) -> str:
         ask = self._samples.ask(pod)
         return asking.asked(ask) if ask else "no GPU"
 
-    def _placement(self, created: Json, outcome: Outcome, before: _Before, took: float) -> dict[str, str]:
+    def _placement(self, created: Json, outcome: Outcome, before: _Before, seconds: float) -> dict[str, str]:
         ask, shares = self._samples.ask(outcome.pod), self._samples.record(outcome.pod)
         if ask is None or shares is None:
             return {"placed": f"{outcome.node}, without a record"}
-        slices = slices_told.given(shares)
-        if slices:
-            plan = slices_told.planned(before.slices[outcome.node], self._samples.slices(outcome.node))
-            return {"placed": f"{outcome.node}, {took:.1f} s: {slices}", "plan": plan}
-        where = explain.given(shares, before.states[outcome.node])
-        told = {"placed": f"{outcome.node}, {took:.1f} s: {where}", "why": asking.choice(ask, self._settings)}
-        elsewhere = {node: why for node, why in self._refusals(created).items() if node != outcome.node}
-        return told | ({"not on": explain.refusals(elsewhere)} if elsewhere else {})
+        if slices := containers.describe_slices(shares):
+            plan = containers.describe_plan(before.slices[outcome.node], self._samples.slices(outcome.node))
+            return {"placed": f"{outcome.node}, {seconds:.1f} s: {slices}", "plan": plan}
+        cards = containers.describe_cards(shares, before.states[outcome.node])
+        rows = {"placed": f"{outcome.node}, {seconds:.1f} s: {cards}", "why": asking.choice(ask, self._settings)}
+        elsewhere = self._refusals(created, without=outcome.node)
+        return rows | ({"not on": elsewhere} if elsewhere else {})
 
-    def _refusals(self, pod: Json) -> Mapping[str, str]:
-        """Node → why not, as the scheduler process says; the pod's own cards count as taken."""
-        nodes = self._cluster.api.list("/api/v1/nodes")[0]
+    def _refusals(self, pod: Json, without: str = "") -> str:
+        """Return each node's reason for not taking the pod, whose own cards count as taken, as the extender answers."""
         try:
-            found = Extender(self._cluster.extender_url).filter(pod, nodes)
+            found = Extender(self._cluster.extender_url).filter(pod, [node.name for node in self._cluster.nodes])
         except ExtenderError as error:
-            return {"scheduler": str(error)}
-        return {**found.failed, **found.hopeless}
+            return f"scheduler: {error}"
+        return "; ".join(f"{node}: {reason}" for node, reason in sorted(found.failed.items()) if node != without)
 
     def _check(self, outcome: Outcome) -> list[str]:
-        """What the containers of a running pod see that is not in its record, or the reverse."""
-        shares: tuple[Share, ...] = self._samples.record(outcome.pod) or ()
+        """Return where the containers of a running pod do not see exactly the cards of its record."""
+        name, shares = outcome.pod["metadata"]["name"], self._samples.record(outcome.pod) or ()
         cards = self._samples.cards(outcome.node)
-        sliced = slices_told.visible(shares, self._mig_devices(outcome.node, cards), cards, self._mode(outcome.node))
-        wanted = explain.visible(shares, cards) | sliced
-        wrong = explain.differences(wanted, self._seen(outcome))
-        name = outcome.pod["metadata"]["name"]
+        expected = containers.expected_cards(shares, cards)
+        expected |= containers.expected_slices(shares, self._mig_devices(outcome.node), cards)
+        wrong = containers.differences(expected, self._environments(outcome))
         self.problems += [f"{name}: {problem}" for problem in wrong]
-        if not wanted:
+        if not expected:
             self.problems.append(f"{name} runs without a record")
         return wrong
 
-    def _mode(self, node: str) -> str:
-        return next(spec.partitioning for spec in self._cluster.nodes if spec.name == node)
-
-    def _mig_devices(self, node: str, cards: Sequence[Card]) -> dict[Slice, str]:
-        """As the node's NVML has them."""
+    def _mig_devices(self, node: str) -> dict[Slice, str]:
+        """Return place → UUID of the MIG devices that the node's NVML has."""
         modes = read_state(self._cluster.nvml_state(node)).cards
         return {
             Slice(card.index, gpu.start, gpu.profile): compute.uuid
-            for card in cards
+            for card in self._samples.cards(node)
             for gpu in modes.get(card.uuid, Mode()).instances
             for compute in gpu.compute
         }
 
-    def _seen(self, outcome: Outcome) -> dict[str, Mapping[str, str]]:
+    def _environments(self, outcome: Outcome) -> dict[str, Mapping[str, str]]:
         runtime = self._cluster.kubelets[outcome.node].runtime
         return {c.name: c.env for c in runtime.containers(outcome.pod["metadata"]["uid"])}
 
-    def _sees(self, outcome: Outcome, wrong: list[str]) -> dict[str, str]:
-        if wrong:
-            return {"sees": "; ".join(wrong)}
-        seen = self._seen(outcome)
-        keys = (explain.VISIBLE, *slices_told.LIMITS)
-        values = {name: ", ".join(f"{key}={env[key]}" for key in keys if key in env) for name, env in seen.items()}
-        return {"sees": "; ".join(f"{name}: {text}" for name, text in values.items())}
+    def _visible(self, outcome: Outcome) -> str:
+        keys = (containers.VISIBLE, *containers.LIMITS)
+        return "; ".join(
+            f"{name}: {', '.join(f'{key}={env[key]}' for key in keys if key in env)}"
+            for name, env in self._environments(outcome).items()
+        )
 
-    def _tell(self, pod: Mapping[str, Any], told: Mapping[str, str], *, good: bool) -> None:
-        show(self._console, pod["metadata"]["name"], told, good=good)
+    def _show(self, title: str, rows: Mapping[str, str], *, good: bool) -> None:
+        show(self._console, title, rows, good=good)

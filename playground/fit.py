@@ -1,7 +1,8 @@
-"""Which nodes a pod fits by everything but cards: kube-scheduler's filter plugins, as pure functions over API JSON.
+"""kube-scheduler's filter plugins as pure functions over API JSON: which nodes a pod fits by everything but cards.
 
 Covered: unschedulable nodes, taints, nodeSelector and required node affinity, requests against allocatable, pod count.
-Left out: ports, volumes, pod affinity, topology spread.
+Left out: ports, volumes, pod affinity, topology spread. The scheduling loop, the kubelet's admission and
+`mgpu simulate` call `fits`.
 """
 
 import re
@@ -18,11 +19,13 @@ _UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "value": "", "effec
 
 
 def fits(pod: Raw, node: Raw, used: Requests, counted: Callable[[str], bool] = lambda _: True) -> list[str]:
-    """Why `pod` cannot go to `node`, in kube-scheduler's words; empty where it can.
+    """Return why `pod` does not fit `node`, in kube-scheduler's words; empty where it fits.
 
-    used: the sum of `requests_of` over the pods already there, with their number as `pods`.
-    counted: whether a resource is compared at all (an extender may ask to ignore some; also asked for `pods`).
-    Like kube-scheduler, only the first plugin that refuses speaks.
+    As in kube-scheduler, only the first plugin that refuses gives its reasons.
+
+    Args:
+        used: the sum of `requests_of` over the pods on the node, with their number as `pods`.
+        counted: whether a resource (or `pods`) is compared; an extender may ask to ignore its own.
     """
     spec = pod.get("spec") or {}
     tolerations = spec.get("tolerations") or ()
@@ -36,20 +39,15 @@ def fits(pod: Raw, node: Raw, used: Requests, counted: Callable[[str], bool] = l
     return _short_of(requests_of(pod), node, used, counted)
 
 
-def hopeless(reasons: Sequence[str]) -> bool:
-    """Whether evicting pods cannot help (kube-scheduler's UnschedulableAndUnresolvable)."""
-    return any(reason.startswith("node(s)") for reason in reasons)
-
-
 def message(reasons: Mapping[str, Sequence[str]], nodes: int) -> str:
-    """`0/3 nodes are available: 1 Insufficient cpu, 2 node(s) were unschedulable.` of the reasons by node."""
+    """Return `0/3 nodes are available: 1 Insufficient cpu, 2 node(s) were unschedulable.` for the reasons by node."""
     counts = Counter(reason for found in reasons.values() for reason in dict.fromkeys(found))
     listed = ", ".join(sorted(f"{count} {reason}" for reason, count in counts.items()))
     return f"0/{nodes} nodes are available: {listed}." if listed else f"0/{nodes} nodes are available."
 
 
 def as_event(text: str) -> str:
-    """What kube-scheduler's Event says for a message: it is formatted once more, without operands (Go's Sprintf)."""
+    """Return what kube-scheduler's Event makes of a message: it passes through Go's Sprintf once more."""
     return _VERB.sub(
         lambda verb: f"%!{verb[1]}(MISSING)" if verb[1] not in ("%", "") else verb[1] or "%!(NOVERB)", text
     )
@@ -103,7 +101,7 @@ def _selected(spec: Raw, node: Raw) -> bool:
 
 
 def _term(term: Raw, labels: Mapping[str, str], fields: Mapping[str, str]) -> bool:
-    """An empty term selects nothing (core/v1 NodeSelectorTerm)."""
+    """Return whether a NodeSelectorTerm matches; an empty term matches nothing."""
     expressions, by_field = term.get("matchExpressions") or (), term.get("matchFields") or ()
     if not expressions and not by_field:
         return False

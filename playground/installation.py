@@ -1,4 +1,7 @@
-"""The suite's manifests on the playground's API server: CRDs, roles, priority classes, webhooks that lead here."""
+"""Installs mgpu on the playground's API server: manifests, with webhooks that lead to this machine, and record keys.
+
+`cluster` calls `authorities`, `install` and `record_keys`; tests read `manifests` too.
+"""
 
 import base64
 import copy
@@ -8,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from mgpu.kube import Api, ApiError
+from mgpu.model.seals import key_id
 from mgpu.serving.certificates import new_authority
+from mgpu.serving.record_keys import SINCE
 from playground.processes import StartError, until
 
 Json = dict[str, Any]
@@ -29,12 +36,12 @@ _COLLECTIONS = {
     "ValidatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
 }
 _SERVED_SECONDS = 60.0
+# libyaml's where PyYAML was built with it: in Python, reading the manifests takes half of a cluster's start.
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's where PyYAML was built with it: in Python alone, reading the manifests takes half of a cluster's start."""
 
 
 def authorities(folder: Path) -> dict[str, Path]:
-    """Make a CA for each Service, as manifests/certificates.sh does: the folder where its process finds it."""
+    """Make a CA for each Service, as manifests/certificates.sh does. Return Service → the folder of its CA."""
     made = {}
     for service in ("mgpu-webhook", "mgpu-scheduler"):
         made[service] = folder / service
@@ -45,9 +52,11 @@ def authorities(folder: Path) -> dict[str, Path]:
 
 
 def install(api: Api, ports: Mapping[str, int], bundles: Mapping[str, bytes]) -> None:
-    """Create what `manifests` has; services become `127.0.0.1:<ports[service]>`.
+    """Create all `manifests` and wait until the CRDs are served. Raises ApiError and StartError.
 
-    bundles: the CA of each Service, for the webhook configurations. Raises ApiError and StartError.
+    Args:
+        ports: Service → port on 127.0.0.1.
+        bundles: Service → the CA for the webhook configurations.
     """
     found = list(manifests())
     if not found:
@@ -63,8 +72,9 @@ def install(api: Api, ports: Mapping[str, int], bundles: Mapping[str, bytes]) ->
 
 
 def manifests(folder: Path = MANIFESTS) -> Iterator[Json]:
-    """CRDs, accounts and their roles, priority classes, webhook configurations, in a fixed order; all else needs a
-    cluster with nodes.
+    """Yield CRDs, accounts and their roles, priority classes and webhook configurations, in a fixed order.
+
+    The other manifests need a cluster that runs containers.
     """
     for path in sorted([*folder.glob("crds/*.yaml"), *folder.glob("base/*.yaml")]):
         for document in yaml.load_all(path.read_text(), _Loader):
@@ -73,7 +83,7 @@ def manifests(folder: Path = MANIFESTS) -> Iterator[Json]:
 
 
 def located(manifest: Json, ports: Mapping[str, int], bundles: Mapping[str, bytes]) -> Json:
-    """The manifest with URLs of this machine in place of services, and the CA bundle that belongs to each."""
+    """Return the manifest with URLs of this machine and CA bundles in place of Services."""
     found = copy.deepcopy(manifest)
     for webhook in found.get("webhooks") or ():
         service = webhook["clientConfig"]["service"]
@@ -87,7 +97,28 @@ def _served(api: Api, path: str) -> bool:
     try:
         api.get(path)
     except ApiError as error:
-        if error.status in (404, 429, 503):  # a real API server says that the storage is being initialised
+        if error.status in (404, 429, 503):  # a real API server answers so while it initialises the storage
             return False
         raise
     return True
+
+
+def record_keys(folder: Path) -> dict[str, str]:
+    """Make keys for allocation records in the new `folder`. Return the environment variables that configure them."""
+    public = folder / "public"
+    public.mkdir(parents=True)
+    key = Ed25519PrivateKey.generate()
+    signing = folder / "signing.pem"
+    signing.touch(mode=0o600)
+    signing.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    (public / f"{key_id(key.public_key())}.pem").write_bytes(pem)
+    (public / SINCE).write_text(datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+    return {"MGPU_RECORDS__SIGNINGKEY": str(signing), "MGPU_RECORDS__PUBLICKEYS": str(public)}
+
+
+def config_map(variables: Mapping[str, str]) -> dict[str, Any]:
+    """Return the ConfigMap with the public keys, where `mgpu doctor` looks for them."""
+    folder = Path(variables["MGPU_RECORDS__PUBLICKEYS"])
+    data = {file.name: file.read_text() for file in sorted(folder.iterdir())}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mgpu-record-keys"}, "data": data}

@@ -1,11 +1,11 @@
-"""Stands in for nvidia-cuda-mps-control: its daemon and its control commands, as far as the node agent uses them.
+"""A stand-in for nvidia-cuda-mps-control: its daemon and its control commands, as far as the node agent uses them.
 
     mps_control.py -f | -d          the daemon, in the foreground or not, of $CUDA_MPS_PIPE_DIRECTORY
     echo <command> | mps_control.py
 
-A script of the standard library alone (`python -S -E mps_control.py`). One daemon per pipe directory; it ends with the
-directory, so that none outlives its cluster. To go wrong on purpose: a file `hang` in the pipe directory makes it
-answer nothing, a file `refuse` beside the pipe directory makes it end at its start.
+It may import the standard library alone (`python -S -E mps_control.py`). There is one daemon per pipe directory, which
+ends when the directory is removed, so that none outlives its cluster. Two files make it fail on purpose, for tests:
+`hang` in the pipe directory stops its answers, `refuse` beside the pipe directory makes it exit at the start.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ def main() -> int:
     pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", _DEFAULT))
     match sys.argv[1:]:
         case []:
-            return _ask(pipes)
+            return _send(pipes)
         case ["-f"]:
             return _serve(pipes)
         case ["-d"]:
@@ -34,8 +34,8 @@ def main() -> int:
     return 1
 
 
-def _ask(pipes: Path) -> int:
-    """Every line of the input is a command; the answers go out."""
+def _send(pipes: Path) -> int:
+    """Send every line of standard input as a command, and print the answers."""
     for line in sys.stdin:
         with socket.socket(socket.AF_UNIX) as client:
             try:
@@ -51,20 +51,21 @@ def _ask(pipes: Path) -> int:
 
 
 def _daemonize(pipes: Path) -> int:
-    """Ends once the daemon answers, or does not come up."""
-    ready, told = os.pipe()
+    """Fork the daemon, and return when it answers (0) or has failed to start (1)."""
+    ready, notify = os.pipe()
     if os.fork():
-        os.close(told)
+        os.close(notify)
         return 0 if os.read(ready, 1) else 1
     os.close(ready)
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)
-    os._exit(_serve(pipes, told))
+    os._exit(_serve(pipes, notify))
 
 
-def _serve(pipes: Path, told: int = -1) -> int:
+def _serve(pipes: Path, notify: int = -1) -> int:
+    """Run the daemon. `notify` is a pipe to write to once it answers."""
     if pipes.with_name("refuse").exists():
         print("The server cannot be started", file=sys.stderr)
         return 1
@@ -84,23 +85,24 @@ def _serve(pipes: Path, told: int = -1) -> int:
         server.listen()
         server.settimeout(_LOOK_SECONDS)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        if told >= 0:
-            os.write(told, b"1")
-            os.close(told)
+        if notify >= 0:
+            os.write(notify, b"1")
+            os.close(notify)
         _Daemon(pipes).run(server)
         path.unlink(missing_ok=True)
     return 0
 
 
 class _Daemon:
-    """The commands that the agent, or whoever looks at a node by hand, sends."""
+    """Answers control commands."""
 
     def __init__(self, pipes: Path) -> None:
-        self._pipes, self._ended = pipes, False
+        self._pipes = pipes
+        self._ended = False
 
     def run(self, server: socket.socket) -> None:
         while not self._ended and (self._pipes / "control").exists():
-            with contextlib.suppress(OSError):  # nobody came, or who came has gone again
+            with contextlib.suppress(OSError):  # no client came, or the client is gone
                 connection, _ = server.accept()
                 with connection, connection.makefile("rw") as lines:
                     if not (self._pipes / "hang").exists():

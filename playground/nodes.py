@@ -1,4 +1,4 @@
-"""The nodes of a playground and their simulated cards."""
+"""The nodes of a playground and their simulated cards: `Cluster` takes a list of `NodeSpec`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,22 +12,23 @@ from mgpu.model.slices import MIG, MPS
 MGPU = {"vke.node.gpu.schedule": "mgpu"}
 BURST = {**MGPU, "vke.volcengine.com/mgpu-compute-policy": "native-burst-share"}
 TWO_CARDS = "mtgpu-1"
-"""The node of the seed's story of MtgpuPods."""
+"""The node of the demo's story of MtgpuPods (`story`)."""
 _KINDS = (("A100-SXM4-80GB", "80Gi"), ("L40S", "46068Mi"), ("H100-80GB-HBM3", "80Gi"))
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """cards: rows as in a file of simulated cards (`read_card_list`); none: a node without GPUs, and without agent.
+    """One node.
 
-    stock: NVIDIA's own plugin serves `nvidia.com/gpu` there, beside our agent.
-    partitioning: how its cards are given out in slices, MIG or MPS; "": they are not.
+    cards: rows as in a file of simulated cards (`read_card_list`); without cards, the node has no node agent.
+    nvidia_plugin: whether NVIDIA's own plugin serves `nvidia.com/gpu` there, beside mgpu's node agent.
+    partitioning: how the cards are cut: "mig", "mps", or "" for whole and shared cards.
     """
 
     name: str
     cards: Sequence[Mapping[str, Any]] = ()
     labels: Mapping[str, str] = field(default_factory=lambda: dict(MGPU))
-    stock: bool = False
+    nvidia_plugin: bool = False
     partitioning: str = ""
 
     def known_cards(self) -> tuple[Card, ...]:
@@ -35,7 +36,7 @@ class NodeSpec:
         return read_card_list(list(self.cards), self.name, f"cards of {self.name}")
 
     def whole_cards(self) -> tuple[Card, ...]:
-        """Those that are not for slices, before any is cut. Raises BadObject."""
+        """Return the cards that are not set apart for slices. Raises BadObject."""
         return undivided(NodeSlices(self.partitioning), self.known_cards())
 
     @property
@@ -44,9 +45,9 @@ class NodeSpec:
 
 
 def make_nodes(count: int, cards: int) -> list[NodeSpec]:
-    """`node-1` … with `cards` equal cards each, of another model from node to node.
+    """Return `node-1`, `node-2` … with `cards` equal cards each; the model changes from node to node.
 
-    The last of several has the compute policy that pods with several cards per container need.
+    The last of several nodes has the compute policy that pods with several cards per container need.
     """
     return [
         NodeSpec(
@@ -60,13 +61,13 @@ def make_nodes(count: int, cards: int) -> list[NodeSpec]:
 
 
 def slice_nodes() -> list[NodeSpec]:
-    """A node whose card is given out in MIG instances, and one whose card is shared under MPS."""
+    """Return a node whose card is cut into MIG instances, and one whose card is cut into MPS shares."""
     model, memory = _KINDS[0]
     card = {"model": f"NVIDIA {model}", "memory": memory}
     return [NodeSpec(f"{kind}-1", [card], {}, partitioning=kind) for kind in (MIG, MPS)]
 
 
 def two_cards() -> NodeSpec:
-    """The node of the MtgpuPods of `examples/`."""
+    """Return the node of the MtgpuPods of `examples/`."""
     model, memory = _KINDS[0]
     return NodeSpec(TWO_CARDS, [{"count": 2, "model": f"NVIDIA {model}", "memory": memory}], {})

@@ -1,27 +1,84 @@
-"""Child processes that are stopped again, and whose log is shown where they fail."""
+"""Child processes, which end with this process at the latest, and free loopback ports for them.
 
+`cluster` and `realapi` start the processes; tests use the ports and `until` too.
+"""
+
+import atexit
 import contextlib
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
 from playground import child
 
+BLOCK = 100
+# Below the range from which the kernel takes ports for outgoing connections.
+_FIRST_PORT = 20_000
+_LAST_PORT = 32_000
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 
 
 class StartError(Exception):
-    """A part of the cluster did not come up; the message has the end of its log."""
+    """A part of the cluster did not start. The message contains the end of its log."""
+
+
+class Ports:
+    """Hands out free ports, none of them twice, also across processes.
+
+    Another process could take a port between the moment when it is found free and the moment when it is listened on.
+    Therefore a process reserves blocks of ports: it listens on the first port of a block for as long as it lives.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owned: list[socket.socket] = []
+        self._free: Iterator[int] = iter(())
+
+    def free(self) -> int:
+        """Return a port that is free now. Raises OSError where all blocks are reserved."""
+        with self._lock:
+            for port in self._free:
+                if _is_free(port):
+                    return port
+            self._free = iter(self._reserve_block())
+            return next(port for port in self._free if _is_free(port))
+
+    def close(self) -> None:
+        for owned in self._owned:
+            owned.close()
+
+    def _reserve_block(self) -> range:
+        blocks = range(_FIRST_PORT, _LAST_PORT, BLOCK)
+        for first in random.sample(blocks, len(blocks)):
+            with contextlib.suppress(OSError):
+                self._owned.append(socket.create_server(("127.0.0.1", first)))
+                return range(first + 1, first + BLOCK)
+        raise OSError(f"no block of {BLOCK} ports is free between {_FIRST_PORT} and {_LAST_PORT}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe, contextlib.suppress(OSError):
+        probe.bind(("127.0.0.1", port))
+        return True
+    return False
+
+
+_ports = Ports()
+atexit.register(_ports.close)
+free_port = _ports.free
 
 
 class Child(Protocol):
-    """As much of `subprocess.Popen` as is used here."""
+    """The part of `subprocess.Popen` that is used here, so that tests can fork processes instead (tests/warm.py)."""
 
     @property
     def pid(self) -> int: ...
@@ -31,8 +88,8 @@ class Child(Protocol):
 
 
 def spawn(command: Sequence[str], environ: Mapping[str, str], out: IO[bytes], orphaned: signal.Signals) -> Child:
-    """Start a command in a session of its own, which gets the signal `orphaned` where this process ends first."""
-    # -S and -E: nothing but the standard library is needed before the command takes over.
+    """Start a command in a session of its own; it gets the signal `orphaned` when this process ends first."""
+    # -S and -E: `child` needs only the standard library, and starts faster so.
     tied = [sys.executable, "-S", "-E", child.__file__, str(os.getpid()), str(int(orphaned))]
     return subprocess.Popen(
         [*tied, *command],
@@ -45,10 +102,10 @@ def spawn(command: Sequence[str], environ: Mapping[str, str], out: IO[bytes], or
 
 
 class Process:
-    """One command (its first word a path), its output in `log`; it ends with this process at the latest.
+    """One command, whose output goes to `log`.
 
-    In a session of its own, so that Ctrl-C reaches only who stops it in order.
-    orphaned: what it gets where this process dies first; SIGTERM lets it end children of its own.
+    It runs in a session of its own, so that Ctrl-C reaches only this process, which then stops it in order.
+    orphaned: the signal that it gets when this process dies first; with SIGTERM it can end its own children.
     """
 
     def __init__(
@@ -59,8 +116,11 @@ class Process:
         environ: Mapping[str, str],
         orphaned: signal.Signals = signal.SIGTERM,
     ) -> None:
-        self.name, self.log, self._orphaned = name, log, orphaned
-        self.command, self.environ = tuple(command), dict(environ)
+        self.name = name
+        self.log = log
+        self.command = tuple(command)
+        self.environ = dict(environ)
+        self._orphaned = orphaned
         self._child: Child | None = None
 
     @property
@@ -80,7 +140,7 @@ class Process:
             self._child.terminate()
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL for whatever that does not end."""
+        """Send SIGTERM, and SIGKILL to what is left after some seconds."""
         self.terminate()
         if self._child:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -88,43 +148,31 @@ class Process:
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL for the process and its children, as where a container dies."""
+        """Send SIGKILL to the process and its children, as when a container is killed."""
         if self._child:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)
             self._child.wait()
-            self._child = None  # its number may be somebody else's from here on
+            self._child = None  # the kernel may give its PID to another process from here on
 
     def wait(self, what: str, reached: Callable[[], bool], seconds: float) -> None:
-        """Until `reached`. Raises StartError when the process ends before, or after `seconds`."""
-        until(
-            f"{self.name}: {what}",
-            reached,
-            seconds,
-            failed=lambda: "" if self.running else "the process ended",
-            log=self.log,
-        )
+        """Wait until `reached`. Raises StartError after `seconds`, or as soon as the process ends."""
+        until(f"{self.name}: {what}", reached, seconds, process=self)
 
     def tail(self, lines: int = 15) -> str:
-        return tail(self.log, lines)
+        """Return the last lines of the log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
 
 
-def until(
-    what: str,
-    reached: Callable[[], bool],
-    seconds: float,
-    *,
-    failed: Callable[[], str] = str,
-    log: Path | None = None,
-) -> None:
-    """Poll until `reached`. Raises StartError where `failed` says why it never will be, or after `seconds`."""
+def until(what: str, reached: Callable[[], bool], seconds: float, process: Process | None = None) -> None:
+    """Poll until `reached`. Raises StartError after `seconds`, or as soon as `process` has ended."""
     deadline = time.monotonic() + seconds
     while not reached():
-        problem = failed() or ("" if time.monotonic() < deadline else f"not within {seconds:.0f} s")
+        problem = ""
+        if process and not process.running:
+            problem = "the process ended"
+        elif time.monotonic() >= deadline:
+            problem = f"not within {seconds:.0f} s"
         if problem:
-            raise StartError("\n".join(filter(None, (f"{what}: {problem}", tail(log, 15) if log else ""))))
+            raise StartError("\n".join(filter(None, (f"{what}: {problem}", process.tail() if process else ""))))
         time.sleep(_POLL_SECONDS)
-
-
-def tail(path: Path, lines: int) -> str:
-    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""

@@ -1,4 +1,7 @@
-"""A real etcd and kube-apiserver on loopback, from a directory as KUBEBUILDER_ASSETS names it (envtest)."""
+"""A real etcd and kube-apiserver on loopback, from a directory as KUBEBUILDER_ASSETS names it (envtest).
+
+`cluster` runs them in place of the playground's API server, the contract tests beside it.
+"""
 
 import json
 import os
@@ -15,12 +18,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from playground.apiserver import Request, User, self_signed
-from playground.ports import free_port
-from playground.processes import Process
+from playground.processes import Process, free_port
 
 _START_SECONDS = 90.0
 _AUDIT = "audit.log"
-# Nobody makes service accounts or lifts a fresh node's taints here.
+# No controller creates service accounts here, or removes the taint of a new node.
 _DISABLED = "ServiceAccount,TaintNodesByCondition,OwnerReferencesPermissionEnforcement"
 
 
@@ -28,10 +30,11 @@ _DISABLED = "ServiceAccount,TaintNodesByCondition,OwnerReferencesPermissionEnfor
 def real_api_server(
     assets: Path, folder: Path, tokens: Mapping[str, User], restricted: Collection[str] = ()
 ) -> Iterator[tuple[str, Path]]:
-    """(URL, CA file) of a real API server where everybody with one of `tokens` may do everything.
+    """Serve a real API server for the length of the context, which is given its URL and CA file. Raises StartError.
 
-    restricted: the names of users who may do only what their roles (RBAC) allow; what they ask for stands in
-    `requests_in(folder)`. Raises StartError where it does not come up.
+    Args:
+        tokens: token → user, who may do everything.
+        restricted: the names of users to whom RBAC applies; `requests_in(folder)` returns what they ask for.
     """
     certificate, key = self_signed(folder)
     account_key = folder / "service-accounts.key"
@@ -69,7 +72,7 @@ def real_api_server(
     with ExitStack() as stack:
         for name, flags in (("etcd", etcd), ("kube-apiserver", api)):
             command = [str(assets / name), *(f"--{flag}={value}" for flag, value in flags.items())]
-            # SIGKILL: without its etcd a kube-apiserver takes a minute to end, and neither has children.
+            # SIGKILL: a kube-apiserver that has lost its etcd takes a minute to end. Neither has children.
             process = Process(name, command, folder / f"{name}.log", os.environ, signal.SIGKILL)
             process.start()
             stack.callback(process.stop)
@@ -78,9 +81,9 @@ def real_api_server(
 
 
 def requests_in(folder: Path) -> frozenset[Request]:
-    """What the restricted users have asked the real API server of this folder for, from its audit log."""
+    """Return what the restricted users have asked the API server of this folder for, from its audit log."""
     text = (folder / _AUDIT).read_text() if (folder / _AUDIT).exists() else ""
-    lines = text.rpartition("\n")[0].splitlines()  # the last one may be half written
+    lines = text.rpartition("\n")[0].splitlines()  # the last line may be incomplete
     events = (event for line in lines if "objectRef" in (event := json.loads(line)))
     return frozenset(map(_request, events))
 
@@ -94,7 +97,7 @@ def _request(event: Mapping[str, Any]) -> Request:
 
 
 def _audit(folder: Path, users: Collection[str]) -> dict[str, object]:
-    """Flags for a log of what these users ask for, watches too that have not ended."""
+    """Return flags for a log of the requests of these users, including watches that have not ended."""
     policy = folder / "audit.yaml"
     rules = [{"level": "Metadata", "users": sorted(users)}]
     head = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"]}
@@ -112,7 +115,7 @@ def _ready(url: str, ca: str, token: str) -> bool:
 
 
 def _write_tokens(path: Path, tokens: Mapping[str, User], restricted: Collection[str]) -> None:
-    """Under RBAC those who are not held to roles are masters."""
+    """Write the token file. Where RBAC is on, users who are not restricted become cluster administrators."""
     rows = []
     for i, (token, user) in enumerate(tokens.items()):
         masters = {"system:masters"} if restricted and user.name not in restricted else set()

@@ -1,37 +1,148 @@
-"""A container runtime that runs nothing and remembers everything: each container's environment, as it would see it."""
+"""A container runtime that runs nothing and records, for each container, the environment that it would have.
+
+It includes the part of a runtime that reads CDI specs (Container Device Interface 0.6), and tells the node's simulated
+NVML which processes run on which cards. The kubelet starts containers through it; tests and the demo read them.
+"""
 
 import itertools
+import json
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from playground import cdi
-from playground.gpu_clients import GpuClients
+from deviceplugin.mig import state
+
+
+class Unresolvable(Exception):
+    """No CDI spec names the device, so the container is not created."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """What CDI devices change in a container; the later of two conflicting entries wins.
+
+    mounts: (path in the container, path on the host).
+    """
+
+    env: Mapping[str, str] = field(default_factory=dict, hash=False)
+    nodes: tuple[str, ...] = ()
+    mounts: tuple[tuple[str, str], ...] = ()
+
+
+def resolve(names: Sequence[str], directory: Path) -> Edits:
+    """Return the edits of all devices in `names` (`vendor/class=name`) from the spec files in `directory`.
+
+    As in the CDI library, a file is ignored that cannot be read or parsed, or has a device without edits. The edits of
+    a spec are applied once, before those of its devices. Raises Unresolvable with every name that is not found.
+    """
+    specs = list(_specs(directory)) if names else []
+    env: dict[str, str] = {}
+    nodes: list[str] = []
+    mounts: dict[str, str] = {}
+    missing: list[str] = []
+    used: list[dict[str, Any]] = []
+    for name in names:
+        spec, device = _find(name, specs)
+        if spec is None or device is None:
+            missing.append(name)
+            continue
+        if not any(spec is seen for seen in used):
+            used.append(spec)
+            _apply(spec.get("containerEdits"), env, nodes, mounts)
+        _apply(device.get("containerEdits"), env, nodes, mounts)
+    if missing:
+        raise Unresolvable(f"unresolvable CDI devices {', '.join(missing)}")
+    return Edits(env, tuple(nodes), tuple(mounts.items()))
+
+
+def _specs(directory: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted(directory.glob("*.json")):
+        try:
+            spec = json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue
+        if isinstance(spec, dict) and spec.get("cdiVersion") and _complete(spec.get("devices")):
+            yield spec
+
+
+def _complete(devices: Sequence[dict[str, Any]] | None) -> bool:
+    """Return whether there are devices, each of which changes something in a container."""
+    return bool(devices) and all(any((device.get("containerEdits") or {}).values()) for device in devices or ())
+
+
+def _find(name: str, specs: Sequence[dict[str, Any]]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    kind, _, device = name.partition("=")
+    for spec in specs:
+        for entry in spec["devices"] if spec.get("kind") == kind else ():
+            if entry.get("name") == device:
+                return spec, entry
+    return None, None
+
+
+def _apply(edits: Mapping[str, Any] | None, env: dict[str, str], nodes: list[str], mounts: dict[str, str]) -> None:
+    for entry in (edits or {}).get("env") or ():
+        key, _, value = entry.partition("=")
+        env[key] = value
+    nodes += (node["path"] for node in (edits or {}).get("deviceNodes") or ())
+    mounts.update((mount["containerPath"], mount["hostPath"]) for mount in (edits or {}).get("mounts") or ())
+
+
+class GpuClients:
+    """Keeps the node's simulated NVML informed about what runs on its cards.
+
+    nvml: the state file of that NVML (`deviceplugin.mig.state`).
+    """
+
+    def __init__(self, nvml: Path) -> None:
+        self._nvml = nvml
+
+    def unknown(self, env: Mapping[str, str]) -> str:
+        """Return a MIG device in a container's environment that does not exist, "" where all exist."""
+        wanted = [uuid for uuid in _visible_devices(env) if uuid.startswith("MIG-")]
+        modes = state.read_state(self._nvml).cards.values() if wanted else ()
+        made = {compute.uuid for mode in modes for gpu in mode.instances for compute in gpu.compute}
+        return next((uuid for uuid in wanted if uuid not in made), "")
+
+    def start(self, pid: int, env: Mapping[str, str]) -> None:
+        for uuid in _visible_devices(env):
+            state.register(self._nvml, uuid, pid)
+
+    def end(self, pid: int, env: Mapping[str, str]) -> None:
+        for uuid in _visible_devices(env):
+            state.deregister(self._nvml, uuid, pid)
+
+    def reboot(self) -> None:
+        state.reboot(self._nvml)
+
+
+def _visible_devices(env: Mapping[str, str]) -> list[str]:
+    """Return the UUIDs of cards and MIG devices in a container's environment."""
+    return [uuid for uuid in env.get("NVIDIA_VISIBLE_DEVICES", "").split(",") if uuid.startswith(("GPU-", "MIG-"))]
+
 
 Raw = Mapping[str, Any]
 
 
 class CreateError(Exception):
-    """The container could not be created; the message is what `kubectl describe pod` shows."""
+    """The container could not be created. `kubectl describe pod` shows the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What the kubelet hands over beside the container's own spec: the device plugins' answers, in its order."""
+    """The merged answers of the device plugins, which the kubelet passes on with a container's own spec."""
 
     env: tuple[tuple[str, str], ...] = ()
     cdi: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     mounts: tuple[tuple[str, str], ...] = ()
-    annotations: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container, running or ended (`exit_code`). Times are seconds since the epoch.
+    """One container, running or, with an `exit_code`, ended. Times are seconds since the epoch.
 
     mounts: (path in the container, path on the host).
     """
@@ -61,27 +172,30 @@ class Container:
 
 
 class Runtime:
-    """The containers of one node; it survives its kubelet. Thread-safe.
+    """The containers of one node. Thread-safe. It outlives a restart of the kubelet.
 
-    cdi_dir: where CDI specs are read, anew for every container. gpus: told of what runs on which cards, if anybody is.
+    cdi_dir: where CDI specs are read for every start of a container.
+    gpus: informed about what runs on which cards; None without simulated NVML.
     """
 
     def __init__(self, cdi_dir: Path, gpus: GpuClients | None = None) -> None:
-        self._cdi_dir, self._gpus = cdi_dir, gpus
+        self._cdi_dir = cdi_dir
+        self._gpus = gpus
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._pods: dict[str, dict[str, Container]] = {}
         self._sandboxes: set[str] = set()
 
     def start(self, pod: Raw, container: Raw, options: RunOptions) -> Container:
-        """Create and start. The environment, later over earlier: image, device plugins, the pod's own, CDI.
+        """Create and start a container.
 
-        Raises CreateError where a CDI device, what it mounts, or a MIG device is not there.
+        Its environment is that of the image, overridden by the device plugins', the pod's own and CDI's, in this order.
+        Raises CreateError where a CDI device, a file that it mounts, or a MIG device is missing.
         """
         meta = pod["metadata"]
         try:
-            edits = cdi.resolve(options.cdi, self._cdi_dir)
-        except cdi.Unresolvable as error:
+            edits = resolve(options.cdi, self._cdi_dir)
+        except Unresolvable as error:
             raise CreateError(f"failed to inject CDI devices: {error}") from error
         for _, host in edits.mounts:
             if not Path(host).exists():
@@ -112,7 +226,7 @@ class Runtime:
         return record
 
     def end(self, container: Container, exit_code: int = 0) -> None:
-        """The container's process ends; a second end changes nothing."""
+        """End a container. Ending it again changes nothing."""
         with self._lock:
             of_pod = self._pods[container.uid]
             if of_pod[container.id].running:
@@ -126,23 +240,23 @@ class Runtime:
             return uid in self._sandboxes
 
     def remove_sandbox(self, uid: str) -> None:
-        """No container of the pod starts any more."""
+        """Remove the pod's sandbox, without which no container of it starts."""
         with self._lock:
             self._sandboxes.discard(uid)
 
     def containers(self, uid: str = "") -> tuple[Container, ...]:
-        """Every container there ever was, or all of one pod, in the order of their start."""
+        """Return all containers, also ended ones, or those of one pod, in the order of their start."""
         with self._lock:
             if uid:
                 return tuple(self._pods.get(uid, {}).values())
             return tuple(sorted((c for of_pod in self._pods.values() for c in of_pod.values()), key=lambda c: c.id))
 
     def latest(self, uid: str, name: str) -> Container | None:
-        """The last attempt of a container."""
+        """Return the last attempt of a container."""
         return next((c for c in reversed(self.containers(uid)) if c.name == name), None)
 
     def reboot(self) -> None:
-        """The node went down: whatever ran is gone."""
+        """End everything, as a reboot of the node does."""
         for container in self.containers():
             self.end(container, 255)
             self.remove_sandbox(container.uid)
@@ -150,14 +264,15 @@ class Runtime:
             self._gpus.reboot()
 
     def logs(self, namespace: str, pod: str, container: str = "") -> str:
-        """The environment of a pod's newest container as `KEY=VALUE` lines, then its mounts (`host → container`).
+        """Return a container's log: its environment as `KEY=VALUE` lines, then its mounts (`host → container`).
 
-        container "": the pod's first one. Raises KeyError where there is none (yet).
+        It is that of the newest attempt; without `container`, of the pod's first container. Raises KeyError before the
+        container has started.
         """
         found = [c for c in self.containers() if (c.namespace, c.pod) == (namespace, pod) and container in ("", c.name)]
         if not found:
             raise KeyError(f'container "{container}" in pod "{pod}" is waiting to start')
-        # Of a pod that was created anew under the same name, the newest.
+        # The newest of several pods that had the name one after the other.
         of_pod = [c for c in found if c.uid == found[-1].uid]
         newest = [c for c in of_pod if c.name == (container or of_pod[0].name)][-1]
         lines = [f"{key}={value}" for key, value in sorted(newest.env.items())]
@@ -165,12 +280,12 @@ class Runtime:
 
 
 def image_environment(container: Raw) -> dict[str, str]:
-    """What the image itself sets: CUDA images ask the NVIDIA runtime for every card (kubernetes.md)."""
+    """Return the image's environment: CUDA images ask the NVIDIA runtime for every card (docs/design/kubernetes.md)."""
     return {"NVIDIA_VISIBLE_DEVICES": "all"} if "cuda" in container.get("image", "") else {}
 
 
 def own_environment(pod: Raw, container: Raw) -> dict[str, str]:
-    """The container's `env`: values and the fieldRefs of name, namespace, uid, node and annotations."""
+    """Return the container's `env`: values, and fieldRefs of name, namespace, uid, node and annotations."""
     meta = pod["metadata"]
     fields = {
         "metadata.name": meta["name"],

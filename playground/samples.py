@@ -1,4 +1,7 @@
-"""What is asked of a running cluster about its pods: create, wait, and read how it stands."""
+"""Creates the pods of `examples/` on a running cluster, waits for them and reads what became of them.
+
+The demo uses it, and the end-to-end tests.
+"""
 
 import time
 from collections.abc import Callable, Mapping
@@ -29,18 +32,18 @@ _POLL_SECONDS = 0.02
 
 
 def example(name: str) -> Json:
-    """The pod, or MtgpuPod, of `examples/<name>.yaml`."""
+    """Return the pod, or MtgpuPod, of `examples/<name>.yaml`."""
     pod: Json = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
     return pod
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a pod stands: `node` empty while it waits, then `why` says for what."""
+    """A pod as it is now. `node` is "" while it waits; `reason` says why it waits or has failed."""
 
     pod: Json
     node: str = ""
-    why: str = ""
+    reason: str = ""
 
     @property
     def running(self) -> bool:
@@ -51,7 +54,8 @@ class Samples:
     """Pods and MtgpuPods of the namespace `default`."""
 
     def __init__(self, api: Api, settings: Settings) -> None:
-        self._api, self._settings = api, settings
+        self._api = api
+        self._settings = settings
 
     def create(self, pod: Mapping[str, Any]) -> Json:
         """Raises ApiError where it is denied."""
@@ -70,11 +74,11 @@ class Samples:
         self._api.delete(f"{_MTGPUPODS}/{name}", {"propagationPolicy": "Background"})
 
     def settled(self, name: str, seconds: float = 60.0) -> Outcome:
-        """How the pod stands as soon as it runs, has failed, or was refused by the scheduler; or after `seconds`."""
-        return self._wait(name, lambda o: bool(o.running or o.why), seconds)
+        """Wait until the pod runs, has failed or was refused by the scheduler, `seconds` at most."""
+        return self._wait(name, lambda o: bool(o.running or o.reason), seconds)
 
     def running(self, name: str, seconds: float = 60.0) -> Outcome:
-        """How the pod stands as soon as it runs, or after `seconds`."""
+        """Wait until the pod runs, `seconds` at most."""
         return self._wait(name, lambda o: o.running, seconds)
 
     def ask(self, pod: Json) -> Ask | None:
@@ -82,7 +86,7 @@ class Samples:
         return dialects.read_ask(read_pod(pod), self._settings)
 
     def record(self, pod: Json) -> tuple[Share, ...] | None:
-        """The shares that the pod's annotations record; None: none. Raises BadObject."""
+        """Return the shares of the pod's allocation record, or None where it has none. Raises BadObject."""
         ask = self.ask(pod)
         return dialects.by_name(ask.dialect).read_placement(read_pod(pod), ask) if ask else None
 
@@ -91,7 +95,7 @@ class Samples:
         return read_device(self._api.get(f"{_DEVICES}/{node}"))
 
     def slices(self, node: str) -> NodeSlices:
-        """How the node's cards are cut, as it says. Raises BadObject."""
+        """Return how the node's cards are cut, from its annotations. Raises BadObject."""
         return read_slices(read_node(self._api.get(f"/api/v1/nodes/{node}")))
 
     def overview(self) -> Overview:
@@ -100,7 +104,7 @@ class Samples:
         return overview(nodes, devices, pods, self._settings, mtgpupods=mtgpupods)
 
     def states(self) -> dict[str, tuple[CardState, ...]]:
-        """Node → its cards and what is held of each."""
+        """Return node → the states of its cards."""
         return {node.name: tuple(view.state for view in node.cards) for node in self.overview().nodes}
 
     def _wait(self, name: str, reached: Callable[[Outcome], bool], seconds: float) -> Outcome:

@@ -11,13 +11,12 @@ import yaml
 from mgpu.kube import MERGE_PATCH, ApiError, Unreachable
 from playground.apiserver import User
 from playground.apiserver import errors as server_errors
-from playground.apiserver.bindings import Binder
-from playground.apiserver.deletions import Deleter
+from playground.apiserver.calls import Call, parse_path
+from playground.apiserver.deletions import Deleter, Lifecycle
 from playground.apiserver.kinds import Registry
-from playground.apiserver.lifecycle import Lifecycle
 from playground.apiserver.reads import existing
-from playground.apiserver.routes import Call, parse_path
 from playground.apiserver.storage import Storage
+from playground.apiserver.subresources import Binder
 from playground.apiserver.writes import Writer
 
 Raw = dict[str, Any]

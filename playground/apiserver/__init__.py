@@ -1,17 +1,18 @@
-"""The playground's API server: in memory, in one process, and close enough to the real one that clients cannot tell.
+"""The playground's API server: in memory, in one process, indistinguishable for the clients that the project uses.
 
-Where it differs, known and meant: every known user may do everything, but for those that it is told to hold to their
-roles; no controllers, but a deleted namespace empties itself and quotas are charged from what is there; server-side
-apply knows no conflicts and no `managedFields`; protobuf only in the few kinds that kubectl writes so; streamed lists
-(`sendInitialEvents`) are declined; `resize` and `ephemeralcontainers` are not served; services get no address,
-workloads' templates no defaults; OpenAPI only as far as clients ask for it before they write.
+`tests/playground/apiserver` runs the same tests on this server and on a real kube-apiserver. Known differences:
+
+- A user may do everything unless the server is told to restrict the user to RBAC.
+- There are no controllers; a deleted namespace empties itself, and quotas are charged from the existing pods.
+- Server-side apply knows neither conflicts nor `managedFields`.
+- Protobuf bodies are read only for the kinds that kubectl writes so. Streamed lists (`sendInitialEvents`) are declined.
+- `resize` and `ephemeralcontainers` are not served. Services get no address, pod templates of workloads no defaults.
+- OpenAPI documents contain only what clients look up before they write.
 """
 
-from playground.apiserver.attributes import User
 from playground.apiserver.authorization import Request
-from playground.apiserver.certificates import self_signed
-from playground.apiserver.kubeconfig import write_kubeconfig
-from playground.apiserver.server import ApiServer
-from playground.apiserver.threads import Served, running
+from playground.apiserver.calls import User
+from playground.apiserver.hosting import self_signed, write_kubeconfig
+from playground.apiserver.server import ApiServer, Served, running
 
 __all__ = ["ApiServer", "Request", "Served", "User", "running", "self_signed", "write_kubeconfig"]

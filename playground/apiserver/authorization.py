@@ -1,15 +1,14 @@
-"""Who may do what: RBAC, for the users that are held to it; and what these have asked for.
+"""RBAC for the restricted users, and a record of what they have asked for.
 
-As rbac.authorization.k8s.io/v1 says, from the Roles, ClusterRoles and bindings that are stored; aggregated ClusterRoles
-have the rules that were written into them.
+Roles, ClusterRoles and bindings are read from the storage. An aggregated ClusterRole has only the rules that are
+written into it. The end-to-end tests compare the recorded requests with the rights in `manifests/`.
 """
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from playground.apiserver.attributes import User
+from playground.apiserver.calls import Call, User
 from playground.apiserver.errors import not_permitted
-from playground.apiserver.routes import Call
 from playground.apiserver.storage import Object, Storage
 
 _GROUP = "rbac.authorization.k8s.io"
@@ -20,10 +19,11 @@ _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 
 @dataclass(frozen=True, slots=True, order=True)
 class Request:
-    """What was asked for. resource: with its subresource, as roles name it (`pods/binding`).
+    """One request of a restricted user.
 
-    namespace: "" for cluster-scoped resources, and for all namespaces at once. name: of one object; "" for several,
-    for a new one, and where it is not known.
+    resource: with its subresource, as roles name it (`pods/binding`).
+    namespace: "" for cluster-scoped resources and for all namespaces at once.
+    name: the object's; "" for several objects, for a new one, and where it is unknown.
     """
 
     user: str
@@ -37,68 +37,71 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class _Grant:
-    """Rules that hold in one namespace; "": everywhere."""
+    """Rules that hold in one namespace, or everywhere for the namespace ""."""
 
     namespace: str
     rules: tuple[Object, ...]
 
-    def allows(self, asked: Request) -> bool:
-        return self.namespace in ("", asked.namespace) and any(allows(rule, asked) for rule in self.rules)
+    def allows(self, request: Request) -> bool:
+        return self.namespace in ("", request.namespace) and any(allows(rule, request) for rule in self.rules)
 
 
-def allows(rule: Object, asked: Request) -> bool:
-    """Whether a rule of a role covers the request, wherever the role holds."""
-    _, slash, sub = asked.resource.partition("/")
-    resources = {"*", asked.resource, f"*/{sub}"} if slash else {"*", asked.resource}
+def allows(rule: Object, request: Request) -> bool:
+    """Return whether a rule of a role covers the request, regardless of where the role holds."""
+    _, slash, sub = request.resource.partition("/")
+    resources = {"*", request.resource, f"*/{sub}"} if slash else {"*", request.resource}
     names = rule.get("resourceNames")
     return (
-        bool({"*", asked.verb} & {*rule["verbs"]})
-        and bool({"*", asked.group} & {*(rule.get("apiGroups") or ())})
+        bool({"*", request.verb} & {*rule["verbs"]})
+        and bool({"*", request.group} & {*(rule.get("apiGroups") or ())})
         and bool(resources & {*(rule.get("resources") or ())})
-        and (not names or asked.name in names)
+        and (not names or request.name in names)
     )
 
 
 class Authorizer:
-    """users: the names of those who may do only what roles allow them; all others may do everything.
+    """Authorizes requests.
 
-    requests: what those users have asked for; names stand only in what was refused.
+    users: the names of the restricted users, to whom RBAC applies; all others may do everything.
+    requests: what the restricted users have asked for. Only a refused request carries the name of its object.
     """
 
     def __init__(self, storage: Storage, users: Collection[str]) -> None:
-        self._storage, self._users = storage, frozenset(users)
+        self._storage = storage
+        self._users = frozenset(users)
         self._grants: dict[User, tuple[_Grant, ...]] = {}
         self._version: tuple[int, ...] = ()
         self.requests: set[Request] = set()
 
     def check(self, method: str, call: Call) -> None:
-        """Raises the 403 for who may not."""
+        """Raise a 403 for a restricted user who lacks the right."""
         if call.user.name not in self._users:
             return
-        asked = _request(method, call)
-        if self._allows(call.user, asked):
-            self.requests.add(replace(asked, name=""))
+        request = _request(method, call)
+        if self._allows(call.user, request):
+            self.requests.add(replace(request, name=""))
             return
-        self.requests.add(replace(asked, allowed=False))
-        raise not_permitted(asked.user, asked.verb, asked.group, asked.resource, asked.namespace, asked.name)
+        self.requests.add(replace(request, allowed=False))
+        of = request.namespace, request.name
+        raise not_permitted(request.user, request.verb, request.group, request.resource, *of)
 
     def may(self, user: User, wanted: Mapping[str, str]) -> bool:
-        """wanted: the resourceAttributes of a SelfSubjectAccessReview."""
-        get = wanted.get
-        resource = "/".join(filter(None, (get("resource", ""), get("subresource", ""))))
-        verb, group, namespace, name = (get(key, "") for key in ("verb", "group", "namespace", "name"))
-        return user.name not in self._users or self._allows(
-            user, Request(user.name, verb, group, resource, namespace, name)
-        )
+        """Return whether a user has a right; `wanted` are the resourceAttributes of a SelfSubjectAccessReview."""
+        if user.name not in self._users:
+            return True
+        resource = "/".join(filter(None, (wanted.get("resource", ""), wanted.get("subresource", ""))))
+        verb, group, namespace, name = (wanted.get(key, "") for key in ("verb", "group", "namespace", "name"))
+        return self._allows(user, Request(user.name, verb, group, resource, namespace, name))
 
-    def _allows(self, user: User, asked: Request) -> bool:
+    def _allows(self, user: User, request: Request) -> bool:
         rows = (self._storage.collection(name) for name in (_BINDINGS, _CLUSTER_BINDINGS, _ROLES, _CLUSTER_ROLES))
         version = tuple(row.history[-1].rv if row.history else 0 for row in rows)
         if version != self._version:
-            self._version, self._grants = version, {}
+            self._version = version
+            self._grants = {}
         if user not in self._grants:
             self._grants[user] = tuple(self._granted(user))
-        return any(grant.allows(asked) for grant in self._grants[user])
+        return any(grant.allows(request) for grant in self._grants[user])
 
     def _granted(self, user: User) -> Iterator[_Grant]:
         for collection in (_BINDINGS, _CLUSTER_BINDINGS):
@@ -120,14 +123,15 @@ def _is(user: User, subject: Object, namespace: str) -> bool:
 
 
 def _request(method: str, call: Call) -> Request:
-    """As the API server reads it (apiserver/pkg/endpoints/request/requestinfo.go)."""
+    """Return the request as the API server reads it (apiserver/pkg/endpoints/request/requestinfo.go)."""
     path, name = call.path, call.path.name
+    verb = _VERBS.get(method, method.lower())
     if method == "DELETE":
         verb = "delete" if name else "deletecollection"
+    elif method in ("GET", "HEAD") and name:
+        verb = "get"
     elif method in ("GET", "HEAD"):
-        verb = "get" if name else "watch" if call.flag("watch") else "list"
-    else:
-        verb = _VERBS.get(method, method.lower())
+        verb = "watch" if call.flag("watch") else "list"
     if not name and verb in ("list", "watch"):
         name = _selected(call.query.get("fieldSelector", ""))
     legacy = path.subresource == "bindings"
@@ -136,7 +140,7 @@ def _request(method: str, call: Call) -> Request:
 
 
 def _selected(selector: str) -> str:
-    """The name that a field selector holds its objects to: roles see it as theirs."""
+    """Return the name in a field selector `metadata.name=…`, which counts as the object's name in a role."""
     for part in selector.split(","):
         key, _, value = part.replace("==", "=").partition("=")
         if key.strip() == "metadata.name":

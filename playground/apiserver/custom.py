@@ -1,4 +1,8 @@
-"""Custom resources against their structural schema: pruning, defaults and the checks that a schema states."""
+"""Custom resources against the structural schema of their CustomResourceDefinition: pruning, defaults, validation.
+
+`objects` calls `normalise` for every body and `problems` before every write. Schema keywords that the project's CRDs do
+not use, such as `pattern` and `x-kubernetes-validations`, are ignored.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -21,7 +25,7 @@ _ROOT = ("apiVersion", "kind", "metadata")
 
 
 def normalise(obj: Object, schema: Mapping[str, Any]) -> tuple[Object, list[str]]:
-    """(a copy of `obj` pruned and with defaults, the paths of the fields that were dropped)."""
+    """Return a copy of `obj`, pruned and with defaults, and the paths of the fields that were dropped."""
     dropped: list[str] = []
     fresh = orjson.loads(orjson.dumps(obj))
     body = {k: v for k, v in fresh.items() if k not in _ROOT}
@@ -40,7 +44,7 @@ def _prune(value: Any, schema: Mapping[str, Any], path: str, dropped: list[str])
         inner_path = f"{path}.{key}" if path else key
         known = properties.get(key, extra if isinstance(extra, dict) else None)
         if inner is None and known is not None and not known.get("nullable"):
-            continue  # as if it were not there: it may be required, or have a default
+            continue  # null counts as missing: the field may be required, or have a default
         if key in properties:
             result[key] = _prune(inner, properties[key], inner_path, dropped)
         elif isinstance(extra, dict):
@@ -56,7 +60,7 @@ def _prune(value: Any, schema: Mapping[str, Any], path: str, dropped: list[str])
 
 
 def problems(obj: Object, schema: Mapping[str, Any]) -> list[Cause]:
-    """What the schema forbids in a custom resource."""
+    """Return the violations of the schema."""
     return list(_check({k: v for k, v in obj.items() if k not in _ROOT}, {**schema, "type": "object"}, ""))
 
 

@@ -1,53 +1,128 @@
-"""Delete one object, or those that a selector chooses."""
+"""Deletions, and the consequences of every write: finalizers, grace periods, namespaces that empty, CRDs to serve.
+
+`Lifecycle` is the only code that replaces or removes objects on behalf of clients: `writes` and `Deleter` call it.
+"""
 
 import dataclasses
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from playground.apiserver.admission import Admission
-from playground.apiserver.errors import conflict, invalid, not_found, success, unsupported
-from playground.apiserver.kinds import Kind
-from playground.apiserver.lifecycle import Lifecycle, terminating
+from playground.apiserver.calls import Call, check_dry_run
+from playground.apiserver.errors import conflict, forbidden, invalid, not_found, success, unsupported
+from playground.apiserver.kinds import Kind, Registry
 from playground.apiserver.objects import read_body
+from playground.apiserver.pods import grace_period
 from playground.apiserver.reads import selected
-from playground.apiserver.routes import Call, check_dry_run
 from playground.apiserver.storage import Item, Object, Stale, Storage
-from playground.apiserver.writes import attributes
 
 _ATTEMPTS = 5
+_CRDS = "customresourcedefinitions.apiextensions.k8s.io"
+_PERMANENT_NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
+# The real server answers the deletion of these kinds with the object, of all others with a Status.
 _RETURN_OBJECT = ("pods", "persistentvolumeclaims", "serviceaccounts", "resourcequotas", "services")
+# propagationPolicy → the finalizer that the garbage collector, a client like any other, waits for.
 _FINALIZER = {"Orphan": "orphan", "Foreground": "foregroundDeletion", "Background": ""}
-"""What a policy puts on the object for the garbage collector, which is a client like any other."""
 
 
-def _options(call: Call) -> Object:
-    """DeleteOptions, from the body or else from the query."""
-    options = (read_body(call) if call.body.strip() else None) or {}
-    if "gracePeriodSeconds" in call.query and "gracePeriodSeconds" not in options:
-        options = {**options, "gracePeriodSeconds": call.number("gracePeriodSeconds")}
-    policy = options.get("propagationPolicy")
-    if policy and policy not in _FINALIZER:
-        cause = unsupported("propagationPolicy", policy, (*sorted(_FINALIZER), "nil"))
-        raise invalid("meta.k8s.io", "DeleteOptions", "", [cause])
-    return dict(options)
+class Lifecycle:
+    """Writes to the storage, with their consequences."""
 
+    def __init__(self, storage: Storage, registry: Registry) -> None:
+        self._storage = storage
+        self._registry = registry
 
-def _finalizers(metadata: Object, options: Object) -> list[str]:
-    """Those that the object is deleted with: one of the garbage collector's where its dependents go first, or stay."""
-    before = metadata.get("finalizers") or []
-    if options.get("orphanDependents") is not None:
-        wanted = _FINALIZER["Orphan"] if options["orphanDependents"] else ""
-    elif options.get("propagationPolicy"):
-        wanted = _FINALIZER[options["propagationPolicy"]]
-    else:
-        return before
-    return [f for f in before if f not in _FINALIZER.values()] + ([wanted] if wanted else [])
+    def created(self, kind: Kind, item: Item) -> None:
+        """Follow up on a new object: a CustomResourceDefinition is served from now on."""
+        if kind.resource == _CRDS:
+            self._registry.define(item.obj)
+
+    def changed(self, kind: Kind, old: Item, new: Object) -> Item:
+        """Write an update; remove an object that was being deleted and has lost its last finalizer. Raises Stale."""
+        metadata = new["metadata"]
+        done = "deletionTimestamp" in metadata and not metadata.get("finalizers")
+        if done and not metadata.get("deletionGracePeriodSeconds"):
+            return self._remove(kind, old, new)
+        item = self._storage.replace(kind.resource, old, new)
+        self.created(kind, item)
+        return item
+
+    def delete(
+        self, kind: Kind, old: Item, grace: int | None, finalizers: Sequence[str] | None = None
+    ) -> tuple[Item, bool]:
+        """Delete an object, at once or as soon as its finalizers and its grace period allow. Raises Stale.
+
+        Args:
+            grace: seconds that the kubelet has to end a pod; None for the pod's own grace period.
+            finalizers: the object's finalizers from now on; None to leave them.
+
+        Returns: the object as it is now, and whether it is removed.
+        """
+        if kind.resource == "namespaces":
+            return self._delete_namespace(kind, old)
+        obj = _with_finalizers(old.obj, finalizers)
+        seconds = grace_period(obj, grace) if kind.resource == "pods" else 0
+        if "deletionTimestamp" in obj["metadata"]:
+            # A second deletion only shortens the grace period.
+            pending = obj["metadata"].get("deletionGracePeriodSeconds") or 0
+            if grace is None or seconds >= pending:
+                return (old if obj == old.obj else self.changed(kind, old, obj)), False
+        if kind.resource == "pods" or obj["metadata"].get("finalizers"):
+            old = self._storage.replace(kind.resource, old, terminating(obj, seconds))
+        if seconds or obj["metadata"].get("finalizers"):
+            return old, False
+        return self._remove(kind, old, old.obj), True
+
+    def _remove(self, kind: Kind, old: Item, obj: Object) -> Item:
+        gone = self._storage.remove(kind.resource, old, obj)
+        if kind.resource == _CRDS:
+            self._undefine(gone.obj)
+        if namespace := gone.key[0]:
+            self._finish_namespace(namespace)
+        return gone
+
+    def _undefine(self, crd: Object) -> None:
+        resource = f"{crd['spec']['names']['plural']}.{crd['spec']['group']}"
+        for item in list(self._storage.collection(resource).items.values()):
+            self._storage.remove(resource, item)
+        self._registry.undefine(crd)
+        self._storage.drop(resource)
+
+    def _delete_namespace(self, kind: Kind, old: Item) -> tuple[Item, bool]:
+        """Mark the namespace and delete everything in it, as the namespace controller does."""
+        name = old.key[1]
+        if name in _PERMANENT_NAMESPACES:
+            raise forbidden("namespaces", name, "this namespace may not be deleted")
+        if "deletionTimestamp" not in old.obj["metadata"]:
+            ending = terminating(old.obj, None) | {"status": {"phase": "Terminating"}}
+            old = self._storage.replace(kind.resource, old, ending)
+        for resource, collection in self._storage.collections().items():
+            for item in [i for i in collection.items.values() if i.key[0] == name]:
+                self.delete(self._registry.of(resource), item, None)
+        return old, self._finish_namespace(name)
+
+    def _finish_namespace(self, name: str) -> bool:
+        """Remove a terminating namespace once it is empty."""
+        item = self._storage.get("namespaces", "", name)
+        if item is None or "deletionTimestamp" not in item.obj["metadata"]:
+            return False
+        if any(key[0] == name for c in self._storage.collections().values() for key in c.items):
+            return False
+        self._storage.remove("namespaces", item)
+        return True
 
 
 class Deleter:
+    """Handles DELETE: preconditions and admission, then `Lifecycle.delete`."""
+
     def __init__(self, storage: Storage, admission: Admission, lifecycle: Lifecycle) -> None:
-        self._storage, self._admission, self._lifecycle = storage, admission, lifecycle
+        self._storage = storage
+        self._admission = admission
+        self._lifecycle = lifecycle
 
     async def delete(self, call: Call) -> Item | Object:
-        """The object, or a Status for kinds that are answered so when they are gone at once."""
+        """Delete one object. Return it, or a Status for kinds that the real server answers so."""
         item, gone = await self._delete(call, _options(call))
         kind = call.path.kind
         if gone and kind.resource not in _RETURN_OBJECT:
@@ -56,6 +131,7 @@ class Deleter:
         return item
 
     async def delete_collection(self, call: Call) -> list[Item]:
+        """Delete all objects that the call's namespace and selectors choose."""
         options, deleted = _options(call), []
         for item in selected(self._storage, call):
             path = dataclasses.replace(call.path, namespace=item.key[0], name=item.key[1])
@@ -65,11 +141,11 @@ class Deleter:
     async def _delete(self, call: Call, options: Object) -> tuple[Item, bool]:
         kind, path = call.path.kind, call.path
         dry_run = call.dry_run or check_dry_run(options.get("dryRun") or [])
-        attrs = dataclasses.replace(attributes(call, "DELETE", "DeleteOptions", path.name), dry_run=dry_run)
+        attrs = call.attributes("DELETE", path.name, dry_run=dry_run)
         for _ in range(_ATTEMPTS):
             old = self._storage.get(kind.resource, path.namespace, path.name)
             if old is None:
-                raise not_found(kind.group, kind.plural, path.name)
+                raise not_found(kind.resource, path.name)
             _check_preconditions(kind, old.obj["metadata"], options.get("preconditions") or {})
             await self._admission.mutate(attrs, None, old.obj, lambda o: o)
             await self._admission.validate(attrs, None, old.obj)
@@ -80,7 +156,49 @@ class Deleter:
                 return self._lifecycle.delete(kind, old, options.get("gracePeriodSeconds"), finalizers)
             except Stale:
                 continue
-        raise conflict(kind.group, kind.plural, path.name, "the object has been modified; please try again")
+        raise conflict(kind.resource, path.name, "the object has been modified; please try again")
+
+
+def terminating(obj: Object, seconds: int | None) -> Object:
+    """Return the object marked as being deleted; `seconds` is the grace period of a pod."""
+    at = datetime.fromtimestamp(int(time.time()) + (seconds or 0), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    metadata = {**obj["metadata"], "deletionTimestamp": at}
+    if "deletionTimestamp" not in obj["metadata"] and "generation" in metadata:
+        metadata["generation"] += 1
+    if seconds is not None:
+        metadata["deletionGracePeriodSeconds"] = seconds
+    return {**obj, "metadata": metadata}
+
+
+def _with_finalizers(obj: Object, finalizers: Sequence[str] | None) -> Object:
+    if finalizers is None or [*finalizers] == (obj["metadata"].get("finalizers") or []):
+        return obj
+    others = {k: v for k, v in obj["metadata"].items() if k != "finalizers"}
+    return {**obj, "metadata": others | ({"finalizers": [*finalizers]} if finalizers else {})}
+
+
+def _options(call: Call) -> Object:
+    """Return the DeleteOptions of the body or, where it has none, of the query."""
+    options = (read_body(call) if call.body.strip() else None) or {}
+    if "gracePeriodSeconds" in call.query and "gracePeriodSeconds" not in options:
+        options = {**options, "gracePeriodSeconds": call.number("gracePeriodSeconds")}
+    policy = options.get("propagationPolicy")
+    if policy and policy not in _FINALIZER:
+        cause = unsupported("propagationPolicy", policy, (*sorted(_FINALIZER), "nil"))
+        raise invalid("DeleteOptions.meta.k8s.io", "", [cause])
+    return dict(options)
+
+
+def _finalizers(metadata: Object, options: Object) -> list[str]:
+    """Return the finalizers that the object is deleted with; a propagation policy adds the garbage collector's."""
+    before = metadata.get("finalizers") or []
+    if options.get("orphanDependents") is not None:
+        wanted = _FINALIZER["Orphan"] if options["orphanDependents"] else ""
+    elif options.get("propagationPolicy"):
+        wanted = _FINALIZER[options["propagationPolicy"]]
+    else:
+        return before
+    return [f for f in before if f not in _FINALIZER.values()] + ([wanted] if wanted else [])
 
 
 def _check_preconditions(kind: Kind, metadata: Object, given: Object) -> None:
@@ -90,8 +208,6 @@ def _check_preconditions(kind: Kind, metadata: Object, given: Object) -> None:
     )
     for field, word, hint in checks:
         if given.get(field) and given[field] != metadata[field]:
-            why = (
-                f"the {word} in the precondition ({given[field]}) does not match "
-                f"the {word} in record ({metadata[field]}). {hint}"
-            )
-            raise conflict(kind.group, kind.kind, metadata["name"], why)
+            mismatch = f"the {word} in the precondition ({given[field]}) does not match "
+            mismatch += f"the {word} in record ({metadata[field]}). {hint}"
+            raise conflict(kind.qualified_kind, metadata["name"], mismatch)

@@ -1,4 +1,7 @@
-"""Discovery: which groups, versions and resources are served, and that field validation happens here."""
+"""Discovery: which groups, versions and resources are served, and that the server validates fields.
+
+`server` answers GET requests with `document`.
+"""
 
 from playground.apiserver.kinds import Kind, Registry
 from playground.apiserver.storage import Object
@@ -28,8 +31,31 @@ VERSION = {
 }
 
 
+def document(registry: Registry, path: str) -> Object | None:
+    """Return the discovery or OpenAPI document of a URL path, or None where the path is none of these."""
+    match path.strip("/").split("/"):
+        case ["api"]:
+            return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
+        case ["apis"]:
+            found = _groups(registry)
+            return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(g, found[g]) for g in sorted(found)]}
+        case ["apis", name]:
+            versions = _groups(registry).get(name)
+            return {"kind": "APIGroup", "apiVersion": "v1"} | _group(name, versions) if versions else None
+        case ["api", "v1"]:
+            return resources(registry, "v1")
+        case ["apis", name, version]:
+            return resources(registry, f"{name}/{version}")
+        case ["openapi", "v3"]:
+            roots = sorted({_root(k.api_version) for k in registry})
+            return {"paths": {root: {"serverRelativeURL": f"/openapi/v3/{root}"} for root in roots}}
+        case ["openapi", "v3", *root]:
+            return _openapi(registry, "/".join(root))
+    return None
+
+
 def _groups(registry: Registry) -> dict[str, list[str]]:
-    """group → its versions."""
+    """Return group → versions."""
     found: dict[str, list[str]] = {v.partition("/")[0]: ["v1"] for v in _REVIEWS}
     for kind in registry:
         if kind.group and kind.version not in found.setdefault(kind.group, []):
@@ -40,16 +66,6 @@ def _groups(registry: Registry) -> dict[str, list[str]]:
 def _group(name: str, versions: list[str]) -> Object:
     offered = [{"groupVersion": f"{name}/{v}", "version": v} for v in versions]
     return {"name": name, "versions": offered, "preferredVersion": offered[0]}
-
-
-def groups(registry: Registry) -> Object:
-    found = _groups(registry)
-    return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(g, found[g]) for g in sorted(found)]}
-
-
-def group(registry: Registry, name: str) -> Object | None:
-    versions = _groups(registry).get(name)
-    return {"kind": "APIGroup", "apiVersion": "v1"} | _group(name, versions) if versions else None
 
 
 def _entries(kind: Kind) -> list[Object]:
@@ -71,7 +87,7 @@ def _entries(kind: Kind) -> list[Object]:
 
 
 def resources(registry: Registry, group_version: str) -> Object | None:
-    """The APIResourceList of `v1` or `apps/v1`; None when nothing of it is served."""
+    """Return the APIResourceList of `v1` or `apps/v1`, or None when nothing of it is served."""
     entries = [e for k in registry if k.api_version == group_version for e in _entries(k)]
     if group_version == "v1":
         binding = {"name": "bindings", "singularName": "binding", "namespaced": True, "kind": "Binding"}
@@ -91,13 +107,8 @@ def _root(group_version: str) -> str:
     return f"apis/{group_version}" if "/" in group_version else f"api/{group_version}"
 
 
-def openapi_index(registry: Registry) -> Object:
-    roots = sorted({_root(k.api_version) for k in registry})
-    return {"paths": {root: {"serverRelativeURL": f"/openapi/v3/{root}"} for root in roots}}
-
-
-def openapi(registry: Registry, root: str) -> Object | None:
-    """Just what clients look for: that PATCH takes `fieldValidation` and `dryRun`, so both are left to the server."""
+def _openapi(registry: Registry, root: str) -> Object | None:
+    """Return just what clients look for: PATCH takes `fieldValidation` and `dryRun`, so both are left to the server."""
     paths: Object = {}
     for kind in registry:
         if _root(kind.api_version) != root:
@@ -109,7 +120,7 @@ def openapi(registry: Registry, root: str) -> Object | None:
         patch = {"parameters": parameters, "responses": answers, "x-kubernetes-group-version-kind": gvk}
         paths[f"/{root}{place}/{kind.plural}/{{name}}"] = {"patch": patch}
     if root == "api/v1":
-        # kubectl asks for the kind that it sends, and a Binding is no resource that could be patched.
+        # kubectl looks up the kind that it sends; a Binding is not a resource that could be patched.
         binding = {**patch, "x-kubernetes-group-version-kind": {"group": "", "version": "v1", "kind": "Binding"}}
         paths["/api/v1/namespaces/{namespace}/bindings"] = {"patch": binding}
     info = {"title": "mgpu playground", "version": VERSION["gitVersion"]}

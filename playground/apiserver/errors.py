@@ -1,4 +1,8 @@
-"""Failures as the API states them: a `Status` object with code, reason and details, in the real server's words."""
+"""Failures as the API states them: a `Status` with code, reason and details, in the words of the real server.
+
+Functions that return an `ApiError` take the resource as the storage names it: `pods`, `deployments.apps`. Functions
+that return a `Cause` describe one broken rule of an object; `invalid` collects causes into a 422.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -38,11 +42,14 @@ def forbidden_field(field: str, detail: str) -> Cause:
 
 
 class ApiError(Exception):
-    """Answers a request with a failure. `details` as in metav1.StatusDetails."""
+    """Ends a request with a failure. `details` as in metav1.StatusDetails."""
 
     def __init__(self, code: int, reason: str, message: str, details: dict[str, Any] | None = None) -> None:
         super().__init__(message)
-        self.code, self.reason, self.message, self.details = code, reason, message, details
+        self.code = code
+        self.reason = reason
+        self.message = message
+        self.details = details
 
     def status(self) -> dict[str, Any]:
         status: dict[str, Any] = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
@@ -55,62 +62,55 @@ class ApiError(Exception):
 
 
 def success(details: dict[str, Any] | None = None, code: int | None = None) -> dict[str, Any]:
+    """Return the Status of a success that is not answered with an object."""
     status: dict[str, Any] = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
     return status | ({"details": details} if details else {}) | ({"code": code} if code else {})
-
-
-def _about(group: str, plural: str, name: str) -> dict[str, Any]:
-    return ({"name": name} if name else {}) | ({"group": group} if group else {}) | ({"kind": plural} if plural else {})
-
-
-def _qualified(group: str, plural: str) -> str:
-    return f"{plural}.{group}" if group else plural
 
 
 def bad_request(message: str) -> ApiError:
     return ApiError(400, "BadRequest", message)
 
 
-def not_found(group: str, plural: str, name: str) -> ApiError:
-    return ApiError(404, "NotFound", f'{_qualified(group, plural)} "{name}" not found', _about(group, plural, name))
+def not_found(resource: str, name: str) -> ApiError:
+    return ApiError(404, "NotFound", f'{resource} "{name}" not found', _details(resource, name))
 
 
 def no_such_path() -> ApiError:
     return ApiError(404, "NotFound", "the server could not find the requested resource", {})
 
 
-def already_exists(group: str, plural: str, name: str) -> ApiError:
-    message = f'{_qualified(group, plural)} "{name}" already exists'
-    return ApiError(409, "AlreadyExists", message, _about(group, plural, name))
+def already_exists(resource: str, name: str) -> ApiError:
+    return ApiError(409, "AlreadyExists", f'{resource} "{name}" already exists', _details(resource, name))
 
 
-def conflict(group: str, plural: str, name: str, why: str) -> ApiError:
-    message = f'Operation cannot be fulfilled on {_qualified(group, plural)} "{name}": {why}'
-    return ApiError(409, "Conflict", message, _about(group, plural, name))
+def conflict(resource: str, name: str, reason: str) -> ApiError:
+    message = f'Operation cannot be fulfilled on {resource} "{name}": {reason}'
+    return ApiError(409, "Conflict", message, _details(resource, name))
 
 
-def forbidden(group: str, plural: str, name: str, why: str, causes: Iterable[dict[str, str]] = ()) -> ApiError:
-    details = _about(group, plural, name) | ({"causes": list(causes)} if causes else {})
-    return ApiError(403, "Forbidden", f'{_qualified(group, plural)} "{name}" is forbidden: {why}', details)
+def forbidden(resource: str, name: str, reason: str, causes: Iterable[dict[str, str]] = ()) -> ApiError:
+    details = _details(resource, name) | ({"causes": list(causes)} if causes else {})
+    return ApiError(403, "Forbidden", f'{resource} "{name}" is forbidden: {reason}', details)
 
 
 def not_permitted(user: str, verb: str, group: str, resource: str, namespace: str, name: str) -> ApiError:
-    """What authorization answers. resource: with its subresource."""
+    """Return the answer to a user who lacks the right. `resource` includes the subresource (`pods/binding`)."""
     where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
-    why = f'User "{user}" cannot {verb} resource "{resource}" in API group "{group}" {where}'
+    reason = f'User "{user}" cannot {verb} resource "{resource}" in API group "{group}" {where}'
     plural = resource.partition("/")[0]
+    about = f"{plural}.{group}" if group else plural
     if name:
-        return forbidden(group, plural, name, why)
-    return ApiError(403, "Forbidden", f"{_qualified(group, plural)} is forbidden: {why}", _about(group, plural, ""))
+        return forbidden(about, name, reason)
+    return ApiError(403, "Forbidden", f"{about} is forbidden: {reason}", _details(about, ""))
 
 
-def invalid(group: str, kind: str, name: str, causes: Iterable[Cause]) -> ApiError:
+def invalid(kind: str, name: str, causes: Iterable[Cause]) -> ApiError:
+    """Return the answer to an object that breaks rules. `kind` is qualified: `Pod`, `Deployment.apps`."""
     found = list(causes)
     text = str(found[0]) if len(found) == 1 else f"[{', '.join(map(str, found))}]"
-    details = _about(group, kind, name)
+    details = _details(kind, name)
     details["causes"] = [{"reason": c.reason, "message": c.message, "field": c.field} for c in found]
-    title = f"{kind}.{group}" if group else kind
-    return ApiError(422, "Invalid", f'{title} "{name}" is invalid: {text}', details)
+    return ApiError(422, "Invalid", f'{kind} "{name}" is invalid: {text}', details)
 
 
 def internal(message: str) -> ApiError:
@@ -132,19 +132,16 @@ def method_not_allowed() -> ApiError:
     return ApiError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource", {})
 
 
-def unauthorized() -> ApiError:
-    return ApiError(401, "Unauthorized", "Unauthorized")
-
-
-def field_immutable(field: str, value: object) -> Cause:
-    return invalid_value(field, value, "field is immutable")
-
-
 def plain(code: int, message: str) -> ApiError:
-    """What the real server answers where an error of its own has no Status: no reason, no details."""
+    """Return a failure without reason and details, as the real server answers an error that is not a Status."""
     return ApiError(code, "", message)
 
 
 def unsupported_media_type(accepted: Iterable[str]) -> ApiError:
     message = f"the body of the request was in an unknown format - accepted media types include: {', '.join(accepted)}"
     return ApiError(415, "UnsupportedMediaType", message)
+
+
+def _details(resource: str, name: str) -> dict[str, Any]:
+    plural, _, group = resource.partition(".")
+    return {key: value for key, value in (("name", name), ("group", group), ("kind", plural)) if value}

@@ -1,4 +1,7 @@
-"""The kinds that are served: one table, and the kinds that CustomResourceDefinitions add to it."""
+"""The kinds that are served: a table of built-in kinds, and those that CustomResourceDefinitions add.
+
+To serve another built-in kind, add a row to `BUILT_IN`; its fields come from the Kubernetes Python client.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +14,12 @@ _METADATA = ("metadata.name", "metadata.namespace")
 
 @dataclass(frozen=True)
 class Kind:
-    """One served resource. `model` is its class in the Kubernetes Python client, the schema of built-in kinds."""
+    """One served resource.
+
+    model: the class of a built-in kind in the Kubernetes Python client, which is its schema; "" for custom resources.
+    fields: what a field selector may name → the path of the field.
+    generation: whether a change of the spec raises `metadata.generation`.
+    """
 
     group: str
     version: str
@@ -35,11 +43,17 @@ class Kind:
 
     @property
     def resource(self) -> str:
-        """`pods`, `deployments.apps`: the key of its collection in the storage."""
+        """`pods`, `deployments.apps`: the key of the collection in the storage, and the name in error messages."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
+    def qualified_kind(self) -> str:
+        """`Pod`, `Deployment.apps`: the kind as error messages name it."""
+        return f"{self.kind}.{self.group}" if self.group else self.kind
+
+    @property
     def custom(self) -> bool:
+        """Whether the kind comes from a CustomResourceDefinition."""
         return not self.model
 
 
@@ -121,8 +135,9 @@ BUILT_IN = (
 
 
 def from_definition(crd: Object) -> list[Kind]:
-    """The kinds of a CustomResourceDefinition, one for each served version."""
-    spec, found = crd["spec"], []
+    """Return the kinds of a CustomResourceDefinition, one for each served version."""
+    found = []
+    spec = crd["spec"]
     names = spec["names"]
     for version in spec["versions"]:
         if not version.get("served"):
@@ -155,10 +170,11 @@ class Registry:
         return self._kinds.get((group, version, plural))
 
     def of(self, resource: str) -> Kind:
-        """The kind of a resource of the storage: `pods`, `deployments.apps`."""
+        """Return the kind of a resource as the storage names it: `pods`, `deployments.apps`."""
         return next(k for k in self if k.resource == resource)
 
     def define(self, crd: Object) -> None:
+        """Serve the kinds of a CustomResourceDefinition, in place of what an earlier version of it defined."""
         self.undefine(crd)
         for kind in from_definition(crd):
             self._kinds[(kind.group, kind.version, kind.plural)] = kind

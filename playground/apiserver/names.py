@@ -1,4 +1,4 @@
-"""Names, labels and annotations: what the API allows in an object's metadata."""
+"""Names, labels and annotations: what the API server allows in metadata. Pure; `objects` and `pods` call it."""
 
 import random
 import re
@@ -36,7 +36,7 @@ _MAX_ANNOTATIONS = 256 * 1024
 
 
 def generate(prefix: str) -> str:
-    """A name from `generateName`: five characters that make no words, as the API server chooses them."""
+    """Return a name for `generateName`: five random characters without vowels, so that they form no words."""
     return prefix[:58] + "".join(random.choices(_ALPHABET, k=5))
 
 
@@ -47,7 +47,7 @@ def dns_label(value: str, field: str) -> list[Cause]:
 
 
 def qualified_name(value: str, field: str) -> list[Cause]:
-    """A label key or resource name: `prefix/name`, the prefix a DNS subdomain."""
+    """Check a label key or resource name: `prefix/name`, where the prefix is a DNS subdomain."""
     prefix, slash, name = value.rpartition("/")
     if (slash and not _SUBDOMAIN.fullmatch(prefix)) or len(name) > 63 or not _QUALIFIED.fullmatch(name):
         return [invalid_value(field, value, _KEY_RULE)]
@@ -55,7 +55,7 @@ def qualified_name(value: str, field: str) -> list[Cause]:
 
 
 def check_metadata(metadata: Object, plural: str) -> list[Cause]:
-    """Problems of name, labels and annotations."""
+    """Return the problems of name, labels and annotations."""
     problems: list[Cause] = []
     name = metadata.get("name", "")
     if not name:
@@ -72,7 +72,6 @@ def check_metadata(metadata: Object, plural: str) -> list[Cause]:
     for key in annotations:
         problems += qualified_name(key.lower(), "metadata.annotations")
     if sum(len(k) + len(v) for k, v in annotations.items()) > _MAX_ANNOTATIONS:
-        problems.append(
-            Cause("metadata.annotations", "Too long: may not be more than 262144 bytes", "FieldValueTooLong")
-        )
+        detail = f"Too long: may not be more than {_MAX_ANNOTATIONS} bytes"
+        problems.append(Cause("metadata.annotations", detail, "FieldValueTooLong"))
     return problems

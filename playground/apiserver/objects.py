@@ -1,4 +1,8 @@
-"""Objects on their way in: read from a body, decoded, defaulted, and compared with what is stored."""
+"""Objects between a request and the storage: read, decoded, defaulted, validated, merged with what is stored.
+
+`writes` calls these functions in order for a create (`normalise`, `complete`, `create_problems`) and for an update
+(`normalise`, `carried_over`, `update_problems`). What is particular to one kind is in `strategies`.
+"""
 
 import time
 import uuid
@@ -7,17 +11,17 @@ from typing import Any
 import orjson
 import yaml
 
-from playground.apiserver import custom, protobuf, schema
+from playground.apiserver import custom, decoding, protobuf
+from playground.apiserver.calls import Call
 from playground.apiserver.errors import Cause, bad_request, conflict, forbidden_field, unsupported_media_type
 from playground.apiserver.kinds import Kind
 from playground.apiserver.names import check_metadata, generate
-from playground.apiserver.routes import Call
 from playground.apiserver.storage import Object
 from playground.apiserver.strategies import strategy
 
 _PROTOBUF = "application/vnd.kubernetes.protobuf"
 _BODIES = ("application/json", "application/yaml", _PROTOBUF)
-# Server-owned: an update keeps what is stored, whatever the client sent.
+# An update keeps these as they are stored, whatever the client sends.
 _OWNED = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation", "selfLink")
 _NO_UNCONDITIONAL = ("admissionregistration.k8s.io", "apiextensions.k8s.io", "coordination.k8s.io", "policy")
 
@@ -27,7 +31,7 @@ def now() -> str:
 
 
 def read_body(call: Call) -> Any:
-    """The JSON or YAML of a request. Raises 400 and 415."""
+    """Return the body of a request: JSON, YAML, or protobuf of the kinds that kubectl writes so. Raises 400 and 415."""
     media = call.content_type.partition(";")[0].strip() or "application/json"
     if media == _PROTOBUF:
         try:
@@ -46,30 +50,34 @@ def read_body(call: Call) -> Any:
 
 
 def normalise(kind: Kind, obj: Object) -> tuple[Object, list[str]]:
-    """(a decoded and defaulted copy that shares nothing with `obj`, the paths of unknown fields). Raises a 400."""
+    """Decode and default an object. Raises a 400.
+
+    Returns: a copy that shares nothing with `obj`, and the paths of the fields that were dropped as unknown.
+    """
     metadata: Object = obj.get("metadata") or {}
     obj = {"apiVersion": kind.api_version, "kind": kind.kind} | obj | {"metadata": metadata}
     if kind.custom:
         # The metadata of a custom resource is decoded like any other's.
-        decoded = schema.decode({"metadata": metadata}, kind, "V1Pod")
+        decoded = decoding.decode({"metadata": metadata}, kind, "V1Pod")
         fresh, unknown = custom.normalise(obj, kind.schema or {})
-        fresh["metadata"], unknown = decoded.obj["metadata"], [*decoded.unknown, *unknown]
+        fresh["metadata"] = decoded.obj["metadata"]
+        unknown = [*decoded.unknown, *unknown]
     else:
-        decoded = schema.decode(obj, kind)
+        decoded = decoding.decode(obj, kind)
         fresh, unknown = decoded.obj, decoded.unknown
-    fresh["apiVersion"], fresh["kind"] = kind.api_version, kind.kind
+    fresh |= {"apiVersion": kind.api_version, "kind": kind.kind}
     fresh["metadata"] = {k: v for k, v in fresh["metadata"].items() if v not in (None, {}, []) and k != "managedFields"}
     strategy(kind.resource).defaults(fresh)
     return fresh, unknown
 
 
 def complete(kind: Kind, obj: Object) -> None:
-    """Give a new object its name, identity and initial state. `obj` is changed."""
+    """Give a new object its name, identity and initial status, in place."""
     metadata = obj["metadata"]
     if not metadata.get("name") and metadata.get("generateName"):
         metadata["name"] = generate(metadata["generateName"])
     metadata.pop("generation", None)
-    metadata["uid"], metadata["creationTimestamp"] = str(uuid.uuid4()), now()
+    metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": now()}
     if kind.generation:
         metadata["generation"] = 1
     if "status" in kind.subresources and kind.plural != "nodes":
@@ -84,32 +92,29 @@ def create_problems(kind: Kind, obj: Object) -> list[Cause]:
     return [*found, *strategy(kind.resource).validate(obj)]
 
 
+def check_preconditions(resource: str, metadata: Object, given: Object) -> None:
+    """Raise a 409 where a client names another uid or resourceVersion than the object has."""
+    for field, word in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
+        if given.get(field) and given[field] != metadata[field]:
+            mismatch = f"{word} in precondition: {given[field]}, {word} in object meta: {metadata[field]}"
+            raise conflict(resource, metadata["name"], f"Precondition failed: {mismatch}")
+
+
 def carried_over(kind: Kind, subresource: str, new: Object, old: Object) -> Object:
-    """`new` with everything that this path may not change taken from `old`. Raises a 409 on preconditions."""
+    """Return `new` with everything that this path may not change taken from `old`. Raises a 409 on preconditions."""
     before, given = old["metadata"], new["metadata"]
     name = before["name"]
     if given.get("name", name) != name:
         raise bad_request(f"the name of the object ({given['name']}) does not match the name on the URL ({name})")
-    if given.get("uid", before["uid"]) != before["uid"]:
-        why = f"Precondition failed: UID in precondition: {given['uid']}, UID in object meta: {before['uid']}"
-        raise conflict(kind.group, kind.plural, name, why)
+    check_preconditions(kind.resource, before, {"uid": given.get("uid")})
     if given.get("resourceVersion") not in (None, "", "0", before["resourceVersion"]):
-        why = "the object has been modified; please apply your changes to the latest version and try again"
-        raise conflict(kind.group, kind.plural, name, why)
+        modified = "the object has been modified; please apply your changes to the latest version and try again"
+        raise conflict(kind.resource, name, modified)
     metadata = {k: v for k, v in given.items() if k not in _OWNED} | {k: before[k] for k in _OWNED if k in before}
-    metadata |= {"name": name, "resourceVersion": before["resourceVersion"]}
-    if "namespace" in before:
-        metadata["namespace"] = before["namespace"]
+    metadata |= {k: before[k] for k in ("name", "namespace", "resourceVersion") if k in before}
     result = {**new, "metadata": metadata}
     if subresource == "status":
-        if kind.custom:
-            metadata = before
-        elif "ownerReferences" in before or "ownerReferences" in metadata:
-            metadata = {k: v for k, v in metadata.items() if k != "ownerReferences"}
-            metadata |= {k: before[k] for k in ("ownerReferences",) if k in before}
-        was = old.get("status") or {}
-        kept = {k: was[k] for k in strategy(kind.resource).kept_status if k in was}
-        result = {**old, "metadata": metadata, "status": kept | (new.get("status") or {})}
+        result = _with_new_status(kind, metadata, new, old)
     elif "status" in kind.subresources:
         result.pop("status", None)
         result |= {"status": old["status"]} if "status" in old else {}
@@ -118,19 +123,32 @@ def carried_over(kind: Kind, subresource: str, new: Object, old: Object) -> Obje
     return result
 
 
+def _with_new_status(kind: Kind, metadata: Object, new: Object, old: Object) -> Object:
+    """Return `old` with the status of `new`; built-in kinds take the metadata too, all but the owners."""
+    before = old["metadata"]
+    if kind.custom:
+        metadata = before
+    else:
+        metadata = {k: v for k, v in metadata.items() if k != "ownerReferences"}
+        metadata |= {k: before[k] for k in ("ownerReferences",) if k in before}
+    was = old.get("status") or {}
+    kept = {k: was[k] for k in strategy(kind.resource).kept_status if k in was}
+    return {**old, "metadata": metadata, "status": kept | (new.get("status") or {})}
+
+
 def _desired(kind: Kind, obj: Object) -> Object:
-    """What raises the generation when it changes."""
+    """Return the part of an object that raises the generation when it changes."""
     left_out = ("metadata", "status") if "status" in kind.subresources or not kind.custom else ("metadata",)
     return {k: v for k, v in obj.items() if k not in left_out}
 
 
 def update_problems(kind: Kind, subresource: str, new: Object, old: Object) -> list[Cause]:
     found = check_metadata(new["metadata"], kind.plural)
-    was, now = old["metadata"].get("finalizers") or [], new["metadata"].get("finalizers") or []
-    if "deletionTimestamp" in old["metadata"] and (added := sorted(set(now) - set(was))):
+    before, after = (set(obj["metadata"].get("finalizers") or []) for obj in (old, new))
+    if "deletionTimestamp" in old["metadata"] and (added := sorted(after - before)):
         names = ", ".join(f'"{f}"' for f in added)
-        why = "no new finalizers can be added if the object is being deleted, found new finalizers"
-        found.append(forbidden_field("metadata.finalizers", f"{why} []string{{{names}}}"))
+        detail = "no new finalizers can be added if the object is being deleted, found new finalizers"
+        found.append(forbidden_field("metadata.finalizers", f"{detail} []string{{{names}}}"))
     if kind.custom:
         found += custom.problems(new, kind.schema or {})
     elif not subresource:
@@ -139,5 +157,5 @@ def update_problems(kind: Kind, subresource: str, new: Object, old: Object) -> l
 
 
 def needs_version(kind: Kind) -> bool:
-    """Whether an update must name the resourceVersion that it is based on."""
+    """Return whether an update must name the resourceVersion that it is based on."""
     return kind.custom or kind.group in _NO_UNCONDITIONAL

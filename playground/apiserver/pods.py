@@ -1,11 +1,16 @@
-"""What the API server does to pods: defaults, and the rules for creating and changing one."""
+"""Rules of the API server for pods: defaults, validation, and the admission plugins Priority and ResourceQuota.
 
+`strategies` registers the defaults and the validation; `writes` calls the plugins when a pod is created.
+"""
+
+from fractions import Fraction
 from typing import Any
 
 from mgpu.model.quantities import parse_quantity
-from playground.apiserver.errors import Cause, forbidden_field, invalid_value, required, unsupported
+from playground.apiserver.decoding import canonical
+from playground.apiserver.errors import Cause, forbidden, forbidden_field, invalid_value, required, unsupported
 from playground.apiserver.names import dns_label, qualified_name
-from playground.apiserver.storage import Object
+from playground.apiserver.storage import Object, Storage
 
 _STANDARD = frozenset(("cpu", "memory", "ephemeral-storage", "storage"))
 _RESTART = ("Always", "OnFailure", "Never")
@@ -42,13 +47,13 @@ def _default_container(container: Object) -> None:
 
 
 def containers(spec: Object) -> list[tuple[str, Object]]:
-    """(field path, container) of every container of a pod."""
+    """Return (field path, container) of every container of a pod."""
     lists = ("initContainers", "containers")
     return [(f"spec.{name}[{i}]", c) for name in lists for i, c in enumerate(spec.get(name) or [])]
 
 
 def defaults(pod: Object) -> None:
-    """Fill in what the decoder of the API server fills in. `pod` is changed."""
+    """Fill in, in place, what the decoder of the API server fills in."""
     spec = pod.setdefault("spec", {})
     for _, container in containers(spec):
         _default_container(container)
@@ -81,7 +86,7 @@ def _default_status(status: Object) -> None:
 
 
 def default_tolerations(spec: Object) -> None:
-    """The DefaultTolerationSeconds admission plugin: five minutes on a node that is gone."""
+    """Do what the DefaultTolerationSeconds plugin does: tolerate a lost node for five minutes."""
     tolerations = spec["tolerations"] = list(spec.get("tolerations") or [])
     for key in _NODE_LIFE:
         if any(t.get("key") in (key, None, "") and t.get("effect") in ("NoExecute", None, "") for t in tolerations):
@@ -90,15 +95,18 @@ def default_tolerations(spec: Object) -> None:
 
 
 def qos_class(spec: Object) -> str:
-    """Guaranteed, Burstable or BestEffort, from cpu and memory alone."""
-    guaranteed, any_amount = True, False
+    """Return Guaranteed, Burstable or BestEffort, from cpu and memory alone."""
+    guaranteed = True
+    any_amount = False
     for _, container in containers(spec):
         resources = container.get("resources") or {}
         requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
         for name in ("cpu", "memory"):
             any_amount |= name in requests or name in limits
             guaranteed &= name in limits and requests.get(name) == limits[name]
-    return "BestEffort" if not any_amount else "Guaranteed" if guaranteed else "Burstable"
+    if not any_amount:
+        return "BestEffort"
+    return "Guaranteed" if guaranteed else "Burstable"
 
 
 def initial_status(pod: Object) -> Object:
@@ -154,8 +162,10 @@ def _check_pair(path: str, name: str, request: Any, limit: Any) -> list[Cause]:
 
 
 def validate(pod: Object) -> list[Cause]:
-    """Problems of a new pod."""
-    spec, problems, seen = pod["spec"], [], set()
+    """Return the problems of a new pod."""
+    problems: list[Cause] = []
+    seen = set()
+    spec = pod["spec"]
     if not spec.get("containers"):
         problems.append(required("spec.containers"))
     for path, container in containers(spec):
@@ -173,7 +183,10 @@ def validate(pod: Object) -> list[Cause]:
 
 
 def _comparable(spec: Object, *, old_grace: int | None, gated: bool) -> Object:
-    """The part of a spec that an update may not change."""
+    """Return the part of a spec that an update may not change.
+
+    As long as a pod has scheduling gates (`gated`), its node selector and affinity may change.
+    """
     fixed = {k: v for k, v in spec.items() if k not in ("activeDeadlineSeconds", "tolerations", "schedulingGates")}
     for name in ("containers", "initContainers"):
         if name in fixed:
@@ -187,21 +200,19 @@ def _comparable(spec: Object, *, old_grace: int | None, gated: bool) -> Object:
 
 
 def validate_update(new: Object, old: Object) -> list[Cause]:
-    """Problems of changing `old` into `new` through the pod itself."""
+    """Return the problems of changing `old` into `new` through the pod itself."""
     now, was = new["spec"], old["spec"]
     if len(now.get("containers") or []) != len(was["containers"]):
         return [forbidden_field("spec.containers", "pod updates may not add or remove containers")]
     problems = []
     rest = was.get("tolerations") or []
     if any(t not in (now.get("tolerations") or []) for t in rest):
-        problems.append(
-            forbidden_field("spec.tolerations", "existing toleration can not be modified except its tolerationSeconds")
-        )
+        detail = "existing toleration can not be modified except its tolerationSeconds"
+        problems.append(forbidden_field("spec.tolerations", detail))
     gates = [g["name"] for g in was.get("schedulingGates") or []]
     if any(g["name"] not in gates for g in now.get("schedulingGates") or []):
-        problems.append(
-            forbidden_field("spec.schedulingGates", "only deletion is allowed, but found new scheduling gate")
-        )
+        detail = "only deletion is allowed, but found new scheduling gate"
+        problems.append(forbidden_field("spec.schedulingGates", detail))
     flags: dict[str, Any] = {"old_grace": was.get("terminationGracePeriodSeconds"), "gated": bool(gates)}
     if _comparable(now, **flags) != _comparable(was, **flags):
         problems.append(forbidden_field("spec", _UPDATE_RULE))
@@ -209,8 +220,106 @@ def validate_update(new: Object, old: Object) -> list[Cause]:
 
 
 def grace_period(pod: Object, wanted: int | None) -> int:
-    """Seconds that a deletion leaves the kubelet; 0 removes the pod at once."""
+    """Return the seconds that a deletion leaves the kubelet to end the pod; 0 removes the pod at once.
+
+    wanted: the deletion's own gracePeriodSeconds, or None.
+    """
     if not pod["spec"].get("nodeName") or pod.get("status", {}).get("phase") in ("Failed", "Succeeded"):
         return 0
     seconds = pod["spec"].get("terminationGracePeriodSeconds", 30) if wanted is None else wanted
     return 1 if seconds < 0 else int(seconds)
+
+
+_CLASSES = "priorityclasses.scheduling.k8s.io"
+_SYSTEM = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
+
+
+def resolve_priority(storage: Storage, pod: Object) -> None:
+    """Do what the Priority plugin does: set priority, preemption policy and, from the default class, the class.
+
+    Raises a 403 for an unknown class, and for a pod whose own values differ from those of its class.
+    """
+    spec = pod["spec"]
+    pod_name = pod["metadata"].get("name") or pod["metadata"].get("generateName") or ""
+    items = storage.collection(_CLASSES).items
+    name = spec.get("priorityClassName") or ""
+    if not name:
+        defaults = [i.obj for key in sorted(items) if (i := items[key]).obj.get("globalDefault")]
+        name = defaults[0]["metadata"]["name"] if defaults else ""
+    item = items.get(("", name))
+    if name and item is None and name not in _SYSTEM:
+        raise forbidden("pods", pod_name, f"no PriorityClass with name {name} was found")
+    found = item.obj if item else {}
+    if name:
+        spec["priorityClassName"] = name
+    policy = found.get("preemptionPolicy") or "PreemptLowerPriority"
+    for field, named, value in (
+        ("priority", "the integer value of priority", found.get("value", _SYSTEM.get(name, 0))),
+        ("preemptionPolicy", "the string value of PreemptionPolicy", policy),
+    ):
+        if spec.get(field) not in (None, value):
+            computed = f"priority admission controller computed {value} from the given PriorityClass name"
+            text = f"{named} ({spec[field]}) must not be provided in pod spec; {computed}"
+            raise forbidden("pods", pod_name, text)
+        spec[field] = value
+
+
+_UNPREFIXED = ("cpu", "memory", "ephemeral-storage")
+
+
+def _sum(containers: list[Object], part: str) -> dict[str, Fraction]:
+    total: dict[str, Fraction] = {}
+    for container in containers:
+        for name, amount in ((container.get("resources") or {}).get(part) or {}).items():
+            total[name] = total.get(name, Fraction(0)) + parse_quantity(amount)
+    return total
+
+
+def usage(pod: Object) -> dict[str, Fraction]:
+    """Return what a pod is charged, by the names of a quota: `pods`, `cpu`, `requests.<name>`, `limits.<name>`."""
+    spec = pod["spec"]
+    charged = {"pods": Fraction(1), "count/pods": Fraction(1)}
+    for part in ("requests", "limits"):
+        total = _sum(spec["containers"], part)
+        for init in spec.get("initContainers") or []:
+            for name, amount in _sum([init], part).items():
+                total[name] = max(total.get(name, Fraction(0)), amount)
+        for name, amount in total.items():
+            charged[f"{part}.{name}"] = amount
+            if part == "requests" and name in _UNPREFIXED:
+                charged[name] = amount
+    return charged
+
+
+def check_quotas(storage: Storage, pod: Object) -> None:
+    """Do what the ResourceQuota plugin does for pods. Raises a 403 for a pod that exceeds a quota of its namespace.
+
+    `spec.hard` counts here at once; a real server waits until a controller has copied it into the status.
+    """
+    namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+    items = sorted(storage.collection("resourcequotas").items.items())
+    quotas = [item.obj for key, item in items if key[0] == namespace]
+    if not quotas:
+        return
+    live = [
+        usage(item.obj)
+        for key, item in storage.collection("pods").items.items()
+        if key[0] == namespace and item.obj["status"].get("phase") not in ("Succeeded", "Failed")
+    ]
+    wanted = usage(pod)
+    for quota in quotas:
+        hard = {k: parse_quantity(v) for k, v in (quota["spec"].get("hard") or {}).items()}
+        used = {k: sum((u.get(k, Fraction(0)) for u in live), Fraction(0)) for k in hard}
+        over = sorted(k for k, limit in hard.items() if wanted.get(k) and used[k] + wanted[k] > limit)
+        if over:
+            requested, taken, limited = (_shown(over, amounts) for amounts in (wanted, used, hard))
+            text = f"requested: {requested}, used: {taken}, limited: {limited}"
+            raise forbidden("pods", name, f"exceeded quota: {quota['metadata']['name']}, {text}")
+
+
+def _shown(names: list[str], amounts: dict[str, Fraction]) -> str:
+    return ",".join(f"{n}={_quantity(amounts[n])}" for n in names)
+
+
+def _quantity(amount: Fraction) -> str:
+    return canonical(f"{-(-amount * 1000 // 1)}m")

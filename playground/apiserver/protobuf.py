@@ -1,12 +1,16 @@
-"""Bodies in Kubernetes' protobuf envelope, for the few kinds that kubectl writes so (`kubectl create namespace`).
+"""Reads bodies in Kubernetes' protobuf envelope, for the few kinds that kubectl writes so (`kubectl create namespace`).
 
-Field numbers as in the API's public .proto files; fields that are not named here are passed over.
+Field numbers are those of the API's public .proto files. Fields that the tables below do not name are skipped; to read
+another kind or field, add it there. `objects.read_body` calls `read`.
 """
 
 import base64
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from google.protobuf import empty_pb2
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from playground.apiserver.storage import Object
 
@@ -14,12 +18,12 @@ _MAGIC = b"k8s\x00"
 
 
 class NotReadable(Exception):
-    """Not in the envelope, cut off, or of a kind that is not read from protobuf."""
+    """The body has no envelope, is malformed, or is of a kind that is not read from protobuf."""
 
 
 @dataclass(frozen=True)
 class _Field:
-    """`type`: text, int, bool, bytes (base64 in JSON), map, bytes map, or the table of a message."""
+    """One field of a message. `type`: text, int, bool, bytes (base64 in JSON), map, bytes map, or another table."""
 
     name: str
     type: Any = "text"
@@ -60,32 +64,18 @@ _KINDS: dict[str, _Table] = {
 }  # fmt: skip
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """(value, where it ends)."""
-    value = shift = 0
-    while True:
-        byte = data[at]
-        value, shift, at = value | (byte & 0x7F) << shift, shift + 7, at + 1
-        if byte < 0x80:
-            return value, at
+def _fields(data: bytes) -> list[tuple[int, Any]]:
+    """Return (number, value) of each field of a message: an int, or the bytes of a length-delimited field.
 
-
-def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """(number, value) of each field of a message: an int, or the bytes of what is delimited by its length."""
-    at = 0
+    To protobuf, all fields of an Empty message are unknown fields, which it parses without a schema.
+    """
+    message = empty_pb2.Empty()
     try:
-        while at < len(data):
-            tag, at = _varint(data, at)
-            number, at = _varint(data, at)
-            if tag & 7 == 2:
-                yield tag >> 3, data[at : at + number]
-                at += number
-            elif tag & 7 == 0:
-                yield tag >> 3, number
-            else:
-                raise NotReadable(f"wire type {tag & 7}")
-    except IndexError as problem:
-        raise NotReadable("cut off") from problem
+        message.ParseFromString(data)
+    except DecodeError as problem:
+        raise NotReadable(str(problem)) from problem
+    fields = UnknownFieldSet(message)
+    return [(fields[i].field_number, fields[i].data) for i in range(len(fields))]
 
 
 def _value(kind: Any, value: Any) -> Any:
@@ -111,13 +101,13 @@ def _message(table: _Table, data: bytes) -> Object:
         elif field.repeated:
             result.setdefault(field.name, []).append(_value(field.type, value))
         elif value != b"" or isinstance(field.type, dict):
-            # An empty text is how Go writes a text that is not there.
+            # Go writes a missing text as an empty one.
             result[field.name] = _value(field.type, value)
     return result
 
 
 def read(body: bytes) -> Object:
-    """The object of a body. Raises NotReadable."""
+    """Return the object in a body. Raises NotReadable."""
     if not body.startswith(_MAGIC):
         raise NotReadable("no envelope")
     envelope = dict(_fields(body[len(_MAGIC) :]))

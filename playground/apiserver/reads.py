@@ -1,59 +1,77 @@
-"""Get and list: one consistent view per list, also over its pages."""
+"""Get, list and watch. `server` calls these functions for GET requests.
 
+A list, also over its pages, shows one moment. A watch sends the changes after a resourceVersion as lines of JSON;
+selectors make objects appear and vanish in it.
+"""
+
+import asyncio
 import base64
 import binascii
+import time
+from collections.abc import AsyncGenerator, Callable
 
 import orjson
 
-from playground.apiserver.errors import bad_request, expired, not_found, too_large_version
+from playground.apiserver.calls import Call
+from playground.apiserver.errors import Cause, bad_request, expired, invalid, not_found, too_large_version
 from playground.apiserver.kinds import Kind
-from playground.apiserver.routes import Call
-from playground.apiserver.selectors import both
-from playground.apiserver.storage import Item, Key, Object, Storage, TooOld
+from playground.apiserver.selectors import Match, both
+from playground.apiserver.storage import Change, Item, Key, Object, Storage, Subscription, TooOld
+
+Render = Callable[[Item], bytes]
+_LONGEST_WATCH = 1800.0
 
 
 def existing(storage: Storage, call: Call) -> Item:
-    """Raises a 404."""
+    """Return the object that a call names. Raises a 404."""
     path = call.path
     item = storage.get(path.kind.resource, path.namespace, path.name)
     if item is None:
-        raise not_found(path.kind.group, path.kind.plural, path.name)
+        raise not_found(path.kind.resource, path.name)
     return item
 
 
 def render(item: Item, kind: Kind) -> bytes:
-    """The stored bytes; written again only where a definition serves the object under another version."""
+    """Return the stored bytes; serialise again only where a CRD serves the object under another version."""
     if item.obj["apiVersion"] == kind.api_version:
         return item.raw
     return orjson.dumps(item.obj | {"apiVersion": kind.api_version})
 
 
+def render_list(items: list[Item], metadata: Object, kind: Kind) -> bytes:
+    head = orjson.dumps({"kind": kind.list_kind, "apiVersion": kind.api_version, "metadata": metadata})
+    return head[:-1] + b',"items":[' + b",".join(render(i, kind) if kind.custom else i.bare for i in items) + b"]}"
+
+
 def selected(storage: Storage, call: Call) -> list[Item]:
-    """The stored objects that a call's namespace and selectors choose, by namespace and name."""
+    """Return the stored objects that a call's namespace and selectors choose, by namespace and name."""
     return _choose(storage.collection(call.path.kind.resource).items, call)
 
 
 def _choose(items: dict[Key, Item], call: Call) -> list[Item]:
-    kind, namespace = call.path.kind, call.path.namespace
-    matches = both(call.query.get("labelSelector", ""), call.query.get("fieldSelector", ""), kind)
+    namespace, matches = call.path.namespace, _matches(call)
     keys = sorted(k for k in items if not namespace or k[0] == namespace)
     return [items[k] for k in keys if matches is None or matches(items[k].obj)]
 
 
+def _matches(call: Call) -> Match | None:
+    return both(call.query.get("labelSelector", ""), call.query.get("fieldSelector", ""), call.path.kind)
+
+
 def list_items(storage: Storage, call: Call) -> tuple[list[Item], Object]:
-    """(a page of items, the list's metadata). Raises 410 for a `continue` whose snapshot is forgotten."""
+    """Return one page of a list and the list's metadata. Raises a 410 where the history is too short for it."""
     rv, after = storage.rv, ("", "")
-    asked = call.query.get("resourceVersion") or ""
+    wanted = call.query.get("resourceVersion") or ""
     if token := call.query.get("continue"):
         rv, after = _read_token(token)
-    elif asked:
-        if not asked.isdecimal():
-            why = f'strconv.ParseUint: parsing "{asked}": invalid syntax'
-            raise bad_request(f'invalid resource version: resourceVersion: Invalid value: "{asked}": {why}')
-        if int(asked) > storage.rv:
-            raise too_large_version(int(asked), storage.rv)
+    elif wanted:
+        if not wanted.isdecimal():
+            reason = f'strconv.ParseUint: parsing "{wanted}": invalid syntax'
+            raise bad_request(f'invalid resource version: resourceVersion: Invalid value: "{wanted}": {reason}')
+        if int(wanted) > storage.rv:
+            raise too_large_version(int(wanted), storage.rv)
         if call.query.get("resourceVersionMatch") == "Exact":
-            rv = int(asked)
+            rv = int(wanted)
     items = _choose(_at(storage, call.path.kind, rv, paged=bool(token)), call)
     items = [i for i in items if i.key > after] if token else items
     metadata: Object = {"resourceVersion": str(rv)}
@@ -73,12 +91,9 @@ def _at(storage: Storage, kind: Kind, rv: int, *, paged: bool) -> dict[Key, Item
     try:
         return collection.at(rv)
     except TooOld as problem:
-        if paged:
-            raise expired(
-                "The provided continue parameter is too old to display a consistent list result. You can start a new "
-                "list without the continue parameter."
-            ) from problem
-        raise expired(str(problem)) from problem
+        too_old = "The provided continue parameter is too old to display a consistent list result."
+        too_old += " You can start a new list without the continue parameter."
+        raise expired(too_old if paged else str(problem)) from problem
 
 
 def _token(rv: int, key: Key) -> str:
@@ -93,6 +108,91 @@ def _read_token(token: str) -> tuple[int, Key]:
         raise bad_request(f"invalid continue token: continue key is not valid: {problem}") from problem
 
 
-def render_list(items: list[Item], metadata: Object, kind: Kind) -> bytes:
-    head = orjson.dumps({"kind": kind.list_kind, "apiVersion": kind.api_version, "metadata": metadata})
-    return head[:-1] + b',"items":[' + b",".join(render(i, kind) if kind.custom else i.bare for i in items) + b"]}"
+class Watch:
+    """One watch. The constructor raises 400 and 422; a version that is too old is an ERROR event of the stream.
+
+    show: serialises an object for this client; None for the plain object.
+    """
+
+    def __init__(self, storage: Storage, call: Call, show: Render | None, bookmark_every: float) -> None:
+        _check_watch(call)
+        self._storage = storage
+        self._call = call
+        self._kind = call.path.kind
+        self._matches = _matches(call)
+        self._show: Render = show or (lambda item: render(item, self._kind))
+        self._bookmark_every = bookmark_every
+        self._bookmarks = call.flag("allowWatchBookmarks")
+        self._seconds = call.number("timeoutSeconds") or _LONGEST_WATCH
+        self._reached = int(call.query.get("resourceVersion") or 0)
+
+    async def lines(self) -> AsyncGenerator[bytes]:
+        """Yield events until the watch times out, the reader falls too far behind or the server stops."""
+        storage, resource = self._storage, self._kind.resource
+        first = [] if self._reached else selected(storage, self._call)
+        self._reached = self._reached or storage.rv
+        try:
+            subscription = storage.watch(resource, self._reached)
+        except TooOld as problem:
+            yield _line("ERROR", orjson.dumps(expired(str(problem)).status()))
+            return
+        try:
+            if first:
+                yield b"".join(_line("ADDED", self._show(item)) for item in first)
+            async for line in self._follow(subscription):
+                yield line
+        finally:
+            storage.unwatch(resource, subscription)
+
+    async def _follow(self, subscription: Subscription) -> AsyncGenerator[bytes]:
+        end = time.monotonic() + self._seconds
+        while not subscription.closed and (left := end - time.monotonic()) > 0:
+            try:
+                async with asyncio.timeout(min(left, self._bookmark_every)):
+                    changes = await subscription.take()
+            except TimeoutError:
+                # A change may have come in the very moment of the timeout: a bookmark must not run ahead of it.
+                if self._bookmarks and not subscription.behind:
+                    self._reached = max(self._reached, self._storage.rv)
+                    yield _bookmark(self._kind, self._reached)
+                continue
+            self._reached = changes[-1].rv if changes else self._reached
+            if lines := [line for change in changes if (line := self._event(change))]:
+                yield b"".join(lines)
+
+    def _event(self, change: Change) -> bytes | None:
+        """Return the line for a change, or None when it concerns nothing that this watch selects."""
+        namespace, matches = self._call.path.namespace, self._matches
+        if namespace and change.new.key[0] != namespace:
+            return None
+        old = change.old is not None and (matches is None or matches(change.old.obj))
+        new = not change.removed and (matches is None or matches(change.new.obj))
+        if new:
+            return _line("MODIFIED" if old else "ADDED", self._show(change.new))
+        if not old or change.old is None:
+            return None
+        if change.removed:
+            return _line("DELETED", self._show(change.new))
+        # The object left the selection: the client gets its last selected state, with the change's resourceVersion.
+        metadata = {**change.old.obj["metadata"], "resourceVersion": str(change.rv)}
+        return _line("DELETED", self._show(Item({**change.old.obj, "metadata": metadata})))
+
+
+def _line(kind: str, body: bytes) -> bytes:
+    return b'{"type":"' + kind.encode() + b'","object":' + body + b"}\n"
+
+
+def _bookmark(kind: Kind, rv: int) -> bytes:
+    obj: Object = {"kind": kind.kind, "apiVersion": kind.api_version}
+    return _line("BOOKMARK", orjson.dumps(obj | {"metadata": {"resourceVersion": str(rv), "creationTimestamp": None}}))
+
+
+def _check_watch(call: Call) -> None:
+    if "sendInitialEvents" in call.query:
+        # Clients fall back to a list and a watch, which is what a server without the WatchList feature makes them do.
+        detail = "Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"
+        cause = Cause("sendInitialEvents", detail, "FieldValueForbidden")
+        raise invalid("ListOptions.meta.k8s.io", "", [cause])
+    wanted = call.query.get("resourceVersion") or "0"
+    if not wanted.isdecimal():
+        raise bad_request(f'Invalid value: "{wanted}": strconv.ParseUint: parsing "{wanted}": invalid syntax')

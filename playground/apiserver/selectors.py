@@ -1,4 +1,7 @@
-"""Label and field selectors, parsed once into a predicate over objects."""
+"""Label and field selectors, parsed once into a predicate over objects.
+
+`reads` uses them for lists and watches, `admission` for the selectors of webhooks.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -32,7 +35,7 @@ def _requirement(text: str) -> Callable[[Labels], bool]:
 
 
 def label_match(text: str) -> Match:
-    """`a=b,c!=d,e in (f,g),h,!i`. Raises a 400 for anything else."""
+    """Parse a label selector such as `a=b,c!=d,e in (f,g),h,!i`. Raises a 400."""
     requirements = [_requirement(part) for part in _COMMA.split(text)] if text.strip() else []
 
     def matches(obj: Object) -> bool:
@@ -43,7 +46,7 @@ def label_match(text: str) -> Match:
 
 
 def selector_matches(selector: Mapping[str, Any] | None, labels: Labels) -> bool:
-    """A metav1.LabelSelector as it stands in an object; an absent or empty one matches everything."""
+    """Return whether labels match a metav1.LabelSelector; a missing or empty selector matches everything."""
     for key, value in ((selector or {}).get("matchLabels") or {}).items():
         if labels.get(key) != value:
             return False
@@ -67,7 +70,7 @@ def _text(value: object) -> str:
 
 
 def field_value(obj: Object, path: str) -> str:
-    """The field at a dotted path as text, empty when absent."""
+    """Return the field at a dotted path as text, "" when it is absent."""
     value: Any = obj
     for part in path.split("."):
         value = value.get(part) if isinstance(value, dict) else None
@@ -75,7 +78,7 @@ def field_value(obj: Object, path: str) -> str:
 
 
 def field_match(text: str, kind: Kind) -> Match:
-    """`status.phase!=Failed,spec.nodeName=n`. Raises a 400 for a field that this kind does not offer."""
+    """Parse a field selector such as `status.phase!=Failed`. Raises a 400 for a field that the kind does not offer."""
     terms: list[tuple[str, bool, str]] = []
     for part in filter(None, text.split(",")):
         found = _FIELD.fullmatch(part)
@@ -88,7 +91,7 @@ def field_match(text: str, kind: Kind) -> Match:
 
 
 def both(labels: str, fields: str, kind: Kind) -> Match | None:
-    """One predicate for both selectors; None when nothing is selected by."""
+    """Return one predicate for both selectors, or None when both are empty."""
     if not labels and not fields:
         return None
     by_label, by_field = label_match(labels), field_match(fields, kind)

@@ -1,42 +1,49 @@
-"""The API server: one process, in memory, on one event loop."""
+"""The API server over HTTP: authenticates, authorizes and routes each request, and writes the response.
 
+`ApiServer` runs on the caller's event loop; `Served` and `running` run one in a thread of its own. Everything but HTTP
+is in `reads`, `writes`, `deletions` and `subresources`.
+"""
+
+import asyncio
 import ssl
-from collections.abc import Collection, Mapping
-from typing import Any
+import threading
+from collections.abc import Collection, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
+import orjson
 from aiohttp import web
 
 from playground.apiserver import discovery, subresources
-from playground.apiserver.admission import Admission
-from playground.apiserver.attributes import User
+from playground.apiserver.admission import Admission, WebhookClient
 from playground.apiserver.authorization import Authorizer, Request
-from playground.apiserver.bindings import Binder
-from playground.apiserver.deletions import Deleter
-from playground.apiserver.errors import ApiError, method_not_allowed, no_such_path, plain, unauthorized
-from playground.apiserver.handlers import Handlers
+from playground.apiserver.calls import Call, Path, User, parse_path
+from playground.apiserver.deletions import Deleter, Lifecycle
+from playground.apiserver.errors import ApiError, method_not_allowed, no_such_path, plain
+from playground.apiserver.hosting import Listener
 from playground.apiserver.kinds import Registry
-from playground.apiserver.lifecycle import Lifecycle
-from playground.apiserver.listening import Listener
 from playground.apiserver.objects import complete, normalise
-from playground.apiserver.replies import reply
-from playground.apiserver.routes import Call, Path, parse_path
-from playground.apiserver.storage import Storage, TooLarge
-from playground.apiserver.subresources import LogSource
-from playground.apiserver.webhooks import ServiceResolver, WebhookClient
+from playground.apiserver.reads import Render, Watch, existing, list_items, render, render_list
+from playground.apiserver.storage import Item, Object, Storage, TooLarge
+from playground.apiserver.subresources import Binder, LogSource
+from playground.apiserver.tables import table
 from playground.apiserver.writes import Writer
+
+T = TypeVar("T")
 
 _MAX_BODY = 3 * 1024 * 1024
 _NAMESPACES = ("default", "kube-node-lease", "kube-public", "kube-system", "mgpu-system")
-_OPEN = ("/healthz", "/livez", "/readyz", "/version")
+_HEALTH = ("/healthz", "/livez", "/readyz")
 
 
 class ApiServer:
-    """`tokens` maps bearer tokens to users; whoever has one may do everything, unless `restricted` has his name: then
-    only what the stored roles allow him.
+    """A Kubernetes API server in memory.
 
-    `log_source(namespace, pod, container)` gives a container's log or raises LookupError; `service_resolver(namespace,
-    name, port)` gives the (host, port) of a Service that a webhook is reached through, or raises LookupError.
-    `history` is how many changes of a resource a watch can go back. Every object of `storage` is immutable.
+    Args:
+        tokens: bearer token → user. A user may do everything unless `restricted` has the name: then RBAC decides.
+        log_source: where container logs come from; None for empty logs.
+        history: how many changes of a resource a watch can go back.
+        bookmark_every: seconds between the bookmarks of a watch.
     """
 
     def __init__(
@@ -45,20 +52,21 @@ class ApiServer:
         tokens: Mapping[str, User],
         restricted: Collection[str] = (),
         log_source: LogSource | None = None,
-        service_resolver: ServiceResolver | None = None,
         history: int = 10_000,
         bookmark_every: float = 15.0,
     ) -> None:
-        self.storage, self.registry = Storage(history), Registry()
-        self._tokens, self._log_source = dict(tokens), log_source
+        self.storage = Storage(history)
+        self.registry = Registry()
+        self._tokens = dict(tokens)
+        self._log_source = log_source
+        self._bookmark_every = bookmark_every
         self._authorizer = Authorizer(self.storage, restricted)
-        self._webhooks = WebhookClient(service_resolver)
+        self._webhooks = WebhookClient()
         admission = Admission(self.storage, self._webhooks)
         lifecycle = Lifecycle(self.storage, self.registry)
-        writer = Writer(self.storage, admission, lifecycle)
+        self._writer = Writer(self.storage, admission, lifecycle)
         self._deleter = Deleter(self.storage, admission, lifecycle)
         self._binder = Binder(self.storage, admission)
-        self._handlers = Handlers(self.storage, writer, self._deleter, bookmark_every)
         self._runner: web.AppRunner | None = None
         self._listeners: list[Listener] = []
         for name in _NAMESPACES:
@@ -69,13 +77,13 @@ class ApiServer:
 
     @property
     def requests(self) -> frozenset[Request]:
-        """What the restricted users have asked for so far. From any thread."""
+        """What the restricted users have asked for so far. Safe from any thread."""
         return frozenset(self._authorizer.requests)
 
     async def start(self, host: str = "127.0.0.1", port: int = 0, tls: tuple[str, str] | None = None) -> str:
-        """Serve, beside what is served already; returns the URL.
+        """Serve at one more address and return its URL.
 
-        `tls` are the paths of certificate and key. Without it plain HTTP is served, over which kubectl sends no token.
+        `tls` are the paths of certificate and key. kubectl sends its token only over TLS.
         """
         context = None
         if tls:
@@ -83,7 +91,7 @@ class ApiServer:
             context.load_cert_chain(*tls)
         if self._runner is None:
             app = web.Application(client_max_size=_MAX_BODY)
-            app.router.add_route("*", "/{path:.*}", self._answer)
+            app.router.add_route("*", "/{path:.*}", self._respond)
             self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
             await self._runner.setup()
         listener = Listener(host, port)
@@ -92,24 +100,25 @@ class ApiServer:
         return f"{'https' if tls else 'http'}://{host}:{listener.port}"
 
     async def stop(self, *, abruptly: bool = False) -> None:
-        """Ends every watch, then the server; abruptly: and no request is answered any more. It can be started again."""
+        """End every watch, then the server; `abruptly` also drops the requests in progress. It can be started again."""
         if not abruptly:
             for collection in self.storage.collections().values():
                 for watcher in collection.watchers:
                     watcher.close()
         if self._runner:
             for listener in self._listeners:
-                await listener.ended()
+                await listener.stop_accepting()
                 if abruptly:
                     listener.hang_up()
             await self._runner.cleanup()
             for listener in self._listeners:
-                listener.hang_up()  # a client that keeps its connection open need not say goodbye
+                listener.hang_up()  # clients that keep their connections open do not close them
                 await listener.closed()
-            self._runner, self._listeners = None, []
+            self._runner = None
+            self._listeners = []
         await self._webhooks.close()
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def _respond(self, request: web.Request) -> web.StreamResponse:
         warnings: list[str] = []
         try:
             return await self._route(request, warnings)
@@ -123,10 +132,12 @@ class ApiServer:
 
     async def _route(self, request: web.Request, warnings: list[str]) -> web.StreamResponse:
         path = request.path.rstrip("/") or "/"
-        if path in _OPEN or path.startswith(("/livez/", "/readyz/", "/healthz/")):
-            return reply(200, discovery.VERSION, []) if path == "/version" else web.Response(text="ok")
+        if path == "/version":
+            return reply(200, discovery.VERSION, [])
+        if path.startswith(_HEALTH):
+            return web.Response(text="ok")
         user = self._user(request)
-        if (document := self._discovery(path)) is not None and request.method == "GET":
+        if request.method == "GET" and (document := discovery.document(self.registry, path)) is not None:
             return reply(200, document, [])
         where = self._where(path)
         call = Call(
@@ -138,33 +149,43 @@ class ApiServer:
             body=await request.read() if request.can_read_body else b"",
             warnings=warnings,
         )
-        plural = path.rpartition("/")[2]
         if where is None:
-            review = subresources.self_review(call, plural, self._authorizer.may) if request.method == "POST" else None
-            if review is None:
-                return self._unknown(path)
-            return reply(201, review, [])
+            return self._without_resource(request, path, call)
         self._authorizer.check(request.method, call)
         applied = call.content_type.startswith("application/apply-patch+") and not where.subresource
         if applied and self.storage.get(where.kind.resource, where.namespace, where.name) is None:
-            self._authorizer.check("POST", call)  # an apply of what is not there creates it
+            self._authorizer.check("POST", call)  # applying an object that does not exist creates it
         if where.subresource not in ("", "status"):
             return await self._subresource(request.method, call)
-        return await self._handlers.handle(request, call)
+        if where.subresource and where.subresource not in where.kind.subresources:
+            raise no_such_path()
+        return await (self._one(request.method, call) if where.name else self._several(request, call))
 
-    def _unknown(self, path: str) -> web.Response:
-        """Text where no such group is served, a Status where only the resource is not."""
-        parts = path.strip("/").split("/")
-        known = discovery.resources(self.registry, "/".join(parts[1 : 2 if parts[0] == "api" else 3]))
-        return (
-            reply(404, no_such_path().status(), []) if known else web.Response(status=404, text="404 page not found\n")
-        )
+    def _user(self, request: web.Request) -> User:
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        user = self._tokens.get(token) if scheme.lower() == "bearer" else None
+        if user is None:
+            raise ApiError(401, "Unauthorized", "Unauthorized")
+        if other := request.headers.get("Impersonate-User"):
+            return User(other, tuple(request.headers.getall("Impersonate-Group", ())))
+        return user
 
     def _where(self, path: str) -> Path | None:
         parts = path.split("/")
         if parts[:4] == ["", "api", "v1", "namespaces"] and parts[5:] == ["bindings"]:
             return Path(self.registry.of("pods"), parts[4], "", "bindings")
         return parse_path(path, self.registry)
+
+    def _without_resource(self, request: web.Request, path: str, call: Call) -> web.Response:
+        """Answer a review of the user's own rights; else 404: text for an unknown group, a Status for a known one."""
+        if request.method == "POST":
+            review = subresources.self_review(call, path.rpartition("/")[2], self._authorizer.may)
+            if review is not None:
+                return reply(201, review, [])
+        parts = path.strip("/").split("/")
+        if discovery.resources(self.registry, "/".join(parts[1 : 2 if parts[0] == "api" else 3])):
+            raise no_such_path()
+        return web.Response(status=404, text="404 page not found\n")
 
     async def _subresource(self, method: str, call: Call) -> web.StreamResponse:
         sub = call.path.subresource
@@ -179,27 +200,134 @@ class ApiServer:
             return reply(201, await subresources.evict(self.storage, self._deleter, call), call.warnings)
         return reply(201, await self._binder.bind(call, legacy=sub == "bindings"), call.warnings)
 
-    def _user(self, request: web.Request) -> User:
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        user = self._tokens.get(token) if scheme.lower() == "bearer" else None
-        if user is None:
-            raise unauthorized()
-        if other := request.headers.get("Impersonate-User"):
-            return User(other, tuple(request.headers.getall("Impersonate-Group", ())))
-        return user
+    async def _one(self, method: str, call: Call) -> web.StreamResponse:
+        """Handle a request for one object, or its status."""
+        if method == "GET":
+            item = existing(self.storage, call)
+            return reply(200, _row(call, item), []) if _wants_table(call) else _item(200, item, call)
+        if method == "PUT":
+            return _item(200, await self._writer.update(call), call)
+        if method == "PATCH":
+            item, new = await self._writer.patch(call)
+            return _item(201 if new else 200, item, call)
+        if method == "DELETE" and not call.path.subresource:
+            result = await self._deleter.delete(call)
+            return _item(200, result, call) if isinstance(result, Item) else reply(200, result, call.warnings)
+        raise method_not_allowed()
 
-    def _discovery(self, path: str) -> Any:
-        registry, parts = self.registry, path.strip("/").split("/")
-        if parts == ["api"]:
-            return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
-        if parts == ["apis"]:
-            return discovery.groups(registry)
-        if parts[0] == "apis" and len(parts) == 2:
-            return discovery.group(registry, parts[1])
-        if parts == ["api", "v1"] or (parts[0] == "apis" and len(parts) == 3):
-            return discovery.resources(registry, "/".join(parts[1:]))
-        if parts == ["openapi", "v3"]:
-            return discovery.openapi_index(registry)
-        if parts[:2] == ["openapi", "v3"]:
-            return discovery.openapi(registry, "/".join(parts[2:]))
-        return None
+    async def _several(self, request: web.Request, call: Call) -> web.StreamResponse:
+        """Handle a request for a collection."""
+        path, method = call.path, request.method
+        if method == "GET" and call.flag("watch"):
+            return await self._watch(request, call)
+        if method == "GET":
+            items, metadata = list_items(self.storage, call)
+            if _wants_table(call):
+                return reply(200, table(items, path.kind, metadata, _include(call)), [])
+            return reply(200, render_list(items, metadata, path.kind), [])
+        if method == "DELETE":
+            items = await self._deleter.delete_collection(call)
+            return reply(200, render_list(items, {"resourceVersion": str(self.storage.rv)}, path.kind), call.warnings)
+        if method != "POST" or (path.kind.namespaced and not path.namespace):
+            raise method_not_allowed()
+        return _item(201, await self._writer.create(call), call)
+
+    async def _watch(self, request: web.Request, call: Call) -> web.StreamResponse:
+        show: Render | None = None
+        if _wants_table(call):
+            header = iter((True,))  # only the first row of a watch carries the columns
+
+            def show_row(item: Item) -> bytes:
+                return _row(call, item, header=next(header, False))
+
+            show = show_row
+        lines = Watch(self.storage, call, show, self._bookmark_every).lines()
+        headers_sent = {"Content-Type": "application/json", "Cache-Control": "no-cache, private"}
+        response = web.StreamResponse(headers=headers_sent)
+        await response.prepare(request)
+        try:
+            async for line in lines:
+                await response.write(line)
+            await response.write_eof()
+        except (ConnectionError, TimeoutError):
+            pass  # the client has closed the connection
+        finally:
+            await lines.aclose()
+        return response
+
+
+def reply(code: int, document: Object | bytes, warnings: list[str]) -> web.Response:
+    """Return a JSON response; each warning becomes a `Warning` header."""
+    body = document if isinstance(document, bytes) else orjson.dumps(document)
+    response = web.Response(status=code, body=body, content_type="application/json")
+    for text in dict.fromkeys(warnings):
+        quoted = " ".join(text.split()).replace("\\", "\\\\").replace('"', '\\"')
+        response.headers.add("Warning", f'299 - "{quoted}"')
+    return response
+
+
+def _item(code: int, item: Item, call: Call) -> web.Response:
+    return reply(code, render(item, call.path.kind), call.warnings)
+
+
+def _wants_table(call: Call) -> bool:
+    return "as=Table" in call.accept and "v=v1" in call.accept
+
+
+def _include(call: Call) -> str:
+    return call.query.get("includeObject", "Metadata")
+
+
+def _row(call: Call, item: Item, *, header: bool = True) -> bytes:
+    metadata = {"resourceVersion": item.obj["metadata"]["resourceVersion"]}
+    return table([item], call.path.kind, metadata, _include(call), header=header)
+
+
+class Served:
+    """An API server on an event loop in a thread of its own.
+
+    `start` and `kill` may alternate any number of times: what is stored stays, as in etcd. Port 0 takes a free port,
+    which every later start uses again. `close` ends the thread.
+    """
+
+    def __init__(
+        self, server: ApiServer, *, host: str = "127.0.0.1", port: int = 0, tls: tuple[str, str] | None = None
+    ) -> None:
+        self._server = server
+        self._host = host
+        self._port = port
+        self._tls = tls
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="apiserver", daemon=True)
+        self._thread.start()
+
+    def start(self) -> str:
+        """Serve, and return the URL."""
+        url = self._wait(self._server.start(self._host, self._port, self._tls))
+        self._port = int(url.rpartition(":")[2])
+        return url
+
+    def kill(self) -> None:
+        """Drop every connection, with the requests in progress."""
+        self._wait(self._server.stop(abruptly=True))
+
+    def close(self) -> None:
+        self._wait(self._server.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=30)
+        self._loop.close()
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)
+
+
+@contextmanager
+def running(
+    server: ApiServer, *, host: str = "127.0.0.1", port: int = 0, tls: tuple[str, str] | None = None
+) -> Iterator[str]:
+    """Serve an API server for the length of the context, which is given its URL."""
+    served = Served(server, host=host, port=port, tls=tls)
+    try:
+        yield served.start()
+    finally:
+        served.close()

@@ -1,6 +1,6 @@
 """Objects in memory: one global resourceVersion, and the bounded history that watches and paged lists are served from.
 
-Everything runs on one event loop, so a call here is atomic. Objects are never changed in place once stored.
+All calls come from one event loop, so each of them is atomic. A stored object is never changed in place.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-# Not 1, so that a watch from an earlier life of the server is told that it is too old.
+# Not 1, so that a watch that continues from before a restart of the server ends with "too old".
 _FIRST = 100
 
 # etcd's limit for a request, 1.5 MiB.
@@ -26,22 +26,22 @@ class Stale(Exception):
 
 
 class Exists(Exception):
-    """There is an object of this name."""
+    """An object of this name is stored already."""
 
 
 class TooLarge(Exception):
-    """The object is larger than etcd would take."""
+    """The object is larger than etcd would accept."""
 
 
 class TooOld(Exception):
-    """The history no longer reaches back to this resourceVersion; `oldest` is the first one that it can start after."""
+    """The history does not reach back to this resourceVersion; `oldest` is the first one that it can start after."""
 
     def __init__(self, wanted: int, oldest: int) -> None:
         super().__init__(f"too old resource version: {wanted} ({oldest})")
 
 
 class Item:
-    """A stored object; serialised at most once, however many clients read or watch it."""
+    """A stored object, serialised at most once however many clients read or watch it. The object is immutable."""
 
     __slots__ = ("_bare", "_raw", "key", "obj")
 
@@ -59,7 +59,7 @@ class Item:
 
     @property
     def bare(self) -> bytes:
-        """Without `kind` and `apiVersion`, as lists of built-in kinds have their items."""
+        """The JSON without `kind` and `apiVersion`, as lists of built-in kinds contain it."""
         if self._bare is None:
             self._bare = orjson.dumps({k: v for k, v in self.obj.items() if k not in ("kind", "apiVersion")})
         return self._bare
@@ -76,7 +76,7 @@ class Change:
 
 
 class Subscription:
-    """What a watcher has not read yet. It is closed, not blocked, when its reader falls too far behind."""
+    """The changes that a watcher has not read yet. It is closed when its reader falls too far behind."""
 
     def __init__(self, backlog: Iterator[Change] | list[Change], limit: int) -> None:
         self._pending = list(backlog)
@@ -98,14 +98,15 @@ class Subscription:
 
     @property
     def behind(self) -> bool:
-        """Whether there are changes that nobody has taken."""
+        """Whether changes are waiting to be taken."""
         return bool(self._pending)
 
     async def take(self) -> list[Change]:
-        """Everything pending, at least one change unless closed."""
+        """Wait for changes and return all that are pending; none only when the subscription is closed."""
         await self._wake.wait()
         self._wake.clear()
-        taken, self._pending = self._pending, []
+        taken = self._pending
+        self._pending = []
         return taken
 
 
@@ -131,7 +132,7 @@ class Collection:
             watcher.push(change)
 
     def since(self, rv: int) -> list[Change]:
-        """Changes after `rv`, in order. Raises TooOld."""
+        """Return the changes after `rv`, in order. Raises TooOld."""
         if rv < self.floor:
             raise TooOld(rv, self.floor)
         found = []
@@ -142,7 +143,7 @@ class Collection:
         return found[::-1]
 
     def at(self, rv: int) -> dict[Key, Item]:
-        """The objects as they stood at `rv`. Raises TooOld."""
+        """Return the objects as they were at `rv`. Raises TooOld."""
         items = dict(self.items)
         for change in reversed(self.since(rv)):
             if change.old is None:
@@ -153,7 +154,7 @@ class Collection:
 
 
 class Storage:
-    """All collections. `history` is the number of changes that each remembers."""
+    """The collections of all resources. `history` is the number of changes that each remembers."""
 
     def __init__(self, history: int = 10_000) -> None:
         self.rv = _FIRST
@@ -169,7 +170,7 @@ class Storage:
         return dict(self._collections)
 
     def drop(self, resource: str) -> None:
-        """Forget a resource altogether (its definition was deleted)."""
+        """Forget a resource, whose definition was deleted, and end its watches."""
         gone = self._collections.pop(resource, None)
         for watcher in gone.watchers if gone else ():
             watcher.close()
@@ -194,7 +195,7 @@ class Storage:
         return self._write(collection, old, self._stamped(obj or old.obj), removed=True)
 
     def watch(self, resource: str, since: int) -> Subscription:
-        """Raises TooOld. The caller removes the subscription with `unwatch`."""
+        """Subscribe to the changes after `since`. Raises TooOld. The caller ends the subscription with `unwatch`."""
         collection = self.collection(resource)
         subscription = Subscription(collection.since(since), limit=self._history)
         collection.watchers.add(subscription)

@@ -1,35 +1,31 @@
-"""What is particular to a kind when it is written: defaults, what may be set, what may change."""
+"""What is particular to a kind when it is written: defaults, what may be set, what may change.
+
+`objects` looks a kind up with `strategy`. To give a kind defaults or validation, add a row to `_STRATEGIES`.
+"""
 
 import base64
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from playground.apiserver import pods
-from playground.apiserver.conditions import condition_problems
+from playground.apiserver.admission import condition_problems
 from playground.apiserver.errors import Cause, invalid_value, required
 from playground.apiserver.storage import Object
 
 
-def _nothing(_: Object) -> None:
-    return None
-
-
-def _no_problems(_: Object) -> Iterable[Cause]:
-    return ()
-
-
-def _no_update_problems(_new: Object, _old: Object) -> Iterable[Cause]:
-    return ()
-
-
 @dataclass(frozen=True)
 class Strategy:
-    """`defaults` after every decode; `prepare` once, for a new object; `kept_status` survives a status without it."""
+    """What is done to objects of one kind. `defaults` and `prepare` change the object in place.
 
-    defaults: Callable[[Object], None] = _nothing
-    prepare: Callable[[Object], None] = _nothing
-    validate: Callable[[Object], Iterable[Cause]] = _no_problems
-    validate_update: Callable[[Object, Object], Iterable[Cause]] = _no_update_problems
+    defaults: after every decode.
+    prepare: once, for a new object.
+    kept_status: fields that a new status without them keeps.
+    """
+
+    defaults: Callable[[Object], None] = lambda _: None
+    prepare: Callable[[Object], None] = lambda _: None
+    validate: Callable[[Object], Iterable[Cause]] = lambda _: ()
+    validate_update: Callable[[Object, Object], Iterable[Cause]] = lambda _new, _old: ()
     kept_status: tuple[str, ...] = ()
 
 
@@ -76,10 +72,8 @@ def _check_webhooks(config: Object) -> Iterable[Cause]:
     for i, hook in enumerate(config.get("webhooks") or []):
         path, name = f"webhooks[{i}]", hook.get("name") or ""
         if len(name.split(".")) < 3:
-            yield Cause(
-                f"{path}.name",
-                f'Invalid value: "{name}": should be a domain with at least three segments separated by dots',
-            )
+            detail = "should be a domain with at least three segments separated by dots"
+            yield invalid_value(f"{path}.name", name, detail)
         if hook.get("sideEffects") not in ("None", "NoneOnDryRun"):
             yield required(f"{path}.sideEffects", "must specify one of None, NoneOnDryRun")
         yield from condition_problems(hook, path)
@@ -119,6 +113,12 @@ def _check_event(event: Object) -> Iterable[Cause]:
         yield invalid_value("involvedObject.namespace", about, "does not match event.namespace")
 
 
+_CRD_CONDITIONS = (
+    ("NamesAccepted", "NoConflicts", "no conflicts found"),
+    ("Established", "InitialNamesAccepted", "the initial names have been accepted"),
+)
+
+
 def _crd_defaults(crd: Object) -> None:
     spec = crd.setdefault("spec", {})
     names = spec.setdefault("names", {})
@@ -134,25 +134,17 @@ def _prepare_crd(crd: Object) -> None:
     crd["status"] = {"conditions": established, "acceptedNames": crd["spec"]["names"], "storedVersions": stored}
 
 
-_CRD_CONDITIONS = (
-    ("NamesAccepted", "NoConflicts", "no conflicts found"),
-    ("Established", "InitialNamesAccepted", "the initial names have been accepted"),
-)
-
-
 def _check_crd(crd: Object) -> Iterable[Cause]:
-    spec = crd["spec"]
-    wanted = f"{spec.get('names', {}).get('plural')}.{spec.get('group')}"
-    if crd["metadata"].get("name") != wanted:
-        yield Cause(
-            "metadata.name", f'Invalid value: "{crd["metadata"].get("name")}": must be spec.names.plural+"."+spec.group'
-        )
+    spec, name = crd["spec"], crd["metadata"].get("name")
+    if name != f"{spec.get('names', {}).get('plural')}.{spec.get('group')}":
+        yield invalid_value("metadata.name", name, 'must be spec.names.plural+"."+spec.group')
     if sum(1 for v in spec.get("versions") or [] if v.get("storage")) != 1:
         yield Cause("spec.versions", "Invalid value: must have exactly one version marked as storage version")
     if spec.get("scope") not in ("Cluster", "Namespaced"):
         yield required("spec.scope")
 
 
+_WEBHOOKS = Strategy(_webhook_defaults, validate=_check_webhooks)
 _STRATEGIES = {
     "pods": Strategy(pods.defaults, _prepare_pod, pods.validate, pods.validate_update, ("qosClass",)),
     "nodes": Strategy(_node_defaults),
@@ -160,14 +152,13 @@ _STRATEGIES = {
     "services": Strategy(_service_defaults),
     "secrets": Strategy(_secret_defaults),
     "events": Strategy(_event_defaults, validate=_check_event),
-    "mutatingwebhookconfigurations.admissionregistration.k8s.io": Strategy(_webhook_defaults, validate=_check_webhooks),
-    "validatingwebhookconfigurations.admissionregistration.k8s.io": Strategy(
-        _webhook_defaults, validate=_check_webhooks
-    ),
+    "mutatingwebhookconfigurations.admissionregistration.k8s.io": _WEBHOOKS,
+    "validatingwebhookconfigurations.admissionregistration.k8s.io": _WEBHOOKS,
     "customresourcedefinitions.apiextensions.k8s.io": Strategy(_crd_defaults, _prepare_crd, _check_crd),
 }
 _PLAIN = Strategy()
 
 
 def strategy(resource: str) -> Strategy:
+    """Return the strategy of a resource as the storage names it; most have none of their own."""
     return _STRATEGIES.get(resource, _PLAIN)

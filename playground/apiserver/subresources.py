@@ -1,4 +1,7 @@
-"""What hangs on other resources or is answered without being stored: evictions, logs, reviews of oneself."""
+"""Subresources of pods (binding, eviction, log), and the reviews that are answered without being stored.
+
+`server` calls these functions for the paths `pods/<name>/<subresource>`, `bindings` and `self…reviews`.
+"""
 
 import asyncio
 import dataclasses
@@ -6,55 +9,121 @@ from collections.abc import Callable, Mapping
 
 import orjson
 
-from playground.apiserver.attributes import User
+from playground.apiserver import decoding
+from playground.apiserver.admission import Admission
+from playground.apiserver.calls import Call, User
 from playground.apiserver.deletions import Deleter
-from playground.apiserver.errors import bad_request, success
-from playground.apiserver.objects import now, read_body
+from playground.apiserver.errors import Cause, bad_request, conflict, not_found, plain, required, success
+from playground.apiserver.objects import check_preconditions, now, read_body
 from playground.apiserver.reads import existing
-from playground.apiserver.routes import Call
 from playground.apiserver.storage import Item, Object, Storage
 
 LogSource = Callable[[str, str, str], str]
+"""Namespace, pod and container → the log. Raises LookupError where there is none yet."""
 
 
-def _marked(pod: Object) -> Object:
+class Binder:
+    """Binds pods: admission first, then one write of node, annotations, labels and condition."""
+
+    def __init__(self, storage: Storage, admission: Admission) -> None:
+        self._storage = storage
+        self._admission = admission
+
+    async def bind(self, call: Call, *, legacy: bool) -> Object:
+        """Handle POST of a Binding to `pods/<name>/binding` or, `legacy`, to `bindings`, which ignores its uid."""
+        body = read_body(call)
+        if not isinstance(body, dict):
+            raise bad_request("the body of the request is not a Binding")
+        binding = _decode(call, body)
+        given = binding["metadata"]
+        if given.setdefault("namespace", call.path.namespace) != call.path.namespace:
+            raise bad_request("the namespace of the provided object does not match the namespace sent on the request")
+        name = given.get("name", "") if legacy else call.path.name
+        if not name:
+            raise bad_request("Name parameter required.")
+        if not legacy and given.get("name") != name:
+            raise bad_request("name in URL does not match name in Binding object")
+        if legacy:
+            given.pop("uid", None)
+        resource = {"plural": "bindings"} if legacy else {"plural": "pods", "subresource": "binding"}
+        attributes = call.attributes("CREATE", name, kind=("", "v1", "Binding"), **resource)
+        binding = await self._admission.mutate(attributes, binding, None, lambda o: _decode(call, o))
+        await self._admission.validate(attributes, binding, None)
+        if problems := _binding_problems(binding):
+            raise plain(500, ", ".join(map(str, problems)))
+        self._write(call, name, binding, legacy=legacy)
+        return success(code=201)
+
+    def _write(self, call: Call, name: str, binding: Object, *, legacy: bool) -> None:
+        item = self._storage.get("pods", call.path.namespace, name)
+        if item is None:
+            raise not_found("pods", name)
+        if not legacy:
+            check_preconditions("pods", item.obj["metadata"], binding["metadata"])
+        bound = _bound(item.obj, binding)
+        if not call.dry_run:
+            self._storage.replace("pods", item, bound)
+
+
+def _decode(call: Call, body: Object) -> Object:
+    whole = {"apiVersion": "v1", "kind": "Binding", "metadata": {}} | body
+    obj = decoding.decode(whole, call.path.kind, "V1Binding").obj
+    metadata = {k: v for k, v in (obj.get("metadata") or {}).items() if v is not None and k != "managedFields"}
+    return obj | {"metadata": metadata, "target": obj.get("target") or {}}
+
+
+def _binding_problems(binding: Object) -> list[Cause]:
+    found = []
+    target = binding["target"]
+    if target.get("kind", "") not in ("", "Node"):
+        message = f'Unsupported value: "{target["kind"]}": supported values: "Node", "<empty>"'
+        found.append(Cause("target.kind", message, "FieldValueNotSupported"))
+    if not target.get("name"):
+        found.append(required("target.name"))
+    return found
+
+
+def _bound(old: Object, binding: Object) -> Object:
+    """Return the pod with what the Binding sets. Raises a 409 for a pod that cannot be bound."""
+    metadata, spec = old["metadata"], old["spec"]
+    name = metadata["name"]
+    if "deletionTimestamp" in metadata:
+        raise conflict("pods/binding", name, f"pod {name} is being deleted, cannot be assigned to a host")
+    if spec.get("nodeName"):
+        raise conflict("pods/binding", name, f'pod {name} is already assigned to node "{spec["nodeName"]}"')
+    if spec.get("schedulingGates"):
+        raise conflict("pods/binding", name, f"pod {name} has non-empty .spec.schedulingGates")
+    for field in ("annotations", "labels"):
+        if added := binding["metadata"].get(field):
+            metadata = {**metadata, field: {**(metadata.get(field) or {}), **added}}
+    condition = {"type": "PodScheduled", "status": "True", "lastProbeTime": None, "lastTransitionTime": now()}
+    spec = {**spec, "nodeName": binding["target"]["name"]}
+    return {**_with_condition(old, condition), "metadata": metadata, "spec": spec}
+
+
+def _with_condition(pod: Object, condition: Object) -> Object:
     status = pod.get("status") or {}
-    conditions = [c for c in status.get("conditions") or [] if c["type"] != "DisruptionTarget"]
-    mark = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "lastProbeTime": None}
-    mark |= {"message": "Eviction API: evicting", "lastTransitionTime": now()}
-    return {**pod, "status": {**status, "conditions": [*conditions, mark]}}
+    others = [c for c in status.get("conditions") or [] if c["type"] != condition["type"]]
+    return {**pod, "status": {**status, "conditions": [*others, condition]}}
 
 
 async def evict(storage: Storage, deleter: Deleter, call: Call) -> Object:
-    """POST pods/<name>/eviction: a condition that says so, and a deletion with the Eviction's options."""
-    body = read_body(call) or {}
-    options = {"kind": "DeleteOptions", "apiVersion": "v1"} | (body.get("deleteOptions") or {})
+    """Handle POST of an Eviction: set the condition DisruptionTarget, then delete with the Eviction's options."""
+    eviction = read_body(call) or {}
+    options = {"kind": "DeleteOptions", "apiVersion": "v1"} | (eviction.get("deleteOptions") or {})
     pod = existing(storage, call)
     if not call.dry_run and "deletionTimestamp" not in pod.obj["metadata"]:
-        storage.replace("pods", pod, _marked(pod.obj))
+        mark = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "lastProbeTime": None}
+        mark |= {"message": "Eviction API: evicting", "lastTransitionTime": now()}
+        storage.replace("pods", pod, _with_condition(pod.obj, mark))
     path = dataclasses.replace(call.path, subresource="")
-    await deleter.delete(
-        dataclasses.replace(call, path=path, body=orjson.dumps(options), content_type="application/json")
-    )
+    body = orjson.dumps(options)
+    await deleter.delete(dataclasses.replace(call, path=path, body=body, content_type="application/json"))
     return success(code=201)
 
 
-def _container(pod: Item, wanted: str) -> str:
-    name = pod.key[1]
-    spec = pod.obj["spec"]
-    names = [c["name"] for field in ("initContainers", "containers") for c in spec.get(field) or []]
-    apps = [c["name"] for c in spec["containers"]]
-    if not wanted and len(apps) == 1:
-        return str(apps[0])
-    if not wanted:
-        raise bad_request(f"a container name must be specified for pod {name}, choose one of: [{' '.join(apps)}]")
-    if wanted not in names:
-        raise bad_request(f"container {wanted} is not valid for pod {name}")
-    return wanted
-
-
 async def log(storage: Storage, source: LogSource | None, call: Call) -> str | None:
-    """The text of a container's log, from the node; `tailLines` is honoured. None before there is a node."""
+    """Return the text of a container's log, or None before the pod has a node; of the options `tailLines` counts."""
     pod = existing(storage, call)
     container = _container(pod, call.query.get("container", ""))
     if not pod.obj["spec"].get("nodeName"):
@@ -64,16 +133,32 @@ async def log(storage: Storage, source: LogSource | None, call: Call) -> str | N
     try:
         text = await asyncio.to_thread(source, *pod.key, container)
     except LookupError as problem:
-        why = f'container "{container}" in pod "{pod.key[1]}" is waiting to start: ContainerCreating'
-        raise bad_request(why) from problem
+        reason = f'container "{container}" in pod "{pod.key[1]}" is waiting to start: ContainerCreating'
+        raise bad_request(reason) from problem
     if "tailLines" in call.query:
         lines = text.splitlines(keepends=True)
         text = "".join(lines[len(lines) - min(len(lines), call.number("tailLines")) :])
     return text
 
 
+def _container(pod: Item, wanted: str) -> str:
+    """Return the container whose log is asked for; only a pod with one container may leave it out."""
+    name, spec = pod.key[1], pod.obj["spec"]
+    apps = [c["name"] for c in spec["containers"]]
+    if not wanted and len(apps) == 1:
+        return str(apps[0])
+    if not wanted:
+        raise bad_request(f"a container name must be specified for pod {name}, choose one of: [{' '.join(apps)}]")
+    if wanted not in (*apps, *(c["name"] for c in spec.get("initContainers") or [])):
+        raise bad_request(f"container {wanted} is not valid for pod {name}")
+    return wanted
+
+
 def self_review(call: Call, plural: str, may: Callable[[User, Mapping[str, str]], bool]) -> Object | None:
-    """Answers `kubectl auth can-i` (paths that are no resources: yes) and `kubectl auth whoami`."""
+    """Answer `kubectl auth can-i` and `kubectl auth whoami`; None for any other resource.
+
+    may: whether the user has the right that `resourceAttributes` describe. Paths that are no resources are allowed.
+    """
     if plural == "selfsubjectaccessreviews":
         review = dict(read_body(call))
         wanted = (review.get("spec") or {}).get("resourceAttributes")

@@ -1,21 +1,24 @@
-"""Create, update, patch: admission between reading and writing, and the write refused when the object changed since."""
+"""Create, update and patch: admission between reading and writing; a write is refused when the object changed since.
+
+`server` calls `Writer` for POST, PUT and PATCH.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 import orjson
 
-from playground.apiserver import patches, priorities, quotas
+from playground.apiserver import patches, pods
 from playground.apiserver.admission import Admission
-from playground.apiserver.applied import Applied, removal
-from playground.apiserver.attributes import Attributes
+from playground.apiserver.calls import Call, check_kind
+from playground.apiserver.decoding import check_unknown
+from playground.apiserver.deletions import Lifecycle
 from playground.apiserver.errors import (
     ApiError,
     Cause,
     already_exists,
     bad_request,
     conflict,
-    field_immutable,
     forbidden,
     invalid,
     invalid_value,
@@ -24,7 +27,6 @@ from playground.apiserver.errors import (
     required,
 )
 from playground.apiserver.kinds import Kind
-from playground.apiserver.lifecycle import Lifecycle
 from playground.apiserver.objects import (
     carried_over,
     complete,
@@ -34,157 +36,143 @@ from playground.apiserver.objects import (
     read_body,
     update_problems,
 )
-from playground.apiserver.routes import Call, wrong_kind
-from playground.apiserver.schema import field_validation
+from playground.apiserver.reads import existing
 from playground.apiserver.storage import Exists, Item, Object, Stale, Storage
 
 _ATTEMPTS = 5
-# Taken from a new object before any webhook sees it.
-_WIPED = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "selfLink")
+# Removed from a new object before any webhook sees it.
+_SERVER_OWNED = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "selfLink")
 _MODIFIED = "the object has been modified; please apply your changes to the latest version and try again"
 
 
-def attributes(call: Call, operation: str, options: str, name: str, *, subresource: str = "") -> Attributes:
-    """What admission is told about a request."""
-    kind = call.path.kind
-    return Attributes(
-        operation=operation,
-        group=kind.group,
-        version=kind.version,
-        plural=kind.plural,
-        subresource=subresource,
-        kind=(kind.group, kind.version, kind.kind),
-        namespace=call.path.namespace if kind.namespaced else name if kind.plural == "namespaces" else "",
-        name=name,
-        user=call.user,
-        dry_run=call.dry_run,
-        namespaced=kind.namespaced,
-        options={"kind": options, "apiVersion": "meta.k8s.io/v1"} | ({"dryRun": ["All"]} if call.dry_run else {}),
-        warnings=call.warnings,
-    )
-
-
 class Writer:
+    """Writes objects through admission.
+
+    It remembers what each manager applied to each object, for server-side apply; a restart of the process forgets it.
+    """
+
     def __init__(self, storage: Storage, admission: Admission, lifecycle: Lifecycle) -> None:
-        self._storage, self._admission, self._lifecycle = storage, admission, lifecycle
-        self._applied = Applied()
+        self._storage = storage
+        self._admission = admission
+        self._lifecycle = lifecycle
+        self._applied: dict[tuple[str, str], Object] = {}
 
     async def create(self, call: Call) -> Item:
-        kind, body = call.path.kind, read_body(call)
-        if not isinstance(body, dict):
-            raise bad_request(f"the body is no {kind.kind}")
-        if wrong := wrong_kind(call.path, body.get("apiVersion") or "", body.get("kind") or ""):
-            raise wrong
-        return await self.create_object(call, body)
+        return await self._create(call, check_kind(call.path.kind, read_body(call)))
 
-    async def create_object(self, call: Call, body: Object) -> Item:
-        """Admission, validation and the write of a new object; only the first two in a dry run."""
+    async def update(self, call: Call) -> Item:
+        """Handle PUT, also of `status`."""
         kind = call.path.kind
-        obj = self._decoded(call, kind, body)
+        obj = self._decoded(call, check_kind(kind, read_body(call)))
+        if not obj["metadata"].get("resourceVersion") and needs_version(kind):
+            cause = Cause("metadata.resourceVersion", "Invalid value: 0: must be specified for an update")
+            raise invalid(kind.resource, call.path.name, [cause])
+        return await self._change(call, lambda _: obj)
+
+    async def patch(self, call: Call) -> tuple[Item, bool]:
+        """Return the object and whether it is new: a server-side apply creates what is missing."""
+        kind = call.path.kind
+        media, patch = patches.parse(call.content_type, call.body, custom=kind.custom)
+        if media == patches.APPLY:
+            return await self._apply(call, patch)
+        return await self._change(call, lambda old: self._patched(call, media, patch, old)), False
+
+    async def _create(self, call: Call, body: Object) -> Item:
+        """Admit, validate and store a new object; a dry run stores nothing."""
+        kind = call.path.kind
+        obj = self._decoded(call, body)
         metadata = obj["metadata"]
         if kind.namespaced:
             self._check_namespace(call, metadata)
         else:
             metadata.pop("namespace", None)
-        for field in _WIPED:
+        for field in _SERVER_OWNED:
             metadata.pop(field, None)
         if metadata.get("resourceVersion"):
             raise plain(500, "resourceVersion should not be set on objects to be created")
-        if kind.resource == "pods":
-            priorities.resolve(self._storage, obj)
-        attrs = attributes(call, "CREATE", "CreateOptions", metadata.get("name") or "")
-        sent = obj
-        obj = await self._admission.mutate(attrs, obj, None, lambda o: normalise(kind, o)[0])
-        if kind.resource == "pods" and obj is not sent:
-            # The real server calls its own plugins again where a webhook changed the object.
-            priorities.resolve(self._storage, obj)
-        complete(kind, obj)
+        obj = await self._admitted(call, obj)
         name = obj["metadata"].get("name") or ""
-        self._refuse(kind, name, create_problems(kind, obj))
-        await self._admission.validate(attributes(call, "CREATE", "CreateOptions", name), obj, None)
-        if kind.resource == "pods":
-            quotas.check(self._storage, obj)
         if call.dry_run:
             if self._storage.get(kind.resource, call.path.namespace, name):
-                raise already_exists(kind.group, kind.plural, name)
+                raise already_exists(kind.resource, name)
             return Item(obj)
         try:
             item = self._storage.create(kind.resource, obj)
         except Exists as problem:
-            raise already_exists(kind.group, kind.plural, name) from problem
+            raise already_exists(kind.resource, name) from problem
         self._lifecycle.created(kind, item)
         return item
 
-    async def update(self, call: Call) -> Item:
-        """PUT, also of `status`."""
-        kind, body = call.path.kind, read_body(call)
-        if not isinstance(body, dict):
-            raise bad_request(f"the body is no {kind.kind}")
-        if wrong := wrong_kind(call.path, body.get("apiVersion") or "", body.get("kind") or ""):
-            raise wrong
-        obj = self._decoded(call, kind, body)
-        if not obj["metadata"].get("resourceVersion") and needs_version(kind):
-            cause = Cause("metadata.resourceVersion", "Invalid value: 0: must be specified for an update")
-            raise invalid(kind.group, kind.plural, call.path.name, [cause])
-        return await self.change(call, lambda _: obj)
-
-    async def patch(self, call: Call) -> tuple[Item, bool]:
-        """(the object, whether it is new): only an apply creates one."""
+    async def _admitted(self, call: Call, obj: Object) -> Object:
+        """Return a new object after built-in plugins, mutation, completion and validation, in the real order."""
         kind = call.path.kind
-        media, patch = patches.parse(call.content_type, call.body, custom=kind.custom)
-        if media == patches.APPLY:
-            return await self._apply(call, patch)
-        return await self.change(call, lambda old: self._patched(call, media, patch, old)), False
+        if kind.resource == "pods":
+            pods.resolve_priority(self._storage, obj)
+        attributes = call.attributes("CREATE", obj["metadata"].get("name") or "")
+        mutated = await self._admission.mutate(attributes, obj, None, lambda o: normalise(kind, o)[0])
+        if kind.resource == "pods" and mutated is not obj:
+            # The real server calls its own plugins again where a webhook changed the object.
+            pods.resolve_priority(self._storage, mutated)
+        complete(kind, mutated)
+        name = mutated["metadata"].get("name") or ""
+        _refuse(kind, name, create_problems(kind, mutated))
+        await self._admission.validate(call.attributes("CREATE", name), mutated, None)
+        if kind.resource == "pods":
+            pods.check_quotas(self._storage, mutated)
+        return dict(mutated)
 
     async def _apply(self, call: Call, patch: Object) -> tuple[Item, bool]:
-        kind, path, manager = call.path.kind, call.path, call.query.get("fieldManager", "")
+        """Server-side apply; fields that the manager applied before and leaves out now are removed."""
+        kind, path = call.path.kind, call.path
+        manager = call.query.get("fieldManager", "")
         if not manager:
             cause = required("fieldManager", "is required for apply patch")
-            raise invalid("meta.k8s.io", "PatchOptions", "", [cause])
+            raise invalid("PatchOptions.meta.k8s.io", "", [cause])
         found = self._storage.get(kind.resource, path.namespace, path.name)
         if found is None and path.subresource:
-            raise not_found(kind.group, kind.plural, path.name)
+            raise not_found(kind.resource, path.name)
+
+        def applied(old: Object) -> Object:
+            before = self._applied.get((old["metadata"]["uid"], manager), {})
+            gone = patches.removal(before, patch, lists=not kind.custom)
+            without = patches.apply(patches.STRATEGIC, gone, old, custom=kind.custom)
+            return self._patched(call, patches.APPLY, patch, without)
+
         if found is None:
             patch.setdefault("metadata", {})["name"] = path.name
-            item = await self.create_object(call, patch)
+            item = await self._create(call, patch)
         else:
-
-            def applied(old: Object) -> Object:
-                before = self._applied.before(old["metadata"]["uid"], manager)
-                gone = removal(before, patch, lists=not kind.custom)
-                without = patches.apply(patches.STRATEGIC, gone, old, custom=kind.custom)
-                return self._patched(call, patches.APPLY, patch, without)
-
-            item = await self.change(call, applied)
+            item = await self._change(call, applied)
         if not call.dry_run:
-            self._applied.keep(item.obj["metadata"]["uid"], manager, patch)
+            self._applied[item.obj["metadata"]["uid"], manager] = patch
         return item, found is None
 
     def _patched(self, call: Call, media: str, patch: Any, old: Object) -> Object:
-        """Raises a 422 for a patch that makes something else of the object than its kind allows."""
+        """Raises a 422 for a patch whose result is no object of the kind, or another object."""
         kind = call.path.kind
         result = patches.apply(media, patch, old, custom=kind.custom)
         try:
-            obj = self._decoded(call, kind, result)
+            obj = self._decoded(call, result)
         except ApiError as problem:
             shown = orjson.dumps(result).decode()
-            raise invalid("", "", "", [invalid_value("patch", shown, problem.message)]) from problem
+            raise invalid("", "", [invalid_value("patch", shown, problem.message)]) from problem
         uid = obj["metadata"].get("uid")
         if uid != old["metadata"]["uid"]:
-            raise invalid(kind.group, kind.kind, call.path.name, [field_immutable("metadata.uid", uid)])
+            cause = invalid_value("metadata.uid", uid, "field is immutable")
+            raise invalid(kind.qualified_kind, call.path.name, [cause])
         return obj
 
-    async def change(self, call: Call, make: Callable[[Object], Object]) -> Item:
-        """Write what `make` makes of the stored object; it is made again when another write came between."""
+    async def _change(self, call: Call, make: Callable[[Object], Object]) -> Item:
+        """Write what `make` makes of the stored object; start over when another write came during admission."""
         kind, path = call.path.kind, call.path
-        attrs = attributes(call, "UPDATE", "UpdateOptions", path.name, subresource=path.subresource)
+        attributes = call.attributes("UPDATE", path.name, subresource=path.subresource)
         for _ in range(_ATTEMPTS):
-            old = self._existing(call)
+            old = existing(self._storage, call)
             new = carried_over(kind, path.subresource, make(old.obj), old.obj)
-            new = await self._admission.mutate(attrs, new, old.obj, lambda o: normalise(kind, o)[0])
+            new = await self._admission.mutate(attributes, new, old.obj, lambda o: normalise(kind, o)[0])
             new = carried_over(kind, path.subresource, new, old.obj)
-            self._refuse(kind, path.name, update_problems(kind, path.subresource, new, old.obj))
-            await self._admission.validate(attrs, new, old.obj)
+            _refuse(kind, path.name, update_problems(kind, path.subresource, new, old.obj))
+            await self._admission.validate(attributes, new, old.obj)
             if new == old.obj:
                 return old
             if call.dry_run:
@@ -193,35 +181,30 @@ class Writer:
                 return self._lifecycle.changed(kind, old, new)
             except Stale:
                 continue
-        raise conflict(kind.group, kind.plural, path.name, _MODIFIED)
-
-    def _existing(self, call: Call) -> Item:
-        path = call.path
-        item = self._storage.get(path.kind.resource, path.namespace, path.name)
-        if item is None:
-            raise not_found(path.kind.group, path.kind.plural, path.name)
-        return item
+        raise conflict(kind.resource, path.name, _MODIFIED)
 
     @staticmethod
-    def _decoded(call: Call, kind: Kind, body: Object) -> Object:
+    def _decoded(call: Call, body: Object) -> Object:
+        kind = call.path.kind
         obj, unknown = normalise(kind, body)
-        field_validation(call.field_validation, kind.kind, kind.version, unknown, call.warnings.append)
+        check_unknown(call.field_validation, kind.kind, kind.version, unknown, call.warnings.append)
         return obj
 
     def _check_namespace(self, call: Call, metadata: Object) -> None:
-        namespace, kind = call.path.namespace, call.path.kind
+        """Set the namespace of a new object. Raises where that namespace is missing or being deleted."""
+        namespace = call.path.namespace
         if metadata.setdefault("namespace", namespace) != namespace:
             raise bad_request("the namespace of the provided object does not match the namespace sent on the request")
         found = self._storage.get("namespaces", "", namespace)
         if found is None:
-            raise not_found("", "namespaces", namespace)
+            raise not_found("namespaces", namespace)
         if "deletionTimestamp" in found.obj["metadata"]:
-            why = f"unable to create new content in namespace {namespace} because it is being terminated"
+            reason = f"unable to create new content in namespace {namespace} because it is being terminated"
             cause = {"reason": "NamespaceTerminating", "message": f"namespace {namespace} is being terminated"}
             cause["field"] = "metadata.namespace"
-            raise forbidden(kind.group, kind.plural, metadata.get("name") or "", why, [cause])
+            raise forbidden(call.path.kind.resource, metadata.get("name") or "", reason, [cause])
 
-    @staticmethod
-    def _refuse(kind: Kind, name: str, problems: list[Cause]) -> None:
-        if problems:
-            raise invalid(kind.group, kind.kind, name, problems)
+
+def _refuse(kind: Kind, name: str, problems: list[Cause]) -> None:
+    if problems:
+        raise invalid(kind.qualified_kind, name, problems)

@@ -4,8 +4,8 @@
                                     "AllocResp": base64}],
               "RegisteredDevices": {resource: [...]}}, "Checksum": number}
 
-"-1" is the NUMA node of ids without topology. The kubelet's checksum is a hash of Go's in-memory values, which nobody
-else can compute; here it is a CRC of the data.
+"-1" is the NUMA node of ids without topology. The kubelet's checksum is a hash of Go's in-memory values, which cannot
+be computed elsewhere; here it is a CRC of the data. `devices` reads and writes the file; the node agent only reads it.
 """
 
 import base64
@@ -56,7 +56,7 @@ def write(path: Path, entries: Iterable[Entry], registered: Mapping[str, Sequenc
 
 
 def read(path: Path) -> Checkpoint | None:
-    """None: there is no checkpoint. Raises ValueError for a file that is damaged; the real kubelet does not start."""
+    """Return the checkpoint, or None where there is none. Raises ValueError for a damaged one, as the kubelet fails."""
     try:
         text = path.read_text()
     except FileNotFoundError:

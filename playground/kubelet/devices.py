@@ -1,7 +1,8 @@
-"""The kubelet's device manager: which ids each container holds, as the real one decides it, oddities included.
+"""The kubelet's device manager: which ids each container holds, with the oddities of the real one.
 
-What it does is taken from the behaviour of pkg/kubelet/cm/devicemanager of Kubernetes 1.36; kubernetes.md ("Device
-manager") lists what follows for a plugin. Nothing here dials: plugins are `Endpoint`s, over gRPC or plain objects.
+It follows pkg/kubelet/cm/devicemanager of Kubernetes 1.36; docs/design/kubernetes.md ("Device manager") lists what that
+means for a plugin. Nothing here dials: a plugin is an `Endpoint`, which `services` implements over gRPC and tests as a
+plain object. `kubelet` admits pods with `allocate`, `worker` starts containers with `run_options`.
 """
 
 import random
@@ -21,11 +22,11 @@ Raw = Mapping[str, Any]
 
 
 class PluginError(Exception):
-    """A plugin's call failed; the message is gRPC's as Go prints it."""
+    """A call to a plugin failed. The message is gRPC's as Go prints it."""
 
 
 class AdmissionError(Exception):
-    """The pod cannot be admitted: it fails with UnexpectedAdmissionError."""
+    """The pod cannot be admitted; it fails with the reason UnexpectedAdmissionError."""
 
 
 class Endpoint(Protocol):
@@ -42,10 +43,12 @@ class Endpoint(Protocol):
 class DeviceManager:
     """Ids by pod, container and resource. Thread-safe; plugins are called without its lock.
 
-    file: the checkpoint, read here and written with every allocation and device list.
-    active: the UIDs of pods that have not ended; what others hold is freed with the next allocation, not before.
-    changed: called when capacity or health may differ.
-    grace: seconds after which the resource of a gone plugin is removed.
+    Args:
+        file: the checkpoint, read at the start and written with every allocation and device list.
+        active: returns the UIDs of pods that have not ended; the next allocation, and nothing earlier, frees the rest.
+        rng: the source of everything that is random in the kubelet because Go walks its maps in random order.
+        changed: called when capacity or health may have changed.
+        grace: seconds after which the resource of a disconnected plugin is removed.
     """
 
     def __init__(
@@ -58,8 +61,12 @@ class DeviceManager:
         changed: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._file, self._active, self._rng = file, active, rng
-        self._grace, self._changed, self._clock = grace, changed, clock
+        self._file = file
+        self._active = active
+        self._rng = rng
+        self._grace = grace
+        self._changed = changed
+        self._clock = clock
         self._lock = threading.RLock()
         self._endpoints: dict[str, Endpoint | None] = {}
         self._stopped: dict[str, float] = {}
@@ -73,11 +80,11 @@ class DeviceManager:
         for entry in restored.entries if restored else ():
             self._held[entry.uid, entry.container, entry.resource] = entry
         for resource, _ in restored.registered if restored else ():
-            # Known, with no device, until the plugin is back: capacity 0, and PreStartContainer is not called.
+            # Until the plugin registers again, the capacity is 0 and PreStartContainer is not called.
             self._devices[resource] = {}
             self._endpoints[resource] = None
             self._stopped[resource] = self._clock()
-        self._retake()
+        self._recount_taken()
 
     def connected(self, resource: str, endpoint: Endpoint) -> None:
         with self._lock:
@@ -87,7 +94,7 @@ class DeviceManager:
         self._changed()
 
     def disconnected(self, resource: str) -> None:
-        """All its ids become unhealthy at once; the resource itself goes after the grace."""
+        """Mark all ids as unhealthy. The resource itself is removed after the grace period."""
         with self._lock:
             if resource in self._endpoints:
                 self._devices[resource] = dict.fromkeys(self._devices.get(resource, {}), False)
@@ -95,14 +102,14 @@ class DeviceManager:
         self._changed()
 
     def update(self, resource: str, devices: Mapping[str, bool]) -> None:
-        """A device list as ListAndWatch sends it: id → healthy."""
+        """Take a device list as ListAndWatch sends it: id → whether it is healthy."""
         with self._lock:
             self._devices[resource] = dict(devices)
             self._checkpoint()
         self._changed()
 
     def capacity(self) -> tuple[dict[str, int], dict[str, int], set[str]]:
-        """(capacity, allocatable, resources removed since their grace is over)."""
+        """Return capacity, allocatable, and the resources that this call removes because their grace period is over."""
         with self._lock:
             now = self._clock()
             removed = {r for r, since in self._stopped.items() if now - since >= self._grace}
@@ -119,13 +126,15 @@ class DeviceManager:
     def allocate(self, pod: Raw, container: Raw, *, running: bool = False) -> None:
         """Admit one container of `pod`. Raises AdmissionError.
 
-        running: it already runs and its pod is seen for the first time since the kubelet's start.
+        running: the container runs already, and the kubelet has been restarted since it started.
         """
         uid = pod["metadata"]["uid"]
         with self._lock:
             if self._reusable_of != uid:
-                self._reusable_of, self._reusable = uid, {}
+                self._reusable_of = uid
+                self._reusable = {}
         self._allocate(uid, container, running=running)
+        # Init containers hand their ids on to later containers of the pod; sidecars keep theirs.
         inits = {c["name"]: c.get("restartPolicy") for c in pod["spec"].get("initContainers") or ()}
         lends = inits.get(container["name"], "Always") != "Always"
         with self._lock:
@@ -134,9 +143,9 @@ class DeviceManager:
                 self._reusable[resource] = reusable | set(ids) if lends else reusable - set(ids)
 
     def run_options(self, pod: Raw, container: Raw) -> RunOptions:
-        """Before every start of a container: PreStartContainer where asked for, then what Allocate answered.
+        """Call PreStartContainer where the plugin asks for it, and return what its Allocate had answered.
 
-        Raises PluginError and AdmissionError.
+        Called before every start of a container. Raises PluginError and AdmissionError.
         """
         uid, name = pod["metadata"]["uid"], container["name"]
         missing = False
@@ -151,7 +160,7 @@ class DeviceManager:
         return self._merged(entries)
 
     def ids(self, uid: str, container: str) -> dict[str, tuple[str, ...]]:
-        """What a container holds: resource → ids."""
+        """Return what a container holds: resource → ids."""
         with self._lock:
             return {r: e.ids for (pod, c, r), e in self._held.items() if (pod, c) == (uid, container)}
 
@@ -160,26 +169,26 @@ class DeviceManager:
             return {resource: tuple(ids) for resource, ids in self._devices.items()}
 
     def entries(self) -> tuple[Entry, ...]:
-        """Everything held, by ended pods too that no allocation has cleared yet."""
+        """Return everything that is held, also by ended pods whose ids the next allocation frees."""
         with self._lock:
             return tuple(self._held.values())
 
     def held_amounts(self) -> dict[str, int]:
-        """Resource → number of ids held, whoever holds them."""
+        """Return resource → number of ids held by all pods."""
         with self._lock:
             return {resource: len(ids) for resource, ids in self._taken.items()}
 
     def health(self, resource: str, device: str) -> str:
         with self._lock:
             healthy = self._devices.get(resource, {}).get(device)
-        return "Unknown" if healthy is None else "Healthy" if healthy else "Unhealthy"
+        return {None: "Unknown", True: "Healthy", False: "Unhealthy"}[healthy]
 
     def _knows(self, resource: str) -> bool:
         with self._lock:
             return resource in self._devices or resource in self._taken
 
     def _resources(self, container: Raw) -> list[str]:
-        """The limits in an order that changes from call to call, as Go walks a map."""
+        """Return the resources of a container's limits in random order, as Go walks a map."""
         limits = (container.get("resources") or {}).get("limits") or {}
         names = sorted(name for name, amount in limits.items() if "/" in name and whole_number(amount))
         with self._lock:
@@ -196,17 +205,17 @@ class DeviceManager:
             for resource in known:
                 chosen = self._choose(uid, name, resource, whole_number(limits[resource]), running=running)
                 if chosen:
-                    self._ask(uid, name, resource, chosen)
+                    self._call_allocate(uid, name, resource, chosen)
                     allocated = True
         except AdmissionError:
             with self._lock:
-                self._retake()
+                self._recount_taken()
             raise
         if allocated:
             with self._lock:
                 self._checkpoint()
 
-    def _ask(self, uid: str, name: str, resource: str, ids: tuple[str, ...]) -> None:
+    def _call_allocate(self, uid: str, name: str, resource: str, ids: tuple[str, ...]) -> None:
         endpoint = self._endpoints.get(resource)
         if endpoint is None:
             raise AdmissionError(f"unknown Device Plugin {resource}")
@@ -219,7 +228,7 @@ class DeviceManager:
             self._held[uid, name, resource] = entry
 
     def _choose(self, uid: str, name: str, resource: str, wanted: int, *, running: bool) -> tuple[str, ...]:
-        """The ids to allocate; () where the container has them already. Raises AdmissionError."""
+        """Choose ids to allocate, or () where the container holds its ids already. Raises AdmissionError."""
         with self._lock:
             held = self._held.get((uid, name, resource))
             if held and len(held.ids) != wanted:
@@ -268,34 +277,30 @@ class DeviceManager:
         endpoint.pre_start(held.ids)
 
     def _merged(self, entries: Sequence[Entry]) -> RunOptions:
-        """Of conflicting settings the first one stands, and which one is first is chance (a Go map again)."""
+        """Merge the answers of all plugins. The first of conflicting settings wins, in the random order of a Go map."""
         with self._lock:
             order = self._rng.sample(list(entries), len(entries))
         env: dict[str, str] = {}
         mounts: dict[str, str] = {}
-        annotations: dict[str, str] = {}
         cdi: dict[str, None] = {}
         nodes: dict[str, None] = {}
         for entry in order:
             response = api.ContainerAllocateResponse.FromString(entry.response)
-            for merged, own in ((env, dict(response.envs)), (annotations, dict(response.annotations))):
-                for key, value in own.items():
-                    merged.setdefault(key, value)
+            for key, value in response.envs.items():
+                env.setdefault(key, value)
             for mount in response.mounts:
                 mounts.setdefault(mount.container_path, mount.host_path)
             nodes.update(dict.fromkeys(device.container_path for device in response.devices))
             cdi.update(dict.fromkeys(device.name for device in response.cdi_devices))
-        return RunOptions(
-            tuple(env.items()), tuple(cdi), tuple(nodes), tuple(mounts.items()), tuple(annotations.items())
-        )
+        return RunOptions(tuple(env.items()), tuple(cdi), tuple(nodes), tuple(mounts.items()))
 
     def _release_ended(self, admitting: str) -> None:
         active = {*self._active(), admitting}
         with self._lock:
             self._held = {key: entry for key, entry in self._held.items() if key[0] in active}
-            self._retake()
+            self._recount_taken()
 
-    def _retake(self) -> None:
+    def _recount_taken(self) -> None:
         self._taken = {}
         for (_, _, resource), entry in self._held.items():
             self._taken.setdefault(resource, set()).update(entry.ids)

@@ -1,37 +1,65 @@
-"""A kubelet for one node that has no containers to run and a device manager as nasty as the real one."""
+"""The kubelet of one node: admits the pods that are bound to it and hands each to a `PodWorker`.
+
+`Kubelet` wires the parts of this package together. `cluster` runs one per node; tests drive it with `holding`,
+`restart_container` and `complete`.
+"""
 
 import contextlib
 import logging
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
+from typing import Any
 
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.events import Recorder, pod_reference
 from mgpu.kube.reflector import Reflector
-from playground.kubelet.admission import unfit
+from mgpu.model.requests import Requests, add, allocatable, requests_of
+from playground import fit
 from playground.kubelet.checkpoint import FILE
-from playground.kubelet.config import KubeletConfig
 from playground.kubelet.devices import AdmissionError, DeviceManager
-from playground.kubelet.logs import LogServer
-from playground.kubelet.node import HOST, NodeReporter
-from playground.kubelet.plugins import Registry
-from playground.kubelet.podresources import PodResources, TokenBucket
+from playground.kubelet.node import HOST, KubeletConfig, LogServer, NodeReporter
+from playground.kubelet.services import PodResources, Registry, TokenBucket
 from playground.kubelet.status import Json, rejected
 from playground.kubelet.worker import STRATEGIC_PATCH, Machine, PodWorker
 from playground.runtime import Container, Runtime
+
+Raw = Mapping[str, Any]
+
+
+def unfit(pod: Raw, node: Raw, others: Iterable[Raw], held: Mapping[str, int]) -> tuple[str, str] | None:
+    """Return reason and message of a refusal, or None to admit the pod.
+
+    A resource that the node does not have at all is ignored, and what the device manager allocated (`held`) always fits
+    (kubelet lifecycle/predicate.go, devicemanager sanitizeNodeAllocatable). `others` are the active pods of the node.
+    """
+    there = allocatable(node)
+    own = {name: amount for name, amount in requests_of(pod).items() if "/" not in name or name in there}
+    used: Requests = reduce(add, map(requests_of, others), Requests())
+    tolerant = {**pod, "spec": {**pod["spec"], "tolerations": [{"operator": "Exists"}]}}
+    for reason in fit.fits(tolerant, node, used, counted=lambda _: False):
+        return "NodeAffinity", f"Predicate NodeAffinity failed: {reason}"
+    for name, wanted in sorted(own.items()):
+        total = max(there.get(name, 0), held.get(name, 0))
+        if wanted and used.get(name, 0) + wanted > total:
+            numbers = f"requested: {wanted}, used: {used.get(name, 0)}, capacity: {total}"
+            return f"OutOf{name}", f"Node didn't have enough resource: {name}, {numbers}"
+    return None
+
 
 log = logging.getLogger(__name__)
 
 
 class Kubelet:
-    """`start` and `stop` any number of times: the checkpoint and the runtime's containers carry over.
+    """Admits pods one by one, in the order that the configuration sets.
 
-    Pods are admitted one by one, in the order that the configuration says.
+    `start` and `stop` may alternate any number of times: the checkpoint and the runtime's containers stay.
     """
 
     def __init__(self, config: KubeletConfig, api: Api, runtime: Runtime) -> None:
-        self.config, self.runtime = config, runtime
+        self.config = config
+        self.runtime = runtime
         self._api = api
         self._rng = random.Random(config.seed)
         self._events = Recorder(api, "kubelet", config.node)
@@ -40,7 +68,7 @@ class Kubelet:
         self._loop: threading.Thread | None = None
 
     def start(self) -> None:
-        """Registers the node. Raises ApiError and Unreachable where it cannot."""
+        """Register the node and serve. Raises ApiError and Unreachable where the node cannot be registered."""
         config = self.config
         for folder in (config.plugins, config.pod_resources):
             folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +103,7 @@ class Kubelet:
         self._loop.start()
 
     def stop(self) -> None:
-        """Containers go on. Idempotent."""
+        """Stop, while containers go on. Idempotent."""
         if self._loop is None:
             return
         self._stopped = True
@@ -96,7 +124,7 @@ class Kubelet:
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
-        """No pod is admitted meanwhile; those that came are then admitted in the configured order."""
+        """Admit no pod inside the context; those that arrived are admitted afterwards in the configured order."""
         self._held = True
         try:
             yield
@@ -106,7 +134,7 @@ class Kubelet:
                 self._wake.notify()
 
     def restart_container(self, namespace: str, pod: str, container: str, exit_code: int = 1) -> None:
-        """The container ends; by its restart policy it is started anew. Raises KeyError where it does not run."""
+        """End a container, which its restart policy may start again. Raises KeyError where it does not run."""
         found = [c for c in self._running(namespace, pod) if c.name == container]
         if not found:
             raise KeyError(f"{namespace}/{pod}/{container} does not run on {self.config.node}")
@@ -117,7 +145,7 @@ class Kubelet:
             worker.poke()
 
     def complete(self, namespace: str, pod: str) -> None:
-        """Every app container of the pod ends well; with restartPolicy Never the pod has succeeded."""
+        """End every container of the pod with exit code 0; a pod with restartPolicy Never succeeds."""
         for container in self._running(namespace, pod):
             self.restart_container(namespace, pod, container.name, 0)
 
@@ -160,7 +188,10 @@ class Kubelet:
                 self._take(pod, restored=pod["metadata"]["uid"] in found)
 
     def _pick(self, found: set[str]) -> Json | None:
-        """The next pod, None where it vanished meanwhile. What was `found` at the start goes by creation time."""
+        """Return the next pod to admit, or None where it is gone.
+
+        found: UIDs of the pods that were there when the kubelet started, which it admits by creation time.
+        """
         position = 0
         if self.config.admission == "created" or not found.isdisjoint(self._queue):
             position = min(range(len(self._queue)), key=lambda i: (self._created(self._queue[i]), i))
@@ -190,7 +221,7 @@ class Kubelet:
         worker.start()
 
     def _refusal(self, pod: Json, *, restored: bool) -> tuple[str, str] | None:
-        """(reason, message) where the pod is not admitted: devices first, then the node's resources."""
+        """Return reason and message where the pod is not admitted: devices first, then the node's resources."""
         spec, uid = pod["spec"], pod["metadata"]["uid"]
         try:
             for container in [*(spec.get("initContainers") or ()), *spec["containers"]]:
@@ -221,20 +252,22 @@ class Kubelet:
             return [uid for uid, worker in self._workers.items() if not worker.ended]
 
     def _not_ended(self) -> list[str]:
-        """Those that wait to be admitted (again) too: what was allocated is kept until all have been looked at
+        """Return the UIDs whose ids are kept.
+
+        Pods that wait for admission are among them: after a restart nothing is freed until all pods were admitted again
         (devicemanager UpdateAllocatedDevices, sourcesReady).
         """
         with self._wake:
             return [*self._active(), *self._queue]
 
     def _listed(self) -> list[Json]:
-        """What PodResources shows: pods that have not ended, those that wait for admission too."""
+        """Return the pods that PodResources lists: all that have not ended, also those that wait for admission."""
         with self._wake:
             ended = {uid for uid, worker in self._workers.items() if worker.ended}
             return [pod for uid, pod in self._pods.items() if uid not in ended]
 
     def _devices_changed(self) -> None:
-        """Capacity may have changed, and the health in every pod's status."""
+        """Report capacity, and the health of devices in the status of every pod, again."""
         self.node.poke()
         with self._wake:
             workers = list(self._workers.values())

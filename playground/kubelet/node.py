@@ -1,14 +1,114 @@
-"""The kubelet's Node object: registration, capacity and allocatable, the Ready condition."""
+"""The kubelet's configuration, its Node object, and the HTTPS server behind `kubectl logs`.
+
+`NodeReporter` registers the node and keeps its status: capacity, allocatable, the Ready condition.
+"""
 
 import logging
+import ssl
 import threading
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Literal
 
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.reflector import Reflector
-from playground.kubelet.config import KubeletConfig
+from playground.apiserver import self_signed
 from playground.kubelet.devices import DeviceManager
 from playground.kubelet.status import Json, now
+from playground.runtime import Runtime
+
+Order = Literal["arrival", "created", "random"]
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletConfig:
+    """One node. All times are in seconds.
+
+    root: the kubelet's folder; its sockets are `device-plugins/kubelet.sock` and `pod-resources/kubelet.sock`.
+    admission: the order in which pods that wait together are admitted.
+    seed: of everything random: that order, the ids, the order of a container's resources, conflicting variables.
+    retry_seconds: until a container that could not start is tried again (the real kubelet: about 10).
+    removal_grace: until the resource of a disconnected plugin is removed.
+    status_seconds: how often the node's status is checked without a change of the devices or the Node.
+    """
+
+    node: str
+    root: Path
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    capacity: Mapping[str, str] = field(
+        default_factory=lambda: {"cpu": "64", "memory": "256Gi", "pods": "250", "ephemeral-storage": "1Ti"}
+    )
+    admission: Order = "arrival"
+    seed: int = 0
+    retry_seconds: float = 1.0
+    removal_grace: float = 300.0
+    status_seconds: float = 10.0
+    max_message: int = 4 << 20
+    queries_per_second: float = 100.0
+    query_burst: int = 10
+
+    @property
+    def plugins(self) -> Path:
+        return self.root / "device-plugins"
+
+    @property
+    def pod_resources(self) -> Path:
+        return self.root / "pod-resources"
+
+
+_POLL_SECONDS = 0.05
+
+
+class LogServer:
+    """Serves GET `/containerLogs/<namespace>/<pod>/<container>` on a free loopback port, without authentication.
+
+    A real API server forwards `kubectl logs` to it; the playground's own reads the runtime directly.
+    """
+
+    def __init__(self, runtime: Runtime, folder: Path) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                status, text = _answer(self.path.partition("?")[0], runtime)
+                self.send_response(status)
+                self.send_header("Content-Type", "text/plain; charset=utf-8")
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Write no access log."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*self_signed(folder))
+        # The handshake belongs to the connection's own thread, so that a slow client does not block others.
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
+        self.port: int = self._server.server_address[1]
+
+    def start(self) -> None:
+        threading.Thread(target=self._server.serve_forever, args=(_POLL_SECONDS,), name="logs", daemon=True).start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _answer(path: str, runtime: Runtime) -> tuple[int, bytes]:
+    match path.split("/"):
+        case ["", "containerLogs", namespace, pod, container]:
+            try:
+                return 200, runtime.logs(namespace, pod, container).encode()
+            except KeyError as error:
+                return 400, str(error.args[0]).encode()
+        case _:
+            return 404, b"not found"
+
 
 log = logging.getLogger(__name__)
 
@@ -17,15 +117,19 @@ HOST = "127.0.0.1"
 
 
 class NodeReporter:
-    """Keeps the node's status; on changes of devices and of the Node, and every `status_seconds`.
+    """Keeps the node's status, on changes of the devices and the Node and every `status_seconds`.
 
-    port: where the kubelet's own server listens.
+    port: where the kubelet's `LogServer` listens.
     """
 
     def __init__(self, api: Api, config: KubeletConfig, devices: DeviceManager, port: int) -> None:
-        self._api, self._config, self._devices, self._port = api, config, devices, port
+        self._api = api
+        self._config = config
+        self._devices = devices
+        self._port = port
         self._path = f"/api/v1/nodes/{config.node}"
-        self._wake, self._lock = threading.Event(), threading.Lock()
+        self._wake = threading.Event()
+        self._lock = threading.Lock()
         self._stopped = False
         self.node: Json | None = None
         query = {"fieldSelector": f"metadata.name={config.node}"}
@@ -33,7 +137,7 @@ class NodeReporter:
         self._thread = threading.Thread(target=self._run, name=f"node {config.node}", daemon=True)
 
     def start(self) -> None:
-        """Register, then report behind. Raises ApiError and Unreachable where the node cannot be registered."""
+        """Register, then report in the background. Raises ApiError and Unreachable where registration fails."""
         self._register()
         self._watch.start()
         self._thread.start()
@@ -53,7 +157,7 @@ class NodeReporter:
         self.poke()
 
     def _register(self) -> None:
-        """A node that exists keeps what it is; without a checkpoint its extended resources go to zero."""
+        """Create the Node. An existing one is kept, but without a checkpoint its extended resources become zero."""
         body = {
             "apiVersion": "v1",
             "kind": "Node",
@@ -94,17 +198,17 @@ class NodeReporter:
                 log.warning("status of node %s not written: %s", self._config.node, error)
 
     def _report(self, node: Json) -> None:
-        """Patch only what differs from `node`: others' entries of its capacity stay."""
+        """Patch only what differs from `node`, so that resources published by other clients stay."""
         wanted = self._status(node.get("status") or {})
         patch = _difference(node.get("status") or {}, wanted)
         if patch:
             answer = self._api.patch(f"{self._path}/status", {"status": patch})
             with self._lock:
-                if self.node is node:  # else the watch has brought what was written after this
+                if self.node is node:  # otherwise the watch has already brought a newer object
                     self.node = answer
 
     def _status(self, old: Json) -> Json:
-        """As the kubelet's setters: capacity as it stands with ours over it; allocatable follows from capacity."""
+        """Return the status as the kubelet's setters do: its capacity over the existing one, then allocatable."""
         total, healthy, removed = self._devices.capacity()
         capacity = {
             **(old.get("capacity") or {}),
@@ -153,7 +257,7 @@ def _extended(name: str) -> bool:
 
 
 def _difference(old: Json, new: Json) -> Json:
-    """The merge patch that makes `old` contain `new`; tables are compared key by key, and lose what `new` lacks."""
+    """Return the merge patch that makes `old` contain `new`. Nested maps lose the keys that `new` lacks."""
     patch: Json = {}
     for key, value in new.items():
         before: Any = old.get(key)

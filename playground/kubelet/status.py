@@ -1,4 +1,4 @@
-"""A pod's status from what its containers do: pure."""
+"""The status that a kubelet reports for a pod, computed from the states of its containers. Pure; `worker` calls it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,12 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ContainerView:
-    """One container of a pod: its attempts so far, why the next one waits, and its ids' health by resource."""
+    """One container of a pod.
+
+    attempts: the containers started so far, of which the last one may run.
+    waiting: reason and message of why the next attempt waits.
+    resources: resource → device id → health.
+    """
 
     name: str
     image: str
@@ -35,12 +40,12 @@ class ContainerView:
         return self.latest is not None and self.latest.exit_code == 0
 
 
+# A kubelet 1.36.2 reports this for a container that had not started when another client failed its pod.
 _NEVER_STARTED = {
     "exitCode": 137,
     "reason": "ContainerStatusUnknown",
     "message": "The container could not be located when the pod was terminated",
 }
-"""What is said of a container that had not started when its pod was failed from outside (seen on 1.36.2)."""
 
 
 def sidecar(container: Raw) -> bool:
@@ -48,7 +53,7 @@ def sidecar(container: Raw) -> bool:
 
 
 def phase_of(pod: Raw, apps: Sequence[ContainerView]) -> str:
-    """As kubelet's getPhase; a phase that ended never changes again."""
+    """Return the phase as the kubelet's getPhase does; Succeeded and Failed are final."""
     before: str = (pod.get("status") or {}).get("phase") or "Pending"
     if before in ("Succeeded", "Failed"):
         return before
@@ -64,12 +69,13 @@ def phase_of(pod: Raw, apps: Sequence[ContainerView]) -> str:
 def pod_status(
     pod: Raw, inits: Sequence[ContainerView], apps: Sequence[ContainerView], host_ip: str, reported: Raw
 ) -> Json:
-    """The status that the kubelet reports. `reported`: what it said last; conditions that stay keep their times."""
+    """Return the status to report. Conditions that do not change keep the times of `reported`, the last status."""
     phase = phase_of(pod, apps)
     kinds = {c["name"]: sidecar(c) for c in pod["spec"].get("initContainers") or ()}
     initialized = all(view.running if kinds[view.name] else view.done for view in inits)
     ready = phase == "Running" and all(view.running for view in apps)
-    done, ended = phase == "Succeeded", phase in ("Succeeded", "Failed")
+    done = phase == "Succeeded"
+    ended = phase in ("Succeeded", "Failed")
     flags = {
         "PodReadyToStartContainers": any(view.running for view in (*inits, *apps)),
         "Initialized": initialized or done,
@@ -93,7 +99,7 @@ def pod_status(
 
 
 def rejected(reason: str, message: str) -> Json:
-    """The status of a pod that the kubelet did not admit."""
+    """Return the status of a pod that the kubelet did not admit."""
     return {"phase": "Failed", "reason": reason, "message": f"Pod was rejected: {message}", "startTime": now()}
 
 
@@ -113,14 +119,14 @@ def _conditions(flags: Mapping[str, bool], old: Sequence[Raw], reason: str) -> l
         since = known.get("lastTransitionTime") if known.get("status") == value else None
         row: Json = {"type": kind, "status": value, "lastTransitionTime": since or now()}
         if kind in ("ContainersReady", "Ready"):
-            row["reason"] = None if flag else reason  # null: a merge would keep the reason of before
+            row["reason"] = None if flag else reason  # null removes the reason in a merge patch
         rows.append(row)
     return rows
 
 
 def _container(view: ContainerView, *, ended: bool) -> Json:
     latest, earlier = view.latest, view.attempts[:-1]
-    # Between two attempts the last one is history already: what shows is why the next one waits.
+    # Between two attempts the state says why the next one waits, and the last one is in lastState.
     waits = view.waiting if view.waiting and not view.running else None
     state: Json = {"waiting": {"reason": "ContainerCreating"}}
     if waits:

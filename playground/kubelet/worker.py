@@ -1,4 +1,7 @@
-"""One thread per admitted pod: starts its containers, reports, ends them (the kubelet's pod workers)."""
+"""The kubelet's pod workers: a thread per admitted pod that starts its containers, reports its status and ends it.
+
+`kubelet` creates a `PodWorker` for each pod and calls `update`, `poke` and `remove`; tests call `sync` themselves.
+"""
 
 import logging
 import threading
@@ -16,7 +19,7 @@ from playground.runtime import Container, CreateError, Runtime
 log = logging.getLogger(__name__)
 
 RUN_SECONDS = "playground.mgpu.io/run-seconds"
-"""Pod annotation: the app containers end by themselves, with exit code 0, after so many seconds."""
+"""Pod annotation: the app containers end with exit code 0 after so many seconds."""
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 _KILLED = 137
 
@@ -35,13 +38,19 @@ class Machine:
 
 
 class PodWorker:
-    """`ended`: no container of the pod runs any more and none will (from the start for a pod that was rejected)."""
+    """Follows one pod.
+
+    ended: whether no container of the pod runs any more and none will; true from the start for a rejected pod.
+    """
 
     def __init__(self, machine: Machine, pod: Json, *, ended: bool = False) -> None:
-        self._machine, self._pod, self.ended = machine, pod, ended
+        self._machine = machine
+        self._pod = pod
+        self.ended = ended
         self._wake = threading.Condition()
         self._dirty = True
-        self._gone = self._deleted = False
+        self._gone = False
+        self._deleted = False
         self._stop = threading.Event()
         self._waiting: dict[str, tuple[str, str]] = {}
         self._retry_at: dict[str, float] = {}
@@ -56,7 +65,7 @@ class PodWorker:
         self.poke()
 
     def remove(self) -> None:
-        """The pod's object is gone: whatever runs is killed, nothing is reported."""
+        """Kill what runs and report nothing, because the pod's object is gone."""
         self._gone = True
         self.poke()
 
@@ -66,7 +75,7 @@ class PodWorker:
             self._wake.notify()
 
     def stop(self) -> None:
-        """The kubelet stops; containers go on."""
+        """End the thread, because the kubelet stops; containers go on."""
         self._stop.set()
         self.poke()
 
@@ -88,7 +97,7 @@ class PodWorker:
                 pause = self._machine.retry_seconds
 
     def sync(self) -> float | None:
-        """Bring the pod one step further; seconds until it should be looked at again, None: when something changes."""
+        """Bring the pod one step further. Return the seconds until the next call is due, None to wait for a change."""
         pod = self._pod
         phase = (pod.get("status") or {}).get("phase")
         if self._gone or pod["metadata"].get("deletionTimestamp") or phase in ("Succeeded", "Failed"):
@@ -107,7 +116,10 @@ class PodWorker:
         return self._next(pod)
 
     def _initialize(self, pod: Json) -> bool:
-        """Init containers one after the other, each ends at once; whether the app containers may start."""
+        """Run init containers one after the other, each of which ends at once.
+
+        Returns: whether the app containers may start.
+        """
         for container in pod["spec"].get("initContainers") or ():
             latest = self._machine.runtime.latest(pod["metadata"]["uid"], container["name"])
             if not sidecar(container) and latest is not None and latest.exit_code == 0:
@@ -118,13 +130,14 @@ class PodWorker:
                 started = self._machine.runtime.latest(pod["metadata"]["uid"], container["name"])
                 if started:
                     self._machine.runtime.end(started)
-                    # As the real one, whose status goes out before the next container is started.
+                    # The real kubelet too reports the end before it starts the next container.
                     self._report(pod)
         return True
 
     def _ensure(self, pod: Json, container: Json) -> bool:
-        """Start the container unless it runs or has ended for good; whether it stands as it should."""
-        name, latest = container["name"], self._machine.runtime.latest(pod["metadata"]["uid"], container["name"])
+        """Start the container unless it runs or has ended for good. Return False while its start fails."""
+        name = container["name"]
+        latest = self._machine.runtime.latest(pod["metadata"]["uid"], name)
         if latest and (latest.running or not self._restarts(pod, container, latest.exit_code)):
             return True
         if time.monotonic() < self._retry_at.get(name, 0.0):
@@ -188,7 +201,7 @@ class PodWorker:
             self._deleted = True
 
     def _finish(self, pod: Json) -> None:
-        """No app container runs any more: sidecars end too, and the pod's ids may be given to others."""
+        """End sidecars after the last app container; the pod's ids may be given to other pods from here on."""
         for container in self._machine.runtime.containers(pod["metadata"]["uid"]):
             if container.running:
                 self._machine.runtime.end(container)
@@ -196,13 +209,13 @@ class PodWorker:
         self.ended = True
 
     def _report(self, pod: Json) -> str:
-        """Patch the pod's status where it changed; the phase that it has."""
+        """Patch the pod's status where it changed. Return the phase."""
         spec = pod["spec"]
         inits = [self._view(pod, c, init=True) for c in spec.get("initContainers") or ()]
         apps = [self._view(pod, c) for c in spec["containers"]]
         status = pod_status(pod, inits, apps, self._machine.host_ip, self._reported)
         if status != self._reported:
-            # The uid is a precondition: never the status of a pod that was created anew under the name.
+            # The uid is a precondition: a pod that was recreated under the name must not get this status.
             patch = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}
             path = _path(pod) + "/status"
             self._ignoring_absence(lambda: self._machine.api.patch(path, patch, STRATEGIC_PATCH))
@@ -212,13 +225,13 @@ class PodWorker:
     def _view(self, pod: Json, container: Json, *, init: bool = False) -> ContainerView:
         uid, name = pod["metadata"]["uid"], container["name"]
         devices = self._machine.devices
-        ids_of = {} if init else devices.ids(uid, name)  # the kubelet shows the health of app containers' ids only
+        ids_of = {} if init else devices.ids(uid, name)  # the kubelet reports health for app containers only
         held = {r: {i: devices.health(r, i) for i in ids} for r, ids in ids_of.items()}
         attempts = tuple(c for c in self._machine.runtime.containers(uid) if c.name == name)
         return ContainerView(name, container.get("image", ""), attempts, self._waiting.get(name), held, init)
 
     def _ignoring_absence(self, call: Callable[[], Any]) -> None:
-        """The pod may have gone, or be another one by now: then there is nothing to say. Others are tried again."""
+        """Ignore that the pod is gone or recreated, in which case nothing is to be written; retry other errors."""
         try:
             call()
         except ApiError as error:

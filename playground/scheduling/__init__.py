@@ -1,6 +1,6 @@
-"""A scheduling loop like kube-scheduler's: fit, extender, score, assume, bind; one pod at a time, bindings beside.
+"""A scheduling loop like kube-scheduler's: filter, extender, score, assume, bind; one pod at a time.
 
-Limits: no preemption, no volumes, no pod affinity or spread; the only score of its own is the least allocated node.
+Preemption, volumes, pod affinity and topology spread are left out. Its own score is LeastAllocated.
 """
 
 from playground.scheduling.extender import Extender

@@ -1,6 +1,9 @@
-"""The client side of a scheduler extender (k8s.io/kube-scheduler/extender/v1: keys are capitalised)."""
+"""The client side of a scheduler extender (k8s.io/kube-scheduler/extender/v1), which exchanges node names only.
 
-from collections.abc import Mapping, Sequence
+The scheduling loop calls it for every pod, `demo` to show why a node is refused.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,48 +11,42 @@ import orjson
 import urllib3
 
 Raw = Mapping[str, Any]
-_MAX_SCORE, _SCALE = 10, 10
+_MAX_SCORE = 10
+_SCALE = 10
+_SECONDS = 5.0
 
 
 class ExtenderError(Exception):
-    """The extender failed; unless it is ignorable, the pod cannot be scheduled now."""
+    """A call to the extender failed; the pod cannot be scheduled now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filtered:
-    """Nodes that remain, and why the others do not. `hopeless`: eviction cannot help there."""
+    """The nodes that remain, and the reason for each node that does not."""
 
     nodes: tuple[str, ...]
     failed: Mapping[str, str] = field(default_factory=dict)
-    hopeless: Mapping[str, str] = field(default_factory=dict)
 
 
 class Extender:
-    """One entry of KubeSchedulerConfiguration's `extenders`, and the calls to it.
+    """One entry of KubeSchedulerConfiguration's `extenders`: nodeCacheCapable, not ignorable.
 
-    managed: resource name → ignoredByScheduler; where there are none, every pod is of interest.
+    managed: resource name → ignoredByScheduler. Without managed resources every pod is sent to the extender.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        weight: int = 1,
-        managed: Mapping[str, bool] | None = None,
-        node_cache_capable: bool = True,
-        ignorable: bool = False,
-        timeout: float = 5.0,
-    ) -> None:
-        self.weight, self.ignorable = weight, ignorable
-        self._url, self._managed, self._names_only = url.rstrip("/"), dict(managed or {}), node_cache_capable
-        self._pool = urllib3.PoolManager(timeout=urllib3.Timeout(total=timeout), retries=False)
+    def __init__(self, url: str, *, weight: int = 1, managed: Mapping[str, bool] | None = None) -> None:
+        self._url = url.rstrip("/")
+        self._weight = weight
+        self._managed = dict(managed or {})
+        self._pool = urllib3.PoolManager(timeout=urllib3.Timeout(total=_SECONDS), retries=False)
 
     @property
     def ignored(self) -> frozenset[str]:
-        """The resources that the scheduler itself is not to compare."""
+        """The resources that the scheduler itself does not compare."""
         return frozenset(name for name, ignored in self._managed.items() if ignored)
 
-    def interested(self, pod: Raw) -> bool:
+    def manages(self, pod: Raw) -> bool:
+        """Return whether the pod is sent to the extender."""
         containers = [*(pod["spec"].get("initContainers") or ()), *(pod["spec"].get("containers") or ())]
         named = {
             name
@@ -60,47 +57,41 @@ class Extender:
         }
         return not self._managed or not named.isdisjoint(self._managed)
 
-    def filter(self, pod: Raw, nodes: Sequence[Raw]) -> Filtered:
+    def filter(self, pod: Raw, nodes: Iterable[str]) -> Filtered:
         """Raises ExtenderError."""
-        answer = self._post("filter", pod, nodes)
-        if not isinstance(answer, dict):
-            raise ExtenderError("filter: the answer is no object")
-        if answer.get("Error"):
-            raise ExtenderError(str(answer["Error"]))
-        remaining: list[str] = []
-        if self._names_only and answer.get("NodeNames") is not None:
-            remaining = list(answer["NodeNames"])
-        elif answer.get("Nodes") is not None:
-            remaining = [node["metadata"]["name"] for node in answer["Nodes"]["items"]]
-        unknown = set(remaining) - {node["metadata"]["name"] for node in nodes}
-        if unknown:
+        names = list(nodes)
+        response = self._post("filter", pod, names)
+        if not isinstance(response, dict):
+            raise ExtenderError("filter: the response is no object")
+        if response.get("Error"):
+            raise ExtenderError(str(response["Error"]))
+        remaining = response.get("NodeNames") or []
+        if unknown := set(remaining) - set(names):
             raise ExtenderError(f"extender claims a filtered node {min(unknown)!r} which is not found")
-        return Filtered(
-            tuple(remaining), answer.get("FailedNodes") or {}, answer.get("FailedAndUnresolvableNodes") or {}
-        )
+        unresolvable = response.get("FailedAndUnresolvableNodes") or {}
+        return Filtered(tuple(remaining), {**(response.get("FailedNodes") or {}), **unresolvable})
 
-    def prioritize(self, pod: Raw, nodes: Sequence[Raw]) -> dict[str, int]:
-        """Score by node, weighed. As in kube-scheduler, an answer that does not decode (8.0 for 8) counts nothing."""
+    def prioritize(self, pod: Raw, nodes: Iterable[str]) -> dict[str, int]:
+        """Return the weighted score by node.
+
+        As in kube-scheduler, a response that fails or does not decode (8.0 in place of 8) adds nothing.
+        """
         try:
-            rows = self._post("prioritize", pod, nodes)
+            rows = self._post("prioritize", pod, list(nodes))
         except ExtenderError:
             return {}
         if not isinstance(rows, list) or any(type(row.get("Score")) is not int for row in rows):
             return {}
-        return {row["Host"]: min(row["Score"], _MAX_SCORE) * self.weight * _SCALE for row in rows}
+        return {row["Host"]: min(row["Score"], _MAX_SCORE) * self._weight * _SCALE for row in rows}
 
-    def _post(self, verb: str, pod: Raw, nodes: Sequence[Raw]) -> Any:
-        body: dict[str, Any] = {"Pod": pod, "Nodes": None, "NodeNames": None}
-        if self._names_only:
-            body["NodeNames"] = [node["metadata"]["name"] for node in nodes]
-        else:
-            body["Nodes"] = {"kind": "NodeList", "apiVersion": "v1", "metadata": {}, "items": list(nodes)}
+    def _post(self, verb: str, pod: Raw, names: Sequence[str]) -> Any:
+        body = {"Pod": pod, "Nodes": None, "NodeNames": names}
         try:
             headers = {"Content-Type": "application/json"}
-            answer = self._pool.request("POST", f"{self._url}/{verb}", body=orjson.dumps(body), headers=headers)
-            if answer.status != 200:
-                raise ExtenderError(f"failed {verb} with extender at URL {self._url}/{verb}, code {answer.status}")
-            return orjson.loads(answer.data)
+            response = self._pool.request("POST", f"{self._url}/{verb}", body=orjson.dumps(body), headers=headers)
+            if response.status != 200:
+                raise ExtenderError(f"failed {verb} with extender at URL {self._url}/{verb}, code {response.status}")
+            return orjson.loads(response.data)
         except urllib3.exceptions.HTTPError as error:
             raise ExtenderError(f'Post "{self._url}/{verb}": {error}') from error
         except orjson.JSONDecodeError as error:

@@ -1,4 +1,7 @@
-"""The loop: one pod after the other to the best node that fits; its Binding is posted beside."""
+"""The scheduling loop: chooses the best node for one pod after the other; a thread pool posts the Bindings.
+
+`cluster` runs it in place of kube-scheduler.
+"""
 
 import logging
 import threading
@@ -12,9 +15,8 @@ from mgpu.kube.events import Recorder, pod_reference
 from mgpu.kube.reflector import Reflector
 from mgpu.model.requests import allocatable, requests_of
 from playground import fit
-from playground.scheduling.cache import Cache
 from playground.scheduling.extender import Extender, ExtenderError
-from playground.scheduling.queue import Queue
+from playground.scheduling.queue import Cache, Queue
 
 log = logging.getLogger(__name__)
 
@@ -26,16 +28,16 @@ _BINDERS = 16
 
 @dataclass(frozen=True, slots=True)
 class Unschedulable:
-    """No node for the pod, in the words of its Event. error: a failure rather than a refusal."""
+    """No node was found for a pod. `error` tells a failure from a refusal."""
 
     message: str
     error: bool = False
 
 
 class Scheduling:
-    """Schedules the pods that name `scheduler`. Start once; `stop` ends it.
+    """Schedules the pods that name `scheduler`. It can be started once.
 
-    backoff: (first, longest) in seconds.
+    backoff: the first and the longest back-off in seconds.
     """
 
     def __init__(
@@ -46,9 +48,12 @@ class Scheduling:
         scheduler: str = NAME,
         backoff: tuple[float, float] = (1.0, 10.0),
     ) -> None:
-        self._api, self._extenders, self._scheduler = api, tuple(extenders), scheduler
+        self._api = api
+        self._extenders = tuple(extenders)
+        self._scheduler = scheduler
         self._ignored = frozenset(name for extender in extenders for name in extender.ignored)
-        self._cache, self._queue = Cache(), Queue(*backoff)
+        self._cache = Cache()
+        self._queue = Queue(*backoff)
         self._events = Recorder(api, scheduler)
         self._binders = ThreadPoolExecutor(_BINDERS, "bind")
         self._nodes = Reflector(api, "/api/v1/nodes", self._node_changed, self._node_gone)
@@ -105,62 +110,41 @@ class Scheduling:
             self._binders.submit(self._bind, pod, chosen)
 
     def _choose(self, pod: Raw) -> str | Unschedulable:
-        """The node with the highest score; of equal ones the first by name."""
+        """Return the node with the highest score, the first by name among equals."""
         snapshot = self._cache.snapshot()
         if not snapshot:
             return Unschedulable("no nodes available to schedule pods")
         reasons: dict[str, Sequence[str]] = {}
-        feasible: dict[str, Raw] = {}
-        used: dict[str, Mapping[str, int]] = {}
+        scores: dict[str, int] = {}
         for node, reserved in snapshot:
             name = node["metadata"]["name"]
             found = fit.fits(pod, node, dict(reserved), counted=lambda resource: resource not in self._ignored)
             if found:
                 reasons[name] = found
             else:
-                feasible[name], used[name] = node, reserved
-        scores = {name: _least_allocated(pod, node, used[name]) for name, node in feasible.items()}
+                scores[name] = _least_allocated(pod, node, reserved)
         try:
             for extender in self._extenders:
-                if feasible and extender.interested(pod):
-                    feasible = self._extended(extender, pod, feasible, reasons, scores)
+                if scores and extender.manages(pod):
+                    filtered = extender.filter(pod, scores)
+                    reasons |= {name: [reason] for name, reason in filtered.failed.items()}
+                    added = extender.prioritize(pod, filtered.nodes) if filtered.nodes else {}
+                    scores = {name: scores[name] + added.get(name, 0) for name in filtered.nodes}
         except ExtenderError as error:
             return Unschedulable(str(error), error=True)
-        if not feasible:
+        if not scores:
             return Unschedulable(fit.message(reasons, len(snapshot)))
-        return min(feasible, key=lambda name: (-scores[name], name))
+        return min(scores, key=lambda name: (-scores[name], name))
 
-    def _extended(
-        self,
-        extender: Extender,
-        pod: Raw,
-        feasible: Mapping[str, Raw],
-        reasons: dict[str, Sequence[str]],
-        scores: dict[str, int],
-    ) -> dict[str, Raw]:
-        """What the extender leaves of `feasible`; adds its reasons and scores. Raises ExtenderError."""
-        try:
-            filtered = extender.filter(pod, list(feasible.values()))
-        except ExtenderError:
-            if extender.ignorable:
-                return dict(feasible)
-            raise
-        reasons.update({name: [reason] for name, reason in {**filtered.failed, **filtered.hopeless}.items()})
-        remaining = {name: feasible[name] for name in filtered.nodes}
-        if remaining:
-            for name, score in extender.prioritize(pod, list(remaining.values())).items():
-                scores[name] = scores.get(name, 0) + score
-        return remaining
-
-    def _refuse(self, pod: Raw, why: Unschedulable) -> None:
-        """Say so in an Event and in the pod's condition, then let it wait."""
+    def _refuse(self, pod: Raw, refusal: Unschedulable) -> None:
+        """Report the refusal as an Event and in the pod's condition, then put the pod back into the queue."""
         meta = pod["metadata"]
-        self._events.warn(_reference(pod), "FailedScheduling", fit.as_event(why.message))
+        self._events.warn(_reference(pod), "FailedScheduling", fit.as_event(refusal.message))
         condition = {
             "type": "PodScheduled",
             "status": "False",
-            "reason": "SchedulerError" if why.error else "Unschedulable",
-            "message": why.message,
+            "reason": "SchedulerError" if refusal.error else "Unschedulable",
+            "message": refusal.message,
         }
         known = (pod.get("status") or {}).get("conditions") or ()
         if not any(condition.items() <= dict(row).items() for row in known):
@@ -170,7 +154,7 @@ class Scheduling:
                 self._api.patch(path, body, _STRATEGIC_PATCH)
             except (ApiError, Unreachable) as error:
                 log.info("condition of pod %s not written: %s", meta["name"], error)
-        self._queue.refused(meta["uid"], error=why.error)
+        self._queue.refused(meta["uid"], error=refusal.error)
 
     def _bind(self, pod: Raw, node: str) -> None:
         meta = pod["metadata"]
@@ -184,15 +168,15 @@ class Scheduling:
             self._api.create(f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/binding", binding)
         except (ApiError, Unreachable) as error:
             self._cache.forget(meta["uid"])
-            why = getattr(error, "message", error)
-            self._refuse(pod, Unschedulable(f'running Bind plugin "DefaultBinder": {why}', error=True))
+            reason = getattr(error, "message", error)
+            self._refuse(pod, Unschedulable(f'running Bind plugin "DefaultBinder": {reason}', error=True))
             return
         key = f"{meta['namespace']}/{meta['name']}"
         self._events.record(_reference(pod), "Scheduled", f"Successfully assigned {key} to {node}")
 
 
 def _least_allocated(pod: Raw, node: Raw, used: Mapping[str, int]) -> int:
-    """0..100: the free part of cpu and memory after the pod, on average (NodeResourcesLeastAllocated)."""
+    """Return 0 to 100: the part of cpu and memory, on average, that stays free (NodeResourcesLeastAllocated)."""
     there, wanted = allocatable(node), requests_of(pod)
     parts = [
         100 * max(0, total - used.get(name, 0) - wanted.get(name, 0)) // total

@@ -1,4 +1,7 @@
-"""The scheduling queue: active pods by priority and arrival, back-off, and those that wait for a change."""
+"""The state of the scheduling loop: the queue of unbound pods, and the cache of nodes with what pods reserve there.
+
+`loop` feeds both from watches and is the only caller. Both are thread-safe.
+"""
 
 import heapq
 import itertools
@@ -8,12 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mgpu.model.requests import add, requests_of
+
 Raw = Mapping[str, Any]
 
 
 @dataclass(slots=True)
 class Waiting:
-    """A pod that is not bound yet. `tries` grows the back-off."""
+    """A pod that is not bound yet.
+
+    number: the order of arrival.
+    tries: failed attempts, which double the back-off.
+    moves: how many changes of the cluster had been seen when its last attempt began.
+    """
 
     pod: Raw
     number: int
@@ -26,13 +36,14 @@ class Waiting:
 
 
 class Queue:
-    """Thread-safe. Back-off doubles from `first` to `longest` seconds (kube-scheduler: 1 and 10).
+    """Active pods by priority and arrival. A refused pod waits for a change of the cluster and for its back-off.
 
-    A pod that was refused waits until something changes (`changed`), and out its back-off.
+    The back-off doubles from `first` to `longest` seconds (kube-scheduler: 1 and 10).
     """
 
     def __init__(self, first: float = 1.0, longest: float = 10.0) -> None:
-        self._first, self._longest = first, longest
+        self._first = first
+        self._longest = longest
         self._numbers = itertools.count()
         self._moves = 0
         self._pods: dict[str, Waiting] = {}
@@ -44,7 +55,7 @@ class Queue:
         self._closed = False
 
     def put(self, pod: Raw) -> None:
-        """A pod without a node, new or as it is now; a change of its spec or labels is a reason to try again."""
+        """Add an unbound pod, or update it; a change of its spec, labels or annotations is a reason to try again."""
         uid = pod["metadata"]["uid"]
         with self._ready:
             known = self._pods.get(uid)
@@ -53,7 +64,7 @@ class Queue:
                 heapq.heappush(self._active, (known.rank, uid))
                 self._ready.notify()
                 return
-            moved = _essence(known.pod) != _essence(pod)
+            moved = _pod_essence(known.pod) != _pod_essence(pod)
             known.pod = pod
             if moved and uid in self._refused:
                 self._retry(uid, self._refused.pop(uid))
@@ -65,7 +76,7 @@ class Queue:
             self._flying.discard(uid)
 
     def pop(self) -> Raw | None:
-        """The next pod to schedule, as soon as there is one; None: closed."""
+        """Wait for the next pod to schedule and return it, or None when the queue is closed."""
         with self._ready:
             while not self._closed:
                 now = time.monotonic()
@@ -83,7 +94,10 @@ class Queue:
         return None
 
     def refused(self, uid: str, *, error: bool = False) -> None:
-        """The pod could not be scheduled. error: something failed, so that waiting for a change makes no sense."""
+        """Put a pod back that could not be scheduled.
+
+        error: something failed, so the pod is tried again after its back-off without a change of the cluster.
+        """
         with self._ready:
             known = self._pods.get(uid)
             self._flying.discard(uid)
@@ -91,14 +105,14 @@ class Queue:
                 return
             known.tries += 1
             until = time.monotonic() + min(self._first * 2 ** (known.tries - 1), self._longest)
-            # What changed while the pod was being looked at may be just what it waits for.
+            # A change during the attempt may be just what the pod waits for.
             if error or known.moves != self._moves:
                 self._retry(uid, until)
             else:
                 self._refused[uid] = until
 
     def changed(self) -> None:
-        """Something in the cluster moved: whoever was refused is tried again, after its back-off."""
+        """Note a change of the cluster: refused pods are tried again after their back-off."""
         with self._ready:
             self._moves += 1
             for uid, until in self._refused.items():
@@ -115,6 +129,76 @@ class Queue:
         self._ready.notify()
 
 
-def _essence(pod: Raw) -> tuple[Any, ...]:
+def _pod_essence(pod: Raw) -> tuple[Any, ...]:
     meta = pod["metadata"]
     return pod["spec"], meta.get("labels"), meta.get("annotations")
+
+
+class Cache:
+    """Nodes, and what the pods on them reserve. A pod that is being bound counts there at once ("assumed")."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._nodes: dict[str, Raw] = {}
+        self._pods: dict[str, tuple[str, dict[str, int]]] = {}
+        self._used: dict[str, dict[str, int]] = {}
+        self._seen: set[str] = set()
+
+    def set_node(self, node: Raw) -> bool:
+        """Store a node. Return whether anything that scheduling considers has changed."""
+        with self._lock:
+            name = node["metadata"]["name"]
+            before = self._nodes.get(name)
+            self._nodes[name] = node
+            return before is None or _node_essence(before) != _node_essence(node)
+
+    def remove_node(self, name: str) -> None:
+        with self._lock:
+            self._nodes.pop(name, None)
+
+    def bound(self, pod: Raw) -> None:
+        """Store a pod that the API server shows on its node."""
+        uid = pod["metadata"]["uid"]
+        with self._lock:
+            self._seen.add(uid)
+            self._put(uid, pod["spec"]["nodeName"], pod)
+
+    def assume(self, pod: Raw, node: str) -> None:
+        uid = pod["metadata"]["uid"]
+        with self._lock:
+            if uid not in self._seen:
+                self._put(uid, node, pod)
+
+    def forget(self, uid: str) -> None:
+        """Undo `assume` after a failed binding, unless the API server shows the pod as bound."""
+        with self._lock:
+            if uid not in self._seen:
+                self._take(uid)
+
+    def gone(self, uid: str) -> bool:
+        """Remove a pod that was deleted or has ended. Return whether it reserved anything."""
+        with self._lock:
+            self._seen.discard(uid)
+            return self._take(uid)
+
+    def snapshot(self) -> list[tuple[Raw, Mapping[str, int]]]:
+        """Return every node by name, with what is reserved there; later calls do not change the result."""
+        with self._lock:
+            return [(self._nodes[name], self._used.get(name, {})) for name in sorted(self._nodes)]
+
+    def _put(self, uid: str, node: str, pod: Raw) -> None:
+        self._take(uid)
+        requests = requests_of(pod)
+        self._pods[uid] = node, requests
+        self._used[node] = add(self._used.get(node, {}), requests)
+
+    def _take(self, uid: str) -> bool:
+        node, requests = self._pods.pop(uid, ("", {}))
+        if node:
+            self._used[node] = add(self._used[node], {name: -amount for name, amount in requests.items()})
+        return bool(node)
+
+
+def _node_essence(node: Raw) -> tuple[Any, ...]:
+    meta = node["metadata"]
+    return node.get("spec"), meta.get("labels"), meta.get("annotations"), (node.get("status") or {}).get("allocatable")

@@ -1,11 +1,11 @@
-"""The simulated cluster as it fills: who holds what, and what was learnt from the pods so far."""
+"""The simulated cluster as it fills: holdings, usage and partitioned cards of every node."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from mgpu.cli.mtgpupods import occupying
 from mgpu.cli.views import Sliced
-from mgpu.model.asks import Ask, Placement
+from mgpu.model.asks import Ask, Placement, Rejection
 from mgpu.model.cards import CardState
 from mgpu.model.groups import Seat
 from mgpu.model.ledger import Holding, Ledger, shares_of
@@ -14,13 +14,14 @@ from mgpu.model.requests import Requests, add, requests_of
 from mgpu.model.slices import Slice
 from mgpu.settings import Settings
 from playground.simulate.cutting import Cutting
-from playground.simulate.documents import Raw
-from playground.simulate.world import World
+from playground.simulate.world import Raw, World
 from scheduler import stock
 from scheduler.outlook import Outlook
+from scheduler.placement.effort import full_budget
+from scheduler.slices.choosing import answer_of, best_first
 from scheduler.slices.named import NamedUsage
-from scheduler.slices.score import named_resources
-from scheduler.slices.site import Site, site_of
+from scheduler.slices.score import named_resources, site_score
+from scheduler.slices.site import Site, cut, site_of, wanted_by
 from scheduler.usage import Usage
 from scheduler.views import View
 
@@ -123,3 +124,48 @@ class Accounts:
 
     def group_nodes(self, ask: Ask) -> frozenset[str]:
         return frozenset(held.node for group in ask.wishes.groups for held in self.ledger.members(group))
+
+
+_ANEW = "its cards would have to be cut anew"
+
+
+class Recutting:
+    """Asks for cards are none of its business: nothing is said of them."""
+
+    def __init__(self, accounts: Accounts, settings: Settings) -> None:
+        self._accounts, self._settings = accounts, settings.dialects.slices
+
+    def restore(self) -> None:
+        """Slices that records name and that are not there are made again, as after a reboot."""
+        for name in self._accounts.cuttings:
+            site = self._accounts.site(name, "")
+            slices = cut(site, []) if site and site.missing and not site.problem else None
+            if slices is not None and not isinstance(slices, Rejection):
+                self._accounts.cut(name, slices)
+
+    def refusal(self, pod: Pod, ask: Ask, node: str) -> Rejection | None:
+        """Why a node, cut as it is, does not have the slices; None: it has."""
+        wanted, site = wanted_by(ask), self._accounts.site(node, pod.uid)
+        if not wanted or site is None:
+            return None
+        answer = answer_of(site, wanted, full_budget())
+        if not answer.reason:
+            return None
+        return Rejection(_ANEW if answer.recut else answer.reason, hopeless=answer.hopeless, proven=answer.proven)
+
+    def recut(self, pod: Pod, ask: Ask, nodes: Iterable[str]) -> str:
+        """The node that has been cut for it, the best one of these; "": none can be."""
+        wanted = wanted_by(ask)
+        known = [self._accounts.site(name, pod.uid) for name in nodes] if wanted else []
+        able = [site for site in known if site and not site.problem and ask.unmet(site.node) is None]
+        for site in best_first(able, wanted, pod, self._settings):
+            slices = cut(site, [wanted])
+            if not isinstance(slices, Rejection):
+                self._accounts.cut(site.node.name, slices)
+                return site.node.name
+        return ""
+
+    def score(self, pod: Pod, ask: Ask, node: str) -> int | None:
+        """0..10; None: the pod asks for no slices."""
+        wanted, site = wanted_by(ask), self._accounts.site(node, pod.uid)
+        return site_score(site, wanted, pod, self._settings) if wanted and site else None

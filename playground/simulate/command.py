@@ -16,10 +16,9 @@ from mgpu.cli.picture import card_map
 from mgpu.cli.setup import read_settings
 from mgpu.dialects import gpushare
 from mgpu.settings import CARD_POLICIES, NODE_POLICIES
-from playground.simulate.documents import read
 from playground.simulate.outcomes import Outcome, Result, result_json
 from playground.simulate.pipeline import simulate
-from playground.simulate.world import read_world
+from playground.simulate.world import read, read_world
 
 EXAMPLES = """
 \b

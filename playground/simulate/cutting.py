@@ -1,4 +1,4 @@
-"""How the cards of nodes are cut in a simulation: what a node says of its slices, and plans, in force at once."""
+"""Partitioned cards of one simulated node: what the node reports, and plans that take effect at once."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

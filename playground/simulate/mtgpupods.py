@@ -15,8 +15,8 @@ from mgpu.model.ledger import Holding
 from mgpu.model.pods import Pod, read_pod
 from mgpu.settings import Settings
 from playground.simulate.accounts import Accounts
-from playground.simulate.documents import Raw
 from playground.simulate.outcomes import Outcome
+from playground.simulate.world import Raw
 from scheduler import stock
 from scheduler.mtgpu.gpuids import Bound, Used
 from scheduler.mtgpu.occupy import Create, Delete, Occupy

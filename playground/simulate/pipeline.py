@@ -19,13 +19,10 @@ from mgpu.model.quantities import QuantityError
 from mgpu.model.requests import add, allocatable, requests_of
 from mgpu.settings import Settings
 from playground import fit
-from playground.simulate.accounts import Accounts
-from playground.simulate.delivery import Delivery
-from playground.simulate.documents import Raw
+from playground.simulate.accounts import Accounts, Recutting
 from playground.simulate.mtgpupods import MtgpuPods
-from playground.simulate.outcomes import Outcome, Result
-from playground.simulate.recutting import Recutting
-from playground.simulate.world import World
+from playground.simulate.outcomes import Delivery, Outcome, Result
+from playground.simulate.world import Raw, World
 from scheduler import stock
 from scheduler.decide import Foresight, assess, record, score
 from scheduler.gpu_pods import GpuPod, occupies

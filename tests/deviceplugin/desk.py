@@ -23,8 +23,8 @@ from mgpu.model.errors import RetryLater
 from mgpu.model.ledger import Holding
 from mgpu.model.pods import read_pod
 from mgpu.settings import load_settings
-from playground.cdi import resolve
 from playground.kubelet import checkpoint
+from playground.runtime import resolve
 from proto import deviceplugin_pb2 as api
 from tests.builders import CORE, cards, share
 

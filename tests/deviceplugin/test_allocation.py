@@ -10,7 +10,7 @@ import pytest
 from deviceplugin.identity import VOID, Refused
 from deviceplugin.patience import Patience
 from deviceplugin.podresources import Owner
-from playground.cdi import Unresolvable
+from playground.runtime import Unresolvable
 from tests.builders import card, cards, container, pod, share
 from tests.deviceplugin.desk import ASSUMED, RECORD, Desk, decided
 

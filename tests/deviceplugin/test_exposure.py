@@ -14,7 +14,7 @@ from deviceplugin.plugin import Plugin
 from mgpu.model.partitioning import NodeSlices, devices
 from mgpu.model.slices import Slice
 from mgpu.settings import load_settings
-from playground.cdi import Edits, resolve
+from playground.runtime import Edits, resolve
 from proto import deviceplugin_pb2 as api
 from tests.builders import CORE, card, pod
 from tests.deviceplugin.desk import Desk, asking, decided, recorded

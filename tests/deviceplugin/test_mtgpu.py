@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mgpu.dialects import mtgpu
-from playground.stock import StockPlugin
+from playground.nvidia_plugin import NvidiaPlugin
 from tests.builders import share
 from tests.deviceplugin.desk import recorded
 from tests.deviceplugin.mtgpu import GIB, WHOLE, occupy_pod, pod_of
@@ -54,7 +54,7 @@ def test_where_whole_cards_are_ours_the_occupy_pod_has_the_card_of_its_record(no
 
 
 def test_where_nvidias_plugin_serves_them_the_occupy_pods_card_is_told(node: Node) -> None:
-    stock = StockPlugin(node.folder / "device-plugins", ["GPU-n1-0", UUID])
+    stock = NvidiaPlugin(node.folder / "device-plugins", ["GPU-n1-0", UUID])
     stock.start()
     until(lambda: node.allocatable().get(WHOLE) == "2")
     try:

@@ -22,7 +22,7 @@ from mgpu.model.given import CHECKPOINTS, OTHERS, Given, nothing
 from mgpu.model.seals import Keys, key_id
 from mgpu.settings import load_settings
 from playground.kubelet import checkpoint
-from playground.stock import StockPlugin
+from playground.nvidia_plugin import NvidiaPlugin
 from proto import deviceplugin_pb2 as api
 from tests.builders import cards, pod, share
 from tests.deviceplugin.desk import asking, recorded
@@ -315,7 +315,7 @@ def test_our_plugin_serves_whole_cards_from_the_same_ledger(node: Node) -> None:
 
 
 def test_a_stock_plugin_is_left_alone_and_its_cards_are_told(node: Node) -> None:
-    stock = StockPlugin(node.folder / "device-plugins", ["GPU-n1-0", UUID])
+    stock = NvidiaPlugin(node.folder / "device-plugins", ["GPU-n1-0", UUID])
     stock.start()
     until(lambda: node.allocatable().get(WHOLE_CARDS) == "2")
     try:
@@ -349,7 +349,7 @@ def test_a_stock_plugin_is_left_alone_and_its_cards_are_told(node: Node) -> None
 
 
 def test_a_stock_plugin_that_comes_later_keeps_what_it_registered(node: Node) -> None:
-    stock = StockPlugin(node.folder / "device-plugins", ["GPU-n1-0", UUID])
+    stock = NvidiaPlugin(node.folder / "device-plugins", ["GPU-n1-0", UUID])
     with node.agent() as agent:
         until(lambda: label(node) == "mgpu")
         stock.start()
@@ -365,7 +365,7 @@ def test_a_stock_plugin_that_comes_later_keeps_what_it_registered(node: Node) ->
 
 
 def test_when_a_stock_plugin_has_gone_they_are_ours_again(node: Node) -> None:
-    stock = StockPlugin(node.folder / "device-plugins", ["GPU-n1-0", UUID])
+    stock = NvidiaPlugin(node.folder / "device-plugins", ["GPU-n1-0", UUID])
     with node.agent():
         until(lambda: label(node) == "mgpu")
         stock.start()

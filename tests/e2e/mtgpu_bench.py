@@ -16,7 +16,7 @@ from tests.waiting import until
 
 A100 = {"model": "NVIDIA A100-SXM4-80GB", "memory": "80Gi", "count": 2}
 OURS = NodeSpec("mtgpu-1", [A100], dict(MGPU))
-STOCK = NodeSpec("stock-1", [A100], dict(MGPU), stock=True)
+STOCK = NodeSpec("stock-1", [A100], dict(MGPU), nvidia_plugin=True)
 """Whole cards there are NVIDIA's plugin's to give out, as the seed has it."""
 MTGPUPODS = "/apis/lsalab.nthu/v1/namespaces/default/mtgpupods"
 PODS = "/api/v1/namespaces/default/pods"

@@ -16,8 +16,7 @@ from typing import Any
 from mgpu.kube import Api
 from mgpu.kube.leader import LABEL
 from playground.cluster import Cluster
-from playground.ports import free_port
-from playground.processes import Process, until
+from playground.processes import Process, free_port, until
 
 PODS = "/api/v1/namespaces/mgpu-system/pods"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/mgpu-system/leases/mgpu-scheduler"

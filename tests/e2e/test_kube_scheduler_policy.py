@@ -12,7 +12,7 @@ import yaml
 
 from mgpu.kube import Api, ApiError
 from playground.apiserver import User
-from playground.apiserver.kubeconfig import write_kubeconfig
+from playground.apiserver.hosting import write_kubeconfig
 from playground.installation import MANIFESTS
 from playground.realapi import real_api_server
 from tests.waiting import until

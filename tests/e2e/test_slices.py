@@ -15,7 +15,7 @@ from mgpu.model.partitioning import NodeSlices, read_slices
 from mgpu.model.pods import read_node
 from mgpu.model.slices import MIG, MPS
 from mgpu.settings import load_settings
-from playground import cdi
+from playground import runtime
 from playground.cluster import Cluster
 from playground.demo import Demo
 from playground.nodes import MGPU, NodeSpec
@@ -197,7 +197,7 @@ def test_the_demo_shows_plan_slice_and_limits(sliced: Sliced, name: str) -> None
 
 
 def test_the_demo_notices_a_wrong_slice(sliced: Sliced, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("playground.runtime.cdi.resolve", lambda *_: cdi.Edits({"NVIDIA_VISIBLE_DEVICES": "GPU-x"}))
+    monkeypatch.setattr("playground.runtime.resolve", lambda *_: runtime.Edits({"NVIDIA_VISIBLE_DEVICES": "GPU-x"}))
     demo = Demo(sliced.bench.cluster, Console(file=io.StringIO()), load_settings())
     demo.show_placed(example("mig"))
     assert any("container train must see NVIDIA_VISIBLE_DEVICES=MIG-" in problem for problem in demo.problems)

@@ -181,7 +181,7 @@ def test_gpushare_in_mib_works_like_in_gib(tmp_path: Path) -> None:
 
 def test_cards_that_nvidias_own_plugin_gave_out_are_never_shared(tmp_path: Path) -> None:
     (node,) = make_nodes(1, 4)
-    with started(tmp_path, [NodeSpec(node.name, node.cards, node.labels, stock=True)]) as cluster:
+    with started(tmp_path, [NodeSpec(node.name, node.cards, node.labels, nvidia_plugin=True)]) as cluster:
         bench = Bench(cluster)
         bench.create(asking("stock", nvidia=2))
         bench.runs("stock")

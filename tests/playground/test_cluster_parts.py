@@ -7,18 +7,15 @@ import pytest
 
 from mgpu.cli import asking
 from mgpu.model.asks import Ask, ContainerAsk, whole_cards
-from mgpu.model.errors import BadObject
-from mgpu.model.ledger import Share
 from mgpu.model.mig import LAYOUTS
 from mgpu.model.pods import Stage
 from mgpu.model.slices import resource_of
 from mgpu.settings import load_settings
-from playground import explain
 from playground.cluster import MANAGED
 from playground.installation import located, manifests
 from playground.nodes import make_nodes, slice_nodes
 from playground.processes import Process, StartError
-from tests.builders import GIB, cards, state
+from tests.builders import GIB
 from tests.waiting import until
 
 SHARE = ContainerAsk("c", core=300, memory=4 * GIB)
@@ -69,34 +66,10 @@ def test_what_is_asked_in_words() -> None:
     )
 
 
-def test_what_was_given_in_words() -> None:
-    before = (state(0, core=400, gib_used=60), state(1))
-    shares = (Share("c", 0), Share("w", 1), Share("w", "GPU-n1-0"))
-    assert explain.given(shares, before) == (
-        "c on card 0 (60% and 20.0 GiB free before); w on cards 0 (60% and 20.0 GiB free before), 1 (idle before)"
-    )
-
-
 def test_a_whole_card_is_chosen_by_no_policy() -> None:
     settings = load_settings("cardPolicy: spread")
     assert "idle" in asking.choice(Ask("mgpu", (whole_cards("c", 1),)), settings)
     assert "spread" in asking.choice(Ask("mgpu", (SHARE,)), settings)
-
-
-def test_the_visible_cards_are_those_of_the_record() -> None:
-    wanted = explain.visible((Share("c", 1), Share("c", 0), Share("d", "GPU-n1-1")), cards(2))
-    assert wanted == {"c": "GPU-n1-0,GPU-n1-1", "d": "GPU-n1-1"}
-    with pytest.raises(BadObject, match="card 7"):
-        explain.visible((Share("c", 7),), cards(2))
-
-
-def test_any_difference_is_told() -> None:
-    wanted = {"c": "GPU-0", "d": "GPU-1"}
-    assert explain.differences(wanted, {n: {explain.VISIBLE: uuid} for n, uuid in wanted.items()}) == []
-    told = explain.differences(wanted, {"c": {explain.VISIBLE: "all"}})
-    assert len(told) == 2
-    assert "GPU-0, and sees all" in told[0]
-    assert "sees None" in told[1]
 
 
 def test_a_process_that_ends_shows_its_log(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_refused_start_waits_and_is_tried_again(bench: Bench) -> None:
 
 
 def test_a_start_that_takes_too_long_is_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("playground.kubelet.plugins.PRE_START_SECONDS", 0.1)
+    monkeypatch.setattr("playground.kubelet.services.PRE_START_SECONDS", 0.1)
     plugin = bench.plugin()
     plugin.hold_start.clear()
     bench.create("a")

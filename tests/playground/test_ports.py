@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from playground.ports import BLOCK, Ports
+from playground.processes import BLOCK, Ports
 
 
 @pytest.fixture

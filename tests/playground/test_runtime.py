@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from deviceplugin.mig import state
-from playground.gpu_clients import GpuClients
-from playground.runtime import CreateError, RunOptions, Runtime
+from playground.runtime import CreateError, GpuClients, RunOptions, Runtime
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 

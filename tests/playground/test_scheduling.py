@@ -52,15 +52,14 @@ class FakeExtender:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def answer(self, path: str, body: Json) -> Any:
-        names = body["NodeNames"] or [item["metadata"]["name"] for item in body["Nodes"]["items"]]
+        names = body["NodeNames"]
         if path == "/prioritize":
             return [{"Host": name, "Score": self.scores.get(name, 0)} for name in names]
         if self.null:
-            return {"NodeNames": None, "Nodes": None}
+            return {"NodeNames": None}
         left = [name for name in names if name not in self.refuse]
-        nodes = {"items": [{"metadata": {"name": name}} for name in left]}
         failed = {name: self.refuse[name] for name in names if name in self.refuse}
-        return {"NodeNames": left if body["Nodes"] is None else None, "Nodes": nodes, "FailedNodes": failed}
+        return {"NodeNames": left, "FailedNodes": failed}
 
     def close(self) -> None:
         self._server.shutdown()
@@ -193,15 +192,6 @@ def test_the_extenders_reasons_are_told(bench: Bench, extender: FakeExtender) ->
     assert bench.lands("p") == "n1"
 
 
-def test_whole_nodes_are_sent_where_the_extender_keeps_no_cache(bench: Bench, extender: FakeExtender) -> None:
-    bench.node("n1")
-    bench.start(Extender(extender.url, node_cache_capable=False))
-    bench.pod("p")
-    bench.lands("p")
-    body = extender.asked[0][1]
-    assert (body["NodeNames"], body["Nodes"]["items"][0]["metadata"]["name"]) == (None, "n1")
-
-
 def test_only_managed_pods_are_shown_and_ignored_resources_are_the_extenders(
     bench: Bench, extender: FakeExtender
 ) -> None:
@@ -213,13 +203,10 @@ def test_only_managed_pods_are_shown_and_ignored_resources_are_the_extenders(
     assert {body["Pod"]["metadata"]["name"] for _, body in extender.asked} == {"gpu"}
 
 
-@pytest.mark.parametrize("ignorable", [False, True])
-def test_an_outage_of_the_extender_holds_its_pods_unless_ignorable(
-    bench: Bench, extender: FakeExtender, *, ignorable: bool
-) -> None:
+def test_an_outage_of_the_extender_holds_its_pods(bench: Bench, extender: FakeExtender) -> None:
     bench.node("n1")
     extender.status = 500
-    bench.start(Extender(extender.url, managed={"example.com/core": True}, ignorable=ignorable))
+    bench.start(Extender(extender.url, managed={"example.com/core": True}))
     bench.pod("plain")
     assert bench.lands("plain") == "n1"
     bench.api.patch(
@@ -227,12 +214,9 @@ def test_an_outage_of_the_extender_holds_its_pods_unless_ignorable(
         {"status": {"capacity": {"example.com/core": "9"}, "allocatable": {"example.com/core": "9"}}},
     )
     bench.pod("gpu", {"example.com/core": "5"})
-    if ignorable:
-        assert bench.lands("gpu") == "n1"
-    else:
-        assert "failed filter with extender" in bench.refused("gpu")
-        extender.status = 200
-        assert bench.lands("gpu") == "n1"
+    assert "failed filter with extender" in bench.refused("gpu")
+    extender.status = 200
+    assert bench.lands("gpu") == "n1"
 
 
 def test_an_extender_that_is_not_there_is_named_by_its_url(bench: Bench, extender: FakeExtender) -> None:

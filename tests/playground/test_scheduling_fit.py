@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from playground.fit import fits, hopeless, message
+from playground.fit import fits, message
 from tests.builders import node
 
 EXISTS = {"operator": "Exists"}
@@ -100,8 +100,3 @@ def test_ignored_resources_are_not_compared() -> None:
 def test_message_counts_reasons_over_nodes() -> None:
     reasons = {"n1": ["Insufficient cpu"], "n2": ["Insufficient cpu", "Insufficient memory"]}
     assert message(reasons, 3) == "0/3 nodes are available: 1 Insufficient memory, 2 Insufficient cpu."
-
-
-def test_only_resources_can_be_freed_by_eviction() -> None:
-    assert hopeless(["node(s) were unschedulable"])
-    assert not hopeless(["Insufficient cpu", "Too many pods"])

@@ -8,7 +8,7 @@ from mgpu.kube import Api
 from mgpu.kube.events import Recorder
 from playground.kubelet.checkpoint import FILE
 from playground.kubelet.devices import AdmissionError, DeviceManager
-from playground.kubelet.podresources import PodResources, TokenBucket
+from playground.kubelet.services import PodResources, TokenBucket
 from playground.kubelet.status import rejected
 from playground.kubelet.worker import STRATEGIC_PATCH, Machine, PodWorker
 from playground.runtime import Runtime

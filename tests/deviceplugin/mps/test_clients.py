@@ -21,8 +21,8 @@ from deviceplugin.pods import NodePods
 from deviceplugin.wakeup import Wakeup
 from mgpu.dialects.slices import GIVEN
 from mgpu.settings import load_settings
-from playground.cdi import Edits, Unresolvable, resolve
 from playground.kubelet import checkpoint
+from playground.runtime import Edits, Unresolvable, resolve
 from proto import deviceplugin_pb2 as api
 from tests.builders import CORE, cards, container, pod
 from tests.deviceplugin.desk import ASSUMED, RECORD, asking, decided

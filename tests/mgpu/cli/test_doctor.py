@@ -16,7 +16,7 @@ from mgpu.serving.callers import Callers
 from mgpu.serving.certificates import CA, Files
 from mgpu.version import VERSION_LABEL, Toolkit
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
-from playground.ports import free_port
+from playground.processes import free_port
 from tests.builders import share
 from tests.mgpu.cli.installation import (
     APPS,

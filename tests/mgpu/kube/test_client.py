@@ -19,7 +19,7 @@ from kubernetes.config import ConfigException
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.client import PAGE, PAGE_BYTES
 from mgpu.model.errors import BadObject
-from playground.apiserver.certificates import self_signed
+from playground.apiserver.hosting import self_signed
 
 ITEMS: list[dict[str, Any]] = [{"n": 1}, {"n": 2}, {"n": 3}]
 LARGE = 9

@@ -15,7 +15,7 @@ from mgpu.serving.certificates import CA, CHAIN, KEY, ensure, renewed
 from mgpu.serving.context import ReloadingContext
 from mgpu.serving.folder import Folder
 from mgpu.serving.head import HEAD_BYTES
-from playground.ports import free_port
+from playground.processes import free_port
 from tests.mgpu.serving.process import DEADLINE, Client, Server, client_certificate
 from tests.mgpu.serving.reviews import review
 

@@ -1,12 +1,10 @@
 """Admission webhooks: who is asked, in which order, and what their answers do."""
 
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from playground.apiserver import ApiServer, User, running
 from tests.playground.apiserver.api import MERGE, Api, binding, pod
 from tests.playground.apiserver.hooks import Hooks, allow, annotated, deny, patched
 
@@ -264,26 +262,6 @@ def test_a_pod_that_goes_while_its_binding_is_admitted_is_not_bound(api: Api, po
     hooks.add("bind", meanwhile, resources=["pods/binding"])
     assert api.call("POST", f"{pods}/p/binding", binding(uid=made["metadata"]["uid"])).code == 409
     assert "nodeName" not in api.get(f"{pods}/p")["spec"], "the new pod of this name has its own binding"
-
-
-def test_a_service_is_called_by_its_name(tmp_path: Path) -> None:
-    """`service_resolver` says where a Service is; the certificate must still be for the Service's name."""
-    users = {"admin-token": User("kubernetes-admin", ("system:masters",))}
-    ports: dict[tuple[str, str], int] = {}
-
-    def resolve(namespace: str, name: str, port: int) -> tuple[str, int]:
-        assert port == 443
-        return "127.0.0.1", ports[namespace, name]
-
-    with running(ApiServer(tokens=users, service_resolver=resolve)) as url:
-        api = Api(url, "", "admin-token", tmp_path, real=False)
-        with Hooks.served(api, "default", tmp_path, names=("localhost", "good.default.svc")) as hooks:
-            ports.update({("default", "good"): hooks.port, ("default", "wrong"): hooks.port})
-            for name, code in (("good", 201), ("wrong", 500), ("unknown", 500)):
-                service = {"namespace": "default", "name": name, "path": f"/{name}"}
-                hooks.add(name, allow(), client={"service": service}, objectSelector={"matchLabels": {"s": name}})
-                assert api.call("POST", "/api/v1/namespaces/default/pods", pod(name, labels={"s": name})).code == code
-        api.close()
 
 
 def _update(plural: str) -> dict[str, list[str]]:

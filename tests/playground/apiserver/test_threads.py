@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from playground.apiserver.certificates import self_signed
-from playground.apiserver.server import ApiServer
-from playground.apiserver.threads import Served
+from playground.apiserver.hosting import self_signed
+from playground.apiserver.server import ApiServer, Served
 
 ROUNDS, CLIENTS = 20, 4
 

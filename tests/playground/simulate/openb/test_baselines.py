@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.model.asks import Ask, ContainerAsk, Placement
-from playground.simulate.openb.baselines import BestFit, Fullness
+from playground.simulate.openb.policies import BestFit, Fullness
 from scheduler.fragmentation.board import UNFIT, Board
 from scheduler.fragmentation.shapes import NodeClass, Shape
 from scheduler.placement import node_score, place, policy_named

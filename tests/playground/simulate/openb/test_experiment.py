@@ -7,10 +7,8 @@ from random import Random
 
 import pytest
 
-from playground.simulate.openb.chance import endless, pick, shuffled
-from playground.simulate.openb.cluster import Cluster
-from playground.simulate.openb.experiment import arrivals, run
-from playground.simulate.openb.policies import POLICIES
+from playground.simulate.openb.experiment import Cluster, arrivals, run
+from playground.simulate.openb.policies import POLICIES, endless, pick, shuffled
 from playground.simulate.openb.trace import Trace, demand, read_trace
 from scheduler.fragmentation.shapes import NodeClass, Shape
 from tests.playground.simulate.openb.traces import generated

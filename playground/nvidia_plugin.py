@@ -1,4 +1,7 @@
-"""NVIDIA's own device plugin as far as others notice it: whole cards by UUID, answered by itself."""
+"""A stand-in for NVIDIA's own device plugin: offers whole cards by UUID and answers Allocate by itself.
+
+`cluster` starts it on nodes with `nvidia_plugin`; tests of the node agent run it beside the agent.
+"""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -16,17 +19,18 @@ _SOCKET = "nvidia-gpu.sock"
 _SECONDS = 10.0
 
 
-class StockPlugin(services.DevicePluginServicer):
-    """Serves `uuids` to the kubelet whose plugin folder is `folder`; it asks nobody which card a pod is to have."""
+class NvidiaPlugin(services.DevicePluginServicer):
+    """Serves `uuids` to the kubelet whose plugin folder is `folder`. The kubelet's choice of cards stands."""
 
     def __init__(self, folder: Path, uuids: Sequence[str]) -> None:
-        self._folder, self._uuids = folder, tuple(uuids)
+        self._folder = folder
+        self._uuids = tuple(uuids)
         self._ended = threading.Event()
         self._server: Any = None
 
     def start(self) -> None:
-        """Once; a kubelet that starts again forgets it. Raises grpc.RpcError where the kubelet does not take it."""
-        self._server = grpc.server(ThreadPoolExecutor(4, "stock-plugin"), options=[("grpc.so_reuseport", 0)])
+        """Serve and register, once: after a restart of the kubelet it is unknown. Raises grpc.RpcError."""
+        self._server = grpc.server(ThreadPoolExecutor(4, "nvidia-plugin"), options=[("grpc.so_reuseport", 0)])
         services.add_DevicePluginServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self._server.add_insecure_port(f"unix:{self._folder / _SOCKET}")
         self._server.start()
@@ -48,8 +52,8 @@ class StockPlugin(services.DevicePluginServicer):
         self._ended.wait()
 
     def Allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:  # noqa: N802, ARG002
-        answers = [
-            api.ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": ",".join(sorted(asked.devices_ids))})
-            for asked in request.container_requests
+        responses = [
+            api.ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": ",".join(sorted(container.devices_ids))})
+            for container in request.container_requests
         ]
-        return api.AllocateResponse(container_responses=answers)
+        return api.AllocateResponse(container_responses=responses)

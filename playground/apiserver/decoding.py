@@ -1,22 +1,73 @@
-"""Decoding of built-in kinds, as Go structs do it: unknown fields are found and dropped, wrong types refused,
-quantities written in their one canonical form (`1024Mi` becomes `1Gi`, `6000` becomes `6k`).
+"""Decoding of built-in kinds as Go structs do it, and the canonical text of quantities and times.
 
-The shapes come from the models of the Kubernetes Python client, which are generated from the API's own description.
+Unknown fields are found and dropped, wrong types are refused, quantities are written in canonical form (`1024Mi`
+becomes `1Gi`, `6000` becomes `6k`). The shapes come from the models of the Kubernetes Python client, which are
+generated from the API's own description. `objects` calls `decode` for every body that it reads.
 """
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
 import kubernetes.client as client
 
+from mgpu.model.quantities import QuantityError, parse_quantity
 from playground.apiserver.errors import bad_request
 from playground.apiserver.kinds import Kind
-from playground.apiserver.quantities import canonical
 from playground.apiserver.storage import Object
-from playground.apiserver.times import read_time
+
+_DECIMAL = ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k"), (0, ""), (-3, "m"), (-6, "u"), (-9, "n"))
+_BINARY = ((60, "Ei"), (50, "Pi"), (40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki"), (0, ""))
+_FORM_ERROR = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+_EXPONENT = re.compile(r"[eE][+-]?\d+$")
+
+
+def canonical(value: object) -> str:
+    """Return the one form in which the API writes a quantity. Raises ValueError in the API's words."""
+    try:
+        amount = parse_quantity(value)
+    except QuantityError as problem:
+        raise ValueError(_FORM_ERROR) from problem
+    text = str(value)
+    if text.endswith("i") and abs(amount) >= 1024:
+        whole = -(-amount // 1)
+        return next(f"{whole >> shift}{unit}" for shift, unit in _BINARY if whole % (1 << shift) == 0)
+    nano = -(-amount * 10**9 // 1)
+    if nano == 0:
+        return "0"
+    for power, unit in _DECIMAL:
+        scaled = Fraction(nano, 10**9) / Fraction(10) ** power
+        if scaled.denominator == 1:
+            suffix = (f"e{power}" if power else "") if _EXPONENT.search(text) else unit
+            return f"{scaled.numerator}{suffix}"
+    raise AssertionError("nano is the smallest unit")
+
+
+_MICRO_FIELDS = ("acquireTime", "renewTime", "eventTime", "lastObservedTime")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
+_MICRO_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}(Z|[+-]\d\d:\d\d)")
+
+
+def read_time(text: str, field: str) -> str:
+    """Return a time as Go writes it: whole seconds in UTC, or six decimals where the field is a MicroTime.
+
+    Raises ValueError, also for a MicroTime, such as that of a Lease, that lacks its six decimals.
+    """
+    micro = field in _MICRO_FIELDS
+    layout = "2006-01-02T15:04:05.000000Z07:00" if micro else "2006-01-02T15:04:05Z07:00"
+    wrong = ValueError(f'parsing time "{text}" as "{layout}": cannot parse "{text}" as "2006"')
+    if not (_MICRO_TIME if micro else _TIME).fullmatch(text):
+        raise wrong
+    try:
+        at = datetime.fromisoformat(text).astimezone(UTC)
+    except ValueError as problem:
+        raise wrong from problem
+    return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ" if micro else "%Y-%m-%dT%H:%M:%SZ")
+
 
 _QUANTITIES = frozenset(
     (
@@ -36,7 +87,7 @@ _PYTHON: dict[str, tuple[type, ...]] = {
 
 @dataclass
 class Decoded:
-    """What a body turned out to be: `unknown` are the paths of fields that no such object has."""
+    """A decoded object, and the paths of the fields that its kind does not have."""
 
     obj: Object = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
@@ -48,7 +99,7 @@ class _WrongType(Exception):
 
 @cache
 def _fields(model: str) -> dict[str, tuple[str, bool]]:
-    """JSON name → (type, is a quantity) of a model of the client."""
+    """Return JSON name → (type, whether it is a quantity) of a model of the client."""
     cls = getattr(client, model)
     return {
         json: (cls.openapi_types[name], name in _QUANTITIES and cls.openapi_types[name] in ("str", "Dict[str, str]"))
@@ -63,7 +114,7 @@ def _nested(type_name: str) -> tuple[str, str]:
 
 
 def _go(type_name: str) -> str:
-    """A type of the client by its name in Go."""
+    """Return the name in Go of a type of the client."""
     return _GO.get(type_name) or f"v1.{type_name.removeprefix('V1')}"
 
 
@@ -116,7 +167,7 @@ def _struct(value: Object, model: str, path: str, unknown: list[str]) -> Object:
 
 
 def decode(obj: Object, kind: Kind, model: str = "") -> Decoded:
-    """A body as an object of a built-in kind (or of another model, such as `V1Binding`). Raises a 400."""
+    """Decode a body as an object of a built-in kind, or of another model such as `V1Binding`. Raises a 400."""
     decoded = Decoded()
     try:
         decoded.obj = _struct(obj, model or kind.model, "", decoded.unknown)
@@ -128,14 +179,11 @@ def decode(obj: Object, kind: Kind, model: str = "") -> Decoded:
     return decoded
 
 
-def field_validation(mode: str, kind: str, version: str, unknown: list[str], warn: Callable[[str], None]) -> None:
-    """As `fieldValidation` asks: Strict refuses unknown fields, Warn (the default) names them, Ignore is silent."""
-    if not unknown or mode == "Ignore":
-        return
+def check_unknown(mode: str, kind: str, version: str, unknown: list[str], warn: Callable[[str], None]) -> None:
+    """Apply `fieldValidation`: Strict refuses unknown fields with a 400, Warn names them, Ignore does nothing."""
     named = [f'unknown field "{path}"' for path in unknown]
-    if mode == "Strict":
-        raise bad_request(
-            f'{kind} in version "{version}" cannot be handled as a {kind}: strict decoding error: {", ".join(named)}'
-        )
-    for text in named:
+    if named and mode == "Strict":
+        strict = f"strict decoding error: {', '.join(named)}"
+        raise bad_request(f'{kind} in version "{version}" cannot be handled as a {kind}: {strict}')
+    for text in named if mode == "Warn" else ():
         warn(text)

@@ -1,8 +1,12 @@
-"""The kubelet's side of the device plugin API over gRPC: the Registration service, and a client per plugin."""
+"""The kubelet's gRPC services for node agents: device plugin registration, a client per plugin, and PodResources.
+
+The services only translate between gRPC and the `DeviceManager`, which decides.
+"""
 
 import logging
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,8 @@ from playground.kubelet.checkpoint import FILE
 from playground.kubelet.devices import DeviceManager, PluginError
 from proto import deviceplugin_pb2 as api
 from proto import deviceplugin_pb2_grpc as services
+from proto import podresources_pb2 as listing
+from proto import podresources_pb2_grpc as listing_services
 
 log = logging.getLogger(__name__)
 
@@ -24,18 +30,19 @@ _VERSION = "v1beta1"
 
 
 class Plugin:
-    """One registered plugin of one resource, as the kubelet sees it; an `Endpoint` of the device manager.
+    """A client of one registered plugin for one resource; an `Endpoint` of the device manager.
 
-    Raises PluginError where the plugin's socket cannot be dialled or does not say its options.
+    The constructor raises PluginError where the plugin cannot be dialled or does not return its options.
     """
 
     def __init__(self, resource: str, socket: Path, max_message: int = MAX_MESSAGE) -> None:
-        self.resource, self._stopped = resource, False
+        self.resource = resource
+        self._stopped = False
         self._channel = grpc.insecure_channel(
             f"unix:{socket}",
             options=[
                 ("grpc.max_receive_message_length", max_message),
-                # A plugin that comes back on the same path is a new one: not to wait out the old one's back-off.
+                # A plugin that registers again on the same path must not wait for the back-off of the old channel.
                 ("grpc.use_local_subchannel_pool", 1),
                 ("grpc.enable_http_proxy", 0),
             ],
@@ -54,7 +61,7 @@ class Plugin:
         self.pre_start_required = bool(options.pre_start_required)
 
     def follow(self, devices: DeviceManager) -> None:
-        """Hand every device list over until the stream ends, whoever ends it."""
+        """Pass every device list on until the stream ends."""
         try:
             self._stream = self._stub.ListAndWatch(api.Empty())
             for response in self._stream:
@@ -65,7 +72,7 @@ class Plugin:
             log.info("ListAndWatch of %s did not begin: the connection is closed", self.resource)
 
     def allocate(self, ids: Sequence[str]) -> api.ContainerAllocateResponse:
-        """Without a time limit, as in the kubelet."""
+        """Call Allocate, without a time limit as in the kubelet."""
         request = api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=ids)])
         response = self._call(self._stub.Allocate, request, None)
         if not response.container_responses:
@@ -96,10 +103,12 @@ class Plugin:
 
 
 class Registry(services.RegistrationServicer):
-    """The Registration service on `<folder>/kubelet.sock`, and the clients of all plugins that registered."""
+    """Serves Registration on `<folder>/kubelet.sock` and follows every plugin that registers."""
 
     def __init__(self, folder: Path, devices: DeviceManager, max_message: int = MAX_MESSAGE) -> None:
-        self._folder, self._devices, self._max_message = folder, devices, max_message
+        self._folder = folder
+        self._devices = devices
+        self._max_message = max_message
         self._lock = threading.Lock()
         self._clients: dict[str, Plugin] = {}
         self._followers: list[tuple[Plugin, threading.Thread]] = []
@@ -107,7 +116,7 @@ class Registry(services.RegistrationServicer):
         self._closing = False
 
     def start(self) -> None:
-        """Every socket of the folder goes first: plugins notice by that that they have to register again."""
+        """Remove every socket in the folder, which tells plugins to register again, then serve."""
         for path in self._folder.iterdir():
             if path.name != FILE and path.is_socket():
                 path.unlink()
@@ -125,10 +134,10 @@ class Registry(services.RegistrationServicer):
             follower.join(timeout=5)
 
     def Register(self, request: api.RegisterRequest, context: Any) -> api.Empty:  # noqa: N802
-        """Dials the plugin before it answers. A client that was registered for the resource stays connected.
+        """Dial the plugin, then answer. The previous client for the resource stays connected.
 
-        As server.go, `connectClient`: the new client is noted first, and where it cannot be connected no client is
-        noted any more, be it that one's predecessor, which still serves.
+        As in `connectClient` (server.go), a client that cannot be connected still removes the previous client from the
+        map, although that one goes on serving.
         """
         if request.version != _VERSION:
             context.abort(grpc.StatusCode.UNKNOWN, f"unsupported device plugin API version: {request.version}")
@@ -149,9 +158,10 @@ class Registry(services.RegistrationServicer):
         return api.Empty()
 
     def _follow(self, client: Plugin) -> None:
-        """As the kubelet: when a stream ends, the client noted *now* is disconnected, be it another one or none.
+        """Follow a client's stream. When it ends, disconnect the client that is in the map at that time, if any.
 
-        A client that is not noted keeps its connection, and calls go there while it is the resource's endpoint.
+        This is what the kubelet does, although the map may hold another client by then. A client that is not in the map
+        keeps its connection, and gets the calls as long as it is the resource's endpoint.
         """
         client.follow(self._devices)
         with self._lock:
@@ -164,3 +174,103 @@ class Registry(services.RegistrationServicer):
 def _plugin_error(error: Any) -> PluginError:
     code = error.code().name.title().replace("_", "")
     return PluginError(f"rpc error: code = {code} desc = {error.details()}")
+
+
+Raw = Mapping[str, Any]
+QUERIES_PER_SECOND, BURST = 100.0, 10
+
+
+class TokenBucket:
+    """A rate limit: `rate` calls per second, and up to `burst` at once."""
+
+    def __init__(self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._clock = clock
+        self._tokens = float(burst)
+        self._last = clock()
+        self._lock = threading.Lock()
+
+    def take(self) -> bool:
+        with self._lock:
+            now = self._clock()
+            self._tokens = min(self._burst, self._tokens + (now - self._last) * self._rate)
+            self._last = now
+            if self._tokens < 1:
+                return False
+            self._tokens -= 1
+            return True
+
+
+class PodResources(listing_services.PodResourcesListerServicer):
+    """Serves PodResources on `socket`. Calls beyond the limit fail with RESOURCE_EXHAUSTED.
+
+    pods: returns the pods to list.
+    """
+
+    def __init__(
+        self, socket: Path, devices: DeviceManager, pods: Callable[[], Iterable[Raw]], limit: TokenBucket
+    ) -> None:
+        self._socket = socket
+        self._devices = devices
+        self._pods = pods
+        self._limit = limit
+        self._server: Any = None
+
+    def start(self) -> None:
+        self._socket.unlink(missing_ok=True)
+        self._server = grpc.server(ThreadPoolExecutor(8, "pod-resources"), options=[("grpc.so_reuseport", 0)])
+        listing_services.add_PodResourcesListerServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        self._server.add_insecure_port(f"unix:{self._socket}")
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop(None).wait()
+
+    def List(self, request: Any, context: Any) -> listing.ListPodResourcesResponse:  # noqa: N802, ARG002
+        self._admit(context)
+        held = self._held()
+        return listing.ListPodResourcesResponse(pod_resources=[_pod(pod, held) for pod in self._pods()])
+
+    def Get(self, request: Any, context: Any) -> listing.GetPodResourcesResponse:  # noqa: N802
+        self._admit(context)
+        wanted = (request.pod_namespace, request.pod_name)
+        for pod in self._pods():
+            if (pod["metadata"]["namespace"], pod["metadata"]["name"]) == wanted:
+                return listing.GetPodResourcesResponse(pod_resources=_pod(pod, self._held()))
+        context.abort(grpc.StatusCode.UNKNOWN, f"pod {request.pod_name} in namespace {request.pod_namespace} not found")
+        raise AssertionError("abort does not return")
+
+    def GetAllocatableResources(self, request: Any, context: Any) -> listing.AllocatableResourcesResponse:  # noqa: N802, ARG002
+        self._admit(context)
+        rows = sorted(self._devices.all_ids().items())
+        devices = [device for resource, ids in rows for device in _one_by_one(resource, ids)]
+        return listing.AllocatableResourcesResponse(devices=devices)
+
+    def _admit(self, context: Any) -> None:
+        if not self._limit.take():
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+
+    def _held(self) -> dict[tuple[str, str], list[listing.ContainerDevices]]:
+        held: dict[tuple[str, str], list[listing.ContainerDevices]] = {}
+        for e in self._devices.entries():
+            held.setdefault((e.uid, e.container), []).extend(_one_by_one(e.resource, e.ids))
+        return held
+
+
+def _one_by_one(resource: str, ids: Iterable[str]) -> list[listing.ContainerDevices]:
+    """Return an entry per id, as the kubelet lists ids without topology."""
+    return [listing.ContainerDevices(resource_name=resource, device_ids=[device]) for device in ids]
+
+
+def _pod(pod: Raw, held: Mapping[tuple[str, str], list[listing.ContainerDevices]]) -> listing.PodResources:
+    meta, spec = pod["metadata"], pod["spec"]
+    sidecars = [c for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always"]
+    return listing.PodResources(
+        name=meta["name"],
+        namespace=meta["namespace"],
+        containers=[
+            listing.ContainerResources(name=c["name"], devices=held.get((meta["uid"], c["name"]), ()))
+            for c in [*sidecars, *spec["containers"]]
+        ],
+    )

@@ -1,0 +1,112 @@
+"""What an API server needs to be reached: a listening socket, a certificate for loopback, a kubeconfig for clients."""
+
+import asyncio
+import base64
+import contextlib
+import datetime
+import ipaddress
+import socket
+import weakref
+from pathlib import Path
+from typing import Any
+
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+_LOOP_TURNS = 3
+
+
+class Listener(socket.socket):
+    """A listening socket that knows its connections until they are closed, and can end all of them.
+
+    It also knows those that are still in their TLS handshake, or were accepted while the server was closing; asyncio
+    and aiohttp have no record of these. `port` 0 takes a free port. Raises OSError where the address cannot be bound.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self._accepted: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._open = True
+        try:
+            self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.bind((host, port))
+        except OSError:
+            self.close()
+            raise
+
+    @property
+    def port(self) -> int:
+        return int(self.getsockname()[1])
+
+    async def stop_accepting(self) -> None:
+        """Accept no more connections, and return when all accepted ones are being served.
+
+        asyncio loses a connection that is accepted in the turn of the loop in which its server closes, and aiohttp
+        waits for a handler that has not begun as if it worked. One turn makes the transport, one the handler, and in
+        the third the handler begins.
+        """
+        self._open = False
+        for _ in range(_LOOP_TURNS):
+            await asyncio.sleep(0)
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if not self._open:
+            raise BlockingIOError
+        connection, address = super().accept()
+        self._accepted.add(connection)
+        return connection, address
+
+    def hang_up(self) -> None:
+        """Shut down every connection. The server that serves it sees its end and closes it."""
+        for connection in set(self._accepted):
+            with contextlib.suppress(OSError):  # the client closed it first
+                connection.shutdown(socket.SHUT_RDWR)
+
+    async def closed(self) -> None:
+        """Wait until every connection is closed, after `hang_up`."""
+        while any(connection.fileno() >= 0 for connection in set(self._accepted)):
+            await asyncio.sleep(0.001)
+
+
+def self_signed(folder: Path, names: tuple[str, ...] = ("localhost",)) -> tuple[str, str]:
+    """Write a certificate that is its own authority, for 127.0.0.1 and `names`, valid for a week.
+
+    Returns: the paths of certificate and key (PEM) in `folder`.
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mgpu-playground")])
+    start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
+    loopback = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    certificate = (
+        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(start + datetime.timedelta(days=7))
+        .add_extension(x509.SubjectAlternativeName([loopback, *map(x509.DNSName, names)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    cert_path, key_path = folder / "apiserver.crt", folder / "apiserver.key"
+    cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    plain = serialization.NoEncryption()
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    key_path.touch(mode=0o600)
+    key_path.write_bytes(pem)
+    return str(cert_path), str(key_path)
+
+
+def write_kubeconfig(path: Path, url: str, ca: bytes | None, token: str, *, name: str = "mgpu-playground") -> None:
+    """Write a kubeconfig with one context. `ca` is the PEM that signed the certificate; None for plain HTTP."""
+    cluster = {"server": url} | ({"certificate-authority-data": base64.b64encode(ca).decode()} if ca else {})
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": name, "cluster": cluster}],
+        "users": [{"name": name, "user": {"token": token}}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
+        "current-context": name,
+    }
+    path.write_text(yaml.safe_dump(config))
+    path.chmod(0o600)

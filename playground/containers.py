@@ -1,0 +1,114 @@
+"""What the containers of a pod were given, in words, and what they must see. Pure; `demo` and `story` call it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from mgpu.model.asks import by_index
+from mgpu.model.cards import GPU, Card, CardState
+from mgpu.model.errors import BadObject, Problem
+from mgpu.model.ledger import Share
+from mgpu.model.partitioning import NodeSlices
+from mgpu.model.quantities import format_bytes, format_core
+from mgpu.model.slices import MIG, RESOURCE_PREFIX, Slice, is_slice, mode_of, place_of, slice_named
+
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+LIMITS = ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+
+
+def describe_cards(shares: Sequence[Share], cards: Sequence[CardState]) -> str:
+    """Return `train on card 0 (40% and 8.0 GiB free before)`; `cards` are the states before the placement."""
+    states = {state.card.index: state for state in cards}
+    return "; ".join(
+        f"{container} on card{'s' if len(indexes) > 1 else ''} {', '.join(_before(states[i]) for i in indexes)}"
+        for container, indexes in _cards_of(shares, [state.card for state in cards]).items()
+    )
+
+
+def describe_slices(shares: Sequence[Share]) -> str:
+    """Return `train on 2g.20gb at 4 of card 0`, or "" where the pod has no slices."""
+    return "; ".join(f"{c} on {', '.join(map(_position, slices))}" for c, slices in _slices_of(shares).items())
+
+
+def describe_plan(before: NodeSlices, after: NodeSlices) -> str:
+    """Return how the partition plan of a node changed: `5: card 0, not cut before, into 5 × 1g.10gb and 2g.20gb`."""
+    if after.partitioning.plan in (None, before.partitioning.plan):
+        return "none: there were free slices"
+    old, new = before.partitioning.spec, after.partitioning.spec
+    changes = [_change(card, old.get(card, {}), new.get(card, {})) for card in sorted({*old, *new})]
+    return f"{after.partitioning.plan}: {'; '.join(filter(None, changes))}"
+
+
+def expected_cards(shares: Sequence[Share], cards: Sequence[Card]) -> dict[str, str]:
+    """Return container → its expected NVIDIA_VISIBLE_DEVICES: the UUIDs of exactly its recorded cards, by index.
+
+    Raises BadObject where the record names a missing card.
+    """
+    known = by_index(cards)
+    return {c: ",".join(known[i].uuid for i in indexes) for c, indexes in _cards_of(shares, cards).items()}
+
+
+def expected_slices(shares: Sequence[Share], uuids: Mapping[Slice, str], cards: Sequence[Card]) -> dict[str, str]:
+    """Return container → its expected NVIDIA_VISIBLE_DEVICES: its MIG devices, or the cards of its MPS shares.
+
+    uuids: place → UUID of every MIG device of the node.
+    """
+    of_cards = {card.index: card.uuid for card in cards}
+    found = {}
+    for container, slices in _slices_of(shares).items():
+        visible = [uuids.get(s, "missing") if mode_of(s.name) == MIG else of_cards.get(s.card, "") for s in slices]
+        found[container] = ",".join(dict.fromkeys(visible))
+    return found
+
+
+def differences(expected: Mapping[str, str], environments: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return a sentence for each container whose NVIDIA_VISIBLE_DEVICES is not the expected one."""
+    problems = []
+    for container, value in expected.items():
+        actual = environments[container].get(VISIBLE) if container in environments else None
+        if actual != value:
+            problems.append(f"container {container} must see {VISIBLE}={value}, and sees {actual}")
+    return problems
+
+
+def _cards_of(shares: Sequence[Share], cards: Sequence[Card]) -> dict[str, list[int]]:
+    """Return container → indexes of its GPUs."""
+    found: dict[str, list[int]] = {}
+    for share in (share for share in shares if share.type == GPU):
+        card = next((card for card in cards if share.is_on(card)), None)
+        if card is None:
+            problem = f"names card {share.card}, which does not exist"
+            raise BadObject([Problem(f"record of {share.container}", problem)])
+        found.setdefault(share.container, []).append(card.index)
+    return {container: sorted(indexes) for container, indexes in found.items()}
+
+
+def _slices_of(shares: Iterable[Share]) -> dict[str, list[Slice]]:
+    """Return container → its slices, in the order of its NVIDIA_VISIBLE_DEVICES."""
+    found: dict[str, list[Slice]] = {}
+    for share in sorted((s for s in shares if is_slice(s.type)), key=lambda s: (s.type, str(s.card).zfill(9))):
+        name = slice_named(RESOURCE_PREFIX + share.type)
+        if name and isinstance(share.card, int):
+            found.setdefault(share.container, []).append(Slice(*place_of(share.card), name))
+    return found
+
+
+def _before(state: CardState) -> str:
+    if state.idle:
+        return f"{state.card.index} (idle before)"
+    return f"{state.card.index} ({format_core(state.core_free)} and {format_bytes(state.memory_free)} free before)"
+
+
+def _position(place: Slice) -> str:
+    """Only MIG instances have a start; MPS shares do not."""
+    return f"{place.name}{f' at {place.start}' if mode_of(place.name) == MIG else ''} of card {place.card}"
+
+
+def _change(card: int, old: Mapping[str, int], new: Mapping[str, int]) -> str:
+    if old == new:
+        return ""
+    before = f"{_listed(old)} before" if old else "not cut before"
+    return f"card {card}, {before}, into {_listed(new) or 'nothing'}"
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    """Return `5 × 1g.10gb and 2g.20gb`."""
+    return " and ".join(name if count == 1 else f"{count} × {name}" for name, count in sorted(counts.items()))
