@@ -132,7 +132,7 @@ class Cluster:
         return f"http://127.0.0.1:{self._ports['extender']}"
 
     def port(self, name: str) -> int:
-        """Return the port of the webhook, of the scheduler's binding admission, of its extender, or of its page (`web`)."""
+        """Return the port of `webhook`, `scheduler` (binding admission), `extender` or `web` (the scheduler's page)."""
         return self._ports[name]
 
     @property
@@ -144,9 +144,9 @@ class Cluster:
         return self.folder / node / "cards.mig.json"
 
     def requests(self) -> frozenset[Request]:
-        """Return what mgpu's processes, which have the rights of manifests/base/rbac.yaml, have asked the API server for.
+        """Return what mgpu's processes have asked the API server for so far, including what was refused.
 
-        Requests that were refused for lack of a right are included.
+        They have the rights of manifests/base/rbac.yaml and no others.
         """
         return self._requests()
 
