@@ -23,6 +23,7 @@ class _Deleted(NamedTuple):
     name: str
     node: str
     at: float
+    gpuid: str = ""
 
 
 class Remnants:
@@ -46,10 +47,10 @@ class Remnants:
         """Call this with each namespace whose last remnant has ended."""
         self._ended = ended
 
-    def deleted(self, uid: str, namespace: str, name: str, node: str) -> None:
-        """Remember a pod that was deleted before it had ended."""
+    def deleted(self, uid: str, namespace: str, name: str, node: str, gpuid: str = "") -> None:
+        """Remember a pod that was deleted before it had ended. gpuid: that of its MtgpuPod."""
         self.release(uid)
-        self._remember(uid, _Deleted(namespace, name, node, self._clock()))
+        self._remember(uid, _Deleted(namespace, name, node, self._clock(), gpuid))
 
     def hold(self, uid: str, node: str) -> None:
         """This node reports that this UID holds cards of it: a remnant if it is one of these pods and ran there."""
@@ -69,6 +70,11 @@ class Remnants:
         if not uids:
             del self._uids[deleted.namespace]
             self._ended(deleted.namespace)
+
+    def gpuid(self, uid: str) -> str:
+        """Return the GPUID of a remnant that ran for an MtgpuPod, else ""."""
+        deleted = self._reported.get(uid)
+        return deleted.gpuid if deleted else ""
 
     def problem(self, namespace: str) -> str | None:
         """Return the reason why pods of this namespace get no cards now, or None if they do."""

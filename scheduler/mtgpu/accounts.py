@@ -30,7 +30,8 @@ class MtgpuNode:
     cards: the GPUs that are not cut. held: what anybody holds of them. admitted: by uid what MtgpuPods were admitted to
     that are not bound yet; it is among what is held. occupied: by the uid of an occupy pod the UUID of its card, where
     that is known. ours: the indexes of the cards that mgpu gave out and that nothing keeps from NVIDIA's plugin; where
-    that chooses the cards, the occupy pod of a new GPUID is refused while there are any.
+    that chooses the cards, the occupy pod of a new GPUID is refused while there are any. remnants: by uid the GPUIDs of
+    Pods that were deleted and still run.
     """
 
     node: Node | None
@@ -40,6 +41,7 @@ class MtgpuNode:
     ours: tuple[int, ...]
     admitted: Mapping[str, Holding]
     occupied: Mapping[str, str]
+    remnants: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,8 @@ class MtgpuPods:
             self._findings.pop(uid, None)
             own = self._own.get(uid)
             if own is not None and not own.ended and own.node in self._nodes:
-                self._accounts.remnants.deleted(uid, own.namespace, own.name, own.node)
+                gpuid = own.holding.gpuid if own.holding is not None else ""
+                self._accounts.remnants.deleted(uid, own.namespace, own.name, own.node, gpuid)
             self._drop_own(uid)
 
     def _drop_own(self, uid: str) -> None:
@@ -177,6 +180,7 @@ class MtgpuPods:
                 self._ours(node),
                 {uid: self._admitted[uid] for uid in self._admitted_on(node)},
                 {uid: uuids[0] for uid, uuids in on.items() if uuids},
+                {h.uid: gpuid for h in held if (gpuid := self._accounts.remnants.gpuid(h.uid))},
             )
 
     def elsewhere(self, namespaces: Iterable[str], node: str) -> Mapping[str, int]:

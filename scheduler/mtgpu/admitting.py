@@ -33,10 +33,14 @@ def account(seen: Seen) -> Ledger:
     return ledger
 
 
-def strangers(ledger: Ledger, node: str, gpuid: str, card: Card) -> tuple[Holding, ...]:
-    """Who is on a GPUID's card that must not be there. An MtgpuPod that cannot be read may well be of it."""
-    held = (h for h in ledger.holdings(node) if h.gpuid != gpuid and (h.gpuid or h.dialect != NAME))
-    return tuple(h for h in held if h.is_known_on(card))
+def strangers(seen: Seen, ledger: Ledger, gpuid: str, card: Card) -> tuple[Holding, ...]:
+    """Return those that are on the card of a GPUID and must not be there.
+
+    An MtgpuPod that cannot be read may well be of it. A deleted Pod of this GPUID that still runs is no stranger:
+    otherwise one user of a GPUID could stop its users of other namespaces, by deleting a Pod by force.
+    """
+    held = (h for h in ledger.holdings(seen.node) if h.gpuid != gpuid and (h.gpuid or h.dialect != NAME))
+    return tuple(h for h in held if h.is_known_on(card) and seen.remnants.get(h.uid) != gpuid)
 
 
 class Admission:
@@ -118,7 +122,7 @@ class Admission:
 
     def _joined(self, pod: MtgpuPod, its: Sequence[CardState]) -> Holding | Said:
         card = its[0].card
-        if len(its) > 1 or strangers(self._ledger, self._seen.node, pod.gpuid, card):
+        if len(its) > 1 or strangers(self._seen, self._ledger, pod.gpuid, card):
             return Said(FALSE, "Degraded", f"GPUID {pod.gpuid} has no card of its own: look at {card.uuid}")
         why = _never(pod, card)
         if why is None and (why := refusal(replace(its[0], gpuid=""), _share(pod), 0)) and self._of_others(pod):

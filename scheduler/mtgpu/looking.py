@@ -81,6 +81,7 @@ def look(
         admitted=node.admitted,
         bound=None if most is None else Bound(most, state.mtgpus.elsewhere(namespaces, name)),
         held_up=frozenset(held_up),
+        remnants=node.remnants,
     )
     return Look(seen, node.version, Texts(items.texts), Texts(items.own), min(held_up.values(), default=None))
 

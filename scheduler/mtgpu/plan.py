@@ -72,7 +72,7 @@ def _wrong(seen: Seen, ledger: Ledger, pod: MtgpuPod, first: str) -> Said | None
         return Said(TRUE, "OtherCard", f"others of GPUID {pod.gpuid} are on card {first}, it is on {uuid}")
     if occupy and occupy.alive and occupy.card not in ("", uuid):
         return Said(TRUE, "OtherCard", f"the occupy pod of GPUID {pod.gpuid} has card {occupy.card}, not {uuid}")
-    others = strangers(ledger, seen.node, pod.gpuid, card)
+    others = strangers(seen, ledger, pod.gpuid, card)
     if others:
         own = [other.key for other in others if other.namespace == pod.namespace]
         return Said(TRUE, "CardShared", f"{own[0] if own else 'a pod of another namespace'} is on its card {uuid} too")

@@ -31,7 +31,8 @@ class Seen:
     made: by the MtgpuPod's uid, its own Pod. conflicts: those whose name a Pod has that is not theirs.
     occupies: by GPUID, what has the name of its occupy pod. admitted: what those hold that have a reservation, and no
     BoundDeviceID yet. bound: of the GPUIDs that a namespace may use; None: it may use any number. held_up: the
-    namespaces whose pods were deleted by force and still run.
+    namespaces whose pods were deleted by force and still run. remnants: by uid, the GPUIDs of deleted
+    Pods that still run.
     """
 
     node: str
@@ -49,6 +50,7 @@ class Seen:
     admitted: Mapping[str, Holding] = field(default_factory=dict)
     bound: Bound | None = None
     held_up: frozenset[str] = frozenset()
+    remnants: Mapping[str, str] = field(default_factory=dict)
 
     def card_of(self, pod: MtgpuPod) -> str:
         """The UUID of the card that it was given, "" before. What its Pod has counts where its status was lost."""

@@ -11,6 +11,8 @@ from tests.e2e.clusters import patient
 from tests.e2e.mtgpu_bench import MTGPUPODS, OCCUPYING, OURS, PODS, STOCK, Named, gone, mtgpupod
 from tests.waiting import until
 
+DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
@@ -236,6 +238,29 @@ def test_on_a_node_that_is_gone_a_deletion_ends_too(named: Named) -> None:
     until(lambda: gone(named, f"{PODS}/first") and not named.occupying())
     kubelet.start()
     cluster.restart(agent)
+    cluster.wait_offers(node)
+
+
+def test_mtgpupod_waits_while_a_pod_of_its_namespace_runs_that_was_deleted_by_force(named: Named) -> None:
+    """The kubelet that is away stands for a program that ignores SIGTERM: the container runs on without its object."""
+    cluster, node = named.bench.cluster, OURS.name
+    named.create("first", "zxcvb", "0.2")
+    named.runs("first")
+    uid, kubelet = named.bench.pod("first").metadata.uid, cluster.kubelets[node]
+    kubelet.stop()
+    named.api.delete(f"{MTGPUPODS}/first")
+    named.api.delete(f"{PODS}/first", {"gracePeriodSeconds": 0})
+    until(lambda: uid in str(named.api.get(f"{DEVICES}/{node}")["metadata"].get("annotations")))
+    named.create("second", "qwert", "0.2", STOCK.name)
+    # It has a card and no Pod where the scheduler heard of it before it heard of the Device.
+    until(lambda: "DeletedPodsRunning" in [row["reason"] for row in named.status("second").get("conditions") or ()])
+    assert "second" not in named.bench.names()
+    (container,) = kubelet.runtime.containers(uid)
+    kubelet.runtime.end(container)
+    kubelet.runtime.remove_sandbox(uid)
+    named.runs("second")
+    kubelet.runtime.reboot()  # the occupy pod's container has lost its object too
+    kubelet.start()
     cluster.wait_offers(node)
 
 

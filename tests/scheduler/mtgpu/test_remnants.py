@@ -32,10 +32,10 @@ def rounds(rig: Rig, count: int = 4) -> None:
         rig.clock.now += 2
 
 
-def create(rig: Rig, name: str, gpuid: str, node: str = "n1", namespace: str = "default") -> None:
+def create(rig: Rig, name: str, gpuid: str, node: str = "n1", namespace: str = "default", request: str = "0.2") -> None:
     if rig.cluster.storage.get("namespaces", "", namespace) is None:
         rig.cluster.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
-    raw = b.mtgpupod(name, gpuid, "0.2", namespace=namespace, node=node)
+    raw = b.mtgpupod(name, gpuid, request, namespace=namespace, node=node)
     rig.cluster.create(items_path(namespace), {key: raw[key] for key in raw if key != "status"})
     rounds(rig)
 
@@ -43,6 +43,12 @@ def create(rig: Rig, name: str, gpuid: str, node: str = "n1", namespace: str = "
 def is_running(rig: Rig, name: str, namespace: str = "default") -> bool:
     found = rig.pod(name, namespace)
     return found is not None and found["status"]["phase"] == "Running"
+
+
+def reasons(rig: Rig, name: str, namespace: str = "default") -> dict[str, str]:
+    """The reason of each condition of an MtgpuPod."""
+    status = rig.cluster.get(f"{items_path(namespace)}/{name}")["status"]
+    return {row["type"]: row["reason"] for row in status["conditions"]}
 
 
 def delete_item(rig: Rig, name: str) -> None:
@@ -139,6 +145,43 @@ def test_other_namespaces_get_cards_beside_a_remnant(rig: Rig) -> None:
     assert bound(rig, "next")[1] == "DeletedPodsRunning"
 
 
+def test_remnant_does_not_stop_other_namespaces_of_its_gpuid(rig: Rig) -> None:
+    """A tenant may name any GPUID, and must not put the card in doubt by deleting a Pod by force."""
+    create(rig, "m", "x")
+    create(rig, "v", "x", namespace="victim")
+    rig.abandon(own(rig, "m"))
+    rounds(rig)
+    assert reasons(rig, "v", "victim")["Degraded"] == "AsBound"
+    assert reasons(rig, "m")["Degraded"] == "AsBound"
+    create(rig, "w", "x", namespace="victim")
+    assert is_running(rig, "w", "victim")
+
+
+def test_share_of_a_remnant_is_not_given_to_others_of_its_gpuid(rig: Rig) -> None:
+    create(rig, "v", "x", namespace="victim")
+    create(rig, "m", "x")
+    delete_item(rig, "m")
+    rounds(rig)
+    create(rig, "w", "x", namespace="victim", request="0.7")
+    assert reasons(rig, "w", "victim")["Bound"] == "ResourceExceeded"
+    rig.stop_remnants("n1")
+    rounds(rig)
+    assert is_running(rig, "w", "victim")
+
+
+def test_remnant_of_another_gpuid_is_a_stranger_on_a_card(rig: Rig) -> None:
+    """That GPUID got the card before the node reported the remnant."""
+    create(rig, "m", "x")
+    pod = own(rig, "m")
+    delete_item(rig, "m")
+    rig.nodes["n1"].remnants.clear()
+    rounds(rig)
+    create(rig, "v", "y", namespace="victim")
+    rig.count_as_remnant(pod)
+    rounds(rig)
+    assert reasons(rig, "v", "victim")["Degraded"] == "CardShared"
+
+
 def test_deleted_pod_is_not_made_again_while_its_containers_run(rig: Rig) -> None:
     create(rig, "m", "x")
     rig.abandon(own(rig, "m"))
@@ -223,6 +266,7 @@ def test_pod_that_the_controller_deletes_by_force_on_a_lost_node_is_no_remnant(r
     rig.count_as_remnant(pod)
     rounds(rig)
     assert rig.scheduler.state.remnant_problem(Pod("default", "p")) is None
+    assert condition(rig, "m", "PodCreated")["reason"] != "DeletedPodsRunning"
 
 
 # Processes that come and go.
