@@ -5,13 +5,13 @@ from typing import Any
 
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import Node
-from scheduler.state import State
+from scheduler.cluster.cache import ClusterCache
 from tests import builders as b
 
 CARDS = PODS = 8
 
 
-def fill_but(state: State, nodes: int, spare: int) -> None:
+def fill_but(state: ClusterCache, nodes: int, spare: int) -> None:
     """Every card is held whole, but for the first `spare` of the cluster."""
     for i in range(nodes):
         name = f"node-{i}"
@@ -28,7 +28,7 @@ def held(name: str, node: int, card: int, container: dict[str, Any]) -> dict[str
     return {**raw, "metadata": {**raw["metadata"], "resourceVersion": "1"}}
 
 
-def fill(state: State, nodes: int) -> None:
+def fill(state: ClusterCache, nodes: int) -> None:
     """A pod on each card; every second node is so full that 80 % of a card are nowhere free."""
     pick = random.Random(0)
     for i in range(nodes):

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
 
-from mgpu.model.asks import Ask, ContainerAsk, whole_cards
 from mgpu.model.cards import Card, CardState
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, whole_cards
 from mgpu.model.pods import Stage
 
 MIB = 1 << 20
@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    ask: Ask
+    request: GpuRequest
     cards: tuple[CardState, ...]
 
 
@@ -47,7 +47,7 @@ def digest(some: Iterable[Case]) -> str:
     for case in some:
         for s in case.cards:
             text.update(repr((s.card.memory, s.card.healthy, s.core_used, s.memory_used, s.shares)).encode())
-        for c in case.ask.containers:
+        for c in case.request.containers:
             text.update(repr((c.cards, c.core, c.memory, c.whole, str(c.stage))).encode())
     return text.hexdigest()[:16]
 
@@ -72,19 +72,21 @@ def _state(draw: _Draw, index: int, gib: int, fullness: int) -> CardState:
     return CardState(card, min(core, card.core), min(mib * MIB, card.memory), shares)
 
 
-def _ask(draw: _Draw, containers: int, cards: int) -> Ask:
+def _ask(draw: _Draw, containers: int, cards: int) -> GpuRequest:
     """Shares of one and of several cards, some equal to the one before, some whole cards, some init containers."""
-    asks: list[ContainerAsk] = []
+    requests: list[ContainerRequest] = []
     early = sum(draw.below(8) == 0 for _ in range(containers - 1))
     for i in range(containers):
         stage = Stage.APP if i >= early else draw.of((Stage.INIT, Stage.SIDECAR))
         count = min(draw.of(CARDS_EACH), cards)
-        if asks and draw.below(4) == 0:
-            last = asks[-1]
-            asks.append(ContainerAsk(f"c{i}", last.cards, last.core, last.memory, whole=last.whole, stage=stage))
+        if requests and draw.below(4) == 0:
+            last = requests[-1]
+            requests.append(
+                ContainerRequest(f"c{i}", last.cards, last.core, last.memory, whole=last.whole, stage=stage)
+            )
         elif draw.below(15) == 0:
-            asks.append(whole_cards(f"c{i}", count, stage))
+            requests.append(whole_cards(f"c{i}", count, stage))
         else:
             memory = (256 + draw.below(11_000)) * MIB
-            asks.append(ContainerAsk(f"c{i}", count, draw.of(CORES), memory, stage=stage))
-    return Ask("mgpu", tuple(asks), MAX_SHARES)
+            requests.append(ContainerRequest(f"c{i}", count, draw.of(CORES), memory, stage=stage))
+    return GpuRequest("mgpu", tuple(requests), MAX_SHARES)

@@ -17,11 +17,11 @@ from mgpu.model.partitioning import ANNOTATION, LABEL, MADE, with_status, write_
 from mgpu.model.pods import Node
 from mgpu.model.slices import MIG, Slice
 from mgpu.settings import load_settings
-from scheduler.filtering import Filter
-from scheduler.gpu_pods import GpuPod, read_gpu_pod
-from scheduler.slices.known import Plan
-from scheduler.slices.planning import Planning
-from scheduler.state import State
+from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
+from scheduler.cluster.slice_state import Plan
+from scheduler.decisions.filter import Filter
+from scheduler.partitioning.partition_controller import Planning
 from tests import builders as b
 
 NODES, CUT, CARDS = 5_000, 1_000, 8
@@ -41,19 +41,19 @@ def main() -> None:
     state = _state()
     state.sites.refresh()
     names = [f"node-{i}" for i in range(NODES)]
-    for ask in ASKS:
-        pod = _pod(ask)
+    for request in ASKS:
+        pod = _pod(request)
         filter_ = Filter(state, SETTINGS)
         filtering, found = _timed(partial(filter_.filter, pod, names))
         scoring, _ = _timed(partial(filter_.scores, pod, found.passed))
-        text = ", ".join(f"{count} x {name}" for name, count in ask.items())
+        text = ", ".join(f"{count} x {name}" for name, count in request.items())
         print(
             f"  {text:34} filter {filtering:6.1f} ms ({len(found.passed)} fit, {len(found.recut)} could be cut)  "
             f"prioritize {scoring:6.1f} ms  plan {_planned(state, pod, found.recut):6.1f} ms"
         )
 
 
-def _planned(state: State, pod: GpuPod, nodes: list[str]) -> float:
+def _planned(state: ClusterCache, pod: GpuPod, nodes: list[str]) -> float:
     """Milliseconds until a plan is made for a pod that has found nothing."""
     writer: Any = _Unwritten()
     planning = Planning(state, writer, SETTINGS, lambda *_: None, lambda: None)
@@ -67,16 +67,16 @@ def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return 1000 * (perf_counter() - began), found
 
 
-def _pod(ask: dict[str, int]) -> GpuPod:
-    amounts = {f"nvidia.com/{name}": str(count) for name, count in ask.items()}
+def _pod(request: dict[str, int]) -> GpuPod:
+    amounts = {f"nvidia.com/{name}": str(count) for name, count in request.items()}
     raw = b.pod("p", {"name": "c", "resources": {"requests": amounts, "limits": amounts}})
     known = read_gpu_pod(raw, SETTINGS)
     assert known
     return known
 
 
-def _state() -> State:
-    state, random = State(SETTINGS), Random(1)
+def _state() -> ClusterCache:
+    state, random = ClusterCache(SETTINGS), Random(1)
     for i in range(NODES):
         name = f"node-{i}"
         raw = b.node(name)

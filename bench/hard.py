@@ -1,6 +1,6 @@
 """Pods that are made to keep the engine busy: what one `place` takes at most.
 
-`python -m bench.hard`. CPU time, steps (`scheduler/placement/effort.py`) and what a thousand steps take, and the peak
+`python -m bench.hard`. CPU time, steps (`scheduler/engine/effort.py`) and what a thousand steps take, and the peak
 of memory that Python allocates meanwhile; containers × cards.
 """
 
@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 from bench.corpus import Case, cases
 from bench.placement import machine
-from mgpu.model.asks import Ask, ContainerAsk, Placement, Rejection, whole_cards
 from mgpu.model.cards import Card, CardState
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Rejection, whole_cards
 from mgpu.model.pods import Stage
 from mgpu.model.slices import MPS
-from scheduler.placement import FULL, SHORT, Effort, Limits, place, policy_named
-from scheduler.placement.effort import Budget, Exhausted
-from scheduler.slices.mps import MpsCard
-from scheduler.slices.plan import NodeCards, can_offer
+from scheduler.engine import FULL, SHORT, Effort, Limits, place, policy_named
+from scheduler.engine.effort import Budget, Exhausted
+from scheduler.engine.partitioning.mps_shares import MpsCard
+from scheduler.engine.partitioning.partition_plan import NodeCards, can_offer
 
 MIB = 1 << 20
 POLICIES = ("binpack", "spread", "minor")
@@ -39,14 +39,14 @@ class Hard(NamedTuple):
 
 def different(containers: int, cards: int, cards_each: int = 1) -> Case:
     """Small containers, all of them different, on idle cards: more configurations than can be counted."""
-    asks = (ContainerAsk(f"c{i}", cards_each, 10 + i % 7, (200 + i) * MIB) for i in range(containers))
-    return Case(Ask("mgpu", tuple(asks), 16), tuple(_card(i, 80 << 10) for i in range(cards)))
+    requests = (ContainerRequest(f"c{i}", cards_each, 10 + i % 7, (200 + i) * MIB) for i in range(containers))
+    return Case(GpuRequest("mgpu", tuple(requests), 16), tuple(_card(i, 80 << 10) for i in range(cards)))
 
 
 def exclusive(containers: int, cards: int) -> Case:
     """Containers of which only a few go together: few configurations, and much work to find them."""
-    asks = (ContainerAsk(f"c{i}", 1, 335 + i, (2000 + i) * MIB) for i in range(containers))
-    return Case(Ask("mgpu", tuple(asks)), tuple(_card(i, (26 << 10) + i) for i in range(cards)))
+    requests = (ContainerRequest(f"c{i}", 1, 335 + i, (2000 + i) * MIB) for i in range(containers))
+    return Case(GpuRequest("mgpu", tuple(requests)), tuple(_card(i, (26 << 10) + i) for i in range(cards)))
 
 
 def full(containers: int, cards: int, fullness: float, seed: int = 2) -> Case:
@@ -56,8 +56,8 @@ def full(containers: int, cards: int, fullness: float, seed: int = 2) -> Case:
     cores = [10 + 190 * random.random() for _ in range(containers)]
     each, factor = int(sum(sizes) / cards / fullness), 1000 * cards * fullness / sum(cores)
     pairs = enumerate(zip(sizes, cores, strict=True))
-    asks = (ContainerAsk(f"c{i}", 1, int(core * factor), size * MIB) for i, (size, core) in pairs)
-    return Case(Ask("mgpu", tuple(asks)), tuple(_card(i, each + 7 * i) for i in range(cards)))
+    requests = (ContainerRequest(f"c{i}", 1, int(core * factor), size * MIB) for i, (size, core) in pairs)
+    return Case(GpuRequest("mgpu", tuple(requests)), tuple(_card(i, each + 7 * i) for i in range(cards)))
 
 
 def partition(containers: int, cards: int) -> Case:
@@ -65,24 +65,24 @@ def partition(containers: int, cards: int) -> Case:
     sizes = [3 * (1000 + 17 * i) for i in range(containers)]
     while sum(sizes) % cards or sum(sizes) // cards % 3 == 0:
         sizes[-1] += 1
-    asks = (ContainerAsk(f"c{i}", 1, 1, size * MIB) for i, size in enumerate(sizes))
-    return Case(Ask("mgpu", tuple(asks)), tuple(_card(i, sum(sizes) // cards) for i in range(cards)))
+    requests = (ContainerRequest(f"c{i}", 1, 1, size * MIB) for i, size in enumerate(sizes))
+    return Case(GpuRequest("mgpu", tuple(requests)), tuple(_card(i, sum(sizes) // cards) for i in range(cards)))
 
 
 def staged(containers: int, cards: int) -> Case:
     """Init containers, sidecars and app containers in turns, each on several cards, some whole."""
     stages = (Stage.INIT, Stage.SIDECAR) * (containers // 3) + (Stage.APP,) * (containers - containers // 3 * 2)
-    asks = [
-        ContainerAsk(f"c{i}", 1 + i % cards, 50 + i, (500 + i) * MIB, stage=stage) for i, stage in enumerate(stages)
+    requests = [
+        ContainerRequest(f"c{i}", 1 + i % cards, 50 + i, (500 + i) * MIB, stage=stage) for i, stage in enumerate(stages)
     ]
-    asks[-1] = whole_cards(asks[-1].container, 1)
-    return Case(Ask("mgpu", tuple(asks)), tuple(_card(i, 80 << 10) for i in range(cards)))
+    requests[-1] = whole_cards(requests[-1].container, 1)
+    return Case(GpuRequest("mgpu", tuple(requests)), tuple(_card(i, 80 << 10) for i in range(cards)))
 
 
 def wide(containers: int, cards: int) -> Case:
     """Containers that each take half of the cards: thousands of ways for each."""
-    asks = (ContainerAsk(f"c{i}", cards // 2, 100 + i, (4000 + 10 * i) * MIB) for i in range(containers))
-    return Case(Ask("mgpu", tuple(asks), 16), tuple(_card(i, 80 << 10, i * 30) for i in range(cards)))
+    requests = (ContainerRequest(f"c{i}", cards // 2, 100 + i, (4000 + 10 * i) * MIB) for i in range(containers))
+    return Case(GpuRequest("mgpu", tuple(requests), 16), tuple(_card(i, 80 << 10, i * 30) for i in range(cards)))
 
 
 CASES: Mapping[str, Callable[[], Case]] = {
@@ -123,13 +123,13 @@ def corpus() -> Iterator[Case]:
 
 def measure(case: Case, title: str, policy: str, limits: Limits) -> Hard:
     effort, began = Effort(), process_time()
-    found = place(case.ask, case.cards, policy_named(policy, 20), limits=limits, effort=effort)
+    found = place(case.request, case.cards, policy_named(policy, 20), limits=limits, effort=effort)
     return Hard(title, policy, process_time() - began, effort.spent, 0, found)
 
 
 def measure_memory(case: Case, policy: str, limits: Limits) -> int:
     tracemalloc.start()
-    place(case.ask, case.cards, policy_named(policy, 20), limits=limits)
+    place(case.request, case.cards, policy_named(policy, 20), limits=limits)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak

@@ -10,15 +10,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mgpu.model.asks import Placement
+from mgpu.model.gpu_requests import Placement
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import Node
 from mgpu.settings import Settings, load_settings
-from scheduler.decide import Foresight, assess
-from scheduler.gpu_pods import GpuPod
-from scheduler.outlook import LEARNT
-from scheduler.ranking import Ranking
-from scheduler.state import State
+from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.forecast import LEARNT
+from scheduler.cluster.gpu_pods import GpuPod
+from scheduler.decisions.scores import Ranking
+from scheduler.engine.assessment import Foresight, assess
 from tests import builders as b
 
 NODES = (1_000, 5_000)
@@ -61,12 +61,12 @@ def _measure(count: int, policy: str) -> None:
     print(f"  {'':27}  cards of a node {cards} ms   learning: judge {built} ms, nodes taken in {warmed} ms")
 
 
-def _cards(state: State, settings: Settings, known: GpuPod, name: str) -> None:
+def _cards(state: ClusterCache, settings: Settings, known: GpuPod, name: str) -> None:
     view = state.view(name, known.pod.uid)
     assert view.node is not None
-    assert known.ask is not None
+    assert known.request is not None
     foresight = Foresight(state.outlook.judges, view.room, known.pod.needs)
-    found = assess(known.ask, view.node, view.cards, settings, foresight)
+    found = assess(known.request, view.node, view.cards, settings, foresight)
     assert isinstance(found, Placement) or found.reason == "" or not found.hopeless
 
 
@@ -82,8 +82,8 @@ def _timed(call: Callable[[Any], object], over: Any, before: Callable[[Any], obj
     return f"{p50:.2f}" if len(taken) == 1 else f"p50 {p50:.2f} p99 {p99:.2f}"
 
 
-def _filled(count: int, settings: Settings) -> State:
-    state, chance = State(settings), random.Random(1)
+def _filled(count: int, settings: Settings) -> ClusterCache:
+    state, chance = ClusterCache(settings), random.Random(1)
     for i in range(count):
         state.node_changed(b.node(f"n{i}"))
         state.device_changed(write_device(Node(f"n{i}"), "", b.cards(CARDS, node=f"n{i}")))
@@ -92,7 +92,7 @@ def _filled(count: int, settings: Settings) -> State:
     return state
 
 
-def _known(state: State, core: int, cpu: int) -> GpuPod:
+def _known(state: ClusterCache, core: int, cpu: int) -> GpuPod:
     name = f"waits-{core}-{cpu}"
     state.pod_changed(_pod(name, core, cpu))
     found = state.gpu_pod(f"uid-{name}")

@@ -9,16 +9,16 @@ import orjson
 from flask import Response, request
 
 from bench.clusters import fill, fill_but
-from mgpu.model.asks import Rejection
+from mgpu.model.gpu_requests import Rejection
 from mgpu.serving.server import Listen, serve
 from mgpu.settings import load_settings
-from scheduler.deciding import Decider
-from scheduler.decisions import Decision
-from scheduler.extender import Extender, make_app
-from scheduler.filtering import Filter
-from scheduler.process import SWITCH_SECONDS
-from scheduler.rationing import Gone, Rations
-from scheduler.state import State
+from scheduler.api.extender import Extender, make_app
+from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.reservations import Decision
+from scheduler.decisions.decider import Decider
+from scheduler.decisions.effort_budget import Gone, Rations
+from scheduler.decisions.filter import Filter
+from scheduler.runtime import SWITCH_SECONDS
 
 
 class _Open:
@@ -67,7 +67,7 @@ class _NoOp:
 class _Pods:
     """What a decider asks of the API, for pods that wait: bindings are written at once, and their event is there."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ClusterCache) -> None:
         self._state, self._known = state, dict[str, dict[str, Any]]()
 
     def changed(self) -> Response:
@@ -111,7 +111,7 @@ def serve_cluster(nodes: int, spare: int) -> None:
     Beside it `/noop/<verb>`; `/changed`: a pod as the watch brings it; `/took`: by the decisions since the last call.
     """
     settings = load_settings()
-    state = State(settings)
+    state = ClusterCache(settings)
     if spare:
         fill_but(state, nodes, spare)
     else:
@@ -126,6 +126,6 @@ def serve_cluster(nodes: int, spare: int) -> None:
         app.add_url_rule(f"/{rule}", rule, answer, methods=["POST"])
     filter_.refresh()
     gc.collect()
-    gc.freeze()  # this and the next as scheduler/process.py does
+    gc.freeze()  # this and the next as scheduler/runtime.py does
     sys.setswitchinterval(SWITCH_SECONDS)
     serve([Listen("127.0.0.1", 0, app.wsgi_app, tls=False)], workers=1)

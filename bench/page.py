@@ -19,12 +19,12 @@ from bench.clusters import fill, running
 from bench.serving import quantiles
 from mgpu.model.pods import read_pod
 from mgpu.settings import load_settings
-from scheduler.filtering import Filter
-from scheduler.gpu_pods import GpuPod, gpu_pod_of
-from scheduler.process import SWITCH_SECONDS
-from scheduler.state import State
-from scheduler.web.app import make_board
-from scheduler.web.board import Board
+from scheduler.api.page.feed import Board
+from scheduler.api.page.page_app import make_board
+from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.gpu_pods import GpuPod, gpu_pod_of
+from scheduler.decisions.filter import Filter
+from scheduler.runtime import SWITCH_SECONDS
 from tests import builders as b
 
 NODES, WAITING = 5_000, 100
@@ -36,7 +36,7 @@ NAMES = [f"node-{i}" for i in range(NODES)]
 def main() -> None:
     print(f"The page: {NODES:,} nodes × 8 cards, 8 pods each, {WAITING} pods that wait, 100 bindings/s")
     settings = load_settings()
-    state = State(settings)
+    state = ClusterCache(settings)
     fill(state, NODES)
     for i in range(WAITING):
         state.pod_changed(b.share(f"waits-{i}", 99, 79 * 1024 + i))
@@ -99,7 +99,9 @@ def _version(board: Board, version: str) -> str:
 
 
 @contextmanager
-def _busy(state: State, board: Board, viewers: int, version: str, serial: Iterator[int]) -> Iterator[list[float]]:
+def _busy(
+    state: ClusterCache, board: Board, viewers: int, version: str, serial: Iterator[int]
+) -> Iterator[list[float]]:
     """version: which the viewers have at first; reading all of it would be their work, and not this process's. At the
     end: the seconds of a core that the answers to each of them took.
     """

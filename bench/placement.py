@@ -11,9 +11,9 @@ from time import process_time
 from typing import NamedTuple
 
 from bench.corpus import Case, cases
-from mgpu.model.asks import Placement
-from scheduler.placement import Policy, place, policy_named
-from tests.scheduler.placement.oracle import exhaustive
+from mgpu.model.gpu_requests import Placement
+from scheduler.engine import Policy, place, policy_named
+from tests.scheduler.engine.oracle import exhaustive
 
 SHAPES = ((1, 8, 2000), (4, 8, 400), (8, 16, 200))
 """(containers, cards, cases)."""
@@ -46,9 +46,9 @@ def prove(count: int = 60) -> tuple[int, list[str]]:
     compared, differing = 0, []
     for case in _small(count):
         for name in POLICIES:
-            found = place(case.ask, case.cards, policy_named(name, WEIGHT_OF_CORE))
+            found = place(case.request, case.cards, policy_named(name, WEIGHT_OF_CORE))
             ours = tuple(at for _, at in found.containers) if isinstance(found, Placement) else None
-            best = exhaustive(case.ask, case.cards, name, WEIGHT_OF_CORE)
+            best = exhaustive(case.request, case.cards, name, WEIGHT_OF_CORE)
             compared += 1
             if ours != best:
                 differing.append(f"{name}: {ours} instead of {best} for {case}")
@@ -98,7 +98,7 @@ def _timed(case: Case, policy: Policy) -> tuple[float, object]:
     best, found = float("inf"), None
     for _ in range(3):
         began = process_time()
-        found = place(case.ask, case.cards, policy)
+        found = place(case.request, case.cards, policy)
         best = min(best, process_time() - began)
     return best, found
 
@@ -108,7 +108,7 @@ def _small(count: int) -> Iterator[Case]:
     for containers, cards, _ in SHAPES[:2]:
         kept = 0
         for case in cases(containers, cards, 10 * count):
-            if kept < count and prod(comb(cards, c.cards) for c in case.ask.containers) <= MOST_WAYS:
+            if kept < count and prod(comb(cards, c.cards) for c in case.request.containers) <= MOST_WAYS:
                 kept += 1
                 yield case
 

@@ -10,14 +10,14 @@ from time import process_time
 from typing import NamedTuple
 
 from bench.placement import machine
-from mgpu.model.asks import Rejection
 from mgpu.model.cards import Card
+from mgpu.model.gpu_requests import Rejection
 from mgpu.model.mig import Instance, Layout, layout_of, openings
 from mgpu.model.partitioning import NodeSlices
 from mgpu.model.slices import MIG, MPS, Slice
-from scheduler.slices import geometry, mps
-from scheduler.slices.geometry import Geometries
-from scheduler.slices.plan import NodeCards, can_offer, cards_of, plan_of
+from scheduler.engine.partitioning import geometry, mps_shares
+from scheduler.engine.partitioning.geometry import Geometries
+from scheduler.engine.partitioning.partition_plan import NodeCards, can_offer, cards_of, plan_of
 
 NODES, CARDS = 1000, 8
 _GIB = 1 << 30
@@ -56,7 +56,7 @@ class Row(NamedTuple):
 
 
 def run(nodes: int = NODES) -> list[Row]:
-    return [_row(name, mode, ask, geometries, nodes) for name, mode, ask, geometries in ASKS]
+    return [_row(name, mode, request, geometries, nodes) for name, mode, request, geometries in ASKS]
 
 
 def main() -> None:
@@ -69,23 +69,23 @@ def main() -> None:
         )
 
 
-def _row(name: str, mode: str, ask: Mapping[str, int], geometries: Geometries, count: int) -> Row:
+def _row(name: str, mode: str, request: Mapping[str, int], geometries: Geometries, count: int) -> Row:
     found = [_node(Random(number), mode) for number in range(count)]
-    for cache in (geometry._table, geometry._known_options, geometry._known_best, mps._cut):
+    for cache in (geometry._table, geometry._known_options, geometry._known_best, mps_shares._cut):
         cache.cache_clear()
     began = process_time()
     nodes = [cards_of(gpus, slices, used, geometries) for gpus, slices, used in found]
     read = process_time()
-    could = plan_over(nodes, ask)
+    could = plan_over(nodes, request)
     ended = process_time()
     states = {card for node in nodes for _, card in node.cards}
     return Row(name, len(states), could, (read - began) * 1000, (ended - read) * 1000)
 
 
-def plan_over(nodes: Sequence[NodeCards], ask: Mapping[str, int]) -> int:
+def plan_over(nodes: Sequence[NodeCards], request: Mapping[str, int]) -> int:
     """What one pod costs: a look at every node, and the plan of the first that could be cut for it."""
-    could = [node for node in nodes if can_offer(node, ask)]
-    planned = plan_of(could[0] if could else nodes[0], [ask])
+    could = [node for node in nodes if can_offer(node, request)]
+    planned = plan_of(could[0] if could else nodes[0], [request])
     if isinstance(planned, Rejection) == bool(could):
         raise ValueError("the filter and the planner disagree")
     return len(could)

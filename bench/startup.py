@@ -19,7 +19,7 @@ from bench.node import rss_mib
 from bench.serving import Client, quantiles
 from mgpu.settings import load_settings
 from playground.apiserver import write_kubeconfig
-from scheduler.state import State
+from scheduler.cluster.cache import ClusterCache
 from tests import builders as b
 from tests.mgpu.serving.process import Server
 from tests.waiting import until
@@ -76,12 +76,12 @@ def _workers(parent: int) -> list[int]:
 
 def _asked(client: Client) -> list[float]:
     names = [f"node-{i}" for i in range(NODES)]
-    asks = ((core, 4096 + i) for i in range(CALLS) for core in (20, 80))
-    return [client.timed("/filter", {"Pod": b.share("p", core, mib), "NodeNames": names})[0] for core, mib in asks]
+    requests = ((core, 4096 + i) for i in range(CALLS) for core in (20, 80))
+    return [client.timed("/filter", {"Pod": b.share("p", core, mib), "NodeNames": names})[0] for core, mib in requests]
 
 
 def _events_per_second() -> float:
-    state, pick = State(load_settings()), random.Random(1)
+    state, pick = ClusterCache(load_settings()), random.Random(1)
     fill(state, NODES)
     state.refresh()
     pods = [running(f"e-{i}", pick.randrange(NODES), i) for i in range(EVENTS // 2)]

@@ -5,39 +5,39 @@ import logging
 from pathlib import Path
 from typing import Protocol
 
-from deviceplugin.accounts import Grants, handed, holding
-from deviceplugin.allocation import Node
+from deviceplugin.allocation.allocator import Node
+from deviceplugin.allocation.whole_cards import OURS, WholeCards
 from deviceplugin.cards import CardSource
-from deviceplugin.cards.watch import CardWatch
-from deviceplugin.cdi import CdiFiles
-from deviceplugin.checkpoint import FILE
-from deviceplugin.exchange import Exchange
-from deviceplugin.exposure import exposure_of
-from deviceplugin.leftovers import Leftovers
-from deviceplugin.limits_files import LimitsFiles
+from deviceplugin.cards.card_watch import CardWatch
+from deviceplugin.delivery.cdi import CdiFiles
+from deviceplugin.delivery.exchange import Exchange
+from deviceplugin.delivery.toolkit import read_toolkit
+from deviceplugin.delivery.visibility import exposure_of
+from deviceplugin.handover.turn import Outcome, Phase, Turn
+from deviceplugin.inventory.offers import WHOLE_CARDS
+from deviceplugin.inventory.reporter import Reporter
+from deviceplugin.isolation.limits_files import LimitsFiles
+from deviceplugin.isolation.mps.clients import mps_of
+from deviceplugin.kubelet.checkpoint import FILE
+from deviceplugin.kubelet.pod_resources import PodResources, pod_resources_socket
 from deviceplugin.metrics import Seen
-from deviceplugin.mig.driver import MigDriver
-from deviceplugin.mps.clients import mps_of
-from deviceplugin.offers import WHOLE_CARDS
-from deviceplugin.podresources import PodResources, pod_resources_socket
-from deviceplugin.pods import GpuPod, NodePods
+from deviceplugin.mig.mig_driver import MigDriver
+from deviceplugin.partitioning.partition_worker import Around
+from deviceplugin.partitioning.service import Slices
+from deviceplugin.plugin.registration import CHECK_SECONDS
+from deviceplugin.pods.capacity_check import Grants, handed, holding
+from deviceplugin.pods.container_runtime import ContainerRuntime
+from deviceplugin.pods.forced_stops import Stops
+from deviceplugin.pods.lingering_processes import Leftovers
+from deviceplugin.pods.node_pods import GpuPod, NodePods
+from deviceplugin.pods.receipts import Receipts
+from deviceplugin.pods.record_writer import RecordWriter
+from deviceplugin.pods.remnants import Remnants
+from deviceplugin.pods.unrecorded import Unrecorded
+from deviceplugin.pods.upkeep import keep_clean
 from deviceplugin.pulse import HANGING_SECONDS, SILENT_SECONDS, Pulse
-from deviceplugin.receipts import Receipts
-from deviceplugin.records import RecordWriter
-from deviceplugin.registration import CHECK_SECONDS
-from deviceplugin.remnants import Remnants
-from deviceplugin.reporter import Reporter
 from deviceplugin.resources import Resources
-from deviceplugin.runtime import ContainerRuntime
-from deviceplugin.slices.service import Slices
-from deviceplugin.slices.worker import Around
-from deviceplugin.stops import Stops
-from deviceplugin.toolkit import read_toolkit
-from deviceplugin.turn import Outcome, Phase, Turn
-from deviceplugin.unrecorded import Unrecorded
-from deviceplugin.upkeep import keep_clean
 from deviceplugin.wakeup import Wakeup
-from deviceplugin.wholecards import OURS, WholeCards
 from mgpu.dialects import gpushare
 from mgpu.dialects.records import OPEN, Records
 from mgpu.kube import Api
@@ -190,14 +190,14 @@ class Agent:
         """Return what pods hold of which the API says nothing: another plugin's, and those that were deleted."""
         return (*self._whole.holdings(), *self._remnants.holdings())
 
-    async def run(self, *, asks: bool = True) -> Outcome:
+    async def run(self, *, requests: bool = True) -> Outcome:
         """Stand by until this node is free, then serve it until `stop`, or until another agent takes over.
 
         Streams are ended and sockets removed before it returns. An agent runs once.
 
         Args:
-            asks: whether to ask the agent that serves the node to hand it over (`deviceplugin.takeover`). One that has
-                handed the node over itself does not: it waits for the other one's end.
+            asks: whether to ask the agent that serves the node to hand it over (`deviceplugin.handover.takeover`). One
+            that has handed the node over itself does not: it waits for the other one's end.
         """
         for wakeup in (self._cards_changed, self._pods_changed):
             wakeup.bind()
@@ -206,7 +206,7 @@ class Agent:
         # Also while this agent stands by or hands over: it says that it is ready meanwhile.
         pulse = asyncio.create_task(self._pulse.run())
         try:
-            has_turn = await self._turn.acquire(asks=asks, is_prepared=self._is_prepared)
+            has_turn = await self._turn.acquire(requests=requests, is_prepared=self._is_prepared)
             return await self._serve_node() if has_turn else Outcome.STOPPED
         finally:
             pulse.cancel()

@@ -16,18 +16,18 @@ from prometheus_client import CollectorRegistry
 
 from deviceplugin.agent import Agent
 from deviceplugin.cards import CardSource
-from deviceplugin.cards.nvml import NvmlCards
-from deviceplugin.cards.simulated import SimulatedCards
+from deviceplugin.cards.nvml_cards import NvmlCards
+from deviceplugin.cards.simulated_cards import SimulatedCards
+from deviceplugin.handover.takeover import SOCKET
 from deviceplugin.health import HealthServer
+from deviceplugin.inventory.offers import as_ids
+from deviceplugin.inventory.reporter import known_indexes
+from deviceplugin.kubelet.pod_resources import pod_resources_socket
 from deviceplugin.metrics import REGISTRY, NodeCards
-from deviceplugin.mig.driver import MigDriver, NvmlMig
-from deviceplugin.offers import as_ids
-from deviceplugin.podresources import pod_resources_socket
-from deviceplugin.registration import socket_name
-from deviceplugin.reporter import known_indexes
+from deviceplugin.mig.mig_driver import MigDriver, NvmlMig
+from deviceplugin.partitioning.simulated_mig import SimulatedMig
+from deviceplugin.plugin.registration import socket_name
 from deviceplugin.shifts import Shifts
-from deviceplugin.slices.simulated import SimulatedMig
-from deviceplugin.takeover import SOCKET
 from mgpu import dialects
 from mgpu.cli.setup import read_settings
 from mgpu.dialects.records import Records

@@ -5,17 +5,17 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from deviceplugin.allocation import Allocations, Node
-from deviceplugin.cards.watch import CardWatch
-from deviceplugin.checkpoint import read_checkpoint
-from deviceplugin.ids import MAX_IDS, device_ids
-from deviceplugin.offers import WHOLE_CARDS, as_ids, budget
-from deviceplugin.plugin import Plugin
-from deviceplugin.registration import Registration
-from deviceplugin.reporter import Reporter
-from deviceplugin.slices.service import Slices
+from deviceplugin.allocation.allocator import Allocations, Node
+from deviceplugin.allocation.whole_cards import WholeCards
+from deviceplugin.cards.card_watch import CardWatch
+from deviceplugin.inventory.offers import WHOLE_CARDS, as_ids, budget
+from deviceplugin.inventory.reporter import Reporter
+from deviceplugin.kubelet.checkpoint import read_checkpoint
+from deviceplugin.kubelet.device_ids import MAX_IDS, device_ids
+from deviceplugin.partitioning.service import Slices
+from deviceplugin.plugin.plugin_server import Plugin
+from deviceplugin.plugin.registration import Registration
 from deviceplugin.wakeup import Wakeup
-from deviceplugin.wholecards import WholeCards
 from mgpu.dialects import gpushare
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from deviceplugin.agent import Agent
+from deviceplugin.handover.turn import Outcome
 from deviceplugin.metrics import Seen
-from deviceplugin.turn import Outcome
 from mgpu.kube.reflector import Reflector
 
 
@@ -29,7 +29,7 @@ class Shifts:
         outcome = await self.agent.run()
         while outcome is Outcome.HANDED_OVER and not self._stopped:
             self.agent = self._make()
-            outcome = await self.agent.run(asks=False)
+            outcome = await self.agent.run(requests=False)
 
     def stop(self) -> None:
         self._stopped = True

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from mgpu.model.asks import by_index
 from mgpu.model.cards import GPU, Card, CardState
 from mgpu.model.errors import BadObject, Problem
+from mgpu.model.gpu_requests import by_index
 from mgpu.model.ledger import Share
 from mgpu.model.partitioning import NodeSlices
 from mgpu.model.quantities import format_bytes, format_core

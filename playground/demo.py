@@ -11,14 +11,14 @@ from typing import NamedTuple
 import click
 from rich.console import Console
 
-from deviceplugin.mig.state import Mode, read_state
-from mgpu.cli import asking
-from mgpu.cli.picture import card_map
+from deviceplugin.mig.simulated_state import Mode, read_state
 from mgpu.cli.setup import read_settings
 from mgpu.kube import ApiError
 from mgpu.model.cards import CardState
 from mgpu.model.partitioning import NodeSlices
 from mgpu.model.slices import MIG, MPS, Slice
+from mgpu.presentation import request_text
+from mgpu.presentation.card_map import card_map
 from mgpu.settings import Settings
 from playground import containers
 from playground.cluster import Cluster
@@ -106,9 +106,9 @@ class Demo:
             self._show(name, {"webhook": f"denied: {error.message}"}, good=False)
             self.problems.append(f"{name} was denied")
             return
-        ask = self._samples.ask(created)
+        request = self._samples.request(created)
         # A pod that asks for slices is refused until they are made.
-        outcome = self._samples.running(name) if ask and ask.others else self._samples.settled(name)
+        outcome = self._samples.running(name) if request and request.others else self._samples.settled(name)
         seconds = time.monotonic() - started
         rows = {"asks": f"{self._asks(created)} → admitted"}
         if not outcome.running:
@@ -180,25 +180,28 @@ class Demo:
 
     def _room(self, pod: Json) -> int:
         """Return how many more of this pod fit on the nodes with its policy, a dozen at most."""
-        ask = self._samples.ask(pod)
-        shares = ask.containers if ask else ()
+        request = self._samples.request(pod)
+        shares = request.containers if request else ()
         nodes = {node.name for node in self._cluster.nodes if node.labels == MGPU}
         states = [s for name, found in self._samples.states().items() if name in nodes for s in found]
         return min(_CROWD, sum(min(s.core_free // c.core, s.memory_free // c.memory) for s in states for c in shares))
 
     def _asks(self, pod: Json) -> str:
-        ask = self._samples.ask(pod)
-        return asking.asked(ask) if ask else "no GPU"
+        request = self._samples.request(pod)
+        return request_text.asked(request) if request else "no GPU"
 
     def _placement(self, created: Json, outcome: Outcome, before: _Before, seconds: float) -> dict[str, str]:
-        ask, shares = self._samples.ask(outcome.pod), self._samples.record(outcome.pod)
-        if ask is None or shares is None:
+        request, shares = self._samples.request(outcome.pod), self._samples.record(outcome.pod)
+        if request is None or shares is None:
             return {"placed": f"{outcome.node}, without a record"}
         if slices := containers.describe_slices(shares):
             plan = containers.describe_plan(before.slices[outcome.node], self._samples.slices(outcome.node))
             return {"placed": f"{outcome.node}, {seconds:.1f} s: {slices}", "plan": plan}
         cards = containers.describe_cards(shares, before.states[outcome.node])
-        rows = {"placed": f"{outcome.node}, {seconds:.1f} s: {cards}", "why": asking.choice(ask, self._settings)}
+        rows = {
+            "placed": f"{outcome.node}, {seconds:.1f} s: {cards}",
+            "why": request_text.choice(request, self._settings),
+        }
         elsewhere = self._refusals(created, without=outcome.node)
         return rows | ({"not on": elsewhere} if elsewhere else {})
 

@@ -12,15 +12,15 @@ from typing import Any
 import yaml
 
 from mgpu import dialects
-from mgpu.cli.overview import Overview, overview
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api
-from mgpu.model.asks import Ask
 from mgpu.model.cards import Card, CardState
+from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.inventory import DEVICE_API, read_device
 from mgpu.model.ledger import Share
 from mgpu.model.partitioning import NodeSlices, read_slices
 from mgpu.model.pods import read_node, read_pod
+from mgpu.presentation.overview import Overview, overview
 from mgpu.settings import Settings
 
 Json = dict[str, Any]
@@ -81,14 +81,14 @@ class Samples:
         """Wait until the pod runs, `seconds` at most."""
         return self._wait(name, lambda o: o.running, seconds)
 
-    def ask(self, pod: Json) -> Ask | None:
+    def request(self, pod: Json) -> GpuRequest | None:
         """Raises BadObject."""
-        return dialects.read_ask(read_pod(pod), self._settings)
+        return dialects.read_request(read_pod(pod), self._settings)
 
     def record(self, pod: Json) -> tuple[Share, ...] | None:
         """Return the shares of the pod's allocation record, or None where it has none. Raises BadObject."""
-        ask = self.ask(pod)
-        return dialects.by_name(ask.dialect).read_placement(read_pod(pod), ask) if ask else None
+        request = self.request(pod)
+        return dialects.by_name(request.dialect).read_placement(read_pod(pod), request) if request else None
 
     def cards(self, node: str) -> tuple[Card, ...]:
         """Raises ApiError where the node has no Device."""

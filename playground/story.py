@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from mgpu.cli.picture import card_map
-from mgpu.cli.views import NodeView
 from mgpu.kube import ApiError
 from mgpu.model.quantities import format_core
+from mgpu.presentation.card_map import card_map
+from mgpu.presentation.card_views import NodeView
 from playground.cluster import Cluster
 from playground.command import show
 from playground.containers import VISIBLE, differences

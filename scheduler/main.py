@@ -14,9 +14,9 @@ from mgpu.serving import logs
 from mgpu.serving.record_keys import read_records
 from mgpu.serving.server import serve
 from mgpu.settings import CARD_POLICIES, NODE_POLICIES, Settings
-from scheduler.app import listeners
-from scheduler.collecting import Cluster
-from scheduler.process import Process
+from scheduler.api.app import listeners
+from scheduler.api.collector import Cluster
+from scheduler.runtime import Process
 
 EXAMPLES = """
 \b

@@ -1,4 +1,4 @@
-"""What the scheduler counts as it happens; what it tells of the cluster's present state is `scheduler.collecting`'s."""
+"""Metrics of events in the scheduler. Those of the cluster's current state are in `scheduler.api.collector`."""
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 

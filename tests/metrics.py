@@ -10,7 +10,7 @@ import deviceplugin.metrics
 import scheduler.metrics
 import webhook.metrics
 from deviceplugin.metrics import NodeCards
-from scheduler.collecting import Cluster
+from scheduler.api.collector import Cluster
 
 _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 _NAME = re.compile(r"\bmgpu_\w+")

@@ -1,4 +1,4 @@
-"""A cluster with MtgpuPods, without threads: the real State, decisions and controller on the playground's API server,
+"""A cluster with MtgpuPods, without threads: the real cache, decisions and controller on the playground's API server,
 without its HTTP. The scheduler's process may die at any of its calls, and hears of what happens when it is let.
 
 What is played is what lies around: kube-scheduler, kubelets with the plugin that serves whole cards, agents' reports,
@@ -10,18 +10,18 @@ from typing import Any, Protocol
 
 from mgpu.dialects import mtgpu
 from mgpu.kube import ApiError
-from mgpu.model.asks import Rejection
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
 from mgpu.model.given import CHECKPOINTS, DELETED_POD, Given, write_given
+from mgpu.model.gpu_requests import Rejection
 from mgpu.model.inventory import WHOLE_CARDS_LABEL, write_device
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Node as ModelNode
 from mgpu.settings import Settings, load_settings
-from scheduler.deciding import Decider
-from scheduler.mtgpu.controller import Controller
-from scheduler.mtgpu.status import Transition
-from scheduler.state import State
+from scheduler.cluster.cache import ClusterCache
+from scheduler.decisions.decider import Decider
+from scheduler.mtgpupods.mtgpupod_controller import Controller
+from scheduler.mtgpupods.mtgpupod_status import Transition
 from tests import builders
 from tests.clock import Clock
 from tests.mtgpu_cluster import Cluster, Crash, Raw, Wire, pod_path
@@ -47,7 +47,7 @@ class Scheduler:
         self.told: list[tuple[str, Transition]] = []
         client: Any = self.wire
         sure: Any = cluster
-        self.state = State(settings, clock=clock, touched=lambda node: self.controller.touched(node))
+        self.state = ClusterCache(settings, clock=clock, touched=lambda node: self.controller.touched(node))
         self.controller = Controller(self.state, client, settings, self._tell, self._may_decide, clock)
         self.decider = Decider(self.state, sure, settings)
         control, state = self.controller, self.state

@@ -5,7 +5,7 @@ strict about what lies where and what is in use, and each change can fail before
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from deviceplugin.mig.driver import Made, MigCard, MigRefused
+from deviceplugin.mig.mig_driver import Made, MigCard, MigRefused
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
 from mgpu.model.mig import Instance, Layout, layout_of, problem

@@ -10,14 +10,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from deviceplugin.checkpoint import Given
-from deviceplugin.mig.manager import ModeManager
-from deviceplugin.pods import NodePods
-from deviceplugin.slices.cutting import Cutter
-from deviceplugin.slices.cutting_mig import MigCutter
-from deviceplugin.slices.cutting_mps import MpsCutter
-from deviceplugin.slices.status import Status
-from deviceplugin.slices.worker import Around, SliceWorker
+from deviceplugin.kubelet.checkpoint import Given
+from deviceplugin.mig.mode_manager import ModeManager
+from deviceplugin.partitioning.mig_partitioner import MigCutter
+from deviceplugin.partitioning.mps_partitioner import MpsCutter
+from deviceplugin.partitioning.node_status import Status
+from deviceplugin.partitioning.partition_worker import Around, SliceWorker
+from deviceplugin.partitioning.partitioner import Cutter
+from deviceplugin.pods.node_pods import NodePods
 from mgpu.dialects import slices
 from mgpu.kube import ApiError, Unreachable
 from mgpu.model.cards import Card
@@ -27,7 +27,7 @@ from mgpu.model.mps_config import config_of
 from mgpu.model.partitioning import LABEL
 from mgpu.model.pods import Node as ModelNode
 from mgpu.model.slices import MIG, MPS, Slice, slice_named
-from scheduler.gpu_pods import GpuPod, read_gpu_pod
+from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
 from tests import builders
 from tests.clock import Clock
 from tests.scheduler.fake import SETTINGS, FakeApi, Replica, admitted
@@ -343,8 +343,8 @@ def places_of(raw: Raw) -> tuple[Slice, ...]:
     """What a pod's record names."""
     known = read_gpu_pod(raw, SETTINGS)
     assert known is not None
-    assert known.ask is not None
-    shares = slices.read_placement(known.pod, known.ask) or ()
+    assert known.request is not None
+    shares = slices.read_placement(known.pod, known.request) or ()
     return tuple(
         Slice(*divmod(int(str(share.card)), 100), str(slice_named(f"nvidia.com/{share.type}"))) for share in shares
     )

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from mgpu.dialects import mtgpu
 from mgpu.dialects.mtgpu import MtgpuPod
 from mgpu.model.pods import read_pod
-from scheduler.gpu_pods import read_gpu_pod, recorded
+from scheduler.cluster.gpu_pods import read_gpu_pod, recorded
 from tests import builders
 from tests.examples import examples
 from tests.mtgpu_cluster import Raw

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from deviceplugin.mig.driver import MigRefused
+from deviceplugin.mig.mig_driver import MigRefused
 from mgpu.model import partitioning
 from mgpu.model.errors import RetryLater
 from mgpu.model.mig import layout_of, problem
@@ -19,7 +19,7 @@ from mgpu.model.mps_config import read_config
 from mgpu.model.partitioning import ANNOTATION, NodeSlices, read_partitioning, read_slices
 from mgpu.model.pods import read_node
 from mgpu.model.slices import MIG, MPS, Counts, Slice, counts, gigabytes
-from scheduler.slices.site import offers, wanted_by
+from scheduler.engine.partitioning.partitionable_node import offers, wanted_by
 from tests import builders
 from tests.examples import examples
 from tests.slices_cards import How
@@ -340,13 +340,15 @@ class Machine(RuleBasedStateMachine):
 
     def waits_for_good_reason(self, raw: Raw) -> None:
         known = self.rig.known(raw)
-        assert known.ask is not None
+        assert known.request is not None
         for name in self.rig.nodes:
             site = self.rig.scheduler.state.sites.of(name, known.pod.uid)
             assert site is not None
-            if known.ask.unmet(site.node) is None:
-                assert not site.fits(wanted_by(known.ask))
-                assert not offers(site, wanted_by(known.ask)), f"{known.pod.name} waits, and {name} could be cut for it"
+            if known.request.unmet(site.node) is None:
+                assert not site.fits(wanted_by(known.request))
+                assert not offers(site, wanted_by(known.request)), (
+                    f"{known.pod.name} waits, and {name} could be cut for it"
+                )
 
     # What is known.
 

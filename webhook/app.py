@@ -9,7 +9,7 @@ from flask import Flask
 from mgpu.dialects import mtgpu
 from mgpu.model import budget
 from mgpu.model.errors import PROBLEMS, BadObject, Problem, shortened
-from mgpu.model.tables import table_at
+from mgpu.model.json_values import table_at
 from mgpu.serving.app import Told, new_app, probes, reviewing
 from mgpu.serving.review import Reply, Review, allow, deny
 from mgpu.settings import Settings

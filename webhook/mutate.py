@@ -9,8 +9,8 @@ from mgpu.dialects import koordinator
 from mgpu.dialects.node_resources import SHARE
 from mgpu.dialects.vocabulary import vocabularies, vocabulary_of
 from mgpu.model import budget
-from mgpu.model.asks import Ask
 from mgpu.model.errors import BadObject, Problem
+from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.pods import VISIBLE_DEVICES, Container, Pod, Stage, read_new_pod
 from mgpu.model.quantities import same_quantity
 from mgpu.model.slices import is_mps
@@ -50,15 +50,15 @@ def mutate(raw: Mapping[str, Any], settings: Settings, user: str = "") -> Mutati
     spoken = vocabularies(pod)
     if not spoken:
         return Mutation(_within_budget(patch), tuple(warnings))
-    ask = _ask(pod, settings) if len(spoken) == 1 else None
-    if ask is not None and _schedules(pod, settings):
+    request = _ask(pod, settings) if len(spoken) == 1 else None
+    if request is not None and _schedules(pod, settings):
         patch.append({"op": "add", "path": pointer("spec", "schedulerName"), "value": settings.webhook.scheduler_name})
         if pod.scheduler not in ("", _DEFAULT_SCHEDULER):
             warnings.append(f"spec.schedulerName: {pod.scheduler!r} is replaced; this cluster sets it for GPU pods")
-    given = dialects.served(ask) if ask is not None else frozenset()
+    given = dialects.served(request) if request is not None else frozenset()
     for container in pod.containers:
         requests, limits = _completed(container)
-        if ask is not None:
+        if request is not None:
             if koordinator.enabled(settings):
                 requests, limits = _translated(requests, limits)
             requests, limits = _carried(container, requests, limits, settings, needed=container.name in given)
@@ -72,7 +72,9 @@ def mutate(raw: Mapping[str, Any], settings: Settings, user: str = "") -> Mutati
             if removed:
                 path = f"{container.path}.env[{VISIBLE_DEVICES}]"
                 warnings.append(f"{path}: removed; mgpu sets it to the cards that the container gets")
-    return Mutation(_within_budget(patch), (*warnings, *(_missing_for_mps(raw, pod, ask) if ask is not None else ())))
+    return Mutation(
+        _within_budget(patch), (*warnings, *(_missing_for_mps(raw, pod, request) if request is not None else ()))
+    )
 
 
 def _within_budget(patch: Sequence[Operation]) -> tuple[Operation, ...]:
@@ -83,17 +85,17 @@ def _within_budget(patch: Sequence[Operation]) -> tuple[Operation, ...]:
     return tuple(patch)
 
 
-def _ask(pod: Pod, settings: Settings) -> Ask | None:
+def _ask(pod: Pod, settings: Settings) -> GpuRequest | None:
     """None for a vocabulary that is not served, and for a broken ask: that is denied later, as it was written."""
     try:
-        return dialects.read_ask(pod, settings)
+        return dialects.read_request(pod, settings)
     except BadObject:
         return None
 
 
-def _missing_for_mps(raw: Mapping[str, Any], pod: Pod, ask: Ask) -> Iterator[str]:
+def _missing_for_mps(raw: Mapping[str, Any], pod: Pod, request: GpuRequest) -> Iterator[str]:
     """What a pod with slices under MPS may need beside them (docs/design/slices.md, "MPS"); it is the user's to add."""
-    shares = {one.container for one in dialects.handed(ask) if is_mps(one.type)}
+    shares = {one.container for one in dialects.handed(request) if is_mps(one.type)}
     if not shares:
         return
     spec = raw.get("spec") or {}

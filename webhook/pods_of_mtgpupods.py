@@ -14,8 +14,8 @@ from mgpu.dialects import mtgpu
 from mgpu.dialects.mtgpu import CARDS, KIND, VISIBLE, MtgpuPod
 from mgpu.dialects.mtgpu_pods import manifest
 from mgpu.model.errors import BadObject, Problem
+from mgpu.model.json_values import table_at
 from mgpu.model.seals import SEAL, Seal
-from mgpu.model.tables import table_at
 from mgpu.serving.review import Patch
 from mgpu.settings import Settings
 from webhook.identities import identities, scheduler

@@ -11,12 +11,12 @@ from mgpu.dialects import mtgpu
 from mgpu.dialects.node_resources import SHARE
 from mgpu.dialects.vocabulary import mixing, vocabularies, vocabulary_of
 from mgpu.model import budget
-from mgpu.model.asks import Ask
+from mgpu.model.constraints import ALL, PREFIX, field
 from mgpu.model.errors import BadObject, Problem
+from mgpu.model.gpu_requests import GpuRequest
+from mgpu.model.json_values import table_at
 from mgpu.model.pods import Pod, read_new_pod, read_pod
 from mgpu.model.quantities import same_quantity
-from mgpu.model.tables import table_at
-from mgpu.model.wishes import ALL, PREFIX, field
 from mgpu.settings import Settings
 from webhook import mtgpupods
 from webhook.identities import identities
@@ -37,16 +37,16 @@ def validate_create(raw: Mapping[str, Any], settings: Settings, user: str = "") 
     problems = [*mixing(pod), *_unequal(pod)]
     if user not in identities(settings):
         problems += (*_placements(sorted(pod.annotations), user), *mtgpupods.foreign(pod, raw, settings))
-    asks: list[Ask] = []
+    asks: list[GpuRequest] = []
     for dialect in dialects.enabled(settings):
         try:
-            ask = dialect.read_ask(pod, settings)
+            request = dialect.read_request(pod, settings)
         except BadObject as error:
             problems += error.problems
         else:
-            asks += [ask] if ask else []
+            asks += [request] if request else []
     if vocabularies(pod):
-        problems += dialects.wish_problems(pod, asks[0] if len(asks) == 1 else None)
+        problems += dialects.constraint_problems(pod, asks[0] if len(asks) == 1 else None)
     else:
         problems += _shares_of_nothing(pod)
     return _in_order(problems)
@@ -72,7 +72,7 @@ def validate_update(raw: Mapping[str, Any], old_raw: Mapping[str, Any], user: st
     if not trusted:
         problems += _placements(changed, user)
     if changed and vocabularies(old):
-        problems += (*_asks(pod, old, changed, settings), *_wishes(pod, old, changed, settings))
+        problems += (*_asks(pod, old, changed, settings), *_constraints(pod, old, changed, settings))
     return _in_order(problems)
 
 
@@ -153,22 +153,22 @@ def _put(tried: dict[str, str], key: str, annotations: Mapping[str, str]) -> Non
         tried.pop(key, None)
 
 
-def _wishes(pod: Pod, old: Pod, changed: Iterable[str], settings: Settings) -> Iterator[Problem]:
+def _constraints(pod: Pod, old: Pod, changed: Iterable[str], settings: Settings) -> Iterator[Problem]:
     """Problems that the change brings; those that were there before it keep nobody from another change."""
     keys = [key for key in changed if key in ALL]
     if keys and old.node:
         text = f"is read when cards are decided; the pod is on {old.node} already, it cannot be changed any more"
         yield from (Problem(field(key), text) for key in keys)
     elif keys:
-        ask = _ask(old, settings)
-        known = ask if isinstance(ask, Ask) else None
-        before = dialects.wish_problems(old, known)
-        yield from (problem for problem in dialects.wish_problems(pod, known) if problem not in before)
+        request = _ask(old, settings)
+        known = request if isinstance(request, GpuRequest) else None
+        before = dialects.constraint_problems(old, known)
+        yield from (problem for problem in dialects.constraint_problems(pod, known) if problem not in before)
 
 
-def _ask(pod: Pod, settings: Settings) -> Ask | tuple[Problem, ...] | None:
+def _ask(pod: Pod, settings: Settings) -> GpuRequest | tuple[Problem, ...] | None:
     try:
-        return dialects.read_bare_ask(pod, settings)
+        return dialects.read_bare_request(pod, settings)
     except BadObject as error:
         return error.problems
 

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import click
 from kubernetes import config
 
-from mgpu.cli.plain import one_line
 from mgpu.cli.setup import read_settings
 from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.presentation.plain_text import one_line
 from mgpu.settings import Settings, load_settings
 
 F = TypeVar("F", bound=Callable[..., Any])

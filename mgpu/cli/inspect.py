@@ -12,16 +12,16 @@ from rich.text import Text
 
 from mgpu.cli import reading
 from mgpu.cli.connecting import answering, connecting, settings_of
-from mgpu.cli.mtgpupods import Account, accounting, accounting_json, mtgpupods_json
-from mgpu.cli.overview import GroupView, Overview, overview
-from mgpu.cli.picture import card_map
-from mgpu.cli.plain import listed, one_line
-from mgpu.cli.terminal import show, show_json
-from mgpu.cli.views import nodes_json
 from mgpu.kube import Api
+from mgpu.model.constraints import NONE, Constraints
 from mgpu.model.groups import where
 from mgpu.model.quantities import format_bytes, format_core
-from mgpu.model.wishes import NONE, Wishes
+from mgpu.presentation.card_map import card_map
+from mgpu.presentation.card_views import nodes_json
+from mgpu.presentation.mtgpupod_tables import Account, accounting, accounting_json, mtgpupods_json
+from mgpu.presentation.overview import GroupView, Overview, overview
+from mgpu.presentation.plain_text import listed, one_line
+from mgpu.presentation.terminal import show, show_json
 
 _MOST_SEATS = 4  # to be listed one by one
 _MOST_PODS = 20
@@ -86,9 +86,15 @@ def _json(found: Overview) -> dict[str, Any]:
         "pending": list(found.pending),
         "unclear": dict(found.unclear),
         "dialects": {use.pod: use.dialect for node in found.nodes for device in node.devices for use in device.uses},
-        "wishes": {pod: wishes.shown() for pod, wishes in found.wishes.items()},
+        "wishes": {pod: constraints.shown() for pod, constraints in found.constraints.items()},
         "groups": [
-            {**view.group._asdict(), "pods": list(view.pods), "cards": [seat._asdict() for seat in view.seats]}
+            {
+                "wish": view.group.constraint,
+                "namespace": view.group.namespace,
+                "name": view.group.name,
+                "pods": list(view.pods),
+                "cards": [seat._asdict() for seat in view.seats],
+            }
             for view in found.groups
         ],
         "mtgpupods": mtgpupods_json(found.mtgpupods),
@@ -106,7 +112,7 @@ def shown(found: Overview) -> Group:
         parts += [Text(), _table(accounts), Text()]
     if found.pending:
         reasons = {v.pod.key: ": ".join(filter(None, (f"GPUID {v.pod.gpuid}", v.reason))) for v in found.mtgpupods}
-        waiting = [_with_wishes(pod, found.wishes.get(pod, NONE), reasons.get(pod, "")) for pod in found.pending]
+        waiting = [_with_wishes(pod, found.constraints.get(pod, NONE), reasons.get(pod, "")) for pod in found.pending]
         parts.append(Text(f"Waiting for cards: {listed(waiting, _MOST_PODS)}", style="yellow"))
     parts += _lines(map(_group, found.groups), "")
     degraded = (f"MtgpuPod {view.pod.key}: degraded: {view.degraded}" for view in found.mtgpupods if view.degraded)
@@ -139,15 +145,15 @@ def _table(accounts: tuple[Account, ...]) -> Table:
     return table
 
 
-def _with_wishes(pod: str, wishes: Wishes, reason: str) -> str:
-    said = reason or (str(wishes) if wishes != NONE else "")
+def _with_wishes(pod: str, constraints: Constraints, reason: str) -> str:
+    said = reason or (str(constraints) if constraints != NONE else "")
     return f"{pod} ({said})" if said else pod
 
 
 def _group(view: GroupView) -> str:
     """`same-card-group team/pair: 2 pods on card 0 of n1`."""
-    wish, namespace, name = view.group
+    constraint, namespace, name = view.group
     pods = f"{len(view.pods)} pod{'' if len(view.pods) == 1 else 's'}"
     nodes = len({seat.node for seat in view.seats})
     cards = where(view.seats) if len(view.seats) <= _MOST_SEATS else f"{len(view.seats)} cards of {nodes} nodes"
-    return f"{wish} {namespace}/{name}: {pods} on {cards}"
+    return f"{constraint} {namespace}/{name}: {pods} on {cards}"

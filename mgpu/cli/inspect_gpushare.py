@@ -11,19 +11,19 @@ import click
 
 from mgpu.cli import reading
 from mgpu.cli.connecting import answering
-from mgpu.cli.gpushare_tables import CardRow, NodeRow, PodRow, details, summary
 from mgpu.cli.main import BadInput
-from mgpu.cli.overview import ask_of, overview
-from mgpu.cli.plain import one_line
 from mgpu.cli.setup import UNITS, read_settings
-from mgpu.cli.terminal import show_json
-from mgpu.cli.views import NodeView
 from mgpu.dialects import gpushare
 from mgpu.kube import Api
-from mgpu.model.asks import Amount, Ask, peak
 from mgpu.model.errors import BadObject
+from mgpu.model.gpu_requests import Amount, GpuRequest, peak
 from mgpu.model.inventory import equal_cards
 from mgpu.model.pods import Pod, read_node, read_pod
+from mgpu.presentation.card_views import NodeView
+from mgpu.presentation.gpushare_tables import CardRow, NodeRow, PodRow, details, summary
+from mgpu.presentation.overview import overview, request_of
+from mgpu.presentation.plain_text import one_line
+from mgpu.presentation.terminal import show_json
 from mgpu.settings import Settings
 
 Raw = Mapping[str, Any]
@@ -133,8 +133,12 @@ def _pod(key: str, cards: Mapping[int, int], pending: int) -> PodRow:
 
 def _asked(pod: Pod, settings: Settings) -> int:
     """Bytes that the pod asks for beside whole cards; 0 where nobody can tell."""
-    ask = ask_of(pod, settings)
-    amounts = ((c.stage, Amount(memory=c.memory * c.cards)) for c in ask.containers) if isinstance(ask, Ask) else ()
+    request = request_of(pod, settings)
+    amounts = (
+        ((c.stage, Amount(memory=c.memory * c.cards)) for c in request.containers)
+        if isinstance(request, GpuRequest)
+        else ()
+    )
     return peak(amounts).memory
 
 

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 import click
 
-from mgpu.cli.plain import one_line
 from mgpu.model.errors import BadObject
+from mgpu.presentation.plain_text import one_line
 
 GROUP = "mgpu.commands"
 SUMMARIES = {

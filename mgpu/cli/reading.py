@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from mgpu.cli.plain import one_line
 from mgpu.dialects import gpushare, mtgpu
 from mgpu.kube import Api, ApiError
 from mgpu.model.inventory import DEVICE_API
+from mgpu.presentation.plain_text import one_line
 
 Raw = dict[str, Any]
 

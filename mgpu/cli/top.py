@@ -9,14 +9,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mgpu.cli import figures
 from mgpu.cli.connecting import connecting
-from mgpu.cli.figures import SORTS, Figures, Fragmentation, Holder
 from mgpu.cli.inspect import look
-from mgpu.cli.overview import Overview
-from mgpu.cli.plain import one_line
-from mgpu.cli.terminal import show, show_json
 from mgpu.model.quantities import format_bytes
+from mgpu.presentation import utilization
+from mgpu.presentation.overview import Overview
+from mgpu.presentation.plain_text import one_line
+from mgpu.presentation.terminal import show, show_json
+from mgpu.presentation.utilization import SORTS, Figures, Fragmentation, Holder
 
 EXAMPLES = """
 \b
@@ -52,16 +52,16 @@ def command(sort: str, limit: int, kubeconfig: str, context: str, config: Path |
 
 
 def _cluster(found: Overview) -> Figures:
-    return figures.of_cards("cluster", ((node.name, card) for node in found.nodes for card in node.cards))
+    return utilization.of_cards("cluster", ((node.name, card) for node in found.nodes for card in node.cards))
 
 
 def _json(found: Overview, sort: str) -> dict[str, Any]:
     return {
-        "cluster": figures.figures_json(_cluster(found)),
-        "fragmentation": figures.fragmentation_json(figures.fragmentation(found.nodes)),
-        "models": [figures.figures_json(row) for row in figures.by_model(found.nodes)],
-        "nodes": [figures.figures_json(row) for row in sorted(figures.by_node(found.nodes), key=SORTS[sort])],
-        "holders": [figures.holder_json(row) for row in figures.holders(found.nodes)],
+        "cluster": utilization.figures_json(_cluster(found)),
+        "fragmentation": utilization.fragmentation_json(utilization.fragmentation(found.nodes)),
+        "models": [utilization.figures_json(row) for row in utilization.by_model(found.nodes)],
+        "nodes": [utilization.figures_json(row) for row in sorted(utilization.by_node(found.nodes), key=SORTS[sort])],
+        "holders": [utilization.holder_json(row) for row in utilization.holders(found.nodes)],
         "pending": len(found.pending),
     }
 
@@ -70,16 +70,16 @@ def _shown(found: Overview, sort: str, limit: int) -> Group:
     whole = _cluster(found)
     if not whole.cards:
         return Group(Text("No node has GPU cards (no Device, and no aliyun.com/gpu-mem with gpu-count)."))
-    models, nodes = figures.by_model(found.nodes), sorted(figures.by_node(found.nodes), key=SORTS[sort])
+    models, nodes = utilization.by_model(found.nodes), sorted(utilization.by_node(found.nodes), key=SORTS[sort])
     parts: list[RenderableType] = [
         *(Text(line) for line in _summary(whole, len(found.pending))),
-        Text(free_line(figures.fragmentation(found.nodes)), style="cyan"),
+        Text(free_line(utilization.fragmentation(found.nodes)), style="cyan"),
         Text(),
     ]
     if len(models) > 1:
         parts += [_table("model", sorted(models, key=SORTS[sort])[:limit]), *_more(models, limit), Text()]
     parts += [_table("node", nodes[:limit]), *_more(nodes, limit)]
-    most = figures.holders(found.nodes)
+    most = utilization.holders(found.nodes)
     if most:
         parts += [Text(), _holders(most[:limit]), *_more(most, limit)]
     return Group(*parts)

@@ -12,16 +12,24 @@ from mgpu.dialects import gpushare, koordinator, mgpu, slices
 from mgpu.dialects.mtgpu import ANNOTATIONS as OF_MTGPUPODS
 from mgpu.dialects.node_resources import SHARE, NodeResource
 from mgpu.dialects.vocabulary import MTGPU
-from mgpu.model.asks import Ask, ContainerAsk, Placement
 from mgpu.model.cards import Card
+from mgpu.model.constraints import ALL as WISHES
+from mgpu.model.constraints import (
+    CARD_UUIDS,
+    PREFIX,
+    SAME_CARD_GROUP,
+    Constraints,
+    contradictions,
+    field,
+    read_constraints,
+)
 from mgpu.model.errors import BadObject, Problem
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Container, Pod
 from mgpu.model.quantities import same_quantity
 from mgpu.model.seals import SEAL
 from mgpu.model.slices import is_slice
-from mgpu.model.wishes import ALL as WISHES
-from mgpu.model.wishes import CARD_UUIDS, PREFIX, SAME_CARD_GROUP, Wishes, contradictions, field, read_wishes
 from mgpu.settings import CARD_POLICIES, Settings
 
 
@@ -48,18 +56,24 @@ class Dialect(Protocol):
     def card_policy(self, settings: Settings) -> str | None:
         """The dialect's own setting of the card policy, if it has one."""
 
-    def read_ask(self, pod: Pod, settings: Settings) -> Ask | None:
+    def read_request(self, pod: Pod, settings: Settings) -> GpuRequest | None:
         """What the pod asks for in this vocabulary; None: nothing. Raises BadObject with every broken rule."""
 
     def write_placement(
-        self, pod: Pod, ask: Ask, placement: Placement, cards: Sequence[Card], settings: Settings, now_ns: int
+        self,
+        pod: Pod,
+        request: GpuRequest,
+        placement: Placement,
+        cards: Sequence[Card],
+        settings: Settings,
+        now_ns: int,
     ) -> dict[str, str]:
         """The annotations that record `placement` on `cards` (all of the node's, of all types).
 
         now_ns: nanoseconds since 1970.
         """
 
-    def read_placement(self, pod: Pod, ask: Ask) -> tuple[Share, ...] | None:
+    def read_placement(self, pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
         """The shares that the pod's annotations record, as `read_placement` of this package promises."""
 
     def owns_annotation(self, key: str) -> bool:
@@ -68,7 +82,9 @@ class Dialect(Protocol):
     def resources(self, cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, ...]:
         """What a node with these cards offers in this vocabulary."""
 
-    def environment(self, pod: Pod, ask: ContainerAsk, cards: Sequence[Card], gpus: Sequence[Card]) -> dict[str, str]:
+    def environment(
+        self, pod: Pod, request: ContainerRequest, cards: Sequence[Card], gpus: Sequence[Card]
+    ) -> dict[str, str]:
         """The dialect's own variables for a container of `pod` that got `cards`, beside and over the common ones.
 
         gpus: all of the node's.
@@ -92,7 +108,7 @@ def by_name(name: str) -> Dialect:
     return _BY_NAME[name]
 
 
-def read_ask(pod: Pod, settings: Settings) -> Ask | None:
+def read_request(pod: Pod, settings: Settings) -> GpuRequest | None:
     """What the pod asks for, in whichever enabled vocabulary, and its wishes; None: it asks for no GPU of ours.
 
     Raises BadObject. A pod that mixes vocabularies is refused at admission (`vocabulary.mixing`); here the first
@@ -101,24 +117,24 @@ def read_ask(pod: Pod, settings: Settings) -> Ask | None:
     that is bound ask for what it says 0 of: admission denies that, but it may have come before.
     """
     try:
-        ask = _read_ask(pod, settings)
+        request = _read_request(pod, settings)
     except BadObject:
         if (bare := _without_zeros(pod)) != pod:
-            return read_ask(bare, settings)
-        ask = _admitted_once(pod, settings)
-        if ask is None:
+            return read_request(bare, settings)
+        request = _admitted_once(pod, settings)
+        if request is None:
             raise
-    return ask or _admitted_once(pod, settings)
+    return request or _admitted_once(pod, settings)
 
 
-def _read_ask(pod: Pod, settings: Settings) -> Ask | None:
-    ask = read_bare_ask(pod, settings)
-    if ask is None:
+def _read_request(pod: Pod, settings: Settings) -> GpuRequest | None:
+    request = read_bare_request(pod, settings)
+    if request is None:
         return None
-    wishes, problems = _wishes(pod, ask)
+    constraints, problems = _constraints(pod, request)
     if problems and not (pod.node and any(map(is_placement_annotation, pod.annotations))):
         raise BadObject(problems)
-    return replace(ask, wishes=wishes)
+    return replace(request, constraints=constraints)
 
 
 def _without_zeros(pod: Pod) -> Pod:
@@ -140,7 +156,7 @@ _WIDEST = {"enabled": True, "mgpu_enable": True, "min_gpu_memory": 0, "min_gpu_m
 """Of the dialects' settings: under these, each reads all that it has ever admitted."""
 
 
-def _admitted_once(pod: Pod, settings: Settings) -> Ask | None:
+def _admitted_once(pod: Pod, settings: Settings) -> GpuRequest | None:
     """The ask of a pod that is bound and whose record can be read, whatever the settings are now."""
     if not pod.node or not any(map(is_placement_annotation, pod.annotations)):
         return None
@@ -150,51 +166,53 @@ def _admitted_once(pod: Pod, settings: Settings) -> Ask | None:
     }
     then = settings.model_copy(update={"dialects": settings.dialects.model_copy(update=blocks)})
     try:
-        ask = _read_ask(pod, then)
-        return ask if ask and read_placement(pod, ask) else None
+        request = _read_request(pod, then)
+        return request if request and read_placement(pod, request) else None
     except BadObject:
         return None
 
 
-def read_bare_ask(pod: Pod, settings: Settings) -> Ask | None:
+def read_bare_request(pod: Pod, settings: Settings) -> GpuRequest | None:
     """What the pod asks for without its wishes. Raises BadObject."""
-    return next((ask for dialect in enabled(settings) if (ask := dialect.read_ask(pod, settings))), None)
+    return next((request for dialect in enabled(settings) if (request := dialect.read_request(pod, settings))), None)
 
 
-def wish_problems(pod: Pod, ask: Ask | None) -> tuple[Problem, ...]:
+def constraint_problems(pod: Pod, request: GpuRequest | None) -> tuple[Problem, ...]:
     """What is wrong with the wishes of a pod with this ask. None: an ask that cannot be read, or not in use here."""
-    wishes, problems = _wishes(pod, ask)
-    return (*problems, *contradictions(wishes))
+    constraints, problems = _constraints(pod, request)
+    return (*problems, *contradictions(constraints))
 
 
-def _wishes(pod: Pod, ask: Ask | None) -> tuple[Wishes, tuple[Problem, ...]]:
-    wishes, problems = read_wishes(pod.annotations, pod.namespace, CARD_POLICIES)
-    return wishes, (*problems, *_unmeetable(wishes, ask))
+def _constraints(pod: Pod, request: GpuRequest | None) -> tuple[Constraints, tuple[Problem, ...]]:
+    constraints, problems = read_constraints(pod.annotations, pod.namespace, CARD_POLICIES)
+    return constraints, (*problems, *_unmeetable(constraints, request))
 
 
-def _unmeetable(wishes: Wishes, ask: Ask | None) -> Iterator[Problem]:
+def _unmeetable(constraints: Constraints, request: GpuRequest | None) -> Iterator[Problem]:
     """Wishes that no cluster can meet for this ask: at the first container that asks for too many cards.
 
     And all wishes of a pod that asks for slices: they are cut wherever they can be.
     """
-    if ask and not ask.containers and handed(ask):
+    if request and not request.containers and handed(request):
         text = "is a wish for cards, while the pod asks for slices, which are cut from any card; leave it out"
-        yield from (Problem(field(PREFIX + key), text) for key in wishes.shown())
+        yield from (Problem(field(PREFIX + key), text) for key in constraints.shown())
         return
-    asking = [(c, f"container {c.container!r} asks for {c.cards} cards") for c in (ask.containers if ask else ())]
+    asking = [
+        (c, f"container {c.container!r} asks for {c.cards} cards") for c in (request.containers if request else ())
+    ]
     several = next((text for c, text in asking if c.cards > 1), None)
-    if wishes.same_card and several:
+    if constraints.same_card and several:
         yield Problem(field(SAME_CARD_GROUP), f"all containers of the group share one card, {several}")
-    uuids = len(wishes.uuids)
+    uuids = len(constraints.uuids)
     more = next((text for c, text in asking if c.cards > uuids), None)
     if uuids and more:
         yield Problem(field(CARD_UUIDS), f"names {uuids} card{'' if uuids == 1 else 's'}, {more}")
 
 
-def card_policy(ask: Ask, settings: Settings) -> str:
+def card_policy(request: GpuRequest, settings: Settings) -> str:
     """The name of the card policy that holds for a pod with this ask: its own wish, else as the settings say."""
-    dialect = by_name(ask.dialect)
-    return ask.wishes.card_policy or settings.card_policy_for(
+    dialect = by_name(request.dialect)
+    return request.constraints.card_policy or settings.card_policy_for(
         dialect.card_policy(settings), dialect.DEFAULT_CARD_POLICY
     )
 
@@ -244,49 +262,51 @@ def without_unread(pod: Pod, *also: str) -> Pod:
     return pod if len(read) == len(pod.annotations) and read == pod.annotations else replace(pod, annotations=read)
 
 
-def read_placement(pod: Pod, ask: Ask) -> tuple[Share, ...] | None:
+def read_placement(pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
     """The shares that the pod's annotations record; None: no record.
 
     A record says which cards a container has. How much of each is what the pod asks for: a record that gives a
     container more or less than that, or gives a container something that does not ask for it, is refused like one that
     cannot be read. Raises BadObject.
     """
-    return by_name(ask.dialect).read_placement(pod, ask)
+    return by_name(request.dialect).read_placement(pod, request)
 
 
-def handed(ask: Ask, container: str | None = None) -> tuple[ContainerAsk, ...]:
+def handed(request: GpuRequest, container: str | None = None) -> tuple[ContainerRequest, ...]:
     """What of an ask its node hands to containers: cards and slices; of other devices the node does nothing.
 
     container: of this one alone.
     """
-    asks = (*ask.containers, *(other for other in ask.others if is_slice(other.type)))
+    asks = (*request.containers, *(other for other in request.others if is_slice(other.type)))
     return tuple(one for one in asks if container in (None, one.container))
 
 
-def served(ask: Ask) -> frozenset[str]:
+def served(request: GpuRequest) -> frozenset[str]:
     """The containers that the node hands something to: all at once, since a pod may have hundreds."""
-    return frozenset(one.container for one in handed(ask))
+    return frozenset(one.container for one in handed(request))
 
 
-def has_run(pod: Pod, ask: Ask | None) -> bool:
+def has_run(pod: Pod, request: GpuRequest | None) -> bool:
     """Whether a container of this ask that waits for what its node hands to it has ever run: then that cannot be chosen
     anew. None: of an ask that cannot be read, any container.
     """
-    return pod.started if ask is None else pod.has_run(one.container for one in handed(ask) or ask.others)
+    return pod.started if request is None else pod.has_run(one.container for one in handed(request) or request.others)
 
 
-def waits(pod: Pod, ask: Ask) -> bool:
+def waits(pod: Pod, request: GpuRequest) -> bool:
     """Return whether a container that waits for what its node hands to it has not run yet."""
-    return not all(pod.has_run((container,)) for container in served(ask))
+    return not all(pod.has_run((container,)) for container in served(request))
 
 
-def environment_of(pod: Pod, ask: Ask, container: str, devices: Sequence[Card], gpus: Sequence[Card]) -> dict[str, str]:
+def environment_of(
+    pod: Pod, request: GpuRequest, container: str, devices: Sequence[Card], gpus: Sequence[Card]
+) -> dict[str, str]:
     """What a container of `pod`, which has this ask, sees of `devices`: its own, cards or slices, by type and index.
 
     gpus: all of the node's. {}: the node hands nothing to this container.
     `MGPU_MEMORY_BYTES` is per card or slice; of those that differ, the smallest.
     """
-    asks = handed(ask, container)
+    asks = handed(request, container)
     if not asks:
         return {}
     return {
@@ -294,5 +314,5 @@ def environment_of(pod: Pod, ask: Ask, container: str, devices: Sequence[Card], 
         "MGPU_CARDS": ",".join(str(device.index) for device in devices),
         "MGPU_CORE_PERCENT": f"{asks[0].core / 10:g}",
         "MGPU_MEMORY_BYTES": str(min((asks[0].takes(device).memory for device in devices), default=0)),
-        **by_name(ask.dialect).environment(pod, asks[0], devices, gpus),
+        **by_name(request.dialect).environment(pod, asks[0], devices, gpus),
     }

@@ -5,42 +5,44 @@ from dataclasses import replace
 from typing import Any
 
 from mgpu.dialects.device_allocated import ALLOCATED, Device, load
-from mgpu.model.asks import Amount, ContainerAsk, peak
 from mgpu.model.cards import GPU as GPU_TYPE
 from mgpu.model.cards import WHOLE_CORE, WHOLE_RATIO
 from mgpu.model.errors import BadObject, Problem
+from mgpu.model.gpu_requests import Amount, ContainerRequest, peak
 from mgpu.model.ledger import Minor, Share, share_of
 
 PER_CONTAINER = "mgpu.io/container-devices"
 """`{"a":{"gpu":[0,1]},"b":{"rdma":[0]}}`: which minors of the pod's allocation each container has."""
 
 
-def by_container(asks: Sequence[ContainerAsk], devices: Sequence[Device], text: str) -> Iterator[Share]:
+def by_container(requests: Sequence[ContainerRequest], devices: Sequence[Device], text: str) -> Iterator[Share]:
     """Yield the shares that mgpu's own record per container names. Raises BadObject."""
     table, by_minor = load(text, path_of(PER_CONTAINER)), {(d.type, d.minor): d for d in devices}
-    on: dict[tuple[str, int], list[ContainerAsk]] = {key: [] for key in by_minor}
-    for ask in asks:
-        row = table.get(ask.container)
-        minors = row.get(ask.type) if isinstance(row, dict) else None
-        what = f"{ask.type} of container {ask.container!r}"
-        if not isinstance(minors, list) or len(minors) != ask.cards or len(set(map(str, minors))) != ask.cards:
-            rule = f"must be {ask.cards} different minor{'' if ask.cards == 1 else 's'}"
+    on: dict[tuple[str, int], list[ContainerRequest]] = {key: [] for key in by_minor}
+    for request in requests:
+        row = table.get(request.container)
+        minors = row.get(request.type) if isinstance(row, dict) else None
+        what = f"{request.type} of container {request.container!r}"
+        if not isinstance(minors, list) or len(minors) != request.cards or len(set(map(str, minors))) != request.cards:
+            rule = f"must be {request.cards} different minor{'' if request.cards == 1 else 's'}"
             raise BadObject([Problem(path_of(PER_CONTAINER), f"{what} {rule}, not {str(minors)[:80]}")])
         for minor in minors:
-            device = by_minor.get((ask.type, minor)) if type(minor) is int else None
+            device = by_minor.get((request.type, minor)) if type(minor) is int else None
             if device is None:
                 text = f"{what} names {minor!r}, which {ALLOCATED} does not"
                 raise BadObject([Problem(path_of(PER_CONTAINER), text)])
-            on[device.type, device.minor].append(ask)
-            yield share_of(ask, _named(device))
-    _refuse_unasked(asks, table)
+            on[device.type, device.minor].append(request)
+            yield share_of(request, _named(device))
+    _refuse_unasked(requests, table)
     for key, of_device in on.items():
-        _refuse_unequal(f"minor {key[1]} of {key[0]}", [by_minor[key]], [replace(ask, cards=1) for ask in of_device])
+        _refuse_unequal(
+            f"minor {key[1]} of {key[0]}", [by_minor[key]], [replace(request, cards=1) for request in of_device]
+        )
 
 
-def _refuse_unasked(asks: Sequence[ContainerAsk], table: Mapping[str, Any]) -> None:
+def _refuse_unasked(requests: Sequence[ContainerRequest], table: Mapping[str, Any]) -> None:
     """Raises BadObject where a container has a row of a type that it does not ask for."""
-    asked = {(ask.container, ask.type) for ask in asks}
+    asked = {(request.container, request.type) for request in requests}
     named = ((name, type) for name, row in table.items() for type in (row if isinstance(row, dict) else (row,)))
     for name, type in named:
         if (name, type) not in asked:
@@ -48,15 +50,15 @@ def _refuse_unasked(asks: Sequence[ContainerAsk], table: Mapping[str, Any]) -> N
             raise BadObject([Problem(path_of(PER_CONTAINER), text)])
 
 
-def of_pod(asks: Sequence[ContainerAsk], devices: Sequence[Device]) -> Iterator[Share]:
+def of_pod(requests: Sequence[ContainerRequest], devices: Sequence[Device]) -> Iterator[Share]:
     """Amounts are those that are asked for; a record only says of which devices, and how they are spread over them."""
-    for type in dict.fromkeys([*(a.type for a in asks), *(d.type for d in devices)]):
-        wanted, given = [a for a in asks if a.type == type], [d for d in devices if d.type == type]
+    for type in dict.fromkeys([*(a.type for a in requests), *(d.type for d in devices)]):
+        wanted, given = [a for a in requests if a.type == type], [d for d in devices if d.type == type]
         if wanted and not given:
             raise BadObject(
                 [Problem(path_of(ALLOCATED), f"names no {type}, container {wanted[0].container!r} asks for it")]
             )
-        most = sum(ask.cards for ask in wanted)
+        most = sum(request.cards for request in wanted)
         if len(given) > most or (len(wanted) == 1 and len(given) != most):
             text = f"names {len(given)} devices of type {type}, the pod asks for {most or 'none'}"
             raise BadObject([Problem(path_of(ALLOCATED), text)])
@@ -65,7 +67,7 @@ def of_pod(asks: Sequence[ContainerAsk], devices: Sequence[Device]) -> Iterator[
                 _refuse_unequal(f"minor {device.minor} of {type}", [device], [replace(wanted[0], cards=1)])
             yield from (share_of(wanted[0], _named(d)) for d in given)
             continue
-        if len({bool(ask.memory) for ask in wanted}) > 1:
+        if len({bool(request.memory) for request in wanted}) > 1:
             text = f"does not say what each container has of {type}, and they ask for memory in bytes and in percent"
             raise BadObject([Problem(path_of(ALLOCATED), text)])
         _refuse_unequal(type, given, wanted)
@@ -74,13 +76,13 @@ def of_pod(asks: Sequence[ContainerAsk], devices: Sequence[Device]) -> Iterator[
         yield from _spread(wanted, given)
 
 
-def _spread(asks: Sequence[ContainerAsk], devices: Sequence[Device]) -> Iterator[Share]:
+def _spread(requests: Sequence[ContainerRequest], devices: Sequence[Device]) -> Iterator[Share]:
     """What several containers hold together of each device, as shares of the first one; the others hold nothing of it.
 
     Of memory and ratio only what the containers ask for is taken: the other one follows from it (`amount_of`).
     """
-    first, *others = asks
-    in_bytes, gpu = any(ask.memory for ask in asks), first.type == GPU_TYPE
+    first, *others = requests
+    in_bytes, gpu = any(request.memory for request in requests), first.type == GPU_TYPE
     for d in devices:
         memory, ratio = (d.memory, 0) if in_bytes else (0, d.ratio)
         of_first = ratio if gpu else None
@@ -89,28 +91,28 @@ def _spread(asks: Sequence[ContainerAsk], devices: Sequence[Device]) -> Iterator
         yield from (Share(a.container, _named(d), stage=a.stage, ratio=of_others, type=d.type) for a in others)
 
 
-def _refuse_unequal(what: str, devices: Sequence[Device], asks: Sequence[ContainerAsk]) -> None:
+def _refuse_unequal(what: str, devices: Sequence[Device], requests: Sequence[ContainerRequest]) -> None:
     """Raises BadObject where these devices together are not what these containers ask for at their busiest moment.
 
     Of memory and ratio those are compared that all containers count in; the other one depends on the card. Memory that
     does not divide evenly over cards may be rounded up or down on each.
     """
-    busiest = peak((ask.stage, _asked(ask)) for ask in asks)
+    busiest = peak((request.stage, _asked(request)) for request in requests)
     core, memory, ratio = (sum(getattr(d, name) for d in devices) for name in ("core", "memory", "ratio"))
     wanted = [("core", core, busiest.core * WHOLE_RATIO // WHOLE_CORE, 0)]
-    if not any(ask.memory for ask in asks):
+    if not any(request.memory for request in requests):
         wanted.append(("memory ratio", ratio, busiest.ratio, 0))
-    elif all(ask.memory for ask in asks):
-        wanted.append(("memory", memory, busiest.memory, sum(ask.cards for ask in asks)))
+    elif all(request.memory for request in requests):
+        wanted.append(("memory", memory, busiest.memory, sum(request.cards for request in requests)))
     for name, found, asked, rounding in wanted:
         if not asked - rounding <= found <= asked:
             raise BadObject([Problem(path_of(ALLOCATED), f"{what} has {found} {name}, its containers ask for {asked}")])
 
 
-def _asked(ask: ContainerAsk) -> Amount:
+def _asked(request: ContainerRequest) -> Amount:
     """What a container asks for of all its cards together, as far as that does not depend on the cards."""
-    ratio = WHOLE_RATIO if ask.whole else ask.ratio or 0
-    return Amount(ask.cards * ask.core, ask.cards * ask.memory, 0, ask.cards * ratio)
+    ratio = WHOLE_RATIO if request.whole else request.ratio or 0
+    return Amount(request.cards * request.core, request.cards * request.memory, 0, request.cards * ratio)
 
 
 def _named(device: Device) -> str | Minor:

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mgpu.dialects.node_resources import NodeResource
-from mgpu.model.asks import Amount, Ask, ContainerAsk, Placement, by_index, peak
 from mgpu.model.cards import GPU, Card
 from mgpu.model.errors import BadObject, Problem
+from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, Placement, by_index, peak
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Container, Pod, Stage
 from mgpu.model.quantities import MAX, QuantityError, whole_number
@@ -69,32 +69,32 @@ def _unit_of(pod: Pod, settings: Settings) -> int:
     return recorded or unit(settings)
 
 
-def read_ask(pod: Pod, settings: Settings) -> Ask | None:
+def read_request(pod: Pod, settings: Settings) -> GpuRequest | None:
     of_one = _unit_of(pod, settings)
-    asks: list[ContainerAsk] = []
+    requests: list[ContainerRequest] = []
     problems: list[Problem] = []
     for container in pod.containers:
         units, broken = _asked(container, settings.dialects.gpushare.min_gpu_memory * UNITS["MiB"], of_one)
         problems += broken
         if units:
-            asks.append(ContainerAsk(container.name, memory=units * of_one, stage=container.stage))
+            requests.append(ContainerRequest(container.name, memory=units * of_one, stage=container.stage))
     if problems:
         raise BadObject(problems)
-    return Ask(NAME, tuple(asks)) if asks else None
+    return GpuRequest(NAME, tuple(requests)) if requests else None
 
 
 def write_placement(
     pod: Pod,
-    ask: Ask,
+    request: GpuRequest,
     placement: Placement,
     cards: Sequence[Card],
     settings: Settings,
     now_ns: int,
 ) -> dict[str, str]:
     units = _units(pod)
-    chosen = {c.container: placement.cards(c.container)[0] for c in ask.containers}
+    chosen = {c.container: placement.cards(c.container)[0] for c in request.containers}
     # The peer's own readers know one card per pod: that of what runs longest.
-    longest = max(ask.containers, key=lambda c: c.stage is not Stage.INIT).container
+    longest = max(request.containers, key=lambda c: c.stage is not Stage.INIT).container
     return {
         INDEX: str(chosen[longest]),
         OF_CARD: str(by_index(cards)[chosen[longest]].memory // _unit_of(pod, settings)),
@@ -108,7 +108,7 @@ def write_placement(
     }
 
 
-def read_placement(pod: Pod, ask: Ask) -> tuple[Share, ...] | None:
+def read_placement(pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
     if INDEX not in pod.annotations and ALLOCATION not in pod.annotations:
         return None
     problems = _unparsable(pod) or _unequal(pod)
@@ -120,7 +120,7 @@ def read_placement(pod: Pod, ask: Ask) -> tuple[Share, ...] | None:
         text = f"is {index}, while {ALLOCATION} gives card {', '.join(map(str, sorted(set(recorded.values()))))}"
         raise BadObject([Problem(_path(INDEX), text)])
     shares = []
-    for wanted in ask.containers:
+    for wanted in request.containers:
         # Other writers record one card for the pod, or app containers alone.
         card = recorded.get(wanted.container, index if wanted.stage is not Stage.APP or not recorded else None)
         if card is None:
@@ -154,9 +154,9 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
     )
 
 
-def environment(pod: Pod, ask: ContainerAsk, cards: Sequence[Card], gpus: Sequence[Card]) -> dict[str, str]:  # noqa: ARG001
-    units = _units(pod)[ask.container]
-    of_one = ask.memory // units  # as it was when the ask was read
+def environment(pod: Pod, request: ContainerRequest, cards: Sequence[Card], gpus: Sequence[Card]) -> dict[str, str]:  # noqa: ARG001
+    units = _units(pod)[request.container]
+    of_one = request.memory // units  # as it was when the ask was read
     return {
         INDEX: ",".join(str(card.index) for card in cards),
         OF_POD: str(_at_once(pod)),

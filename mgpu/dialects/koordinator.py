@@ -14,10 +14,10 @@ from difflib import get_close_matches
 from mgpu.dialects.device_allocated import ALLOCATED, Device, read, write
 from mgpu.dialects.device_shares import PER_CONTAINER, by_container, of_pod, path_of
 from mgpu.dialects.node_resources import NodeResource
-from mgpu.model.asks import Ask, ContainerAsk, Placement, by_index, peak, whole_cards
 from mgpu.model.cards import GPU as GPU_TYPE
 from mgpu.model.cards import WHOLE_CORE, WHOLE_RATIO, Card
 from mgpu.model.errors import PROBLEMS, BadObject, Problem
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, by_index, peak, whole_cards
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Container, Pod, is_none
 from mgpu.model.quantities import MAX, QuantityError, quantity_of_bytes, whole_bytes, whole_number
@@ -69,31 +69,31 @@ def card_policy(settings: Settings) -> str | None:
     return settings.dialects.koordinator.policy
 
 
-def read_ask(pod: Pod, settings: Settings) -> Ask | None:
-    found: list[ContainerAsk] = []
+def read_request(pod: Pod, settings: Settings) -> GpuRequest | None:
+    found: list[ContainerRequest] = []
     problems: list[Problem] = []
     for container in pod.containers:
         try:
             hints = max(0, PROBLEMS - len(problems))
-            found += _container_asks(container, settings.dialects.koordinator, hints)
+            found += _container_requests(container, settings.dialects.koordinator, hints)
         except BadObject as error:
             problems += error.problems
     if problems:
         raise BadObject(problems)
-    of_gpu = tuple(ask for ask in found if ask.type == GPU_TYPE)
-    others = sorted((ask for ask in found if ask.type != GPU_TYPE), key=lambda ask: ask.type)
-    return Ask(NAME, of_gpu, others=tuple(others)) if found else None
+    of_gpu = tuple(request for request in found if request.type == GPU_TYPE)
+    others = sorted((request for request in found if request.type != GPU_TYPE), key=lambda request: request.type)
+    return GpuRequest(NAME, of_gpu, others=tuple(others)) if found else None
 
 
 def write_placement(
     pod: Pod,  # noqa: ARG001
-    ask: Ask,
+    request: GpuRequest,
     placement: Placement,
     cards: Sequence[Card],
     settings: Settings,  # noqa: ARG001
     now_ns: int,  # noqa: ARG001
 ) -> dict[str, str]:
-    asks = (*ask.containers, *ask.others)
+    asks = (*request.containers, *request.others)
     devices: list[Device] = []
     for type in dict.fromkeys(a.type for a in asks):
         known = by_index(cards, type)
@@ -109,7 +109,7 @@ def write_placement(
     return written
 
 
-def read_placement(pod: Pod, ask: Ask) -> tuple[Share, ...] | None:
+def read_placement(pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
     """What is recorded: by container, as mgpu does; else as Koordinator itself leaves it, one allocation for the pod.
 
     There every container of the pod that asks for a type may use all of the pod's devices of it; which holds how much
@@ -121,7 +121,7 @@ def read_placement(pod: Pod, ask: Ask) -> tuple[Share, ...] | None:
             raise BadObject([Problem(path_of(PER_CONTAINER), f"is a part of {ALLOCATED}, which is missing")])
         return None
     devices = read(text)
-    asks = (*ask.containers, *ask.others)
+    asks = (*request.containers, *request.others)
     if per_container is not None:
         return tuple(by_container(asks, devices, per_container))
     return tuple(of_pod(asks, devices))
@@ -148,7 +148,7 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
     )
 
 
-def environment(pod: Pod, ask: ContainerAsk, cards: Sequence[Card], gpus: Sequence[Card]) -> dict[str, str]:  # noqa: ARG001
+def environment(pod: Pod, request: ContainerRequest, cards: Sequence[Card], gpus: Sequence[Card]) -> dict[str, str]:  # noqa: ARG001
     """None: what Koordinator sets is `NVIDIA_VISIBLE_DEVICES`, which every container gets."""
     return {}
 
@@ -168,7 +168,7 @@ def translated(amounts: Mapping[str, str]) -> dict[str, str]:
     return {name: amount for name, amount in amounts.items() if name != GPU} | of_gpu
 
 
-def _container_asks(container: Container, own: KoordinatorSettings, hints: int) -> Iterable[ContainerAsk]:
+def _container_requests(container: Container, own: KoordinatorSettings, hints: int) -> Iterable[ContainerRequest]:
     """Return the asks of one container, one per type. Raises BadObject.
 
     hints: the number of wrong names for which a close name is looked up, which takes 50 µs each.
@@ -186,7 +186,7 @@ def _container_asks(container: Container, own: KoordinatorSettings, hints: int) 
         problems += (Problem(asked[name][1], text) for name, text in _too_little(numbers, own))
     if problems:
         raise BadObject(sorted(problems))
-    return _asks_of(container, numbers)
+    return _requests_of(container, numbers)
 
 
 def _is_own(name: str) -> bool:
@@ -277,7 +277,7 @@ def _cards(numbers: Mapping[str, int]) -> int:
     return max(1, *(numbers.get(name, 0) // 100 for name in (GPU, CORE, RATIO)))
 
 
-def _asks_of(container: Container, numbers: Mapping[str, int]) -> Iterator[ContainerAsk]:
+def _requests_of(container: Container, numbers: Mapping[str, int]) -> Iterator[ContainerRequest]:
     name, stage = container.name, container.stage
     if any(resource in numbers for resource in _OF_GPU):
         cards, both = _cards(numbers), numbers.get(GPU, 0)
@@ -287,18 +287,18 @@ def _asks_of(container: Container, numbers: Mapping[str, int]) -> Iterator[Conta
         if whole:
             yield whole_cards(name, cards, stage, stock=NVIDIA in numbers)
         else:
-            yield ContainerAsk(name, cards, core * 10, memory, stage=stage, ratio=ratio)
+            yield ContainerRequest(name, cards, core * 10, memory, stage=stage, ratio=ratio)
     for resource in sorted(numbers.keys() - {*_OF_GPU}):
         percent, type = numbers[resource], resource.removeprefix(PREFIX)
         devices = max(1, percent // 100)
-        yield ContainerAsk(name, devices, percent * 10 // devices, stage=stage, type=type)
+        yield ContainerRequest(name, devices, percent * 10 // devices, stage=stage, type=type)
 
 
-def _per_container(asks: Iterable[ContainerAsk], placement: Placement, cards: Sequence[Card]) -> str:
+def _per_container(asks: Iterable[ContainerRequest], placement: Placement, cards: Sequence[Card]) -> str:
     minors: dict[str, dict[str, list[int]]] = {}
-    for ask in asks:
-        known, chosen = by_index(cards, ask.type), placement.cards(ask.container, ask.type)
-        minors.setdefault(ask.container, {})[ask.type] = [_minor(known[i]) for i in chosen]
+    for request in asks:
+        known, chosen = by_index(cards, request.type), placement.cards(request.container, request.type)
+        minors.setdefault(request.container, {})[request.type] = [_minor(known[i]) for i in chosen]
     return json.dumps(minors, separators=(",", ":"))
 
 

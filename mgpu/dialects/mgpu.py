@@ -8,9 +8,9 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 
 from mgpu.dialects.node_resources import NodeResource
-from mgpu.model.asks import Ask, ContainerAsk, Placement, Requirement, by_index, whole_cards
 from mgpu.model.cards import GPU, Card
 from mgpu.model.errors import BadObject, Problem
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Requirement, by_index, whole_cards
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Container, Pod, Stage
 from mgpu.model.quantities import MAX, QuantityError, whole_number
@@ -54,7 +54,7 @@ def card_policy(settings: Settings) -> str | None:
     return settings.dialects.mgpu.policy
 
 
-def read_ask(pod: Pod, settings: Settings) -> Ask | None:
+def read_request(pod: Pod, settings: Settings) -> GpuRequest | None:
     asking = [c for c in pod.containers if c.asked(CORE) or c.asked(MEMORY)]
     entries, problems = _entries(pod)
     if not asking and not problems and not any(entries.values()):
@@ -64,21 +64,21 @@ def read_ask(pod: Pod, settings: Settings) -> Ask | None:
     if policy not in COMPUTE_POLICIES:
         allowed = ", ".join(COMPUTE_POLICIES)
         problems.append(Problem(f"metadata.annotations[{COMPUTE_POLICY}]", f"must be one of {allowed}, not {policy!r}"))
-    asks: list[ContainerAsk] = []
+    requests: list[ContainerRequest] = []
     for container in pod.containers:
         multiple = MULTIPLE in pod.annotations and container.stage is Stage.APP
         try:
-            asks += _container_ask(container, entries.get(container.position) if multiple else NORMAL, own)
+            requests += _container_request(container, entries.get(container.position) if multiple else NORMAL, own)
         except BadObject as error:
             problems += error.problems
     if problems:
         raise BadObject(problems)
-    return Ask(NAME, tuple(asks), own.max_containers_per_card, _requirements(pod, asks, policy))
+    return GpuRequest(NAME, tuple(requests), own.max_containers_per_card, _requirements(pod, requests, policy))
 
 
 def write_placement(
     pod: Pod,  # noqa: ARG001
-    ask: Ask,
+    request: GpuRequest,
     placement: Placement,
     cards: Sequence[Card],
     settings: Settings,
@@ -87,7 +87,7 @@ def write_placement(
     by_id = settings.dialects.mgpu.schedule_mode == "id"
     known = by_index(cards)
     written = {ASSUMED: "true"}
-    for container in ask.containers:
+    for container in request.containers:
         chosen = placement.cards(container.container)
         # A UUID that could not be read back (a hand-written card list may have any) is written as its index.
         names = [known[i].uuid if by_id and _CARD.fullmatch(known[i].uuid) else str(i) for i in chosen]
@@ -95,7 +95,7 @@ def write_placement(
     return written
 
 
-def read_placement(pod: Pod, ask: Ask) -> tuple[Share, ...] | None:
+def read_placement(pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
     recorded = sorted(key for key in pod.annotations if key.startswith(INDEX_PREFIX))
     if ASSUMED not in pod.annotations and not recorded:
         return None
@@ -103,8 +103,10 @@ def read_placement(pod: Pod, ask: Ask) -> tuple[Share, ...] | None:
     problems: list[Problem] = []
     names = {c.name for c in pod.containers}
     positions = {c.name: str(c.position) for c in pod.app_containers}
-    asking = {c.container for c in ask.containers} | {positions.get(c.container, "") for c in ask.containers} - names
-    for wanted in ask.containers:
+    asking = {c.container for c in request.containers} | {
+        positions.get(c.container, "") for c in request.containers
+    } - names
+    for wanted in request.containers:
         key = _record_key(pod.annotations, wanted.container, positions.get(wanted.container), names)
         cards, problem = _cards(pod.annotations.get(key), wanted.cards)
         if problem:
@@ -133,7 +135,7 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
     )
 
 
-def environment(pod: Pod, ask: ContainerAsk, cards: Sequence[Card], gpus: Sequence[Card]) -> dict[str, str]:  # noqa: ARG001
+def environment(pod: Pod, request: ContainerRequest, cards: Sequence[Card], gpus: Sequence[Card]) -> dict[str, str]:  # noqa: ARG001
     return {}
 
 
@@ -160,7 +162,7 @@ def _entries(pod: Pod) -> tuple[dict[int, int], list[Problem]]:
     return entries, problems
 
 
-def _container_ask(container: Container, cards: int | None, own: MgpuSettings) -> Iterable[ContainerAsk]:
+def _container_request(container: Container, cards: int | None, own: MgpuSettings) -> Iterable[ContainerRequest]:
     """The ask of one container, if it asks. Raises BadObject.
 
     cards: its entry in a multiple pod, or NORMAL; None: its entry is unusable, then only the amounts are checked.
@@ -192,7 +194,7 @@ def _container_ask(container: Container, cards: int | None, own: MgpuSettings) -
     if percent % 100 == 0 and cards in (NORMAL, percent // 100):
         return (whole_cards(container.name, percent // 100, container.stage),)
     count = 1 if cards == NORMAL else cards
-    return (ContainerAsk(container.name, count, percent * 10 // count, mib * MIB // count, stage=container.stage),)
+    return (ContainerRequest(container.name, count, percent * 10 // count, mib * MIB // count, stage=container.stage),)
 
 
 def _paths(container: Container) -> tuple[str, str]:
@@ -250,7 +252,7 @@ def _multiple(
         yield MEMORY, f"must be at least {own.min_gpu_memory} (MiB) per card: {mib} over {cards} cards"
 
 
-def _requirements(pod: Pod, asks: Sequence[ContainerAsk], policy: str) -> tuple[Requirement, ...]:
+def _requirements(pod: Pod, requests: Sequence[ContainerRequest], policy: str) -> tuple[Requirement, ...]:
     """docs/design/mgpu.md, "Filter", rules 1 and 2. Rule 3 and the fit itself are the placement's."""
     serves = Requirement(NODE_LABEL, (NAME,), f"node label {NODE_LABEL} is {{found}}, not {NAME}")
     found = "node's compute policy is {found}"
@@ -260,7 +262,7 @@ def _requirements(pod: Pod, asks: Sequence[ContainerAsk], policy: str) -> tuple[
             return serves, Requirement(COMPUTE_POLICY, (), reason, default=FIXED_SHARE)
         reason = f"{found}, container-multiple-gpu needs {NATIVE_BURST_SHARE}"
         return serves, Requirement(COMPUTE_POLICY, (NATIVE_BURST_SHARE,), reason, default=FIXED_SHARE)
-    if all(ask.whole for ask in asks):
+    if all(request.whole for request in requests):
         return (serves,)
     return serves, Requirement(COMPUTE_POLICY, (policy,), f"{found}, the pod's is {policy}", default=FIXED_SHARE)
 

@@ -13,13 +13,13 @@ from typing import Any
 from mgpu.dialects.node_resources import SHARE
 from mgpu.dialects.vocabulary import MTGPU, vocabulary_of
 from mgpu.model.cards import WHOLE_CORE
+from mgpu.model.constraints import ALL as WISHES
 from mgpu.model.errors import BadObject, Problem
+from mgpu.model.json_values import table_at
 from mgpu.model.ledger import Holding, Share
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.quantities import MAX
 from mgpu.model.seals import SEAL, Seal, Subject
-from mgpu.model.tables import table_at
-from mgpu.model.wishes import ALL as WISHES
 from mgpu.settings import Settings
 
 NAME = "mtgpu"
@@ -79,7 +79,7 @@ class MtgpuPod:
         return f"{self.namespace}/{self.name}"
 
     @property
-    def asks(self) -> tuple[str, str, str, int, int, int]:
+    def decided_by(self) -> tuple[str, str, str, int, int, int]:
         """What its card is decided by; it never changes."""
         return self.uid, self.node, self.gpuid, self.request, self.limit, self.memory
 

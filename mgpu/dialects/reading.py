@@ -16,9 +16,9 @@ from mgpu import dialects
 from mgpu.dialects import mtgpu
 from mgpu.dialects.vocabulary import MTGPU, vocabulary_of
 from mgpu.model import budget
+from mgpu.model.json_values import table_at
 from mgpu.model.pods import is_none, that_ran
 from mgpu.model.seals import SEAL
-from mgpu.model.tables import table_at
 
 Raw = Mapping[str, Any]
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from mgpu.dialects.node_resources import NodeResource
 from mgpu.dialects.vocabulary import vocabulary_of
-from mgpu.model.asks import Ask, ContainerAsk, Placement, Requirement
 from mgpu.model.cards import WHOLE_CORE, Card
 from mgpu.model.errors import BadObject, Problem
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Requirement
 from mgpu.model.ledger import Share, share_of
 from mgpu.model.mig import canonical
 from mgpu.model.partitioning import LABEL
@@ -64,12 +64,12 @@ def asked_by(container: Container) -> tuple[str, ...]:
     return tuple(sorted(filter(container.asked, named)))
 
 
-def read_ask(pod: Pod, settings: Settings) -> Ask | None:  # noqa: ARG001
-    asks: list[ContainerAsk] = []
+def read_request(pod: Pod, settings: Settings) -> GpuRequest | None:  # noqa: ARG001
+    asks: list[ContainerRequest] = []
     problems: list[Problem] = []
     for container in pod.containers:
         try:
-            asks += _container_asks(container)
+            asks += _container_requests(container)
         except BadObject as error:
             problems += error.problems
     problems += _both_ways(pod)
@@ -79,38 +79,38 @@ def read_ask(pod: Pod, settings: Settings) -> Ask | None:  # noqa: ARG001
         return None
     mode = MPS if is_mps(asks[0].type) else MIG
     cut = Requirement(LABEL, (mode,), f"node label {LABEL} is {{found}}, not {mode}")
-    return Ask(NAME, (), requirements=(cut,), others=tuple(sorted(asks, key=lambda ask: ask.type)))
+    return GpuRequest(NAME, (), requirements=(cut,), others=tuple(sorted(asks, key=lambda request: request.type)))
 
 
 def write_placement(
     pod: Pod,  # noqa: ARG001
-    ask: Ask,
+    request: GpuRequest,
     placement: Placement,
     cards: Sequence[Card],  # noqa: ARG001
     settings: Settings,  # noqa: ARG001
     now_ns: int,  # noqa: ARG001
 ) -> dict[str, str]:
     given: dict[str, dict[str, list[str]]] = {}
-    for wanted in ask.others:
+    for wanted in request.others:
         places = [place_of(index) for index in placement.cards(wanted.container, wanted.type)]
         given.setdefault(wanted.container, {})[wanted.type] = [f"{card}:{start}" for card, start in places]
     return {GIVEN: json.dumps(given, separators=(",", ":"))}
 
 
-def read_placement(pod: Pod, ask: Ask) -> tuple[Share, ...] | None:
+def read_placement(pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
     text = pod.annotations.get(GIVEN)
     if text is None:
         return None
     table = _table(text)
     shares: list[Share] = []
     problems: list[Problem] = []
-    for wanted in ask.others:
+    for wanted in request.others:
         row = table.get(wanted.container)
         indexes, why = _indexes(row.get(wanted.type) if isinstance(row, dict) else None, wanted.cards)
         if why:
             problems.append(Problem(_PATH, f"{wanted.type} of container {wanted.container!r} {why}"))
         shares += (share_of(wanted, index) for index in indexes)
-    asked = {(wanted.container, wanted.type) for wanted in ask.others}
+    asked = {(wanted.container, wanted.type) for wanted in request.others}
     named = ((name, type) for name, row in table.items() for type in (row if isinstance(row, dict) else (row,)))
     problems += (
         Problem(_PATH, f"gives {str(type)[:40]!r} to container {name[:63]!r}, which does not ask for it")
@@ -140,7 +140,7 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
     )
 
 
-def environment(pod: Pod, ask: ContainerAsk, cards: Sequence[Card], gpus: Sequence[Card]) -> dict[str, str]:  # noqa: ARG001
+def environment(pod: Pod, request: ContainerRequest, cards: Sequence[Card], gpus: Sequence[Card]) -> dict[str, str]:  # noqa: ARG001
     """What is seen of a slice is, under MIG, the instance, and under MPS the card that it is a share of.
 
     MGPU_CARDS: those that they are on. MGPU_CORE_PERCENT: of a card, per slice; of slices that differ, the smallest.
@@ -161,7 +161,7 @@ def _slice(type: str) -> str:
     return slice_named(RESOURCE_PREFIX + type) or type
 
 
-def _container_asks(container: Container) -> Iterator[ContainerAsk]:
+def _container_requests(container: Container) -> Iterator[ContainerRequest]:
     """The asks of one container, one per type. Raises BadObject."""
     problems: list[Problem] = []
     counts: dict[str, int] = {}
@@ -181,7 +181,7 @@ def _container_asks(container: Container) -> Iterator[ContainerAsk]:
         raise BadObject(problems)
     for resource, count in counts.items():
         type = resource.removeprefix(RESOURCE_PREFIX)
-        yield ContainerAsk(container.name, count, WHOLE_CORE, whole=True, stage=container.stage, type=type)
+        yield ContainerRequest(container.name, count, WHOLE_CORE, whole=True, stage=container.stage, type=type)
 
 
 def _misnamed(resource: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from mgpu.model.errors import Problem
-from mgpu.model.tables import table_at
+from mgpu.model.json_values import table_at
 
 CONTAINERS = 256
 """Containers and init containers of a pod: 16 on each of 16 cards, which is what the vocabularies allow at most."""

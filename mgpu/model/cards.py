@@ -44,7 +44,7 @@ class Card:
 class CardState:
     """A card and what is held of it. `shares` counts containers; a card without any is idle.
 
-    groups: those whose pods hold a share of it (`mgpu.model.wishes`).
+    groups: those whose pods hold a share of it (`mgpu.model.constraints`).
     ratio_used: percent of its memory, of those shares that are counted so.
     gpuid: the name under which MtgpuPods share it, and nobody else then (docs/design/mtgpu.md, "Meaning of a GPUID").
     Used may exceed the card (a hand-written record, a card that came back smaller): free is then 0.

@@ -7,12 +7,12 @@ from typing import NamedTuple
 class Group(NamedTuple):
     """Pods of one namespace that name each other. `wish`: what they wish of it, an annotation without prefix."""
 
-    wish: str
+    constraint: str
     namespace: str
     name: str
 
     def __str__(self) -> str:
-        return f"{self.wish} {self.name}"
+        return f"{self.constraint} {self.name}"
 
 
 class Seat(NamedTuple):

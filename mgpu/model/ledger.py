@@ -11,12 +11,12 @@ from operator import add
 from types import MappingProxyType
 from typing import NamedTuple
 
-from mgpu.model.asks import Amount, Ask, ContainerAsk, Placement, amount_of, peak, whole_of
 from mgpu.model.cards import GPU, Card, CardState, noun
+from mgpu.model.constraints import NONE, Constraints
+from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, Placement, amount_of, peak, whole_of
 from mgpu.model.groups import Group, Seat
 from mgpu.model.pods import Pod, Stage
 from mgpu.model.slices import is_slice, place_of
-from mgpu.model.wishes import NONE, Wishes
 
 
 class Minor(NamedTuple):
@@ -54,9 +54,11 @@ class Share:
         return self.card is None or self.card in (card.index, card.uuid)
 
 
-def share_of(ask: ContainerAsk, card: int | str | Minor | None) -> Share:
+def share_of(request: ContainerRequest, card: int | str | Minor | None) -> Share:
     """What a container with this ask holds of a card that it got."""
-    return Share(ask.container, card, ask.core, ask.memory, ask.whole, ask.stage, ask.ratio, ask.type)
+    return Share(
+        request.container, card, request.core, request.memory, request.whole, request.stage, request.ratio, request.type
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Holding:
     dialect: str
     shares: tuple[Share, ...]
     bound: bool = True
-    wishes: Wishes = NONE
+    constraints: Constraints = NONE
     gpuid: str = ""
     occupies: bool = False
 
@@ -93,14 +95,16 @@ class Holding:
         return any(s.card is not None and s.is_on(card) for s in self.shares)
 
 
-def shares_of(ask: Ask, placement: Placement) -> tuple[Share, ...]:
+def shares_of(request: GpuRequest, placement: Placement) -> tuple[Share, ...]:
     """The shares that `placement` gives to `ask`."""
     return tuple(
-        share_of(c, index) for c in (*ask.containers, *ask.others) for index in placement.cards(c.container, c.type)
+        share_of(c, index)
+        for c in (*request.containers, *request.others)
+        for index in placement.cards(c.container, c.type)
     )
 
 
-def unknown_shares(ask: Ask, pod: Pod | None = None, *, recorded: bool = False) -> tuple[Share, ...]:
+def unknown_shares(request: GpuRequest, pod: Pod | None = None, *, recorded: bool = False) -> tuple[Share, ...]:
     """Return the shares of a pod whose cards are not known: each is held on every card of its node.
 
     Args:
@@ -109,8 +113,8 @@ def unknown_shares(ask: Ask, pod: Pod | None = None, *, recorded: bool = False) 
             container that asks for these starts on every node; without a record it holds none of them.
         recorded: whether the pod has a record that cannot be read or does not count: it may name rdma and fpga too.
     """
-    asks = (*ask.containers, *(one for one in ask.others if pod is None or recorded or is_slice(one.type)))
-    return tuple(share_of(one, None) for one in asks if pod is None or pod.has_run((one.container,)))
+    requests = (*request.containers, *(one for one in request.others if pod is None or recorded or is_slice(one.type)))
+    return tuple(share_of(one, None) for one in requests if pod is None or pod.has_run((one.container,)))
 
 
 def absent(shares: Iterable[Share], cards: Iterable[Card]) -> tuple[str, ...]:
@@ -157,7 +161,7 @@ class Ledger:
         self.release(holding.uid)
         self._holdings[holding.uid] = holding
         self._on_node.setdefault(holding.node, {})[holding.uid] = holding
-        for group in holding.wishes.groups:
+        for group in holding.constraints.groups:
             self._members.setdefault(group, {})[holding.uid] = holding
         self._states.pop(holding.node, None)
 
@@ -170,7 +174,7 @@ class Ledger:
             del on_node[uid]
             if not on_node:
                 del self._on_node[holding.node]
-            for group in holding.wishes.groups:
+            for group in holding.constraints.groups:
                 del self._members[group][uid]
                 if not self._members[group]:
                     del self._members[group]
@@ -247,7 +251,7 @@ class Ledger:
                 if holding.occupies and gpuids[position] == holding.gpuid:
                     amount = Amount(shares=1)
                 uses[position] = Amount(*map(add, uses[position], amount))
-        grouped = [(h, h.wishes.groups) for h in held if h.wishes.spread or h.wishes.same_card]
+        grouped = [(h, h.constraints.groups) for h in held if h.constraints.spread or h.constraints.same_card]
         return tuple(
             CardState(
                 card,

@@ -104,7 +104,7 @@ class NodeSlices:
         return self.standing | (made.difference(self.planned) if in_force else frozenset())
 
 
-NOTHING = NodeSlices()
+x = NodeSlices()
 
 
 def read_slices(node: Node) -> NodeSlices:
@@ -115,7 +115,7 @@ def read_slices(node: Node) -> NodeSlices:
     """
     mode = node.labels.get(LABEL, "")
     if not mode:
-        return NOTHING
+        return x
     if mode not in (MIG, MPS):
         raise BadObject([Problem(f"metadata.labels[{LABEL}]", f"must be {MIG} or {MPS}, not {mode!r}")])
     partitioning = _of_mode(read_partitioning(node.annotations.get(ANNOTATION)), mode)

@@ -7,10 +7,10 @@ from functools import lru_cache
 from typing import Any
 
 from mgpu.model.errors import BadObject, Problem
+from mgpu.model.json_values import table_at
+from mgpu.model.node_requests import UNBOUNDED, Room, room_needed, room_of, x
 from mgpu.model.quantities import QuantityError, same_quantity
-from mgpu.model.requests import NOTHING, UNBOUNDED, Room, room_needed, room_of
 from mgpu.model.seals import SEAL
-from mgpu.model.tables import table_at
 
 _NODE_ANNOTATIONS = ("mgpu.io/", "dynamicgpuslice")
 """Prefixes of the annotations of a Node that mgpu reads. Others can have 256 KiB per node."""
@@ -86,7 +86,7 @@ class Pod:
     scheduler: str = ""
     priority: int = 0
     start_time: str = ""
-    needs: Room = NOTHING
+    needs: Room = x
     gated: bool = False
 
     @property
@@ -308,9 +308,9 @@ class _Reader:
         for kind in ("requests", "limits"):
             self.amounts(of_pod.get(kind), f"spec.resources.{kind}")
         try:
-            return NOTHING if self._problems else room_needed(pod)
+            return x if self._problems else room_needed(pod)
         except QuantityError:
-            return NOTHING
+            return x
 
     def room(self, node: Mapping[str, Any], status: Mapping[str, Any]) -> Room:
         self.amounts(status.get("allocatable"), "status.allocatable")

@@ -3,27 +3,27 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from mgpu.cli.mtgpupods import occupying
-from mgpu.cli.views import Sliced
-from mgpu.model.asks import Ask, Placement, Rejection
 from mgpu.model.cards import CardState
+from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection
 from mgpu.model.groups import Seat
 from mgpu.model.ledger import Holding, Ledger, shares_of
+from mgpu.model.node_requests import Requests, add, requests_of
 from mgpu.model.pods import Pod, read_node
-from mgpu.model.requests import Requests, add, requests_of
 from mgpu.model.slices import Slice
+from mgpu.presentation.card_views import Sliced
+from mgpu.presentation.mtgpupod_tables import occupying
 from mgpu.settings import Settings
 from playground.simulate.cutting import Cutting
 from playground.simulate.world import Raw, World
-from scheduler import stock
-from scheduler.outlook import Outlook
-from scheduler.placement.effort import full_budget
-from scheduler.slices.choosing import answer_of, best_first
-from scheduler.slices.named import NamedUsage
-from scheduler.slices.score import named_resources, site_score
-from scheduler.slices.site import Site, cut, site_of, wanted_by
-from scheduler.usage import Usage
-from scheduler.views import View
+from scheduler.cluster.forecast import Outlook
+from scheduler.cluster.node_usage import Usage
+from scheduler.cluster.node_view import View
+from scheduler.engine import nvidia_plugin
+from scheduler.engine.effort import full_budget
+from scheduler.engine.partitioning.named_resources import NamedUsage
+from scheduler.engine.partitioning.partitionable_node import Site, cut, site_of, wanted_by
+from scheduler.engine.partitioning.slice_choice import answer_of, best_first
+from scheduler.engine.partitioning.slice_score import named_resources, site_score
 
 
 class Accounts:
@@ -62,10 +62,10 @@ class Accounts:
         if held:
             self._moved.add(held.node)
 
-    def place(self, pod: Pod, ask: Ask, placement: Placement, node: str) -> None:
-        dialect = stock.NVIDIA if stock.chooses(self.nodes[node], ask) else ask.dialect
-        shares = shares_of(ask, placement)
-        holding = Holding(pod.uid, pod.namespace, pod.name, node, dialect, shares, wishes=ask.wishes)
+    def place(self, pod: Pod, request: GpuRequest, placement: Placement, node: str) -> None:
+        dialect = nvidia_plugin.NVIDIA if nvidia_plugin.chooses(self.nodes[node], request) else request.dialect
+        shares = shares_of(request, placement)
+        holding = Holding(pod.uid, pod.namespace, pod.name, node, dialect, shares, constraints=request.constraints)
         self.hold(occupying(holding, pod))
 
     def devices(self, node: str, without: str = "", gpuid: str = "") -> tuple[CardState, ...]:
@@ -119,11 +119,11 @@ class Accounts:
         """Nothing is reserved: each pod is bound before the next one comes."""
         return
 
-    def seats(self, ask: Ask, without: str) -> tuple[Seat, ...]:
-        return self.ledger.seats(ask.wishes.same_card, without)
+    def seats(self, request: GpuRequest, without: str) -> tuple[Seat, ...]:
+        return self.ledger.seats(request.constraints.same_card, without)
 
-    def group_nodes(self, ask: Ask) -> frozenset[str]:
-        return frozenset(held.node for group in ask.wishes.groups for held in self.ledger.members(group))
+    def group_nodes(self, request: GpuRequest) -> frozenset[str]:
+        return frozenset(held.node for group in request.constraints.groups for held in self.ledger.members(group))
 
 
 _ANEW = "its cards would have to be cut anew"
@@ -143,9 +143,9 @@ class Recutting:
             if slices is not None and not isinstance(slices, Rejection):
                 self._accounts.cut(name, slices)
 
-    def refusal(self, pod: Pod, ask: Ask, node: str) -> Rejection | None:
+    def refusal(self, pod: Pod, request: GpuRequest, node: str) -> Rejection | None:
         """Why a node, cut as it is, does not have the slices; None: it has."""
-        wanted, site = wanted_by(ask), self._accounts.site(node, pod.uid)
+        wanted, site = wanted_by(request), self._accounts.site(node, pod.uid)
         if not wanted or site is None:
             return None
         answer = answer_of(site, wanted, full_budget())
@@ -153,11 +153,11 @@ class Recutting:
             return None
         return Rejection(_ANEW if answer.recut else answer.reason, hopeless=answer.hopeless, proven=answer.proven)
 
-    def recut(self, pod: Pod, ask: Ask, nodes: Iterable[str]) -> str:
+    def recut(self, pod: Pod, request: GpuRequest, nodes: Iterable[str]) -> str:
         """The node that has been cut for it, the best one of these; "": none can be."""
-        wanted = wanted_by(ask)
+        wanted = wanted_by(request)
         known = [self._accounts.site(name, pod.uid) for name in nodes] if wanted else []
-        able = [site for site in known if site and not site.problem and ask.unmet(site.node) is None]
+        able = [site for site in known if site and not site.problem and request.unmet(site.node) is None]
         for site in best_first(able, wanted, pod, self._settings):
             slices = cut(site, [wanted])
             if not isinstance(slices, Rejection):
@@ -165,7 +165,7 @@ class Recutting:
                 return site.node.name
         return ""
 
-    def score(self, pod: Pod, ask: Ask, node: str) -> int | None:
+    def score(self, pod: Pod, request: GpuRequest, node: str) -> int | None:
         """0..10; None: the pod asks for no slices."""
-        wanted, site = wanted_by(ask), self._accounts.site(node, pod.uid)
+        wanted, site = wanted_by(request), self._accounts.site(node, pod.uid)
         return site_score(site, wanted, pod, self._settings) if wanted and site else None

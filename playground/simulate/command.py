@@ -12,9 +12,9 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from mgpu.cli.picture import card_map
 from mgpu.cli.setup import read_settings
 from mgpu.dialects import gpushare
+from mgpu.presentation.card_map import card_map
 from mgpu.settings import CARD_POLICIES, NODE_POLICIES
 from playground.simulate.outcomes import Outcome, Result, result_json
 from playground.simulate.pipeline import simulate

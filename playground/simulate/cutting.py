@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from mgpu.cli.overview import sliced_of
-from mgpu.cli.views import Sliced
 from mgpu.model.cards import GPU, Card
 from mgpu.model.ledger import Holding, Share
 from mgpu.model.mig import arrange, layout_of
@@ -25,7 +23,9 @@ from mgpu.model.partitioning import (
 )
 from mgpu.model.pods import Node
 from mgpu.model.slices import MIG, Counts, Slice, counts
-from scheduler.slices.site import place_held
+from mgpu.presentation.card_views import Sliced
+from mgpu.presentation.overview import sliced_of
+from scheduler.engine.partitioning.partitionable_node import place_held
 
 
 class Cutting:

@@ -6,25 +6,25 @@ Source: docs/design/mtgpu.md, "Controller".
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from mgpu.cli.mtgpupods import by_container, missing_card, read_all
-from mgpu.cli.views import percent
 from mgpu.dialects import mtgpu
 from mgpu.dialects.mtgpu_pods import manifest as own_pod
 from mgpu.model.cards import GPU, Card
 from mgpu.model.ledger import Holding
 from mgpu.model.pods import Pod, read_pod
+from mgpu.presentation.card_views import percent
+from mgpu.presentation.mtgpupod_tables import by_container, missing_card, read_all
 from mgpu.settings import Settings
 from playground.simulate.accounts import Accounts
 from playground.simulate.outcomes import Outcome
 from playground.simulate.world import Raw
-from scheduler import stock
-from scheduler.mtgpu.gpuids import Bound, Used
-from scheduler.mtgpu.occupy import Create, Delete, Occupy
-from scheduler.mtgpu.occupy import manifest as occupy_pod
-from scheduler.mtgpu.plan import plan
-from scheduler.mtgpu.pods import Made, made_for, read_made
-from scheduler.mtgpu.seen import Seen
-from scheduler.mtgpu.verdict import Verdict
+from scheduler.cluster.gpuids import Bound, Used
+from scheduler.engine import nvidia_plugin
+from scheduler.mtgpupods.node_plan import plan
+from scheduler.mtgpupods.observed_node import Seen
+from scheduler.mtgpupods.occupy_pods import Create, Delete, Occupy
+from scheduler.mtgpupods.occupy_pods import manifest as occupy_pod
+from scheduler.mtgpupods.outcome import Verdict
+from scheduler.mtgpupods.owned_pods import Made, made_for, read_made
 
 _NOT_SERVED = "MtgpuPods are not enabled in the settings"
 
@@ -149,7 +149,7 @@ class MtgpuPods:
             self._cards(node),
             self._accounts.ledger.holdings(node),
             unschedulable=bool((self._accounts.raw[node].get("spec") or {}).get("unschedulable")),
-            stock=stock.is_there(known),
+            stock=nvidia_plugin.is_there(known),
             made=own,
             conflicts=frozenset(uid for uid, row in rows.items() if uid not in own and row.pod.key in self._names),
             occupies=occupies,

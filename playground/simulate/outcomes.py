@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deviceplugin.mps.limits import Unenforceable, client_of, edits
+from deviceplugin.isolation.mps.limits import Unenforceable, client_of, edits
 from mgpu import dialects
-from mgpu.cli.views import NodeView, nodes_json, percent
-from mgpu.model.asks import Ask, ContainerAsk, Placement, by_index
 from mgpu.model.cards import Card
 from mgpu.model.errors import Problem
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, by_index
 from mgpu.model.ledger import shares_of
 from mgpu.model.pods import Pod
 from mgpu.model.slices import RESOURCE_PREFIX, is_slice, place_of, slice_named
+from mgpu.presentation.card_views import NodeView, nodes_json, percent
 from mgpu.settings import Settings
 from playground.simulate.world import Raw
 
@@ -82,7 +82,7 @@ class Delivery:
     """A pod with its ask and where it is put. devices: the node's, of all types; gpus: all its cards, cut or not."""
 
     pod: Pod
-    ask: Ask
+    request: GpuRequest
     placement: Placement
     devices: Sequence[Card]
     gpus: Sequence[Card]
@@ -93,9 +93,9 @@ class Delivery:
         devices of other types.
         """
         found: dict[str, Given] = {}
-        for asked in self.ask.containers:
+        for asked in self.request.containers:
             found[asked.container] = self._cards(asked)
-        for name in dict.fromkeys(other.container for other in self.ask.others if is_slice(other.type)):
+        for name in dict.fromkeys(other.container for other in self.request.others if is_slice(other.type)):
             found[name] = self._slices(name)
         for type, name, indexes in self.placement.others:
             if not is_slice(type):
@@ -103,7 +103,7 @@ class Delivery:
                 told.setdefault("others", {})[type] = list(indexes)
         return found
 
-    def _cards(self, asked: ContainerAsk) -> Given:
+    def _cards(self, asked: ContainerRequest) -> Given:
         known = by_index(self.devices)
         cards = [known[index] for index in self.placement.cards(asked.container)]
         amounts = [asked.takes(card) for card in cards]
@@ -134,8 +134,8 @@ class Delivery:
 
     def _environment(self, name: str, devices: Sequence[Card]) -> dict[str, str]:
         own = self.settings.deviceplugin
-        env = dialects.environment_of(self.pod, self.ask, name, devices, self.gpus)
-        shares = [share for share in shares_of(self.ask, self.placement) if share.container == name]
+        env = dialects.environment_of(self.pod, self.request, name, devices, self.gpus)
+        shares = [share for share in shares_of(self.request, self.placement) if share.container == name]
         try:
             client = client_of(shares, self.gpus, enforce=own.enforce == "mps")
         except Unenforceable:

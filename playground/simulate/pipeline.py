@@ -6,27 +6,27 @@ from dataclasses import replace
 import jsonpatch
 
 from mgpu import dialects
-from mgpu.cli.overview import NO_RECORD, STOCK, ask_of, claim, missing
-from mgpu.cli.views import NodeView, views
 from mgpu.dialects import mtgpu
 from mgpu.dialects.node_resources import SHARE
 from mgpu.dialects.vocabulary import vocabularies, vocabulary_of
-from mgpu.model.asks import Ask, Placement, Rejection
 from mgpu.model.errors import BadObject, Problem
+from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection
 from mgpu.model.ledger import Holding
+from mgpu.model.node_requests import add, allocatable, requests_of
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.quantities import QuantityError
-from mgpu.model.requests import add, allocatable, requests_of
+from mgpu.presentation.card_views import NodeView, views
+from mgpu.presentation.overview import NO_RECORD, STOCK, claim, missing, request_of
 from mgpu.settings import Settings
 from playground import fit
 from playground.simulate.accounts import Accounts, Recutting
 from playground.simulate.mtgpupods import MtgpuPods
 from playground.simulate.outcomes import Delivery, Outcome, Result
 from playground.simulate.world import Raw, World
-from scheduler import stock
-from scheduler.decide import Foresight, assess, record, score
-from scheduler.gpu_pods import GpuPod, occupies
-from scheduler.ranking import Ranking
+from scheduler.cluster.gpu_pods import GpuPod, occupies
+from scheduler.decisions.scores import Ranking
+from scheduler.engine import nvidia_plugin
+from scheduler.engine.assessment import Foresight, assess, record, score
 from webhook.mtgpupods import validate_mtgpupod_create
 from webhook.mutate import mutate
 from webhook.validate import strange_wishes, validate_create
@@ -59,22 +59,22 @@ class _Cluster:
         running = self._wanted(world)
         given = {name: {**world.given.get(name, {}), **cut.given()} for name, cut in self.accounts.cuttings.items()}
         unknown = {uid: Holding(uid, "", "", node, STOCK, rows[uid]) for node, rows in given.items() for uid in rows}
-        undecided: list[tuple[Pod, Ask]] = []
+        undecided: list[tuple[Pod, GpuRequest]] = []
         for raw in running:
             pod = read_pod(raw)
-            ask = ask_of(pod, self._settings)
+            request = request_of(pod, self._settings)
             unknown.pop(pod.uid, None)
             self._names[pod.key] = raw
-            if isinstance(ask, Ask):
-                self.accounts.outlook.saw(pod, ask)
+            if isinstance(request, GpuRequest):
+                self.accounts.outlook.saw(pod, request)
             if pod.ended:
                 continue
             self.accounts.reserve(pod, raw, pod.node)
-            found = claim(pod, ask, given.get(pod.node, {}).get(pod.uid, ()))
+            found = claim(pod, request, given.get(pod.node, {}).get(pod.uid, ()))
             if found.holding:
-                self._hold(pod, ask, found.holding)
-            if found.problem == NO_RECORD and isinstance(ask, Ask):
-                undecided.append((pod, ask))
+                self._hold(pod, request, found.holding)
+            if found.problem == NO_RECORD and isinstance(request, GpuRequest):
+                undecided.append((pod, request))
             elif found.problem:
                 self._note(f"pod {pod.key}: {found.problem}")
         for holding in unknown.values():
@@ -86,16 +86,16 @@ class _Cluster:
             if odd:
                 self._note(f"pod {holding.key}: {odd}")
         self._learn()
-        for pod, ask in undecided:
-            self._decide_late(pod, ask)
+        for pod, request in undecided:
+            self._decide_late(pod, request)
         for raw in running:
             self._mtgpupods.follow(read_pod(raw))
         self._mtgpupods.settle()
 
-    def _hold(self, pod: Pod, ask: Ask | BadObject | None, holding: Holding) -> None:
+    def _hold(self, pod: Pod, request: GpuRequest | BadObject | None, holding: Holding) -> None:
         self.accounts.hold(holding)
-        if isinstance(ask, Ask):
-            self.accounts.outlook.placed(pod, ask)
+        if isinstance(request, GpuRequest):
+            self.accounts.outlook.placed(pod, request)
 
     def _wanted(self, world: World) -> list[Raw]:
         """The running pods, without those that keep a card for MtgpuPods that are not there: they are swept."""
@@ -123,13 +123,13 @@ class _Cluster:
         reasons = fit.fits(raw, known, used, _counted(known))
         return reasons[0] if reasons else ""
 
-    def _decide_late(self, pod: Pod, ask: Ask) -> None:
-        placement = self._assess(pod, ask, pod.node)
-        if isinstance(placement, Rejection) and self._recutting.recut(pod, ask, [pod.node]):
-            placement = self._assess(pod, ask, pod.node)
+    def _decide_late(self, pod: Pod, request: GpuRequest) -> None:
+        placement = self._assess(pod, request, pod.node)
+        if isinstance(placement, Rejection) and self._recutting.recut(pod, request, [pod.node]):
+            placement = self._assess(pod, request, pod.node)
         if isinstance(placement, Placement):
-            self.accounts.place(pod, ask, placement, pod.node)
-            self.accounts.outlook.placed(pod, ask)
+            self.accounts.place(pod, request, placement, pod.node)
+            self.accounts.outlook.placed(pod, request)
         else:
             self._note(f"pod {pod.key}: no cards on {pod.node}: {placement}")
 
@@ -145,16 +145,16 @@ class _Cluster:
         if outcome.denied:
             return outcome
         self._names[outcome.pod.key] = raw
-        ask = dialects.read_ask(outcome.pod, self._settings)
-        if ask is not None:
-            self.accounts.outlook.saw(outcome.pod, ask)
+        request = dialects.read_request(outcome.pod, self._settings)
+        if request is not None:
+            self.accounts.outlook.saw(outcome.pod, request)
             self._learn()
-        placements = self._filter(outcome, raw, ask)
+        placements = self._filter(outcome, raw, request)
         if placements:
             node = min(placements, key=lambda name: (-outcome.scores.get(name, 0), name))
-            self._bind(outcome, raw, ask, placements[node], node)
-            if ask is not None:
-                self.accounts.outlook.placed(outcome.pod, ask)
+            self._bind(outcome, raw, request, placements[node], node)
+            if request is not None:
+                self.accounts.outlook.placed(outcome.pod, request)
         waits = "; ".join(f"{name}: {why}" for name, why in outcome.rejections.items())
         self._mtgpupods.follow(replace(outcome.pod, node=outcome.node), waits)
         return outcome
@@ -178,7 +178,7 @@ class _Cluster:
         outcome.pod = read_pod(raw)
         return raw
 
-    def _filter(self, outcome: Outcome, raw: Raw, ask: Ask | None) -> dict[str, Placement | None]:
+    def _filter(self, outcome: Outcome, raw: Raw, request: GpuRequest | None) -> dict[str, Placement | None]:
         """The nodes that can take the pod, each with its cards (None: it asks for none); the others are told why.
 
         Where it fits on none, but one could be cut so that it does, that one is.
@@ -189,60 +189,62 @@ class _Cluster:
             reasons = fit.fits(raw, node, self.accounts.used[name], _counted(node))
             if reasons:
                 outcome.rejections[name] = ", ".join(reasons)
-            elif ask is None and outcome.dialect:
+            elif request is None and outcome.dialect:
                 outcome.rejections[name] = f"no node serves {outcome.dialect} pods"
-            elif ask is None:
+            elif request is None:
                 placements[name] = None
             else:
                 tried.append(name)
-                self._try(outcome, ask, name, placements)
-        if ask is not None and not placements:
-            anew = self._recutting.recut(outcome.pod, ask, tried)
+                self._try(outcome, request, name, placements)
+        if request is not None and not placements:
+            anew = self._recutting.recut(outcome.pod, request, tried)
             if anew:
-                self._try(outcome, ask, anew, placements)
-        points = self._ranking.points(GpuPod(outcome.pod, ask), list(placements))
+                self._try(outcome, request, anew, placements)
+        points = self._ranking.points(GpuPod(outcome.pod, request), list(placements))
         if points is not None:
             outcome.scores = dict(zip(placements, points, strict=True))
         return placements
 
-    def _try(self, outcome: Outcome, ask: Ask, name: str, placements: dict[str, Placement | None]) -> None:
+    def _try(self, outcome: Outcome, request: GpuRequest, name: str, placements: dict[str, Placement | None]) -> None:
         outcome.rejections.pop(name, None)
-        found = self._assess(outcome.pod, ask, name)
+        found = self._assess(outcome.pod, request, name)
         if isinstance(found, Rejection):
             outcome.rejections[name] = str(found)
             return
         placements[name] = found
-        points = self._recutting.score(outcome.pod, ask, name)
+        points = self._recutting.score(outcome.pod, request, name)
         if points is None:
             devices = self.accounts.devices(name, "", occupies(outcome.pod, name))
-            points = score(ask, found, devices, self._settings)
+            points = score(request, found, devices, self._settings)
         outcome.scores[name] = points
 
-    def _assess(self, pod: Pod, ask: Ask, node: str) -> Placement | Rejection:
+    def _assess(self, pod: Pod, request: GpuRequest, node: str) -> Placement | Rejection:
         gpuid = occupies(pod, node)
-        view, seats = self.accounts.view(node, pod.uid), self.accounts.seats(ask, pod.uid)
+        view, seats = self.accounts.view(node, pod.uid), self.accounts.seats(request, pod.uid)
         known, devices = self.accounts.nodes[node], self.accounts.devices(node, pod.uid, gpuid)
-        if stock.chooses(known, ask):
-            ours = stock.given_by_mgpu(self.accounts.ledger, node, pod.uid, gpuid)
-            refused = stock.refusal(ask, known, view.cards, ours)
-            return refused or assess(ask, known, devices, self._settings)  # one of the choices that the plugin has
-        refusal = ask.unmet(known) is None and self._recutting.refusal(pod, ask, node)
+        if nvidia_plugin.chooses(known, request):
+            ours = nvidia_plugin.given_by_mgpu(self.accounts.ledger, node, pod.uid, gpuid)
+            refused = nvidia_plugin.refusal(request, known, view.cards, ours)
+            return refused or assess(request, known, devices, self._settings)  # one of the choices that the plugin has
+        refusal = request.unmet(known) is None and self._recutting.refusal(pod, request, node)
         if refusal:
             return refusal
         foresight = Foresight(self.accounts.outlook.judges, view.room, pod.needs)
-        return assess(ask, known, devices, self._settings, foresight, seats=seats)
+        return assess(request, known, devices, self._settings, foresight, seats=seats)
 
-    def _bind(self, outcome: Outcome, raw: Raw, ask: Ask | None, placement: Placement | None, node: str) -> None:
+    def _bind(
+        self, outcome: Outcome, raw: Raw, request: GpuRequest | None, placement: Placement | None, node: str
+    ) -> None:
         outcome.node = node
         self.accounts.reserve(outcome.pod, raw, node)
-        if ask is None or placement is None:
+        if request is None or placement is None:
             return
         devices = self.accounts.devices(node)
-        if not stock.chooses(self.accounts.nodes[node], ask):
-            outcome.annotations = record(outcome.pod, ask, placement, devices, self._settings, now_ns=0)
-        self.accounts.place(outcome.pod, ask, placement, node)
+        if not nvidia_plugin.chooses(self.accounts.nodes[node], request):
+            outcome.annotations = record(outcome.pod, request, placement, devices, self._settings, now_ns=0)
+        self.accounts.place(outcome.pod, request, placement, node)
         cards, gpus = [state.card for state in devices], self.accounts.cuttings[node].gpus
-        outcome.containers = Delivery(outcome.pod, ask, placement, cards, gpus, self._settings).containers()
+        outcome.containers = Delivery(outcome.pod, request, placement, cards, gpus, self._settings).containers()
 
 
 def _unreadable(raw: Raw) -> list[Problem]:

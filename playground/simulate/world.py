@@ -8,7 +8,6 @@ from typing import Any, TextIO
 
 import yaml
 
-from mgpu.cli.overview import marked
 from mgpu.dialects import gpushare
 from mgpu.dialects.mtgpu import KIND
 from mgpu.model import inventory
@@ -16,9 +15,10 @@ from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.given import read_given, shares_given
 from mgpu.model.ledger import Share
+from mgpu.model.node_requests import allocatable, requests_of
 from mgpu.model.pods import read_node, read_pod
 from mgpu.model.quantities import QuantityError
-from mgpu.model.requests import allocatable, requests_of
+from mgpu.presentation.overview import marked
 
 Raw = dict[str, Any]
 

@@ -24,7 +24,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """A start that waits for cards is refused after a second. The kubelet tries again, so nothing depends on how long
     that is.
     """
-    monkeypatch.setattr("deviceplugin.allocation.WAIT_SECONDS", 1.0)
+    monkeypatch.setattr("deviceplugin.allocation.allocator.WAIT_SECONDS", 1.0)
 
 
 @pytest.fixture

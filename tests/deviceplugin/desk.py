@@ -5,21 +5,21 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from deviceplugin.accounts import Grants, handed
-from deviceplugin.allocation import Allocations, Answer, Node
-from deviceplugin.cdi import CdiFiles
-from deviceplugin.exchange import Exchange
-from deviceplugin.exposure import Exposure
-from deviceplugin.offers import as_ids
-from deviceplugin.patience import Patience
-from deviceplugin.podresources import Owner
-from deviceplugin.pods import GpuPod, NodePods
+from deviceplugin.allocation.allocator import Allocations, Answer, Node
+from deviceplugin.allocation.wait_budget import Patience
+from deviceplugin.delivery.cdi import CdiFiles
+from deviceplugin.delivery.exchange import Exchange
+from deviceplugin.delivery.visibility import Exposure
+from deviceplugin.inventory.offers import as_ids
+from deviceplugin.kubelet.pod_resources import Owner
+from deviceplugin.pods.capacity_check import Grants, handed
+from deviceplugin.pods.node_pods import GpuPod, NodePods
 from deviceplugin.wakeup import Wakeup
 from mgpu import dialects
 from mgpu.dialects.records import OPEN, Records
-from mgpu.model.asks import Placement
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
+from mgpu.model.gpu_requests import Placement
 from mgpu.model.ledger import Holding
 from mgpu.model.pods import read_pod
 from mgpu.settings import load_settings
@@ -47,10 +47,10 @@ def asking(name: str, amounts: Mapping[str, object]) -> dict[str, Any]:
 def recorded(raw: dict[str, Any], on: Mapping[str, int], own: Sequence[Card] = ()) -> dict[str, Any]:
     """The pod with what its own dialect writes where its containers get these cards of `own` (else of two)."""
     pod, settings = read_pod(raw), load_settings()
-    ask = dialects.read_ask(pod, settings)
-    assert ask is not None
-    placement = Placement(tuple((c.container, (on[c.container],)) for c in ask.containers))
-    written = dialects.by_name(ask.dialect).write_placement(pod, ask, placement, own or cards(2), settings, 1)
+    request = dialects.read_request(pod, settings)
+    assert request is not None
+    placement = Placement(tuple((c.container, (on[c.container],)) for c in request.containers))
+    written = dialects.by_name(request.dialect).write_placement(pod, request, placement, own or cards(2), settings, 1)
     return {**raw, "metadata": {**raw["metadata"], "annotations": {**raw["metadata"]["annotations"], **written}}}
 
 

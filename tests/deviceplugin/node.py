@@ -11,8 +11,8 @@ import orjson
 from kubernetes import client
 
 from deviceplugin.agent import Agent
-from deviceplugin.cards.simulated import SimulatedCards
-from deviceplugin.slices.simulated import SimulatedMig
+from deviceplugin.cards.simulated_cards import SimulatedCards
+from deviceplugin.partitioning.simulated_mig import SimulatedMig
 from mgpu.kube import Api, ApiError
 from mgpu.settings import load_settings
 from playground.kubelet import Kubelet, KubeletConfig

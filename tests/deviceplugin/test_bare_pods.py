@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.accounts import Grants
-from deviceplugin.pods import GpuPod, NodePods, read_gpu_pod
-from deviceplugin.receipts import Receipt, Receipts, summed
-from deviceplugin.unrecorded import Unrecorded
+from deviceplugin.pods.capacity_check import Grants
+from deviceplugin.pods.node_pods import GpuPod, NodePods, read_gpu_pod
+from deviceplugin.pods.receipts import Receipt, Receipts, summed
+from deviceplugin.pods.unrecorded import Unrecorded
 from mgpu.model.errors import RetryLater
 from mgpu.model.given import CHECKPOINTS, DELETED_POD, OTHERS
 from mgpu.model.ledger import unknown_shares
@@ -47,9 +47,9 @@ def of(node: Node, uid: str) -> list[list[str]]:
     return [row["deviceIDs"] for row in rows(node) if row["podUID"] == uid]
 
 
-def ghost(node: Node, name: str = "ghost", *, asks: int = 100) -> str:
+def ghost(node: Node, name: str = "ghost", *, requests: int = 100) -> str:
     """A pod that runs because no plugin has registered what it asks for; returns its UID."""
-    uid = str(node.create(pod(name, container("c", asks), node="n1"))["metadata"]["uid"])
+    uid = str(node.create(pod(name, container("c", requests), node="n1"))["metadata"]["uid"])
     node.runs(name)
     return uid
 
@@ -99,7 +99,7 @@ def test_pod_whose_record_is_lost_keeps_the_card_that_it_was_handed(node: Node) 
 
 def test_receipt_that_an_earlier_agent_wrote_for_a_bare_pod_is_removed(node: Node, folder: Path) -> None:
     """It names every card, and would hold them all once the pod is deleted by force."""
-    uid, asked = ghost(node), read(pod("ghost", container("c", 100))).ask
+    uid, asked = ghost(node), read(pod("ghost", container("c", 100))).request
     assert asked is not None
     everything = summed(unknown_shares(asked), CARDS)
     Receipts(folder / "cdi").write(Receipt(uid, uid, 30, everything))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.identity import VOID, Refused
+from deviceplugin.pods.identity import VOID, Refused
 from mgpu.dialects.node_resources import SHARE
 from mgpu.model.ledger import Holding, Share
 from playground.runtime import Unresolvable, resolve

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from deviceplugin import health
+from deviceplugin.handover.node_lock import NodeLock
 from deviceplugin.health import HealthServer
-from deviceplugin.nodelock import NodeLock
 from mgpu.cli.main import main
 from tests.mgpu.serving.flooding import flooded
 from tests.waiting import until

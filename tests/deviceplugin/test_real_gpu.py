@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from deviceplugin.cards.nvml import NvmlCards
+from deviceplugin.cards.nvml_cards import NvmlCards
 
 _FIELDS = ("index", "uuid", "name", "memory.total")
 _MINOR = re.compile(r"<uuid>(?P<uuid>[^<]+)</uuid>.*?<minor_number>(?P<minor>\d+)</minor_number>", re.DOTALL)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from deviceplugin.identity import Refused
-from deviceplugin.pods import GpuPod, NodePods
+from deviceplugin.pods.identity import Refused
+from deviceplugin.pods.node_pods import GpuPod, NodePods
 from mgpu.dialects import gpushare, is_placement_annotation, mtgpu
 from mgpu.dialects.records import Reason, Records
 from mgpu.model.pods import read_pod

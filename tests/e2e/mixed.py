@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deviceplugin.mig import state
+from deviceplugin.mig import simulated_state
 from mgpu.kube import ApiError, Unreachable
 from mgpu.model.slices import MIG, MPS
 from playground.nodes import MGPU, NodeSpec
@@ -189,7 +189,7 @@ class Mixed:
         card, _, start = place.partition(":")
         if node == SHARED:
             return f"GPU-{node}-{card}"
-        instances = state.read_state(self.cluster.nvml_state(node)).cards[f"GPU-{node}-{card}"].instances
+        instances = simulated_state.read_state(self.cluster.nvml_state(node)).cards[f"GPU-{node}-{card}"].instances
         (uuid,) = (gpu.compute[0].uuid for gpu in instances if gpu.start == int(start))
         return uuid
 

@@ -75,12 +75,12 @@ def test_a_generated_name_and_a_dry_run_lose_the_record_as_well(bench: Bench) ->
     "key", [KOORDINATOR, PER_CONTAINER, f"{INDEX}c", GPUSHARE, "mgpu.io/seal", "lsalab.nthu/GPUID"]
 )
 @pytest.mark.parametrize("subresource", ["", "/status"])
-@pytest.mark.parametrize("asks", [True, False], ids=["gpu", "plain"])
+@pytest.mark.parametrize("requests", [True, False], ids=["gpu", "plain"])
 def test_no_record_is_added_to_a_pod_whether_it_asks_for_gpu_or_not(
-    bench: Bench, key: str, subresource: str, *, asks: bool
+    bench: Bench, key: str, subresource: str, *, requests: bool
 ) -> None:
     plain = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "busybox"}]}}
-    bench.create(share("p") if asks else plain)
+    bench.create(share("p") if requests else plain)
     bench.runs("p")
     before = bench.pod("p").metadata.annotations
     patch = {"metadata": {"annotations": {key: "x"}}}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.reporter import DEVICES, known_indexes
+from deviceplugin.inventory.reporter import DEVICES, known_indexes
 from mgpu.kube.events import Recorder, node_reference
 from mgpu.kube.leader import Leader
 from mgpu.kube.secrets import SecretStore

@@ -14,7 +14,7 @@ from mgpu.settings import load_settings
 from playground.cluster import Cluster
 from playground.installation import MANIFESTS
 from playground.nodes import MGPU, NodeSpec
-from scheduler.mtgpu import occupy
+from scheduler.mtgpupods import occupy_pods
 from tests.e2e.bench import Bench, share
 from tests.e2e.clusters import patient
 from tests.e2e.mtgpu_bench import A100, MTGPUPODS, Named, mtgpupod
@@ -125,7 +125,7 @@ def test_a_write_that_only_an_attacker_needs_is_refused(stolen: Api, path: str, 
     assert why in refusal(stolen, path, patch)
 
 
-OCCUPY = occupy.manifest("n1", "abc", load_settings())
+OCCUPY = occupy_pods.manifest("n1", "abc", load_settings())
 CONTAINER = OCCUPY["spec"]["containers"][0]
 
 

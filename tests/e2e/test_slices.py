@@ -9,7 +9,7 @@ import pytest
 from kubernetes.client import ApiException
 from rich.console import Console
 
-from deviceplugin.mig import state
+from deviceplugin.mig import simulated_state
 from mgpu.model import partitioning
 from mgpu.model.partitioning import NodeSlices, read_slices
 from mgpu.model.pods import read_node
@@ -80,7 +80,7 @@ class Sliced:
         """Place → the UUID that a container sees of it, as NVML says; under MPS the card's."""
         if node.startswith("mps"):
             return {f"{s.card}:{s.start}": f"GPU-{node}-{s.card}" for s in self.said(node).made}
-        modes = state.read_state(self.bench.cluster.nvml_state(node)).cards
+        modes = simulated_state.read_state(self.bench.cluster.nvml_state(node)).cards
         return {
             f"{card.rpartition('-')[2]}:{gpu.start}": gpu.compute[0].uuid
             for card, mode in modes.items()

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from deviceplugin.checkpoint import read_checkpoint
-from deviceplugin.pods import read_gpu_pod
+from deviceplugin.kubelet.checkpoint import read_checkpoint
+from deviceplugin.pods.node_pods import read_gpu_pod
 from mgpu.dialects.gpushare import unhealthy_cards
 from mgpu.model.errors import BadObject
 from mgpu.model.given import CHECKPOINTS, read_given
@@ -87,11 +87,11 @@ ASKS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("ask", ASKS)
+@pytest.mark.parametrize("gpu_request", ASKS)
 @pytest.mark.parametrize("record", RECORDS)
-def test_record_of_a_pod_is_read_in_time_proportional_to_its_size(record: str, ask: str) -> None:
+def test_record_of_a_pod_is_read_in_time_proportional_to_its_size(record: str, gpu_request: str) -> None:
     def call(size: int) -> Callable[[], object]:
-        raw = {**ASKS[ask], "metadata": {**ASKS[ask]["metadata"], "annotations": RECORDS[record](size)}}
+        raw = {**ASKS[gpu_request], "metadata": {**ASKS[gpu_request]["metadata"], "annotations": RECORDS[record](size)}}
         raw["spec"] = {**raw["spec"], "nodeName": "n1"}
         return lambda: read_gpu_pod(raw, SETTINGS)
 

@@ -14,14 +14,14 @@ import orjson
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from deviceplugin.pods import NodePods
+from deviceplugin.pods.node_pods import NodePods
 from mgpu.dialects.records import Records
 from mgpu.model import budget
 from mgpu.model.errors import BadObject
 from mgpu.model.pods import read_node
 from mgpu.model.seals import Keys, Signer
 from mgpu.settings import load_settings
-from scheduler.state import State
+from scheduler.cluster.cache import ClusterCache
 from tests import builders as b
 from tests.fuzz import hostile
 from tests.fuzz.cost import LARGE
@@ -162,7 +162,7 @@ def _small_heap() -> None:
 
 
 def of_scheduler() -> Take:
-    return State(SETTINGS, records=RECORDS).pod_changed
+    return ClusterCache(SETTINGS, records=RECORDS).pod_changed
 
 
 def of_agent() -> Take:

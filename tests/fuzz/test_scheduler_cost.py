@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from werkzeug.test import Client
 
-from deviceplugin.pods import NodePods
+from deviceplugin.pods.node_pods import NodePods
 from mgpu.model.errors import BadObject
 from mgpu.settings import load_settings
-from scheduler.state import State
+from scheduler.cluster.cache import ClusterCache
 from tests import builders as b
 from tests.examples import examples
 from tests.fuzz import hostile
@@ -107,8 +107,8 @@ def memory(raws: list[dict[str, Any]], before: Sequence[dict[str, Any]] = ()) ->
         tracemalloc.stop()
 
 
-def kept_of(raws: Sequence[dict[str, Any]]) -> State:
-    state = State(load_settings())
+def kept_of(raws: Sequence[dict[str, Any]]) -> ClusterCache:
+    state = ClusterCache(load_settings())
     for raw in raws:
         state.pod_changed(raw)
     return state
@@ -138,7 +138,7 @@ Take = Callable[[dict[str, Any]], None]
 
 
 def of_scheduler() -> Take:
-    return State(load_settings()).pod_changed
+    return ClusterCache(load_settings()).pod_changed
 
 
 def of_agent() -> Take:

@@ -12,9 +12,15 @@ import yaml
 from cel_expr_python import cel
 from cel_expr_python.ext import ext_optional, ext_strings
 
-from deviceplugin.reporter import PUBLISHED_ANNOTATION, agent_patch, capacity_patch, device_patch, labels_patch
-from deviceplugin.slices import status
-from deviceplugin.slices.status import Report
+from deviceplugin.inventory.reporter import (
+    PUBLISHED_ANNOTATION,
+    agent_patch,
+    capacity_patch,
+    device_patch,
+    labels_patch,
+)
+from deviceplugin.partitioning import node_status
+from deviceplugin.partitioning.node_status import Report
 from mgpu import dialects
 from mgpu.kube.events import node_reference
 from mgpu.model.given import CHECKPOINTS
@@ -127,7 +133,7 @@ def test_own_node_patched_as_the_agent_does_is_accepted() -> None:
         capacity_patch(node, cards, settings, lambda _: 0),
         labels_patch(node, cards, "580.1", "mgpu"),
         agent_patch(node, AgentSaid("1", True, 2, "mgpu")),
-        {"metadata": {"annotations": status.annotations(cut, report)}},
+        {"metadata": {"annotations": node_status.annotations(cut, report)}},
     ]
     for patch in patches:
         assert patch

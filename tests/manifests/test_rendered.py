@@ -11,7 +11,7 @@ import kubernetes.client as client
 import pytest
 import yaml
 
-from deviceplugin import toolkit
+from deviceplugin.delivery import toolkit
 from mgpu.cli.setup import read_settings
 from mgpu.kube.leader import LABEL
 from mgpu.serving import server
@@ -19,7 +19,7 @@ from mgpu.settings import Settings
 from playground.apiserver.decoding import decode
 from playground.apiserver.kinds import BUILT_IN
 from playground.cluster import MANAGED
-from scheduler.leading import REPLICAS
+from scheduler.leadership import REPLICAS
 from tests.manifests.rendered import (
     COMPONENTS,
     FOLDERS,

@@ -46,9 +46,9 @@ def test_a_pods_record() -> None:
     def read(text: object, **annotations: str) -> Any:
         record = {"scheduling.koordinator.sh/device-allocated": json.dumps(text), **annotations}
         pod = read_pod({**raw, "metadata": {**raw["metadata"], "annotations": record}})
-        ask = dialects.read_ask(pod, settings)
-        assert ask
-        return dialects.by_name(ask.dialect).read_placement(pod, ask)
+        request = dialects.read_request(pod, settings)
+        assert request
+        return dialects.by_name(request.dialect).read_placement(pod, request)
 
     known = read({"gpu": [row]})
     assert [(share.container, share.core) for share in known] == [("c", 500)]

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from mgpu.cli import asking
-from mgpu.model.asks import Ask, ContainerAsk, whole_cards
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, whole_cards
 from mgpu.model.mig import LAYOUTS
 from mgpu.model.pods import Stage
 from mgpu.model.slices import resource_of
+from mgpu.presentation import request_text
 from mgpu.settings import load_settings
 from playground.cluster import MANAGED
 from playground.installation import located, manifests
@@ -18,7 +18,7 @@ from playground.processes import Process, StartError
 from tests.builders import GIB
 from tests.waiting import until
 
-SHARE = ContainerAsk("c", core=300, memory=4 * GIB)
+SHARE = ContainerRequest("c", core=300, memory=4 * GIB)
 
 
 def test_the_last_of_several_nodes_takes_multi_gpu_pods() -> None:
@@ -57,10 +57,10 @@ def test_webhooks_lead_to_this_machine_and_nothing_else_of_them_changes() -> Non
 
 
 def test_what_is_asked_in_words() -> None:
-    init = ContainerAsk("i", core=100, memory=GIB, stage=Stage.INIT)
-    wide = ContainerAsk("w", cards=2, core=500, memory=GIB)
-    ask = Ask("mgpu", (init, SHARE, wide, whole_cards("all", 2)))
-    assert asking.asked(ask) == (
+    init = ContainerRequest("i", core=100, memory=GIB, stage=Stage.INIT)
+    wide = ContainerRequest("w", cards=2, core=500, memory=GIB)
+    request = GpuRequest("mgpu", (init, SHARE, wide, whole_cards("all", 2)))
+    assert request_text.asked(request) == (
         "init i: 10% and 1.0 GiB of one card; c: 30% and 4.0 GiB of one card; "
         "w: 50% and 1.0 GiB of each of 2 cards; all: 2 cards, whole"
     )
@@ -68,8 +68,8 @@ def test_what_is_asked_in_words() -> None:
 
 def test_a_whole_card_is_chosen_by_no_policy() -> None:
     settings = load_settings("cardPolicy: spread")
-    assert "idle" in asking.choice(Ask("mgpu", (whole_cards("c", 1),)), settings)
-    assert "spread" in asking.choice(Ask("mgpu", (SHARE,)), settings)
+    assert "idle" in request_text.choice(GpuRequest("mgpu", (whole_cards("c", 1),)), settings)
+    assert "spread" in request_text.choice(GpuRequest("mgpu", (SHARE,)), settings)
 
 
 def test_a_process_that_ends_shows_its_log(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.runtime import ContainerRuntime
+from deviceplugin.pods.container_runtime import ContainerRuntime
 from playground.cri import Cri
 from playground.runtime import RunOptions, Runtime
 from tests import builders as b
@@ -19,7 +19,7 @@ CONTAINER = {"name": "c", "image": "x", "env": [{"name": "A", "value": "1"}]}
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine may be busy."""
-    monkeypatch.setattr("deviceplugin.runtime._QUERY_SECONDS", 60.0)
+    monkeypatch.setattr("deviceplugin.pods.container_runtime._QUERY_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def runtime(folder: Path) -> Iterator[Runtime]:
     cri.stop()
 
 
-def ask(folder: Path, question: Callable[[ContainerRuntime], Awaitable[Any]]) -> Any:
+def request(folder: Path, question: Callable[[ContainerRuntime], Awaitable[Any]]) -> Any:
     async def run() -> Any:
         asked = ContainerRuntime(folder / "cri.sock")
         try:
@@ -55,28 +55,28 @@ def start(runtime: Runtime) -> str:
 
 def test_pod_whose_container_runs_is_said_to_run_with_its_environment(folder: Path, runtime: Runtime) -> None:
     uid = start(runtime)
-    assert ask(folder, lambda cri: cri.runs(uid, sandbox=False)) is True
-    assert ask(folder, lambda cri: cri.environments(uid)) == {"c": {"A": "1"}}
-    assert ask(folder, lambda cri: cri.runs("another", sandbox=True)) is False
-    assert ask(folder, lambda cri: cri.cdi()) is True
+    assert request(folder, lambda cri: cri.runs(uid, sandbox=False)) is True
+    assert request(folder, lambda cri: cri.environments(uid)) == {"c": {"A": "1"}}
+    assert request(folder, lambda cri: cri.runs("another", sandbox=True)) is False
+    assert request(folder, lambda cri: cri.cdi()) is True
 
 
 def test_pod_between_two_containers_is_said_to_run_until_its_sandbox_ends(folder: Path, runtime: Runtime) -> None:
     uid = start(runtime)
     runtime.end(runtime.containers(uid)[0])
-    assert ask(folder, lambda cri: cri.runs(uid, sandbox=False)) is False
-    assert ask(folder, lambda cri: cri.runs(uid, sandbox=True)) is True
+    assert request(folder, lambda cri: cri.runs(uid, sandbox=False)) is False
+    assert request(folder, lambda cri: cri.runs(uid, sandbox=True)) is True
     runtime.remove_sandbox(uid)
-    assert ask(folder, lambda cri: cri.runs(uid, sandbox=True)) is False
+    assert request(folder, lambda cri: cri.runs(uid, sandbox=True)) is False
 
 
 def test_containers_that_the_agent_stops_are_killed(folder: Path, runtime: Runtime) -> None:
     uid = start(runtime)
-    assert ask(folder, lambda cri: cri.stop(uid)) == 1
+    assert request(folder, lambda cri: cri.stop(uid)) == 1
     assert [c.exit_code for c in runtime.containers(uid)] == [137]
 
 
 def test_node_that_was_rebooted_runs_nothing(folder: Path, runtime: Runtime) -> None:
     uid = start(runtime)
     runtime.reboot()
-    assert ask(folder, lambda cri: cri.runs(uid, sandbox=True)) is False
+    assert request(folder, lambda cri: cri.runs(uid, sandbox=True)) is False

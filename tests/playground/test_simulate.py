@@ -93,9 +93,9 @@ def test_a_denied_pod_names_field_and_rule() -> None:
 
 
 def test_the_mutating_patch_is_shown_and_applied() -> None:
-    asks = share("half")
-    del asks["spec"]["containers"][0]["resources"]["limits"]
-    found = simulated(served(), asks)["pods"][0]
+    requests = share("half")
+    del requests["spec"]["containers"][0]["resources"]["limits"]
+    found = simulated(served(), requests)["pods"][0]
     assert [operation["path"] for operation in found["patch"]] == ["/spec/containers/0/resources/limits"]
     assert found["node"] == "n1"
 
@@ -162,8 +162,8 @@ def test_policies_by_flag() -> None:
 
 
 def test_a_pod_that_asks_for_slices_waits_where_no_node_is_given_out_so() -> None:
-    asks = pod("other", {"name": "c", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "2"}}})
-    found = simulated(served(), asks)["pods"][0]
+    requests = pod("other", {"name": "c", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "2"}}})
+    found = simulated(served(), requests)["pods"][0]
     assert (found["dialect"], found["node"]) == ("slices", None)
     assert found["rejections"] == {"n1": "node label gpu.partitioning is not set, not mig"}
 
@@ -181,9 +181,9 @@ def test_an_amount_that_is_none_is_denied_as_any_broken_rule() -> None:
 def test_every_node_with_cards_serves_all_but_mgpu_without_labels() -> None:
     bare = served()
     bare["metadata"]["labels"] = {}
-    asks = {"gpushare": {"aliyun.com/gpu-mem": "1"}, "memory": {"koordinator.sh/gpu-memory": "1Gi"}}
-    asks |= {"ratio": {"koordinator.sh/gpu-memory-ratio": "10"}, "whole": {"nvidia.com/gpu": "1"}}
-    pods = [pod(name, {"name": "c", "image": "x", "resources": {"limits": a}}) for name, a in asks.items()]
+    requests = {"gpushare": {"aliyun.com/gpu-mem": "1"}, "memory": {"koordinator.sh/gpu-memory": "1Gi"}}
+    requests |= {"ratio": {"koordinator.sh/gpu-memory-ratio": "10"}, "whole": {"nvidia.com/gpu": "1"}}
+    pods = [pod(name, {"name": "c", "image": "x", "resources": {"limits": a}}) for name, a in requests.items()]
     found = simulated(bare, *pods, share("mgpu"))["pods"]
     assert [row["node"] for row in found] == ["n1"] * 4 + [None]
     assert "vke.node.gpu.schedule" in found[-1]["rejections"]["n1"]
@@ -198,8 +198,8 @@ def device(*more: dict[str, Any], **annotations: str) -> dict[str, Any]:
 
 def test_other_devices_stand_among_the_cards_with_their_type() -> None:
     rdma = {"type": "rdma", "id": "mlx5_0", "minor": 0, "resources": {"koordinator.sh/rdma": "100"}}
-    asks = {"koordinator.sh/rdma": "25", "koordinator.sh/gpu-memory-ratio": "50"}
-    found = simulated(node(), device(rdma), pod("p", {"name": "c", "image": "x", "resources": {"limits": asks}}))
+    requests = {"koordinator.sh/rdma": "25", "koordinator.sh/gpu-memory-ratio": "50"}
+    found = simulated(node(), device(rdma), pod("p", {"name": "c", "image": "x", "resources": {"limits": requests}}))
     cards = found["nodes"]["n1"]["cards"]
     assert [(card.get("type"), card["index"], card["holders"]) for card in cards] == [
         (None, 0, ["default/p/c"]),
@@ -215,9 +215,9 @@ def test_what_the_kubelet_gave_out_is_never_shared() -> None:
     given = [{"podUID": "old", "containerName": "c", "resourceName": "nvidia.com/gpu", "deviceIDs": ["GPU-0"]}]
     there = device(**{"node.koordinator.sh/devices-checkpoints": json.dumps(given)})
     old = pod("old", {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1"}}}, uid="old", node="n1")
-    asks = [pod(f"p{i}", {"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": "5"}}}) for i in (0, 1)]
+    requests = [pod(f"p{i}", {"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": "5"}}}) for i in (0, 1)]
     for running in ([old], []):
-        found = simulated(node(), there, *running, *asks)
+        found = simulated(node(), there, *running, *requests)
         holders = [card["holders"] for card in found["nodes"]["n1"]["cards"]]
         assert holders == [["default/old/c" if running else "pod old/c"], ["default/p0/c"]]
         assert found["pods"][1]["node"] is None

@@ -18,16 +18,16 @@ from mgpu.model.ledger import Minor
 from mgpu.model.pods import Node
 from mgpu.serving.review import parse
 from mgpu.settings import load_settings
-from scheduler.admission import BindingAdmission
-from scheduler.app import listeners
-from scheduler.deciding import Decider
-from scheduler.disruption import Budgets
-from scheduler.filtering import Filter
-from scheduler.late import LateDecisions
-from scheduler.preempting import Preemption
-from scheduler.slices.planning import Planning
-from scheduler.slices.writing import Writer
-from scheduler.state import State
+from scheduler.api.app import listeners
+from scheduler.api.binding_webhook import BindingAdmission
+from scheduler.cluster.cache import ClusterCache
+from scheduler.decisions.decider import Decider
+from scheduler.decisions.disruption_budgets import Budgets
+from scheduler.decisions.filter import Filter
+from scheduler.decisions.late_binding import LateDecisions
+from scheduler.decisions.preemption import Preemption
+from scheduler.partitioning.partition_controller import Planning
+from scheduler.partitioning.plan_writer import Writer
 from tests import builders
 from tests.clock import Clock
 
@@ -177,7 +177,7 @@ class Replica:
         self.events: list[tuple[str, str, str]] = []
         self.leading: Callable[[], None] = lambda: None
         self.freed: list[str] = []
-        self.state = State(
+        self.state = ClusterCache(
             settings,
             self._warn,
             lambda uid: self.late.add(uid),

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from mgpu.cli.overview import overview
 from mgpu.model.given import CHECKPOINTS, nothing, write_given
 from mgpu.model.inventory import WHOLE_CARDS_LABEL
+from mgpu.presentation.overview import overview
 from tests import builders as b
 from tests.scheduler.fake import SETTINGS, FakeApi, Replica, cluster
-from tests.scheduler.slices.cluster import MIG, slices, wants
-from tests.scheduler.slices.cluster import cluster as cut_cluster
+from tests.scheduler.partitioning.cluster import MIG, slices, wants
+from tests.scheduler.partitioning.cluster import cluster as cut_cluster
 
 Raw = dict[str, Any]
 EVERYBODY = json.loads(write_given([nothing("*")]))

@@ -8,7 +8,7 @@ import pytest
 
 from mgpu.serving.review import Reply, parse
 from mgpu.settings import load_settings
-from scheduler.admission import BindingAdmission
+from scheduler.api.binding_webhook import BindingAdmission
 from tests import builders as b
 from tests.scheduler.fake import FakeApi, Replica, clients, cluster, review
 
@@ -22,7 +22,7 @@ def api() -> FakeApi:
     return api
 
 
-def ask(api: FakeApi, user: str, *groups: str, users: tuple[str, ...] = (OURS,), **more: Any) -> Reply:
+def request(api: FakeApi, user: str, *groups: str, users: tuple[str, ...] = (OURS,), **more: Any) -> Reply:
     replica = Replica(api)
     body = review({"metadata": {"name": "p"}, "target": {"name": "n1"}}, **{"name": "p", **more})
     body["request"]["userInfo"] = {"username": user, "groups": list(groups)}
@@ -41,7 +41,7 @@ def message(reply: Reply) -> str:
 @pytest.mark.parametrize("resource", [{}, {"resource": "bindings", "name": ""}], ids=["pods/binding", "bindings"])
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_somebody_elses_binding_is_refused_and_nothing_held(api: FakeApi, resource: Any, *, dry_run: bool) -> None:
-    told = message(ask(api, "system:kube-scheduler", "system:authenticated", dry_run=dry_run, **resource))
+    told = message(request(api, "system:kube-scheduler", "system:authenticated", dry_run=dry_run, **resource))
     assert "system:kube-scheduler" in told
     assert "scheduler.bindingUsers" in told
 
@@ -56,16 +56,16 @@ def test_somebody_elses_binding_is_refused_and_nothing_held(api: FakeApi, resour
     ids=["a user that is named", "a member of a group that is named", "nobody is named: anybody"],
 )
 def test_who_may_bind(api: FakeApi, user: str, groups: tuple[str, ...], users: tuple[str, ...]) -> None:
-    assert "patch" in ask(api, user, *groups, users=users).body["response"]
+    assert "patch" in request(api, user, *groups, users=users).body["response"]
 
 
 def test_a_user_without_a_name_is_nobody(api: FakeApi) -> None:
-    assert "an unnamed user" in message(ask(api, ""))
+    assert "an unnamed user" in message(request(api, ""))
 
 
 def test_a_malformed_ask_is_no_way_round(api: FakeApi) -> None:
     api.put("pods", b.share("p", 150))
-    assert "may not bind" in message(ask(api, "someone"))
+    assert "may not bind" in message(request(api, "someone"))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_malformed_ask_is_no_way_round(api: FakeApi) -> None:
 )
 def test_what_is_none_of_ours_anybody_may_bind(api: FakeApi, raw: dict[str, Any]) -> None:
     api.put("pods", raw)
-    assert ask(api, "someone").allowed
+    assert request(api, "someone").allowed
 
 
 def test_the_setting_reaches_the_webhook(api: FakeApi) -> None:

@@ -2,7 +2,7 @@
 
 import pickle
 
-from scheduler.gpu_pods import kept, read_gpu_pod
+from scheduler.cluster.gpu_pods import kept, read_gpu_pod
 from tests import builders as b
 from tests.scheduler.fake import SETTINGS
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from mgpu.model.asks import Rejection
+from mgpu.model.gpu_requests import Rejection
 from mgpu.model.pods import GATED, read_pod
-from scheduler.decisions import Decision
-from scheduler.gpu_pods import GpuPod, read_gpu_pod
+from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
+from scheduler.cluster.reservations import Decision
 from tests import builders as b
 from tests.scheduler.fake import SETTINGS, FakeApi, Replica, cluster
 

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mgpu.model.asks import Placement
+from mgpu.model.gpu_requests import Placement
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import Node, read_node
 from mgpu.settings import load_settings
-from scheduler.decide import assess, score
-from scheduler.filtering import Filter
-from scheduler.gpu_pods import GpuPod, read_gpu_pod
-from scheduler.state import State
+from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
+from scheduler.decisions.filter import Filter
+from scheduler.engine.assessment import assess, score
 from tests import builders as b
 from tests.examples import examples
 
@@ -30,7 +30,7 @@ nodes = st.lists(
     min_size=1,
     max_size=4,
 )
-wishes = st.fixed_dictionaries(
+constraints = st.fixed_dictionaries(
     {},
     optional={
         SAME: st.just("pair"),
@@ -44,12 +44,12 @@ cores = st.sampled_from([[20], [60], [100], [30, 50], [60, 60]])
 Nodes = list[tuple[list[tuple[str, bool]], list[tuple[int, int, dict[str, str]]]]]
 
 
-def put(state: State, raw: dict[str, Any]) -> None:
+def put(state: ClusterCache, raw: dict[str, Any]) -> None:
     state.pod_changed({**raw, "metadata": {**raw["metadata"], "resourceVersion": "1"}})
 
 
-def filled(made: Nodes, settings: Any) -> State:
-    state = State(settings)
+def filled(made: Nodes, settings: Any) -> ClusterCache:
+    state = ClusterCache(settings)
     for i, (listed, pods) in enumerate(made):
         name = f"n{i}"
         cards = [replace(b.card(j, healthy=ok, node=name), model=model) for j, (model, ok) in enumerate(listed)]
@@ -69,13 +69,13 @@ def asking(listed: list[int], annotations: dict[str, str]) -> GpuPod:
 
 
 @pytest.mark.parametrize("settings", [PACKED, SPREAD_OUT], ids=["binpack", "spread"])
-@given(made=nodes, listed=cores, wished=wishes)
+@given(made=nodes, listed=cores, wished=constraints)
 @examples(100)
 def test_property_the_filter_says_what_the_engine_says(
     settings: Any, made: Nodes, listed: list[int], wished: dict[str, str]
 ) -> None:
     state, known = filled(made, settings), asking(listed, wished)
-    assert known.ask is not None
+    assert known.request is not None
     names = [f"n{i}" for i in range(len(made))]
     filter_ = Filter(state, settings)
     found, points = filter_.filter(known, [*names, "other"]), filter_.scores(known, [*names, "other"])
@@ -83,10 +83,10 @@ def test_property_the_filter_says_what_the_engine_says(
     assert "other" in found.hopeless
     for name, point in zip(names, points, strict=True):
         cards = state.view(name, "").cards
-        said = assess(known.ask, read_node(b.node(name)), cards, settings, seats=state.seats(known.ask, ""))
+        said = assess(known.request, read_node(b.node(name)), cards, settings, seats=state.seats(known.request, ""))
         if isinstance(said, Placement):
             assert name in found.passed
-            assert point == score(known.ask, said, cards, settings)
+            assert point == score(known.request, said, cards, settings)
         else:
             assert str(said) in (found.hopeless if said.hopeless else found.failed)[name]
             assert point == 0
@@ -114,7 +114,7 @@ def test_the_nodes_own_inventory_may_change() -> None:
 
 
 def test_no_nodes_at_all() -> None:
-    filter_, known = Filter(State(PACKED), PACKED), asking([20], {MODELS: "H100", SPREAD: "web"})
+    filter_, known = Filter(ClusterCache(PACKED), PACKED), asking([20], {MODELS: "H100", SPREAD: "web"})
     assert list(filter_.filter(known, ["n0"]).hopeless) == ["n0"]
     assert filter_.filter(known, []).passed == []
     assert filter_.scores(known, ["n0"]) == [0]

@@ -250,7 +250,7 @@ def test_concurrent_requests_during_a_burst_of_deletes_are_all_answered() -> Non
     failed: list[object] = []
     answered, over = [0] * 4, threading.Event()
 
-    def ask(me: int) -> None:
+    def request(me: int) -> None:
         client = clients(replica)[1]
         try:
             while not over.is_set() or answered[me] < 3:
@@ -262,7 +262,7 @@ def test_concurrent_requests_during_a_burst_of_deletes_are_all_answered() -> Non
             failed.append(error)
             raise
 
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(answered))]
+    threads = [threading.Thread(target=request, args=(i,)) for i in range(len(answered))]
     for thread in threads:
         thread.start()
     for name in names:

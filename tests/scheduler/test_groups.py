@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from mgpu.kube import ApiError
-from mgpu.model.asks import Rejection
-from scheduler.decisions import Decision
-from scheduler.gpu_pods import GpuPod, read_gpu_pod
+from mgpu.model.gpu_requests import Rejection
+from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
+from scheduler.cluster.reservations import Decision
 from tests import builders as b
 from tests.scheduler.fake import SETTINGS, FakeApi, Replica, admitted, cluster
 
@@ -82,7 +82,7 @@ def test_the_only_pod_of_a_group_may_move(replica: Replica) -> None:
     known = submitted(replica, "a")
     replica.decider.decide(known, "n1")
     assert card_of(replica.decider.decide(known, "n2"))[0] == "n2"
-    assert list(map(str, replica.state.seats(known.ask, ""))) == ["card 0 of n2"] if known.ask else False
+    assert list(map(str, replica.state.seats(known.request, ""))) == ["card 0 of n2"] if known.request else False
 
 
 def test_a_reservation_that_comes_second_is_refused(replica: Replica) -> None:

@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 
 from mgpu.model.cards import CardState
+from mgpu.model.constraints import Constraints
 from mgpu.model.given import CHECKPOINTS
 from mgpu.model.inventory import MOST_GPUS, write_device
 from mgpu.model.pods import Node
-from mgpu.model.wishes import Wishes
 from mgpu.settings import Settings, load_settings
-from scheduler.decide import assess, score
-from scheduler.eligibility import Eligibility
-from scheduler.filtering import Filter
-from scheduler.fragmentation.board import Board
-from scheduler.fragmentation.shapes import NodeClass
-from scheduler.gpu_pods import GpuPod
-from scheduler.outlook import LEARNT
-from scheduler.ranking import Ranking
-from scheduler.state import State
-from scheduler.vector.rows import WIDTH
+from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.eligibility import Eligibility
+from scheduler.cluster.forecast import LEARNT
+from scheduler.cluster.gpu_pods import GpuPod
+from scheduler.decisions.filter import Filter
+from scheduler.decisions.scores import Ranking
+from scheduler.engine.arrays.node_table import WIDTH
+from scheduler.engine.assessment import assess, score
+from scheduler.engine.fragmentation.board import Board
+from scheduler.engine.fragmentation.shapes import NodeClass
 from tests import builders as b
 
 NODES = 300
@@ -35,8 +35,8 @@ def device(name: str, cards: int) -> dict[str, Any]:
     return write_device(Node(name), "", b.cards(cards, node=name))
 
 
-def cluster_of(nodes: int, settings: Settings, *, cards: int = 8) -> State:
-    state = State(settings)
+def cluster_of(nodes: int, settings: Settings, *, cards: int = 8) -> ClusterCache:
+    state = ClusterCache(settings)
     for i in range(nodes):
         state.node_changed(b.node(f"n{i}"))
         state.device_changed(device(f"n{i}", cards))
@@ -44,7 +44,7 @@ def cluster_of(nodes: int, settings: Settings, *, cards: int = 8) -> State:
     return state
 
 
-def waiting(state: State, core: int) -> GpuPod:
+def waiting(state: ClusterCache, core: int) -> GpuPod:
     raw = b.pod("asked", b.container("c", core, 256))
     state.pod_changed({**raw, "metadata": {**raw["metadata"], "resourceVersion": "1"}})
     known = state.gpu_pod("uid-asked")
@@ -87,10 +87,10 @@ def test_wide_node_filtered_and_scored_by_itself_gets_the_engines_answer(policy:
     assert filter_.filter(known, names).passed == names
     for name, points in zip(names, filter_.scores(known, names), strict=True):
         view = state.view(name, "")
-        assert known.ask is not None
+        assert known.request is not None
         assert view.node is not None
-        found = assess(known.ask, view.node, view.cards, settings)
-        assert points == score(known.ask, found, view.cards, settings)  # type: ignore[arg-type]
+        found = assess(known.request, view.node, view.cards, settings)
+        assert points == score(known.request, found, view.cards, settings)  # type: ignore[arg-type]
     state.device_changed(device("n2", 8))
     assert filter_.filter(known, names).passed == names
 
@@ -119,7 +119,7 @@ def test_models_that_no_card_has_any_more_are_forgotten() -> None:
     for i in range(10_000):
         kept.put(2, [CardState(replace(b.card(0), model=f"model-{i}"))])
         if i % 100 == 0:
-            codes = kept.bars(Wishes(models=("A100",)))
+            codes = kept.bars(Constraints(models=("A100",)))
             assert codes is not None
             assert [kept.texts[code] for code in codes[:3, 0].tolist()] == [
                 "",
@@ -133,13 +133,13 @@ def test_models_that_no_card_has_any_more_are_forgotten() -> None:
 def test_texts_of_a_call_stay_what_they_were_when_later_calls_forget_them() -> None:
     kept = Eligibility()
     kept.put(1, [CardState(replace(b.card(0), model="T4"))])
-    texts, found = kept.texts, kept.bars(Wishes(models=("first",)))
+    texts, found = kept.texts, kept.bars(Constraints(models=("first",)))
     assert found is not None
     code = int(found[1, 0])
     later = set()
     for i in range(5_000):
         kept.put(1, [CardState(replace(b.card(0), model=f"T4-{i}"))])
-        codes = kept.bars(Wishes(models=("H100",)))
+        codes = kept.bars(Constraints(models=("H100",)))
         assert codes is not None
         later.add(int(codes[1, 0]))
     assert texts[code] == "model T4 not among card-models"
@@ -167,7 +167,7 @@ def test_classes_of_nodes_that_no_node_has_any_more_are_forgotten() -> None:
 )
 def test_device_with_an_attribute_longer_than_any_real_one_is_refused(row: dict[str, Any], path: str) -> None:
     told: list[str] = []
-    state = State(load_settings(), warn=lambda _, reason, message: told.append(f"{reason} {message}"))
+    state = ClusterCache(load_settings(), warn=lambda _, reason, message: told.append(f"{reason} {message}"))
     state.node_changed(b.node("n0"))
     raw = device("n0", 1)
     raw["spec"]["devices"][0] |= row
@@ -207,7 +207,7 @@ def test_foreign_annotations_of_a_node_are_not_kept_and_too_many_labels_refused(
 )
 def test_node_with_more_slices_than_hardware_has_keeps_what_it_said_before(cards: int, slices: int, why: str) -> None:
     told: list[str] = []
-    state = State(load_settings(), warn=lambda _, reason, message: told.append(f"{reason} {message}"))
+    state = ClusterCache(load_settings(), warn=lambda _, reason, message: told.append(f"{reason} {message}"))
     raw = b.node("n0")
     raw["metadata"]["labels"] = {"gpu.partitioning": "mps"}
     rows = {str(i): [{"profile": "1gb", "start": start} for start in range(slices)] for i in range(cards)}

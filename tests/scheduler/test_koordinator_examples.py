@@ -7,12 +7,12 @@ import pytest
 
 from mgpu import dialects
 from mgpu.dialects.device_allocated import ALLOCATED
-from mgpu.model.asks import Rejection
 from mgpu.model.cards import Card
+from mgpu.model.gpu_requests import Rejection
 from mgpu.model.ledger import Holding, Ledger
 from mgpu.model.pods import Node, read_pod
 from mgpu.settings import load_settings
-from scheduler.decide import assess, record
+from scheduler.engine.assessment import assess, record
 from tests.builders import GIB, cards, pod
 from tests.mgpu.serving.reviews import patched
 from webhook.mutate import mutate
@@ -57,17 +57,17 @@ def admitted(name: str, requests: dict[str, str]) -> dict[str, Any]:
 def decided(ledger: Ledger, raw: dict[str, Any]) -> Any:
     """The pod's `device-allocated`, and what is recorded is held; or why it has no devices."""
     read = read_pod(raw)
-    ask = dialects.read_ask(read, DEFAULT)
-    assert ask is not None
+    request = dialects.read_request(read, DEFAULT)
+    assert request is not None
     states = (*ledger.cards("n1"), *ledger.others("n1"))
-    found = assess(ask, Node("n1"), states, DEFAULT)
+    found = assess(request, Node("n1"), states, DEFAULT)
     if isinstance(found, Rejection):
         return found
-    annotations = record(read, ask, found, states, DEFAULT, 0)
+    annotations = record(read, request, found, states, DEFAULT, 0)
     bound = read_pod({**raw, "metadata": {**raw["metadata"], "annotations": annotations}})
-    shares = dialects.by_name(ask.dialect).read_placement(bound, ask)
+    shares = dialects.by_name(request.dialect).read_placement(bound, request)
     assert shares is not None
-    ledger.hold(Holding(read.uid, read.namespace, read.name, "n1", ask.dialect, shares))
+    ledger.hold(Holding(read.uid, read.namespace, read.name, "n1", request.dialect, shares))
     return json.loads(annotations[ALLOCATED])
 
 

@@ -15,14 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from mgpu.dialects import is_placement_annotation
 from mgpu.dialects.records import OPEN, Records
 from mgpu.kube import ApiError
-from mgpu.model.asks import Placement, peak
 from mgpu.model.errors import BadObject, RetryLater
+from mgpu.model.gpu_requests import Placement, peak
 from mgpu.model.inventory import read_device, write_device
 from mgpu.model.pods import Node, read_pod
 from mgpu.model.seals import SEAL, Keys, Signer, Subject
-from scheduler.decide import assess
-from scheduler.extender import Extender
-from scheduler.gpu_pods import read_gpu_pod, recorded
+from scheduler.api.extender import Extender
+from scheduler.cluster.gpu_pods import read_gpu_pod, recorded
+from scheduler.engine.assessment import assess
 from tests import builders as b
 from tests.clock import Clock
 from tests.examples import examples
@@ -36,7 +36,7 @@ shapes = st.sampled_from([[20], [60], [60], [100], [30, 50], [60, 60], [200]])
 fates = st.sampled_from(["lands", "lands", "refused", "dry run", "outage"])
 kinds = st.sampled_from(["nodes", "devices", "pods", "pods", "pods"])
 SAME, SPREAD = "mgpu.io/same-card-group", "mgpu.io/spread-group"
-wishes = st.sampled_from([{}, {}, {SAME: "pair"}, {SAME: "pair"}, {SAME: "other"}, {SPREAD: "web"}])
+constraints = st.sampled_from([{}, {}, {SAME: "pair"}, {SAME: "pair"}, {SAME: "other"}, {SPREAD: "web"}])
 Wished = dict[str, str]
 
 
@@ -95,11 +95,11 @@ class Cluster(RuleBasedStateMachine):
             self.api.put("pods", b.pod(name, *shape(cores), uid=uid, node=node, annotations=dict(wished)))
         return self.api.pod(name)
 
-    @rule(name=names, cores=shapes, wished=wishes, node=nodes)
+    @rule(name=names, cores=shapes, wished=constraints, node=nodes)
     def somebody_creates_a_pod_with_a_node(self, name: str, cores: list[int], wished: Wished, node: str) -> None:
         self.pod(name, cores, wished, node)
 
-    @rule(name=names, cores=shapes, wished=wishes, node=nodes, fate=fates, again=st.booleans())
+    @rule(name=names, cores=shapes, wished=constraints, node=nodes, fate=fates, again=st.booleans())
     def bind(self, name: str, cores: list[int], wished: Wished, node: str, fate: str, again: bool) -> None:
         """By any scheduler. One that binds again, there or elsewhere, has not seen the answer."""
         self.pod(name, cores, wished, again=again)
@@ -111,7 +111,7 @@ class Cluster(RuleBasedStateMachine):
             self.api.bind(name, node, dry_run=fate == "dry run")
         self.api.refuse_bindings, self.api.admit = False, admit
 
-    @rule(name=names, cores=shapes, wished=wishes, node=nodes, again=st.booleans())
+    @rule(name=names, cores=shapes, wished=constraints, node=nodes, again=st.booleans())
     def the_extender_binds(self, name: str, cores: list[int], wished: Wished, node: str, again: bool) -> None:
         uid = self.pod(name, cores, wished, again=again)["metadata"]["uid"]
         body = {"PodName": name, "PodNamespace": "default", "PodUID": uid, "Node": node}
@@ -134,7 +134,7 @@ class Cluster(RuleBasedStateMachine):
         elif what == "garbled" and raw["spec"].get("nodeName"):
             self.api.edit_pod(name, lambda raw: raw["metadata"]["annotations"].update({INDEX + "c0": "banana"}))
 
-    @rule(name=names, cores=shapes, wished=wishes, node=nodes, priority=st.integers(0, 1))
+    @rule(name=names, cores=shapes, wished=constraints, node=nodes, priority=st.integers(0, 1))
     def a_pod_is_nominated(self, name: str, cores: list[int], wished: Wished, node: str, priority: int) -> None:
         self.pod(name, cores, wished)
 
@@ -205,12 +205,12 @@ class Cluster(RuleBasedStateMachine):
         cards = self.leader.state.view(node, uid).unkept
         with contextlib.suppress(ApiError, RetryLater):
             self.api.bind(name, node)
-        decision, ask = self.leader.state.decision(uid), read_gpu_pod(known, SETTINGS)
-        if held or decision is None or ask is None or decision.node != node or not ask.wishes.spread:
+        decision, request = self.leader.state.decision(uid), read_gpu_pod(known, SETTINGS)
+        if held or decision is None or request is None or decision.node != node or not request.constraints.spread:
             return
-        if [c.core for c in decision.ask.containers] != [10 * core]:
+        if [c.core for c in decision.request.containers] != [10 * core]:
             return  # an earlier pod of this name
-        with_others = {s.card.index for s in cards if ask.wishes.spread in s.groups}
+        with_others = {s.card.index for s in cards if request.constraints.spread in s.groups}
         able = {s.card.index for s in cards if s.card.healthy and s.core_free >= 10 * core}
         if able - with_others:
             assert with_others.isdisjoint(decision.placement.cards("c0"))
@@ -220,9 +220,9 @@ class Cluster(RuleBasedStateMachine):
         on: dict[str, set[object]] = defaultdict(set)
         for raw in self.api.pods.values():
             known = read_gpu_pod(raw, SETTINGS, self.records)
-            if known is not None and known.pod.node and not known.pod.ended and known.wishes.same_card:
+            if known is not None and known.pod.node and not known.pod.ended and known.constraints.same_card:
                 with contextlib.suppress(BadObject):
-                    on[known.wishes.same_card.name] |= {(known.pod.node, s.card) for s in recorded(known) or ()}
+                    on[known.constraints.same_card.name] |= {(known.pod.node, s.card) for s in recorded(known) or ()}
         assert all(len(cards) <= 1 for cards in on.values()), dict(on)
 
     @invariant()
@@ -240,11 +240,11 @@ class Cluster(RuleBasedStateMachine):
         for cores, wished in (([60], {}), ([20], {SAME: "pair"})):
             known = read_gpu_pod(b.pod("asking", *shape(cores), annotations=dict(wished)), SETTINGS)
             assert known is not None
-            assert known.ask is not None
-            found, seats = self.leader.filter.filter(known, sorted(NODES)), state.seats(known.ask, known.pod.uid)
+            assert known.request is not None
+            found, seats = self.leader.filter.filter(known, sorted(NODES)), state.seats(known.request, known.pod.uid)
             for node in sorted(NODES):
                 view = state.view(node, known.pod.uid)
-                said = view.node and assess(known.ask, view.node, view.unkept, SETTINGS, seats=seats)
+                said = view.node and assess(known.request, view.node, view.unkept, SETTINGS, seats=seats)
                 assert (node in found.passed) == isinstance(said, Placement), (node, found, said)
 
     def teardown(self) -> None:

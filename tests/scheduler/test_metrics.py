@@ -7,7 +7,7 @@ from werkzeug.test import Client
 
 from mgpu.model.errors import RetryLater
 from scheduler import metrics
-from scheduler.app import listeners
+from scheduler.api.app import listeners
 from tests import builders as b
 from tests.scheduler.fake import Replica, clients, cluster, review
 

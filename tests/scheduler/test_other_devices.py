@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mgpu.model.asks import Ask, ContainerAsk, Placement, Rejection
 from mgpu.model.cards import Card, CardState
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Rejection
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import Node
 from mgpu.settings import Settings, load_settings
-from scheduler.decide import assess, score
-from scheduler.decisions import Decision
-from scheduler.preempting import Victims
-from scheduler.state import State
+from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.reservations import Decision
+from scheduler.decisions.preemption import Victims
+from scheduler.engine.assessment import assess, score
 from tests import builders as b
 from tests.examples import examples
 from tests.scheduler.fake import SETTINGS, FakeApi, Replica
@@ -49,24 +49,24 @@ def cluster(settings: Settings = SETTINGS, **nodes: tuple[Card, ...]) -> Replica
     return Replica(api, settings=settings)
 
 
-def ask(*others: ContainerAsk, gpu: int = 0) -> Ask:
-    return Ask("koordinator", (ContainerAsk("c", core=gpu, ratio=10),) if gpu else (), others=others)
+def request(*others: ContainerRequest, gpu: int = 0) -> GpuRequest:
+    return GpuRequest("koordinator", (ContainerRequest("c", core=gpu, ratio=10),) if gpu else (), others=others)
 
 
-def rdma(core: int = 500, count: int = 1, name: str = "c", type: str = "rdma") -> ContainerAsk:
-    return ContainerAsk(name, count, core, type=type)
+def rdma(core: int = 500, count: int = 1, name: str = "c", type: str = "rdma") -> ContainerRequest:
+    return ContainerRequest(name, count, core, type=type)
 
 
 CASES = {
-    "beside a GPU": (ask(rdma(), gpu=500), [b.state(0), b.state(1), used(0, 700), used(1)], ((0,), (1,))),
-    "alone": (ask(rdma()), [used(0), used(1)], ((0,),)),
-    "several": (ask(rdma(1000, 2)), [used(0), used(1, 10), used(2)], ((0, 2),)),
+    "beside a GPU": (request(rdma(), gpu=500), [b.state(0), b.state(1), used(0, 700), used(1)], ((0,), (1,))),
+    "alone": (request(rdma()), [used(0), used(1)], ((0,),)),
+    "several": (request(rdma(1000, 2)), [used(0), used(1, 10), used(2)], ((0, 2),)),
     "of two types": (
-        ask(rdma(type="fpga"), rdma()),
+        request(rdma(type="fpga"), rdma()),
         [used(0, 900, "fpga"), used(1, 0, "fpga"), used(0)],
         ((1,), (0,)),
     ),
-    "of two containers": (ask(rdma(600), rdma(600, name="d")), [used(0), used(1)], ((0,), (1,))),
+    "of two containers": (request(rdma(600), rdma(600, name="d")), [used(0), used(1)], ((0,), (1,))),
 }
 
 
@@ -82,21 +82,21 @@ def test_each_type_is_placed_by_itself_in_minor_order(name: str) -> None:
 @pytest.mark.parametrize(
     ("wanted", "cards", "reason", "hopeless"),
     [
-        (ask(rdma()), [b.state(0)], "node n1 has no rdma device", True),
-        (ask(rdma(), gpu=100), [used(0)], "node n1 has no GPU cards (no Device)", True),
-        (ask(rdma(), gpu=100), [b.state(0, 1000), used(0)], "1 card: 1 core 10 percent short", False),
-        (ask(rdma(), gpu=100), [b.state(0), used(0, 600)], "1 rdma device: 1 10 percent short", False),
+        (request(rdma()), [b.state(0)], "node n1 has no rdma device", True),
+        (request(rdma(), gpu=100), [used(0)], "node n1 has no GPU cards (no Device)", True),
+        (request(rdma(), gpu=100), [b.state(0, 1000), used(0)], "1 card: 1 core 10 percent short", False),
+        (request(rdma(), gpu=100), [b.state(0), used(0, 600)], "1 rdma device: 1 10 percent short", False),
         (
-            ask(rdma()),
+            request(rdma()),
             [used(0, 600), CardState(device(1, healthy=False))],
             "2 rdma devices: 1 10 percent short, 1 unhealthy",
             False,
         ),
-        (ask(rdma(1000, 2)), [used(0)], "container 'c' asks for 2 rdma devices, the node has 1", True),
-        (ask(rdma(600), rdma(600, name="d")), [used(0)], "each of the 2 rdma containers fits alone", True),
+        (request(rdma(1000, 2)), [used(0)], "container 'c' asks for 2 rdma devices, the node has 1", True),
+        (request(rdma(600), rdma(600, name="d")), [used(0)], "each of the 2 rdma containers fits alone", True),
     ],
 )
-def test_a_rejection_names_the_type(wanted: Ask, cards: list[CardState], reason: str, hopeless: bool) -> None:
+def test_a_rejection_names_the_type(wanted: GpuRequest, cards: list[CardState], reason: str, hopeless: bool) -> None:
     found = assess(wanted, NODE, cards, SETTINGS)
     assert isinstance(found, Rejection)
     assert str(found).startswith(reason)
@@ -104,9 +104,9 @@ def test_a_rejection_names_the_type(wanted: Ask, cards: list[CardState], reason:
 
 
 def test_a_node_is_scored_by_what_the_pod_asks_for() -> None:
-    found = assess(ask(rdma()), NODE, [b.state(0, 900), used(0), used(1)], SETTINGS)
+    found = assess(request(rdma()), NODE, [b.state(0, 900), used(0), used(1)], SETTINGS)
     assert isinstance(found, Placement)
-    assert score(ask(rdma()), found, [b.state(0, 900), used(0), used(1)], SETTINGS) == 2
+    assert score(request(rdma()), found, [b.state(0, 900), used(0), used(1)], SETTINGS) == 2
 
 
 def test_only_nodes_with_such_devices_pass_and_what_is_decided_counts() -> None:
@@ -234,7 +234,7 @@ def test_property_no_device_is_given_twice_and_the_order_of_events_does_not_matt
     states = (*view.cards, *view.others)
     assert all(s.core_used <= 1000 and s.memory_used <= s.card.memory and s.ratio_used <= 100 for s in states)
     random.shuffle(objects)
-    again = State(SETTINGS)
+    again = ClusterCache(SETTINGS)
     for kind, raw in objects:
         {"nodes": again.node_changed, "devices": again.device_changed, "pods": again.pod_changed}[kind](raw)
     assert again.view("n1", "").others == view.others

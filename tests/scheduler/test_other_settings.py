@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.pods import read_gpu_pod
+from deviceplugin.pods.node_pods import read_gpu_pod
 from mgpu.kube import ApiError
 from mgpu.settings import Settings, load_settings
 from tests import builders as b
@@ -105,5 +105,5 @@ def test_a_unit_that_a_pending_pod_brings_along_means_nothing() -> None:
     replica.state.pod_changed(raw)
     known = replica.state.gpu_pod("uid-p")
     assert known is not None
-    assert known.ask is not None
-    assert known.ask.containers[0].memory == 8 * b.GIB
+    assert known.request is not None
+    assert known.request.containers[0].memory == 8 * b.GIB

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mgpu.kube import ApiError
 from mgpu.kube.leader import LEASE_SECONDS, Leader
-from scheduler.leading import OwnKubeScheduler
+from scheduler.leadership import OwnKubeScheduler
 from tests.mgpu.kube.test_leader import Leases
 
 NAMESPACE = "mgpu-system"

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mgpu.kube import ApiError
-from mgpu.model.asks import Rejection
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
+from mgpu.model.gpu_requests import Rejection
 from mgpu.model.inventory import write_device
 from mgpu.model.ledger import Share, shares_of
 from mgpu.model.pods import Node
-from scheduler.decisions import Decision
-from scheduler.gpu_pods import read_gpu_pod, recorded
+from scheduler.cluster.gpu_pods import read_gpu_pod, recorded
+from scheduler.cluster.reservations import Decision
 from tests import builders as b
 from tests.clock import Clock
 from tests.examples import examples
@@ -176,7 +176,7 @@ class Sides(RuleBasedStateMachine):
                 continue
             uid = raw["metadata"]["uid"]
             assert any(
-                self.uses(shares_of(d.ask, d.placement), raw) == self.uses(shares, raw) for d in self.decided[uid]
+                self.uses(shares_of(d.request, d.placement), raw) == self.uses(shares, raw) for d in self.decided[uid]
             )
             assert {key for _, key in self.uses(shares, raw)} == set(by_hand)
             assert len(self.uses(shares, raw)) == shape.cards

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from mgpu.kube import ApiError
 from mgpu.model.errors import RetryLater
 from mgpu.model.given import CHECKPOINTS, Given, write_given
-from scheduler.gpu_pods import read_gpu_pod, recorded
+from scheduler.cluster.gpu_pods import read_gpu_pod, recorded
 from tests import builders as b
 from tests.clock import Clock
 from tests.examples import examples

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu import dialects
-from mgpu.model.asks import Ask, Placement, Rejection
 from mgpu.model.cards import CardState
+from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection
 from mgpu.model.groups import Group
 from mgpu.model.pods import read_pod
 from mgpu.settings import load_settings
-from scheduler.placement import place, policy_named
+from scheduler.engine import place, policy_named
 from tests.builders import GIB, card
 from tests.examples import examples
 from tests.mgpu.dialects.contract import CASES, Case, Raw
@@ -21,16 +21,16 @@ SETTINGS, POLICY = load_settings(), policy_named("binpack", 20)
 WEB = Group("spread-group", "default", "web")
 EMPTY = [CardState(replace(card(i, 2**40 // GIB), model="H100" if i % 2 else "Tesla T4")) for i in range(40)]
 
-WISHING = {name: case for name, case in CASES.items() if case.wishes}
+WISHING = {name: case for name, case in CASES.items() if case.constraints}
 every_dialect = pytest.mark.parametrize("case", WISHING.values(), ids=WISHING.keys())
 
 
-def placed(raw: Raw, wished: dict[str, str], cards: list[CardState]) -> tuple[Ask, Placement | Rejection]:
+def placed(raw: Raw, wished: dict[str, str], cards: list[CardState]) -> tuple[GpuRequest, Placement | Rejection]:
     meta = raw["metadata"]
     wishful = {**raw, "metadata": {**meta, "annotations": {**meta["annotations"], **wished}}}
-    ask = dialects.read_ask(read_pod(wishful), SETTINGS)
-    assert ask is not None
-    return ask, place(ask, cards, POLICY)
+    request = dialects.read_request(read_pod(wishful), SETTINGS)
+    assert request is not None
+    return request, place(request, cards, POLICY)
 
 
 def taken(found: Placement | Rejection) -> set[int]:
@@ -65,7 +65,7 @@ def test_property_others_of_the_group_are_avoided(case: Case, data: st.DataObjec
 @examples(50)
 def test_property_a_group_that_shares_a_card_gets_one(case: Case, data: st.DataObject) -> None:
     raw = data.draw(case.pods)
-    bare = dialects.read_ask(read_pod(raw), SETTINGS)
+    bare = dialects.read_request(read_pod(raw), SETTINGS)
     assert bare is not None
     if all(container.cards == 1 for container in bare.containers):
         _, found = placed(raw, {"mgpu.io/same-card-group": "pair"}, EMPTY)

@@ -68,7 +68,7 @@ def test_flood_of_large_reviews_stays_within_the_memory_limit_and_delays_ordinar
     while any(thread.is_alive() for thread in threads):
         began = time.monotonic()
         with Client(server.ports[0], folder / "ca.crt") as client:
-            assert client.ask(review(pod("p", asking("c", "nvidia.com/mig-1g.10gb"))), "/validate")[0] == 200
+            assert client.request(review(pod("p", asking("c", "nvidia.com/mig-1g.10gb"))), "/validate")[0] == 200
         ordinary.append(time.monotonic() - began)
         peak = max(peak, memory(server))
     assert sum(answers.values()) == CLIENTS

@@ -52,7 +52,7 @@ def ask_until_both_have_counted(server: Server, folder: Path) -> int:
         asked += 1
         with Client(server.ports[0], authority(folder)) as client:  # it stays with the worker that took it
             for raw in (share(), pod("p", container("c", 120))):
-                client.ask(review(raw), "/validate")
+                client.request(review(raw), "/validate")
         return asked if len(counting(folder)) == 2 else None
 
     return until(both)

@@ -152,7 +152,7 @@ def client() -> FlaskClient:
     return make_app(SETTINGS).test_client()
 
 
-def ask(client: FlaskClient, raw: Any, operation: str = "CREATE", path: str = "/validate", **over: Any) -> Any:
+def request(client: FlaskClient, raw: Any, operation: str = "CREATE", path: str = "/validate", **over: Any) -> Any:
     kind = {"group": "lsalab.nthu", "version": "v1", "kind": "MtgpuPod"}
     resource = {"group": "lsalab.nthu", "version": "v1", "resource": "mtgpupods"}
     got: Any = client.post(path, json=review(raw, operation, kind=kind, resource=resource, **over))
@@ -160,8 +160,8 @@ def ask(client: FlaskClient, raw: Any, operation: str = "CREATE", path: str = "/
 
 
 def test_the_webhook_answers_for_mtgpupods(client: FlaskClient) -> None:
-    assert ask(client, mtgpupod()) == {"uid": "review-1", "allowed": True}
-    denied = ask(client, mtgpupod({REQUEST: "NaN"}))
+    assert request(client, mtgpupod()) == {"uid": "review-1", "allowed": True}
+    denied = request(client, mtgpupod({REQUEST: "NaN"}))
     assert (denied["allowed"], denied["status"]["code"]) == (False, 422)
     assert denied["status"]["details"]["kind"] == "MtgpuPod"
     assert (
@@ -172,15 +172,17 @@ def test_the_webhook_answers_for_mtgpupods(client: FlaskClient) -> None:
 
 def test_nobody_changes_what_is_fixed_not_even_the_suite(client: FlaskClient) -> None:
     for user in ("alice", SCHEDULER):
-        denied = ask(client, mtgpupod({GPUID: "qwert"}), "UPDATE", old=mtgpupod(), user=user)
+        denied = request(client, mtgpupod({GPUID: "qwert"}), "UPDATE", old=mtgpupod(), user=user)
         assert (denied["allowed"], denied["status"]["code"]) == (False, 422)
-    assert ask(client, mtgpupod({"team": "a"}), "UPDATE", old=mtgpupod())["allowed"]
+    assert request(client, mtgpupod({"team": "a"}), "UPDATE", old=mtgpupod())["allowed"]
 
 
 def test_status_writes_and_deletions_are_not_looked_at(client: FlaskClient) -> None:
     bad = mtgpupod({REQUEST: "NaN"})
-    assert ask(client, {**bad, "status": {"BoundDeviceID": "x"}}, "UPDATE", old=bad, subresource="status")["allowed"]
-    assert ask(client, None, "DELETE", old=bad)["allowed"]
+    assert request(client, {**bad, "status": {"BoundDeviceID": "x"}}, "UPDATE", old=bad, subresource="status")[
+        "allowed"
+    ]
+    assert request(client, None, "DELETE", old=bad)["allowed"]
 
 
 def made(user_env: tuple[str, ...] = ()) -> dict[str, Any]:

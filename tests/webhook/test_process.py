@@ -29,9 +29,9 @@ def test_its_own_ca_vouches_for_its_names(server: Server, folder: Path, name: st
 
 def test_a_pod_is_mutated_and_a_bad_one_denied_over_one_connection(client: Client) -> None:
     raw = pod("p", {"name": "c", "resources": {"limits": {"vke.volcengine.com/mgpu-core": "100"}}})
-    _, mutated = client.ask(review(raw), "/mutate")
+    _, mutated = client.request(review(raw), "/mutate")
     assert [operation["path"] for operation in patch_of(mutated)] == ["/spec/containers/0/resources/requests"]
-    _, denied = client.ask(review(pod("p", container("c", 120))), "/validate")
+    _, denied = client.request(review(pod("p", container("c", 120))), "/validate")
     assert "above 100 must be a multiple of 100" in denied["response"]["status"]["message"]
 
 
@@ -60,13 +60,13 @@ def test_hostile_requests_get_one_line_of_json_and_the_connection_lives(
     got, headers, text = client.receive()
     assert (got, headers["Content-Type"], text.count(b"\n")) == (status, "application/json", 1)
     assert says in text.decode()
-    assert client.ask(review(pod("p", {"name": "c"})), "/validate")[1]["response"]["allowed"]
+    assert client.request(review(pod("p", {"name": "c"})), "/validate")[1]["response"]["allowed"]
 
 
 def test_three_megabytes_are_answered(client: Client) -> None:
     big = pod("p", container("c", 50, 1024), annotations={"note": "x" * 1_500_000})
     old = pod("p", container("c", 50, 1024), annotations={"note": "y" * 1_500_000})
-    status, answer = client.ask(review(big, "UPDATE", old=old), "/validate")
+    status, answer = client.request(review(big, "UPDATE", old=old), "/validate")
     assert (status, answer["response"]["allowed"]) == (200, True)
 
 

@@ -96,9 +96,9 @@ def test_property_memory_that_is_charged_bounds_the_cards_that_shares_touch(amou
     completed = patched(raw, mutate(raw, LEAST).patch)
     if validate_create(completed, LEAST):
         return
-    ask = dialects.read_ask(read_pod(completed), LEAST)
-    assert ask is not None
-    touched = sum(container.cards for container in ask.containers if not container.whole)
+    request = dialects.read_request(read_pod(completed), LEAST)
+    assert request is not None
+    touched = sum(container.cards for container in request.containers if not container.whole)
     counted = charged_to(completed)
     memory = counted.get(MGPU + "memory", Fraction()) / 1000 + counted.get("aliyun.com/gpu-mem", Fraction()) / 3000
     in_bytes = counted.get(KOORDINATOR + "-memory", Fraction()) / (2000 << 20)

@@ -46,8 +46,8 @@ def test_a_pod_without_gpu_may_say_anything() -> None:
 
 
 def test_wishes_of_a_vocabulary_that_is_not_served_yet_are_held_to_the_rules_too() -> None:
-    asks = {"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": "2"}}}
-    assert fields(pod("p", asks, annotations={SPREAD: ""})) == [f"metadata.annotations[{SPREAD}]"]
+    requests = {"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": "2"}}}
+    assert fields(pod("p", requests, annotations={SPREAD: ""})) == [f"metadata.annotations[{SPREAD}]"]
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mgpu import dialects
 from mgpu.cli.doctor.seen import AGENT, Finding, Level, Raw, Seen, serves_gpus
-from mgpu.cli.overview import sliced_of
-from mgpu.cli.plain import listed
 from mgpu.dialects.node_resources import SHARE
 from mgpu.model.agent_pods import is_ready, not_ready_cause
 from mgpu.model.cards import GPU, Card
@@ -14,6 +12,8 @@ from mgpu.model.inventory import WHOLE_CARDS_LABEL, read_device
 from mgpu.model.partitioning import undivided
 from mgpu.model.pods import read_node
 from mgpu.model.quantities import QuantityError, whole_number
+from mgpu.presentation.overview import sliced_of
+from mgpu.presentation.plain_text import listed
 from mgpu.version import AgentSaid, read_agent
 
 _LABELS = ("nvidia.com/gpu.present", "mgpu.io/gpu")

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from ipaddress import ip_network
 
 from mgpu.cli.doctor.seen import Finding, Level, Raw, Seen
-from mgpu.cli.plain import listed
 from mgpu.model.addresses import Block
 from mgpu.model.errors import BadObject
+from mgpu.presentation.plain_text import listed
 from mgpu.serving.callers import Callers, api_servers
 from mgpu.settings import SchedulerSettings, Settings, WebhookSettings, load_settings
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from mgpu.cli.doctor.seen import Finding, Level, Seen
-from mgpu.cli.overview import STOCK
-from mgpu.cli.plain import listed
-from mgpu.cli.views import CardView
 from mgpu.model.quantities import format_bytes, format_core
+from mgpu.presentation.card_views import CardView
+from mgpu.presentation.overview import STOCK
+from mgpu.presentation.plain_text import listed
 
 _CHECK = "cards"
 _WHO = "-o custom-columns=POD:.metadata.name,SCHEDULER:.spec.schedulerName,NODE:.spec.nodeName"

@@ -17,11 +17,11 @@ from mgpu.cli.doctor.looking import look
 from mgpu.cli.doctor.parts import custom_resources, installed, one_decides, versions
 from mgpu.cli.doctor.records import proven
 from mgpu.cli.doctor.seen import Finding, Level, Seen
-from mgpu.cli.plain import one_line
 from mgpu.cli.reading import uncollected
-from mgpu.cli.terminal import Terminal, show_json
 from mgpu.kube import Api
 from mgpu.model.errors import BadObject, Problem
+from mgpu.presentation.plain_text import one_line
+from mgpu.presentation.terminal import Terminal, show_json
 from mgpu.settings import Settings, load_settings
 
 _STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILED: "bold red"}

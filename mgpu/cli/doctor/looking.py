@@ -9,13 +9,13 @@ from mgpu.cli import reading
 from mgpu.cli.doctor.callers import ENDPOINTS, variables
 from mgpu.cli.doctor.records import CONFIG_MAP, sealing, texts_of
 from mgpu.cli.doctor.seen import COMPONENT, Raw, Sealing, Secret, Seen, Tried, serves_gpus
-from mgpu.cli.overview import overview
 from mgpu.dialects import mtgpu
 from mgpu.dialects.records import Records
 from mgpu.kube import Api, ApiError
 from mgpu.kube.secrets import SecretStore
 from mgpu.model.errors import BadObject
 from mgpu.model.inventory import DEVICE_API
+from mgpu.presentation.overview import overview
 from mgpu.serving.record_keys import read_public
 from mgpu.settings import Settings
 from mgpu.version import own_version

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from mgpu.cli.doctor.seen import SCHEDULER, Finding, Level, Raw, Seen, hooks
-from mgpu.cli.plain import listed
 from mgpu.dialects import mtgpu
 from mgpu.kube.leader import LABEL
 from mgpu.model.agent_pods import is_ready
 from mgpu.model.inventory import DEVICE_API
+from mgpu.presentation.plain_text import listed
 from mgpu.version import VERSION, VERSION_LABEL, read_agent
 
 DECIDES = "scheduler"

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from mgpu.cli.doctor.seen import Finding, Level, Raw, Sealing, Seen
-from mgpu.cli.plain import listed
 from mgpu.dialects import mtgpu
 from mgpu.dialects.records import Records
 from mgpu.model.errors import BadObject
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.seals import SEAL
+from mgpu.presentation.plain_text import listed
 
 CHECK = "records"
 CONFIG_MAP = "mgpu-record-keys"

@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from mgpu.cli.overview import Overview
 from mgpu.dialects.records import Records
 from mgpu.model import agent_pods
 from mgpu.model.errors import BadObject
+from mgpu.presentation.overview import Overview
 from mgpu.settings import Settings
 
 Raw = Mapping[str, Any]

@@ -14,8 +14,8 @@ import numpy as np
 
 from playground.simulate.openb.policies import POLICIES, Setting, endless, shuffled
 from playground.simulate.openb.trace import Trace, demand
-from scheduler.fragmentation.board import Board
-from scheduler.fragmentation.shapes import CARD, NodeClass, Shape, milli_on
+from scheduler.engine.fragmentation.board import Board
+from scheduler.engine.fragmentation.shapes import CARD, NodeClass, Shape, milli_on
 
 
 class Cluster:

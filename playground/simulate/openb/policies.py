@@ -10,13 +10,13 @@ from typing import TypeVar, cast
 import numpy as np
 
 from playground.simulate.openb.trace import Trace
-from scheduler.fragmentation.board import UNFIT, Board, Chooser
-from scheduler.fragmentation.fgd import Fgd, typical_pods
-from scheduler.fragmentation.learner import UNIT, Learner
-from scheduler.fragmentation.potential import Fragmentation
-from scheduler.fragmentation.rows import Ints, Rows, able, fullest, needs
-from scheduler.fragmentation.shapes import CARD, Shape
-from scheduler.placement import NODE_POLICIES
+from scheduler.engine import NODE_POLICIES
+from scheduler.engine.fragmentation.board import UNFIT, Board, Chooser
+from scheduler.engine.fragmentation.fgd import Fgd, typical_pods
+from scheduler.engine.fragmentation.learner import UNIT, Learner
+from scheduler.engine.fragmentation.node_columns import Ints, Rows, able, fullest, needs
+from scheduler.engine.fragmentation.potential import Fragmentation
+from scheduler.engine.fragmentation.shapes import CARD, Shape
 
 T = TypeVar("T")
 

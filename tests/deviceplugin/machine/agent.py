@@ -4,15 +4,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from deviceplugin.accounts import Grants, handed
-from deviceplugin.allocation import Allocations, Node
-from deviceplugin.cdi import CdiFiles
-from deviceplugin.ids import device_ids
-from deviceplugin.offers import as_ids
-from deviceplugin.plugin import Plugin
-from deviceplugin.podresources import Held, PodResources, held
-from deviceplugin.pods import NodePods
-from deviceplugin.upkeep import Keeper, keep_clean
+from deviceplugin.allocation.allocator import Allocations, Node
+from deviceplugin.delivery.cdi import CdiFiles
+from deviceplugin.inventory.offers import as_ids
+from deviceplugin.kubelet.device_ids import device_ids
+from deviceplugin.kubelet.pod_resources import Held, PodResources, held
+from deviceplugin.plugin.plugin_server import Plugin
+from deviceplugin.pods.capacity_check import Grants, handed
+from deviceplugin.pods.node_pods import NodePods
+from deviceplugin.pods.upkeep import Keeper, keep_clean
 from deviceplugin.wakeup import Wakeup
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deviceplugin.cdi import CdiFiles
-from deviceplugin.pods import read_gpu_pod
+from deviceplugin.delivery.cdi import CdiFiles
+from deviceplugin.pods.node_pods import read_gpu_pod
 from mgpu.model.cards import WHOLE_RATIO, Card
 from mgpu.model.ledger import Holding, Share
 from playground.kubelet.checkpoint import FILE

@@ -7,8 +7,8 @@ from typing import Any
 
 import pynvml
 
-from deviceplugin.mig.driver import MigCard, NvmlMig
-from deviceplugin.mig.simulated import SimulatedNvml
+from deviceplugin.mig.mig_driver import MigCard, NvmlMig
+from deviceplugin.mig.simulated_nvml import SimulatedNvml
 from mgpu.model.cards import Card
 from mgpu.model.mig import Instance
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from deviceplugin.mig.apply import apply
-from deviceplugin.mig.driver import MigRefused
-from deviceplugin.mig.state import deregister, reboot, register
+from deviceplugin.mig.mig_agent import apply
+from deviceplugin.mig.mig_driver import MigRefused
+from deviceplugin.mig.simulated_state import deregister, reboot, register
 from mgpu.model.errors import RetryLater
 from mgpu.model.mig import Instance, Layout, layout_of, openings, problem
 from tests.deviceplugin.mig.rig import A30, A100, CHANGES, GPU, Crash, Rig, gpu

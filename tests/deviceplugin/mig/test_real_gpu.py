@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from deviceplugin.mig import walk
-from deviceplugin.mig.driver import MigRefused, NvmlMig
+from deviceplugin.mig import instances
+from deviceplugin.mig.mig_driver import MigRefused, NvmlMig
 from mgpu.model.errors import RetryLater
 from mgpu.model.mig import layout_of
 
@@ -31,7 +31,7 @@ def test_the_layout_that_is_built_in_is_the_cards() -> None:
         if built_in is None:
             continue
         try:
-            found = walk.profiles(pynvml, card)
+            found = instances.profiles(pynvml, card)
         except pynvml.NVMLError as error:
             pytest.skip(f"{model} does not say into what it can be cut: {error}")
         checked.append(model)

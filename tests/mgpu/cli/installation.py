@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from deviceplugin.offers import as_ids, in_status
+from deviceplugin.inventory.offers import as_ids, in_status
 from mgpu.kube import Api, ApiError
 from mgpu.kube.leader import LABEL, Leader
 from mgpu.model.inventory import DEVICE_API, write_device
@@ -28,9 +28,9 @@ from mgpu.serving.folder import Folder
 from mgpu.settings import load_settings
 from mgpu.version import AGENT, VERSION_LABEL, AgentSaid, own_version, write_agent
 from playground.installation import located, manifests
-from scheduler.admission import BindingAdmission
-from scheduler.deciding import Decider
-from scheduler.state import State
+from scheduler.api.binding_webhook import BindingAdmission
+from scheduler.cluster.cache import ClusterCache
+from scheduler.decisions.decider import Decider
 from tests.builders import cards, node
 from webhook.app import make_app
 
@@ -72,7 +72,7 @@ def webhook(files: Files, folder: Path, api: Api, callers: Callers | None = None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(kept.chain, kept.key)
     app, settings = make_app(load_settings()), load_settings()
-    decider = Decider(State(settings), api, settings)
+    decider = Decider(ClusterCache(settings), api, settings)
     reviewing(app, "/bind-admission", BindingAdmission(decider, lambda: None), kinds=("Binding",))
     served = _behind(app.wsgi_app, callers) if callers else app.wsgi_app
     server = make_server("127.0.0.1", 0, served, threaded=True, ssl_context=context, request_handler=_Silent)

@@ -11,11 +11,11 @@ from click.testing import CliRunner, Result
 
 from mgpu.cli.inspect import shown
 from mgpu.cli.main import main
-from mgpu.cli.overview import Overview
-from mgpu.cli.terminal import Terminal
-from mgpu.cli.views import NodeView
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api, ApiError
+from mgpu.presentation.card_views import NodeView
+from mgpu.presentation.overview import Overview
+from mgpu.presentation.terminal import Terminal
 from tests.agent_pods import SINCE, agent
 from tests.builders import GIB, mtgpupod, node, pod, share
 from tests.mgpu.cli.served import served

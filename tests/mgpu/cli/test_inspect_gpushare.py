@@ -9,13 +9,13 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from mgpu.cli.gpushare_tables import CardRow, NodeRow, PodRow, aligned, details, summary
 from mgpu.cli.inspect_gpushare import main, node_rows
 from mgpu.dialects import gpushare
 from mgpu.kube import Api
 from mgpu.model.cards import Card
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import Node
+from mgpu.presentation.gpushare_tables import CardRow, NodeRow, PodRow, aligned, details, summary
 from mgpu.settings import load_settings
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
 from tests.builders import GIB, container, mtgpupod, node, occupy_pod, pod
@@ -78,11 +78,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Api
         api.close()
 
 
-Ask = Callable[..., Result]
+Inspect = Callable[..., Result]
 
 
 @pytest.fixture
-def ask(cluster: tuple[str, Api]) -> Ask:
+def inspect_gpushare(cluster: tuple[str, Api]) -> Inspect:
     return lambda *arguments: CliRunner().invoke(main, ["--kubeconfig", cluster[0], *arguments])
 
 
@@ -99,15 +99,15 @@ def create(cluster: tuple[str, Api]) -> Iterator[Callable[[dict[str, Any]], None
         cluster[1].delete(f"{PODS}/{name}", gracePeriodSeconds=0)
 
 
-def test_the_seeds_table(ask: Ask) -> None:
-    result = ask("-d")
+def test_the_seeds_table(inspect_gpushare: Inspect) -> None:
+    result = inspect_gpushare("-d")
     assert result.exit_code == 0, result.output
     assert result.stdout == SEED
 
 
-def test_the_seeds_cluster_in_short(ask: Ask) -> None:
+def test_the_seeds_cluster_in_short(inspect_gpushare: Inspect) -> None:
     heads = "  ".join(f"GPU{i}(Allocated/Total)" for i in range(7))
-    lines = ask().stdout.splitlines()
+    lines = inspect_gpushare().stdout.splitlines()
     assert lines[0] == f"NAME         IPADDRESS    {heads}  GPU Memory(GiB)"
     assert [line.split() for line in lines[1:3]] == [
         [FIRST, FIRST, "1/22", "0/22", "0/22", "0/22", "0/0", "0/0", "0/0", "1/88"],
@@ -117,26 +117,26 @@ def test_the_seeds_cluster_in_short(ask: Ask) -> None:
     assert lines[4:] == ["Allocated/Total GPU Memory In Cluster:", "1/165 (0%)  "]
 
 
-def test_one_node(ask: Ask) -> None:
-    assert ask("-d", SECOND).stdout.startswith(f"\nNAME:       {SECOND}\n")
-    assert FIRST not in ask(SECOND).stdout
+def test_one_node(inspect_gpushare: Inspect) -> None:
+    assert inspect_gpushare("-d", SECOND).stdout.startswith(f"\nNAME:       {SECOND}\n")
+    assert FIRST not in inspect_gpushare(SECOND).stdout
 
 
-def test_an_unknown_node_is_an_error(ask: Ask) -> None:
-    result = ask("n9")
+def test_an_unknown_node_is_an_error(inspect_gpushare: Inspect) -> None:
+    result = inspect_gpushare("n9")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "no node is named n9" in result.stderr
 
 
-def test_a_node_without_cards_is_no_error(ask: Ask) -> None:
-    result = ask("no-cards")
+def test_a_node_without_cards_is_no_error(inspect_gpushare: Inspect) -> None:
+    result = inspect_gpushare("no-cards")
     assert result.exit_code == 0
     assert result.stdout.endswith("0/0 (0%)  \n")
 
 
-def test_bad_input_is_one_line_and_exit_code_2(ask: Ask, tmp_path: Path) -> None:
+def test_bad_input_is_one_line_and_exit_code_2(inspect_gpushare: Inspect, tmp_path: Path) -> None:
     (tmp_path / "mgpu.yaml").write_text("dialects: {gpushare: {memoryUnit: TiB}}")
-    result = ask("--config", str(tmp_path / "mgpu.yaml"))
+    result = inspect_gpushare("--config", str(tmp_path / "mgpu.yaml"))
     assert result.exit_code == 2
     assert "dialects.gpushare.memoryUnit" in result.stderr
     assert len(result.stderr.splitlines()) == 1
@@ -150,65 +150,77 @@ def test_a_cluster_that_does_not_answer(tmp_path: Path) -> None:
     assert CliRunner().invoke(main, ["--kubeconfig", str(tmp_path / "kubeconfig")]).exit_code == 1
 
 
-def test_what_holds_cards_nobody_can_tell_is_pending(ask: Ask, create: Callable[[dict[str, Any]], None]) -> None:
+def test_what_holds_cards_nobody_can_tell_is_pending(
+    inspect_gpushare: Inspect, create: Callable[[dict[str, Any]], None]
+) -> None:
     create(asking("late", 3, node=FIRST))
     create(asking("broken", 4, node=FIRST, annotations={gpushare.INDEX: "nonsense"}))
-    lines = ask().stdout.splitlines()
+    lines = inspect_gpushare().stdout.splitlines()
     assert lines[0].endswith("PENDING(Allocated)  GPU Memory(GiB)")
     assert lines[1].split()[-2:] == ["7", "8/88"]
     assert lines[2].split()[-2:] == ["0", "0/77"]
-    rows = [line.split() for line in ask("-d", FIRST).stdout.splitlines()]
+    rows = [line.split() for line in inspect_gpushare("-d", FIRST).stdout.splitlines()]
     assert ["NAME", "NAMESPACE", *(f"GPU{i}(Allocated)" for i in range(4)), "Pending(Allocated)"] in rows
     assert ["broken", "default", "0", "0", "0", "0", "4"] in rows
     assert ["Allocated", ":", "8", "(9%)"] in rows
 
 
 def test_what_a_record_puts_on_a_card_that_is_not_there_is_pending(
-    ask: Ask, create: Callable[[dict[str, Any]], None]
+    inspect_gpushare: Inspect, create: Callable[[dict[str, Any]], None]
 ) -> None:
     raw = asking("half", 3, node=FIRST, annotations={gpushare.ALLOCATION: '{"c":{"1":3},"d":{"9":4}}'})
     raw["spec"]["containers"] += asking("other", 4)["spec"]["containers"]
     raw["spec"]["containers"][1]["name"] = "d"
     create(raw)
-    rows = [line.split() for line in ask("-d", FIRST).stdout.splitlines()]
+    rows = [line.split() for line in inspect_gpushare("-d", FIRST).stdout.splitlines()]
     assert ["half", "default", "0", "3", "0", "0", "4"] in rows
 
 
-def test_pods_of_other_vocabularies_count_in_whole_units(ask: Ask, create: Callable[[dict[str, Any]], None]) -> None:
+def test_pods_of_other_vocabularies_count_in_whole_units(
+    inspect_gpushare: Inspect, create: Callable[[dict[str, Any]], None]
+) -> None:
     record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "1"}
     create(pod("shares", container("c", 50, 1500), node=FIRST, annotations=record))
     create(pod("whole", container("c", 100), node=FIRST, annotations={**record, INDEX_OF_MGPU: "2"}))
-    rows = [line.split() for line in ask("-d", FIRST).stdout.splitlines()]
+    rows = [line.split() for line in inspect_gpushare("-d", FIRST).stdout.splitlines()]
     assert ["shares", "default", "0", "2", "0", "0"] in rows
     assert ["whole", "default", "0", "0", "22", "0"] in rows
 
 
-def test_small_shares_do_not_add_up_to_more_than_their_card(ask: Ask, create: Callable[[dict[str, Any]], None]) -> None:
+def test_small_shares_do_not_add_up_to_more_than_their_card(
+    inspect_gpushare: Inspect, create: Callable[[dict[str, Any]], None]
+) -> None:
     """Rounded up one by one they would; the extender's `/inspect` says the same of the card."""
     for i in range(5):
         record = {"vke.volcengine.com/assumed": "true", INDEX_OF_MGPU: "3"}
         create(pod(f"small-{i}", container("c", 10, 256), node=FIRST, annotations=record))
-    assert ask(FIRST).stdout.splitlines()[1].split()[2:6] == ["1/22", "0/22", "0/22", "2/22"]
+    assert inspect_gpushare(FIRST).stdout.splitlines()[1].split()[2:6] == ["1/22", "0/22", "0/22", "2/22"]
 
 
 INDEX_OF_MGPU = "vke.volcengine.com/gpu-index-container-c"
 
 
-def test_the_unit_is_the_nodes_or_the_users(ask: Ask, cluster: tuple[str, Api]) -> None:
-    assert json.loads(ask("-o", "json").stdout)["unit"] == "GiB"
-    mib = json.loads(ask("-o", "json", "--memory-unit", "mib", FIRST).stdout)
+def test_the_unit_is_the_nodes_or_the_users(inspect_gpushare: Inspect, cluster: tuple[str, Api]) -> None:
+    assert json.loads(inspect_gpushare("-o", "json").stdout)["unit"] == "GiB"
+    mib = json.loads(inspect_gpushare("-o", "json", "--memory-unit", "mib", FIRST).stdout)
     assert (mib["unit"], mib["nodes"][0]["totalGPU"]) == ("MiB", 4 * 22919)
     counting = node("mib")
     counting["status"]["capacity"] |= {gpushare.MEMORY: "32552", gpushare.COUNT: "2"}
     cluster[1].create("/api/v1/nodes", counting)
     try:
-        assert ask("mib").stdout.splitlines()[1].split() == ["mib", "unknown", "0/16276", "0/16276", "0/32552"]
+        assert inspect_gpushare("mib").stdout.splitlines()[1].split() == [
+            "mib",
+            "unknown",
+            "0/16276",
+            "0/16276",
+            "0/32552",
+        ]
     finally:
         cluster[1].delete("/api/v1/nodes/mib")
 
 
-def test_json_is_as_the_extender_answers(ask: Ask) -> None:
-    (first, second) = json.loads(ask("-o", "json").stdout)["nodes"]
+def test_json_is_as_the_extender_answers(inspect_gpushare: Inspect) -> None:
+    (first, second) = json.loads(inspect_gpushare("-o", "json").stdout)["nodes"]
     assert (first["name"], first["ipAddress"], first["totalGPU"], first["usedGPU"]) == (FIRST, FIRST, 88, 1)
     held = {"name": "binpack-1-767bddd4b5-gzqk7", "namespace": "default", "usedGPU": 1}
     assert first["devs"][0] == {"id": 0, "totalGPU": 22, "usedGPU": 1, "pods": [held]}

@@ -17,9 +17,9 @@ def test_flags_of_a_process_are_of_its_block_and_policies_of_the_top(tmp_path: P
     flags = {"cert_dir": "/tls", "port": None, "card_policy": "spread", "node_policy": "spread"}
     settings = read_settings(file, {"MGPU_SCHEDULER__PORT": "1"}, flags, "scheduler")
     assert (settings.scheduler.cert_dir, settings.scheduler.port, settings.node_policy) == ("/tls", 1, "spread")
-    ask = dialects.read_ask(read_pod(share()), settings)
-    assert ask is not None
-    assert dialects.card_policy(ask, settings) == "spread", "the flag holds over the dialect's setting"
+    request = dialects.read_request(read_pod(share()), settings)
+    assert request is not None
+    assert dialects.card_policy(request, settings) == "spread", "the flag holds over the dialect's setting"
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

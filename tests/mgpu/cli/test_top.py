@@ -6,17 +6,17 @@ from collections.abc import Iterator
 import pytest
 from click.testing import CliRunner, Result
 
-from mgpu.cli import figures
-from mgpu.cli.figures import SORTS, Fragmentation
 from mgpu.cli.kubectl import NAMES, plugin
 from mgpu.cli.main import main
-from mgpu.cli.overview import Overview, overview
 from mgpu.cli.top import free_line
-from mgpu.cli.views import CardView, NodeView
 from mgpu.model.cards import CardState
 from mgpu.model.inventory import write_device
 from mgpu.model.pods import read_node
 from mgpu.model.slices import MIG
+from mgpu.presentation import utilization
+from mgpu.presentation.card_views import CardView, NodeView
+from mgpu.presentation.overview import Overview, overview
+from mgpu.presentation.utilization import SORTS, Fragmentation
 from mgpu.settings import load_settings
 from tests.builders import GIB, card, cards, container, node, pod, share
 from tests.mgpu.cli.served import served
@@ -41,17 +41,17 @@ def found() -> Overview:
 
 
 def test_what_nodes_and_models_have() -> None:
-    rows = {row.name: row for row in figures.by_node(found().nodes)}
+    rows = {row.name: row for row in utilization.by_node(found().nodes)}
     first, second = rows["n1"], rows["n2"]
     assert list(rows) == ["n1", "n2"]
     assert (first.cards, first.idle, first.unhealthy, first.core_used, first.core) == (3, 0, 1, 1500, 3000)
     assert (second.cards, second.idle, second.memory_used, second.memory) == (2, 1, 40 * GIB, 80 * GIB)
-    (model,) = figures.by_model(found().nodes)
+    (model,) = utilization.by_model(found().nodes)
     assert (model.name, model.nodes, model.cards) == ("A100-SXM4-80GB", 2, 5)
 
 
 def test_how_usable_is_what_is_free() -> None:
-    free = figures.fragmentation(found().nodes)
+    free = utilization.fragmentation(found().nodes)
     assert (free.idle, free.idle_core, free.idle_memory) == (1, 1000, 40 * GIB)
     assert (free.part, free.part_core, free.most_core, free.most_memory) == (1, 500, 500, 60 * GIB)
     assert (free.useless_core, free.useless_memory) == (0, 78 * GIB)
@@ -65,7 +65,7 @@ def test_how_usable_is_what_is_free() -> None:
 
 def test_cards_that_are_cut_are_counted_apart() -> None:
     whole, cut, broken = (CardView(CardState(card(i, healthy=i < 2)), cut=MIG if i else "") for i in range(3))
-    free = figures.fragmentation([NodeView("n1", (whole, cut, broken))])
+    free = utilization.fragmentation([NodeView("n1", (whole, cut, broken))])
     assert (free.idle, free.cut) == (1, 1)
 
 
@@ -75,7 +75,7 @@ def test_large_amounts(gib: int, shown: str) -> None:
 
 
 def test_who_holds_most_comes_first() -> None:
-    rows = [(row.pod, row.core, row.nodes) for row in figures.holders(found().nodes)]
+    rows = [(row.pod, row.core, row.nodes) for row in utilization.holders(found().nodes)]
     assert rows == [
         ("default/d", 1000, ("n2",)),
         ("default/b", 600, ("n1",)),
@@ -86,7 +86,7 @@ def test_who_holds_most_comes_first() -> None:
 
 @pytest.mark.parametrize("sort", sorted(SORTS))
 def test_every_order_ends_in_the_name(sort: str) -> None:
-    twins = [figures.of_cards(name, ()) for name in "cab"]
+    twins = [utilization.of_cards(name, ()) for name in "cab"]
     assert [row.name for row in sorted(twins, key=SORTS[sort])] == ["a", "b", "c"]
 
 
@@ -94,7 +94,7 @@ def test_every_order_ends_in_the_name(sort: str) -> None:
     ("sort", "first"), [("core", "n2"), ("memory", "n2"), ("name", "n1"), ("cards", "n1"), ("idle", "n2")]
 )
 def test_sorted_as_asked(sort: str, first: str) -> None:
-    assert min(figures.by_node(found().nodes), key=SORTS[sort]).name == first
+    assert min(utilization.by_node(found().nodes), key=SORTS[sort]).name == first
 
 
 @pytest.fixture(scope="module")

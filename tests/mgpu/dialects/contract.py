@@ -32,7 +32,7 @@ class Case:
     malformed: Mapping[str, tuple[Raw, tuple[str, ...]]]
     settings: Mapping[str, Settings] = field(default_factory=lambda: {"default": load_settings("")})
     unreadable: Callable[[Mapping[str, str]], Mapping[str, str]] = dict
-    wishes: bool = True
+    constraints: bool = True
 
 
 def resources(requests: Mapping[str, object] | None = None, limits: Mapping[str, object] | None = None) -> Raw:
@@ -401,7 +401,7 @@ SLICES = Case(
     },
     malformed=_slices_malformed(),
     unreadable=lambda record: dict.fromkeys(record, '{"c0": {"mig-1g.10gb": ["0:100"]}}'),
-    wishes=False,
+    constraints=False,
 )
 
 CASES = {case.name: case for case in (MGPU, GPUSHARE, KOORDINATOR, SLICES)}

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from mgpu import dialects
 from mgpu.dialects.vocabulary import vocabularies, vocabulary_of
-from mgpu.model.asks import Amount, Ask, ContainerAsk, Placement, peak
 from mgpu.model.cards import Card
+from mgpu.model.constraints import ALL, NONE
 from mgpu.model.errors import BadObject
+from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, Placement, peak
 from mgpu.model.groups import Group
 from mgpu.model.ledger import Share, shares_of
 from mgpu.model.pods import read_pod
-from mgpu.model.wishes import ALL, NONE
 from mgpu.settings import Settings, load_settings
 from tests.builders import CORE, cards, container, pod
 from tests.mgpu.dialects.contract import CASES, MIG_SLICES, MPS_SLICES, Case, Raw, resources
@@ -33,7 +33,7 @@ SLICE_DEVICES = tuple(
 DEVICES = (*NODE_CARDS, *OTHER_DEVICES, *SLICE_DEVICES)
 
 every_dialect = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-WISHING = {name: case for name, case in CASES.items() if case.wishes}
+WISHING = {name: case for name, case in CASES.items() if case.constraints}
 every_dialect_with_wishes = pytest.mark.parametrize("case", WISHING.values(), ids=WISHING.keys())
 
 
@@ -41,10 +41,10 @@ def of(case: Case) -> dialects.Dialect:
     return dialects.by_name(case.name)
 
 
-def read(case: Case, raw: Raw, settings: Settings = DEFAULT) -> Ask:
-    ask = of(case).read_ask(read_pod(raw), settings)
-    assert ask is not None
-    return ask
+def read(case: Case, raw: Raw, settings: Settings = DEFAULT) -> GpuRequest:
+    request = of(case).read_request(read_pod(raw), settings)
+    assert request is not None
+    return request
 
 
 def with_annotations(raw: Raw, annotations: Any) -> Raw:
@@ -59,14 +59,14 @@ def test_every_dialect_of_the_registry_has_its_case() -> None:
 @every_dialect
 def test_a_pod_that_asks_for_nothing_is_not_its_own(case: Case) -> None:
     for raw in (pod("p", container("c")), pod("p"), pod("p", container("c", memory="1Gi"))):
-        assert of(case).read_ask(read_pod(raw), DEFAULT) is None
+        assert of(case).read_request(read_pod(raw), DEFAULT) is None
 
 
 @every_dialect
 def test_a_malformed_pod_names_its_fields(case: Case) -> None:
     for title, (raw, paths) in case.malformed.items():
         with pytest.raises(BadObject) as error:
-            of(case).read_ask(read_pod(raw), DEFAULT)
+            of(case).read_request(read_pod(raw), DEFAULT)
         assert tuple(problem.field for problem in error.value.problems) == paths, title
         assert all(exists(raw, path) for path in paths), title
 
@@ -91,21 +91,21 @@ def exists(raw: Raw, path: str) -> bool:
 def test_equivalent_pods_ask_for_the_same(case: Case) -> None:
     for title, group in case.equal.items():
         first, *others = (read(case, raw) for raw in group)
-        assert all(ask == first for ask in others), title
+        assert all(request == first for request in others), title
 
 
 @every_dialect
 @given(data=st.data())
 def test_property_an_ask_is_sound(case: Case, data: st.DataObject) -> None:
     raw = data.draw(case.pods)
-    ask = read(case, raw)
-    names = [c.container for c in ask.containers]
+    request = read(case, raw)
+    names = [c.container for c in request.containers]
     started = [c.name for c in read_pod(raw).containers]
-    assert ask.dialect == case.name
+    assert request.dialect == case.name
     assert names == [name for name in started if name in names]
-    assert all(wanted.type != "gpu" and wanted.container in started for wanted in ask.others)
-    assert len({(wanted.type, wanted.container) for wanted in ask.others}) == len(ask.others)
-    for wanted in (*ask.containers, *ask.others):
+    assert all(wanted.type != "gpu" and wanted.container in started for wanted in request.others)
+    assert len({(wanted.type, wanted.container) for wanted in request.others}) == len(request.others)
+    for wanted in (*request.containers, *request.others):
         assert wanted.cards >= 1
         assert 0 <= wanted.core <= 1000
         assert (wanted.core, wanted.memory) == (1000, 0) if wanted.whole else wanted.memory >= 0
@@ -117,25 +117,25 @@ def test_property_a_record_reads_back_as_the_placement(case: Case, data: st.Data
     """In every mode; and reading needs no settings, so that a record outlives a change of mode."""
     raw = data.draw(case.pods)
     for settings in case.settings.values():
-        ask = read(case, raw, settings)
-        placement = placed(data, ask)
-        record = of(case).write_placement(read_pod(raw), ask, placement, DEVICES, settings, 0)
-        shares = of(case).read_placement(read_pod(with_annotations(raw, record)), ask)
+        request = read(case, raw, settings)
+        placement = placed(data, request)
+        record = of(case).write_placement(read_pod(raw), request, placement, DEVICES, settings, 0)
+        shares = of(case).read_placement(read_pod(with_annotations(raw, record)), request)
         assert shares is not None
-        assert {on_card(share) for share in shares} == set(shares_of(ask, placement))
+        assert {on_card(share) for share in shares} == set(shares_of(request, placement))
         assert all(of(case).owns_annotation(key) for key in record)
         assert all(dialects.is_placement_annotation(key) for key in record)
         assert all(isinstance(value, str) and len(key.split("/")[-1]) <= 63 for key, value in record.items())
 
 
-def placed(data: st.DataObject, ask: Ask) -> Placement:
-    def some(wanted: ContainerAsk) -> tuple[int, ...]:
+def placed(data: st.DataObject, request: GpuRequest) -> Placement:
+    def some(wanted: ContainerRequest) -> tuple[int, ...]:
         of = [device.index for device in DEVICES if device.type == wanted.type]
         return tuple(sorted(data.draw(st.permutations(of))[: wanted.cards]))
 
     return Placement(
-        tuple((c.container, some(c)) for c in ask.containers),
-        others=tuple((c.type, c.container, some(c)) for c in ask.others),
+        tuple((c.container, some(c)) for c in request.containers),
+        others=tuple((c.type, c.container, some(c)) for c in request.others),
     )
 
 
@@ -148,12 +148,12 @@ def on_card(share: Share) -> Share:
 @given(data=st.data())
 def test_property_no_record_is_none_and_garbage_is_a_bad_object(case: Case, data: st.DataObject) -> None:
     raw = data.draw(case.pods)
-    ask = read(case, raw)
-    assert of(case).read_placement(read_pod(raw), ask) is None
-    record = of(case).write_placement(read_pod(raw), ask, placed(data, ask), DEVICES, DEFAULT, 0)
+    request = read(case, raw)
+    assert of(case).read_placement(read_pod(raw), request) is None
+    record = of(case).write_placement(read_pod(raw), request, placed(data, request), DEVICES, DEFAULT, 0)
     garbage = with_annotations(raw, case.unreadable(record))
     with pytest.raises(BadObject) as error:
-        of(case).read_placement(read_pod(garbage), ask)
+        of(case).read_placement(read_pod(garbage), request)
     assert all(exists(garbage, problem.field) for problem in error.value.problems)
 
 
@@ -162,19 +162,19 @@ def test_property_no_record_is_none_and_garbage_is_a_bad_object(case: Case, data
 def test_property_no_altered_record_gives_other_amounts_than_the_request(case: Case, data: st.DataObject) -> None:
     """Whatever a record says, it is refused or names cards alone: nobody holds more or less than the pod asks for."""
     raw = data.draw(case.pods)
-    ask = read(case, raw)
-    record = of(case).write_placement(read_pod(raw), ask, placed(data, ask), DEVICES, DEFAULT, 0)
+    request = read(case, raw)
+    record = of(case).write_placement(read_pod(raw), request, placed(data, request), DEVICES, DEFAULT, 0)
     for _ in range(data.draw(st.integers(1, 3))):
         key = data.draw(st.sampled_from(sorted(record)))
         record = {**record, key: data.draw(altered(record[key]))}
     left_out = data.draw(st.none() | st.sampled_from(sorted(record)))
     record = {key: value for key, value in record.items() if key != left_out}
     try:
-        shares = dialects.read_placement(read_pod(with_annotations(raw, record)), ask)
+        shares = dialects.read_placement(read_pod(with_annotations(raw, record)), request)
     except BadObject:
         return
     if shares is not None:
-        asked, rounding = held(shares_of(ask, placed(data, ask))), len(shares)
+        asked, rounding = held(shares_of(request, placed(data, request))), len(shares)
         assert held(shares).keys() == asked.keys()
         for type, (core, memory, ratio) in held(shares).items():
             assert (core, ratio) == (asked[type][0], asked[type][2])
@@ -265,14 +265,14 @@ def test_what_a_node_offers_is_positive_for_every_card(case: Case) -> None:
 @given(data=st.data())
 def test_property_a_container_sees_exactly_its_cards(case: Case, data: st.DataObject) -> None:
     raw = data.draw(case.pods)
-    ask = read(case, raw)
-    placement = placed(data, ask)
+    request = read(case, raw)
+    placement = placed(data, request)
     for name in (c.name for c in read_pod(raw).containers):
-        if not dialects.handed(ask, name):
-            assert dialects.environment_of(read_pod(raw), ask, name, (), NODE_CARDS) == {}
-    for wanted in ask.containers:
+        if not dialects.handed(request, name):
+            assert dialects.environment_of(read_pod(raw), request, name, (), NODE_CARDS) == {}
+    for wanted in request.containers:
         own: list[Card] = [NODE_CARDS[i] for i in placement.cards(wanted.container)]
-        seen = dialects.environment_of(read_pod(raw), ask, wanted.container, own, NODE_CARDS)
+        seen = dialects.environment_of(read_pod(raw), request, wanted.container, own, NODE_CARDS)
         assert seen["NVIDIA_VISIBLE_DEVICES"] == ",".join(card.uuid for card in own)
         assert seen["MGPU_CARDS"] == ",".join(str(card.index) for card in own)
         assert float(seen["MGPU_CORE_PERCENT"]) == wanted.core / 10
@@ -294,15 +294,15 @@ WISHES = {
 def test_property_wishes_stand_beside_any_ask(case: Case, data: st.DataObject) -> None:
     raw = data.draw(case.pods)
     bare = read(case, raw)
-    ask = dialects.read_ask(read_pod(with_annotations(raw, WISHES)), DEFAULT)
-    assert ask is not None
-    assert replace(ask, wishes=NONE) == bare == dialects.read_ask(read_pod(raw), DEFAULT)
-    assert {f"mgpu.io/{key}": text for key, text in ask.wishes.shown().items()} == WISHES
-    assert (dialects.card_policy(ask, DEFAULT), ask.wishes.groups) == (
+    request = dialects.read_request(read_pod(with_annotations(raw, WISHES)), DEFAULT)
+    assert request is not None
+    assert replace(request, constraints=NONE) == bare == dialects.read_request(read_pod(raw), DEFAULT)
+    assert {f"mgpu.io/{key}": text for key, text in request.constraints.shown().items()} == WISHES
+    assert (dialects.card_policy(request, DEFAULT), request.constraints.groups) == (
         "spread",
         (Group("spread-group", "default", "web"),),
     )
-    assert dialects.card_policy(ask, load_settings(flags={"cardPolicy": "binpack"})) == "spread"
+    assert dialects.card_policy(request, load_settings(flags={"cardPolicy": "binpack"})) == "spread"
 
 
 @every_dialect_with_wishes
@@ -312,14 +312,14 @@ def test_property_a_bad_wish_is_a_bad_object_until_cards_are_decided(case: Case,
     bound = {**raw, "spec": {**raw["spec"], "nodeName": "n1"}}
     for undecided in (raw, bound):
         with pytest.raises(BadObject) as error:
-            dialects.read_ask(read_pod(undecided), DEFAULT)
+            dialects.read_request(read_pod(undecided), DEFAULT)
         assert [problem.field for problem in error.value.problems] == ["metadata.annotations[mgpu.io/card-models]"]
-    bare = dialects.read_bare_ask(read_pod(raw), DEFAULT)
+    bare = dialects.read_bare_request(read_pod(raw), DEFAULT)
     assert bare is not None
     record = of(case).write_placement(read_pod(raw), bare, placed(data, bare), DEVICES, DEFAULT, 0)
-    ask = dialects.read_ask(read_pod(with_annotations(bound, record)), DEFAULT)
-    assert ask is not None
-    assert str(ask.wishes) == "spread-group web"
+    request = dialects.read_request(read_pod(with_annotations(bound, record)), DEFAULT)
+    assert request is not None
+    assert str(request.constraints) == "spread-group web"
 
 
 @every_dialect_with_wishes
@@ -327,7 +327,7 @@ def test_property_a_bad_wish_is_a_bad_object_until_cards_are_decided(case: Case,
 def test_property_pods_with_several_cards_share_none_with_a_group(case: Case, data: st.DataObject) -> None:
     raw = data.draw(case.pods)
     wished = read_pod(with_annotations(raw, {"mgpu.io/same-card-group": "pair"}))
-    problems = dialects.wish_problems(wished, read(case, raw))
+    problems = dialects.constraint_problems(wished, read(case, raw))
     assert bool(problems) is any(c.cards > 1 for c in read(case, raw).containers)
 
 
@@ -340,18 +340,18 @@ def test_wishes_are_no_placement_annotations(case: Case) -> None:
 def test_a_dialect_that_is_switched_off_reads_nothing(case: Case) -> None:
     off = load_settings(f"dialects: {{{case.name}: {{enabled: false}}}}")
     raw = next(iter(case.equal.values()))[0]
-    assert dialects.read_ask(read_pod(raw), off) is None
+    assert dialects.read_request(read_pod(raw), off) is None
     assert of(case).resources(DEVICES, off) == ()
-    assert dialects.read_ask(read_pod(raw), DEFAULT) is not None
+    assert dialects.read_request(read_pod(raw), DEFAULT) is not None
 
 
 @pytest.mark.parametrize("resource", [CORE, "aliyun.com/gpu-mem", "koordinator.sh/gpu", "koordinator.sh/rdma"])
 def test_zero_is_denied_and_holds_nothing_where_it_runs_already(resource: str) -> None:
     none = resources(None, {resource: "0"})
     with pytest.raises(BadObject):
-        dialects.read_ask(read_pod(pod("p", none)), DEFAULT)
-    assert dialects.read_ask(read_pod(pod("p", none, node="n1")), DEFAULT) is None
+        dialects.read_request(read_pod(pod("p", none)), DEFAULT)
+    assert dialects.read_request(read_pod(pod("p", none, node="n1")), DEFAULT) is None
     beside = pod("p", none, {**resources(None, {"koordinator.sh/gpu": "50"}), "name": "d"}, node="n1")
-    ask = dialects.read_ask(read_pod(beside), DEFAULT)
-    assert ask is not None
-    assert [one.container for one in ask.containers] == ["d"]
+    request = dialects.read_request(read_pod(beside), DEFAULT)
+    assert request is not None
+    assert [one.container for one in request.containers] == ["d"]

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from mgpu.dialects import gpushare
-from mgpu.model.asks import Ask, Placement
 from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject
+from mgpu.model.gpu_requests import GpuRequest, Placement
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Pod, Stage, read_pod
 from mgpu.settings import Settings, load_settings
@@ -20,18 +20,18 @@ MIB = load_settings("dialects: {gpushare: {memoryUnit: mib}}")
 NOW = 1_632_984_663_000_000_000
 
 
-def read(raw: dict[str, Any], settings: Settings = SETTINGS) -> tuple[Pod, Ask]:
+def read(raw: dict[str, Any], settings: Settings = SETTINGS) -> tuple[Pod, GpuRequest]:
     read_one = read_pod(raw)
-    ask = gpushare.read_ask(read_one, settings)
-    assert ask is not None
-    return read_one, ask
+    request = gpushare.read_request(read_one, settings)
+    assert request is not None
+    return read_one, request
 
 
 def written(raw: dict[str, Any], settings: Settings = SETTINGS, **on: int) -> dict[str, str]:
     """The record of a pod whose containers are on these cards."""
-    read_one, ask = read(raw, settings)
-    placement = Placement(tuple((c.container, (on[c.container],)) for c in ask.containers))
-    return gpushare.write_placement(read_one, ask, placement, cards(4), settings, NOW)
+    read_one, request = read(raw, settings)
+    placement = Placement(tuple((c.container, (on[c.container],)) for c in request.containers))
+    return gpushare.write_placement(read_one, request, placement, cards(4), settings, NOW)
 
 
 def shares(raw: dict[str, Any]) -> list[tuple[str, object, int]] | None:
@@ -47,8 +47,8 @@ def noted(raw: dict[str, Any], **annotations: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("settings", "one"), [(SETTINGS, 1 << 30), (MIB, 1 << 20)])
 def test_memory_counts_in_the_unit_and_compute_is_not_asked_for(settings: Settings, one: int) -> None:
-    _, ask = read(asking("p", 3), settings)
-    (wanted,) = ask.containers
+    _, request = read(asking("p", 3), settings)
+    (wanted,) = request.containers
     assert (wanted.cards, wanted.core, wanted.memory, wanted.whole) == (1, 0, 3 * one, False)
 
 
@@ -66,8 +66,8 @@ def test_amount_below_the_least_of_the_settings_is_refused_in_its_unit(unit: str
 
 def test_every_container_asks_for_itself() -> None:
     init = ({**container("s", 2), "restartPolicy": "Always"}, container("i", 5))
-    _, ask = read(pod("p", container("a", 1), {"name": "none"}, container("b", 4), init=init))
-    assert [(c.container, c.memory // GIB, c.stage) for c in ask.containers] == [
+    _, request = read(pod("p", container("a", 1), {"name": "none"}, container("b", 4), init=init))
+    assert [(c.container, c.memory // GIB, c.stage) for c in request.containers] == [
         ("s", 2, Stage.SIDECAR),
         ("i", 5, Stage.INIT),
         ("a", 1, Stage.APP),
@@ -161,8 +161,8 @@ def test_what_a_record_may_not_say(annotations: dict[str, str], says: str | None
 
 def test_a_record_keeps_its_unit_once_the_pod_is_bound() -> None:
     raw = asking("p", 3, node="n1", annotations=written(asking("p", 3), c=0))
-    read_one, ask = read(raw, MIB)
-    assert gpushare.read_placement(read_one, ask) == (Share("c", 0, memory=3 * GIB),)
+    read_one, request = read(raw, MIB)
+    assert gpushare.read_placement(read_one, request) == (Share("c", 0, memory=3 * GIB),)
     del raw["spec"]["nodeName"]
     assert read(raw, MIB)[1].containers[0].memory == 3 << 20
 
@@ -176,8 +176,8 @@ def test_the_node_says_that_it_gave_the_card_out() -> None:
 
 @pytest.mark.parametrize(("settings", "unit"), [(SETTINGS, 1), (MIB, 1024)])
 def test_what_a_container_sees(settings: Settings, unit: int) -> None:
-    read_one, ask = read(pod("p", container("a", 2 * unit), container("b", 4 * unit)), settings)
-    seen = gpushare.environment(read_one, ask.containers[1], (cards(4)[3],), cards(4))
+    read_one, request = read(pod("p", container("a", 2 * unit), container("b", 4 * unit)), settings)
+    seen = gpushare.environment(read_one, request.containers[1], (cards(4)[3],), cards(4))
     assert seen == {
         "ALIYUN_COM_GPU_MEM_IDX": "3",
         "ALIYUN_COM_GPU_MEM_POD": str(6 * unit),

@@ -9,9 +9,9 @@ import pytest
 
 from mgpu.dialects import koordinator as koord
 from mgpu.dialects.node_resources import NodeResource
-from mgpu.model.asks import Ask, ContainerAsk, Placement, whole_cards
 from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, whole_cards
 from mgpu.model.ledger import Minor, Share, shares_of
 from mgpu.model.pods import Stage, read_pod
 from mgpu.settings import load_settings
@@ -32,10 +32,10 @@ def asking(name: str = "c", /, **amounts: object) -> Raw:
     return {**resources({names.get(key, koord.PREFIX + key): str(n) for key, n in amounts.items()}), "name": name}
 
 
-def read(*containers: Raw, **more: Any) -> Ask:
-    ask = koord.read_ask(read_pod(pod("p", *containers, **more)), DEFAULT)
-    assert ask is not None
-    return ask
+def read(*containers: Raw, **more: Any) -> GpuRequest:
+    request = koord.read_request(read_pod(pod("p", *containers, **more)), DEFAULT)
+    assert request is not None
+    return request
 
 
 def refused(**amounts: Any) -> str:
@@ -56,42 +56,42 @@ def recorded(annotations: Mapping[str, object], *containers: Raw, **more: Any) -
 
 class TestAsk:
     def test_the_shorthand_is_core_and_ratio(self) -> None:
-        assert read(asking(gpu=50)).containers == (ContainerAsk("c", 1, 500, ratio=50),)
+        assert read(asking(gpu=50)).containers == (ContainerRequest("c", 1, 500, ratio=50),)
 
     def test_nvidia_gpu_is_whole_cards(self) -> None:
         assert read(asking(nvidia=2)).containers == (whole_cards("c", 2, stock=True),)
         assert read(asking(gpu=200)).containers == (whole_cards("c", 2),)
 
     def test_core_in_hundreds_beside_memory_is_as_many_cards(self) -> None:
-        assert read(asking(core=200, memory="32Gi")).containers == (ContainerAsk("c", 2, 1000, 16 * GIB, ratio=0),)
+        assert read(asking(core=200, memory="32Gi")).containers == (ContainerRequest("c", 2, 1000, 16 * GIB, ratio=0),)
 
     def test_the_larger_of_core_and_ratio_says_how_many_cards(self) -> None:
-        assert read(asking(core=50, ratio=200)).containers == (ContainerAsk("c", 2, 250, ratio=100),)
+        assert read(asking(core=50, ratio=200)).containers == (ContainerRequest("c", 2, 250, ratio=100),)
 
     def test_a_share_is_divided_by_the_cards_that_it_spans(self) -> None:
-        assert read(asking(shared=2, core=100, ratio=40)).containers == (ContainerAsk("c", 2, 500, ratio=20),)
-        odd = ContainerAsk("c", 2, memory=(1 << 20) + 1, ratio=0)
+        assert read(asking(shared=2, core=100, ratio=40)).containers == (ContainerRequest("c", 2, 500, ratio=20),)
+        odd = ContainerRequest("c", 2, memory=(1 << 20) + 1, ratio=0)
         assert read(asking(shared=2, memory=(2 << 20) + 1)).containers == (odd,)
 
     def test_all_memory_without_core_leaves_the_core_to_others(self) -> None:
-        assert read(asking(ratio=100)).containers == (ContainerAsk("c", 1, ratio=100),)
+        assert read(asking(ratio=100)).containers == (ContainerRequest("c", 1, ratio=100),)
 
     def test_other_devices_stand_beside_and_alone(self) -> None:
-        rdma = ContainerAsk("c", 1, 500, type="rdma")
-        fpga = ContainerAsk("c", 3, 1000, type="fpga")
-        ask = read(asking(gpu=50, rdma=50, fpga=300))
-        assert (ask.containers, ask.others) == ((ContainerAsk("c", 1, 500, ratio=50),), (fpga, rdma))
-        assert read(asking(rdma=50)) == Ask("koordinator", (), others=(rdma,))
+        rdma = ContainerRequest("c", 1, 500, type="rdma")
+        fpga = ContainerRequest("c", 3, 1000, type="fpga")
+        request = read(asking(gpu=50, rdma=50, fpga=300))
+        assert (request.containers, request.others) == ((ContainerRequest("c", 1, 500, ratio=50),), (fpga, rdma))
+        assert read(asking(rdma=50)) == GpuRequest("koordinator", (), others=(rdma,))
 
     def test_any_other_name_is_a_type_of_devices(self) -> None:
-        assert read(asking(npu=100)).others == (ContainerAsk("c", 1, 1000, type="npu"),)
+        assert read(asking(npu=100)).others == (ContainerRequest("c", 1, 1000, type="npu"),)
 
     def test_each_container_asks_in_its_own_form(self) -> None:
-        ask = read(asking("a", nvidia=1), asking("b", gpu=30), init=({**asking("i", ratio=10)},))
-        assert ask.containers == (
-            ContainerAsk("i", 1, ratio=10, stage=Stage.INIT),
+        request = read(asking("a", nvidia=1), asking("b", gpu=30), init=({**asking("i", ratio=10)},))
+        assert request.containers == (
+            ContainerRequest("i", 1, ratio=10, stage=Stage.INIT),
             whole_cards("a", 1, stock=True),
-            ContainerAsk("b", 1, 300, ratio=30),
+            ContainerRequest("b", 1, 300, ratio=30),
         )
 
     def test_refusals_name_the_resources(self) -> None:
@@ -137,19 +137,19 @@ class TestLeastAmount:
     )
     def test_it_can_be_set(self, amounts: dict[str, Any], name: str) -> None:
         raw = read_pod(pod("p", asking(**amounts)))
-        assert koord.read_ask(raw, DEFAULT)
+        assert koord.read_request(raw, DEFAULT)
         with pytest.raises(BadObject) as error:
-            koord.read_ask(raw, load_settings(LEAST))
+            koord.read_request(raw, load_settings(LEAST))
         assert [problem.field for problem in error.value.problems] == [f"spec.containers[0].resources.requests[{name}]"]
 
     def test_percent_below_it_is_refused_with_the_rule(self) -> None:
         raw = read_pod(pod("p", asking(shared=4, ratio=16)))
         with pytest.raises(BadObject, match="must be at least 5 percent per card, not 16 over 4 cards"):
-            koord.read_ask(raw, load_settings(LEAST))
+            koord.read_request(raw, load_settings(LEAST))
 
     def test_whole_cards_and_other_devices_have_none(self) -> None:
         for amounts in ({"nvidia": 1}, {"gpu": 200}, {"rdma": 1}):
-            assert koord.read_ask(read_pod(pod("p", asking(**amounts))), load_settings(LEAST))
+            assert koord.read_request(read_pod(pod("p", asking(**amounts))), load_settings(LEAST))
 
 
 class TestRecord:
@@ -211,13 +211,13 @@ class TestRecord:
             "b": {"gpu": [0], "rdma": [2]},
         }
         shares = recorded(record, *containers, init=(asking("i", gpu=60),))
-        ask = read(*containers, init=(asking("i", gpu=60),))
+        request = read(*containers, init=(asking("i", gpu=60),))
         assert [(s.container, s.card) for s in shares or ()] == [
             *((name, "GPU-n1-0") for name in "iab"),
             *(("a", f"rdma-{i}") for i in range(2)),
             ("b", "rdma-2"),
         ]
-        assert [s.core for s in shares or ()] == [s.core for s in shares_of(ask, placement)]
+        assert [s.core for s in shares or ()] == [s.core for s in shares_of(request, placement)]
 
 
 def entry(minor: int, core: int = 0, memory: str = "", ratio: int = 0, prefix: str = "koordinator.sh/") -> Raw:

@@ -13,15 +13,15 @@ import pytest
 from mgpu import dialects
 from mgpu.dialects import koordinator as koord
 from mgpu.dialects.device_allocated import ALLOCATED
-from mgpu.model.asks import Ask, ContainerAsk, Placement, Rejection
 from mgpu.model.cards import Card, CardState
 from mgpu.model.errors import BadObject
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Rejection
 from mgpu.model.inventory import read_device
 from mgpu.model.ledger import Holding, Ledger, Share
 from mgpu.model.pods import Node, read_pod
 from mgpu.model.quantities import whole_bytes
 from mgpu.settings import Settings, load_settings
-from scheduler.decide import assess, record
+from scheduler.engine.assessment import assess, record
 from tests import data
 from tests.builders import pod
 from tests.mgpu.dialects.contract import resources
@@ -60,10 +60,10 @@ def requesting(requests: Mapping[str, object]) -> Raw:
     return pod("p", resources(named(requests)))
 
 
-def ask_of(requests: Mapping[str, object], settings: Settings = DEFAULT) -> Ask:
-    ask = dialects.read_ask(read_pod(requesting(requests)), settings)
-    assert ask is not None
-    return ask
+def request_of(requests: Mapping[str, object], settings: Settings = DEFAULT) -> GpuRequest:
+    request = dialects.read_request(read_pod(requesting(requests)), settings)
+    assert request is not None
+    return request
 
 
 def device_object(devices: Mapping[str, Mapping[int, Raw]]) -> Raw:
@@ -108,8 +108,8 @@ def allocation_in(annotations: Mapping[str, str]) -> dict[str, dict[int, dict[st
 @by_name(FACTS["allocations"])
 def test_allocation(case: Raw) -> None:
     settings = SPREAD if case.get("policy") == "spread" else DEFAULT
-    raw, ask, cards = requesting(case["requests"]), ask_of(case["requests"]), card_states(case["devices"])
-    found = assess(ask, NODE, cards, settings)
+    raw, request, cards = requesting(case["requests"]), request_of(case["requests"]), card_states(case["devices"])
+    found = assess(request, NODE, cards, settings)
     if "rejected" in case:
         assert isinstance(found, Rejection)
         assert found.hopeless is not case["rejected"]["more_free_helps"]
@@ -119,12 +119,12 @@ def test_allocation(case: Raw) -> None:
         type: {minor: counted(amounts) for minor, amounts in of_type.items()}
         for type, of_type in case["allocation"].items()
     }
-    assert allocation_in(record(read_pod(raw), ask, found, cards, settings, 0)) == expected
+    assert allocation_in(record(read_pod(raw), request, found, cards, settings, 0)) == expected
 
 
 @by_name(FACTS["splits"])
 def test_split_over_cards(case: Raw) -> None:
-    (only,) = ask_of(case["requests"], ANY_AMOUNT).containers
+    (only,) = request_of(case["requests"], ANY_AMOUNT).containers
     per_card = case["per_card"]
     assert (only.cards, only.whole) == (case["cards"], case["whole"])
     assert only.core == per_card["core"] * 10
@@ -137,7 +137,7 @@ def card_of(memory: str | int) -> Card:
 
 def test_memory_ratio_is_rounded_up() -> None:
     case = FACTS["memory_ratio"]
-    taken = ContainerAsk("c", memory=whole_bytes(case["mem"]), ratio=0).takes(card_of(case["card"]))
+    taken = ContainerRequest("c", memory=whole_bytes(case["mem"]), ratio=0).takes(card_of(case["card"]))
     assert taken.ratio == case["ratio"]
 
 
@@ -150,11 +150,11 @@ def test_accounting_of_a_recorded_allocation() -> None:
     raw = requesting({"core": case["allocated"]["core"], "ratio": case["allocated"]["ratio"]})
     raw["metadata"]["annotations"] = {ALLOCATED: json.dumps({"gpu": [entry]})}
     found = read_pod(raw)
-    ask = dialects.read_ask(found, DEFAULT)
-    assert ask is not None
-    shares = koord.read_placement(found, ask)
+    request = dialects.read_request(found, DEFAULT)
+    assert request is not None
+    shares = koord.read_placement(found, request)
     assert shares is not None
-    ledger.hold(Holding(found.uid, found.namespace, found.name, NODE.name, ask.dialect, shares))
+    ledger.hold(Holding(found.uid, found.namespace, found.name, NODE.name, request.dialect, shares))
     assert free_and_used(ledger) == (counted(case["free"]), counted(case["allocated"]))
     ledger.release(found.uid)
     whole = {"core": 100, "ratio": 100, "mem": whole_bytes(card["mem"])}
@@ -170,10 +170,10 @@ def free_and_used(ledger: Ledger) -> tuple[dict[str, int], dict[str, int]]:
 
 def test_annotation_of_an_allocation() -> None:
     case = FACTS["record"]
-    raw, ask = read_pod(requesting(case["requests"])), ask_of(case["requests"])
+    raw, request = read_pod(requesting(case["requests"])), request_of(case["requests"])
     placement = Placement((("c", (0, 1)),), others=(("rdma", "c", (1,)),))
     cards = read_device(device_object(case["devices"]))
-    written = koord.write_placement(raw, ask, placement, cards, DEFAULT, 0)
+    written = koord.write_placement(raw, request, placement, cards, DEFAULT, 0)
     assert written == {case["annotation"]: json.dumps(case["content"], separators=(",", ":"))}
 
 
@@ -187,7 +187,7 @@ def test_mutation(case: Raw) -> None:
 @by_content(FACTS["equal_requests"])
 def test_requests_that_mean_the_same_are_read_alike(case: list[Raw]) -> None:
     """`stock` differs: it says by which name the request came, as NVIDIA's own plugin serves that on some nodes."""
-    one, other = map(ask_of, case)
+    one, other = map(request_of, case)
     assert replace(one, containers=tuple(replace(c, stock=False) for c in one.containers)) == other
 
 

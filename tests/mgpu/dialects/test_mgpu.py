@@ -6,8 +6,8 @@ import pytest
 
 from mgpu import dialects
 from mgpu.dialects import mgpu
-from mgpu.model.asks import Ask, ContainerAsk, Placement, whole_cards
 from mgpu.model.errors import BadObject
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, whole_cards
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Node, Stage, read_pod
 from mgpu.settings import Settings, load_settings
@@ -19,15 +19,15 @@ MIB = 1 << 20
 Raw = dict[str, Any]
 
 
-def read(raw: Raw, settings: Settings = DEFAULT) -> Ask:
-    ask = mgpu.read_ask(read_pod(raw), settings)
-    assert ask is not None
-    return ask
+def read(raw: Raw, settings: Settings = DEFAULT) -> GpuRequest:
+    request = mgpu.read_request(read_pod(raw), settings)
+    assert request is not None
+    return request
 
 
 def refused(raw: Raw, settings: Settings = DEFAULT) -> list[str]:
     with pytest.raises(BadObject) as error:
-        mgpu.read_ask(read_pod(raw), settings)
+        mgpu.read_request(read_pod(raw), settings)
     return [str(problem) for problem in error.value.problems]
 
 
@@ -42,7 +42,7 @@ LIST = f"metadata.annotations[{mgpu.MULTIPLE}]"
 
 class TestAsk:
     def test_core_is_percent_and_memory_is_mib(self) -> None:
-        assert read(share("p", 30, 4069)).containers == (ContainerAsk("c", 1, 300, 4069 * MIB),)
+        assert read(share("p", 30, 4069)).containers == (ContainerRequest("c", 1, 300, 4069 * MIB),)
 
     def test_6k_is_6000_mib(self) -> None:
         assert read(pod("p", container("c", 20, "6k"))).containers[0].memory == 6000 * MIB
@@ -56,8 +56,8 @@ class TestAsk:
     def test_a_multiple_pods_totals_are_divided_by_its_cards(self) -> None:
         raw = multiple("2,1,0", container("a", 100, 4096), container("b", 30, 512), container("c"))
         assert read(raw).containers == (
-            ContainerAsk("a", 2, 500, 2 * GIB),
-            ContainerAsk("b", 1, 300, 512 * MIB),
+            ContainerRequest("a", 2, 500, 2 * GIB),
+            ContainerRequest("b", 1, 300, 512 * MIB),
         )
 
     def test_100_per_card_of_a_multiple_pod_is_whole_cards(self) -> None:
@@ -65,7 +65,7 @@ class TestAsk:
 
     def test_init_containers_follow_the_normal_rules_beside_a_list(self) -> None:
         raw = multiple("2", container("a", 100, 4096), init=(container("i", 200),))
-        assert read(raw).containers == (whole_cards("i", 2, Stage.INIT), ContainerAsk("a", 2, 500, 2 * GIB))
+        assert read(raw).containers == (whole_cards("i", 2, Stage.INIT), ContainerRequest("a", 2, 500, 2 * GIB))
 
     def test_sixteen_cards_are_the_most(self) -> None:
         assert read(pod("p", container("c", 1600))).containers[0].cards == 16
@@ -77,7 +77,7 @@ class TestAsk:
         assert read(share(), few).max_shares == 4
 
     def test_a_list_of_zeros_alone_asks_for_nothing(self) -> None:
-        assert mgpu.read_ask(read_pod(multiple("0,0", container("a"), container("b"))), DEFAULT) is None
+        assert mgpu.read_request(read_pod(multiple("0,0", container("a"), container("b"))), DEFAULT) is None
 
 
 class TestTheSeedsEightInvalidPods:
@@ -229,7 +229,7 @@ class TestValidation:
         assert read(pod("p", container("c" * 43, 50, 1024)))
         (problem,) = refused(pod("p", container("c" * 44, 50, 1024)))
         assert problem.startswith("spec.containers[0].name: must be at most 43 characters")
-        assert mgpu.read_ask(read_pod(pod("p", container("c" * 63))), DEFAULT) is None
+        assert mgpu.read_request(read_pod(pod("p", container("c" * 63))), DEFAULT) is None
 
 
 def node(policy: str | None = None, schedule: str | None = "mgpu") -> Node:
@@ -281,17 +281,17 @@ class TestFilter:
 
 
 class TestRecord:
-    ask = Ask("mgpu", (ContainerAsk("c1", 1, 500, GIB), ContainerAsk("c2", 2, 500, GIB)))
+    request = GpuRequest("mgpu", (ContainerRequest("c1", 1, 500, GIB), ContainerRequest("c2", 2, 500, GIB)))
     raw = pod("p", container("c1", 50, 1024), container("c2", 100, 2048))
 
     def written(self, settings: str = "") -> dict[str, str]:
         placement = Placement((("c1", (1,)), ("c2", (0, 2))))
-        return mgpu.write_placement(read_pod(self.raw), self.ask, placement, cards(3), load_settings(settings), 0)
+        return mgpu.write_placement(read_pod(self.raw), self.request, placement, cards(3), load_settings(settings), 0)
 
-    def recorded(self, annotations: dict[str, str], raw: Raw | None = None, ask: Ask | None = None) -> Any:
+    def recorded(self, annotations: dict[str, str], raw: Raw | None = None, request: GpuRequest | None = None) -> Any:
         given = {**(raw or self.raw)}
         given["metadata"] = {**given["metadata"], "annotations": annotations}
-        shares = mgpu.read_placement(read_pod(given), ask or self.ask)
+        shares = mgpu.read_placement(read_pod(given), request or self.request)
         return shares if shares is None else [(s.container, s.card) for s in shares]
 
     def test_index_mode(self) -> None:
@@ -308,7 +308,7 @@ class TestRecord:
 
     def test_amounts_come_from_the_ask(self) -> None:
         raw = {**self.raw, "metadata": {"name": "p", "annotations": self.written()}}
-        shares = mgpu.read_placement(read_pod(raw), self.ask)
+        shares = mgpu.read_placement(read_pod(raw), self.request)
         assert shares is not None
         assert shares[0] == Share("c1", 1, 500, GIB)
 
@@ -325,21 +325,21 @@ class TestRecord:
 
     def test_a_name_that_looks_like_another_containers_position(self) -> None:
         raw = pod("p", container("1", 50, 1024), container("0", 50, 1024))
-        ask = Ask("mgpu", (ContainerAsk("1", 1, 500, GIB), ContainerAsk("0", 1, 500, GIB)))
+        request = GpuRequest("mgpu", (ContainerRequest("1", 1, 500, GIB), ContainerRequest("0", 1, 500, GIB)))
         annotations = {mgpu.INDEX_PREFIX + "0": "3", mgpu.INDEX_PREFIX + "1": "4"}
-        assert self.recorded(annotations, raw, ask) == [("1", 4), ("0", 3)]
+        assert self.recorded(annotations, raw, request) == [("1", 4), ("0", 3)]
 
     def test_a_position_that_is_another_containers_name_is_never_used(self) -> None:
         raw = pod("p", container("1", 50, 1024), container("c", 50, 1024))
-        ask = Ask("mgpu", (ContainerAsk("1", 1, 500, GIB), ContainerAsk("c", 1, 500, GIB)))
+        request = GpuRequest("mgpu", (ContainerRequest("1", 1, 500, GIB), ContainerRequest("c", 1, 500, GIB)))
         with pytest.raises(BadObject, match=r"gpu-index-container-c\]: is missing"):
-            self.recorded({mgpu.INDEX_PREFIX + "1": "4"}, raw, ask)
+            self.recorded({mgpu.INDEX_PREFIX + "1": "4"}, raw, request)
 
     def test_init_containers_have_no_position(self) -> None:
         raw = pod("p", container("c"), init=(container("i", 50, 1024),))
-        ask = Ask("mgpu", (ContainerAsk("i", 1, 500, GIB, stage=Stage.INIT),))
+        request = GpuRequest("mgpu", (ContainerRequest("i", 1, 500, GIB, stage=Stage.INIT),))
         with pytest.raises(BadObject, match="is missing"):
-            self.recorded({mgpu.INDEX_PREFIX + "0": "4"}, raw, ask)
+            self.recorded({mgpu.INDEX_PREFIX + "0": "4"}, raw, request)
 
     @pytest.mark.parametrize("name", ["other", "2", "", "i"])
     def test_a_row_for_a_container_that_asks_for_nothing_is_refused(self, name: str) -> None:
@@ -379,21 +379,21 @@ class TestRecord:
 
     def test_a_uuid_that_could_not_be_read_back_is_written_as_its_index(self) -> None:
         odd = tuple(type(card)(card.index, "a,b", "", GIB) for card in cards(1))
-        ask, placement = Ask("mgpu", (ContainerAsk("c"),)), Placement((("c", (0,)),))
+        request, placement = GpuRequest("mgpu", (ContainerRequest("c"),)), Placement((("c", (0,)),))
         mode = load_settings("dialects: {mgpu: {MGPUScheduleMode: id}}")
-        written = mgpu.write_placement(read_pod(share()), ask, placement, odd, mode, 0)
+        written = mgpu.write_placement(read_pod(share()), request, placement, odd, mode, 0)
         assert written[mgpu.INDEX_PREFIX + "c"] == "0"
 
 
 class TestSettings:
     def test_binpack_unless_set(self) -> None:
-        ask = read(share())
-        assert dialects.card_policy(ask, DEFAULT) == "binpack"
-        assert dialects.card_policy(ask, load_settings("dialects: {mgpu: {MGPUPolicy: Spread}}")) == "spread"
+        request = read(share())
+        assert dialects.card_policy(request, DEFAULT) == "binpack"
+        assert dialects.card_policy(request, load_settings("dialects: {mgpu: {MGPUPolicy: Spread}}")) == "spread"
 
     def test_mgpu_enable_false_is_off(self) -> None:
         off = load_settings("dialects: {mgpu: {MGPUEnable: false}}")
-        assert dialects.read_ask(read_pod(share()), off) is None
+        assert dialects.read_request(read_pod(share()), off) is None
 
 
 def test_a_node_offers_percent_as_ids_and_mib_as_a_number() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from deviceplugin.pods import NodePods
+from deviceplugin.pods.node_pods import NodePods
 from mgpu.dialects.reading import bounded, fingerprint
 from mgpu.dialects.records import Records
 from mgpu.model import budget
@@ -15,8 +15,8 @@ from mgpu.model.errors import BadObject
 from mgpu.model.pods import read_pod
 from mgpu.model.seals import SEAL, Keys, Signer, Subject
 from mgpu.settings import load_settings
-from scheduler.gpu_pods import GpuPod
-from scheduler.state import State
+from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.gpu_pods import GpuPod
 from tests import builders as b
 
 Raw = dict[str, Any]
@@ -126,7 +126,7 @@ def _others(raw: Raw, path: Path) -> Iterator[Any]:
 
 def as_scheduler(*raws: Raw) -> GpuPod | str | None:
     """What a scheduler knows of a pod after these events."""
-    state = State(SETTINGS, records=RECORDS)
+    state = ClusterCache(SETTINGS, records=RECORDS)
     state.node_changed(b.node())
     try:
         for raw in raws:
@@ -159,7 +159,7 @@ def test_pod_changed_anywhere_is_known_as_if_it_had_never_been_different(name: s
 
 
 def test_pod_with_other_labels_is_not_read_again_and_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    state, raw = State(SETTINGS, records=RECORDS), running()
+    state, raw = ClusterCache(SETTINGS, records=RECORDS), running()
     state.pod_changed(raw)
     relabelled = copy.deepcopy(raw)
     relabelled["metadata"] |= {
@@ -168,7 +168,7 @@ def test_pod_with_other_labels_is_not_read_again_and_has_them(monkeypatch: pytes
         "annotations": {**raw["metadata"]["annotations"], "other": "y"},
     }
     relabelled["spec"]["containers"][0]["image"] = "other"
-    monkeypatch.setattr("scheduler.state.gpu_pod_of", lambda *_: pytest.fail("the pod was read again"))
+    monkeypatch.setattr("scheduler.cluster.cache.gpu_pod_of", lambda *_: pytest.fail("the pod was read again"))
     state.pod_changed(relabelled)
     known = state.gpu_pod("uid-p")
     assert known is not None

@@ -7,14 +7,14 @@ import pytest
 
 from mgpu import dialects
 from mgpu.dialects import slices
-from mgpu.model.asks import Ask, ContainerAsk, Placement
 from mgpu.model.cards import Card, noun
+from mgpu.model.constraints import ALL
 from mgpu.model.errors import BadObject
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement
 from mgpu.model.ledger import Share, absent
 from mgpu.model.partitioning import devices, read_slices, write_made
 from mgpu.model.pods import Node, Pod, Stage, read_pod
 from mgpu.model.slices import Slice
-from mgpu.model.wishes import ALL
 from mgpu.settings import load_settings
 from tests.builders import GIB, cards, pod
 from tests.mgpu.dialects.contract import Raw, resources
@@ -23,49 +23,54 @@ SETTINGS = load_settings()
 MIG2, MIG1, MPS4 = "nvidia.com/mig-2g.20gb", "nvidia.com/mig-1g.10gb", "nvidia.com/gpu-4gb"
 
 
-def asks(name: str = "c", **amounts: int) -> Raw:
+def requests(name: str = "c", **amounts: int) -> Raw:
     """`asks("a", mig2=3)`."""
     of = {"mig2": MIG2, "mig1": MIG1, "mps4": MPS4}
     return {**resources(None, {of[key]: amount for key, amount in amounts.items()}), "name": name}
 
 
-def read(raw: Any) -> tuple[Pod, Ask]:
-    ask = dialects.read_ask(read_pod(raw), SETTINGS)
-    assert ask is not None
-    return read_pod(raw), ask
+def read(raw: Any) -> tuple[Pod, GpuRequest]:
+    request = dialects.read_request(read_pod(raw), SETTINGS)
+    assert request is not None
+    return read_pod(raw), request
 
 
 def problems(raw: Any) -> list[str]:
     with pytest.raises(BadObject) as error:
-        dialects.read_ask(read_pod(raw), SETTINGS)
+        dialects.read_request(read_pod(raw), SETTINGS)
     return [problem.message for problem in error.value.problems]
 
 
 def test_slices_are_devices_of_their_types_and_no_cards() -> None:
-    raw = pod("p", asks("a", mig2=1, mig1=2), asks("b", mig2=3), init=(asks("i", mig1=1),))
-    _, ask = read(raw)
-    assert ask.containers == ()
-    assert ask.others == (
-        ContainerAsk("i", 1, 1000, whole=True, stage=Stage.INIT, type="mig-1g.10gb"),
-        ContainerAsk("a", 2, 1000, whole=True, type="mig-1g.10gb"),
-        ContainerAsk("a", 1, 1000, whole=True, type="mig-2g.20gb"),
-        ContainerAsk("b", 3, 1000, whole=True, type="mig-2g.20gb"),
+    raw = pod("p", requests("a", mig2=1, mig1=2), requests("b", mig2=3), init=(requests("i", mig1=1),))
+    _, request = read(raw)
+    assert request.containers == ()
+    assert request.others == (
+        ContainerRequest("i", 1, 1000, whole=True, stage=Stage.INIT, type="mig-1g.10gb"),
+        ContainerRequest("a", 2, 1000, whole=True, type="mig-1g.10gb"),
+        ContainerRequest("a", 1, 1000, whole=True, type="mig-2g.20gb"),
+        ContainerRequest("b", 3, 1000, whole=True, type="mig-2g.20gb"),
     )
 
 
 @pytest.mark.parametrize(("amounts", "mode", "other"), [({"mig2": 1}, "mig", "mps"), ({"mps4": 1}, "mps", "mig")])
 def test_the_node_must_be_cut_the_way_that_is_asked_for(amounts: Any, mode: str, other: str) -> None:
-    _, ask = read(pod("p", asks(**amounts)))
-    assert ask.unmet(Node("n", {"gpu.partitioning": mode})) is None
-    assert ask.unmet(Node("n", {"gpu.partitioning": other})) == f"node label gpu.partitioning is {other}, not {mode}"
-    assert ask.unmet(Node("n")) == f"node label gpu.partitioning is not set, not {mode}"
+    _, request = read(pod("p", requests(**amounts)))
+    assert request.unmet(Node("n", {"gpu.partitioning": mode})) is None
+    assert (
+        request.unmet(Node("n", {"gpu.partitioning": other})) == f"node label gpu.partitioning is {other}, not {mode}"
+    )
+    assert request.unmet(Node("n")) == f"node label gpu.partitioning is not set, not {mode}"
 
 
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (pod("p", asks(mig2=1), asks("d", mps4=1)), "is cut by MPS, while the pod already asks for slices of MIG"),
-        (pod("p", asks(mps4=3)), "(failRequestsGreaterThanOne), this one asks for 3"),
+        (
+            pod("p", requests(mig2=1), requests("d", mps4=1)),
+            "is cut by MPS, while the pod already asks for slices of MIG",
+        ),
+        (pod("p", requests(mps4=3)), "(failRequestsGreaterThanOne), this one asks for 3"),
         (pod("p", resources({"nvidia.com/gpu-2gb": 1, MPS4: 1})), "(failRequestsGreaterThanOne), this one asks for 2"),
         (pod("p", resources({"nvidia.com/mig-7g.79gb": 1})), "is called nvidia.com/mig-7g.80gb here"),
         (pod("p", resources({"nvidia.com/mig-foo": 1})), "is no slice; ask for one such as nvidia.com/mig-2g.20gb"),
@@ -80,7 +85,7 @@ def test_what_is_wrong_says_the_remedy(raw: Any, message: str) -> None:
 
 @pytest.mark.parametrize("name", ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/gpu-a100", "x.com/mig-1g.5gb"])
 def test_other_resources_are_none_of_its_own(name: str) -> None:
-    assert slices.read_ask(read_pod(pod("p", resources({name: 1}))), SETTINGS) is None
+    assert slices.read_request(read_pod(pod("p", resources({name: 1}))), SETTINGS) is None
 
 
 def test_a_type_of_koordinators_is_never_a_slice() -> None:
@@ -88,32 +93,32 @@ def test_a_type_of_koordinators_is_never_a_slice() -> None:
     assert "is no resource of a GPU" in message
 
 
-@pytest.mark.parametrize("wish", ALL)
-def test_wishes_are_for_cards(wish: str) -> None:
-    value = "spread" if wish == "mgpu.io/card-policy" else "x"
-    raw = pod("p", asks(mig2=1), annotations={wish: value})
+@pytest.mark.parametrize("constraint", ALL)
+def test_wishes_are_for_cards(constraint: str) -> None:
+    value = "spread" if constraint == "mgpu.io/card-policy" else "x"
+    raw = pod("p", requests(mig2=1), annotations={constraint: value})
     assert problems(raw) == [
         "is a wish for cards, while the pod asks for slices, which are cut from any card; leave it out"
     ]
-    assert dialects.read_bare_ask(read_pod(raw), SETTINGS) is not None
+    assert dialects.read_bare_request(read_pod(raw), SETTINGS) is not None
 
 
 def test_a_wish_takes_nothing_from_a_pod_that_has_its_slices() -> None:
     record = {slices.GIVEN: '{"c":{"mig-2g.20gb":["0:0"]}}'}
-    _, ask = read(pod("p", asks(mig2=1), node="n1", annotations={**record, "mgpu.io/card-models": "A100"}))
-    assert ask.others
+    _, request = read(pod("p", requests(mig2=1), node="n1", annotations={**record, "mgpu.io/card-models": "A100"}))
+    assert request.others
 
 
 def test_a_record_names_places() -> None:
-    raw = pod("p", asks("a", mig2=2), asks("b", mig1=1))
-    known, ask = read(raw)
+    raw = pod("p", requests("a", mig2=2), requests("b", mig1=1))
+    known, request = read(raw)
     others = (("mig-1g.10gb", "b", (106,)), ("mig-2g.20gb", "a", (4, 100)))
-    written = slices.write_placement(known, ask, Placement((), others=others), (), SETTINGS, 0)
+    written = slices.write_placement(known, request, Placement((), others=others), (), SETTINGS, 0)
     assert json.loads(written["mgpu.io/slices-given"]) == {
         "a": {"mig-2g.20gb": ["0:4", "1:0"]},
         "b": {"mig-1g.10gb": ["1:6"]},
     }
-    (first, *_) = slices.read_placement(read_pod({**raw, "metadata": {"annotations": written}}), ask) or ()
+    (first, *_) = slices.read_placement(read_pod({**raw, "metadata": {"annotations": written}}), request) or ()
     assert first == Share("b", 106, 1000, whole=True, type="mig-1g.10gb")
 
 
@@ -135,9 +140,9 @@ def test_a_record_names_places() -> None:
     ],
 )
 def test_a_record_is_read_strictly(record: str, message: str) -> None:
-    known, ask = read(pod("p", asks(mig2=2), annotations={slices.GIVEN: record}))
+    known, request = read(pod("p", requests(mig2=2), annotations={slices.GIVEN: record}))
     with pytest.raises(BadObject) as error:
-        slices.read_placement(known, ask)
+        slices.read_placement(known, request)
     assert {problem.field for problem in error.value.problems} == {"metadata.annotations[mgpu.io/slices-given]"}
     assert any(message in problem.message for problem in error.value.problems)
 
@@ -173,8 +178,8 @@ def test_other_vocabularies_offer_nothing_of_a_slice() -> None:
 
 def test_under_mig_a_container_sees_its_instances() -> None:
     made = cut("mig", Slice(0, 4, "2g.20gb", "MIG-a"), Slice(1, 0, "1g.10gb", "MIG-b"), Slice(1, 2, "2g.20gb", "MIG-c"))
-    known, ask = read(pod("p", asks(mig2=2, mig1=1)))
-    assert dialects.environment_of(known, ask, "c", made, cards(2)) == {
+    known, request = read(pod("p", requests(mig2=2, mig1=1)))
+    assert dialects.environment_of(known, request, "c", made, cards(2)) == {
         "NVIDIA_VISIBLE_DEVICES": "MIG-a,MIG-b,MIG-c",
         "MGPU_CARDS": "0,1",
         "MGPU_CORE_PERCENT": "14.2",
@@ -184,21 +189,21 @@ def test_under_mig_a_container_sees_its_instances() -> None:
 
 
 def test_under_mps_a_container_sees_the_card_that_it_shares() -> None:
-    known, ask = read(pod("p", asks(mps4=1), asks("d")))
-    assert dialects.environment_of(known, ask, "c", cut("mps", Slice(1, 3, "4gb")), cards(2)) == {
+    known, request = read(pod("p", requests(mps4=1), requests("d")))
+    assert dialects.environment_of(known, request, "c", cut("mps", Slice(1, 3, "4gb")), cards(2)) == {
         "NVIDIA_VISIBLE_DEVICES": "GPU-n1-1",
         "MGPU_CARDS": "1",
         "MGPU_CORE_PERCENT": "5",
         "MGPU_MEMORY_BYTES": str(4 * GIB),
         "MGPU_SLICES": "4gb",
     }
-    assert dialects.environment_of(known, ask, "d", (), cards(2)) == {}
+    assert dialects.environment_of(known, request, "d", (), cards(2)) == {}
 
 
 def test_what_is_handed_to_a_container() -> None:
-    _, ask = read(pod("p", asks("a", mig2=1, mig1=1), asks("b", mig1=2)))
-    assert [(one.type, one.cards) for one in dialects.handed(ask, "a")] == [("mig-1g.10gb", 1), ("mig-2g.20gb", 1)]
-    assert len(dialects.handed(ask)) == 3
+    _, request = read(pod("p", requests("a", mig2=1, mig1=1), requests("b", mig1=2)))
+    assert [(one.type, one.cards) for one in dialects.handed(request, "a")] == [("mig-1g.10gb", 1), ("mig-2g.20gb", 1)]
+    assert len(dialects.handed(request)) == 3
     _, both = read(pod("p", resources({"nvidia.com/gpu": 1, "koordinator.sh/rdma": 100})))
     assert [one.type for one in dialects.handed(both)] == ["gpu"]
 
@@ -212,9 +217,9 @@ def test_a_container_gets_its_slices_by_the_first_of_their_resources() -> None:
 def test_a_pod_that_has_its_slices_keeps_them_when_the_dialect_is_switched_off() -> None:
     off = load_settings("dialects: {slices: {enabled: false}}")
     record = {slices.GIVEN: '{"c":{"mig-2g.20gb":["0:0"]}}'}
-    running = read_pod(pod("p", asks(mig2=1), node="n1", annotations=record))
-    assert dialects.read_ask(running, off) == dialects.read_ask(running, SETTINGS)
-    assert dialects.read_ask(read_pod(pod("p", asks(mig2=1))), off) is None
+    running = read_pod(pod("p", requests(mig2=1), node="n1", annotations=record))
+    assert dialects.read_request(running, off) == dialects.read_request(running, SETTINGS)
+    assert dialects.read_request(read_pod(pod("p", requests(mig2=1))), off) is None
 
 
 @pytest.mark.parametrize(

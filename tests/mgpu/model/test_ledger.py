@@ -5,12 +5,12 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mgpu.model.asks import Ask, ContainerAsk, Placement, whole_cards
 from mgpu.model.cards import Card, CardState
+from mgpu.model.constraints import Constraints
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, whole_cards
 from mgpu.model.groups import Group, Seat
 from mgpu.model.ledger import Holding, Ledger, Minor, Share, absent, shares_of, unknown_shares
 from mgpu.model.pods import Stage
-from mgpu.model.wishes import Wishes
 from tests.builders import GIB, card, cards
 
 
@@ -68,8 +68,10 @@ def test_a_whole_share_is_the_card_at_its_size_now() -> None:
 def test_devices_of_other_types_are_accounted_by_themselves() -> None:
     ledger = Ledger()
     ledger.set_cards("n1", (*cards(1), Card(0, "rdma-0", "", 0, type="rdma"), Card(1, "x", "", 0, type="fpga")))
-    wanted = Ask(
-        "koordinator", (ContainerAsk("c", core=500, ratio=50),), others=(ContainerAsk("c", core=300, type="rdma"),)
+    wanted = GpuRequest(
+        "koordinator",
+        (ContainerRequest("c", core=500, ratio=50),),
+        others=(ContainerRequest("c", core=300, type="rdma"),),
     )
     ledger.hold(holding("a", *shares_of(wanted, Placement((("c", (0,)),), others=(("rdma", "c", (0,)),)))))
     assert used(ledger) == [(500, 40, 1)]
@@ -99,7 +101,7 @@ def test_a_record_may_name_a_card_by_its_minor() -> None:
 def test_a_share_on_nobody_knows_which_card_is_held_on_all() -> None:
     ledger = Ledger()
     ledger.set_cards("n1", cards(3))
-    ledger.hold(holding("a", *unknown_shares(Ask("mgpu", (ContainerAsk("c", core=400, memory=GIB),)))))
+    ledger.hold(holding("a", *unknown_shares(GpuRequest("mgpu", (ContainerRequest("c", core=400, memory=GIB),)))))
     assert used(ledger) == [(400, 1, 1)] * 3
 
 
@@ -132,8 +134,8 @@ def test_over_capacity_is_no_free_space_rather_than_negative() -> None:
 
 
 def test_shares_follow_the_ask_and_its_placement() -> None:
-    ask = Ask("mgpu", (ContainerAsk("a", 2, 100, GIB), whole_cards("b", 1)))
-    shares = shares_of(ask, Placement((("a", (0, 2)), ("b", (1,)))))
+    request = GpuRequest("mgpu", (ContainerRequest("a", 2, 100, GIB), whole_cards("b", 1)))
+    shares = shares_of(request, Placement((("a", (0, 2)), ("b", (1,)))))
     assert [(s.container, s.card, s.core, s.whole) for s in shares] == [
         ("a", 0, 100, False),
         ("a", 2, 100, False),
@@ -286,8 +288,8 @@ PAIR, WEB = Group("same-card-group", "default", "pair"), Group("spread-group", "
 
 
 def member(uid: str, *shares: Share, node: str = "n1", both: bool = False) -> Holding:
-    wishes = Wishes(same_card=PAIR, spread=WEB if both else None)
-    return replace(holding(uid, *shares, node=node), wishes=wishes)
+    constraints = Constraints(same_card=PAIR, spread=WEB if both else None)
+    return replace(holding(uid, *shares, node=node), constraints=constraints)
 
 
 def test_groups_are_on_the_cards_that_their_pods_hold() -> None:
@@ -335,7 +337,7 @@ def test_property_the_index_of_groups_follows_from_the_holdings(steps: list[tupl
         else:
             ledger.release(uid)
         for group in (PAIR, WEB):
-            those = [held for held in ledger.holdings() if group in held.wishes.groups]
+            those = [held for held in ledger.holdings() if group in held.constraints.groups]
             assert {held.uid for held in ledger.members(group)} == {held.uid for held in those}
             assert set(ledger.seats(group)) == {Seat(h.node, str(s.card)) for h in those for s in h.shares}
             assert (group in ledger.groups()) is bool(those)

@@ -16,7 +16,6 @@ from mgpu.model.partitioning import (
     ANNOTATION,
     LABEL,
     MADE,
-    NOTHING,
     PLANNED,
     SOMEBODY,
     NodeSlices,
@@ -31,6 +30,7 @@ from mgpu.model.partitioning import (
     with_status,
     write_made,
     write_planned,
+    x,
 )
 from mgpu.model.pods import Node
 from mgpu.model.slices import Slice, counts
@@ -200,7 +200,7 @@ def test_property_plans_grow_whatever_the_clock_does(before: int | None, now: in
 
 
 def test_a_node_without_the_label_has_none_whatever_it_says() -> None:
-    assert read_slices(node("", shared="nonsense", made="nonsense")) == NOTHING
+    assert read_slices(node("", shared="nonsense", made="nonsense")) == x
 
 
 def test_another_value_of_the_label_is_a_bad_object() -> None:
@@ -331,7 +331,7 @@ def test_the_free_instance_of_the_highest_start_comes_first() -> None:
 
 def test_cards_that_are_cut_are_nobody_elses() -> None:
     gpus = (*cards(3), replace(card(3), model="Tesla T4", memory=16 * GIB))
-    assert undivided(NOTHING, gpus) == gpus
+    assert undivided(x, gpus) == gpus
     assert [c.index for c in undivided(NodeSlices("mig"), gpus)] == [3]
     of_mps = NodeSlices("mps", Partitioning({2: {"4gb": 1}}), (Slice(0, 0, "4gb"),))
     assert [c.index for c in undivided(of_mps, gpus)] == [1, 3]

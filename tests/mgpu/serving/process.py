@@ -114,7 +114,7 @@ class Client:
         finally:
             response.close()
 
-    def ask(self, tree: Any, path: str, **how: Any) -> tuple[int, Any]:
+    def request(self, tree: Any, path: str, **how: Any) -> tuple[int, Any]:
         """Status and decoded answer."""
         self.send(tree if isinstance(tree, bytes) else json.dumps(tree).encode(), path, **how)
         status, _, body = self.receive()

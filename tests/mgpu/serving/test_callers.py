@@ -110,7 +110,7 @@ def connect(server: Server, folder: Folder, source: str, *, tls: bool = True) ->
 def test_the_api_server_is_answered(server: Server, folder: Folder, tls: bool) -> None:
     with connect(server, folder, API_SERVER, tls=tls) as client:
         for _ in range(3):
-            assert client.ask(review({"a": 1}), "/review")[0] == 200
+            assert client.request(review({"a": 1}), "/review")[0] == 200
 
 
 @pytest.mark.parametrize("tls", [True, False])
@@ -182,7 +182,7 @@ def test_strangers_that_hold_all_they_can_do_not_delay_the_api_server(server: Se
             rude.sendall(b"\x16\x03\x01\x02\x00\x01")  # half a handshake
         client = stack.enter_context(connect(server, folder, API_SERVER))
         began = time.monotonic()
-        assert client.ask(review({"a": 1}), "/review")[0] == 200
+        assert client.request(review({"a": 1}), "/review")[0] == 200
         assert time.monotonic() - began < 5
 
 
@@ -233,7 +233,7 @@ def test_a_server_whose_certificate_its_client_does_not_trust_names_the_remedy(f
                 Client(port, tmp_path / CA)
         assert b"run manifests/certificates.sh" in server.wait_for(b"said: A client does not trust")
         with Client(port, folder.path / CA) as client:
-            assert client.ask(review({"a": 1}), "/review")[0] == 200
+            assert client.request(review({"a": 1}), "/review")[0] == 200
     finally:
         server.close()
 
@@ -244,6 +244,6 @@ def test_a_server_with_an_open_door_says_so_at_start(folder: Folder) -> None:
         assert b"lets every address call this endpoint" in server.wait_for(b"said: ")
         port = int(server.wait_for(b"serving ").rpartition(b":")[2])
         with Client(port, folder.path / CA, source=STRANGER) as client:
-            assert client.ask(review({"a": 1}), "/review")[0] == 200
+            assert client.request(review({"a": 1}), "/review")[0] == 200
     finally:
         server.close()

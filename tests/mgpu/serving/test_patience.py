@@ -104,7 +104,7 @@ def test_an_address_with_many_of_them_keeps_no_other_waiting(
 
 def test_connections_made_for_later_need_no_threads(server: Server, ca: Path, held: ExitStack) -> None:
     made = [held.enter_context(connect(server, ca, tls=True)) for _ in range(3 * THREADS)]
-    assert {client.ask(review({"a": 1}), "/review")[0] for client in made} == {200}
+    assert {client.request(review({"a": 1}), "/review")[0] for client in made} == {200}
 
 
 HALVES = {
@@ -148,7 +148,7 @@ def test_who_does_not_finish_is_hung_up_on(impatient: Server, ca: Path) -> None:
 def test_who_has_his_answer_and_stays_is_not_said_to_have_been_waited_for(ca: Path, held: ExitStack) -> None:
     server = held.enter_context(contextmanager(serving)(ca, "impatient"))  # no other test's clients
     answered = held.enter_context(Client(server.ports[1]))
-    assert answered.ask(review({"a": 1}, name="later"), "/review")[0] == 503
+    assert answered.request(review({"a": 1}, name="later"), "/review")[0] == 503
     told = ""
     for _ in range(3):  # a second each; gunicorn lingers for two
         half = held.enter_context(Client(server.ports[1])).wire

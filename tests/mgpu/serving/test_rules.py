@@ -22,7 +22,7 @@ def test_what_dialects_refuse_has_a_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "rule"),
+    ("constraints", "rule"),
     [
         ({"card-policy": "best"}, "policy"),
         ({"card-models": ","}, "wish-malformed"),
@@ -30,8 +30,8 @@ def test_what_dialects_refuse_has_a_name(name: str) -> None:
         ({"spread-group": "-"}, "wish-malformed"),
     ],
 )
-def test_wishes(wishes: dict[str, str], rule: str) -> None:
-    raw = b.share(annotations={f"mgpu.io/{key}": text for key, text in wishes.items()})
+def test_wishes(constraints: dict[str, str], rule: str) -> None:
+    raw = b.share(annotations={f"mgpu.io/{key}": text for key, text in constraints.items()})
     assert {rule_of(problem.message) for problem in validate_create(raw, SETTINGS)} == {rule}
 
 

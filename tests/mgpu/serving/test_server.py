@@ -52,17 +52,17 @@ def connect(server: Server, folder: Folder, *, tls: bool) -> Client:
 @pytest.mark.parametrize("tls", [True, False])
 def test_a_reply_leaves_in_one_segment(server: Server, folder: Folder, tls: bool) -> None:
     with connect(server, folder, tls=tls) as client:
-        client.ask(review({"a": 1}), "/review")  # and what a handshake sends after itself
+        client.request(review({"a": 1}), "/review")  # and what a handshake sends after itself
         before = client.data_segments()
         for _ in range(20):
-            assert client.ask(review({"a": 1}), "/review")[1]["response"]["allowed"]
+            assert client.request(review({"a": 1}), "/review")[1]["response"]["allowed"]
         assert client.data_segments() - before == 20
 
 
 def test_an_address_is_its_app_s_alone(server: Server, vouched: ssl.SSLContext) -> None:
     assert _healthz(server.ports[2], vouched) == 200
     with Client(server.ports[2], context=vouched) as client:
-        assert client.ask(review({"a": 1}), "/review")[0] == 404
+        assert client.request(review({"a": 1}), "/review")[0] == 404
 
 
 def test_addresses_of_one_port_are_told_apart(folder: Folder) -> None:
@@ -70,7 +70,7 @@ def test_addresses_of_one_port_are_told_apart(folder: Folder) -> None:
     server = Server(*SAMPLE, str(folder.path), str(port), addresses=2)
     try:
         with Client(port) as client:
-            assert client.ask(review({"a": 1}), "/review")[0] == 200
+            assert client.request(review({"a": 1}), "/review")[0] == 200
     finally:
         server.close()
 
@@ -147,7 +147,7 @@ def test_request_whose_body_is_read_leaves_its_connection_open(server: Server, f
                 b"POST /review HTTP/1.1\r\n" + headers + b"\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(text), text)
             )
             assert client.receive()[0] in (200, 411)
-            assert client.ask(review({"a": 1}), "/review")[0] == 200
+            assert client.request(review({"a": 1}), "/review")[0] == 200
 
 
 def test_clients_that_do_not_hang_up_hold_nobody_up(server: Server) -> None:
@@ -157,7 +157,7 @@ def test_clients_that_do_not_hang_up_hold_nobody_up(server: Server) -> None:
         client.wire.sendall(b"no HTTP\r\n\r\n")
         assert client.receive()[0] == 400
     with Client(server.ports[1]) as client:
-        assert client.ask(review({"a": 1}), "/review")[0] == 200
+        assert client.request(review({"a": 1}), "/review")[0] == 200
     assert time.monotonic() - began < 10  # in line, the server would linger 2 s for each
     for client in rude:
         client.wire.close()
@@ -170,7 +170,7 @@ def test_a_request_under_way_is_answered_before_the_server_ends(folder: Folder) 
             with Client(server.ports[0]) as gone:
                 gone.wire.sendall(b"\x16\x03\x01\x02\x00\x01")  # half a handshake; gunicorn counts it out twice
         with connect(server, folder, tls=True) as client:
-            client.ask(review({"a": 1}), "/review")
+            client.request(review({"a": 1}), "/review")
             client.wire.sendall(b"GET /readyz HTTP/1.1\r\n")
             server.terminate()
             client.wire.settimeout(0.5)
@@ -195,7 +195,7 @@ def test_until_its_end_is_done_the_server_serves_new_connections_too(folder: Fol
         os.kill(int(worker), signal.SIGTERM)  # those who tell a whole group tell it twice
         for _ in range(2):
             with connect(server, folder, tls=True) as client:
-                assert client.ask(review({"a": 1}), "/review")[0] == 200
+                assert client.request(review({"a": 1}), "/review")[0] == 200
         done.touch()
         assert server.wait_for(b"stopped")
         assert server.join() == 0
@@ -211,7 +211,7 @@ def test_who_is_connected_and_asks_for_nothing_does_not_keep_the_server_from_end
         with Client(server.ports[1]) as idle:
             for _ in range(10):
                 with Client(server.ports[1]) as client:
-                    assert client.ask(review({"a": 1}), "/review")[0] == 200
+                    assert client.request(review({"a": 1}), "/review")[0] == 200
             server.terminate()
             assert server.wait_for(b"stopped")
             assert idle.wire.recv(1) == b""
@@ -234,8 +234,8 @@ def test_a_new_certificate_is_served_without_a_restart(tmp_path: Path) -> None:
             replace(folder.key, other[KEY])
             with Client(server.ports[0], tmp_path / CA) as new:
                 assert new.serial() != serial
-                assert new.ask(review({"a": 1}), "/review")[0] == 200
-            assert old.ask(review({"a": 1}), "/review")[0] == 200
+                assert new.request(review({"a": 1}), "/review")[0] == 200
+            assert old.request(review({"a": 1}), "/review")[0] == 200
     finally:
         server.close()
 

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mgpu.model.asks import Ask, ContainerAsk, Placement
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement
 from playground.simulate.openb.policies import BestFit, Fullness
-from scheduler.fragmentation.board import UNFIT, Board
-from scheduler.fragmentation.shapes import NodeClass, Shape
-from scheduler.placement import node_score, place, policy_named
+from scheduler.engine import node_score, place, policy_named
+from scheduler.engine.fragmentation.board import UNFIT, Board
+from scheduler.engine.fragmentation.shapes import NodeClass, Shape
 from tests.builders import state
 from tests.examples import examples
 
@@ -40,13 +40,13 @@ def test_best_fit_by_hand() -> None:
 )
 def test_fullness_is_the_live_schedulers(policy: str, used: list[int], cards: int, core: int) -> None:
     states = [state(index, amount) for index, amount in enumerate(used)]
-    ask = Ask("mgpu", (ContainerAsk("c", cards, core, 0),))
-    placement = place(ask, states, policy_named(policy, 100))
+    request = GpuRequest("mgpu", (ContainerRequest("c", cards, core, 0),))
+    placement = place(request, states, policy_named(policy, 100))
     nodes, pod = board(tuple(1000 - amount for amount in used)), Shape(0, 0, cards, core)
     key = nodes.keys(Fullness(policy), pod).tolist()[0]
     if isinstance(placement, Placement):
         assert Fullness(policy).cards(nodes.rows([0]), pod) == placement.cards("c")
-        assert key == node_score(ask, placement, states, policy, 100)
+        assert key == node_score(request, placement, states, policy, 100)
     else:
         assert key == UNFIT
 

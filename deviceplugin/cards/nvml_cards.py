@@ -1,0 +1,240 @@
+"""Real cards, through NVML (nvidia-ml-py, the `pynvml` module).
+
+Whether the driver is there, a card answers or one is pulled out can change at any time: every call may fail, none is
+trusted to. What is not known to be well is unhealthy.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import pynvml
+
+from deviceplugin.mig.mig_nvml import NO_MIG
+from mgpu.model.cards import Card
+from mgpu.model.errors import RetryLater
+from mgpu.model.slices import MPS
+
+log = logging.getLogger(__name__)
+
+APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
+"""Errors of the application, not of the card (docs/design/koordinator.md, "Reporter")."""
+QUIET_SECONDS = 60.0
+"""A card that reported an error is well again when it has answered for so long without another."""
+RESTART_SECONDS = 30.0
+"""So often NVML is started anew while a card is missing: its handle of a lost card stays lost."""
+_SLICE_MS, _SLICES = 1000, 5
+
+
+class Nvml(Protocol):
+    """The functions of the `pynvml` module that are used here. Each may raise pynvml.NVMLError."""
+
+    def nvmlInit(self) -> None: ...  # noqa: N802
+    def nvmlShutdown(self) -> None: ...  # noqa: N802
+    def nvmlSystemGetDriverVersion(self) -> str: ...  # noqa: N802
+    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetUUID(self, handle: Any) -> str: ...  # noqa: N802
+    def nvmlDeviceGetMinorNumber(self, handle: Any) -> int: ...  # noqa: N802
+    def nvmlDeviceGetName(self, handle: Any) -> str: ...  # noqa: N802
+    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetPciInfo(self, handle: Any) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetMigMode(self, handle: Any) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetSupportedEventTypes(self, handle: Any) -> int: ...  # noqa: N802
+    def nvmlDeviceRegisterEvents(self, handle: Any, kinds: int, events: Any) -> None: ...  # noqa: N802
+    def nvmlEventSetCreate(self) -> Any: ...  # noqa: N802
+    def nvmlEventSetFree(self, events: Any) -> None: ...  # noqa: N802
+    def nvmlEventSetWait(self, events: Any, milliseconds: int) -> Any: ...  # noqa: N802
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where the host tells of its cards: folders of the proc and sys file systems."""
+
+    gpus: Path = Path("/proc/driver/nvidia/gpus")
+    pci: Path = Path("/sys/bus/pci/devices")
+
+    def present(self) -> frozenset[str]:
+        """The PCI addresses that the driver serves; changes when a card is plugged in or pulled out."""
+        try:
+            return frozenset(entry.name for entry in self.gpus.iterdir())
+        except OSError:
+            return frozenset()
+
+    def numa(self, bus_id: str) -> int | None:
+        """The NUMA node of a PCI device; NVML writes its address with a longer domain than the host does."""
+        domain, _, rest = bus_id.lower().partition(":")
+        try:
+            node = int((self.pci / f"{domain[-4:]}:{rest}" / "numa_node").read_text())
+        except (OSError, ValueError):
+            return None
+        return node if node >= 0 else None
+
+
+class NvmlCards:
+    """A card that stops answering, or whose driver goes away, is reported as unhealthy until it answers again.
+
+    A card in MIG mode is not shared out as a whole: it is left out, unless `divided` says that this node's are cut
+    (MIG, MPS; ""). On a node for MPS it is unhealthy until its mode is off.
+    indexes: UUID → index of the cards as they were when another agent ran here; asked for once.
+    """
+
+    def __init__(
+        self,
+        nvml: Nvml = pynvml,
+        host: Host | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        indexes: Callable[[], Mapping[str, int]] = dict,
+        divided: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._nvml, self._host, self._clock = nvml, host or Host(), clock
+        self._divided = divided
+        self._ask_indexes = indexes
+        self._indexes: Mapping[str, int] | None = None
+        self._in_mig_mode: set[str] = set()
+        self.driver = ""
+        self._events: Any = None
+        self._open = False
+        self._present: frozenset[str] = frozenset()
+        self._known: dict[str, Card] = {}
+        self._errors: dict[str, float] = {}
+        self._missing, self._started = False, 0.0
+
+    def read(self) -> tuple[Card, ...]:
+        try:
+            if self._open and self._outdated():
+                self.close()
+            if not self._open:
+                self._start()
+            if self._indexes is None:
+                self._indexes = self._ask_indexes()
+            self._known = self._enumerate()
+        except pynvml.NVMLError as error:
+            self.close()
+            if not self._known:
+                raise RetryLater(f"NVML: {error}") from error
+            log.warning("NVML no longer answers: %s", error)
+            self._known = {uuid: replace(card, healthy=False) for uuid, card in self._known.items()}
+        return tuple(sorted(self._known.values(), key=lambda card: card.index))
+
+    def wait(self, stop: threading.Event) -> None:
+        for _ in range(_SLICES):
+            if stop.is_set() or self._changed(stop):
+                return
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            try:
+                if self._events is not None:
+                    self._nvml.nvmlEventSetFree(self._events)
+                self._nvml.nvmlShutdown()
+            except pynvml.NVMLError as error:
+                log.warning("NVML did not shut down: %s", error)
+            self._events = None
+
+    def _outdated(self) -> bool:
+        """Whether NVML must be started anew: what it knew at its start are all the cards it will ever know."""
+        if self._host.present() != self._present:
+            return True
+        return self._missing and self._clock() - self._started >= RESTART_SECONDS
+
+    def _start(self) -> None:
+        present = self._host.present()
+        self._nvml.nvmlInit()
+        self._open, self._present, self._started = True, present, self._clock()
+        self.driver = self._nvml.nvmlSystemGetDriverVersion()
+        self._events = self._nvml.nvmlEventSetCreate()
+        for index in range(self._nvml.nvmlDeviceGetCount()):
+            try:
+                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+                kinds = self._nvml.nvmlDeviceGetSupportedEventTypes(handle) & pynvml.nvmlEventTypeXidCriticalError
+                self._nvml.nvmlDeviceRegisterEvents(handle, kinds, self._events)
+            except pynvml.NVMLError as error:
+                log.warning("card %d reports no health events: %s", index, error)
+
+    def _enumerate(self) -> dict[str, Card]:
+        found: dict[str, Card] = {}
+        for position in range(self._nvml.nvmlDeviceGetCount()):
+            try:
+                handle = self._nvml.nvmlDeviceGetHandleByIndex(position)
+                uuid = self._nvml.nvmlDeviceGetUUID(handle)
+                in_mig = self._in_mig(handle)
+                mode = self._divided() if in_mig else ""
+                if not in_mig or mode:
+                    self._in_mig_mode.discard(uuid)
+                    card = self._card(handle, uuid, position, found)
+                    found[uuid] = replace(card, healthy=card.healthy and mode != MPS)
+                elif uuid not in self._in_mig_mode:
+                    log.warning("card %s is in MIG mode: it is not shared out", uuid)
+                    self._in_mig_mode.add(uuid)
+            except pynvml.NVMLError as error:
+                log.warning("card %d does not answer: %s", position, error)
+        missing = {uuid: replace(card, healthy=False) for uuid, card in self._known.items() if uuid not in found}
+        self._missing = bool(missing.keys() - self._in_mig_mode)
+        return found | missing
+
+    def _in_mig(self, handle: Any) -> bool:
+        """A card, or a driver, that has no MIG says so by an error."""
+        try:
+            current, _ = self._nvml.nvmlDeviceGetMigMode(handle)
+        except pynvml.NVMLError as error:
+            if error.value not in NO_MIG:
+                raise
+            return False
+        return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+    def _card(self, handle: Any, uuid: str, position: int, found: Mapping[str, Card]) -> Card:
+        memory = int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total)
+        healthy = self._clock() - self._errors.get(uuid, -math.inf) >= QUIET_SECONDS
+        if uuid in self._known:
+            return replace(self._known[uuid], memory=memory, healthy=healthy)
+        return Card(
+            index=self._index(uuid, position, found),
+            uuid=uuid,
+            model=self._nvml.nvmlDeviceGetName(handle),
+            memory=memory,
+            healthy=healthy,
+            numa=self._host.numa(self._nvml.nvmlDeviceGetPciInfo(handle).busId),
+            minor=self._nvml.nvmlDeviceGetMinorNumber(handle),
+        )
+
+    def _index(self, uuid: str, position: int, found: Mapping[str, Card]) -> int:
+        """NVML renumbers when a card is pulled out; records name indexes, so a card keeps the one it had."""
+        used, before = {card.index for card in (*self._known.values(), *found.values())}, self._indexes or {}
+        if uuid in before and before[uuid] not in used:
+            return before[uuid]
+        used.update(before.values())
+        return position if position not in used else max(used) + 1
+
+    def _changed(self, stop: threading.Event) -> bool:
+        """Wait for an event for a second; whether one came that concerns a card's health."""
+        if not self._open:
+            stop.wait(_SLICE_MS / 1000)
+            return False
+        try:
+            event = self._nvml.nvmlEventSetWait(self._events, _SLICE_MS)
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_TIMEOUT:
+                return False
+            log.warning("waiting for health events failed: %s", error)
+            stop.wait(_SLICE_MS / 1000)
+            return True
+        if event.eventType != pynvml.nvmlEventTypeXidCriticalError or event.eventData in APPLICATION_XIDS:
+            return False
+        self._fault(event)
+        return True
+
+    def _fault(self, event: Any) -> None:
+        try:
+            uuids = [self._nvml.nvmlDeviceGetUUID(event.device)]
+        except pynvml.NVMLError:
+            # The card that it names cannot even say who it is: it could be any.
+            uuids = sorted(self._known)
+        log.error("XID %d on %s", event.eventData, ", ".join(uuids), extra={"xid": event.eventData})
+        self._errors.update(dict.fromkeys(uuids, self._clock()))

@@ -1,0 +1,232 @@
+"""How a new agent takes over from the one that serves, so that pods keep starting on the node.
+
+In a rolling update with surge both run for some seconds. The kubelet fails every pod for good that it admits while a
+resource has no healthy device, and it marks all devices of a resource as unhealthy when the device list (ListAndWatch)
+of *any* agent ends: it disconnects whichever agent is registered last (devicemanager/plugin/v1beta1/handler.go,
+`runClient`). So the order of the steps matters:
+
+1. The new agent reads cards and pods, and asks for the node ("take over").
+2. The old agent stops writing and holds calls of the kubelet back. It releases the lock of the node and says "yours".
+   Its device lists stay open, so the kubelet goes on admitting pods.
+3. The new agent takes the lock, reads what was handed out (CDI files, checkpoint), and registers. The kubelet sends it
+   all new calls from here on; the devices stay healthy, since both offer the same ones.
+4. The new agent withdraws each resource: it registers once more and refuses to say its options. The kubelet drops its
+   note of whom to disconnect and nothing else, so the end of a device list now has no effect.
+5. It says "registered" with its sockets. The old agent hands the calls that it held back to them, ends its device
+   lists, and says "ended".
+6. The new agent ends its own device lists, which have no effect either, and registers anew: now the kubelet notices
+   when this agent ends.
+
+An agent that has handed the node over stands by: it says "stand by", and the one that serves answers "yours" where it
+is told to end before anything else has replaced it (a rolling update that is changed half-way). Then the steps from 2
+on are the same.
+
+Where a step fails, the lock decides: it is free as soon as its holder has ended, and every agent that stands by takes
+it. Then the resource is without healthy devices until that one has registered.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+SOCKET = "mgpu-agent.sock"
+"""In the kubelet's folder. A kubelet that starts removes it; the agent makes it anew."""
+_ASK, _STAND_BY, _YOURS, _REGISTERED, _ENDED = "take over", "stand by", "yours", "registered", "ended"
+_ANSWER_SECONDS = 20.0
+_GREETING_SECONDS = 5.0
+_CHECK_SECONDS = 1.0
+
+Sockets = Mapping[str, str]
+"""Resource → name of the socket that serves it."""
+
+
+class Peer:
+    """The other agent of the node, over a connection that ends with it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @property
+    def has_ended(self) -> bool:
+        return self._reader.at_eof()
+
+    async def receive(self, seconds: float | None = _ANSWER_SECONDS) -> list[str] | None:
+        """Return the next message: a word and what follows it; None where the other one has ended or says nothing."""
+        try:
+            async with asyncio.timeout(seconds):
+                line = await self._reader.readline()
+        except (TimeoutError, OSError, ValueError):
+            return None
+        return line.decode(errors="replace").strip().split("\t") if line.endswith(b"\n") else None
+
+    async def send(self, *words: str) -> None:
+        """Send one message; nothing where the other one has ended."""
+        with contextlib.suppress(OSError):
+            self._writer.write("\t".join(words).encode() + b"\n")
+            await self._writer.drain()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError, RuntimeError):
+            self._writer.close()
+
+
+class Predecessor:
+    """The agent that this one takes over from."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    async def end(self, sockets: Sockets) -> bool:
+        """Say that all is registered; return whether the predecessor has ended its device lists."""
+        await self._peer.send(_REGISTERED, json.dumps(dict(sockets)))
+        answer = await self._peer.receive()
+        self._peer.close()
+        return answer is not None and answer[0] == _ENDED
+
+    def hang_up(self) -> None:
+        """Tell the predecessor, by the end of the connection, that this agent does not take over."""
+        self._peer.close()
+
+
+class Successor:
+    """The agent that takes over from this one."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    @property
+    def has_ended(self) -> bool:
+        return self._peer.has_ended
+
+    async def give(self) -> Sockets | None:
+        """Say that the node is free; return the successor's sockets, None where it has failed."""
+        await self._peer.send(_YOURS)
+        answer = await self._peer.receive()
+        try:
+            if answer is not None and answer[0] == _REGISTERED:
+                return {str(resource): str(name) for resource, name in json.loads(answer[1]).items()}
+        except (IndexError, ValueError, AttributeError):
+            log.warning("the agent that takes over said something else than its sockets: %s", answer)
+        return None
+
+    async def ended(self) -> None:
+        await self._peer.send(_ENDED)
+        self._peer.close()
+
+    def hang_up(self) -> None:
+        self._peer.close()
+
+
+async def request(folder: Path) -> Predecessor | None:
+    """Ask the agent that serves the node for it; None where it does not hand over (an older version does not)."""
+    return await _say(folder, _ASK, _ANSWER_SECONDS)
+
+
+async def stand_by(folder: Path) -> Predecessor | None:
+    """Wait until the agent that serves the node ends and hands it over; None where it does not, or has ended so."""
+    return await _say(folder, _STAND_BY, None)
+
+
+async def _say(folder: Path, word: str, seconds: float | None) -> Predecessor | None:
+    try:
+        reader, writer = await asyncio.open_unix_connection(folder / SOCKET)
+    except OSError:
+        return None
+    peer = Peer(reader, writer)
+    try:
+        await peer.send(word)
+        answer = await peer.receive(seconds)
+    except asyncio.CancelledError:
+        peer.close()
+        raise
+    if answer is None or answer[0] != _YOURS:
+        peer.close()
+        return None
+    return Predecessor(peer)
+
+
+class Others:
+    """The other agents of the node, as they have spoken to the one that serves.
+
+    Attributes:
+        successor: resolves to the first one that asks to take over now.
+    """
+
+    def __init__(self) -> None:
+        self.successor: asyncio.Future[Successor] = asyncio.get_running_loop().create_future()
+        self._standing_by: list[Successor] = []
+
+    def standing_by(self) -> Successor | None:
+        """Return one that takes the node over when this agent ends; None where there is none."""
+        return next((other for other in reversed(self._standing_by) if not other.has_ended), None)
+
+    def hang_up(self) -> None:
+        """End the connections of the others, so that those that stand by turn to the agent that serves from now on.
+
+        An agent that stands by waits without a limit. It would wait for one that has handed the node over to another
+        agent for as long as that process exists.
+        """
+        for other in (*self._standing_by, *([self.successor.result()] if self.successor.done() else ())):
+            other.hang_up()
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take in what another agent says on a new connection."""
+        peer = Peer(reader, writer)
+        said = await peer.receive(_GREETING_SECONDS)
+        if said == [_ASK] and not self.successor.done():
+            self.successor.set_result(Successor(peer))
+        elif said == [_STAND_BY]:
+            self._standing_by = [*(other for other in self._standing_by if not other.has_ended), Successor(peer)]
+        else:
+            peer.close()
+
+
+@asynccontextmanager
+async def listening(folder: Path) -> AsyncIterator[Others]:
+    """Listen to the other agents of the node."""
+    others = Others()
+    task = asyncio.create_task(_listen(folder / SOCKET, others))
+    try:
+        yield others
+    finally:
+        others.hang_up()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _listen(path: Path, others: Others) -> None:
+    """Serve on the path until cancelled; anew where a kubelet that starts has removed it.
+
+    Where another agent has put its own socket there, that agent serves the node: it is left alone.
+    """
+    while True:
+        try:
+            path.unlink(missing_ok=True)
+            server = await asyncio.start_unix_server(others.talk, path)
+        except OSError as error:
+            log.warning("no agent can ask to take over: %s: %s", path, error)
+            await asyncio.sleep(_CHECK_SECONDS)
+            continue
+        inode = _inode(path)
+        try:
+            while _inode(path) is not None:
+                await asyncio.sleep(_CHECK_SECONDS)
+        finally:
+            # The connection that the node is handed over on outlives its server.
+            server.close()
+            if inode is not None and _inode(path) == inode:
+                path.unlink(missing_ok=True)
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None

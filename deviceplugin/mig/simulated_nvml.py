@@ -1,0 +1,393 @@
+"""NVML of cards that are not there, as far as MIG needs it: the functions of `pynvml`, as strict as nvml.h has them."""
+
+# ruff: noqa: N802 (the names are the pynvml module's)
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+
+from deviceplugin.mig.simulated_state import (
+    Compute,
+    Gpu,
+    Mode,
+    State,
+    changing,
+    clients,
+    mig_uuid,
+    processes,
+    read_state,
+)
+from mgpu.model.cards import Card
+from mgpu.model.mig import Instance, Layout, Profile, layout_of, problem
+
+_KIND_IDS = {0: 19, 7: 20, 9: 15, 1: 14, 2: 9, 3: 5, 4: 0}
+_KIND_IDS_A30 = {0: 14, 7: 21, 1: 5, 8: 6, 3: 0}
+"""Kind of a GPU instance profile → its id, as `nvidia-smi mig -lgip` prints it."""
+_KINDS = {(1, 1): 0, (1, 2): 9, (2, 2): 1, (3, 4): 2, (4, 4): 3, (7, 8): 4}
+_KINDS_MEDIA = {(1, 1): 7, (2, 2): 8}
+"""Compute and memory slices of a profile → its kind."""
+_COMPUTE_SLICES = (1, 2, 3, 4, 7)
+"""By kind of compute instance profile; their ids are their kinds."""
+_AMPERE = ("A30", "A100")
+_FIRST_HANDLE = 0x1000
+
+
+def _fail(code: int) -> pynvml.NVMLError:
+    return pynvml.NVMLError(code)
+
+
+def forgetful(cards: Iterable[Card]) -> frozenset[str]:
+    """The UUIDs of those that lose their MIG mode at a reboot: from Hopper on it is not stored (MIG user guide)."""
+    layouts = ((card.uuid, layout_of(card.model, card.memory)) for card in cards)
+    return frozenset(uuid for uuid, layout in layouts if layout and not layout.name.startswith(_AMPERE))
+
+
+class SimulatedNvml:
+    """Keeps its state in a file (`deviceplugin.mig.simulated_state`), so that a restarted agent finds what it left.
+
+    A handle is good until NVML is shut down or what it stands for is gone, as with the real one.
+    `cards`: what is plugged in; may be replaced. Used by one thread at a time; other processes may use the same file.
+    """
+
+    def __init__(self, state_file: Path, cards: Sequence[Card]) -> None:
+        self.cards = cards
+        self._file = state_file
+        self._starts = 0
+        self._handles: dict[int, tuple[str, ...]] = {}
+
+    def nvmlInit(self) -> None:
+        self._starts += 1
+
+    def nvmlShutdown(self) -> None:
+        self._check()
+        self._starts -= 1
+        if not self._starts:
+            self._handles.clear()
+
+    def nvmlDeviceGetCount(self) -> int:
+        self._check()
+        return len(self.cards)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:
+        self._check()
+        if not 0 <= index < len(self.cards):
+            raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return self._handle(pynvml.c_nvmlDevice_t, "card", sorted(self.cards, key=lambda card: card.index)[index].uuid)
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any:
+        self._check()
+        if all(card.uuid != uuid for card in self.cards):
+            raise _fail(pynvml.NVML_ERROR_NOT_FOUND)
+        return self._handle(pynvml.c_nvmlDevice_t, "card", uuid)
+
+    def nvmlDeviceGetUUID(self, handle: Any) -> str:
+        """Of a card or a MIG device."""
+        key = self._key(handle, "card", "mig")
+        return self._card(handle).uuid if key[0] == "card" else self._mig(handle)[1].uuid
+
+    def nvmlDeviceGetName(self, handle: Any) -> str:
+        return self._card(handle).model
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any:
+        return SimpleNamespace(total=self._card(handle).memory)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:
+        """On a card (its instances included) or a MIG device."""
+        key = self._key(handle, "card", "mig")
+        if key[0] == "mig":
+            found = clients(self._file, self._mig(handle)[1].uuid)
+        else:
+            found = processes(self._file, key[1], self._mode(read_state(self._file), handle))
+        return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in found]
+
+    # The mode.
+
+    def nvmlDeviceGetMigMode(self, device: Any) -> list[int]:
+        self._layout(device)
+        mode = self._mode(read_state(self._file), device)
+        return [int(mode.current), int(mode.pending)]
+
+    def nvmlDeviceSetMigMode(self, device: Any, mode: int) -> int:
+        """The activation status. A30 and A100 are reset by it, if nothing runs on them and they can be."""
+        self._privileged()
+        layout = self._layout(device)
+        if mode not in (pynvml.NVML_DEVICE_MIG_DISABLE, pynvml.NVML_DEVICE_MIG_ENABLE):
+            raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        with changing(self._file) as state:
+            card = self._mode(state, device)
+            card.pending = mode == pynvml.NVML_DEVICE_MIG_ENABLE
+            if card.pending == card.current:
+                return int(pynvml.NVML_SUCCESS)
+            if card.instances or processes(self._file, self._card(device).uuid, card):
+                return int(pynvml.NVML_ERROR_IN_USE)
+            if state.passthrough and layout.name.startswith(_AMPERE):
+                return int(pynvml.NVML_ERROR_RESET_REQUIRED)
+            card.current = card.pending
+        return int(pynvml.NVML_SUCCESS)
+
+    # GPU instances.
+
+    def nvmlDeviceGetGpuInstanceProfileInfo(self, device: Any, profile: int, version: int = 2) -> Any:
+        """By kind. Version 2 answers only in MIG mode (nvml.h)."""
+        layout = self._layout(device)
+        if not 0 <= profile < pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT:
+            raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        found = next((p for p in layout.profiles if _kind(p) == profile), None)
+        if found is None or (version != 1 and not self._mode(read_state(self._file), device).current):
+            raise _fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        info = pynvml.c_nvmlGpuInstanceProfileInfo_t() if version == 1 else pynvml.c_nvmlGpuInstanceProfileInfo_v2_t()
+        info.id, info.sliceCount, info.instanceCount = _id(layout, found), found.compute, found.most
+        # A little of an instance's memory is not its user's.
+        info.memorySizeMB = (self._card(device).memory >> 20) * found.size * 63 // (layout.slices * 64)
+        if version != 1:
+            info.name = f"MIG {found.name}".encode()
+        return info
+
+    def nvmlDeviceGetGpuInstancePossiblePlacements(
+        self, device: Any, profile_id: int, placements: Any, count: Any
+    ) -> int:
+        """Whether the card is in MIG mode or not."""
+        self._privileged()
+        profile = self._profile(device, profile_id)
+        found = [pynvml.c_nvmlGpuInstancePlacement_t(start, profile.size) for start in profile.starts]
+        return _fill(found, placements, count)
+
+    def nvmlDeviceCreateGpuInstanceWithPlacement(self, device: Any, profile_id: int, placement: Any) -> Any:
+        self._privileged()
+        layout = self._layout(device)
+        with changing(self._file) as state:
+            mode = self._on(state, device)
+            profile, place = self._profile(device, profile_id), _target(placement)
+            if not isinstance(place, pynvml.c_nvmlGpuInstancePlacement_t):
+                raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+            if place.start not in profile.starts or place.size != profile.size:
+                raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+            there = [Instance(gpu.start, gpu.profile) for gpu in mode.instances]
+            if problem(layout, [*there, Instance(place.start, profile.name)]):
+                raise _fail(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
+            used = {gpu.id for gpu in mode.instances}
+            made = Gpu(
+                next(i for i in range(1, 1 + len(used) + 1) if i not in used),
+                state.next_serial(),
+                profile.name,
+                int(place.start),
+            )
+            mode.instances.append(made)
+        return self._handle(pynvml.c_nvmlGpuInstance_t, "gpu", self._card(device).uuid, str(made.serial))
+
+    def nvmlDeviceGetGpuInstances(self, device: Any, profile_id: int, instances: Any, count: Any) -> int:
+        self._privileged()
+        mode = self._on(read_state(self._file), device)
+        name, card = self._profile(device, profile_id).name, self._card(device).uuid
+        found = [
+            self._handle(pynvml.c_nvmlGpuInstance_t, "gpu", card, str(gpu.serial))
+            for gpu in mode.instances
+            if gpu.profile == name
+        ]
+        return _fill(found, instances, count)
+
+    def nvmlGpuInstanceGetInfo(self, instance: Any) -> Any:
+        card, gpu = self._gpu(instance)
+        layout, info = self._layout(card), pynvml.c_nvmlGpuInstanceInfo_t()
+        profile = _named(layout, gpu.profile)
+        info.device, info.id, info.profileId = card, gpu.id, _id(layout, profile)
+        info.placement = pynvml.c_nvmlGpuInstancePlacement_t(gpu.start, profile.size)
+        return info
+
+    def nvmlGpuInstanceDestroy(self, instance: Any) -> int:
+        self._privileged()
+        card, found = self._gpu(instance)
+        with changing(self._file) as state:
+            mode = self._mode(state, card)
+            if found.compute:
+                raise _fail(pynvml.NVML_ERROR_IN_USE)
+            mode.instances = [gpu for gpu in mode.instances if gpu.serial != found.serial]
+        return int(pynvml.NVML_SUCCESS)
+
+    # Compute instances and the MIG devices that they are.
+
+    def nvmlGpuInstanceGetComputeInstanceProfileInfo(
+        self, device: Any, profile: int, engines: int, version: int = 2
+    ) -> Any:
+        card, gpu = self._gpu(device)
+        slices = _named(self._layout(card), gpu.profile).compute
+        if not 0 <= profile < pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT or engines != 0:
+            raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        if profile >= len(_COMPUTE_SLICES) or _COMPUTE_SLICES[profile] > slices:
+            raise _fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        of_version = {1: pynvml.c_nvmlComputeInstanceProfileInfo_t, 2: pynvml.c_nvmlComputeInstanceProfileInfo_v2_t}
+        info = of_version[version]()
+        info.id, info.sliceCount = profile, _COMPUTE_SLICES[profile]
+        info.instanceCount = slices // _COMPUTE_SLICES[profile]
+        return info
+
+    def nvmlGpuInstanceGetComputeInstances(self, instance: Any, profile_id: int, instances: Any, count: Any) -> int:
+        self._privileged()
+        self.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, profile_id, 0)
+        key, gpu = self._key(instance, "gpu"), self._gpu(instance)[1]
+        found = [
+            self._handle(pynvml.c_nvmlComputeInstance_t, "compute", *key[1:], compute.uuid)
+            for compute in gpu.compute
+            if compute.kind == profile_id
+        ]
+        return _fill(found, instances, count)
+
+    def nvmlGpuInstanceCreateComputeInstance(self, instance: Any, profile_id: int) -> Any:
+        self._privileged()
+        wanted = self.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, profile_id, 0).sliceCount
+        key, (card, found) = self._key(instance, "gpu"), self._gpu(instance)
+        with changing(self._file) as state:
+            gpu = next(gpu for gpu in self._mode(state, card).instances if gpu.serial == found.serial)
+            taken = sum(_COMPUTE_SLICES[compute.kind] for compute in gpu.compute)
+            if taken + wanted > _named(self._layout(card), gpu.profile).compute:
+                raise _fail(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
+            used = {compute.id for compute in gpu.compute}
+            id_ = next(i for i in range(len(used) + 1) if i not in used)
+            made = Compute(id_, profile_id, mig_uuid(key[1], gpu.serial, state.next_serial()))
+            gpu.compute.append(made)
+        return self._handle(pynvml.c_nvmlComputeInstance_t, "compute", *key[1:], made.uuid)
+
+    def nvmlComputeInstanceDestroy(self, instance: Any) -> int:
+        self._privileged()
+        _, card, serial, uuid = self._key(instance, "compute")
+        with changing(self._file) as state:
+            instances = state.cards.get(card, Mode()).instances
+            gpu = next((gpu for gpu in instances if str(gpu.serial) == serial), None)
+            if gpu is None or all(compute.uuid != uuid for compute in gpu.compute):
+                raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+            if clients(self._file, uuid):
+                raise _fail(pynvml.NVML_ERROR_IN_USE)
+            gpu.compute = [compute for compute in gpu.compute if compute.uuid != uuid]
+        return int(pynvml.NVML_SUCCESS)
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, device: Any) -> int:
+        """0 where the card is not in MIG mode or cannot be."""
+        card = self._card(device)
+        layout = layout_of(card.model, card.memory)
+        return layout.compute if layout and self._mode(read_state(self._file), device).current else 0
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Any, index: int) -> Any:
+        mode = self._on(read_state(self._file), device)
+        if not 0 <= index < self.nvmlDeviceGetMaxMigDeviceCount(device):
+            raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        devices = [(str(gpu.serial), compute.uuid) for gpu in mode.instances for compute in gpu.compute]
+        if index >= len(devices):
+            raise _fail(pynvml.NVML_ERROR_NOT_FOUND)
+        return self._handle(pynvml.c_nvmlDevice_t, "mig", self._card(device).uuid, *devices[index])
+
+    def nvmlDeviceGetGpuInstanceId(self, device: Any) -> int:
+        return self._mig(device)[0].id
+
+    # What handles stand for.
+
+    def _check(self) -> None:
+        if not self._starts:
+            raise _fail(pynvml.NVML_ERROR_UNINITIALIZED)
+
+    def _privileged(self) -> None:
+        self._check()
+        if not read_state(self._file).privileged:
+            raise _fail(pynvml.NVML_ERROR_NO_PERMISSION)
+
+    def _handle(self, kind: Any, *key: str) -> Any:
+        """Of the library's own types, so that it lies in its arrays and structures; nobody follows the pointer."""
+        address = next((address for address, known in self._handles.items() if known == key), None)
+        if address is None:
+            address = _FIRST_HANDLE + len(self._handles)
+            self._handles[address] = key
+        return ctypes.cast(address, kind)
+
+    def _key(self, handle: Any, *kinds: str) -> tuple[str, ...]:
+        self._check()
+        key = self._handles.get(ctypes.cast(handle, ctypes.c_void_p).value or 0)
+        if key is None or key[0] not in kinds:
+            raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return key
+
+    def _card(self, handle: Any) -> Card:
+        uuid = self._key(handle, "card")[1]
+        found = next((card for card in self.cards if card.uuid == uuid), None)
+        if found is None:
+            raise _fail(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return found
+
+    def _layout(self, handle: Any) -> Layout:
+        card = self._card(handle)
+        layout = layout_of(card.model, card.memory)
+        if layout is None:
+            raise _fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return layout
+
+    def _profile(self, handle: Any, id_: int) -> Profile:
+        layout = self._layout(handle)
+        found = next((p for p in layout.profiles if _id(layout, p) == id_), None)
+        if found is None:
+            raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return found
+
+    def _mode(self, state: State, handle: Any) -> Mode:
+        return state.cards.setdefault(self._card(handle).uuid, Mode())
+
+    def _on(self, state: State, handle: Any) -> Mode:
+        self._layout(handle)
+        mode = self._mode(state, handle)
+        if not mode.current:
+            raise _fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return mode
+
+    def _gpu(self, handle: Any) -> tuple[Any, Gpu]:
+        """The handle of the card, and the instance."""
+        _, card, serial = self._key(handle, "gpu")
+        mode = read_state(self._file).cards.get(card, Mode())
+        found = next((gpu for gpu in mode.instances if str(gpu.serial) == serial), None)
+        if found is None:
+            raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return self.nvmlDeviceGetHandleByUUID(card), found
+
+    def _mig(self, handle: Any) -> tuple[Gpu, Compute]:
+        _, card, serial, uuid = self._key(handle, "mig")
+        for gpu in read_state(self._file).cards.get(card, Mode()).instances:
+            for compute in gpu.compute:
+                if (str(gpu.serial), compute.uuid) == (serial, uuid):
+                    return gpu, compute
+        raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+
+def _kind(profile: Profile) -> int | None:
+    return (_KINDS_MEDIA if profile.media else _KINDS).get((profile.compute, profile.size))
+
+
+def _id(layout: Layout, profile: Profile) -> int:
+    ids = _KIND_IDS_A30 if layout.name.startswith("A30") else _KIND_IDS
+    return ids[_kind(profile) or 0]
+
+
+def _named(layout: Layout, name: str) -> Profile:
+    """Its card may have been replaced by one of another model."""
+    found = layout.profile(name)
+    if found is None:
+        raise _fail(pynvml.NVML_ERROR_UNKNOWN)
+    return found
+
+
+def _target(reference: Any) -> Any:
+    """What a `ctypes.byref` refers to; None: it is none. The real one would read memory that is not its."""
+    return getattr(reference, "_obj", None)
+
+
+def _fill(found: Sequence[Any], array: Any, count: Any) -> int:
+    """As C functions answer with a list; without an array they only say how many there are."""
+    counted = _target(count)
+    if not isinstance(counted, ctypes.c_uint):
+        raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    if array is not None and len(array) < len(found):
+        raise _fail(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+    counted.value = len(found)
+    if array is not None:
+        for i, one in enumerate(found):
+            array[i] = one
+    return int(pynvml.NVML_SUCCESS)

@@ -1,0 +1,180 @@
+"""The last line of defence: no start may put a card over its capacity, whoever wrote the record.
+
+Whose start was granted first stays; who comes later and does not fit waits. So of two pods that cannot both run exactly
+one does. What is granted survives a restart of the agent: it is what was handed out, and what has run.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from deviceplugin.pods.node_pods import GpuPod
+from deviceplugin.pods.slice_usage import Environments, names_in, place_at
+from mgpu.model.cards import GPU, WHOLE_RATIO, Card, noun
+from mgpu.model.gpu_requests import Amount
+from mgpu.model.ledger import Holding, Share, unknown_shares
+from mgpu.model.naming import named_to
+from mgpu.model.quantities import format_bytes, format_core
+
+Handed = Mapping[tuple[str, str], Sequence[str]]
+"""(pod UID, container) → the UUIDs of the cards, or slices, that it was given."""
+
+
+def handed(environments: Environments) -> Handed:
+    """What containers were given, by what their CDI files say."""
+    found = {key: names_in(env) for key, env in environments.items()}
+    return {key: names for key, names in found.items() if names}
+
+
+def holding(known: GpuPod, cards: Sequence[Card], handed: Handed | None = None, *, bare: bool = False) -> Holding:
+    """Return what the pod holds: of each container what was handed out to it, else what its record says, else any card.
+
+    Cards are named by index, however the record does it, so that the same holding is the same whoever tells of it.
+
+    Args:
+        cards: those of the node that are whole, and its slices.
+        handed: what was handed out on the node; None: only the record counts.
+        bare: whether the pod is known to run without having been handed anything.
+    """
+    pod, request = known.pod, known.request
+    shares: list[Share] = []
+    for unknown in unknown_shares(request) if request else ():
+        own = [s for s in known.shares or () if (s.container, s.type) == (unknown.container, unknown.type)]
+        named = {card.uuid for card in cards if any(s.is_on(card) for s in own)}
+        uuids = (handed or {}).get((pod.uid, unknown.container), ())
+        if unknown.type != GPU:
+            there = {card.uuid for card in cards if card.type == unknown.type}
+            if uuids and not there and known.shares is None:
+                # Cut no longer: which card its slices were on is lost with its record, and each card is whole now.
+                unknown = Share(unknown.container, None, whole=True, stage=unknown.stage)
+            uuids = [uuid for uuid in uuids if uuid in there]
+        if uuids and (known.shares is None or set(uuids) != named):
+            shares += (replace(unknown, card=uuid) for uuid in uuids)
+        elif known.shares is not None:
+            shares += own
+        elif handed is None or (not bare and pod.has_run((unknown.container,))):
+            shares.append(unknown)
+    dialect = request.dialect if request else ""
+    return Holding(pod.uid, pod.namespace, pod.name, pod.node, dialect, tuple(_by_index(s, cards) for s in shares))
+
+
+def _by_index(share: Share, cards: Sequence[Card]) -> Share:
+    if share.card is None:
+        return share
+    return replace(share, card=next((card.index for card in cards if share.is_on(card)), share.card))
+
+
+def excess(wanted: Holding, others: Sequence[Holding], cards: Sequence[Card]) -> str:
+    """Return which card has no room for `wanted` beside `others`, and by how much; "" where all have.
+
+    The text goes into Events and the status of the wanted pod, so it names no pods of other namespaces.
+    """
+    others = [_on_their_cards(other, cards) for other in others]
+    for card in cards:
+        own = wanted.uses(card)
+        if not own.shares:
+            continue
+        uses = [(other, use) for other in others if (use := other.uses(card)).shares]
+        used = Amount(*map(sum, zip(*(use for _, use in uses), strict=True))) if uses else Amount()
+        short = [
+            f"{what} {show(asked)} asked, {show(max(0, size - taken))} free"
+            for what, show, asked, taken, size in (
+                ("core", format_core, own.core, used.core, card.core),
+                ("memory", format_bytes, own.memory, used.memory, card.memory),
+                ("memory ratio", _percent, own.ratio, used.ratio, WHOLE_RATIO),
+            )
+            if asked and taken + asked > size
+        ]
+        if short:
+            holders = f"; held by {named_to(wanted.namespace, _names(uses))}" if uses else ""
+            return f"{noun(card.type)} {card.index} ({card.uuid}) has no room: {', '.join(short)}{holders}"
+    return ""
+
+
+def _names(uses: Sequence[tuple[Holding, Amount]]) -> list[tuple[str, str]]:
+    return [(held.namespace, held.name) for held, _ in uses]
+
+
+def _on_their_cards(held: Holding, cards: Sequence[Card]) -> Holding:
+    if all(share.type == GPU for share in held.shares):
+        return held
+    return replace(held, shares=tuple(_on_its_card(share, cards) for share in held.shares))
+
+
+def _on_its_card(share: Share, cards: Sequence[Card]) -> Share:
+    """A slice has all of its card where that is whole (the label was changed since), as the scheduler counts it too."""
+    place = place_at(share.type, share.card) if isinstance(share.card, int) else None
+    if place is None or any(share.is_on(card) for card in cards):
+        return share
+    return Share(share.container, place.card, whole=True, stage=share.stage)
+
+
+def _percent(amount: int) -> str:
+    return f"{amount}%"
+
+
+class Grants:
+    """What has been granted, the earliest first.
+
+    Args:
+        handed: what agents before this one had handed out.
+        is_bare: whether a pod is known to run without having been handed anything, by its UID.
+    """
+
+    def __init__(self, handed: Handed, is_bare: Callable[[str], bool] = lambda _: False) -> None:
+        self._handed, self._is_bare = dict(handed), is_bare
+        self._granted: dict[str, Holding] = {}
+
+    def recover(self, handed: Handed) -> None:
+        """Take over what another agent has handed out up to now."""
+        self._handed = dict(handed)
+
+    def kept(self, known: GpuPod, cards: Sequence[Card]) -> tuple[Share, ...]:
+        """Return what was handed out to containers of the pod, whatever its record says now.
+
+        cards: those of the node that are whole, and its slices.
+        """
+        granted = self._granted.get(known.pod.uid)
+        shares = granted.shares if granted else holding(replace(known, shares=None), cards, self._handed).shares
+        return tuple(share for share in shares if share.card is not None)
+
+    def has_handed(self, uid: str) -> bool:
+        """Return whether anything was handed out to containers of this pod, whatever became of the cards since."""
+        return uid in self._granted or any(key[0] == uid for key in self._handed)
+
+    def refusal(
+        self, known: GpuPod, pods: Iterable[GpuPod], cards: Sequence[Card], foreign: Sequence[Holding] = ()
+    ) -> str:
+        """Why the pod must not start now beside the other `pods` of the node; "" where it may.
+
+        foreign: what another plugin gave out, whatever the pods' records say.
+        """
+        theirs = {held.uid for held in foreign}
+        active = {other.pod.uid: other for other in pods if not other.pod.ended and other.pod.uid not in theirs}
+        before = [held for held in foreign if held.uid != known.pod.uid]
+        for uid, other in active.items():
+            if uid not in self._granted and (other.ran or self.has_handed(uid)):
+                held = holding(other, cards, self._handed, bare=self._is_bare(uid))
+                if held.shares and all(share.card is not None for share in held.shares):
+                    self._granted[uid] = held
+                elif uid != known.pod.uid:
+                    before.append(held)  # until it is known what it was handed, or that it was handed nothing
+        wanted = holding(known, cards)
+        for uid, granted in self._granted.items():
+            if uid == known.pod.uid:
+                if granted == wanted:
+                    break
+            elif uid in active:
+                before.append(granted)
+        return excess(wanted, before, cards)
+
+    def grant(self, known: GpuPod, cards: Sequence[Card]) -> None:
+        """The pod starts with what its record says; its place stays where that is what it had."""
+        wanted = holding(known, cards)
+        if self._granted.get(known.pod.uid) != wanted:
+            self._granted.pop(known.pod.uid, None)
+            self._granted[known.pod.uid] = wanted
+
+    def keep_only(self, uids: Collection[str]) -> None:
+        """All other pods are gone."""
+        self._granted = {uid: granted for uid, granted in self._granted.items() if uid in uids}
+        self._handed = {key: cards for key, cards in self._handed.items() if key[0] in uids}

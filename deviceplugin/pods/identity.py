@@ -1,0 +1,148 @@
+"""For which pod and container a kubelet's call can be, and what a container gets. Pure.
+
+The kubelet does not say. `Allocate` has to answer at once, so it says `void` unless only one container can be meant;
+before the container is created, the kubelet has written down whose the answer was, and then it is certain
+(docs/design/design.md, "Node agent").
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from deviceplugin.pods.node_pods import GpuPod
+from deviceplugin.pods.slice_usage import PLACES_VARIABLE
+from mgpu import dialects
+from mgpu.model.cards import GPU, Card, noun
+from mgpu.model.gpu_requests import ContainerRequest
+from mgpu.model.ledger import Minor, Share, absent
+from mgpu.model.slices import is_slice, place_of
+
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+VOID = {VISIBLE: "void"}
+"""The runtime then gives no card at all."""
+
+
+class Refused(Exception):
+    """The container must not start. The message says why, for `kubectl describe pod`. uid: the pod's, where known."""
+
+    def __init__(self, why: str, uid: str = "") -> None:
+        super().__init__(why)
+        self.uid = uid
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The container that a call is for."""
+
+    known: GpuPod
+    container: str
+
+    def __str__(self) -> str:
+        return f"{self.known.pod.key} container {self.container}"
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.known.pod.uid, self.container
+
+    @property
+    def carrier(self) -> str:
+        """The resource whose answer brings the container its cards; "" where none can."""
+        return self.known.carriers.get(self.container, "")
+
+    @property
+    def request(self) -> ContainerRequest:
+        """What the container asks for; of several types of slices the first. Raises Refused."""
+        return self.requests[0]
+
+    @property
+    def requests(self) -> tuple[ContainerRequest, ...]:
+        """What the container asks for: cards, or slices of one type or several. Raises Refused."""
+        if self.known.problem:
+            raise Refused(f"{self.known.pod.key}: {self.known.problem}", self.known.pod.uid)
+        requests = self.known.requests(self.container)
+        if not requests:
+            raise Refused(f"{self} asks for no GPU", self.known.pod.uid)
+        return requests
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """What the pod's record gives to the container of the node's GPUs and slices."""
+        own = (s for s in self.known.shares or () if s.container == self.container)
+        return tuple(s for s in own if s.type == GPU or is_slice(s.type))
+
+    @property
+    def sliced(self) -> bool:
+        """Whether it asks for slices."""
+        return any(is_slice(request.type) for request in self.known.requests(self.container))
+
+
+def candidates(
+    pods: Iterable[GpuPod], resource: str, amount: int, served: Collection[tuple[str, str]]
+) -> Iterator[Target]:
+    """The containers that an Allocate of `amount` ids can be for, in the pods' order.
+
+    Of each pod that has not started, the first container (in start order, as the kubelet allocates) that asks for
+    this resource and was not served yet; `served`: (pod UID, container).
+    """
+    for known in pods:
+        if known.pod.ended or known.pod.started:
+            continue
+        asking = known.asking(resource)
+        following = next(((c.name, asked) for c, asked in asking if (known.pod.uid, c.name) not in served), None)
+        if following is not None and following[1] == amount:
+            yield Target(known, following[0])
+
+
+def recorded_cards(target: Target, cards: Sequence[Card]) -> tuple[Card, ...]:
+    """The cards, or slices, that the pod's record names for the container, by type and index. Raises Refused.
+
+    cards: those of the node that are whole, and its slices.
+    """
+    uid, requests = target.known.pod.uid, target.requests
+    if target.known.shares is None:
+        raise Refused(f"{target.known.pod.key}: no cards have been decided for the pod yet", uid)
+    chosen = set()
+    for share in target.shares:
+        card = next((card for card in cards if share.is_on(card)), None)
+        if card is None:
+            raise Refused(f"{target}: its record names {_absent(share, cards)}", uid)
+        if not card.healthy:
+            raise Refused(f"{target}: {noun(card.type)} {card.index} ({card.uuid}) is unhealthy", uid)
+        chosen.add(card)
+    for request in requests:
+        if (count := sum(card.type == request.type for card in chosen)) != request.cards:
+            named = f"{count} {noun(request.type)}s"
+            raise Refused(f"{target}: its record names {named}, it asks for {request.cards}", uid)
+    return tuple(sorted(chosen, key=lambda card: (card.type, card.index)))
+
+
+def _absent(share: Share, cards: Sequence[Card]) -> str:
+    if is_slice(share.type):
+        (name,) = absent((share,), ())
+        return f"{name}, which is not made on this node"
+    names = ", ".join(f"{c.index} ({c.uuid})" for c in cards if c.type == GPU) or "none"
+    named = f"with minor {share.card.number}" if isinstance(share.card, Minor) else str(share.card)
+    return f"card {named}, which this node has not; it has {names}"
+
+
+def lacks_slice(target: Target, cards: Sequence[Card]) -> bool:
+    """Whether a slice that the container's record names is not there, or not yet."""
+    return any(is_slice(share.type) and not any(map(share.is_on, cards)) for share in target.shares)
+
+
+def environment_on(target: Target, cards: Sequence[Card], gpus: Sequence[Card] = ()) -> dict[str, str]:
+    """What the container sees where these are its cards, or slices. Raises Refused where it asks for none.
+
+    gpus: all of the node's, those too that are cut into slices.
+    """
+    request = target.known.request
+    if not target.requests or request is None:
+        return {}
+    env = dialects.environment_of(target.known.pod, request, target.container, cards, gpus)
+    if target.sliced:
+        env[PLACES_VARIABLE] = ",".join("{}:{}".format(*place_of(card.index)) for card in cards)
+    return env
+
+
+def environment(target: Target, cards: Sequence[Card], gpus: Sequence[Card] = ()) -> dict[str, str]:
+    """What the container sees of the node's cards and slices, as its pod's record says. Raises Refused."""
+    return environment_on(target, recorded_cards(target, cards), gpus)

@@ -1,0 +1,111 @@
+"""What pods reserve of a node's own resources, and what a node has of them: kube-scheduler's sums over API JSON."""
+
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from mgpu.model.quantities import MAX, QuantityError, parse_quantity
+
+Raw = Mapping[str, Any]
+Requests = dict[str, int]
+"""Resource name → amount: cpu in thousandths, everything else in whole units (bytes, pods, devices)."""
+
+_OF_ROOM = ("cpu", "memory")
+MOST = MAX // 1000
+"""Of cpu or memory that one pod needs. A pod may ask for 9E of cpu in each of its containers, which no 64 bits hold in
+milli; more than any node has is as good."""
+
+
+class Room(NamedTuple):
+    """Of a node: cpu in milli, memory in bytes."""
+
+    cpu: int = 0
+    memory: int = 0
+
+    def less(self, other: "Room") -> "Room":
+        """What is left of it, at least nothing. A node that does not say what it has stays without bounds."""
+        return Room(*(have if have == MAX else max(0, have - taken) for have, taken in zip(self, other, strict=True)))
+
+
+x = Room()
+UNBOUNDED = Room(MAX, MAX)
+
+
+def requests_of(pod: Raw, names: Collection[str] | None = None) -> Requests:
+    """What a pod reserves on its node, of the resources in `names` (None: of all, `pods: 1` among them).
+
+    As KEP-753 and KEP-2837 have it: init containers run beside the sidecars before them, app containers beside all;
+    requests of the pod as a whole replace that sum; the overhead comes on top. A container's missing requests are its
+    limits, as the API server defaults them. Raises QuantityError for an amount that is none.
+    """
+    spec = pod.get("spec") or {}
+    running: Requests = {}
+    peak: Requests = {}
+    for container in filter(None, spec.get("initContainers") or ()):
+        at_once = add(running, _requests(container, names))
+        peak = _largest(peak, at_once)
+        if container.get("restartPolicy") == "Always":
+            running = at_once
+    for container in filter(None, spec.get("containers") or ()):
+        running = add(running, _requests(container, names))
+    total = _largest(peak, running)
+    of_pod = spec.get("resources") or {}
+    total = {**_amounts(of_pod.get("limits"), names), **total, **_amounts(of_pod.get("requests"), names)}
+    total = add(total, _amounts(spec.get("overhead"), names))
+    return {**total, "pods": 1} if names is None else total
+
+
+def room_needed(pod: Raw) -> Room:
+    """Return the cpu and memory of `requests_of`, each at most `MOST`. Raises QuantityError."""
+    needed = requests_of(pod, _OF_ROOM)
+    return Room(*(min(MOST, needed.get(name, 0)) for name in _OF_ROOM))
+
+
+def allocatable(node: Raw, names: Collection[str] | None = None) -> Requests:
+    """The node's allocatable, or its capacity where it reports none. Raises QuantityError."""
+    status = node.get("status") or {}
+    return _amounts(status.get("allocatable") or status.get("capacity"), names)
+
+
+def room_of(node: Raw) -> Room:
+    """Return the cpu and memory of `allocatable`; MAX of what the node does not report, or reports more of.
+
+    Raises QuantityError.
+    """
+    there = allocatable(node, _OF_ROOM)
+    return Room(*(min(MAX, there.get(name, MAX)) for name in _OF_ROOM))
+
+
+def add(used: Requests, more: Requests) -> Requests:
+    if not used or not more:
+        return used or more
+    return {name: used.get(name, 0) + more.get(name, 0) for name in {**used, **more}}
+
+
+def _largest(one: Requests, other: Requests) -> Requests:
+    if not one or not other:
+        return one or other
+    return {name: max(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
+
+
+def _requests(holder: Raw, names: Collection[str] | None) -> Requests:
+    resources = holder.get("resources") or {}
+    return {**_amounts(resources.get("limits"), names), **_amounts(resources.get("requests"), names)}
+
+
+def _amounts(raw: Raw | None, names: Collection[str] | None) -> Requests:
+    found = {}
+    for name, value in (raw or {}).items():
+        if names is not None and name not in names:
+            continue
+        try:
+            found[name] = _amount(value, 1000 if name == "cpu" else 1)
+        except QuantityError as error:
+            raise QuantityError(f"{name}: {error}") from error
+    return found
+
+
+@lru_cache(maxsize=4096, typed=True)  # typed: True is no quantity, 1 is
+def _amount(value: object, scale: int) -> int:
+    """Rounded up, as Kubernetes does."""
+    return int(-(-parse_quantity(value) * scale // 1))

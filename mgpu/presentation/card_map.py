@@ -1,0 +1,376 @@
+"""The card map: nodes × cards as a picture for the terminal.
+
+Per card two bars, core above memory, cut into the pods that hold them; a card that is given out in slices has its
+memory shown by them, each where it lies, with their names below. A letter names a pod in its node's legend, so the
+picture says the same without colour; with colour a pod is a block with its letter in the middle.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from mgpu.dialects.mtgpu import KIND
+from mgpu.dialects.mtgpu import NAME as MTGPU
+from mgpu.model.cards import GPU, Card
+from mgpu.model.constraints import NONE
+from mgpu.model.quantities import format_bytes, format_core
+from mgpu.presentation.card_views import CardView, NodeView, Use
+from mgpu.presentation.plain_text import listed
+from mgpu.presentation.slice_bars import name_in, stretches
+
+_COLOURS = (
+    "#7aa6da",
+    "#e7c547",
+    "#70c0b1",
+    "#d98cb3",
+    "#b9ca4a",
+    "#e78c45",
+    "#a08cd0",
+    "#7fc97f",
+    "#c9a27a",
+    "#8fb8c9",
+)
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_UNKNOWN, _MORE = "?", "+"
+_LONGEST_WISHES = 60
+_GUTTER, _GAP, _NARROWEST, _WIDEST = 7, 3, 15, 34
+_SHORTEST_GPUID = 5
+_MOST_BARE = 20
+_IDLE, _WARNING, _NOTE, _NAME = "grey50", "bold red", "yellow", "italic"
+
+
+@dataclass(frozen=True, slots=True)
+class _Signs:
+    free: str = "·"
+    broken: str = "╱"
+    cross: str = "✗"
+    dot: str = "·"
+    edge: str = "▏"
+
+
+_ASCII = _Signs(".", "/", "x", "-", "|")
+
+
+@dataclass(frozen=True, slots=True)
+class card_map:  # noqa: N801 (used like a function, as rich's own renderables of one call are)
+    """Renders `nodes` in any width from 60 columns on. Nodes without cards are listed in one line at the end."""
+
+    nodes: Sequence[NodeView]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        coloured = console.color_system is not None and not console.no_color
+        pen = _Pen(_ASCII if options.ascii_only else _Signs(), coloured=coloured)
+        served = [node for node in self.nodes if node.devices]
+        for node in served:
+            yield _panel(node, pen, options.max_width)
+        bare = [node.name for node in self.nodes if not node.devices]
+        if bare:
+            yield Text(f"Without cards: {listed(bare, _MOST_BARE)}", style=_IDLE)
+        if served:
+            yield _total(served, pen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pen:
+    signs: _Signs
+    coloured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Label:
+    letter: str
+    style: str
+
+
+def _panel(node: NodeView, pen: _Pen, width: int) -> Panel:
+    labels = _labels(node)
+    body: list[RenderableType] = [_cards(node, labels, pen, width - 4)] if node.cards else []
+    if node.others:
+        body += ["", _others(node, labels, pen)]
+    if labels:
+        body += ["", _legend(node, labels, pen, width - 4)]
+    if node.note:
+        body += ["", Text(node.note, style=_NOTE)]
+    title = Text.assemble((node.name, "bold"), f" {pen.signs.dot} ", f" {pen.signs.dot} ".join(_models(node)))
+    subtitle = Text(f"core {_share(node, 'core')} {pen.signs.dot} memory {_share(node, 'memory')}")
+    return Panel(
+        Group(*body), title=title, title_align="left", subtitle=subtitle, subtitle_align="right", border_style=_IDLE
+    )
+
+
+def _labels(node: NodeView) -> dict[str, _Label]:
+    """A letter and a colour for each pod on the node, in the order of the cards; `?` where the cards are not known."""
+    labels: dict[str, _Label] = {}
+    letters = iter(_LETTERS)
+    for use in (use for card in node.devices for use in card.uses):
+        if use.pod not in labels:
+            letter = next(letters, _MORE) if use.certain else _UNKNOWN
+            style = f"black on {_COLOURS[len(labels) % len(_COLOURS)]}" if use.certain else "white on red3"
+            labels[use.pod] = _Label(letter, style)
+    return labels
+
+
+def _cards(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> Text:
+    """The cards in rows of equal length, as many in a row as the width takes."""
+    narrowest = max(_NARROWEST, *(_least_head(card) for card in node.cards))
+    fit = max(1, (width - _GUTTER + _GAP) // (narrowest + _GAP))
+    rows = -(-len(node.cards) // fit)
+    per_row = -(-len(node.cards) // rows)
+    bar = min(_WIDEST, (width - _GUTTER + _GAP) // per_row - _GAP)
+    lines: list[Text] = []
+    for start in range(0, len(node.cards), per_row):
+        shown = node.cards[start : start + per_row]
+        if start:
+            lines.append(Text())
+        lines.append(_line("", (_head(card, pen, bar) for card in shown), bar))
+        lines.append(_line("core", (_bar(card, "core", labels, pen, bar) for card in shown), bar))
+        lines.append(_line("mem", (_memory(card, labels, pen, bar) for card in shown), bar))
+        if any(card.slices for card in shown):
+            lines.append(_line("cut", (_cut(card, pen, bar) for card in shown), bar))
+    return _lines(lines)
+
+
+def _line(name: str, cells: Iterable[Text], width: int) -> Text:
+    """One of what each card of a row has, in columns of this width."""
+    line = Text().append(name.ljust(_GUTTER - _GAP), style=_IDLE if name else "")
+    for cell in cells:
+        cell.truncate(width, overflow="ellipsis")
+        line.append(" " * _GAP).append_text(cell).append(" " * (width - cell.cell_len))
+    return line
+
+
+def _lines(lines: Iterable[Text]) -> Text:
+    """As they are: a table would measure and wrap each of its cells, which takes seconds for thousands of nodes."""
+    text = Text("\n").join(lines)
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def _others(node: NodeView, labels: dict[str, _Label], pen: _Pen) -> Table:
+    """A row for each type of device: `rdma  0 50% A   1 idle`."""
+    table = Table.grid(padding=(0, _GAP, 0, 0), pad_edge=False)
+    table.add_column(style=_IDLE)
+    table.add_column()
+    by_type: dict[str, list[CardView]] = {}
+    for device in node.others:
+        by_type.setdefault(device.state.card.type, []).append(device)
+    for type, devices in by_type.items():
+        row = Text(" " * _GAP).join(_device(device, labels, pen) for device in devices)
+        table.add_row(type, row)
+    return table
+
+
+def _device(device: CardView, labels: dict[str, _Label], pen: _Pen) -> Text:
+    state = device.state
+    text = Text.assemble((str(state.card.index), "bold"))
+    if not state.card.healthy:
+        text.append(f" {pen.signs.cross} unhealthy", style=_WARNING)
+    elif state.idle:
+        text.append(" idle", style=_IDLE)
+    if not state.idle:
+        text.append(f" {format_core(state.core_used)} ", style=_WARNING if state.core_used > state.card.core else "")
+        for use in device.uses:
+            text.append_text(_block(labels[use.pod], 1, pen))
+    return text
+
+
+def _least_head(card: CardView) -> int:
+    """The cells that the head of a card with a GPUID needs."""
+    state = card.state
+    return len(f"{state.card.index} {state.gpuid[:_SHORTEST_GPUID]} {_used(card)}") if state.gpuid else 0
+
+
+def _head(card: CardView, pen: _Pen, width: int) -> Text:
+    state = card.state
+    over = state.core_used > state.card.core or state.memory_used > state.card.memory
+    text = Text.assemble((str(state.card.index), "bold"), f" {card.cut.upper()}" if card.cut else "")
+    if state.gpuid:
+        room = max(_SHORTEST_GPUID, width - len(text) - len(_used(card)) - 2)
+        name = Text(state.gpuid, style=_NAME)
+        name.truncate(room, overflow="ellipsis")
+        text.append(" ").append_text(name)
+    if not state.card.healthy:
+        text.append(f" {pen.signs.cross} unhealthy", style=_WARNING)
+    elif state.idle:
+        text.append(" idle", style=_IDLE)
+    if not state.idle:
+        used = _used(card)
+        # Beside "unhealthy" the amounts only stand where there is room for them.
+        if state.card.healthy or len(text) + len(used) < width:
+            text.append(f" {used}", style=_WARNING if over else "")
+    return text
+
+
+def _used(card: CardView) -> str:
+    return f"{format_core(card.state.core_used)} {_short(card.state.memory_used)}"
+
+
+def _bar(card: CardView, what: str, labels: dict[str, _Label], pen: _Pen, width: int) -> Text:
+    total = card.state.card.core if what == "core" else card.state.card.memory
+    amounts = [use.core if what == "core" else use.memory for use in card.uses]
+    text = Text()
+    for use, cells in zip(card.uses, _cells(amounts, total, width), strict=True):
+        text.append_text(_block(labels[use.pod], cells, pen))
+    sign, style = (pen.signs.free, _IDLE) if card.state.card.healthy else (pen.signs.broken, "red")
+    text.append(sign * (width - len(text)), style=style)
+    return text
+
+
+def _memory(card: CardView, labels: dict[str, _Label], pen: _Pen, width: int) -> Text:
+    if not card.slices:
+        return _bar(card, "memory", labels, pen, width)
+    text = Text()
+    sign, style = (pen.signs.free, _IDLE) if card.state.card.healthy else (pen.signs.broken, "red")
+    for stretch in stretches(card, width):
+        use = next((u for u in stretch.slice.uses if u.pod in labels), None) if stretch.slice else None
+        text.append_text(
+            _block(labels[use.pod], stretch.cells, pen) if use else Text(sign * stretch.cells, style=style)
+        )
+    return text
+
+
+def _cut(card: CardView, pen: _Pen, width: int) -> Text:
+    return Text("".join(name_in(stretch, pen.signs.edge) for stretch in stretches(card, width)), style=_IDLE)
+
+
+def _block(label: _Label, cells: int, pen: _Pen) -> Text:
+    return Text(label.letter.center(cells)[:cells] if pen.coloured else label.letter * cells, style=label.style)
+
+
+def _cells(amounts: Sequence[int], total: int, width: int) -> list[int]:
+    """How many of `width` cells each amount gets: what is held is seen, and so is what is free where there is room.
+
+    Largest remainders, then at least one cell for every amount above 0, taken from the widest.
+    """
+    held = sum(amounts)
+    scale = Fraction(width, max(total, held, 1))
+    exact = [amount * scale for amount in amounts]
+    cells = [int(value) for value in exact]
+    room = width - sum(cells) if held >= total else round(held * scale) - sum(cells)
+    for i in sorted(range(len(cells)), key=lambda i: (cells[i] - exact[i], i))[:room]:
+        cells[i] += 1
+    for i in (i for i, amount in enumerate(amounts) if amount and not cells[i]):
+        widest = max(range(len(cells)), key=lambda j: (cells[j], -j))
+        if sum(cells) >= width - (held < total):
+            if cells[widest] < 2:
+                break
+            cells[widest] -= 1
+        cells[i] = 1
+    return cells
+
+
+def _legend(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> Text:
+    several = len({use.dialect for card in node.devices for use in card.uses}) > 1
+    entries = [_entry(node, pod, label, pen, several=several) for pod, label in labels.items()]
+    longest = max(entry.cell_len for entry in entries)
+    columns = max(1, min(len(entries), (width + _GAP) // (longest + _GAP)))
+    rows = -(-len(entries) // columns)
+    widths = [max(entry.cell_len for entry in entries[i : i + rows]) for i in range(0, len(entries), rows)]
+    lines = [Text() for _ in range(rows)]
+    for i, entry in enumerate(entries):
+        column, line = i // rows, lines[i % rows]
+        line.append(" " * (sum(widths[:column]) + _GAP * column - line.cell_len)).append_text(entry)
+    return _lines(lines)
+
+
+def _entry(node: NodeView, pod: str, label: _Label, pen: _Pen, *, several: bool) -> Text:
+    """`A default/train (a, b) · 100% 8.0 GiB on 0,1 · card-models A100`: what the pod holds in total, and wished.
+
+    several: the node holds pods of several vocabularies, then each says which is its own.
+    """
+    on = _on(node, pod)
+    uses = [use for _, use in on]
+    containers = sorted({container for use in uses for container in use.containers})
+    text = Text.assemble((f" {label.letter} " if pen.coloured else label.letter, label.style), f" {pod}")
+    if len(containers) > 1:
+        text.append(f" ({', '.join(containers)})")
+    if uses[0].occupies and uses[0].certain:
+        text.append(f" {pen.signs.dot} keeps card {','.join(str(card.index) for card, _ in on)}", style=_IDLE)
+        return text
+    if uses[0].dialect == MTGPU:
+        text.append(f" {pen.signs.dot} {KIND}")
+    elif several and uses[0].dialect:
+        text.append(f" {pen.signs.dot} {uses[0].dialect}")
+    if not uses[0].certain:
+        text.append(f" {pen.signs.dot} on which cards is not known", style=_WARNING)
+        return text
+    cut = _slices_of(node, pod)
+    if cut:
+        text.append(f" {pen.signs.dot} {cut}", style=_IDLE)
+    for type in dict.fromkeys(card.type for card, _ in on):
+        held = [(card.index, use) for card, use in on if card.type == type]
+        where = "" if cut else f" on {','.join(str(index) for index, _ in held)}"
+        text.append(f" {pen.signs.dot} {'' if type == GPU else f'{type} '}{_total_of(held)}{where}", style=_IDLE)
+    if uses[0].constraints != NONE:
+        constraints = Text(f" {pen.signs.dot} {uses[0].constraints}", style=_IDLE)
+        constraints.truncate(_LONGEST_WISHES, overflow="ellipsis")
+        text.append_text(constraints)
+    return text
+
+
+def _total_of(held: Sequence[tuple[int, Use]]) -> str:
+    """`50% 8 GiB`; what the pod does not ask for is left out."""
+    core, memory = sum(use.core for _, use in held), sum(use.memory for _, use in held)
+    return " ".join(([format_core(core)] if core or not memory else []) + ([_short(memory)] if memory else []))
+
+
+def _slices_of(node: NodeView, pod: str) -> str:
+    """`2g.20gb and 1g.10gb of card 0`; "": it holds none."""
+    on = []
+    for card in node.cards:
+        held = [s.slice.name for s in card.slices if any(use.pod == pod for use in s.uses)]
+        counts = {name: held.count(name) for name in held}
+        names = (name if count == 1 else f"{count} × {name}" for name, count in counts.items())
+        on += [f"{' and '.join(names)} of card {card.state.card.index}"] if held else []
+    return ", ".join(on)
+
+
+def _on(node: NodeView, pod: str) -> list[tuple[Card, Use]]:
+    return [(device.state.card, use) for device in node.devices for use in device.uses if use.pod == pod]
+
+
+def _models(node: NodeView) -> Iterator[str]:
+    """`7 × A100-SXM4-80GB 80 GiB`, equal cards together, in the order of their first index."""
+    kinds: dict[str, int] = {}
+    for card in node.cards:
+        kind = " ".join(filter(None, (card.state.card.model, _short(card.state.card.memory))))
+        kinds[kind] = kinds.get(kind, 0) + 1
+    return (f"{count} × {kind}" for kind, count in kinds.items())
+
+
+def _share(node: NodeView, what: str) -> str:
+    """What is held of the node's healthy and unhealthy cards together, in percent."""
+    states = [card.state for card in node.cards]
+    if what == "core":
+        used, total = sum(s.core_used for s in states), sum(s.card.core for s in states)
+    else:
+        used, total = sum(s.memory_used for s in states), sum(s.card.memory for s in states)
+    return f"{100 * used / total:.0f}%" if total else "0%"
+
+
+def _total(nodes: Sequence[NodeView], pen: _Pen) -> Text:
+    cards = [card for node in nodes for card in node.cards]
+    pods = {use.pod for node in nodes for card in node.devices for use in card.uses}
+    broken = sum(not card.state.card.healthy for card in cards)
+    parts = [
+        _count(len(nodes), "node"),
+        _count(len(cards), "card"),
+        f"{sum(card.state.idle and card.state.card.healthy for card in cards)} idle",
+        *([f"{broken} unhealthy"] if broken else []),
+        _count(len(pods), "pod"),
+    ]
+    return Text(f" {pen.signs.dot} ".join(parts), style="bold")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _short(amount: int) -> str:
+    """`80 GiB` rather than `80.0 GiB`: there is little room."""
+    return format_bytes(amount).replace(".0 ", " ")

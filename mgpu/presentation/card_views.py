@@ -1,0 +1,202 @@
+"""Nodes, their cards and slices, and who holds them, as pictures and JSON show them. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mgpu.model.cards import GPU, Card, CardState
+from mgpu.model.constraints import NONE, Constraints
+from mgpu.model.ledger import Holding, Ledger
+from mgpu.model.partitioning import NodeSlices, Partitioning, devices, undivided, x
+from mgpu.model.pods import Stage
+from mgpu.model.slices import MIG, Slice, is_slice
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What one pod holds of one card at its peak: core in milli, memory in bytes.
+
+    certain: False where nobody can tell which cards the pod is on (an unreadable record). wishes: the pod's.
+    dialect: whose words it asked in, or STOCK; "": nobody can tell. occupies: an occupy pod, of this GPUID; beside its
+    MtgpuPods it is not told, and on a card that waits for them it has no amounts.
+    """
+
+    pod: str
+    containers: tuple[str, ...]
+    core: int
+    memory: int
+    certain: bool = True
+    constraints: Constraints = NONE
+    dialect: str = ""
+    occupies: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceView:
+    """A slice of a card, with its core and memory. holder: `namespace/pod/container`, "" where it is free."""
+
+    slice: Slice
+    state: CardState
+    uses: tuple[Use, ...] = ()
+    holder: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CardView:
+    """cut: MIG or MPS where the card is given out in slices, or is kept for them; then what is held of it is theirs."""
+
+    state: CardState
+    uses: tuple[Use, ...] = ()
+    cut: str = ""
+    slices: tuple[SliceView, ...] = ()
+
+    @property
+    def holders(self) -> list[str]:
+        """`namespace/pod/container`, sorted."""
+        return sorted(f"{use.pod}/{container}".rstrip("/") for use in self.uses for container in use.containers)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """cards: its GPUs. others: its devices of other types. annotations: those that the suite writes on the node.
+
+    note: how it stands with a plan for its slices, "" where there is nothing to say.
+    """
+
+    name: str
+    cards: tuple[CardView, ...]
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    others: tuple[CardView, ...] = ()
+    note: str = ""
+
+    @property
+    def devices(self) -> tuple[CardView, ...]:
+        return (*self.cards, *self.others)
+
+
+@dataclass(frozen=True, slots=True)
+class Sliced:
+    """A node that is given out in slices. gpus: all that it has. annotations: those that say how they are cut."""
+
+    found: NodeSlices
+    gpus: tuple[Card, ...]
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+def inventory_of(found: NodeSlices, cards: Sequence[Card]) -> tuple[Card, ...]:
+    """What of a node's devices pods can have: the cards that are whole, the slices that there are, what is no GPU."""
+    gpus = [card for card in cards if card.type == GPU]
+    slices = devices(replace(found, partitioning=Partitioning()), gpus)
+    return (*undivided(found, gpus), *slices, *(card for card in cards if card.type != GPU))
+
+
+def views(ledger: Ledger, sliced: Mapping[str, Sliced] | None = None) -> tuple[NodeView, ...]:
+    """Every node of the ledger, by name. sliced: those that are given out in slices."""
+    nothing = Sliced(x, ())
+    return tuple(_node(ledger, name, (sliced or {}).get(name, nothing)) for name in sorted(ledger.nodes()))
+
+
+def _node(ledger: Ledger, name: str, sliced: Sliced) -> NodeView:
+    whole = _viewed(ledger, name, ledger.cards(name))
+    known = {view.state.card.index for view in whole}
+    cut = (_divided(ledger, name, card, sliced.found) for card in sliced.gpus if card.index not in known)
+    others = _viewed(ledger, name, (s for s in ledger.others(name) if not is_slice(s.card.type)))
+    cards = tuple(sorted((*whole, *cut), key=lambda view: view.state.card.index))
+    return NodeView(name, cards, sliced.annotations, others, _note(sliced.found))
+
+
+def _viewed(ledger: Ledger, node: str, states: Iterable[CardState]) -> tuple[CardView, ...]:
+    return tuple(CardView(state, _uses(ledger, node, [state.card], state.gpuid)) for state in states)
+
+
+def _divided(ledger: Ledger, node: str, card: Card, found: NodeSlices) -> CardView:
+    """What is held of the card is what its held slices are."""
+    alone = [(s, NodeSlices(found.mode, made=(replace(s, pod=""),))) for s in found.made]
+    made = [(s, device) for s, one in alone for device in devices(one, [card])]
+    slices = tuple(_slice(ledger, node, s, device) for s, device in made)
+    held = [s.state for s in slices if not s.state.idle]
+    core, memory = sum(s.core_used for s in held), sum(s.memory_used for s in held)
+    state = CardState(card, core, memory, sum(s.shares for s in held))
+    return CardView(state, _uses(ledger, node, [device for _, device in made]), found.mode, slices)
+
+
+def _slice(ledger: Ledger, node: str, s: Slice, device: Card) -> SliceView:
+    uses, holder = _uses(ledger, node, [device]), _holder(ledger, node, device)
+    if not uses and s.pod:
+        uses, holder = (Use(s.pod, (), device.core, device.memory),), s.pod
+    core, memory = sum(use.core for use in uses), sum(use.memory for use in uses)
+    return SliceView(s, CardState(device, core, memory, len(uses)), uses, holder)
+
+
+def _holder(ledger: Ledger, node: str, device: Card) -> str:
+    """An init container's slice may go on to one that stays: that one then."""
+    held = [
+        (share.stage == Stage.INIT, f"{_name(holding)}/{share.container}".rstrip("/"))
+        for holding in ledger.holdings(node)
+        for share in holding.shares
+        if share.is_on(device)
+    ]
+    return min(held)[1] if held else ""
+
+
+def _note(found: NodeSlices) -> str:
+    plan, (refused, why) = found.partitioning.plan, found.refused or (None, "")
+    if plan is not None and plan == refused:
+        return f"plan {plan} was refused: {why}"
+    return f"plan {plan} is under way" if found.waiting else ""
+
+
+def _uses(ledger: Ledger, node: str, cards: Sequence[Card], gpuid: str = "") -> tuple[Use, ...]:
+    """What pods hold of these together; gpuid: the one that the only card has."""
+    uses = []
+    for holding in ledger.holdings(node):
+        on = [(share, card) for card in cards for share in holding.shares if share.is_on(card)]
+        if on:
+            amounts = [holding.uses(card) for card in dict.fromkeys(card for _, card in on)]
+            containers = tuple(sorted({share.container for share, _ in on}))
+            certain = all(share.card is not None for share, _ in on)
+            keeps = holding.occupies and holding.gpuid == gpuid
+            core, memory = (0, 0) if keeps else (sum(a.core for a in amounts), sum(a.memory for a in amounts))
+            occupies = holding.gpuid if holding.occupies else ""
+            uses.append(
+                Use(_name(holding), containers, core, memory, certain, holding.constraints, holding.dialect, occupies)
+            )
+    users = tuple(use for use in uses if not gpuid or use.occupies != gpuid)
+    return users or tuple(uses)
+
+
+def _name(holding: Holding) -> str:
+    return holding.key if holding.name else f"pod {holding.uid}"
+
+
+def nodes_json(nodes: Iterable[NodeView]) -> dict[str, Any]:
+    """The `nodes` of simulate.md's JSON output."""
+    return {
+        node.name: {"cards": [_card_json(card) for card in node.devices], "annotations": dict(node.annotations)}
+        for node in nodes
+    }
+
+
+def _card_json(view: CardView) -> dict[str, Any]:
+    state = view.state
+    return {
+        "index": state.card.index,
+        "uuid": state.card.uuid,
+        **({} if state.card.type == GPU else {"type": state.card.type}),
+        "healthy": state.card.healthy,
+        "core": {"used": percent(state.core_used), "total": percent(state.card.core)},
+        "memory": {"used": state.memory_used, "total": state.card.memory},
+        "holders": view.holders,
+        "slices": [_slice_json(s, view.cut) for s in view.slices],
+        "gpuid": state.gpuid or None,
+    }
+
+
+def _slice_json(view: SliceView, cut: str) -> dict[str, Any]:
+    start = {"start": view.slice.start} if cut == MIG else {}
+    return {"profile": view.slice.name, **start, "holder": view.holder or None}
+
+
+def percent(milli: int) -> int | float:
+    """Thousandths as percent: whole ones as integers."""
+    return milli // 10 if milli % 10 == 0 else milli / 10

@@ -1,0 +1,179 @@
+"""MtgpuPods as they are shown: what those with a card hold, what the others wait for, and the seed's accounting
+(docs/design/mtgpu.md, "Accounting"). Pure.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mgpu.dialects import mtgpu
+from mgpu.model.cards import Card
+from mgpu.model.errors import BadObject
+from mgpu.model.ledger import Holding, Share, absent
+from mgpu.model.pods import Pod, read_pod
+from mgpu.presentation.card_views import NodeView, percent
+
+Raw = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MtgpuView:
+    """One that has not ended. reason, message: of its condition `Bound`. degraded: why it is, "" where it is not."""
+
+    pod: mtgpu.MtgpuPod
+    reason: str = ""
+    message: str = ""
+    degraded: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """views: by namespace and name. holdings: of those with a card. unclear: `MtgpuPod namespace/name` → why."""
+
+    views: tuple[MtgpuView, ...]
+    holdings: tuple[Holding, ...]
+    unclear: Mapping[str, str]
+
+
+def read_all(raws: Iterable[Raw], pods: Iterable[Raw]) -> Found:
+    """raws: MtgpuPods as the API has them. pods: the cluster's, among them those that were made for MtgpuPods.
+
+    One that has its card holds its share until its own Pod has ended too, whatever its phase says; and what its Pod has
+    is held even where the MtgpuPod, or its status, is lost.
+    """
+    running = [raw for raw in pods if (raw.get("status") or {}).get("phase") not in ("Succeeded", "Failed")]
+    alive = {str(raw["metadata"].get("uid")) for raw in running}
+    made = {holding.uid: holding for raw in running for holding in _of_own_pod(raw)}
+    views: list[MtgpuView] = []
+    holdings: dict[str, Holding] = {}
+    unclear: dict[str, str] = {}
+    for raw in raws:
+        try:
+            pod = mtgpu.read_mtgpupod(raw)
+        except BadObject as error:
+            meta = raw["metadata"]
+            unclear[f"MtgpuPod {meta.get('namespace', 'default')}/{meta['name']}"] = str(error)
+            holdings |= {holding.uid: holding for holding in _of_unreadable(raw)}
+            continue
+        bound = pod.bound or str(made[pod.uid].shares[0].card if pod.uid in made else "")
+        if bound and not (pod.ended and pod.uid not in made and pod.pod_uid not in alive):
+            holdings[pod.uid] = by_container(mtgpu.holding(pod, bound), read_pod(raw))
+        if pod.uid in holdings or not pod.ended:
+            views.append(_view(replace(pod, bound=bound), raw))
+    ordered = sorted(views, key=lambda v: (v.pod.namespace, v.pod.name, v.pod.uid))
+    return Found(tuple(ordered), tuple({**made, **holdings}.values()), unclear)
+
+
+def _of_own_pod(raw: Raw) -> Iterator[Holding]:
+    """What a Pod that was made for an MtgpuPod has, for that one."""
+    if mtgpu.owner_of(raw):
+        pod = read_pod(raw)
+        held = mtgpu.holding_of_pod(pod, raw)
+        if held:
+            yield by_container(held, pod)
+
+
+def _of_unreadable(raw: Raw) -> Iterator[Holding]:
+    """It may use all of its card."""
+    bound = (raw.get("status") or {}).get("BoundDeviceID")
+    try:
+        pod = read_pod(raw)
+    except BadObject:
+        return
+    if bound and isinstance(bound, str) and pod.node and not pod.ended:
+        name = next((container.name for container in pod.containers), "")
+        yield Holding(pod.uid, pod.namespace, pod.name, pod.node, mtgpu.NAME, (Share(name, bound, whole=True),))
+
+
+def by_container(holding: Holding, pod: Pod) -> Holding:
+    """What an MtgpuPod holds, told of its containers, which have it together."""
+    if not pod.containers:
+        return holding
+    first, rest = holding.shares[0], pod.containers[1:]
+    named = replace(first, container=pod.containers[0].name)
+    return replace(holding, shares=(named, *(Share(c.name, first.card) for c in rest)))
+
+
+def _view(pod: mtgpu.MtgpuPod, raw: Raw) -> MtgpuView:
+    rows = (raw.get("status") or {}).get("conditions") or ()
+    conditions = {str(row.get("type")): row for row in rows if isinstance(row, dict)}
+    bound, degraded = conditions.get("Bound", {}), conditions.get("Degraded", {})
+    why = str(degraded.get("message") or degraded.get("reason") or "degraded")
+    return MtgpuView(
+        pod,
+        str(bound.get("reason") or ""),
+        str(bound.get("message") or ""),
+        why if degraded.get("status") == "True" else "",
+    )
+
+
+def occupying(holding: Holding, pod: Pod) -> Holding:
+    """What a pod holds, as that of an occupy pod where it is one of its node."""
+    node, gpuid = mtgpu.occupied(pod) or ("", "")
+    return replace(holding, gpuid=gpuid, occupies=True) if node == holding.node else holding
+
+
+def missing_card(view: MtgpuView, cards: Iterable[Card]) -> str:
+    """That its node does not have its card; "": it has, or it has none yet."""
+    names = ", ".join(absent([Share("", view.pod.bound)], cards)) if view.pod.bound else ""
+    return f"it is on {names}, which {view.pod.node} does not have" if names else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What is left of the card of a GPUID: core in milli, memory in bytes. card: its index."""
+
+    gpuid: str
+    card: int
+    core: int
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The seed's accounting of one node. free: the whole cards that nobody uses. gpuids: in order."""
+
+    node: str
+    free: int
+    gpuids: tuple[Left, ...]
+
+
+def accounting(nodes: Sequence[NodeView]) -> tuple[Account, ...]:
+    """Of the nodes that have cards. Occupy pods count nowhere beside their MtgpuPods, ended pods not at all."""
+    return tuple(_account(node) for node in nodes if node.cards)
+
+
+def _account(node: NodeView) -> Account:
+    free = sum(card.state.idle and card.state.card.healthy and not card.cut for card in node.cards)
+    states = sorted((card.state for card in node.cards if card.state.gpuid), key=lambda s: (s.gpuid, s.card.index))
+    return Account(node.name, free, tuple(Left(s.gpuid, s.card.index, s.core_left, s.memory_left) for s in states))
+
+
+def accounting_json(accounts: Iterable[Account]) -> dict[str, Any]:
+    """By node; core in percent."""
+    return {
+        account.node: {
+            "free": account.free,
+            "gpuids": [
+                {"gpuid": left.gpuid, "card": left.card, "core": percent(left.core), "memory": left.memory}
+                for left in account.gpuids
+            ],
+        }
+        for account in accounts
+    }
+
+
+def mtgpupods_json(views: Iterable[MtgpuView]) -> dict[str, Any]:
+    """By namespace/name; null where there is nothing to say."""
+    return {
+        view.pod.key: {
+            "node": view.pod.node,
+            "gpuid": view.pod.gpuid,
+            "card": view.pod.bound or None,
+            "phase": view.pod.phase,
+            "reason": view.reason or None,
+            "message": view.message or None,
+            "degraded": view.degraded or None,
+        }
+        for view in views
+    }

@@ -1,0 +1,50 @@
+"""What a pod asks for, and how its cards are chosen, in words. Pure."""
+
+from mgpu import dialects
+from mgpu.model.cards import GPU, noun
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest
+from mgpu.model.pods import Stage
+from mgpu.model.quantities import format_bytes, format_core
+from mgpu.model.slices import is_slice
+from mgpu.settings import Settings
+
+
+def asked(request: GpuRequest) -> str:
+    """`train: 60% and 16.0 GiB of one card; evaluate: …`."""
+    return "; ".join(f"{name}: {amount}" for name, amount in by_container(request))
+
+
+def by_container(request: GpuRequest) -> list[tuple[str, str]]:
+    """(`init warm`, `60% and 16.0 GiB of one card`), …; one with devices of several types is there several times."""
+    return [(f"{_role(c)}{c.container}", _amount(c)) for c in (*request.containers, *request.others)]
+
+
+def choice(request: GpuRequest, settings: Settings) -> str:
+    """How the cards are chosen among those that fit."""
+    if all(c.whole for c in request.containers):
+        return "whole cards must be idle"
+    policy = dialects.card_policy(request, settings)
+    return {
+        "binpack": "binpack: as full as possible, so that other cards stay free",
+        "spread": "spread: as even as possible",
+        "bestfit": "best fit: the least free memory that is enough",
+        "minor": "the first cards that have room, by minor",
+    }.get(policy, policy)
+
+
+def _role(container: ContainerRequest) -> str:
+    return {Stage.INIT: "init ", Stage.SIDECAR: "sidecar "}.get(container.stage, "")
+
+
+def _amount(container: ContainerRequest) -> str:
+    kind = noun(container.type) if container.type == GPU or is_slice(container.type) else container.type
+    cards = f"one {kind}" if container.cards == 1 else f"{container.cards} {kind}s"
+    if is_slice(container.type):
+        return cards
+    if container.whole:
+        return f"{cards}, whole"
+    memory = [format_bytes(container.memory)] if container.memory else []
+    memory += [f"{container.ratio}% of the memory"] if container.ratio else []
+    amounts = [format_core(container.core)] * bool(container.core) + memory
+    of = "of" if container.cards == 1 else "of each of"
+    return f"{' and '.join(amounts)} {of} {cards}"

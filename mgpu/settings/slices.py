@@ -1,0 +1,144 @@
+"""The settings of the dialect of slices: the seed's `dynamicgpuslice.*` keys without prefix (slices.md)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from mgpu.model.errors import BadObject, Problem
+from mgpu.model.mig import canonical, geometry_problem
+from mgpu.model.slices import MIG, mode_of, read_name
+from mgpu.settings.blocks import Block, Names, listed, lower
+
+_WEIGHT, _OF = "weight.", "resources."
+Weight = Annotated[int, Field(ge=0)]
+
+Geometries = Mapping[str, Sequence[Mapping[str, int]]]
+"""Model → what its cards may be cut into, each item all of a card, profile → how many. {}: into all they can."""
+
+
+def _each_one(value: object) -> object:
+    """The seed's comma list of resources; each counts once unless `weight.resources.<name>` says otherwise."""
+    names = listed(value)
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        return names  # refused by the validation
+    return dict.fromkeys(names, 1)
+
+
+class WeightSettings(Block):
+    """How much each resource counts in the score of a node. gpu: memory of the cards. 0: not at all."""
+
+    cpu: Weight = 1
+    memory: Weight = 1
+    gpu: Weight = 1
+    resources: Annotated[Mapping[str, Weight], BeforeValidator(_each_one)] = Field(default_factory=dict)
+
+    @property
+    def of(self) -> dict[str, int]:
+        """Those above 0, by resource, cpu and memory and gpu first."""
+        weights = {"cpu": self.cpu, "memory": self.memory, "gpu": self.gpu, **self.resources}
+        return {name: weight for name, weight in weights.items() if weight}
+
+    @model_validator(mode="after")
+    def _sound(self) -> "WeightSettings":
+        twice = sorted({"cpu", "memory", "gpu"} & {*self.resources})
+        if twice:
+            raise ValueError(f"resources names {twice[0]}, which has a weight of its own")
+        if not self.of:
+            raise ValueError("at least one weight must be above 0")
+        return self
+
+
+def _profile(name: str) -> str:
+    found = read_name(name)
+    if found is None or mode_of(found) != MIG:
+        raise ValueError("is no MIG profile such as 2g.20gb")
+    return found
+
+
+def _named_once(row: object) -> object:
+    if isinstance(row, dict) and len({canonical(str(name)) for name in row}) < len(row):
+        raise ValueError("names a profile twice")
+    return row
+
+
+Count = Annotated[int, Field(ge=1, strict=True)]
+Geometry = Annotated[
+    dict[Annotated[str, AfterValidator(_profile)], Count], Field(min_length=1), BeforeValidator(_named_once)
+]
+
+
+class GeometrySettings(Block):
+    """models: as cards report them (`matches` of mgpu.model.wishes). allowedGeometries: each item all of a card."""
+
+    models: Annotated[Names, Field(min_length=1)]
+    allowed: Annotated[tuple[Geometry, ...], Field(alias="allowedGeometries", min_length=1)]
+
+
+class SlicesSettings(Block):
+    """schedulePolicy, scheduleWeight, weight: of the score of a node.
+
+    DevicePluginCMName, DevicePluginCMNamespace: the ConfigMap that says how nodes cut their cards under MPS.
+    mpsIdleSeconds: after so long without use the slices of a card under MPS are undone; 0: they stay.
+    KnowGeometries: what MIG cards may be cut into; a model that no entry names: all that it can be.
+    """
+
+    enabled: bool = True
+    schedule_policy: Annotated[Literal["binpack", "spread"], BeforeValidator(lower)] = Field(
+        "binpack", alias="schedulePolicy"
+    )
+    schedule_weight: Annotated[int, Field(ge=0)] = Field(10, alias="scheduleWeight")
+    weight: WeightSettings = Field(WeightSettings(), alias="weight")
+    config_map: Annotated[str, Field(min_length=1)] = Field("mps-configmap", alias="DevicePluginCMName")
+    config_map_namespace: Annotated[str, Field(min_length=1)] = Field("mgpu-system", alias="DevicePluginCMNamespace")
+    mps_idle_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(60, alias="mpsIdleSeconds")
+    know_geometries: tuple[GeometrySettings, ...] = Field((), alias="KnowGeometries")
+
+    @property
+    def weights(self) -> Mapping[str, int]:
+        """Resource (`cpu`, `memory`, `gpu` and others by name) → its weight above 0; never empty."""
+        return self.weight.of
+
+    @property
+    def geometries(self) -> Geometries:
+        """In the order of the file; of a model that two entries name, those of both."""
+        found: dict[str, tuple[Mapping[str, int], ...]] = {}
+        for entry in self.know_geometries:
+            for model in dict.fromkeys(entry.models):
+                found[model] = (*found.get(model, ()), *entry.allowed)
+        return found
+
+
+def impossible(settings: SlicesSettings, path: str) -> Iterator[Problem]:
+    """The geometries that the cards of their models cannot be cut into. path: of the block."""
+    for i, entry in enumerate(settings.know_geometries):
+        for j, geometry in enumerate(entry.allowed):
+            why = next(filter(None, (geometry_problem(model, geometry) for model in entry.models)), "")
+            if why:
+                yield Problem(f"{path}.KnowGeometries.{i}.allowedGeometries.{j}", why)
+
+
+def with_weights(block: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The block with the seed's flat keys (`weight.cpu`, `weight.resources.<name>`) put together under `weight`.
+
+    path: of the block. Raises BadObject.
+    """
+    flat = {key.removeprefix(_WEIGHT): value for key, value in block.items() if str(key).startswith(_WEIGHT)}
+    if not flat:
+        return dict(block)
+    rest = {key: value for key, value in block.items() if not str(key).startswith(_WEIGHT)}
+    if "weight" in rest:
+        raise BadObject([Problem(f"{path}.weight", "stands beside weight.…; write one of the two forms")])
+    of = {key.removeprefix(_OF): value for key, value in flat.items() if key.startswith(_OF)}
+    weight = {key: value for key, value in flat.items() if not key.startswith(_OF)}
+    resources = _each_one(weight.get("resources", ()))
+    if not isinstance(resources, dict):
+        return {**rest, "weight": weight}  # reported by the validation
+    problems = [
+        Problem(f"{path}.{_WEIGHT}{_OF}{name}", f"{name!r} is not among weight.resources")
+        for name in of
+        if name not in resources
+    ]
+    if problems:
+        raise BadObject(problems)
+    return {**rest, "weight": {**weight, "resources": resources | of}}

@@ -1,0 +1,244 @@
+"""kube-scheduler's extender protocol (k8s.io/kube-scheduler/extender/v1): `/filter`, `/prioritize`, `/preempt` and
+`/bind`.
+
+Go types without JSON tags: requests may spell keys in any case, replies are capitalised.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain, islice
+from typing import Any, Protocol
+
+import orjson
+from flask import Flask, Response
+
+from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.model.errors import BadObject, RetryLater
+from mgpu.model.gpu_requests import Rejection
+from mgpu.model.pods import read_pod
+from mgpu.serving.app import body, new_app
+from mgpu.serving.deadlines import gone
+from mgpu.serving.inflight import EXTENDER
+from mgpu.serving.review import BadRequest
+from scheduler import metrics
+from scheduler.cluster.gpu_pods import GpuPod
+from scheduler.cluster.reservations import Decision
+from scheduler.decisions.decider import Decider, pod_path
+from scheduler.decisions.effort_budget import Gone, Rationed, never
+from scheduler.decisions.filter import Filter, Filtered
+from scheduler.decisions.preemption import Preemption, Victims
+from scheduler.engine.rejection_kinds import MALFORMED, kind_of
+
+_ASKED = 500
+
+Body = bytes | bytearray
+
+
+class Gate(Protocol):
+    """What this process may do now."""
+
+    def ready(self) -> str:
+        """Why it cannot answer yet; "": it can."""
+
+    def leads(self) -> str:
+        """Why it does not decide; "": it does."""
+
+    def may_answer(self) -> None:
+        """From the cache. Raises RetryLater with the reason why not."""
+
+    def may_decide(self) -> None:
+        """And write. Raises RetryLater with the reason why not."""
+
+
+class Extender:
+    """The four verbs, from decoded JSON to what is to be JSON. Each raises BadRequest and RetryLater."""
+
+    def __init__(
+        self,
+        filter_: Filter,
+        decider: Decider,
+        preemption: Preemption,
+        api: Api,
+        gate: Gate,
+    ) -> None:
+        self._filter, self._decider, self._preemption = filter_, decider, preemption
+        self._api, self._gate = api, gate
+
+    def filter(self, body: Body, gone: Gone = never) -> dict[str, Any]:
+        known, raw, names, nodes = self._scheduling(body)
+        found = self._filter.filter(known, names, gone) if known else self._filter.pass_on(read_pod(raw), names)
+        if known and not found.passed:
+            _count_nowhere(known, found)
+        answer: dict[str, Any] = {
+            "FailedNodes": found.failed,
+            "FailedAndUnresolvableNodes": found.hopeless,
+            "Error": "",
+        }
+        if nodes is None:
+            return {"NodeNames": found.passed, **answer}
+        return {"Nodes": {"items": [nodes[name] for name in found.passed]}, **answer}
+
+    def prioritize(self, body: Body, gone: Gone = never) -> list[dict[str, Any]]:
+        known, _, names, _ = self._scheduling(body)
+        scores = self._filter.scores(known, names, gone) if known else [0] * len(names)
+        return [{"Host": name, "Score": score} for name, score in zip(names, scores, strict=True)]
+
+    def preempt(self, body: Body, gone: Gone = never) -> dict[str, Any]:
+        """Asked where kube-scheduler has found victims by itself; answered for a part of those nodes."""
+        arguments = _arguments(body)
+        proposed = _victims(arguments.get("nodenametometavictims"), arguments.get("nodenametovictims"))
+        known = self._pod(arguments.get("pod"))
+        found = self._preemption.choose(known, arguments["pod"], proposed, gone) if known else proposed
+        rows = {
+            name: {"Pods": [{"UID": uid} for uid in victims.uids], "NumPDBViolations": victims.violations}
+            for name, victims in found.items()
+        }
+        return {"NodeNameToMetaVictims": rows}
+
+    def bind(self, body: Body, gone: Gone = never) -> dict[str, str]:
+        """Posts the Binding with the decision in it. A replica that may not decide leaves that to the admission."""
+        arguments = _arguments(body)
+        namespace, name, uid, node = (_text(arguments, key) for key in ("PodNamespace", "PodName", "PodUID", "Node"))
+        self._gate.may_answer()
+        found, known = self._decider.find(namespace, name, uid)
+        if not found:
+            return {"Error": f"there is no pod {namespace}/{name} with uid {uid}"}
+        decision = self._decide(known, node, gone) if known else None
+        if isinstance(decision, str):
+            return {"Error": f"no cards for this pod on {node}: {decision}"}
+        return {"Error": self._post(namespace, name, found, node, decision)}
+
+    def _decide(self, known: GpuPod, node: str, gone: Gone) -> Decision | str | None:
+        try:
+            self._gate.may_decide()
+        except RetryLater:
+            return None
+        try:
+            found = self._decider.decide(known, node, gone=gone)
+        except Rationed as error:
+            return str(error)
+        try:
+            self._gate.may_decide()  # the process may have been stopped meanwhile, and another replica leads by now
+        except RetryLater:
+            return None
+        return str(found) if isinstance(found, Rejection) else found
+
+    def _post(self, namespace: str, name: str, uid: str, node: str, decision: Decision | None) -> str:
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {
+                "namespace": namespace,
+                "name": name,
+                "uid": uid,
+                "annotations": dict(decision.annotations) if decision else {},
+            },
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        try:
+            self._api.create(f"{pod_path(namespace, name)}/binding", binding)
+        except ApiError as error:
+            if decision:
+                self._decider.check(decision)
+            return str(error)
+        except Unreachable as error:
+            return f"whether the pod is bound is not known: {error}"
+        return ""
+
+    def _scheduling(self, body: Body) -> tuple[GpuPod | None, object, list[str], Mapping[str, Any] | None]:
+        """The pod (None: it asks for no GPU) and as it came, the names of the nodes, and the Nodes where the call has
+        those.
+        """
+        arguments = _arguments(body)
+        names, nodes = arguments.get("nodenames"), None
+        if names is None:
+            nodes = _nodes(arguments.get("nodes"))
+            names = list(nodes)
+        if not isinstance(names, list) or set(map(type, names)) - {str}:
+            raise BadRequest(400, "NodeNames must be a list of strings")
+        raw = arguments.get("pod")
+        return self._pod(raw), raw, names, nodes
+
+    def _pod(self, raw: object) -> GpuPod | None:
+        """The pod that a call is about; None: it asks for no GPU."""
+        if not isinstance(raw, dict):
+            raise BadRequest(400, "Pod must be an object")
+        self._gate.may_answer()
+        try:
+            return self._decider.read(raw)
+        except BadObject as error:
+            raise BadRequest(400, f"Pod is no pod: {error}") from error
+
+
+def make_app(extender: Extender, seconds: float = 10.0) -> Flask:
+    """seconds: how long kube-scheduler waits for an answer."""
+    app = new_app(EXTENDER)
+    for verb in (extender.filter, extender.prioritize, extender.preempt, extender.bind):
+        app.add_url_rule(f"/{verb.__name__}", verb.__name__, posted(verb, seconds), methods=["POST"])
+    return app
+
+
+def posted(verb: Any, seconds: float) -> Any:
+    """The view of one verb."""
+    took = metrics.EXTENDER.labels(verb.__name__)
+
+    def answer() -> Response:
+        with took.time(), body() as sent:
+            return Response(orjson.dumps(verb(sent, gone(seconds))), mimetype="application/json")
+
+    return answer
+
+
+def _count_nowhere(known: GpuPod, found: Filtered) -> None:
+    """By what most nodes say; of thousands the first few hundred tell. Those where evictions could help count first."""
+    texts = Counter(islice(chain(found.failed.values(), found.hopeless.values()), _ASKED))
+    for text, _ in texts.most_common(1):
+        metrics.REJECTIONS.labels("filter", kind_of(text) if known.request else MALFORMED).inc()
+
+
+def _victims(meta: object, full: object) -> dict[str, Victims]:
+    """By node what kube-scheduler has chosen: pods by uid (nodeCacheCapable), or whole ones."""
+    rows: Any = (full if meta is None else meta) or {}
+    try:
+        return {name: _chosen(_folded(row)) for name, row in rows.items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BadRequest(400, "NodeNameToMetaVictims or NodeNameToVictims must map nodes to victims") from error
+
+
+def _chosen(row: Mapping[str, Any]) -> Victims:
+    pods = [_folded(pod) for pod in row["pods"] or ()]
+    uids = (pod["metadata"]["uid"] if "metadata" in pod else pod["uid"] for pod in pods)
+    return Victims(tuple(map(str, uids)), int(row.get("numpdbviolations") or 0))
+
+
+def _folded(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.lower(): value for key, value in row.items()}
+
+
+def _arguments(body: Body) -> dict[str, Any]:
+    try:
+        top = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(400, f"the body is not JSON: {error}") from error
+    if not isinstance(top, dict):
+        raise BadRequest(400, "the body must be an object")
+    return _folded(top)
+
+
+def _text(arguments: Mapping[str, Any], key: str) -> str:
+    value = arguments.get(key.lower())
+    if not isinstance(value, str) or (not value and key != "PodUID"):
+        raise BadRequest(400, f"{key} must be a string")
+    return value
+
+
+def _nodes(raw: object) -> dict[str, Any]:
+    items: Sequence[Any] | None = raw.get("items", raw.get("Items")) if isinstance(raw, dict) else None
+    try:
+        return {str(item["metadata"]["name"]): item for item in items or ()} if items is not None else _missing()
+    except (TypeError, KeyError) as error:
+        raise BadRequest(400, "Nodes must be a NodeList whose items have names") from error
+
+
+def _missing() -> dict[str, Any]:
+    raise BadRequest(400, "NodeNames or Nodes must be given")

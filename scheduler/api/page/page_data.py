@@ -1,0 +1,172 @@
+"""What the page shows, as JSON. Pure.
+
+Of all nodes only what a picture needs, since there may be thousands; of the one that is looked at, everything.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mgpu.dialects import mtgpu
+from mgpu.model.constraints import NONE
+from mgpu.model.gpu_requests import GpuRequest
+from mgpu.model.ledger import Ledger
+from mgpu.model.pods import Pod
+from mgpu.model.quantities import format_bytes, format_core
+from mgpu.presentation.card_views import CardView, NodeView, Sliced, Use, inventory_of, nodes_json, views
+from mgpu.presentation.mtgpupod_tables import MtgpuView
+from mgpu.presentation.request_text import asked
+from mgpu.presentation.slice_bars import stretches
+from scheduler.cluster.snapshots import Snapshot
+from scheduler.decisions.filter import Filtered
+from scheduler.engine import nvidia_plugin
+
+Json = dict[str, Any]
+PARTS = 1000
+"""Where a slice lies on its card is told in so many parts of it."""
+_EXAMPLES = 3
+_MOST_REASONS = 12
+
+
+def view_of(found: Snapshot) -> NodeView:
+    """The node as `mgpu inspect` shows it too."""
+    ledger, name = Ledger(), found.node.name
+    ledger.set_cards(name, inventory_of(found.slices, (*found.cards, *found.others)))
+    for holding in found.held:
+        ledger.hold(holding)
+    (view,) = views(ledger, {name: Sliced(found.slices, found.cards)})
+    return view
+
+
+def node_json(found: Snapshot) -> Json:
+    """`{"name", "note"?, "nvidia"?, "pods": [{"name", "dialect", …}], "cards": […], "others"?: […]}`.
+
+    What says nothing is left out. A card is `{"index", "model", "core": [used, all], "memory": [used, all], "uses"}`,
+    core in milli and memory in bytes; a use is `[position in "pods", core, memory]`. A card that is cut has slices:
+    `[name, left, width, position in "pods" or -1]`, in PARTS of the card.
+    """
+    view = view_of(found)
+    unsure = {use.pod for device in view.devices for use in device.uses if not use.certain}
+    keeps = {use.pod: use.occupies for device in view.devices for use in device.uses if use.occupies}
+    dialects = {use.pod: use.dialect for device in view.devices for use in device.uses}
+    reserved = {holding.key for holding in found.held if not holding.bound}
+    number = {pod: i for i, pod in enumerate(dialects)}
+    pods = [
+        {"name": pod, "dialect": dialect}
+        | ({"reserved": True} if pod in reserved else {})
+        | ({"unsure": True} if pod in unsure else {})
+        | ({"keeps": keeps[pod]} if pod in keeps else {})
+        for pod, dialect in dialects.items()
+    ]
+    return {
+        "name": view.name,
+        **_if(note=found.problem or view.note, nvidia=nvidia_plugin.is_there(found.node)),
+        "pods": pods,
+        "cards": [_card(card, number) for card in view.cards],
+        **_if(others=[{"type": card.state.card.type, **_card(card, number)} for card in view.others]),
+    }
+
+
+def _card(view: CardView, number: Mapping[str, int]) -> Json:
+    state, card = view.state, view.state.card
+    return {
+        "index": card.index,
+        "model": card.model,
+        "core": [state.core_used, card.core],
+        "memory": [state.memory_used, card.memory],
+        "uses": [[number[use.pod], use.core, use.memory] for use in view.uses],
+        **_if(unhealthy=not card.healthy, gpuid=state.gpuid, cut=view.cut, slices=list(_slices(view, number))),
+    }
+
+
+def _slices(view: CardView, number: Mapping[str, int]) -> Iterator[list[Any]]:
+    left = 0
+    for stretch in stretches(view, PARTS) if view.slices else ():
+        if stretch.slice:
+            user = next((number[use.pod] for use in stretch.slice.uses if use.pod in number), -1)
+            yield [stretch.slice.slice.name, left, stretch.cells, user]
+        left += stretch.cells
+
+
+def detail_json(found: Snapshot) -> Json:
+    """A node with all that is known of its cards: as `mgpu inspect -o json` has it, and `uses` and `model` besides."""
+    view = view_of(found)
+    rows = nodes_json([view])[view.name]["cards"]
+    reserved = {holding.key for holding in found.held if not holding.bound}
+    for row, device in zip(rows, view.devices, strict=True):
+        card = device.state.card
+        row |= {"model": card.model, "numa": card.numa, "minor": card.minor, "cut": device.cut}
+        row["uses"] = [_use(use, reserved=use.pod in reserved) for use in device.uses]
+    return {"name": view.name, "note": found.problem or view.note, "cards": rows}
+
+
+def _use(use: Use, *, reserved: bool) -> Json:
+    return {
+        "pod": use.pod,
+        "containers": list(use.containers),
+        "core": use.core,
+        "memory": use.memory,
+        "dialect": use.dialect,
+        "certain": use.certain,
+        "reserved": reserved,
+        "keeps": use.occupies,
+        "wishes": str(use.constraints) if use.constraints != NONE else "",
+    }
+
+
+def why_json(found: Filtered, now: int) -> Json:
+    """Why a pod waits: `{"fits": nodes, "of": nodes, "reasons": [{"text", "nodes": count, "examples": names}], "at"}`,
+    the most frequent reason first. now: when this was so, in seconds since 1970.
+    """
+    by_text: dict[str, list[str]] = {}
+    for name, text in (*found.failed.items(), *found.hopeless.items()):
+        by_text.setdefault(text, []).append(name)
+    ordered = sorted(by_text.items(), key=lambda row: (-len(row[1]), row[0]))
+    rows = [
+        {"text": text, "nodes": len(names), "examples": sorted(names)[:_EXAMPLES]}
+        for text, names in ordered[:_MOST_REASONS]
+    ]
+    more = sum(len(names) for _, names in ordered[_MOST_REASONS:])
+    if more:
+        text = f"{len(ordered) - _MOST_REASONS} other reasons"
+        rows.append({"text": text, "nodes": more, "examples": []})
+    fits, refused = len(found.passed), len(found.failed) + len(found.hopeless)
+    return {"fits": fits, "of": fits + refused, "recut": len(found.recut), "reasons": rows, "at": now}
+
+
+def said_json(text: str) -> Json:
+    """The same where the reason is of no node."""
+    return {"reasons": [{"text": text, "nodes": 0, "examples": []}]}
+
+
+def pod_json(pod: Pod, request: GpuRequest | None, why: int) -> Json:
+    """A pod that has no cards yet. why: the position of the reason; -1: not known yet."""
+    return {
+        "name": pod.key,
+        "dialect": request.dialect if request else "",
+        "asks": asked(request) if request else "",
+        "created": pod.created,
+        **_if(
+            node=pod.node,
+            nominated=pod.nominated_node,
+            constraints=str(request.constraints) if request and request.constraints != NONE else "",
+        ),
+        "why": why,
+    }
+
+
+def mtgpupod_json(view: MtgpuView, why: int) -> Json:
+    """An MtgpuPod that has no card yet."""
+    pod = view.pod
+    return {
+        "name": pod.key,
+        "dialect": mtgpu.NAME,
+        "asks": f"{format_core(pod.request)} and {format_bytes(pod.memory)} of the card of GPUID {pod.gpuid}",
+        "created": pod.created,
+        "node": pod.node,
+        "why": why,
+    }
+
+
+def _if(**values: object) -> Json:
+    """Those that say anything."""
+    return {key: value for key, value in values.items() if value}

@@ -1,0 +1,153 @@
+"""What pods are likely to come, learnt from those that came, and what the nodes are worth to them."""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+from mgpu import dialects
+from mgpu.model.cards import CardState
+from mgpu.model.gpu_requests import GpuRequest
+from mgpu.model.node_requests import Room
+from mgpu.model.pods import Node, Pod
+from mgpu.settings import Settings
+from scheduler.cluster.arrivals import Arrivals
+from scheduler.engine.fragmentation.board import Judge
+from scheduler.engine.fragmentation.columns import class_of, rows_of, shape_of
+from scheduler.engine.fragmentation.fgd import Fgd, typical_pods
+from scheduler.engine.fragmentation.learner import Learner
+from scheduler.engine.fragmentation.potential import Fragmentation
+from scheduler.engine.fragmentation.shapes import CARD, NodeClass, Shape
+
+log = logging.getLogger(__name__)
+
+Counts = tuple[tuple[Shape, int], ...]
+
+_MADE: Mapping[str, Callable[[Counts, Mapping[NodeClass, int]], Judge]] = MappingProxyType(
+    {"fragmentation": Fragmentation, "fgd": lambda counts, _: Fgd(typical_pods(dict(counts)))}
+)
+LEARNT = tuple(_MADE)
+"""The policies that need a judge."""
+
+
+class Outlook:
+    """Thread-safe. Pods and nodes come in as they are seen, from any thread; `refresh` works out the rest elsewhere.
+
+    judges: by policy, those that are in use; none before anything is known. The mapping is never changed but replaced
+    as a whole, and a judge is immutable. Node and cards of one pod may be chosen by two of them, one after the other:
+    the cards are then the best on that node by what has been learnt since, and whether they are free is the ledger's.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.judges: Mapping[str, Judge] = MappingProxyType({})
+        self._lock = threading.Lock()
+        chosen = (settings.card_policy_for(d.card_policy(settings), d.DEFAULT_CARD_POLICY) for d in dialects.ALL)
+        self._wanted = {settings.node_policy, *chosen}.intersection(LEARNT)
+        self._first: dict[str, tuple[Pod, GpuRequest]] | None = {}
+        self._placed_first: set[str] = set()
+        self._arrivals = Arrivals()
+        self._learner = Learner()
+        self._class: dict[str, NodeClass] = {}
+        self._classes: Counter[NodeClass] = Counter()
+        self._stale = False
+
+    def saw(self, pod: Pod, request: GpuRequest) -> None:
+        """A pod that was not there before; pods that were there from the start in any order, until `refresh`."""
+        if not request.containers:
+            return
+        with self._lock:
+            if request.constraints.card_policy in LEARNT and request.constraints.card_policy not in self._wanted:
+                self._wanted.add(request.constraints.card_policy)
+                self._stale = True
+            if self._first is not None:
+                self._first[pod.uid] = pod, request
+            elif self._arrivals.came(pod):
+                self._learn(pod, request)
+
+    def placed(self, pod: Pod, request: GpuRequest) -> None:
+        """A pod that has come (`saw`) has got its cards."""
+        if not request.containers:
+            return
+        with self._lock:
+            if self._first is not None:
+                self._placed_first.add(pod.uid)
+            elif self._arrivals.placed(pod):
+                self._learn(pod, request)
+
+    def gone(self, uid: str) -> None:
+        with self._lock:
+            self._arrivals.gone(uid)
+
+    def shape(self, pod: Pod, request: GpuRequest) -> Shape:
+        """The pod as judges see it."""
+        with self._lock:
+            return self._shape(pod, request)
+
+    def _shape(self, pod: Pod, request: GpuRequest) -> Shape:
+        return shape_of(request, pod.needs, {node.model for node in self._classes})
+
+    def _take_first(self) -> None:
+        """Count the pods that were there from the start, in the order of their creation."""
+        rows = sorted((self._first or {}).values(), key=lambda row: (row[0].created, row[0].uid))
+        for pod, request in rows:
+            if pod.uid in self._placed_first or self._arrivals.came(pod):
+                self._learn(pod, request)
+        self._first = None
+        self._placed_first.clear()
+
+    def _learn(self, pod: Pod, request: GpuRequest) -> None:
+        self._learner.observe(self._shape(pod, request))
+
+    def counts(self) -> Counts:
+        """What has been learnt: how often each shape of pod has come, in thousandths."""
+        with self._lock:
+            return self._learner.counts()
+
+    def set_node(self, name: str, node: Node | None, cards: Sequence[CardState]) -> None:
+        """The node and its cards as they are now."""
+        new = class_of(node, cards) if node is not None and cards else None
+        with self._lock:
+            before = self._class.pop(name, None)
+            if new is not None:
+                self._class[name] = new
+            if new == before:
+                return
+            self._stale = True
+            self._classes.update(filter(None, [new]))
+            self._classes.subtract(filter(None, [before]))
+            self._classes += Counter()  # drops what there is no more of
+
+    def refresh(self) -> bool:
+        """Make new judges, where there is reason to; whether there was. One thread at a time."""
+        with self._lock:
+            self._take_first()
+            due = self._learner.due()
+            if not (due or self._stale):
+                return False
+            self._stale = False
+            counts, classes, wanted = self._learner.counts(), dict(self._classes), sorted(self._wanted)
+        made = {name: self._made(name, counts, classes) for name in wanted} if counts else {}
+        self.judges = MappingProxyType({name: judge for name, judge in made.items() if judge is not None})
+        return True
+
+    def _made(self, name: str, counts: Counts, classes: Mapping[NodeClass, int]) -> Judge | None:
+        """Return the policy's judge of what has been learnt, the one of before where it cannot be made.
+
+        Tenants choose the pods that it is made of, and also that a policy is in use which no setting names. One that
+        fails must not take the others along.
+        """
+        try:
+            judge = _MADE[name](counts, classes)
+            _warm(judge, classes)
+        except Exception:
+            log.exception("the policy %s cannot be worked out; it goes on with what it knew before", name)
+            return self.judges.get(name)
+        return judge
+
+
+def _warm(judge: Judge, classes: Iterable[NodeClass]) -> None:
+    """Ask once about each class as the card policies do: a judge makes some of its tables when first asked."""
+    for node in classes:
+        empty = rows_of(node, Room(node.cpu, node.memory), [[CARD] * node.cards])
+        judge.worths(empty, empty)

@@ -1,0 +1,271 @@
+"""Which nodes can take a pod, and how good each is: thousands of nodes per call, nothing written."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+
+from mgpu.model.cards import CardState
+from mgpu.model.gpu_requests import GpuRequest, Placement
+from mgpu.model.groups import Seat
+from mgpu.model.pods import GATED, Node, Pod
+from mgpu.settings import Settings
+from scheduler.cluster.arrays import UNKNOWN
+from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.gpu_pods import GpuPod
+from scheduler.decisions.array_filter import Closely, look
+from scheduler.decisions.effort_budget import NOT_LOOKED_AT, Call, Gone, Rations, never
+from scheduler.decisions.scores import Ranking
+from scheduler.decisions.slice_filter import Slices
+from scheduler.engine import FULL, LEAST, QUICK, Limits
+from scheduler.engine.arrays.rejections import told
+from scheduler.engine.assessment import assess, score
+from scheduler.engine.disabled_vocabularies import refusal, unserved
+from scheduler.engine.node_fit import Answer
+from scheduler.engine.nvidia_plugin import asks_stock
+from scheduler.engine.partitioning.partitionable_node import wanted_by
+
+_ASKS_KEPT = 256
+_ANSWERS_KEPT = 40_000
+"""Over all asks: some 40 MB."""
+
+
+@dataclass(slots=True)
+class Filtered:
+    """`passed` in the order asked; the others with the reason, apart where no eviction there can help.
+
+    recut: those of the failed ones where the pod fits once their cards are cut anew.
+    """
+
+    passed: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    hopeless: dict[str, str] = field(default_factory=dict)
+    recut: list[str] = field(default_factory=list)
+
+
+Known = dict[tuple[bytes, Limits], Answer]
+"""By the state of a node's cards and the limits of the search. What no higher limits can change stands under FULL."""
+
+_UNSEEN = Answer(NOT_LOOKED_AT, proven=False)
+
+
+class _Memo:
+    """What the engine has said of an ask by the state of a node's cards; the latest asks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[GpuRequest, Known] = OrderedDict()
+
+    def of(self, request: GpuRequest) -> Known:
+        with self._lock:
+            self._known.setdefault(request, {})
+            self._known.move_to_end(request)
+            while sum(map(len, self._known.values())) > _ANSWERS_KEPT or len(self._known) > _ASKS_KEPT:
+                self._known.popitem(last=False)
+            return self._known.setdefault(request, {})
+
+
+class Filter:
+    """Thread-safe. What the arrays can tell they tell of all nodes at once; the rest is the engine's, node by node.
+
+    recut: told of each pod that asks for slices, with the nodes that could be cut for it and those where it fits now.
+    nowhere: told of each that fits nowhere. Both must return at once. pace: called after each node that was judged by
+    itself.
+    """
+
+    def __init__(
+        self,
+        state: ClusterCache,
+        settings: Settings,
+        recut: Callable[[GpuPod, Sequence[str], Sequence[str]], None] = lambda *_: None,
+        pace: Callable[[], object] = lambda: None,
+        nowhere: Callable[[], None] = lambda: None,
+        rations: Rations | None = None,
+    ) -> None:
+        self._state, self._settings, self._tell_recut, self._pace = state, settings, recut, pace
+        self._tell_nowhere = nowhere
+        self._rations = rations or Rations()
+        self._memo = _Memo()
+        self._ranking = Ranking(state, settings)
+        self._slices = Slices(state, settings)
+
+    def refresh(self) -> None:
+        """Take in all nodes and what was learnt, now and not in a call's time."""
+        self._state.refresh()
+        self._state.sites.refresh()
+        self._ranking.refresh()
+
+    def filter(self, known: GpuPod, names: Sequence[str], gone: Gone = never) -> Filtered:
+        """A malformed ask fits nowhere, and its problems are the reason.
+
+        gone: whether the caller waits no more. Raises RetryLater then, and where others that take long are waiting.
+        """
+        if known.request is None:
+            return Filtered(hopeless=dict.fromkeys(names, "; ".join(map(str, known.problems))))
+        if known.pod.gated:  # its plans for slices would be carried out for a pod that nobody binds
+            return Filtered(hopeless=dict.fromkeys(names, GATED))
+        if problem := self._state.remnant_problem(known.pod):
+            return Filtered(hopeless=dict.fromkeys(names, problem))
+        with self._rations.call(known.pod.namespace, known.request, gone) as call:
+            found = self._of_all(known, known.request, names, call)
+        if not found.passed:
+            self._tell_nowhere()
+        return found
+
+    def _of_all(self, known: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Filtered:
+        theirs = self._state.chosen_by_nvidia(names, known.pod, request) if asks_stock(request) else {}
+        if not theirs:
+            return self._of_ours(known, request, names, call)
+        found = self._of_ours(known, request, [name for name in names if name not in theirs], call)
+        for name, refused in theirs.items():
+            if refused is not None:
+                (found.hopeless if refused.hopeless else found.failed)[name] = str(refused)
+        found.passed = [name for name in names if name not in found.failed and name not in found.hopeless]
+        return found
+
+    def pass_on(self, pod: Pod, names: Sequence[str]) -> Filtered:
+        """Of a pod that is none of ours: all nodes, but where it asks for what was disabled and nobody serves."""
+        resources = unserved(pod, self._settings)
+        nodes = self._state.nodes(names) if resources else []
+        refused = {name: why for name, node in zip(names, nodes, strict=False) if (why := refusal(resources, node))}
+        return Filtered(passed=[name for name in names if name not in refused], hopeless=refused)
+
+    def _of_ours(self, known: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Filtered:
+        silent = self._state.without_agent(names)
+        if not silent:
+            return self._of_served(known, request, names, call)
+        found = self._of_served(known, request, [name for name in names if name not in silent], call)
+        found.hopeless.update(silent)  # evicting pods there does not bring the agent back
+        return found
+
+    def _of_served(self, known: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Filtered:
+        if wanted_by(request):
+            found = _sorted(names, self._paced(self._slices.answers(known, request, names, call)))
+            self._tell_recut(known, found.recut, found.passed)
+            return found
+        if request.others:
+            return _sorted(names, self._paced(self._answers(known, request, names, call)))
+        steps = _steps_to_look(request, names)
+        if not call.allows(steps):
+            return Filtered(failed=dict.fromkeys(names, NOT_LOOKED_AT))
+        seen = look(self._state, self._settings, known, request, names)
+        call.effort.spend(steps)
+        found = Filtered(hopeless={names[i]: reason for i, reason in seen.unmet.items()})
+        for i, answer in self._by_engine(request, seen.closely, seen.seats, call):
+            if answer.reason:
+                (found.hopeless if answer.hopeless else found.failed)[names[i]] = answer.reason
+            else:
+                seen.fits[i] = True
+        for nodes, text, hopeless in seen.refused:
+            told_of = dict.fromkeys(map(names.__getitem__, nodes.tolist()), text)
+            (found.hopeless if hopeless else found.failed).update(told_of)
+        found.passed = list(compress(names, seen.fits.tolist()))
+        return found
+
+    def _answers(self, known: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Iterator[Answer]:
+        """For asks that the arrays do not hold: those for devices of other types than GPU."""
+        seats = self._state.seats(request, known.pod.uid)
+        for name in names:
+            view = self._state.view(name, known.pod.uid)
+            if view.node is None:
+                yield Answer(UNKNOWN, hopeless=True)
+            else:
+                cards = (*view.unkept, *view.unkept_others)
+                limits = call.next_limits()
+                yield self._assess(request, view.node, cards, seats, limits, call) if limits else _UNSEEN
+
+    def scores(self, known: GpuPod, names: Sequence[str], gone: Gone = never) -> list[int]:
+        """0..10 for each node; 0 where the pod does not fit (any more), or where nobody has looked.
+
+        gone: as for `filter`.
+        """
+        if known.request is None:
+            return [0] * len(names)
+        with self._rations.call(known.pod.namespace, known.request, gone) as call:
+            ranked = self._ranking.points(known, names, call)
+            return self._scores(known, known.request, names, call) if ranked is None else ranked
+
+    def _scores(self, known: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> list[int]:
+        if wanted_by(request):
+            return [answer.points for answer in self._slices.answers(known, request, names, call, scoring=True)]
+        if request.others:
+            return [answer.points for answer in self._answers(known, request, names, call)]
+        steps = _steps_to_look(request, names)
+        if not call.allows(steps):
+            return [0] * len(names)
+        seen = look(self._state, self._settings, known, request, names, scoring=True)
+        call.effort.spend(steps)
+        for i, answer in self._by_engine(request, seen.closely, seen.seats, call):
+            seen.points[i] = answer.points
+        points: list[int] = seen.points.tolist()
+        return points
+
+    def _by_engine(
+        self, request: GpuRequest, closely: Closely, seats: Sequence[Seat], call: Call
+    ) -> Iterator[tuple[int, Answer]]:
+        """The answers for the nodes looked at closely; those in an equal state get the same.
+
+        What a search with less than the full limits could not find is remembered apart, so that a pod that comes again
+        costs nothing until there is effort for a full one.
+        """
+        if not len(closely.at):
+            return  # and no answer that is known is dropped for it
+        memo = self._memo.of(request)
+        for i, position in enumerate(closely.at.tolist()):
+            key = b"" if closely.apart[i] else closely.rows.key(i)
+            answer = memo.get((key, FULL))
+            limits = call.next_limits() if answer is None else FULL
+            if limits is None:
+                answer = _UNSEEN
+            elif answer is None:
+                answer = memo.get((key, limits))
+            if answer is None and limits is not None:
+                answer = self._assess(request, closely.nodes[i], closely.cards[i], seats, limits, call)
+                if key:
+                    memo[key, FULL if answer.proven else limits] = answer
+                self._pace()
+            assert answer is not None
+            yield position, answer
+
+    def _paced(self, answers: Iterable[Answer]) -> Iterator[Answer]:
+        for answer in answers:
+            yield answer
+            self._pace()
+
+    def _assess(
+        self,
+        request: GpuRequest,
+        node: Node,
+        cards: Sequence[CardState],
+        seats: Sequence[Seat],
+        limits: Limits,
+        call: Call,
+    ) -> Answer:
+        found = None
+        for some in (QUICK, limits) if call.hard and limits is not LEAST else (limits,):
+            found = assess(request, node, cards, self._settings, seats=seats, limits=some, effort=call.effort)
+            if isinstance(found, Placement) or found.proven:
+                break
+        assert found is not None
+        call.hard |= not found.proven
+        if isinstance(found, Placement):
+            return Answer(points=score(request, found, cards, self._settings))
+        return Answer(told(found), found.hopeless, proven=found.proven)
+
+
+def _steps_to_look(request: GpuRequest, names: Sequence[str]) -> int:
+    """What it takes to compare the containers with all nodes at once, in steps of the engine."""
+    return len(request.containers) * len(names) // 2
+
+
+def _sorted(names: Sequence[str], answers: Iterable[Answer]) -> Filtered:
+    found = Filtered()
+    for name, answer in zip(names, answers, strict=True):
+        if not answer.reason:
+            found.passed.append(name)
+        else:
+            (found.hopeless if answer.hopeless else found.failed)[name] = answer.reason
+        if answer.recut:
+            found.recut.append(name)
+    return found

@@ -1,0 +1,195 @@
+"""Preemption by cards: whom to evict for a pod on each node that kube-scheduler considers.
+
+kube-scheduler has chosen victims by itself, so that everything but the cards fits; it knows those only as a sum over
+the node. What it chose stays, beside what the cards need, unless nothing but the cards can have been its reason.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mgpu.dialects.vocabulary import vocabulary_of
+from mgpu.model.cards import CardState
+from mgpu.model.constraints import PREFIX
+from mgpu.model.gpu_requests import GpuRequest, Placement
+from mgpu.model.json_values import table_at
+from mgpu.model.ledger import Holding
+from mgpu.model.pods import Pod
+from mgpu.settings import Settings
+from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.gpu_pods import GpuPod
+from scheduler.cluster.node_view import View
+from scheduler.decisions.disruption_budgets import Budgets
+from scheduler.decisions.effort_budget import FREE, Gone, Rations, never
+from scheduler.engine import BRIEF, Effort, nvidia_plugin
+from scheduler.engine.assessment import assess
+from scheduler.engine.effort import Budget, Exhausted
+from scheduler.engine.eviction_search import freed
+from scheduler.engine.partitioning.partitionable_node import wanted_by
+from scheduler.engine.partitioning.slice_choice import answer_of
+from scheduler.engine.victims import LOWEST, Tenant, by_importance, victims, without
+
+_NODE = 400_000
+"""Steps of the engine's effort for one node: whom to evict, and each question whether the pod then fits."""
+
+_HARMLESS_VOLUMES = frozenset({"configMap", "downwardAPI", "emptyDir", "hostPath", "projected", "secret"})
+
+
+@dataclass(frozen=True, slots=True)
+class Victims:
+    """The uids of the pods to evict from a node, and how many of these evictions violate a disruption budget."""
+
+    uids: tuple[str, ...]
+    violations: int = 0
+
+
+class Preemption:
+    """Thread-safe."""
+
+    def __init__(
+        self, state: ClusterCache, budgets: Budgets, settings: Settings, rations: Rations | None = None
+    ) -> None:
+        self._state, self._budgets, self._settings = state, budgets, settings
+        self._rations = rations or Rations()
+
+    def choose(
+        self, known: GpuPod, raw: Mapping[str, Any], proposed: Mapping[str, Victims], gone: Gone = never
+    ) -> dict[str, Victims]:
+        """The victims on each node, the most important first; nodes where no eviction makes room are left out.
+
+        So are nodes where finding victims takes too long: nobody is evicted on a guess. raw: the pod that wants the
+        cards, as the API has it. proposed: what kube-scheduler has chosen. gone: whether the caller waits no more.
+        """
+        found: dict[str, Victims] = {}
+        if known.request is None:
+            return found
+        only_cards = _only_cards_can_be_short(known.pod, raw)
+        with self._rations.call(known.pod.namespace, known.request, gone, single_too=True) as call:
+            for name, theirs in proposed.items():
+                if call.next_limits() is None:
+                    break
+                budget = Budget(call.effort, max(FREE, min(_NODE, call.left)))
+                with suppress(Exhausted):
+                    chosen = self._on(name, known, known.request, theirs, budget, only_cards=only_cards)
+                    if chosen is not None:
+                        found[name] = chosen
+        return found
+
+    def _on(
+        self, name: str, known: GpuPod, request: GpuRequest, theirs: Victims, budget: Budget, *, only_cards: bool
+    ) -> Victims | None:
+        """Those on this node; None: no eviction makes room. Raises Exhausted."""
+        view, occupants = self._state.occupied(name, known.pod.uid)
+        node, seats = view.node, self._state.seats(request, known.pod.uid)
+        if node is None or any(h.occupies and h.uid in theirs.uids for h, _ in occupants):
+            return None  # an occupy pod would be made again: nobody but its MtgpuPods frees a card with a GPUID
+        if nvidia_plugin.chooses(node, request):
+            return None if nvidia_plugin.refusal(request, node, view.cards, view.ours) else theirs
+        if self._state.agent_problem(name) is not None:
+            return None  # the pod could not start there once its victims are gone
+
+        def fits(cards: Sequence[CardState]) -> bool:
+            asked = Effort()
+            answer = assess(request, node, cards, self._settings, seats=seats, limits=BRIEF, effort=asked)
+            budget.take(asked.spent)
+            return isinstance(answer, Placement)
+
+        wanted = wanted_by(request)
+        if wanted:
+            # As for other devices; what they leave may have to be cut anew.
+            site = None if request.unmet(node) else self._state.sites.without(name, known.pod.uid, theirs.uids)
+            serves = site and not site.found.waiting and (site.fits(wanted) or answer_of(site, wanted, budget).recut)
+            return theirs if serves else None
+        if request.others:
+            # Which of the pods there hold such devices, and that no others hold them, is not looked for.
+            gone = [h for h, _ in occupants if h.uid in theirs.uids]
+            left = [_without(state, gone) for state in (*view.unkept, *view.unkept_others)]
+            return theirs if fits(left) else None
+        exact = budget.part(budget.left // 2)
+        lower = [(h, p.pod) for h, p in occupants if _may_go(h, p.pod, known.pod)]
+        tenants = self._tenants(view, lower)
+        if only_cards and all(state.card.healthy for state in view.unkept):
+            found = victims(request, view.unkept, tenants, fits, exact=exact, budget=budget)
+            if found is None:
+                return None
+            going = {t.uid for t in found[0]}
+            if going and _has_room(view, known.pod, (pod for _, pod in lower if pod.uid in going)):
+                return _told(theirs, tenants, found[0])
+        must = [t for t in tenants if t.uid in theirs.uids]
+        others = [t for t in tenants if t.uid not in theirs.uids]
+        highest = max((t.priority for t in must), default=LOWEST)
+        found = victims(request, without(view.unkept, must), others, fits, highest=highest, exact=exact, budget=budget)
+        return None if found is None else _told(theirs, tenants, [*must, *found[0]])
+
+    def _tenants(self, view: View, lower: Sequence[tuple[Holding, Pod]]) -> list[Tenant]:
+        """Those that hold something of the node's cards."""
+        cards, pods = [state.card for state in view.unkept], {pod.uid: pod for _, pod in lower}
+        found = []
+        for holding, pod in lower:
+            uses = {card.index: used for card in cards if (used := holding.uses(card)).shares}
+            if uses:
+                found.append(Tenant(pod.uid, pod.priority, uses, pod.start_time, leaving=pod.deleting))
+        violating = self._budgets.violated_by([pods[t.uid] for t in by_importance(found)])
+        return [replace(t, violates=t.uid in violating) for t in found]
+
+
+def _without(state: CardState, gone: Iterable[Holding]) -> CardState:
+    return freed(state, [{state.card.index: holding.uses(state.card)} for holding in gone])
+
+
+def _may_go(held: Holding, pod: Pod, wanting: Pod) -> bool:
+    return held.bound and not held.occupies and pod.priority < wanting.priority
+
+
+def _has_room(view: View, pod: Pod, going: Iterable[Pod]) -> bool:
+    """Whether the node has the cpu and memory for the pod once those are gone."""
+    rooms = [view.room, *(p.needs for p in going)]
+    return sum(r.cpu for r in rooms) >= pod.needs.cpu and sum(r.memory for r in rooms) >= pod.needs.memory
+
+
+def _told(theirs: Victims, tenants: Iterable[Tenant], chosen: Sequence[Tenant]) -> Victims:
+    """These and what kube-scheduler has chosen beside the pods that hold cards; the most important first.
+
+    Of the latter only the order is known: each is as important as the next pod behind it that holds cards, or more.
+    """
+    known = {t.uid: t for t in tenants}
+    at_least = LOWEST
+    rows = [(-t.priority, i, t.uid) for i, t in enumerate(by_importance(chosen))]
+    for i, uid in reversed(list(enumerate(theirs.uids))):
+        if uid in known:
+            at_least = known[uid].priority
+        else:
+            rows.append((-at_least, i - len(theirs.uids), uid))
+    counted = sum(known[uid].violates for uid in theirs.uids if uid in known)
+    violations = max(0, theirs.violations - counted) + sum(t.violates for t in chosen)
+    return Victims(tuple(uid for *_, uid in sorted(rows)), violations)
+
+
+def _plain(resource: str) -> bool:
+    return resource in ("cpu", "memory") or resource.startswith(PREFIX)
+
+
+def _only_cards_can_be_short(pod: Pod, raw: Mapping[str, Any]) -> bool:
+    """Whether nothing but cards, cpu and memory of other pods can be in this pod's way, by all that it says.
+
+    Not seen here: another pod's anti-affinity. It then goes in the next round, when the cards are free.
+    """
+    spec = raw.get("spec") or {}
+    if spec.get("resourceClaims"):
+        return False
+    of_pod = (name for kind in ("requests", "limits") for name in table_at(spec, "resources", kind))
+    if any(vocabulary_of(name) is None and not _plain(name) for name in (*of_pod, *(n for _, n in pod.resources()))):
+        return False
+    containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+    if any(port.get("hostPort") for container in containers for port in container.get("ports") or ()):
+        return False
+    if any(set(volume) - {"name"} - _HARMLESS_VOLUMES for volume in spec.get("volumes") or ()):
+        return False
+    affinity = spec.get("affinity") or {}
+    kinds = [affinity.get(kind) or {} for kind in ("podAffinity", "podAntiAffinity")]
+    if any(kind.get("requiredDuringSchedulingIgnoredDuringExecution") for kind in kinds):
+        return False
+    return all(
+        spread.get("whenUnsatisfiable") == "ScheduleAnyway" for spread in spec.get("topologySpreadConstraints") or ()
+    )

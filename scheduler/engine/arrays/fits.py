@@ -1,0 +1,144 @@
+"""Which cards can take a container, and on which nodes a pod fits or does not: what the engine says, exactly.
+
+Where the arrays cannot tell, they say so.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from mgpu.model.cards import WHOLE_RATIO
+from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, peak
+from mgpu.model.pods import Stage
+from scheduler.engine.arrays.node_table import (
+    CORE,
+    CORE_FREE,
+    COUNT,
+    EXACT,
+    HEALTH,
+    HEALTHY,
+    MEMORY,
+    MEMORY_FREE,
+    RATIO_FREE,
+    SHARES,
+    Ints,
+    Mask,
+    Places,
+    Rows,
+)
+
+
+class Sifted(NamedTuple):
+    """n each, at most one of them true of a node; where none is, these arrays cannot tell.
+
+    too_few: it has fewer cards than a container asks for. alone: the number of the first container that cannot be
+    placed even alone; -1: there is none.
+    """
+
+    fits: Mask
+    too_few: Mask
+    alone: Ints
+
+    def at(self, places: Places) -> "Sifted":
+        return Sifted(self.fits.take(places), self.too_few.take(places), self.alone.take(places))
+
+    def without(self, nodes: Mask) -> "Sifted":
+        return Sifted(self.fits & ~nodes, self.too_few & ~nodes, np.where(nodes, -1, self.alone))
+
+    @property
+    def open(self) -> Mask:
+        return ~self.fits & ~self.too_few & (self.alone < 0)
+
+
+def sift(rows: Rows, request: GpuRequest) -> Sifted:
+    """Of all nodes, whatever the ask requires of them, and whatever its groups."""
+    counts = rows.totals[COUNT]
+    left = (counts > 0) & ~rows.odd & _tells(request)
+    too_few = left & (counts < max(c.cards for c in request.containers))
+    left &= ~too_few
+    alone = np.full(len(counts), -1)
+    able: list[Ints] = []
+    known: dict[ContainerRequest, Ints] = {}
+    for number, container in enumerate(request.containers):
+        alike = replace(container, container="", cards=1, stage=Stage.APP)
+        if alike not in known:
+            known[alike] = serving(rows, container, request).sum(axis=1)
+        able.append(known[alike])
+        cannot = left & (able[-1] < container.cards)
+        alone[cannot] = number
+        left &= ~cannot
+    return Sifted(left & (_fit_together(rows, request) | _fit_apart(able, request)), too_few, alone)
+
+
+def _tells(request: GpuRequest) -> bool:
+    """Whether the arrays can hold this ask. All containers of a same-card group's pod must be on one card."""
+    if request.constraints.same_card and (len(request.containers) > 1 or request.containers[0].cards > 1):
+        return False
+    return sum(c.cards * (c.core + c.memory) for c in request.containers) < EXACT
+
+
+def taken(data: Ints, container: ContainerRequest) -> tuple[Ints | int, Ints | int, Ints | int]:
+    """What the container takes of each card: core, memory and ratio (`ContainerAsk.takes`). data: fields × …"""
+    if container.whole:
+        return data[CORE], data[MEMORY], WHOLE_RATIO
+    if container.ratio is None:
+        return container.core, container.memory, 0
+    size = data[MEMORY]
+    ratio_of_bytes = -(-100 * min(container.memory, EXACT) // np.maximum(size, 1))
+    return container.core, container.memory or container.ratio * size // 100, container.ratio or ratio_of_bytes
+
+
+def eligible(rows: Rows) -> Mask:
+    """n × cards: healthy, and not ruled out by the pod's wishes."""
+    healthy = rows.data[HEALTH] == HEALTHY
+    return np.asarray(healthy if rows.bars is None else healthy & (rows.bars == 0))
+
+
+def serving(rows: Rows, container: ContainerRequest, request: GpuRequest, shares: int = 1) -> Mask:
+    """n × cards: those that have room for the container and `shares` shares; where `refusals.refusal` has no reason."""
+    core, memory, ratio = taken(rows.data, container)
+    able = eligible(rows) & (rows.data[CORE_FREE] >= core) & (rows.data[MEMORY_FREE] >= memory)
+    if container.ratio is not None:
+        able &= rows.data[RATIO_FREE] >= ratio
+    if container.whole:
+        able &= (rows.data[SHARES] == 0) & (rows.data[RATIO_FREE] >= ratio)
+    if request.max_shares:
+        able &= rows.data[SHARES] + shares <= request.max_shares
+    return np.asarray(able)
+
+
+def hopeless(rows: Rows, request: GpuRequest) -> Mask:
+    """n: even with nothing on its cards there are too few that can take one of the containers."""
+    found = np.zeros(len(rows), np.bool_)
+    able = eligible(rows)
+    for c in request.containers:
+        core, memory, ratio = taken(rows.data, c)
+        large = able & (rows.data[CORE] >= core) & (rows.data[MEMORY] >= memory) & (ratio <= WHOLE_RATIO)
+        found |= large.sum(axis=1) < c.cards
+    return found
+
+
+def _fit_apart(able: Sequence[Ints], request: GpuRequest) -> Mask:
+    """Where each container can have cards of its own for sure: chosen one after the other, those first that have the
+    fewest cards to choose from, none finds too many taken. able: by container how many cards can take it alone.
+    """
+    choice, cards = np.array(able), np.array([c.cards for c in request.containers])
+    order = np.argsort(choice, axis=0)
+    enough = np.take_along_axis(choice, order, axis=0) >= np.cumsum(cards[order], axis=0)
+    return np.asarray(enough.all(axis=0))
+
+
+def _fit_together(rows: Rows, request: GpuRequest) -> Mask | bool:
+    """Where all containers fit for sure, since each does alone: as many cards as the one that asks for the most have
+    room for all of them at once.
+    """
+    if len(request.containers) == 1:
+        return True
+    if any(c.whole or c.ratio is not None for c in request.containers):
+        return False
+    most = peak((c.stage, Amount(c.core, c.memory, 1)) for c in request.containers)
+    cards = max(c.cards for c in request.containers)
+    able = serving(rows, ContainerRequest("all", cards, most.core, most.memory), request, most.shares)
+    return np.asarray(able.sum(axis=1) >= cards)

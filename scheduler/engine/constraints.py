@@ -1,0 +1,80 @@
+"""What a pod's wishes mean for the cards of a node."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mgpu.model.cards import CardState
+from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection
+from mgpu.model.groups import Seat, where
+from scheduler.engine.node_score import HIGHEST
+
+Score = TypeVar("Score", int, npt.NDArray[np.int64])
+
+_FRESH = HIGHEST // 2
+"""The least score of a node that gives the pod cards without others of its spread group; below it are the others."""
+
+
+IN_USE_BY_MTGPUPODS = "in use by MtgpuPods"
+"""Of a card with a GPUID, without it: thousands of nodes must not give thousands of reasons."""
+
+
+def bars(request: GpuRequest, cards: Sequence[CardState]) -> list[str | None]:
+    """Per card why it is out whatever is free of it: it has a GPUID, or the pod's wishes rule it out; None: it is not.
+
+    Nobody is evicted to free a card of a GPUID: its pods would be made again on it.
+    """
+    named = [IN_USE_BY_MTGPUPODS if state.gpuid else None for state in cards]
+    constraints = request.constraints
+    if not constraints.limits_cards and constraints.same_card is None:
+        return named
+    group = constraints.same_card
+    here = group is not None and any(group in state.groups for state in cards)
+    other = f"{group} is on another card"
+    return [
+        name or constraints.bar(state.card) or (other if here and group not in state.groups else None)
+        for name, state in zip(named, cards, strict=True)
+    ]
+
+
+def crowded(request: GpuRequest, cards: Sequence[CardState]) -> list[bool]:
+    """Per card whether a pod of the ask's spread group holds a share of it."""
+    return [request.constraints.spread in state.groups for state in cards]
+
+
+def elsewhere(request: GpuRequest, cards: Sequence[CardState], seats: Sequence[Seat]) -> Rejection | None:
+    """The ask's same-card group is on a card, `seats`, and on none of these; no eviction here changes that.
+
+    A group that is on several cards, which nothing mgpu decides leads to, goes on where it is: its pods may take any
+    of them, and no further one. Where it is not known which card of a node it holds, they wait.
+    """
+    group = request.constraints.same_card
+    if group is None or not seats or any(group in state.groups for state in cards):
+        return None
+    return Rejection(f"{group} is on {where(seats)}", hopeless=True)
+
+
+def fresh_first(score: int, request: GpuRequest, placement: Placement, cards: Sequence[CardState]) -> int:
+    """A node's score, 0..10, so that nodes with cards without others of the spread group come before all without."""
+    if request.constraints.spread is None:
+        return score
+    return behind(score) if beside_others(request, placement, cards) else fresh(score)
+
+
+def beside_others(request: GpuRequest, placement: Placement, cards: Sequence[CardState]) -> bool:
+    """Whether the placement takes a card that a pod of the ask's spread group is on."""
+    group = request.constraints.spread
+    taken = {index for _, chosen in placement.containers for index in chosen}
+    return group is not None and any(group in state.groups for state in cards if state.card.index in taken)
+
+
+def fresh(score: Score) -> Score:
+    """`fresh_first` of a node that gives the pod cards without others of its spread group."""
+    return _FRESH + score * (HIGHEST - _FRESH) // HIGHEST
+
+
+def behind(score: Score) -> Score:
+    """`fresh_first` of the other nodes."""
+    return score * (_FRESH - 1) // HIGHEST

@@ -1,0 +1,131 @@
+"""Fragmentation gradient descent as published (USENIX ATC'23), for comparison: spec page fragmentation.md.
+
+All sums are of integers below 2^53 in floats, so that they are exact: equal on every machine, in whatever order.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import log
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.engine.fragmentation.board import UNFIT
+from scheduler.engine.fragmentation.node_columns import Bools, Ints, Rows, able, milli_or_never, needs, ways
+from scheduler.engine.fragmentation.shapes import NodeClass, Shape, milli_on
+
+Floats = NDArray[np.float64]
+
+_PERCENT_OF_PODS = 95
+_MOST_TYPES = 256  # as many as `fragmentation` weighs; the traces have 151
+_STEPS = np.array([1000 * log(k / (100 - k)) for k in range(1, 100)])
+"""int(100 · sigmoid(x / 1000)) is how many of these are ≤ x."""
+
+
+@dataclass(frozen=True, slots=True)
+class TypicalPod:
+    """number: how often it was seen. Its shape's node memory is 0: FGD does not look at it."""
+
+    shape: Shape
+    number: int
+
+
+def typical_pods(counts: Mapping[Shape, int], percent: int = _PERCENT_OF_PODS) -> tuple[TypicalPod, ...]:
+    """The most popular shapes, until they are `percent` of all pods; of equally popular ones the larger first.
+
+    The work for each pod and node grows with their number, which a tenant chooses.
+    """
+    merged: dict[Shape, int] = {}
+    for shape, number in counts.items():
+        key = shape._replace(memory=0)
+        merged[key] = merged.get(key, 0) + number
+    order = sorted(merged, key=lambda s: (merged[s], s.cpu, s.core, s.cards, s.card_memory, s.models), reverse=True)
+    wanted, found, seen = percent * sum(merged.values()), list[TypicalPod](), 0
+    for shape in order:
+        if 100 * seen >= wanted or len(found) == _MOST_TYPES:
+            break
+        found.append(TypicalPod(shape, merged[shape]))
+        seen += merged[shape]
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tables:
+    """For C node classes, T typical pods with cards, and their G sizes of a share.
+
+    size: [C, G] milli; of: [T] position among the sizes; allowed: [C, T].
+    """
+
+    size: Ints
+    of: Ints
+    allowed: Bools
+
+
+class Fgd:
+    """A judge (board.Judge): the less of the idle milli becomes unusable for the typical pods, the better."""
+
+    def __init__(self, typical: tuple[TypicalPod, ...]) -> None:
+        with_cards = [pod for pod in typical if pod.shape.cards]
+        self._shapes = tuple(pod.shape for pod in with_cards)
+        self._weight = np.array([pod.number for pod in with_cards], np.float64)
+        self._cards = np.array([shape.cards for shape in self._shapes], np.int64)
+        self._cpu = np.array([shape.cpu for shape in self._shapes], np.int64)
+        self.total = sum(pod.number for pod in typical)
+
+    def fragments(self, rows: Rows) -> Floats:
+        """[B]: F_n of every node, in milli times `total`; whole numbers.
+
+        F_n = Σ p_m · F_n(m); F_n(m) = all idle milli if m has no card or does not fit, else what idles on cards that
+        are too full for m.
+        """
+        tables = _tables(self._shapes, rows.classes)
+        enough = rows.free[:, :, None] >= tables.size[rows.kind][:, None, :]
+        number = enough.sum(1)[:, tables.of]
+        usable = np.einsum("bk,bkg->bg", rows.free.astype(np.float64), enough)[:, tables.of]
+        fits = (number >= self._cards) & (rows.cpu[:, None] >= self._cpu) & tables.allowed[rows.kind]
+        idle: Floats = rows.free.sum(1) * float(self.total)
+        used: Floats = (usable * fits) @ self._weight
+        return idle - used
+
+    def scores(self, before: Floats, after: Floats) -> Ints:
+        """0..99 for what `fragments` says before and after: the published integer buckets. They matter."""
+        return np.searchsorted(_STEPS * self.total, before - after, side="right").astype(np.int64)
+
+    def worths(self, before: Rows, after: Rows) -> Ints:
+        return self.scores(self.fragments(before), self.fragments(after))
+
+    def keys(self, rows: Rows, shape: Shape) -> Ints:
+        keys = np.full(len(rows.kind), UNFIT, np.int64)
+        need = needs(rows, shape)
+        at = able(rows, shape, need)
+        if len(at):
+            row, _, scores = self._candidates(rows.some(at), shape, need[at])
+            keys[at] = np.maximum.reduceat(scores, np.flatnonzero(np.diff(row, prepend=-1)))
+        return keys
+
+    def cards(self, rows: Rows, shape: Shape) -> tuple[int, ...]:
+        if not shape.cards:
+            return ()
+        _, chosen, scores = self._candidates(rows, shape, needs(rows, shape))
+        return tuple(np.flatnonzero(chosen[np.argmax(scores)]).tolist())
+
+    def _candidates(self, rows: Rows, shape: Shape, need: Ints) -> tuple[Ints, Bools, Ints]:
+        """Ways to take the pod: (row, cards [·, cards], score) of each."""
+        row, chosen = ways(rows.free, need, shape.cards)
+        free = rows.free[row] - chosen * need[row, None]
+        after = Rows(rows.classes, rows.kind[row], rows.cpu[row] - shape.cpu, rows.memory[row], free)
+        return row, chosen, self.scores(self.fragments(rows)[row], self.fragments(after))
+
+
+@lru_cache(maxsize=8)
+def _tables(shapes: tuple[Shape, ...], classes: tuple[NodeClass, ...]) -> _Tables:
+    sizes = sorted({(shape.core, shape.card_memory) for shape in shapes})
+    size = [[milli_or_never(Shape(0, 0, 1, *size), node) for size in sizes] for node in classes]
+    of = [sizes.index((shape.core, shape.card_memory)) for shape in shapes]
+    allowed = [[milli_on(shape, node) is not None for shape in shapes] for node in classes]
+    return _Tables(
+        np.array(size, np.int64).reshape(len(classes), len(sizes)),
+        np.array(of, np.int64),
+        np.array(allowed, np.bool_).reshape(len(classes), len(shapes)),
+    )

@@ -1,0 +1,116 @@
+"""Ours: the less a placement takes from the pods that are likely to come, above all the hard to place, the better.
+
+A node in any state has a worth, and a pod goes where it lowers that the least. Sums are of whole numbers below 2^53 in
+floats, so that they are exact: equal on every machine, in whatever order, for one node as for thousands.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler.engine.fragmentation.board import UNFIT
+from scheduler.engine.fragmentation.node_columns import Bools, Ints, Rows, able, needs, ways
+from scheduler.engine.fragmentation.shapes import CARD, NodeClass, Shape
+from scheduler.engine.fragmentation.tables import Cards, Floats, Types, no_cards
+from scheduler.engine.fragmentation.weights import ONE, weigh
+
+_STEP = ONE // 100
+"""Worths this close are equal, and the node that has the least left is taken. 1/200 to 1/25 are alike on the traces."""
+
+_LEFT = 1 << 20
+"""More milli than a node has."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Classes:
+    """What the types are to C classes of nodes. base: [C] where the rows of their cards begin in `cards`.
+
+    weights: [C] which row of `fit` and `copy` holds.
+    """
+
+    cards: Cards
+    base: Ints
+    weights: Ints
+    fit: Floats
+    copy: Floats
+
+
+class Fragmentation:
+    """A judge (board.Judge). What depends on the classes of nodes it has not seen yet is worked out when it does."""
+
+    def __init__(self, counts: Iterable[tuple[Shape, int]], classes: Mapping[NodeClass, int]) -> None:
+        """counts: as of `Learner.counts`; classes: how many nodes of each."""
+        self._types = Types(weigh(counts, classes))
+        self._cards = no_cards(self._types)
+        self._classes: dict[tuple[NodeClass, ...], _Classes] = {}
+        self._on(tuple(classes))
+
+    def worth(self, rows: Rows) -> Ints:
+        """[B]: what the nodes are worth as they are. It never rises when something is taken from a node."""
+        return self._worth(rows, self._hosted(rows.cpu, rows.memory))
+
+    def worths(self, before: Rows, after: Rows) -> Ints:
+        return self.worth(after) - self.worth(before)
+
+    def keys(self, rows: Rows, shape: Shape) -> Ints:
+        """The best way's loss in steps; of equal losses the node with the fewest milli left is ahead."""
+        keys = np.full(len(rows.kind), UNFIT, np.int64)
+        at = able(rows, shape, needs(rows, shape))
+        if len(at):
+            one, of = _distinct(rows.some(at))
+            row, _, worths = self._ways(one, shape)
+            best = np.maximum.reduceat(worths, np.flatnonzero(np.diff(row, prepend=-1)))
+            left = one.free.sum(1) - shape.cards * needs(one, shape)
+            keys[at] = (best // _STEP * _LEFT - left)[of]
+        return keys
+
+    def cards(self, rows: Rows, shape: Shape) -> tuple[int, ...]:
+        if not shape.cards:
+            return ()
+        _, chosen, worths = self._ways(rows, shape)
+        return tuple(np.flatnonzero(chosen[np.argmax(worths)]).tolist())
+
+    def _ways(self, rows: Rows, shape: Shape) -> tuple[Ints, Bools, Ints]:
+        """Ways to take the pod: (row, cards [·, cards], what the node's worth changes by) of each."""
+        need = needs(rows, shape)
+        row, chosen = ways(rows.free, need, shape.cards)
+        cpu, memory = rows.cpu - shape.cpu, rows.memory - shape.memory
+        after = Rows(rows.classes, rows.kind[row], cpu[row], memory[row], rows.free[row] - chosen * need[row, None])
+        return row, chosen, self._worth(after, self._hosted(cpu, memory)[row]) - self.worth(rows)[row]
+
+    def _hosted(self, cpu: Ints, memory: Ints) -> Floats:
+        """[B, T]: for how many pods of each type there is cpu and memory."""
+        found: Floats = np.minimum(cpu[:, None] / self._types.cpu, memory[:, None] / self._types.memory)
+        return np.floor(found, out=found)
+
+    def _worth(self, rows: Rows, hosted: Floats) -> Ints:
+        """[B]: what cards have free where a type fits, the room for more of it, and what the cards are worth alone."""
+        types, on = self._types, self._on(rows.classes)
+        at = on.base[rows.kind][:, None] + np.clip(rows.free, 0, CARD)
+        value: Ints = on.cards.value[at].sum(1)
+        number, times, usable = np.split(on.cards.room[at].sum(1, dtype=np.float64), 3, axis=1)
+        many = np.floor(times[:, types.size] / types.cards) * (number[:, types.size] >= types.cards)
+        room = np.minimum(many[:, types.pair], hosted)
+        usable = usable[:, types.size][:, types.pair] * (room > 0)
+        found: Floats = usable @ on.fit.T + room @ on.copy.T
+        return value + found[np.arange(len(found)), on.weights[rows.kind]].astype(np.int64)
+
+    def _on(self, classes: tuple[NodeClass, ...]) -> _Classes:
+        found = self._classes.get(classes)
+        if found is None:
+            needed = [self._types.needs(node) for node in classes]
+            cards = self._cards = self._cards.with_needs(needed, self._types)
+            base = np.array([cards.block[row] for row in needed], np.int64)
+            found = self._classes[classes] = _Classes(cards, base, *self._types.weights(classes))
+        return found
+
+
+def _distinct(rows: Rows) -> tuple[Rows, Ints]:
+    """The rows without repetition, and which of them each row is. The order of a node's cards does not matter."""
+    if len(rows.kind) == 1:
+        return rows, np.zeros(1, np.int64)
+    columns = np.column_stack((rows.kind, rows.cpu, rows.memory, np.sort(rows.free, axis=1)))
+    whole = columns.view(np.dtype((np.void, columns.itemsize * columns.shape[1]))).ravel()
+    _, first, of = np.unique(whole, return_index=True, return_inverse=True)
+    return rows.some(first), of

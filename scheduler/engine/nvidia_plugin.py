@@ -1,0 +1,109 @@
+"""Nodes where NVIDIA's own plugin serves `nvidia.com/gpu` (the Node's label says so, `inventory.WHOLE_CARDS_LABEL`).
+
+It chooses among its free cards, and nobody is asked: so mgpu stays out of the way of such a pod, holds every card of
+the node for it until the node tells which ones it got, and shares out none that it was given. For the same reason such
+a pod must not come where a card carries shares: it could get that one.
+"""
+
+from collections.abc import Collection, Sequence
+
+from mgpu.model.cards import GPU, Card, CardState
+from mgpu.model.gpu_requests import GpuRequest, Rejection
+from mgpu.model.inventory import WHOLE_CARDS_LABEL
+from mgpu.model.ledger import Holding, Ledger, Share, unknown_shares
+from mgpu.model.partitioning import LABEL
+from mgpu.model.pods import Node
+
+NVIDIA = "nvidia"
+"""The label's value, and the dialect of what is held for such pods."""
+
+
+def is_there(node: Node | None) -> bool:
+    return node is not None and node.labels.get(WHOLE_CARDS_LABEL) == NVIDIA
+
+
+def who_cuts(node: Node | None) -> tuple[bool, str | None]:
+    """What of a node decides how that is held which its pods have."""
+    return is_there(node), node.labels.get(LABEL) if node else None
+
+
+def asks_stock(request: GpuRequest | None) -> bool:
+    """Whether NVIDIA's plugin, where it is, gives out cards to a pod with this ask."""
+    return request is not None and any(container.stock for container in request.containers)
+
+
+def chooses(node: Node | None, request: GpuRequest | None) -> bool:
+    """Whether it is NVIDIA's plugin that gives a pod with this ask cards on this node."""
+    return is_there(node) and asks_stock(request)
+
+
+def held(request: GpuRequest | None, given: Sequence[Share]) -> tuple[Share, ...]:
+    """What is held for a pod that was given cards so: its containers are served one by one, and the node may not have
+    told of the last ones yet.
+    """
+    told = {share.container for share in given}
+    return (*given, *(share for share in (unknown_shares(request) if request else ()) if share.container not in told))
+
+
+def given_by_mgpu(ledger: Ledger, node: str, without: str = "", gpuid: str = "") -> tuple[int, ...]:
+    """The indexes of the GPUs of a node that mgpu gave to pods other than `without`, and that NVIDIA's plugin could
+    give out: not the card of MtgpuPods whose occupy pod was given it.
+
+    gpuid: `without` is the occupy pod of this one. Where its MtgpuPods have a card already, it is to come back, and
+    other MtgpuPods' cards do not keep it away: two that are missing would wait for each other for ever. Those that have
+    been admitted to a card which nobody knows yet are on none.
+    """
+    held = [h for h in ledger.holdings(node) if h.dialect != NVIDIA and h.uid != without]
+    kept = [h for h in ledger.holdings(node) if h.dialect == NVIDIA and h.occupies]
+    cards = [card for card in ledger.nodes().get(node, ()) if card.type == GPU]
+    users = [h for h in held if h.gpuid and not h.occupies]
+    comes_back = any(h.gpuid == gpuid and h.is_known_on(card) for h in users for card in cards)
+
+    def could_be_given(holding: Holding, card: Card) -> bool:
+        if holding not in users:
+            return holding.uses(card).shares > 0
+        safe = comes_back or any(h.gpuid == holding.gpuid and h.is_known_on(card) for h in kept)
+        return holding.is_known_on(card) and not safe
+
+    return tuple(card.index for card in cards if any(could_be_given(h, card) for h in held))
+
+
+class GivenByMgpu:
+    """The same of each node, kept while nothing changes there: a filter asks it of thousands. Not thread-safe."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._kept: dict[str, tuple[int, ...]] = {}
+
+    def touch(self, node: str) -> None:
+        """Something has changed there."""
+        self._kept.pop(node, None)
+
+    def on(self, node: str, without: str = "", gpuid: str = "") -> tuple[int, ...]:
+        own = self._ledger.holding(without)
+        if gpuid or (own is not None and own.node == node):
+            return given_by_mgpu(self._ledger, node, without, gpuid)
+        if node not in self._kept:
+            self._kept[node] = given_by_mgpu(self._ledger, node)
+        return self._kept[node]
+
+
+def refusal(request: GpuRequest, node: Node, cards: Sequence[CardState], ours: Collection[int]) -> Rejection | None:
+    """Why a pod whose cards are NVIDIA's plugin's to choose must not come here; None: it may.
+
+    Whether enough are free is the kubelet's own count. ours: the indexes of the cards that mgpu has given to others.
+    """
+    unmet = request.unmet(node)
+    if unmet is not None:
+        return Rejection(unmet, hopeless=True)
+    if request.others or not all(container.stock for container in request.containers):
+        text = "NVIDIA's plugin serves nvidia.com/gpu on this node, and the pod asks for more of mgpu than that"
+        return Rejection(text, hopeless=True)
+    constraints = request.constraints
+    if constraints.same_card or (constraints.limits_cards and any(constraints.bar(state.card) for state in cards)):
+        text = "NVIDIA's plugin chooses the cards on this node, and the pod wishes for certain ones"
+        return Rejection(text, hopeless=True)
+    if ours:
+        listed = f"card{'s' if len(ours) > 1 else ''} {', '.join(map(str, sorted(ours)))}"
+        return Rejection(f"NVIDIA's plugin on this node could give out {listed}, where pods of mgpu are")
+    return None

@@ -1,0 +1,224 @@
+"""Cards from NVML, through every state that a driver and a card can be in."""
+
+import threading
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from deviceplugin.cards.nvml_cards import QUIET_SECONDS, RESTART_SECONDS, Host, NvmlCards
+from mgpu.model.cards import Card
+from mgpu.model.errors import RetryLater
+from tests.clock import Clock
+from tests.deviceplugin.cards.fake_nvml import GIB, FakeCard, FakeNvml
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def nvml() -> FakeNvml:
+    return FakeNvml([FakeCard("GPU-a", minor=1), FakeCard("GPU-b", minor=0, bus="00000000:AF:00.0")])
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    for bus, numa in (("0000:3b:00.0", "1"), ("0000:af:00.0", "-1")):
+        (tmp_path / "pci" / bus).mkdir(parents=True)
+        (tmp_path / "pci" / bus / "numa_node").write_text(f"{numa}\n")
+    (tmp_path / "gpus").mkdir()
+    return Host(tmp_path / "gpus", tmp_path / "pci")
+
+
+@pytest.fixture
+def source(nvml: FakeNvml, host: Host, clock: Clock) -> NvmlCards:
+    return NvmlCards(nvml, host, clock)
+
+
+def health(source: NvmlCards) -> dict[str, bool]:
+    return {card.uuid: card.healthy for card in source.read()}
+
+
+def events(source: NvmlCards) -> None:
+    source.wait(threading.Event())
+
+
+def test_a_card_is_read_in_full(source: NvmlCards) -> None:
+    first, second = source.read()
+    assert first == Card(0, "GPU-a", "NVIDIA A100-SXM4-80GB", 80 * GIB, numa=1, minor=1)
+    assert (second.index, second.minor, second.numa) == (1, 0, None)
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED])
+def test_without_a_driver_it_is_to_be_tried_again(source: NvmlCards, nvml: FakeNvml, code: int) -> None:
+    nvml.driver = code
+    with pytest.raises(RetryLater, match="NVML"):
+        source.read()
+    nvml.driver = 0
+    assert health(source) == {"GPU-a": True, "GPU-b": True}
+
+
+def test_the_library_that_is_not_installed_here_is_to_be_tried_again() -> None:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        with pytest.raises(RetryLater):
+            NvmlCards().read()
+    else:
+        pytest.skip("this machine has NVML")
+
+
+def test_a_driver_that_goes_away_makes_all_unhealthy_until_it_is_back(source: NvmlCards, nvml: FakeNvml) -> None:
+    source.read()
+    nvml.driver = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    assert health(source) == {"GPU-a": False, "GPU-b": False}
+    nvml.driver = 0
+    assert health(source) == {"GPU-a": True, "GPU-b": True}
+
+
+def test_a_lost_card_is_unhealthy_until_it_answers_again(source: NvmlCards, nvml: FakeNvml) -> None:
+    source.read()
+    nvml.cards[0].lost = True
+    assert health(source) == {"GPU-a": False, "GPU-b": True}
+    nvml.cards[0].lost = False
+    assert health(source) == {"GPU-a": True, "GPU-b": True}
+
+
+def test_a_card_that_was_pulled_out_leaves_the_others_their_indexes(
+    source: NvmlCards, nvml: FakeNvml, clock: Clock
+) -> None:
+    source.read()
+    gone = nvml.cards.pop(0)
+    assert [(c.index, c.uuid, c.healthy) for c in source.read()] == [(0, "GPU-a", False), (1, "GPU-b", True)]
+    clock.now += RESTART_SECONDS
+    nvml.cards.append(FakeCard("GPU-new"))
+    found = [(c.index, c.uuid, c.healthy) for c in source.read()]
+    assert found == [(0, "GPU-a", False), (1, "GPU-b", True), (2, "GPU-new", True)]
+    nvml.cards.append(gone)
+    clock.now += RESTART_SECONDS
+    assert [(c.index, c.healthy) for c in source.read()] == [(0, True), (1, True), (2, True)]
+
+
+def test_a_missing_card_does_not_start_nvml_over_and_over(source: NvmlCards, nvml: FakeNvml, clock: Clock) -> None:
+    source.read()
+    nvml.cards[0].lost = True
+    for _ in range(5):
+        source.read()
+    assert nvml.starts == 1
+    clock.now += RESTART_SECONDS
+    source.read()
+    assert nvml.starts == 2
+
+
+def test_a_card_that_is_plugged_in_is_found(source: NvmlCards, nvml: FakeNvml, host: Host) -> None:
+    source.read()
+    nvml.cards.append(FakeCard("GPU-c"))
+    assert len(source.read()) == 2
+    (host.gpus / "0000:d8:00.0").mkdir()
+    assert [card.index for card in source.read()] == [0, 1, 2]
+
+
+def test_an_error_event_makes_its_card_unhealthy_until_it_was_quiet(
+    source: NvmlCards, nvml: FakeNvml, clock: Clock
+) -> None:
+    source.read()
+    nvml.events.put(("GPU-b", 79))
+    events(source)
+    assert health(source) == {"GPU-a": True, "GPU-b": False}
+    clock.now += QUIET_SECONDS - 1
+    assert not health(source)["GPU-b"]
+    nvml.events.put(("GPU-b", 48))
+    events(source)
+    clock.now += QUIET_SECONDS - 1
+    assert not health(source)["GPU-b"]
+    clock.now += 1
+    assert health(source)["GPU-b"]
+
+
+@pytest.mark.parametrize("xid", [13, 31, 43, 45, 68, 109])
+def test_an_applications_own_error_is_not_the_cards(source: NvmlCards, nvml: FakeNvml, xid: int) -> None:
+    source.read()
+    nvml.events.put(("GPU-a", xid))
+    events(source)
+    assert health(source) == {"GPU-a": True, "GPU-b": True}
+
+
+def test_an_event_of_a_card_that_cannot_say_its_name_counts_for_all(source: NvmlCards, nvml: FakeNvml) -> None:
+    source.read()
+    nvml.cards[0].lost = True
+    nvml.events.put(("GPU-a", 79))
+    events(source)
+    assert health(source) == {"GPU-a": False, "GPU-b": False}
+
+
+def test_waiting_ends_when_told_to(source: NvmlCards) -> None:
+    stop = threading.Event()
+    stop.set()
+    source.wait(stop)
+    source.read()
+    source.wait(stop)
+    source.close()
+
+
+def test_a_card_in_mig_mode_is_not_shared_out(
+    source: NvmlCards, nvml: FakeNvml, caplog: pytest.LogCaptureFixture
+) -> None:
+    nvml.cards[0].mig = pynvml.NVML_DEVICE_MIG_ENABLE
+    nvml.cards[1].mig = pynvml.NVML_DEVICE_MIG_DISABLE
+    for _ in range(2):
+        assert [(card.index, card.uuid) for card in source.read()] == [(1, "GPU-b")]
+    assert caplog.messages == ["card GPU-a is in MIG mode: it is not shared out"]
+    nvml.cards[0].mig = pynvml.NVML_DEVICE_MIG_DISABLE
+    assert [card.index for card in source.read()] == [0, 1]
+
+
+def test_a_card_that_is_put_into_mig_mode_is_lost_to_those_that_share_it(
+    source: NvmlCards, nvml: FakeNvml, clock: Clock
+) -> None:
+    source.read()
+    nvml.cards[0].mig = pynvml.NVML_DEVICE_MIG_ENABLE
+    clock.now += RESTART_SECONDS
+    assert health(source) == {"GPU-a": False, "GPU-b": True}
+    source.read()
+    assert nvml.starts == 1, "it is not missing"
+
+
+def test_a_card_in_mig_mode_stays_where_the_nodes_cards_are_cut(nvml: FakeNvml, host: Host, clock: Clock) -> None:
+    mode = "mig"
+    source = NvmlCards(nvml, host, clock, divided=lambda: mode)
+    nvml.cards[0].mig = pynvml.NVML_DEVICE_MIG_ENABLE
+    assert health(source) == {"GPU-a": True, "GPU-b": True}
+    mode = ""
+    assert health(source) == {"GPU-a": False, "GPU-b": True}, "its index is not given away"
+    mode = "mig"
+    assert health(source) == {"GPU-a": True, "GPU-b": True}
+
+
+def test_under_mps_a_card_in_mig_mode_is_there_but_nobodys_until_its_mode_is_off(
+    nvml: FakeNvml, host: Host, clock: Clock
+) -> None:
+    source = NvmlCards(nvml, host, clock, divided=lambda: "mps")
+    nvml.cards[0].mig = pynvml.NVML_DEVICE_MIG_ENABLE
+    assert health(source) == {"GPU-a": False, "GPU-b": True}, "the MIG manager must know it, to switch it off"
+    nvml.cards[0].mig = pynvml.NVML_DEVICE_MIG_DISABLE
+    assert health(source) == {"GPU-a": True, "GPU-b": True}
+
+
+def test_a_driver_that_is_older_than_mig_has_cards(source: NvmlCards, nvml: FakeNvml) -> None:
+    nvml.no_mig = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+    assert health(source) == {"GPU-a": True, "GPU-b": True}
+
+
+def test_the_indexes_that_an_agent_before_gave_stay(nvml: FakeNvml, host: Host, clock: Clock) -> None:
+    """A card was pulled out while no agent ran, and another came."""
+    before = {"GPU-gone": 0, "GPU-b": 1, "GPU-a": 2}
+    nvml.cards.append(FakeCard("GPU-new"))
+    found = NvmlCards(nvml, host, clock, lambda: before).read()
+    assert [(card.index, card.uuid) for card in found] == [(1, "GPU-b"), (2, "GPU-a"), (3, "GPU-new")]
+
+
+def test_the_driver_says_its_version(source: NvmlCards) -> None:
+    source.read()
+    assert source.driver == "570.86.15"

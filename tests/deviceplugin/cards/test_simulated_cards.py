@@ -1,0 +1,46 @@
+"""Cards from a file."""
+
+from pathlib import Path
+
+import pytest
+
+from deviceplugin.cards.simulated_cards import SimulatedCards
+from mgpu.model.errors import BadObject
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "cards.yaml"
+
+
+def test_yaml_and_json_are_read_and_read_again_when_they_change(file: Path) -> None:
+    source = SimulatedCards(file, "n1")
+    file.write_text("- {memory: 80Gi, count: 2}\n")
+    assert [card.uuid for card in source.read()] == ["GPU-n1-0", "GPU-n1-1"]
+    file.write_text('[{"memory": "80Gi", "uuid": "GPU-x", "healthy": false}]')
+    assert [(card.uuid, card.healthy) for card in source.read()] == [("GPU-x", False)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "cards.yaml: must be a list of cards"),
+        ("[{", "cards.yaml: is not YAML"),
+        ("[{memory: 1Gi, uuid: a}, {memory: 1Gi, uuid: a}]", "two cards have the UUID a"),
+        ("[{memory: 1Gi, index: 0}, {memory: 1Gi, index: 0}]", "two cards have the index 0"),
+        ("[{memory: -1}]", r"cards.yaml\[0\].memory: must be positive"),
+        ("[{memory: 1Gi, color: red}]", r"cards.yaml\[0\].color: unknown"),
+    ],
+)
+def test_what_makes_no_sense_is_told_with_its_place(file: Path, text: str, said: str) -> None:
+    file.write_text(text)
+    with pytest.raises(BadObject, match=said):
+        SimulatedCards(file, "n1").read()
+
+
+def test_a_file_that_is_not_there_or_is_binary_is_told(file: Path) -> None:
+    with pytest.raises(BadObject, match="cannot be read: No such file"):
+        SimulatedCards(file, "n1").read()
+    file.write_bytes(b"\x80\x81")
+    with pytest.raises(BadObject, match="is not YAML"):
+        SimulatedCards(file, "n1").read()

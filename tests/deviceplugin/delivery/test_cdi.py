@@ -1,0 +1,78 @@
+"""CDI spec files."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deviceplugin.delivery.cdi import CdiFiles, new_name
+from playground.runtime import Unresolvable, resolve
+
+
+def test_the_runtime_finds_the_environment_under_the_name(tmp_path: Path) -> None:
+    name = new_name()
+    CdiFiles(tmp_path / "cdi").write(name, "uid-1", "c", {"B": "2", "A": "x=y"})
+    assert resolve([name], tmp_path / "cdi").env == {"A": "x=y", "B": "2"}
+    (file,) = (tmp_path / "cdi").iterdir()
+    spec = json.loads(file.read_text())
+    assert (spec["cdiVersion"], spec["kind"]) == ("0.5.0", "mgpu.io/card")
+    assert new_name() != name
+
+
+def test_files_go_with_their_pods_and_only_theirs(tmp_path: Path) -> None:
+    files = CdiFiles(tmp_path)
+    for uid in ("a", "b", "b", "c"):
+        files.write(new_name(), uid, "main", {"A": "1"})
+    (tmp_path / "nvidia.json").write_text("{}")
+    (tmp_path / "mgpu_a_main_0.new").write_text("an agent was killed here")
+    files.keep_only({"c"})
+    names = sorted(file.name for file in tmp_path.iterdir())
+    assert len(names) == 2
+    assert names[0].startswith("mgpu_c_main_")
+    assert names[1] == "nvidia.json"
+
+
+def test_one_container_can_be_kept_back(tmp_path: Path) -> None:
+    name, other = new_name(), new_name()
+    files = CdiFiles(tmp_path)
+    for device in (name, other):
+        files.write(device, "a", "main", {"A": "1"})
+    files.remove(name, "a", "main")
+    assert resolve([other], tmp_path).env == {"A": "1"}
+    with pytest.raises(Unresolvable):
+        resolve([name], tmp_path)
+
+
+def test_a_folder_that_is_not_there_has_nothing_to_remove(tmp_path: Path) -> None:
+    files = CdiFiles(tmp_path / "none")
+    files.keep_only(set())
+    files.remove(new_name(), "a", "main")
+    assert not files.environments()
+
+
+def test_mounts_come_with_the_device(tmp_path: Path) -> None:
+    name = new_name()
+    files = CdiFiles(tmp_path)
+    files.write(name, "a", "main", {"A": "1"}, [("/run/x", "/run/x"), ("/run/shm", "/dev/shm")])
+    assert resolve([name], tmp_path).mounts == (("/run/x", "/run/x"), ("/dev/shm", "/run/shm"))
+    (file,) = tmp_path.iterdir()
+    (mount, _) = json.loads(file.read_text())["devices"][0]["containerEdits"]["mounts"]
+    assert mount == {
+        "hostPath": "/run/x",
+        "containerPath": "/run/x",
+        "options": ["rbind", "rw", "nosuid", "nodev"],
+    }
+
+
+def test_without_mounts_the_file_says_nothing_of_any(tmp_path: Path) -> None:
+    CdiFiles(tmp_path).write(new_name(), "a", "main", {"A": "1"})
+    (file,) = tmp_path.iterdir()
+    assert list(json.loads(file.read_text())["devices"][0]["containerEdits"]) == ["env"]
+
+
+def test_the_environment_that_was_handed_out_is_known_again(tmp_path: Path) -> None:
+    files = CdiFiles(tmp_path)
+    files.write(new_name(), "a", "main", {"X": "a=b", "Y": ""})
+    for i, text in enumerate(("{", "[]", '{"devices": [{"containerEdits": {"env": ["X"]}}]}', '{"devices": [3]}')):
+        (tmp_path / f"mgpu_b_main_{i}.json").write_text(text)
+    assert files.environments() == {("a", "main"): {"X": "a=b", "Y": ""}}

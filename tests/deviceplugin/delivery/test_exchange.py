@@ -1,0 +1,172 @@
+"""Where the runtime has no CDI: what Allocate guessed stands, and the records are made to say so."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deviceplugin.pods.identity import Refused
+from tests.builders import CORE, cards, container, pod
+from tests.deviceplugin.desk import ASSUMED, RECORD, Desk, decided
+
+A, B, C = ["1", "2"], ["3", "4"], ["5", "6"]
+
+
+def at(second: int, raw: dict[str, Any]) -> dict[str, Any]:
+    return {**raw, "metadata": {**raw["metadata"], "creationTimestamp": f"2026-01-01T00:00:{second:02}Z"}}
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    desk = Desk(tmp_path, cdi=False, wait_seconds=0.01)
+    desk.cards = cards(3)
+    return desk
+
+
+def recorded(desk: Desk, name: str, container_name: str = "c") -> list[object]:
+    known = desk.pods.by_uid(f"uid-{name}")
+    assert known is not None
+    return [share.card for share in known.shares or () if share.container == container_name]
+
+
+def test_the_oldest_decision_of_the_amount_is_given(desk: Desk) -> None:
+    with pytest.raises(Refused, match="no pod on this node waits"):
+        desk.allocate(A)
+    for name, on, created in (("young", "1", 2), ("old", "0", 1)):
+        desk.pods.take(at(created, decided(name, on)))
+    first, second = desk.allocate(A), desk.allocate(B)
+    assert [a.env["NVIDIA_VISIBLE_DEVICES"] for a in (first, second)] == ["GPU-n1-0", "GPU-n1-1"]
+    assert not first.cdi
+
+
+def test_a_pod_that_the_kubelet_saw_first_is_waited_for(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, cdi=False)
+    answer = desk.allocate(A, lambda: desk.pods.take(decided("p", "1")))
+    assert answer.env["NVIDIA_VISIBLE_DEVICES"] == "GPU-n1-1"
+
+
+def test_equal_pods_that_got_each_others_cards_have_their_records_exchanged(desk: Desk) -> None:
+    for i, name in enumerate("pqr"):
+        desk.pods.take(at(i, decided(name, str(i))))
+    # The kubelet takes them in another order: p's cards go to q, q's to r, r's to p.
+    for ids, name in ((A, "q"), (B, "r"), (C, "p")):
+        desk.admit(ids, f"uid-{name}")
+    for ids in (A, B, C):
+        desk.start(ids)
+    assert [recorded(desk, name) for name in "pqr"] == [[2], [0], [1]]
+    assert {name: record[RECORD + "c"] for name, record in desk.written} == {"p": "2", "q": "0", "r": "1"}
+    assert not desk.refusals
+    for ids in (A, B, C):
+        desk.start(ids)
+    assert len(desk.written) == 4, "once settled, they stay"
+
+
+def test_the_other_one_may_be_admitted_only_afterwards(desk: Desk) -> None:
+    for i, name in enumerate("pq"):
+        desk.pods.take(at(i, decided(name, str(i))))
+    desk.admit(A, "uid-q")
+    desk.start(A)
+    assert (recorded(desk, "p"), recorded(desk, "q")) == ([1], [0])
+    late = desk.admit(B, "uid-p")
+    desk.start(B)
+    assert late.env["NVIDIA_VISIBLE_DEVICES"] == "GPU-n1-1"
+    assert len(desk.written) == 2
+
+
+def test_however_the_kubelet_takes_them_every_pod_gets_a_decision_and_none_gets_two(desk: Desk) -> None:
+    """Starts come between the admissions, and several decisions name the same card."""
+    desk.cards = cards(2)
+    for seed in range(60):
+        desk.restart()
+        desk.entries.clear()
+        rng = random.Random(seed)
+        for i in range(6):
+            desk.pods.take(at(i, decided(f"p{i}", str(rng.randrange(2)), core=10)))
+        planned = sorted(str(recorded(desk, f"p{i}")) for i in range(6))
+        order = rng.sample(range(6), 6)
+        waiting: list[list[str]] = []
+        answers = {}
+        while order or waiting:
+            if order and (not waiting or rng.random() < 0.5):
+                name = f"p{order.pop()}"
+                waiting.append(ids := [f"{name}-{k}" for k in range(10)])
+                answers[name] = desk.admit(ids, f"uid-{name}")
+            else:
+                desk.start(waiting.pop(rng.randrange(len(waiting))))
+        assert sorted(str(recorded(desk, name)) for name in answers) == planned
+        for name, answer in sorted(answers.items()):
+            assert [answer.env["NVIDIA_VISIBLE_DEVICES"]] == [f"GPU-n1-{card}" for card in recorded(desk, name)]
+
+
+def test_unequal_pods_do_not_start_on_each_others_cards(desk: Desk) -> None:
+    """The kubelet counts only the ids: of memory they may ask for different amounts."""
+    small, large = decided("small", "0", mib=512), decided("large", "1", mib=1024)
+    for i, raw in enumerate((small, large)):
+        desk.pods.take(at(i, raw))
+    desk.admit(A, "uid-large")
+    with pytest.raises(Refused, match="the cards of another pod were given to it"):
+        desk.start(A)
+    assert [name for name, _ in desk.refusals] == ["large"]
+    assert not desk.written
+
+
+def test_containers_of_one_pod_can_be_exchanged_too(desk: Desk) -> None:
+    two = {RECORD + "a": "0", RECORD + "b": "1"}
+    desk.pods.take(pod("p", container("a", 2, 512), container("b", 2, 512), annotations={ASSUMED: "true", **two}))
+    desk.admit(A, "uid-p", "b")
+    desk.admit(B, "uid-p", "a")
+    desk.start(A)
+    desk.start(B)
+    assert (recorded(desk, "p", "a"), recorded(desk, "p", "b")) == ([1], [0])
+
+
+def test_what_was_exchanged_when_the_agent_died_is_exchanged_again(desk: Desk) -> None:
+    pods = [at(i, decided(name, str(i))) for i, name in enumerate("pq")]
+    for raw in pods:
+        desk.pods.take(raw)
+    desk.admit(A, "uid-q")
+    desk.start(A)
+    desk.written.clear()
+    desk.restart(*pods)
+    assert (recorded(desk, "p"), recorded(desk, "q")) == ([1], [0])
+    assert [name for name, _ in desk.written] == ["p", "q"], "the one that does not run first"
+
+
+def test_an_exchange_of_which_half_was_written_is_finished(desk: Desk) -> None:
+    desk.pods.take(at(0, decided("p", "0")))
+    desk.pods.take(at(1, decided("q", "1")))
+    desk.admit(A, "uid-q")
+    desk.restart(at(0, decided("p", "1")), at(1, decided("q", "1")))
+    assert (recorded(desk, "p"), recorded(desk, "q")) == ([1], [0])
+
+
+def test_cards_that_somebody_holds_are_not_taken_over(desk: Desk) -> None:
+    desk.pods.take(at(0, decided("gone", "0")))
+    desk.pods.take(at(1, decided("q", "1")))
+    desk.admit(A, "uid-q")
+    desk.pods.drop(decided("gone", "0"))
+    desk.pods.take(at(2, decided("full", "0", core=99)))
+    with pytest.raises(Refused, match=r"card 0 \(GPU-n1-0\) has no room: core 2% asked, 1% free; held by default/full"):
+        desk.start(A)
+
+
+def test_what_was_answered_before_a_restart_is_not_given_again(desk: Desk) -> None:
+    pods = [at(i, decided(name, str(i))) for i, name in enumerate("pq")]
+    for raw in pods:
+        desk.pods.take(raw)
+    desk.admit(A, "uid-p")
+    desk.restart(*pods)
+    assert desk.admit(B, "uid-q").env["NVIDIA_VISIBLE_DEVICES"] == "GPU-n1-1"
+
+
+def test_nothing_is_given_before_that_is_known(desk: Desk) -> None:
+    desk.restart(decided("p", "0"), synced=False)
+    with pytest.raises(Refused, match="no pod on this node waits"):
+        desk.allocate(A)
+
+
+def test_ids_count_as_the_resource_does(desk: Desk) -> None:
+    desk.pods.take(decided("p", "0"))
+    with pytest.raises(Refused, match=f"waits for this amount of {CORE}"):
+        desk.allocate([*A, *B])

@@ -1,0 +1,295 @@
+"""A control daemon per card: started, found again, restarted, ended."""
+
+import asyncio
+import gc
+import os
+import resource
+import stat
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deviceplugin.isolation.mps.control import MOST_LOG, Answer, Control
+from deviceplugin.pods.identity import Refused
+from tests.deviceplugin.isolation.mps.fake import (
+    CARD,
+    COMMAND,
+    OTHER,
+    TIMES,
+    kill,
+    lives,
+    pid_of,
+    ready,
+    serving,
+    until,
+)
+
+
+def test_a_wanted_daemon_answers_and_is_of_its_card_alone(folder: Path) -> None:
+    told: list[str] = []
+
+    async def work() -> None:
+        async with serving(folder, told) as daemons:
+            daemons.keep({CARD, OTHER}, ())
+            await ready(daemons)
+            await ready(daemons, OTHER)
+
+    asyncio.run(work())
+    environ = Path(f"/proc/{pid_of(folder)}/environ").read_text().split("\0")
+    assert {f"CUDA_VISIBLE_DEVICES={CARD}", f"CUDA_MPS_PIPE_DIRECTORY={folder / CARD / 'pipe'}"} < set(environ)
+    assert pid_of(folder) != pid_of(folder, OTHER)
+    modes = [stat.S_IMODE(folder.stat().st_mode) for folder in (folder / CARD / "pipe", folder / "shm")]
+    assert modes == [0o755, 0o1777]
+    assert not told
+
+
+def test_nothing_is_made_for_nobody(folder: Path) -> None:
+    async def work() -> None:
+        async with serving(folder / "none", []) as daemons:
+            daemons.keep((), ())
+            await asyncio.sleep(0)
+
+    asyncio.run(work())
+    assert not (folder / "none").exists()
+
+
+def test_it_outlives_the_agent_and_the_next_one_finds_it(folder: Path) -> None:
+    told: list[str] = []
+    pids = []
+
+    async def work() -> None:
+        async with serving(folder, told) as daemons:
+            daemons.keep({CARD}, {CARD})
+            await ready(daemons)
+            pids.append(pid_of(folder))
+
+    asyncio.run(work())
+    assert lives(pids[0])
+    asyncio.run(work())
+    assert pids == [pids[0]] * 2
+    assert not told
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_what_an_earlier_agent_left_and_nobody_wants_ends(folder: Path, recorded: bool) -> None:
+    async def first() -> None:
+        async with serving(folder, []) as daemons:
+            daemons.keep({CARD}, ())
+            await ready(daemons)
+
+    async def second() -> None:
+        async with serving(folder, []) as daemons:
+            daemons.keep({OTHER}, ())
+            await ready(daemons, OTHER)
+            await until(lambda: not lives(pid))
+
+    asyncio.run(first())
+    pid = pid_of(folder)
+    if not recorded:  # the agent was killed before it wrote down whom it had started
+        (folder / CARD / "daemon").unlink()
+    asyncio.run(second())
+    assert lives(pid_of(folder, OTHER))
+
+
+def test_one_that_somebody_else_started_is_used_and_watched(folder: Path) -> None:
+    pipe = folder / CARD / "pipe"
+    pipe.mkdir(parents=True)
+    told: list[str] = []
+
+    async def work() -> None:
+        async with serving(folder, told) as daemons:
+            daemons.keep({CARD}, {CARD})
+            await ready(daemons)
+            assert pid_of(folder) == pid
+            kill(pid)
+            await until(lambda: told)
+            await ready(daemons)
+
+    subprocess.run([*COMMAND, "-d"], env={"CUDA_MPS_PIPE_DIRECTORY": str(pipe)}, check=True)
+    pid = pid_of(folder)
+    asyncio.run(work())
+    assert pid_of(folder) != pid
+
+
+def test_the_end_of_a_daemon_is_told_and_it_is_started_again(folder: Path) -> None:
+    told: list[str] = []
+
+    async def work() -> None:
+        # It is not asked in this time: that it has ended is seen at once.
+        async with serving(folder, told, replace(TIMES, health=3600)) as daemons:
+            daemons.keep({CARD}, {CARD})
+            await ready(daemons)
+            before = pid_of(folder)
+            kill(before)
+            await until(lambda: told)
+            await ready(daemons)
+            assert pid_of(folder) != before
+
+    asyncio.run(work())
+    assert told == [f"the MPS daemon of card {CARD} ended: it said nothing; it is started again in 0.01 s"]
+
+
+def test_one_that_does_not_come_up_is_tried_in_growing_pauses(folder: Path) -> None:
+    told: list[str] = []
+    (folder / CARD).mkdir()
+    (folder / CARD / "refuse").touch()
+
+    async def work() -> None:
+        async with serving(folder, told, replace(TIMES, longest_pause=30)) as daemons:
+            daemons.keep({CARD}, ())
+            await until(lambda: len(told) >= 4)
+            with pytest.raises(Refused, match=f"MPS daemon of card {CARD} ended: The server cannot be started"):
+                await ready(daemons, seconds=0.01)
+            (folder / CARD / "refuse").unlink()
+            await ready(daemons)
+
+    asyncio.run(work())
+    pauses = [line.rpartition("again in ")[2] for line in told]
+    assert pauses[:4] == ["0.01 s", "0.02 s", "0.04 s", "0.08 s"]
+
+
+def test_a_program_that_is_not_there_is_told(folder: Path) -> None:
+    told: list[str] = []
+
+    async def work() -> None:
+        async with serving(folder, told, command=["/no/such/control"]) as daemons:
+            daemons.keep({CARD}, ())
+            await until(lambda: told)
+            with pytest.raises(Refused, match="cannot be started: No such file or directory"):
+                await ready(daemons, seconds=0.01)
+
+    asyncio.run(work())
+
+
+def test_a_folder_too_long_for_sockets_is_told(folder: Path) -> None:
+    told: list[str] = []
+
+    async def work() -> None:
+        async with serving(folder / ("x" * 90), told) as daemons:
+            daemons.keep({CARD}, ())
+            await until(lambda: told)
+
+    asyncio.run(work())
+    assert "too long for unix sockets" in told[0]
+
+
+def test_a_silent_one_takes_no_starts_and_is_left_alone_while_it_may_serve(folder: Path) -> None:
+    told: list[str] = []
+
+    async def work() -> None:
+        async with serving(folder, told, replace(TIMES, request=1.5, silent=0.01, start=600)) as daemons:
+            daemons.keep({CARD}, {CARD})
+            await ready(daemons)
+            pid = pid_of(folder)
+            (folder / CARD / "pipe" / "hang").touch()
+            await until(lambda: not daemons.well(CARD))
+            with pytest.raises(Refused, match="does not answer; what runs stays, nothing new starts"):
+                await ready(daemons, seconds=0.1)
+            assert lives(pid)
+            assert len(told) == 1
+            (folder / CARD / "pipe" / "hang").unlink()
+            await ready(daemons)
+            assert pid_of(folder) == pid
+            (folder / CARD / "pipe" / "hang").touch()
+            daemons.keep({CARD}, ())
+            await until(lambda: not lives(pid))
+            await ready(daemons)  # what was in the pipe folder has gone
+
+    asyncio.run(work())
+    assert any("has not answered for 0.01 s and was ended" in line for line in told)
+
+
+def test_a_daemon_that_nobody_wants_quits_and_comes_back_when_wanted(folder: Path) -> None:
+    async def work() -> None:
+        async with serving(folder, []) as daemons:
+            daemons.keep({CARD}, {CARD})
+            await ready(daemons)
+            before = pid_of(folder)
+            daemons.keep((), ())
+            await until(lambda: not lives(before))
+            daemons.keep({CARD}, ())
+            await ready(daemons)
+            assert pid_of(folder) != before
+            # Wanted again before it has ended.
+            before = pid_of(folder)
+            daemons.keep((), ())
+            await asyncio.sleep(0)
+            daemons.keep({CARD}, ())
+            await ready(daemons)
+
+    told: list[str] = []
+    asyncio.run(work())
+    assert not told
+
+
+def test_one_that_does_not_quit_is_killed(folder: Path) -> None:
+    async def work() -> None:
+        async with serving(folder, [], replace(TIMES, request=1.0, quit=0.1, start=600)) as daemons:
+            daemons.keep({CARD}, ())
+            await ready(daemons)
+            pid = pid_of(folder)
+            (folder / CARD / "pipe" / "hang").touch()
+            daemons.keep((), ())
+            await until(lambda: not lives(pid))
+
+    asyncio.run(work())
+
+
+def test_what_it_writes_does_not_fill_the_node(folder: Path) -> None:
+    log = folder / CARD / "log"
+
+    async def work() -> None:
+        async with serving(folder, []) as daemons:
+            daemons.keep({CARD}, {CARD})
+            await ready(daemons)
+            (log / "server.log").write_bytes(os.urandom(MOST_LOG + 1))
+            (log / "control.log").write_text("little")
+            await until(lambda: (log / "server.log").stat().st_size == 0)
+
+    asyncio.run(work())
+    assert (log / "control.log").read_text() == "little"
+    (flags,) = (line.split()[1] for line in _fdinfo(pid_of(folder), 1) if line.startswith("flags"))
+    assert int(flags, 8) & os.O_APPEND, "it goes on at the end that there is"
+
+
+def _fdinfo(pid: int, descriptor: int) -> list[str]:
+    return Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines()
+
+
+def test_asking_holds_up_nothing_else(folder: Path) -> None:
+    (folder / CARD / "pipe").mkdir(parents=True)
+    control = Control(["/bin/sleep", "3600"], folder, CARD)
+
+    async def work() -> None:
+        asked = asyncio.create_task(control.healthy(3600))
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+        assert not asked.done()
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        assert await control.healthy(0.1) is Answer.SILENT
+
+    asyncio.run(work())
+
+
+def test_another_process_under_its_number_is_not_it(folder: Path) -> None:
+    (folder / CARD).mkdir()
+    control = Control(COMMAND, folder, CARD)
+    assert control.running() is None
+    (folder / CARD / "daemon").write_text("1 99999999999")
+    assert control.running() is None
+    (folder / CARD / "daemon").write_text("nonsense")
+    assert control.running() is None
+    control.kill()
+
+
+def test_an_answer_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
+    """A root container can listen in place of its card's daemon."""
+    control = Control(["sh", "-c", "exec yes"], tmp_path, "GPU-0")
+    assert asyncio.run(control.healthy(5.0)) is Answer.ABSENT
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    asyncio.run(control.healthy(5.0))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 16 << 10  # KiB; 240 MB were read in a second
+    gc.collect()  # a pipe that was left open warns, and fails this test

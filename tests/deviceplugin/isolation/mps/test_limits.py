@@ -1,0 +1,119 @@
+"""Which limits a container gets as a client of its card's MPS daemon."""
+
+from pathlib import Path
+
+import pytest
+
+from deviceplugin.delivery.cdi import Edits
+from deviceplugin.isolation.mps.limits import (
+    Client,
+    Unenforceable,
+    client_of,
+    daemon_of,
+    edits,
+    of_share,
+    of_slice,
+)
+from mgpu.model.cards import Card
+from mgpu.model.ledger import Minor, Share
+from tests.builders import GIB, card, cards
+
+FOLDER = Path("/run/mgpu/mps")
+MIB = 1 << 20
+TWO = cards(2)
+
+
+def shared(on: object = 0, core: int = 500, mib: int = 1024, **more: object) -> Share:
+    return Share("c", on, core, mib * MIB, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "limits"),
+    [
+        ("4gb", 80 * GIB, ("4G", 5)),
+        ("8gb", 80 * GIB, ("8G", 10)),
+        ("1gb", 80 * GIB, ("1G", 1)),  # 1.25 %
+        ("1gb", 192 * GIB, ("1G", 1)),  # less than 1 %
+        ("10gb", 79 * GIB + 700 * MIB, ("10G", 12)),  # the card counts in whole GiB: 79
+        ("80gb", 80 * GIB, ("80G", 100)),
+        ("90gb", 80 * GIB, ("90G", 100)),  # a card that came back smaller
+    ],
+)
+def test_a_slice_has_its_gib_and_as_much_of_the_threads(name: str, memory: int, limits: tuple[str, int]) -> None:
+    assert of_slice(name, Card(0, "GPU-0", "A", memory)) == Client("GPU-0", *limits)
+
+
+@pytest.mark.parametrize(
+    ("share", "limits"),
+    [
+        (shared(core=500, mib=1024), ("1024M", 50)),
+        (shared(core=15, mib=300), ("300M", 1)),  # 1.5 %
+        (shared(core=5, mib=300), ("300M", 1)),
+        (shared(core=0, mib=4096), ("4096M", None)),  # gpushare
+        (shared(core=1000, mib=1), ("1M", 100)),
+        (Share("c", 0, 500, 1024 * MIB - 1), ("1023M", 50)),
+        (Share("c", 0, 500, 5), ("1M", 50)),
+        (Share("c", 0, 500, 0), ("", 50)),
+        (Share("c", 0, 250, ratio=25), (f"{20 * 1024}M", 25)),  # koordinator, of 80 GiB
+    ],
+)
+def test_a_share_has_what_it_asks_for(share: Share, limits: tuple[str, int | None]) -> None:
+    assert of_share(share, card()) == Client("GPU-n1-0", *limits)
+
+
+@pytest.mark.parametrize("on", [1, "GPU-n1-1", Minor(1)])
+def test_the_card_is_found_however_the_record_names_it(on: object) -> None:
+    found = client_of([shared(on)], TWO, enforce=True)
+    assert found is not None
+    assert found.card == "GPU-n1-1"
+
+
+def test_whole_cards_and_other_devices_are_no_clients() -> None:
+    whole = [Share("c", i, 1000, whole=True) for i in (0, 1)]
+    others = [Share("c", 0, 500, type="rdma"), Share("c", 3, 1000, whole=True, type="mig-2g.20gb")]
+    assert client_of([*whole, *others], TWO, enforce=True) is None
+    assert client_of([], TWO, enforce=True) is None
+
+
+def test_shares_have_no_limits_unless_they_are_enforced_and_slices_always() -> None:
+    assert client_of([shared()], TWO, enforce=False) is None
+    piece = Share("c", 103, 1000, whole=True, type="gpu-4gb")
+    assert client_of([piece], TWO, enforce=False) == Client("GPU-n1-1", "4G", 5)
+
+
+def test_a_slice_of_a_card_that_is_not_there_is_of_nothing() -> None:
+    assert client_of([Share("c", 903, 1000, whole=True, type="gpu-4gb")], TWO, enforce=True) is None
+
+
+def test_who_has_shares_of_several_cards_cannot_be_held_to_them() -> None:
+    with pytest.raises(Unenforceable, match="shares of 2 cards"):
+        client_of([shared(0), shared(1)], TWO, enforce=True)
+    with pytest.raises(Unenforceable, match="2 shares of a card"):
+        client_of([Share("c", i, whole=True, type="gpu-4gb") for i in (0, 1)], TWO, enforce=False)
+
+
+def test_a_record_that_does_not_divide_the_pods_share_cannot_be_enforced() -> None:
+    with pytest.raises(Unenforceable, match="does not say how much"):
+        client_of([Share("c", 0, ratio=0)], TWO, enforce=True)
+
+
+def test_environment_and_mounts_of_a_client() -> None:
+    pipe = "/run/mgpu/mps/GPU-n1-0/pipe"
+    mounts = ((pipe, pipe), ("/run/mgpu/mps/shm", "/dev/shm"))
+    assert edits(Client("GPU-n1-0", "4G", 5), FOLDER) == Edits(
+        {
+            "CUDA_MPS_PIPE_DIRECTORY": pipe,
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=4G",
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "5",
+        },
+        mounts,
+    )
+    assert edits(Client("GPU-n1-0"), FOLDER) == Edits({"CUDA_MPS_PIPE_DIRECTORY": pipe}, mounts)
+
+
+def test_an_environment_says_whose_client_it_makes() -> None:
+    env = dict(edits(Client("GPU-n1-0", "4G", 5), FOLDER).env)
+    assert daemon_of(env, FOLDER) == "GPU-n1-0"
+    assert daemon_of(env, Path("/elsewhere")) == ""
+    assert daemon_of({"CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps"}, FOLDER) == ""
+    assert daemon_of({}, FOLDER) == ""

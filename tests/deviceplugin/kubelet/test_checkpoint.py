@@ -1,0 +1,42 @@
+"""The kubelet's checkpoint: whose ids are whose, and what was answered."""
+
+from pathlib import Path
+
+import pytest
+
+from deviceplugin.kubelet.checkpoint import Given, read_checkpoint
+from playground.kubelet import checkpoint
+from proto import deviceplugin_pb2 as api
+
+
+def answer(**parts: object) -> bytes:
+    return api.ContainerAllocateResponse(**parts).SerializeToString()  # type: ignore[arg-type]
+
+
+def test_it_has_init_containers_and_answers(tmp_path: Path) -> None:
+    devices = [api.CDIDevice(name="other.io/x=1"), api.CDIDevice(name="mgpu.io/card=n")]
+    entries = [
+        checkpoint.Entry("u", "i", "r", ("1", "2"), answer(envs={"A": "1"}, cdi_devices=devices)),
+        checkpoint.Entry("u", "i", "other", ("3",), b""),
+        checkpoint.Entry("u", "c", "r", ("4",), answer(annotations={"mgpu.io/answer": "m"})),
+    ]
+    checkpoint.write(tmp_path / "checkpoint", entries, {})
+    both = read_checkpoint(tmp_path / "checkpoint", "r")
+    assert both == [
+        Given("u", "i", frozenset({"1", "2"}), "mgpu.io/card=n", device=True, env={"A": "1"}),
+        Given("u", "c", frozenset({"4"}), "m", device=False),
+    ]
+    assert read_checkpoint(tmp_path / "checkpoint", "r", frozenset({"2", "1"})) == both[:1]
+    assert read_checkpoint(tmp_path / "checkpoint", "r", frozenset({"2"})) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"Data": {}}', '{"Data": {"PodDeviceEntries": [{"ResourceName": "r"}]}}']
+)
+def test_a_damaged_one_tells_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "checkpoint").write_text(text)
+    assert read_checkpoint(tmp_path / "checkpoint", "r") == []
+
+
+def test_none_tells_nothing(tmp_path: Path) -> None:
+    assert read_checkpoint(tmp_path / "none", "r") == []

@@ -1,0 +1,120 @@
+"""What the driver makes of NVML."""
+
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from deviceplugin.mig.mig_driver import Made, MigRefused, NvmlMig
+from deviceplugin.mig.simulated_nvml import SimulatedNvml
+from deviceplugin.mig.simulated_state import Compute as ComputeInstance
+from deviceplugin.mig.simulated_state import changing, mig_uuid, register, set_switch
+from mgpu.model.errors import RetryLater
+from tests.deviceplugin.mig.rig import GPU, H100, T4, Rig, gpu, instance
+
+TWO = instance("2g.20gb@2")
+
+
+def test_cards_are_read_with_what_is_made_on_them(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, gpu(), gpu(1, T4, 16), gpu(2, H100)).on()
+    rig.make(instance("1g.10gb+me@6"), TWO)
+    register(rig.file, rig.made()[TWO], 5)
+    a100, t4, h100 = rig.driver.read()
+    assert (a100.capable, a100.current, a100.pending, a100.busy) == (True, True, True, True)
+    assert [(made.instance, made.busy) for made in a100.instances] == [(TWO, True), (instance("1g.10gb+me@6"), False)]
+    assert all(made.uuid.startswith("MIG-") for made in a100.instances)
+    assert (t4.capable, t4.layout) == (False, None)
+    assert (h100.capable, h100.current, h100.instances) == (True, False, ())
+
+
+def test_making_and_destroying_again_changes_nothing(rig: Rig) -> None:
+    first = rig.driver.create(GPU, TWO)
+    assert rig.driver.create(GPU, TWO) == first == Made(TWO, rig.made()[TWO], busy=False)
+    for _ in range(2):
+        rig.driver.destroy(GPU, TWO)
+        assert rig.made() == {}
+
+
+def test_a_profile_has_the_name_that_pods_ask_by(tmp_path: Path) -> None:
+    """Some drivers count a card's GB differently, or its memory is not what the model's name says."""
+    rig = Rig(tmp_path, gpu(gib=39)).on()
+    assert rig.driver.create(GPU, instance("7g.40gb@0")).uuid
+    assert [made.instance.profile for made in rig.card().instances] == ["7g.40gb"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ("2g.20gb@3", "NVML does not take it"),
+        ("2g.20gb@2", "there is no room"),
+        ("3g.71gb@0", "has no profile 3g.71gb; it has 1g.10gb"),
+    ],
+)
+def test_what_nvml_refuses_is_told(rig: Rig, wanted: str, said: str) -> None:
+    rig.make(instance("3g.40gb@0"))
+    with pytest.raises(MigRefused, match=said):
+        rig.driver.create(GPU, instance(wanted))
+
+
+def test_what_is_in_use_is_refused(rig: Rig) -> None:
+    uuid = rig.make(TWO).made()[TWO]
+    register(rig.file, uuid, 5)
+    with pytest.raises(MigRefused, match=r"destroying 2g.20gb at 2 on GPU-0: it is in use"):
+        rig.driver.destroy(GPU, TWO)
+    assert rig.made() == {TWO: uuid}
+
+
+def test_without_permission_no_card_looks_empty(rig: Rig) -> None:
+    set_switch(rig.file, privileged=False)
+    with pytest.raises(MigRefused, match="must run privileged"):
+        rig.driver.read()
+
+
+def test_no_driver_and_a_lost_card_are_to_be_tried_again(tmp_path: Path) -> None:
+    with pytest.raises(RetryLater):
+        Rig(tmp_path).driver.create("GPU-gone", TWO)
+    rig = Rig(tmp_path)
+    rig.flaky.fail(0, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+    with pytest.raises(RetryLater, match="NVML"):
+        rig.driver.read()
+
+
+def test_a_card_that_does_not_answer_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(tmp_path, gpu(), gpu(1))
+    rig.flaky.fail(0, pynvml.NVML_ERROR_GPU_IS_LOST, "nvmlDeviceGetMigMode")
+    assert [card.uuid for card in rig.driver.read()] == ["GPU-1"]
+    assert "card 0 does not answer about MIG" in caplog.text
+
+
+def test_what_nvml_does_not_say_is_busy(rig: Rig) -> None:
+    rig.make(TWO)
+    rig.flaky.fail(0, pynvml.NVML_ERROR_UNKNOWN, "nvmlDeviceGetComputeRunning")
+    assert [made.busy for made in rig.driver.read()[0].instances] == [True]
+
+
+def test_a_compute_instance_that_cannot_be_made_leaves_no_gpu_instance(rig: Rig) -> None:
+    rig.flaky.fail(0, pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, "nvmlGpuInstanceCreateComputeInstance")
+    with pytest.raises(MigRefused):
+        rig.driver.create(GPU, TWO)
+    assert rig.made() == {}
+
+
+def test_what_is_half_made_is_nobodys_until_it_is_completed(rig: Rig) -> None:
+    """An agent died between the two; or somebody made a compute instance that takes only a part."""
+    rig.make(TWO)
+    for compute in ([], [ComputeInstance(0, 0, mig_uuid(GPU, 99, 0))]):
+        with changing(rig.file) as state:
+            state.cards[GPU].instances[0].compute = compute
+        assert rig.made() == {TWO: ""}
+        assert rig.driver.create(GPU, TWO).uuid == rig.made()[TWO] != ""
+
+
+def test_it_holds_nvml_only_while_it_works(tmp_path: Path) -> None:
+    nvml = SimulatedNvml(tmp_path / "mig.json", (gpu(),))
+    driver = NvmlMig(nvml)
+    driver.set_mode(GPU, on=True)
+    with pytest.raises(MigRefused):
+        driver.create(GPU, instance("2g.20gb@1"))
+    with pytest.raises(pynvml.NVMLError) as caught:
+        nvml.nvmlDeviceGetCount()
+    assert caught.value.value == pynvml.NVML_ERROR_UNINITIALIZED

@@ -1,0 +1,124 @@
+"""Cards are put into MIG mode and out of it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from deviceplugin.mig.mig_driver import MigRefused
+from deviceplugin.mig.mode_manager import ModeManager
+from deviceplugin.mig.simulated_nvml import forgetful
+from deviceplugin.mig.simulated_state import deregister, reboot, register, reset, set_switch
+from tests.deviceplugin.mig.rig import GPU, H100, T4, Rig, gpu, instance
+
+ON, OFF = {GPU: True}, {GPU: False}
+
+
+@dataclass
+class Desk:
+    rig: Rig
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.manager = ModeManager(self.rig.driver, lambda: self.now)
+
+    def settle(self, wanted: dict[str, bool], *held: str) -> str:
+        """Why the first card is not as wanted."""
+        return self.manager.settle(wanted, held).get(GPU, "")
+
+    @property
+    def attempts(self) -> int:
+        return 1000 - (self.rig.flaky.left or 0)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    """An A100 that is whole; how often its mode is set is counted."""
+    rig = Rig(tmp_path)
+    rig.flaky.fail(1000, pynvml.NVML_ERROR_UNKNOWN, "nvmlDeviceSetMigMode")
+    return Desk(rig)
+
+
+def test_capable_cards_are_switched_and_others_left_alone(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, gpu(), gpu(1, T4, 16), gpu(2, H100), gpu(3))
+    manager = ModeManager(rig.driver)
+    assert manager.settle({"GPU-0": True, "GPU-1": True, "GPU-2": True, "GPU-9": True}, ()) == {}
+    assert [card.current for card in rig.driver.read()] == [True, False, True, False]
+    assert manager.settle({"GPU-0": False}, ()) == {}
+    assert [card.current for card in rig.driver.read()] == [False, False, True, False]
+
+
+def test_a_card_that_is_as_it_shall_be_is_not_touched(desk: Desk) -> None:
+    for _ in range(3):
+        assert desk.settle(ON) == ""
+    assert desk.attempts == 1
+
+
+def test_nothing_is_switched_while_pods_or_processes_have_the_card(desk: Desk) -> None:
+    assert desk.settle(ON, GPU) == f"the MIG mode of {GPU} cannot be switched on yet: pods hold it"
+    register(desk.rig.file, GPU, 3)
+    assert desk.settle(ON) == f"the MIG mode of {GPU} cannot be switched on yet: processes run on it"
+    assert desk.attempts == 0
+    deregister(desk.rig.file, GPU, 3)
+    assert desk.settle(ON) == ""
+    assert desk.settle(ON, GPU) == "", "nothing is to be done"
+
+
+def test_a_mode_that_is_pending_is_told_and_asked_for_again_ever_more_seldom(desk: Desk) -> None:
+    set_switch(desk.rig.file, passthrough=True)
+    pending = f"the MIG mode of {GPU} is not on yet: the card must be reset, or the node rebooted"
+    attempts = []
+    for _ in range(0, 1000, 5):
+        assert desk.settle(ON) == pending
+        attempts.append(desk.attempts)
+        desk.now += 5
+    made = [5 * i for i, (before, now) in enumerate(zip([0, *attempts], attempts, strict=False)) if now > before]
+    assert made == [0, 5, 15, 35, 75, 155, 315, 615, 915]
+    reset(desk.rig.file, GPU)
+    assert desk.settle(ON) == ""
+
+
+def test_what_is_pending_can_be_taken_back_at_once(desk: Desk) -> None:
+    set_switch(desk.rig.file, passthrough=True)
+    desk.settle(ON)
+    assert desk.settle(OFF, GPU) == ""
+    assert not desk.rig.card().pending
+
+
+def test_free_instances_go_with_the_mode_and_used_ones_keep_it(desk: Desk) -> None:
+    desk.settle(ON)
+    one = instance("1g.10gb@0")
+    uuid = desk.rig.make(one, instance("3g.40gb@4")).made()[one]
+    register(desk.rig.file, uuid, 8)
+    assert desk.settle(OFF).endswith("processes run on it")
+    assert len(desk.rig.made()) == 2
+    deregister(desk.rig.file, uuid, 8)
+    assert desk.settle(OFF, GPU).endswith("pods hold it")
+    assert len(desk.rig.made()) == 2
+    assert desk.settle(OFF) == ""
+    assert not desk.rig.card().current
+
+
+def test_after_a_reboot_the_mode_is_set_again(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, gpu(0, H100))
+    ModeManager(rig.driver).settle(ON, ())
+    reboot(rig.file, forgetful=forgetful(rig.cards))
+    assert not rig.card().current
+    assert ModeManager(rig.driver).settle(ON, ()) == {}
+    assert rig.card().current
+
+
+def test_what_nvml_refuses_is_told_for_its_card_only(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, gpu(), gpu(1))
+    rig.flaky.fail(0, pynvml.NVML_ERROR_GPU_IS_LOST, "nvmlDeviceSetMigMode")
+    said = ModeManager(rig.driver).settle({"GPU-0": True, "GPU-1": True}, ())
+    assert list(said) == ["GPU-0"]
+    assert "switching the MIG mode of GPU-0 on" in said["GPU-0"]
+    assert rig.card("GPU-1").current
+
+
+def test_without_permission_it_says_so(desk: Desk) -> None:
+    set_switch(desk.rig.file, privileged=False)
+    with pytest.raises(MigRefused, match="privileged"):
+        desk.settle(ON)

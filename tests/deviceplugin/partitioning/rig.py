@@ -1,0 +1,229 @@
+"""A node whose cards are cut, in memory: Node and pods, simulated NVML, CDI files, a kubelet that is told of ids."""
+
+import copy
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from deviceplugin.delivery.cdi import CdiFiles
+from deviceplugin.kubelet.checkpoint import Given
+from deviceplugin.mig.mig_driver import NvmlMig
+from deviceplugin.mig.mode_manager import ModeManager
+from deviceplugin.mig.simulated_nvml import SimulatedNvml
+from deviceplugin.mig.simulated_state import register
+from deviceplugin.partitioning.mig_partitioner import MigCutter
+from deviceplugin.partitioning.mps_partitioner import MpsCutter
+from deviceplugin.partitioning.node_status import Status
+from deviceplugin.partitioning.partition_worker import Around, SliceWorker
+from deviceplugin.partitioning.partitioner import Cutter
+from deviceplugin.pods.node_pods import NodePods
+from deviceplugin.pods.slice_usage import PLACES_VARIABLE
+from mgpu.dialects.slices import GIVEN
+from mgpu.kube import ApiError
+from mgpu.model.cards import Card
+from mgpu.model.errors import RetryLater
+from mgpu.model.mps_config import write_config
+from mgpu.model.partitioning import ANNOTATION, LABEL, PLANNED, NodeSlices, read_slices, with_spec, write_planned
+from mgpu.model.pods import read_node
+from mgpu.model.slices import Slice, counts, resource_of
+from mgpu.settings import load_settings
+from tests.builders import node, pod
+from tests.deviceplugin.mig.rig import GPU, Flaky, gpu, instance
+
+Json = dict[str, Any]
+
+
+def place(text: str, card: int = 0) -> Slice:
+    """`2g.20gb@4`, `4gb@0`"""
+    found = instance(text)
+    return Slice(card, found.start, found.profile)
+
+
+def places(*texts: str, card: int = 0) -> tuple[Slice, ...]:
+    return tuple(sorted(place(text, card) for text in texts))
+
+
+def slice_pod(name: str, *on: Slice, phase: str = "Running") -> Json:
+    """A pod whose record names these places, for its one container."""
+    amounts: dict[str, int] = {}
+    given: dict[str, list[str]] = {}
+    for s in on:
+        resource = resource_of(s.name)
+        amounts[resource] = amounts.get(resource, 0) + 1
+        given.setdefault(resource.removeprefix("nvidia.com/"), []).append(f"{s.card}:{s.start}")
+    texts = {resource: str(n) for resource, n in amounts.items()}
+    container = {"name": "c", "image": "cuda", "resources": {"requests": texts, "limits": dict(texts)}}
+    record = {GIVEN: json.dumps({"c": given})}
+    return pod(name, container, annotations=record, node="n1", phase=phase)
+
+
+class Kubelet:
+    """`slow`: it has not taken in what it was offered last. held: resource → (pod UID, ids), as its checkpoint says."""
+
+    def __init__(self) -> None:
+        self.offered: tuple[Slice, ...] = ()
+        self.unwell: set[Slice] = set()
+        self.slow = False
+        self.held: dict[str, list[Given]] = {}
+
+    def rows(self, resources: Iterable[str], alive: Callable[[str], bool]) -> dict[str, list[Given]]:
+        return {name: [row for row in self.held.get(name, ()) if alive(row.uid)] for name in resources}
+
+    def offer(self, slices: Collection[Slice], unwell: Collection[Slice], alive: Callable[[str], bool]) -> None:  # noqa: ARG002
+        self.offered, self.unwell = tuple(slices), {*unwell}
+
+    def known(self, name: str) -> bool:  # noqa: ARG002
+        return not self.slow
+
+
+class Nodes:
+    """The API as far as the Node goes. on_patch: happens before the next write, as another's write does."""
+
+    def __init__(self, raw: Json) -> None:
+        self.raw, self.version, self.patches = raw, 1, 0
+        self.on_patch: Callable[[], object] | None = None
+        raw["metadata"]["resourceVersion"] = "1"
+
+    def get(self, path: str) -> Json:
+        assert path == "/api/v1/nodes/n1"
+        return copy.deepcopy(self.raw)
+
+    def patch(self, path: str, body: Mapping[str, Any]) -> Json:
+        meanwhile, self.on_patch = self.on_patch, None
+        if meanwhile:
+            meanwhile()
+        if body["metadata"]["resourceVersion"] != self.raw["metadata"]["resourceVersion"]:
+            raise ApiError(409, "Conflict", "the object has been modified")
+        self.patches += 1
+        self.annotate(**body["metadata"]["annotations"])
+        return self.get(path)
+
+    def annotate(self, **annotations: str | None) -> None:
+        merged = {**self.raw["metadata"]["annotations"], **annotations}
+        self.raw["metadata"]["annotations"] = {key: text for key, text in merged.items() if text is not None}
+        self.version += 1
+        self.raw["metadata"]["resourceVersion"] = str(self.version)
+
+
+class Mps:
+    """The ConfigMap, and the daemons of the cards that are cut."""
+
+    def __init__(self) -> None:
+        self.config: str | None = ""
+        self.ill: set[str] = set()
+        self.cards: tuple[str, ...] = ()
+
+    def text(self) -> tuple[str, str]:
+        if self.config is None:
+            raise RetryLater("the ConfigMap is not known yet")
+        return self.config, "ConfigMap m data[n1]"
+
+    def cut(self, cards: Collection[str]) -> None:
+        self.cards = tuple(sorted(cards))
+
+    def well(self, card: str) -> bool:
+        return card not in self.ill
+
+
+class Rig:
+    """`look` is the agent's next look; `restart` makes another agent of it, of which nothing but files is left."""
+
+    def __init__(self, folder: Path, mode: str = "mig", cards: tuple[Card, ...] = (gpu(),)) -> None:
+        self.folder, self.cards = folder, cards
+        self.nodes = Nodes(node("n1", labels={LABEL: mode} if mode else {}))
+        self.file = folder / "mig.json"
+        self.flaky = Flaky(SimulatedNvml(self.file, cards))
+        self.cdi, self.kubelet, self.mps = CdiFiles(folder / "cdi"), Kubelet(), Mps()
+        self.pods = NodePods(load_settings(), lambda: None)
+        self.synced = True
+        self.bare: frozenset[str] = frozenset()
+        self.warnings: list[str] = []
+        self.restart()
+
+    def restart(self) -> "Rig":
+        self.flaky.heal()
+        driver, manager = NvmlMig(self.flaky), ModeManager(NvmlMig(self.flaky))
+        around = Around(
+            node=lambda: self.nodes.get("/api/v1/nodes/n1"),
+            gpus=lambda: self.cards,
+            pods=self.pods,
+            synced=lambda: self.synced,
+            environments=self.cdi.environments,
+            foreign=lambda: (),
+            bare=lambda: self.bare,
+            remains=lambda _: False,
+            warn=self.warnings.append,
+            changed=lambda: None,
+        )
+        cutters: dict[str, Cutter] = {"mig": MigCutter(driver, manager), "mps": MpsCutter(self.mps, self.mps, manager)}
+        status = Status(self.nodes, "n1", around.node, lambda *_: None)  # type: ignore[arg-type]
+        self.worker = SliceWorker(around, cutters, self.kubelet, status)
+        return self
+
+    def look(self, times: int = 1) -> "Rig":
+        for _ in range(times):
+            self.worker.look()
+        return self
+
+    def plan(self, plan: int, *wanted: Slice, placed: bool = True) -> "Rig":
+        """As the scheduler writes it; placed: it says where."""
+        annotations = self.nodes.raw["metadata"]["annotations"]
+        spec = with_spec(annotations.get(ANNOTATION), counts(wanted), plan)
+        self.nodes.annotate(**{ANNOTATION: spec, PLANNED: write_planned(wanted, plan) if placed else None})
+        return self
+
+    def configure(self, *wanted: Slice) -> "Rig":
+        self.mps.config = write_config(counts(wanted))
+        return self
+
+    def label(self, mode: str | None) -> "Rig":
+        self.nodes.raw["metadata"]["labels"] = {} if mode is None else {LABEL: mode}
+        return self
+
+    def take(self, name: str, *on: Slice, phase: str = "Running") -> "Rig":
+        self.pods.take(slice_pod(name, *on, phase=phase))
+        return self
+
+    def hand_out(self, name: str, *on: Slice, **env: str) -> "Rig":
+        """A CDI file of the pod's container says that it was given these."""
+        told = {
+            "MGPU_SLICES": ",".join(s.name for s in on),
+            PLACES_VARIABLE: ",".join(f"{s.card}:{s.start}" for s in on),
+        }
+        self.cdi.write("mgpu.io/card=1", f"uid-{name}", "c", {**(told if on else {}), **env})
+        return self
+
+    def run_on(self, s: Slice, pid: int = 7) -> None:
+        register(self.file, self.made(s.card)[s], pid)
+
+    def made(self, card: int = 0) -> dict[Slice, str]:
+        """What NVML says there is."""
+        found = NvmlMig(SimulatedNvml(self.file, self.cards)).read()[card]
+        return {Slice(card, made.instance.start, made.instance.profile): made.uuid for made in found.instances}
+
+    def make(self, *wanted: Slice) -> "Rig":
+        """As an administrator does."""
+        driver = NvmlMig(SimulatedNvml(self.file, self.cards))
+        for card in sorted({s.card for s in wanted}):
+            driver.set_mode(self.cards[card].uuid, on=True)
+        for s in wanted:
+            driver.create(self.cards[s.card].uuid, s.instance)
+        return self
+
+    @property
+    def said(self) -> NodeSlices:
+        """As the scheduler reads the Node."""
+        return read_slices(read_node(self.nodes.raw))
+
+    @property
+    def shown(self) -> dict[Slice, str]:
+        """Place → the pod that the Node says has it."""
+        return {s.place: s.pod for s in self.said.made}
+
+    @property
+    def annotation(self) -> dict[str, int]:
+        return dict(json.loads(self.nodes.raw["metadata"]["annotations"].get(ANNOTATION, "{}")))
+
+
+__all__ = ["GPU", "Rig", "gpu", "place", "places", "slice_pod"]

@@ -1,0 +1,218 @@
+"""The agent between a kubelet, a runtime, simulated NVML and an API server: from a plan to a container on its slice."""
+
+import functools
+import shlex
+
+import pytest
+
+from deviceplugin.mig.simulated_state import reboot
+from deviceplugin.partitioning import partition_worker
+from deviceplugin.partitioning.simulated_mig import SimulatedMig, state_file
+from mgpu.kube import ApiError
+from mgpu.model.mps_config import write_config
+from mgpu.model.partitioning import ANNOTATION, LABEL, PLANNED, NodeSlices, read_slices, with_spec, write_planned
+from mgpu.model.pods import read_node
+from mgpu.model.slices import Slice, counts
+from tests.builders import CORE, share
+from tests.deviceplugin.isolation.mps.fake import COMMAND
+from tests.deviceplugin.node import NODE, PODS, Node
+from tests.deviceplugin.partitioning.rig import places, slice_pod
+from tests.waiting import until
+
+FULL = places("2g.20gb@0", "2g.20gb@2", "3g.40gb@4")
+
+
+def label(node: Node, mode: str | None) -> None:
+    node.api.patch(NODE, {"metadata": {"labels": {LABEL: mode}}})
+
+
+def plan(node: Node, number: int, *wanted: Slice) -> None:
+    text = (node.api.get(NODE)["metadata"].get("annotations") or {}).get(ANNOTATION)
+    written = {ANNOTATION: with_spec(text, counts(wanted), number), PLANNED: write_planned(wanted, number)}
+    node.api.patch(NODE, {"metadata": {"annotations": written}})
+
+
+def said(node: Node) -> NodeSlices:
+    return read_slices(read_node(node.api.get(NODE)))
+
+
+def shown(node: Node) -> dict[Slice, str]:
+    return {s.place: s.pod for s in said(node).made}
+
+
+def made(node: Node, card: int = 0) -> dict[Slice, str]:
+    found = SimulatedMig(node.file, "n1").read()[card]
+    return {Slice(card, *one.instance): one.uuid for one in found.instances}
+
+
+def cut(node: Node, number: int, *wanted: Slice) -> None:
+    plan(node, number, *wanted)
+    until(lambda: (now := said(node)) and now.partitioning.applied == number and now.made)
+
+
+def settled(node: Node, pod: str) -> bool:
+    return bool(node.pod(pod)["status"].get("phase", "Pending") != "Pending")
+
+
+def ids(node: Node, resource: str) -> int:
+    return node.kubelet.devices.capacity()[1].get(resource, 0)
+
+
+def test_from_a_plan_to_a_container_on_its_slice_and_back(node: Node) -> None:
+    with node.agent() as agent:
+        assert agent.divided() == ""
+        label(node, "mig")
+        until(agent.divided)
+        cut(node, 5, *FULL)
+        assert shown(node) == dict.fromkeys(FULL, "")
+        assert not agent.unhealthy()
+        assert (ids(node, "nvidia.com/mig-2g.20gb"), ids(node, "nvidia.com/mig-3g.40gb")) == (2, 1)
+        pod = node.create(slice_pod("p", FULL[1], FULL[2], phase="Pending"))
+        node.runs("p")
+        env = node.env("p")
+        uuids = made(node)
+        assert env["NVIDIA_VISIBLE_DEVICES"] == f"{uuids[FULL[1]]},{uuids[FULL[2]]}"
+        assert env["MGPU_PLACES"] == "0:2,0:4"
+        assert env["MGPU_CARDS"] == "0"
+        until(lambda: shown(node)[FULL[1]] == pod["metadata"]["uid"] == shown(node)[FULL[2]])
+        node.api.delete(f"{PODS}/p")
+        until(lambda: shown(node) == dict.fromkeys(FULL, ""))
+
+
+def test_as_soon_as_a_slice_is_shown_its_pod_is_admitted(node: Node) -> None:
+    """A kubelet that did not know the id would fail the pod for good."""
+    with node.agent():
+        label(node, "mig")
+        for number in range(1, 6):
+            wanted = places("2g.20gb@0") if number % 2 else places("1g.10gb@0", "1g.10gb@1")
+            cut(node, number, *wanted)
+            name = f"p{number}"
+            node.create(slice_pod(name, wanted[-1], phase="Pending"))
+            until(functools.partial(settled, node, name))
+            assert node.pod(name)["status"]["phase"] == "Running", node.pod(name)["status"]
+            node.api.delete(f"{PODS}/{name}")
+            until(lambda: not any(shown(node).values()))
+
+
+def test_cards_that_are_cut_are_nobody_elses(node: Node) -> None:
+    node.set_cards([{"model": "A100-SXM4-80GB", "memory": "80Gi"}, {"model": "T4", "memory": "16Gi"}])
+    with node.agent():
+        until(lambda: node.allocatable().get(CORE) == "200")
+        label(node, "mig")
+        until(lambda: node.allocatable().get(CORE) == "100")
+        until(lambda: node.allocatable().get("vke.volcengine.com/mgpu-memory") in ("16384", "16Ki"))
+        assert [d["id"] for d in (node.device() or {})["spec"]["devices"]] == ["GPU-n1-0", "GPU-n1-1"]
+        record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "0"}
+        node.create(share("q", node="n1", annotations=record))
+        assert "its record names card 0, which this node has not" in until(lambda: node.waits("q"))
+
+
+def test_an_agent_that_stops_leaves_nothing_free_and_the_next_one_does_again(node: Node) -> None:
+    node.set_cards([{"model": "A100-SXM4-80GB", "memory": "80Gi"}, {"model": "T4", "memory": "16Gi"}])
+    with node.agent():
+        label(node, "mig")
+        cut(node, 5, *FULL)
+        pod = node.create(slice_pod("p", FULL[2], phase="Pending"))
+        node.runs("p")
+        until(lambda: shown(node)[FULL[2]])
+    assert shown(node) == {FULL[2]: pod["metadata"]["uid"]}
+    with node.agent():
+        until(lambda: shown(node) == {FULL[0]: "", FULL[1]: "", FULL[2]: pod["metadata"]["uid"]})
+
+
+def test_without_the_label_no_ids_are_left_of_pods_that_have_gone(node: Node) -> None:
+    with node.agent():
+        label(node, "mig")
+        cut(node, 5, *FULL)
+        node.create(slice_pod("p", FULL[0], FULL[2], phase="Pending"))
+        node.runs("p")
+        until(lambda: shown(node)[FULL[0]])
+        node.api.delete(f"{PODS}/p")
+        label(node, None)
+        until(lambda: (ids(node, "nvidia.com/mig-2g.20gb"), ids(node, "nvidia.com/mig-3g.40gb")) == (0, 0))
+        assert node.kubelet.devices.all_ids()["nvidia.com/mig-2g.20gb"] == ()
+
+
+def test_after_a_reboot_a_container_gets_its_slice_again(node: Node) -> None:
+    node.set_cards([{"model": "A100-SXM4-80GB", "memory": "80Gi"}, {"model": "T4", "memory": "16Gi"}])
+    with node.agent():
+        label(node, "mig")
+        cut(node, 5, *FULL)
+        node.create(slice_pod("p", FULL[2], phase="Pending"))
+        node.runs("p")
+        old = node.visible("p")
+    reboot(state_file(node.file))
+    with node.agent():
+        until(lambda: {*made(node)} == {*FULL})
+        before = len(node.runtime.containers())
+        until(lambda: {s.place: s.uuid for s in said(node).made} == made(node))
+        node.kubelet.restart_container("default", "p", "c")
+        until(lambda: len(node.runtime.containers()) > before)
+        assert node.visible("p") == made(node)[FULL[2]] != old
+
+
+def test_a_kubelet_that_restarts_is_told_again(node: Node) -> None:
+    with node.agent() as agent:
+        label(node, "mig")
+        cut(node, 5, *FULL)
+        node.create(slice_pod("p", FULL[0], phase="Pending"))
+        node.runs("p")
+        node.kubelet.stop()
+        until(agent.not_ready)
+        node.kubelet.start()
+        until(lambda: ids(node, "nvidia.com/mig-2g.20gb") == 2)
+        until(lambda: len(shown(node)) == 3)
+        node.create(slice_pod("q", FULL[1], phase="Pending"))
+        node.runs("q")
+        assert node.visible("q") == made(node)[FULL[1]]
+        assert node.pod("p")["status"]["phase"] == "Running"
+
+
+def test_what_is_bad_is_an_event_on_the_node(node: Node) -> None:
+    with node.agent():
+        label(node, "mig")
+        node.api.patch(NODE, {"metadata": {"annotations": {ANNOTATION: "{"}}})
+        until(lambda: [e for e in node.api.list("/api/v1/events")[0] if e["reason"] == "MgpuSlices"])
+
+
+def test_without_cdi_slices_are_refused(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_worker, "_PATIENT_SECONDS", 0.0)
+    with node.agent(cdi=False):
+        label(node, "mig")
+        until(lambda: any("CDI" in e["message"] for e in node.api.list("/api/v1/events")[0]))
+        assert "mgpu.io/slices" not in (node.api.get(NODE)["metadata"].get("annotations") or {})
+
+
+def configure(node: Node, *wanted: Slice) -> None:
+    data = {"data": {"n1": write_config(counts(wanted))}}
+    path = "/api/v1/namespaces/mgpu-system/configmaps"
+    try:
+        node.api.patch(f"{path}/mps-configmap", data)
+    except ApiError:
+        node.api.create(path, {"metadata": {"name": "mps-configmap"}, **data})
+
+
+def test_from_a_configmap_to_a_container_with_its_limits(node: Node) -> None:
+    shares = places("2gb@0", "4gb@1", "4gb@2")
+    program = {"mpsDir": str(node.folder / "mps"), "mpsControl": shlex.join(COMMAND), "mpsRequireMounts": False}
+    with node.agent(**program):
+        label(node, "mps")
+        plan(node, 5, *shares)
+        configure(node, *shares)
+        until(lambda: said(node).partitioning.applied == 5)
+        assert shown(node) == dict.fromkeys(shares, "")
+        until(lambda: node.allocatable().get(CORE) == "100")
+        pod = node.create(slice_pod("p", shares[2], phase="Pending"))
+        node.runs("p")
+        env = node.env("p")
+        assert (env["NVIDIA_VISIBLE_DEVICES"], env["MGPU_PLACES"]) == ("GPU-n1-0", "0:2")
+        assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=4G"
+        until(lambda: shown(node)[shares[2]] == pod["metadata"]["uid"])
+        configure(node, *shares[2:])
+        until(lambda: shown(node) == {shares[2]: pod["metadata"]["uid"]})
+        assert node.pod("p")["status"]["phase"] == "Running"
+        node.api.delete(f"{PODS}/p")
+        plan(node, 6)
+        configure(node)
+        until(lambda: node.allocatable().get(CORE) == "200")
+        until(lambda: shown(node) == {})

@@ -1,0 +1,105 @@
+"""What shall be, from what is said, what is there and what is in use: whatever comes together."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deviceplugin.partitioning.desired_slices import Impossible, configured_slices, planned_instances
+from mgpu.model.mig import Instance, Layout, arrange, layout_of, openings, problem
+from mgpu.model.partitioning import NodeSlices, Partitioning
+from mgpu.model.slices import Slice, counts
+from tests.deviceplugin.mig.rig import A30, A100, GIB, gpu
+
+LAYOUTS = [layout for layout in (layout_of(A100, 80 * GIB), layout_of(A30, 24 * GIB)) if layout]
+
+
+@st.composite
+def cards(draw: st.DrawFn) -> tuple[Layout, frozenset[Instance], frozenset[Instance], dict[str, int]]:
+    """A layout, what is made, what of it is used, and how many of each profile are wanted."""
+    layout = draw(st.sampled_from(LAYOUTS))
+    made: set[Instance] = set()
+    for _ in range(draw(st.integers(0, 5))):
+        if there := openings(layout, made):
+            made.add(draw(st.sampled_from(there)))
+    used = draw(st.sets(st.sampled_from(sorted(made)))) if made else set()
+    names = [p.name for p in layout.profiles]
+    wanted = draw(st.dictionaries(st.sampled_from(names), st.integers(1, 3), max_size=3))
+    if draw(st.booleans()):
+        wanted = {**wanted, **Counter(i.profile for i in used)}
+    return layout, frozenset(made), frozenset(used), wanted
+
+
+@given(cards())
+def test_counts_are_arranged_exactly_where_they_can_be_beside_what_is_used(
+    case: tuple[Layout, frozenset[Instance], frozenset[Instance], dict[str, int]],
+) -> None:
+    layout, made, used, wanted = case
+    rest = Counter(wanted)
+    rest.subtract(i.profile for i in used)
+    possible = min(rest.values(), default=0) >= 0 and arrange(layout, used, rest) is not None
+    found = NodeSlices("mig", Partitioning({0: wanted}, 1))
+    try:
+        result = planned_instances(found, {0: layout}, {0: made}, {}, {0: used})[0]
+    except Impossible:
+        assert not possible
+    else:
+        assert possible
+        assert Counter(i.profile for i in result) == Counter(wanted)
+        assert used <= result
+        assert problem(layout, result) == ""
+        assert planned_instances(found, {0: layout}, {0: result}, {}, {0: used})[0] == result
+
+
+def test_places_that_are_said_are_taken_only_where_they_are_the_plans() -> None:
+    layout, spec = LAYOUTS[0], {0: {"1g.10gb": 1}}
+    there = {0: frozenset({Instance(3, "1g.10gb")})}
+    planned = (Slice(0, 5, "1g.10gb"),)
+    found = NodeSlices("mig", Partitioning(spec, 1), planned=planned)
+    assert planned_instances(found, {0: layout}, there, {}, {}) == {0: {Instance(5, "1g.10gb")}}
+    other = NodeSlices("mig", Partitioning(spec, 1), planned=(*planned, Slice(0, 6, "1g.10gb")))
+    assert planned_instances(other, {0: layout}, there, {}, {}) == there
+
+
+def test_what_was_before_is_preferred_to_what_is_there() -> None:
+    """After a reboot there is nothing, or half of it."""
+    spec, before = {0: {"1g.10gb": 2}}, {0: frozenset({Instance(3, "1g.10gb"), Instance(5, "1g.10gb")})}
+    found = NodeSlices("mig", Partitioning(spec, 1))
+    assert planned_instances(found, {0: LAYOUTS[0]}, {0: frozenset()}, before, {}) == before
+
+
+sizes = st.sampled_from(["2gb", "4gb", "10gb"])
+configs = st.dictionaries(st.integers(0, 1), st.dictionaries(sizes, st.integers(0, 4), max_size=3), max_size=2)
+slices = st.lists(
+    st.builds(Slice, st.integers(0, 1), st.integers(0, 9), sizes), max_size=6, unique_by=lambda s: s.index
+)
+
+
+@given(configs, slices, st.data())
+def test_shares_are_numbered_once_and_the_used_ones_stay(
+    config: dict[int, dict[str, int]], before: list[Slice], data: st.DataObject
+) -> None:
+    used = data.draw(st.sets(st.sampled_from(before))) if before else set()
+    present = {c: {n: k for n, k in names.items() if k} for c, names in config.items() if any(names.values())}
+    fits = all(n <= present.get(c, {}).get(name, 0) for c, names in counts(used).items() for name, n in names.items())
+    try:
+        found = configured_slices(config, None, before, used, (gpu(0), gpu(1)), (), "m")
+    except Impossible:
+        assert not fits
+        return
+    assert fits
+    assert counts(found) == present
+    assert len({s.index for s in found}) == len(found)
+    assert {*used} <= {*found}
+    assert configured_slices(config, None, found, used, (gpu(0), gpu(1)), (), "m") == found
+
+
+@pytest.mark.parametrize("number", [48, 49])
+def test_a_card_has_no_more_clients_than_mps(number: int) -> None:
+    big = (gpu(0, gib=180),)
+    if number > 48:
+        with pytest.raises(Impossible, match="49 slices of card 0, MPS has at most 48 clients"):
+            configured_slices({0: {"2gb": number}}, None, (), (), big, (), "m")
+    else:
+        assert len(configured_slices({0: {"2gb": number}}, None, (), (), big, (), "m")) == 48

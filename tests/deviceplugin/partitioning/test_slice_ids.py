@@ -1,0 +1,52 @@
+"""The ids of a type of slices: as many as there are, those that pods hold among them, none ever for something else."""
+
+from itertools import count
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deviceplugin.partitioning.slice_ids import after, slice_ids
+
+
+def test_one_for_each_slice() -> None:
+    assert slice_ids([("", True)] * 3, (), {}, count(0)) == {"0": True, "1": True, "2": True}
+
+
+def test_what_pods_hold_stays_and_free_ones_go() -> None:
+    held = {"2": "a"}
+    assert slice_ids([("a", True), ("", True)], ("0", "1", "2"), held, count(3)) == {"2": True, "0": True}
+    assert slice_ids([("a", True)], ("0", "1", "2"), held, count(3)) == {"2": True}
+
+
+def test_a_slice_that_comes_back_has_an_id_of_its_own() -> None:
+    fresh = count(0)
+    first = slice_ids([("", True)], (), {}, fresh)
+    none = slice_ids([], first, {}, fresh)
+    assert none == {}
+    assert slice_ids([("", True)], none, {}, fresh).keys().isdisjoint(first)
+
+
+def test_an_unhealthy_slice_is_an_id_that_its_pod_holds() -> None:
+    rows = [("a", False), ("b", True), ("", True)]
+    assert slice_ids(rows, (), {"0": "b", "1": "a"}, count(2)) == {"0": True, "1": False, "2": True}
+    assert slice_ids([("a", True), ("", False)], (), {"0": "a"}, count(1)) == {"0": True, "1": False}
+
+
+def test_numbers_go_on_after_what_is_known() -> None:
+    assert next(after(("3", "11", "MIG-1"))) == 12
+    assert next(after(())) == 0
+
+
+rows = st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.booleans()), max_size=8)
+
+
+@given(rows, st.sets(st.integers(0, 9).map(str)), st.dictionaries(st.integers(0, 9).map(str), st.sampled_from("abc")))
+def test_free_ids_are_never_more_than_slices_that_nobody_holds(
+    slices: list[tuple[str, bool]], before: set[str], held: dict[str, str]
+) -> None:
+    ids = slice_ids(slices, before, held, count(10))
+    assert held.keys() <= ids.keys()
+    assert len(ids) == max(len(slices), len(held))
+    assert sum(not well for well in ids.values()) == sum(not well for _, well in slices if ids)
+    again = slice_ids(slices, ids, held, count(100))
+    assert again == ids

@@ -1,0 +1,92 @@
+"""What a pod needs of a card at its peak (KEP-753), and how refusals read."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mgpu.model.cards import Card
+from mgpu.model.gpu_requests import Amount, CardRefusal, ContainerRequest, Rejection, Requirement, peak, whole_cards
+from mgpu.model.ledger import Share
+from mgpu.model.pods import Node, Stage
+from tests.builders import GIB, card
+
+INIT, SIDECAR, APP = Stage.INIT, Stage.SIDECAR, Stage.APP
+
+
+@pytest.mark.parametrize(
+    ("uses", "core"),
+    [
+        ([], 0),
+        ([(APP, 300), (APP, 200)], 500),
+        ([(INIT, 700), (APP, 300), (APP, 200)], 700),
+        ([(INIT, 400), (INIT, 300), (APP, 100)], 400),
+        ([(SIDECAR, 200), (INIT, 500), (APP, 400)], 700),
+        ([(INIT, 500), (SIDECAR, 200), (APP, 100)], 500),
+        ([(SIDECAR, 200), (SIDECAR, 300), (APP, 400)], 900),
+    ],
+)
+def test_peak_of_the_containers_in_start_order(uses: list[tuple[Stage, int]], core: int) -> None:
+    assert peak((stage, Amount(value, 0, 1)) for stage, value in uses).core == core
+
+
+def test_each_dimension_has_its_own_peak() -> None:
+    assert peak([(INIT, Amount(900, 1, 1)), (APP, Amount(100, 5, 1)), (APP, Amount(100, 5, 1))]) == Amount(900, 10, 2)
+
+
+@given(st.lists(st.tuples(st.sampled_from(Stage), st.integers(0, 1000)), max_size=8))
+def test_property_peak_is_the_busiest_moment(uses: list[tuple[Stage, int]]) -> None:
+    """Against the kubelet's timeline written out: who runs at each start."""
+    moments = [0]
+    for i, (stage, value) in enumerate(uses):
+        before = [v for s, v in uses[:i] if s is not INIT]
+        moments.append(sum(before) + value)
+        assert stage in Stage
+    assert peak((stage, Amount(value)) for stage, value in uses).core == max(moments)
+
+
+def test_a_whole_ask_takes_the_card_as_it_is() -> None:
+    assert whole_cards("c", 2).takes(card(0, gib=40)) == Amount(1000, 40 * GIB, 1, 100)
+    assert ContainerRequest("c", core=250, memory=5).takes(card(0)) == Amount(250, 5, 1)
+
+
+@pytest.mark.parametrize(
+    ("memory", "ratio", "of", "expected"),
+    [
+        (100, None, 8 * GIB, (100, 0)),
+        (0, 29, 100, (29, 29)),
+        (0, 33, 10, (3, 33)),
+        (1, 0, 8 * GIB, (1, 1)),
+        (GIB, 0, 8 * GIB, (GIB, 13)),
+        (8 * GIB, 0, 8 * GIB, (8 * GIB, 100)),
+        (12 * GIB, 0, 8 * GIB, (12 * GIB, 150)),
+        (3 * GIB, 40, 8 * GIB, (3 * GIB, 40)),
+        (0, 0, 8 * GIB, (0, 0)),
+        (0, 50, 0, (0, 50)),
+    ],
+)
+def test_of_bytes_and_percent_one_follows_from_the_other(
+    memory: int, ratio: int | None, of: int, expected: tuple[int, int]
+) -> None:
+    """Bytes are rounded down, percent up, in integers: 29 percent are 29."""
+    there = Card(0, "GPU-0", "", of)
+    takes = ContainerRequest("c", memory=memory, ratio=ratio).takes(there)
+    assert (takes.memory, takes.ratio) == expected
+    assert Share("c", 0, memory=memory, ratio=ratio).amount(there) == takes
+
+
+def test_a_rejection_adds_up_its_cards() -> None:
+    cards = (
+        CardRefusal(0, "memory 4.0 GiB short"),
+        CardRefusal(1, "unhealthy"),
+        CardRefusal(2, "memory 4.0 GiB short"),
+    )
+    assert str(Rejection("", cards)) == "3 cards: 2 memory 4.0 GiB short, 1 unhealthy"
+    assert str(Rejection("no card fits", cards[1:2])) == "no card fits (1 card: 1 unhealthy)"
+    assert str(Rejection("wrong label")) == "wrong label"
+
+
+def test_a_requirement_names_what_the_node_has() -> None:
+    needs = Requirement("policy", ("native",), "node has {found}", default="fixed")
+    assert needs.unmet(Node("n", labels={"policy": "native"})) is None
+    assert needs.unmet(Node("n")) == "node has fixed"
+    assert Requirement("zone", ("a",), "zone is {found}").unmet(Node("n")) == "zone is not set"

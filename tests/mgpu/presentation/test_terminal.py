@@ -1,0 +1,134 @@
+"""Whatever others have written into the cluster's objects is text in a terminal, and no command or markup."""
+
+import json
+from collections.abc import Iterator
+from io import StringIO
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from mgpu.cli.inspect_gpushare import main as inspect_gpushare
+from mgpu.cli.kubectl import plugin
+from mgpu.kube import Api
+from mgpu.presentation.plain_text import one_line, plain
+from mgpu.presentation.terminal import Terminal, show
+from mgpu.version import AGENT
+from tests.builders import share
+from tests.mgpu.cli.installation import Installation
+from tests.mgpu.cli.served import served
+from tests.scheduler.explained_cluster import MTGPUPODS, PODS, fill
+
+EVIL = "[red]x[/nope] :boom: \x1b]0;title\x07\x1b[2J\x9b2J\u202e\r\x7f\nok a further line"
+SHOWN = "[red]x[/nope] :boom: "
+
+
+def test_what_is_printed() -> None:
+    assert plain("Zürich 卡 ✓\n2") == "Zürich 卡 ✓\n2"
+    assert plain("a\x1b[2Jb\x9bc\u202ed") == "a\ufffd[2Jb\ufffdc\ufffdd"
+    assert one_line("a\x1b\n b\tc") == "a\ufffd b c"
+
+
+def test_all_that_rich_draws() -> None:
+    table = Table("head", EVIL)
+    table.add_row(EVIL, Text(EVIL, style="red"))
+    parts = Group(EVIL, Text.assemble("a", (EVIL, "bold")), table, Panel(EVIL, title=Text(EVIL), subtitle=Text(EVIL)))
+    terminal = Terminal(file=StringIO(), force_terminal=True, color_system=None, width=300)
+    with terminal.capture() as captured:
+        terminal.print(parts)
+    assert harmless(captured.get())
+    assert captured.get().count(SHOWN) == 8
+
+
+def harmless(text: str) -> bool:
+    return all(letter.isprintable() or letter == "\n" for letter in text)
+
+
+@pytest.fixture(scope="module")
+def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A cluster in which whatever can hold any text does."""
+    with served(tmp_path_factory.mktemp("api"), fill, spoil) as kubeconfig:
+        yield kubeconfig
+
+
+def spoil(api: Api) -> None:
+    path = "/apis/scheduling.koordinator.sh/v1alpha1/devices/n1"
+    device = api.get(path)
+    for row in device["spec"]["devices"]:
+        row["labels"] = {"gpu.koordinator.sh/model": EVIL, "node.koordinator.sh/gpu-model": EVIL}
+    api.replace(path, device)
+    said = json.dumps({"version": EVIL, "cdi": True, "cards": 2, "wholeCards": "mgpu"})
+    api.patch("/api/v1/nodes/n1", {"metadata": {"annotations": {AGENT: said}, "labels": {"mgpu.io/gpu": "true"}}})
+    Installation(api).workload("deployments", "Deployment", "mgpu-scheduler", 1)
+    node = api.get("/api/v1/nodes/n1")
+    node["status"]["addresses"] = [{"type": "InternalIP", "address": EVIL}]
+    api.replace("/api/v1/nodes/n1/status", node)
+    condition = {"type": "PodScheduled", "status": "False", "reason": EVIL, "message": EVIL}
+    waits = api.get(f"{PODS}/waits")
+    api.replace(f"{PODS}/waits/status", {**waits, "status": {"phase": "Pending", "conditions": [condition]}})
+    api.create(PODS, share("wishes", annotations={"mgpu.io/card-models": EVIL, "mgpu.io/spread-group": EVIL}))
+    record = {"vke.volcengine.com/gpu-index-container-c": EVIL, "vke.volcengine.com/assumed": "true"}
+    api.create(PODS, share("record", node="n1", annotations=record))
+    odd = [{"type": kind, "status": "True", "reason": EVIL, "message": EVIL} for kind in ("Bound", "Degraded")]
+    named = api.get(f"{MTGPUPODS}/notebook")
+    status = {"phase": EVIL, "BoundDeviceID": "GPU-n2-1", "conditions": odd}
+    api.replace(f"{MTGPUPODS}/notebook/status", {**named, "status": status})
+
+
+@pytest.mark.parametrize("width", ["80", "2000"])
+@pytest.mark.parametrize("form", ["table", "json"])
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (("inspect",), True),
+        (("top",), False),
+        (("doctor",), True),
+        (("explain", "waits"), True),
+        (("explain", "wishes"), True),
+        (("explain", "record"), False),
+        (("explain", "mtgpupod/notebook"), True),
+        ((), True),
+    ],
+)
+def test_each_command(kubeconfig: str, command: tuple[str, ...], shown: bool, form: str, width: str) -> None:
+    """shown: as text, what was meant as markup too. In 80 columns a line may break anywhere."""
+    arguments = [*command, "--kubeconfig", kubeconfig, "-o", form]
+    result = CliRunner().invoke(plugin if command else inspect_gpushare, arguments, env={"COLUMNS": width})
+    assert (result.exit_code in (0, 1), isinstance(result.exception, Exception)) == (True, False), result.output
+    assert harmless(result.output), [letter for letter in result.output if not harmless(letter)]
+    assert width == "80" or not [line for line in result.output.splitlines() if line.startswith("ok a further")]
+    if form == "json":
+        json.loads(result.stdout)
+    elif shown and width == "2000":
+        assert "[red]x[/nope]" in result.output
+
+
+def test_what_the_api_server_answers(kubeconfig: str) -> None:
+    result = CliRunner().invoke(plugin, ["explain", EVIL, "--kubeconfig", kubeconfig])
+    assert result.exit_code != 0
+    assert harmless(result.output)
+    assert result.output.count("\n") == 1
+
+
+class Long:
+    """What takes long to draw to its end; `seen`: what was shown by then."""
+
+    seen = ""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from (Text(f"line {i}") for i in range(2_000))
+        self.seen = self._capsys.readouterr().out
+        yield Text("last")
+
+
+def test_the_first_pages_are_shown_while_others_are_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    long = Long(capsys)
+    show(Group(long, "end"))
+    assert long.seen.startswith("line 0\nline 1\n")
+    assert (long.seen + capsys.readouterr().out).splitlines() == [*(f"line {i}" for i in range(2_000)), "last", "end"]

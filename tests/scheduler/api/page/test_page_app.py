@@ -1,0 +1,121 @@
+"""The page over HTTP: read-only, and to nobody who should not see it."""
+
+import gzip
+import json
+import re
+
+import pytest
+from flask.testing import FlaskClient
+
+from mgpu.model.errors import RetryLater
+from scheduler.api.page.page_app import make_app, make_board
+from tests.scheduler.fake import Replica, cluster
+
+FILES = ("index.html", "app.js", "cards.js", "detail.js", "dom.js", "list.js", "store.js", "waiting.js", "style.css")
+
+
+@pytest.fixture
+def replica() -> Replica:
+    return Replica(cluster(("n1", 2)))
+
+
+@pytest.fixture
+def client(replica: Replica) -> FlaskClient:
+    return client_of(replica)
+
+
+def client_of(replica: Replica, host: str = "127.0.0.1") -> FlaskClient:
+    return make_app(make_board(replica.state, replica.settings), replica, host).test_client()
+
+
+def test_the_page_and_what_it_needs(client: FlaskClient) -> None:
+    page = client.get("/")
+    assert page.mimetype == "text/html"
+    assert page.data == client.get("/index.html").data
+    for name in FILES:
+        reply = client.get(f"/{name}")
+        assert reply.status_code == 200, name
+        again = client.get(f"/{name}", headers={"If-None-Match": reply.headers["ETag"]})
+        assert (again.status_code, again.data) == (304, b"")
+
+
+def test_nothing_comes_from_elsewhere_and_nothing_is_inline(client: FlaskClient) -> None:
+    policy = client.get("/").headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    for name in FILES:
+        text = client.get(f"/{name}").text
+        assert not re.search(r"https?://|innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b", text), name
+    assert not re.search(r"<script(?![^>]*\bsrc=)|\son\w+=|\sstyle=", client.get("/").text)
+
+
+@pytest.mark.parametrize("path", ["/../app.py", "/static/app.js", "/app.py", "/%2e%2e/app.py", "/nothing"])
+def test_no_other_files(client: FlaskClient, path: str) -> None:
+    assert client.get(path).status_code == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+@pytest.mark.parametrize("path", ["/", "/app.js", "/api/cluster", "/api/nodes/n1"])
+def test_read_only(client: FlaskClient, method: str, path: str) -> None:
+    assert client.open(path, method=method).status_code == 405
+
+
+def test_the_cluster_compressed_for_whoever_takes_it(client: FlaskClient) -> None:
+    plain = client.get("/api/cluster")
+    packed = client.get("/api/cluster", headers={"Accept-Encoding": "gzip, br"})
+    assert "Content-Encoding" not in plain.headers
+    assert packed.headers["Content-Encoding"] == "gzip"
+    assert json.loads(gzip.decompress(packed.data)) == plain.json
+    assert [node["name"] for node in plain.json["nodes"]] == ["n1"] if plain.json else False
+
+
+def test_one_node(client: FlaskClient) -> None:
+    found = client.get("/api/nodes/n1").json
+    assert found is not None
+    assert [card["uuid"] for card in found["cards"]] == ["GPU-n1-0", "GPU-n1-1"]
+    assert client.get("/api/nodes/n2").status_code == 404
+
+
+def test_before_the_first_sync_it_says_so(
+    replica: Replica, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_yet() -> None:
+        raise RetryLater("not in sync yet: pods")
+
+    monkeypatch.setattr(replica, "may_answer", not_yet)
+    for path in ("/api/cluster", "/api/nodes/n1"):
+        reply = client.get(path)
+        assert (reply.status_code, reply.json) == (503, {"error": "not in sync yet: pods"})
+    assert client.get("/").status_code == 200
+
+
+def test_a_follower_serves_it_and_says_that_it_follows(
+    replica: Replica, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica, "leads", lambda: "another replica leads")
+    reply = client.get("/api/cluster")
+    assert reply.json is not None
+    assert (reply.status_code, reply.json["replica"]) == (200, "another replica leads")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8890", 200),
+        ("localhost:1234", 200),
+        ("[::1]:8890", 200),
+        ("127.0.0.1", 200),
+        ("rebound.example", 421),
+        ("rebound.example:8890", 421),
+        ("127.0.0.1.rebound.example:8890", 421),
+        ("localhost.rebound.example", 421),
+        ("", 421),
+    ],
+)
+def test_on_loopback_no_other_sites_name_reaches_it(client: FlaskClient, host: str, status: int) -> None:
+    assert client.get("/api/cluster", headers={"Host": host}).status_code == status
+
+
+def test_behind_a_name_where_it_is_served_to_others(replica: Replica) -> None:
+    client = client_of(replica, "0.0.0.0")
+    assert client.get("/api/cluster", headers={"Host": "gpus.example"}).status_code == 200

@@ -1,0 +1,135 @@
+"""What the scheduler tells of the cluster's present state."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from scheduler.api.collector import Cluster, Totals
+from tests import builders as b
+from tests.scheduler.fake import Replica, cluster
+
+INDEX = "vke.volcengine.com/gpu-index-container-c"
+GIB = 1 << 30
+MODEL = {"model": "A100-SXM4-80GB"}
+
+
+class Watch:
+    def __init__(self, restarts: int, *, synced: bool, broken_for: float = 0.0) -> None:
+        self.restarts, self.synced, self.broken_for = restarts, synced, broken_for
+
+
+class Process:
+    leading = labelled = True
+
+    def ready(self) -> str:
+        return "not in sync yet: pods"
+
+    def leads(self) -> str:
+        return "another replica leads"
+
+    def watches(self) -> Mapping[str, Any]:
+        return {"nodes": Watch(2, synced=True), "pods": Watch(0, synced=False, broken_for=7.5)}
+
+
+@pytest.fixture
+def replica() -> Replica:
+    return Replica(cluster(("n1", 2), ("n2", 1), ("n3", 0)))
+
+
+def running(name: str, core: int, mib: int, node: str, index: int) -> dict[str, Any]:
+    record = {"vke.volcengine.com/assumed": "true", INDEX: str(index)}
+    return b.share(name, core, mib, annotations=record, node=node, phase="Running")
+
+
+def samples(replica: Replica, items: tuple[dict[str, Any], ...] = ()) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(Cluster(replica.state, Process(), lambda: items))
+    return registry
+
+
+def test_cards_and_what_pods_hold_of_them(replica: Replica) -> None:
+    replica.api.put("pods", running("p", 30, 1024, "n1", 0))
+    replica.api.put("pods", running("q", 20, 2048, "n1", 0))
+    replica.deliver()
+    value = samples(replica).get_sample_value
+    assert value("mgpu_nodes") == 2
+    assert value("mgpu_cards", {**MODEL, "health": "healthy"}) == 3
+    assert value("mgpu_cards_idle", MODEL) == 2
+    assert (value("mgpu_core_capacity_cards", MODEL), value("mgpu_core_used_cards", MODEL)) == (3, 0.5)
+    assert (value("mgpu_memory_capacity_bytes", MODEL), value("mgpu_memory_used_bytes", MODEL)) == (240 * GIB, 3 * GIB)
+    assert value("mgpu_dialect_pods", {"dialect": "mgpu"}) == 2
+    assert value("mgpu_dialect_core_cards", {"dialect": "mgpu"}) == 0.5
+    assert value("mgpu_dialect_memory_bytes", {"dialect": "mgpu"}) == 3 * GIB
+
+
+def test_fragmentation_is_the_share_of_free_compute_on_cards_in_use(replica: Replica) -> None:
+    assert samples(replica).get_sample_value("mgpu_fragmentation_ratio") == 0
+    replica.api.put("pods", running("p", 50, 1024, "n1", 0))
+    replica.deliver()
+    assert samples(replica).get_sample_value("mgpu_fragmentation_ratio") == pytest.approx(0.5 / 2.5)
+    for name, node, index in (("q", "n1", 1), ("r", "n2", 0)):
+        replica.api.put("pods", running(name, 50, 1024, node, index))
+    replica.deliver()
+    assert samples(replica).get_sample_value("mgpu_fragmentation_ratio") == 1
+
+
+def test_sums_follow_changes_as_if_they_were_made_anew(replica: Replica) -> None:
+    totals = Totals(replica.state, lambda: None)
+    totals.sums()
+    for change in (
+        lambda: replica.api.put("pods", running("p", 30, 1024, "n1", 0)),
+        lambda: replica.api.put("pods", running("q", 90, 1024, "n2", 0)),
+        lambda: replica.api.remove("pods", "p"),
+        lambda: replica.api.remove("nodes", "n2"),
+        lambda: replica.api.put("nodes", b.node("n4")),
+        lambda: replica.api.remove("devices", "n1"),
+    ):
+        change()
+        replica.deliver()
+        replica.state.refresh()  # forgets the versions of nodes that are gone
+        assert +totals.sums() == +Totals(replica.state, lambda: None).sums()
+
+
+def test_others_have_the_interpreter_after_each_node_that_is_read(replica: Replica) -> None:
+    rests: list[None] = []
+    totals = Totals(replica.state, lambda: rests.append(None))
+    totals.sums()
+    assert len(rests) == 3
+    replica.api.put("pods", running("p", 30, 1024, "n1", 0))
+    replica.deliver()
+    totals.sums()
+    assert len(rests) == 4
+
+
+def test_whether_it_leads_and_hears_of_everything(replica: Replica) -> None:
+    value = samples(replica).get_sample_value
+    assert [value(f"mgpu_{name}") for name in ("leader", "labelled", "ready", "decides")] == [1, 1, 0, 0]
+    assert [value("mgpu_watch_synced", {"watch": watch}) for watch in ("nodes", "pods")] == [1, 0]
+    assert value("mgpu_watch_broken_seconds", {"watch": "pods"}) == 7.5
+    assert value("mgpu_watch_restarts_total", {"watch": "nodes"}) == 2
+
+
+def test_mtgpupods_by_phase_and_condition(replica: Replica) -> None:
+    bound = {"type": "Bound", "status": "False", "reason": "NoCardFree", "message": "…"}
+    items: tuple[dict[str, Any], ...] = (
+        {"status": {"phase": "Failed", "conditions": [bound]}},
+        {"status": {"phase": "Odd"}},
+        {},
+    )
+    value = samples(replica, items).get_sample_value
+    assert [value("mgpu_mtgpupods", {"phase": phase}) for phase in ("Failed", "Pending", "Running")] == [1, 2, 0]
+    labels = {"type": "Bound", "status": "False", "reason": "NoCardFree"}
+    assert value("mgpu_mtgpupod_conditions", labels) == 1
+
+
+def test_pods_that_are_bound_without_cards(replica: Replica) -> None:
+    replica.api.put("pods", b.share("p", 60, node="n1"))
+    replica.deliver()
+    assert samples(replica).get_sample_value("mgpu_undecided_pods") == 1
+
+
+def test_registering_asks_nothing(replica: Replica) -> None:
+    described = {metric.name for metric in Cluster(replica.state, Process(), tuple).describe()}
+    assert described == {metric.name for metric in Cluster(replica.state, Process(), tuple).collect()}

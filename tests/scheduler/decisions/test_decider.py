@@ -1,0 +1,320 @@
+import threading
+
+import pytest
+
+from mgpu.model.errors import RetryLater
+from mgpu.model.gpu_requests import Rejection
+from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
+from scheduler.cluster.reservations import Decision, Decisions
+from tests import builders as b
+from tests.clock import Clock
+from tests.scheduler.fake import SETTINGS, FakeApi, Replica, cluster
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    return cluster(("n1", 2), ("n2", 1))
+
+
+@pytest.fixture
+def replica(api: FakeApi) -> Replica:
+    return Replica(api)
+
+
+def submitted(replica: Replica, name: str, core: int = 60, **more: str) -> GpuPod:
+    raw = replica.api.put("pods", b.share(name, core, **more))  # type: ignore[arg-type]
+    replica.deliver()
+    known = read_gpu_pod(raw, SETTINGS)
+    assert known is not None
+    return known
+
+
+def decided(replica: Replica, known: GpuPod, node: str = "n1", *, reserve: bool = True) -> Decision:
+    found = replica.decider.decide(known, node, reserve=reserve)
+    assert isinstance(found, Decision), found
+    return found
+
+
+def chosen(decision: Decision) -> tuple[int, ...]:
+    return decision.placement.cards("c")
+
+
+def test_what_is_decided_is_reserved_at_once(replica: Replica) -> None:
+    first, second = submitted(replica, "p"), submitted(replica, "q")
+    assert chosen(decided(replica, first)) == (0,)
+    assert chosen(decided(replica, second)) == (1,)
+
+
+def test_nothing_is_reserved_for_a_pod_that_was_deleted_while_its_binding_was_under_way(replica: Replica) -> None:
+    """Its cards would be held for as long as a reservation lives, and deleted pods count in no quota."""
+    known = submitted(replica, "p")
+    replica.api.remove("pods", "p")
+    replica.deliver()
+    refused = replica.decider.decide(known, "n1")
+    assert str(refused) == "the pod has been deleted"
+    assert replica.cards_held() == {}
+    decided(replica, submitted(replica, "q"))
+
+
+def test_deleted_pods_are_remembered_for_a_while_and_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.cluster.reservations._MOST_GONE", 3)
+    clock = Clock()
+    decisions = Decisions(30.0, clock)
+    for uid in "abcd":
+        decisions.bury(uid)
+    assert [uid for uid in "abcd" if decisions.is_gone(uid)] == ["b", "c", "d"]
+    clock.now += 121.0
+    decisions.bury("e")
+    assert [uid for uid in "abcde" if decisions.is_gone(uid)] == ["e"]
+
+
+def test_the_same_node_again_gives_the_same_cards(replica: Replica) -> None:
+    known = submitted(replica, "p")
+    first = decided(replica, known)
+    decided(replica, submitted(replica, "q", core=30))
+    assert decided(replica, known) is first
+    assert replica.cards_held() == {"p": [(0, 600)], "q": [(0, 300)]}
+
+
+def test_once_it_is_closed_nothing_is_reserved_and_nothing_that_is_given_again(replica: Replica) -> None:
+    """Whoever has found before that he may decide."""
+    held, new = submitted(replica, "p"), submitted(replica, "q")
+    decided(replica, held)
+    replica.state.close()
+    for known in (held, new):
+        with pytest.raises(RetryLater):
+            replica.decider.decide(known, "n1")
+    assert replica.cards_held() == {"p": [(0, 600)]}
+
+
+def test_a_reservation_lands_when_its_pod_is_seen_on_its_node(replica: Replica) -> None:
+    known = submitted(replica, "p")
+    assert not replica.state.lands(5)
+    decision = decided(replica, known)
+    assert replica.state.lands(5)
+    replica.clock.now += 5
+    assert not replica.state.lands(5)  # its write has failed, or nobody has begun it
+    assert replica.state.renew(decision)
+    assert replica.state.lands(5)
+    replica.api.edit_pod("p", lambda raw: raw["metadata"].update(annotations=dict(decision.annotations)))
+    replica.api.edit_pod("p", lambda raw: raw["spec"].update(nodeName="n1"))
+    replica.deliver()
+    assert not replica.state.lands(5)
+
+
+def test_another_node_moves_the_reservation(replica: Replica) -> None:
+    known = submitted(replica, "p")
+    decided(replica, known, "n1")
+    decided(replica, known, "n2")
+    assert [h.node for h in replica.state.holdings()] == ["n2"]
+
+
+def test_a_reservation_whose_write_has_landed_is_not_moved(replica: Replica) -> None:
+    """The scheduler saw a timeout, the pod is bound, and its event is late."""
+    known = submitted(replica, "p")
+    annotations = decided(replica, known, "n1").annotations
+    replica.api.edit_pod("p", lambda raw: raw["metadata"].update(annotations=dict(annotations)))
+    replica.api.edit_pod("p", lambda raw: raw["spec"].update(nodeName="n1"))
+    found = replica.decider.decide(known, "n2")
+    assert isinstance(found, Rejection)
+    assert "bound to n1" in found.reason
+    assert [h.node for h in replica.state.holdings()] == ["n1"]
+
+
+def test_a_reservation_is_not_moved_while_its_fate_is_unknown(replica: Replica) -> None:
+    known = submitted(replica, "p")
+    decided(replica, known, "n1")
+    replica.api.reachable = False
+    with pytest.raises(RetryLater):
+        replica.decider.decide(known, "n2")
+    assert [h.node for h in replica.state.holdings()] == ["n1"]
+
+
+def test_a_dry_run_reserves_nothing(replica: Replica) -> None:
+    known = submitted(replica, "p")
+    assert chosen(decided(replica, known, reserve=False)) == (0,)
+    assert replica.state.holdings() == ()
+
+
+def test_a_dry_run_shows_what_is_reserved_and_moves_nothing(replica: Replica) -> None:
+    known = submitted(replica, "p")
+    first = decided(replica, known)
+    assert decided(replica, known, reserve=False) is first
+    decided(replica, known, "n2", reserve=False)
+    assert [h.node for h in replica.state.holdings()] == ["n1"]
+
+
+def test_a_card_that_fails_under_a_reservation_is_not_given_again(replica: Replica) -> None:
+    known = submitted(replica, "p")
+    assert chosen(decided(replica, known)) == (0,)
+    devices = replica.api.devices["n1"]
+    devices["spec"]["devices"][0]["health"] = False
+    replica.api.put("devices", devices)
+    replica.deliver()
+    assert chosen(decided(replica, known)) == (1,)
+
+
+def test_nothing_fits(replica: Replica) -> None:
+    for name in "pqr":
+        decided(replica, submitted(replica, name), "n2" if name == "r" else "n1")
+    assert str(replica.decider.decide(submitted(replica, "s"), "n1")) == "2 cards: 2 core 20 percent short"
+
+
+@pytest.mark.parametrize("node", ["n3", "n1"])
+def test_nodes_that_cannot_serve(replica: Replica, node: str) -> None:
+    replica.api.put("nodes", b.node("n1", labels={"vke.node.gpu.schedule": "none"}))
+    replica.deliver()
+    found = replica.decider.decide(submitted(replica, "p"), node)
+    assert isinstance(found, Rejection)
+    assert ("not known" if node == "n3" else "vke.node.gpu.schedule is none") in found.reason
+
+
+class TestReservationsThatDoNotAppear:
+    def late(self, replica: Replica) -> None:
+        replica.clock.now += SETTINGS.scheduler.reservation_seconds + 1
+        replica.decider.check_overdue()
+
+    def test_unbound_is_released(self, replica: Replica) -> None:
+        decided(replica, submitted(replica, "p"))
+        self.late(replica)
+        assert replica.state.holdings() == ()
+
+    def test_in_time_is_kept(self, replica: Replica) -> None:
+        decided(replica, submitted(replica, "p"))
+        replica.clock.now += SETTINGS.scheduler.reservation_seconds - 1
+        replica.decider.check_overdue()
+        assert len(replica.state.holdings()) == 1
+
+    def test_gone_is_released(self, replica: Replica) -> None:
+        decided(replica, submitted(replica, "p"))
+        replica.api.remove("pods", "p")
+        self.late(replica)
+        assert replica.state.holdings() == ()
+
+    def test_another_pod_of_that_name_is_not_it(self, replica: Replica) -> None:
+        decided(replica, submitted(replica, "p"))
+        replica.api.put("pods", b.share("p", uid="second", node="n1"))
+        self.late(replica)
+        assert replica.state.holdings() == ()
+
+    def test_bound_is_kept_until_its_event_comes(self, replica: Replica) -> None:
+        decision = decided(replica, submitted(replica, "p"))
+        replica.api.bind("p", "n1", {"metadata": {"annotations": dict(decision.annotations)}})
+        self.late(replica)
+        assert replica.cards_held() == {"p": [(0, 600)]}
+        replica.deliver()
+        assert [h.bound for h in replica.state.holdings()] == [True]
+        assert replica.state.decision("uid-p") is None
+
+    def test_unreachable_is_kept_and_asked_again(self, replica: Replica) -> None:
+        decided(replica, submitted(replica, "p"))
+        replica.api.reachable = False
+        self.late(replica)
+        assert len(replica.state.holdings()) == 1
+        replica.api.reachable = True
+        self.late(replica)
+        assert replica.state.holdings() == ()
+
+
+def test_the_record_that_landed_wins_over_the_one_decided(replica: Replica) -> None:
+    known = submitted(replica, "p")
+    assert chosen(decided(replica, known)) == (0,)
+    theirs = {**decided(replica, known).annotations, "vke.volcengine.com/gpu-index-container-c": "1"}
+    replica.api.bind("p", "n1", {"metadata": {"annotations": theirs}})
+    replica.deliver()
+    assert replica.cards_held() == {"p": [(1, 600)]}
+
+
+def test_an_event_from_before_the_decision_changes_nothing(replica: Replica) -> None:
+    known = submitted(replica, "p")
+    decided(replica, known)
+    replica.api.edit_pod("p", lambda raw: raw["metadata"].update(labels={"a": "b"}))
+    replica.deliver()
+    assert replica.cards_held() == {"p": [(0, 600)]}
+
+
+def test_a_bound_pod_is_not_decided_again(replica: Replica) -> None:
+    known = submitted(replica, "p")
+    replica.api.bind("p", "n1", {"metadata": {"annotations": dict(decided(replica, known).annotations)}})
+    replica.deliver()
+    assert isinstance(replica.decider.decide(known, "n1"), Rejection)
+    assert [h.bound for h in replica.state.holdings()] == [True]
+
+
+@pytest.mark.parametrize(("theirs", "own"), [("0", 1), ("1", 0)])
+def test_a_reservation_from_before_another_replica_led_stands_only_where_that_one_left_room(
+    replica: Replica, theirs: str, own: int
+) -> None:
+    known = submitted(replica, "p")
+    assert chosen(decided(replica, known)) == (0,)
+    record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": theirs}
+    replica.api.put("pods", b.share("q", 60, annotations=record, node="n1"))
+    replica.deliver()
+    assert chosen(decided(replica, known)) == (own,)
+
+
+def test_nor_does_it_where_its_same_card_group_has_gone_elsewhere(replica: Replica) -> None:
+    group = {"mgpu.io/same-card-group": "pair"}
+    replica.api.put("pods", b.share("p", annotations=group))
+    replica.deliver()
+    known = replica.state.gpu_pod("uid-p")
+    assert known is not None
+    assert chosen(decided(replica, known)) == (0,)
+    record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "1"}
+    replica.api.put("pods", b.share("q", annotations={**record, **group}, node="n1"))
+    replica.deliver()
+    assert chosen(decided(replica, known)) == (1,)
+
+
+def test_decisions_at_once_never_share_a_card_beyond_its_size(replica: Replica) -> None:
+    pods = [submitted(replica, f"p{i}", core=30) for i in range(12)]
+    found: list[object] = []
+    threads = [threading.Thread(target=lambda k=k: found.append(replica.decider.decide(k, "n1"))) for k in pods]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len([f for f in found if isinstance(f, Decision)]) == 6  # three of 30 % on each of two cards
+    assert all(state.core_used <= 900 for state in replica.state.view("n1", "").cards)
+
+
+class TestFind:
+    def test_in_the_cache_the_api_is_not_asked(self, replica: Replica) -> None:
+        submitted(replica, "p")
+        replica.api.reachable = False
+        uid, known = replica.decider.find("default", "p", "uid-p")
+        assert uid == "uid-p"
+        assert known is not None
+
+    def test_a_pod_not_in_the_cache_is_read_live(self, replica: Replica) -> None:
+        replica.api.put("pods", b.share("p"))
+        uid, known = replica.decider.find("default", "p")
+        assert uid == "uid-p"
+        assert known is not None
+
+    def test_a_uid_not_in_the_cache_is_read_live(self, replica: Replica) -> None:
+        submitted(replica, "p", core=30)
+        replica.api.put("pods", b.share("p", 60, uid="second"))
+        uid, known = replica.decider.find("default", "p", "second")
+        assert uid == "second"
+        assert known is not None
+        assert known.request is not None
+        assert known.request.containers[0].core == 600
+
+    def test_without_a_uid_whoever_had_the_name_before_is_not_meant(self, replica: Replica) -> None:
+        submitted(replica, "p", core=30, node="n1")
+        replica.api.put("pods", b.share("p", 60, uid="second"))
+        uid, known = replica.decider.find("default", "p")
+        assert (uid, known and known.pod.node) == ("second", "")
+
+    def test_another_uid_is_no_such_pod(self, replica: Replica) -> None:
+        submitted(replica, "p")
+        assert replica.decider.find("default", "p", "other") == ("", None)
+
+    def test_no_such_pod(self, replica: Replica) -> None:
+        assert replica.decider.find("default", "p") == ("", None)
+
+    def test_no_answer(self, replica: Replica) -> None:
+        replica.api.reachable = False
+        with pytest.raises(RetryLater):
+            replica.decider.find("default", "p")

@@ -1,0 +1,282 @@
+"""Pods that take long to place delay nobody else: calls are bounded, namespaces are rationed, lost work ends."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from mgpu.model.errors import RetryLater
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest
+from mgpu.model.inventory import write_device
+from mgpu.model.pods import Node, Pod
+from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.gpu_pods import GpuPod
+from scheduler.cluster.reservations import Decision
+from scheduler.decisions.decider import Decider
+from scheduler.decisions.effort_budget import (
+    ALLOWANCE,
+    DEBT,
+    FREE,
+    FULL_CALL,
+    REFILL,
+    REFILL_OF_ALL,
+    SECOND,
+    SHORT_CALL,
+    Call,
+    Rationed,
+    Rations,
+)
+from scheduler.decisions.filter import Filter
+from scheduler.engine import FULL, LEAST, SHORT
+from tests import builders as b
+from tests.clock import Clock
+from tests.scheduler.fake import SETTINGS, FakeApi
+
+MIB = 1 << 20
+SEVERAL = GpuRequest("mgpu", (ContainerRequest("a"), ContainerRequest("b")))
+SINGLE = GpuRequest("mgpu", (ContainerRequest("a"),))
+MOST_NODE = FULL.search + 3 * SHORT.search + FULL.fallback + SHORT.fallback + 100_000
+"""What one node takes at most, with what is linear."""
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def rations(clock: Clock) -> Rations:
+    return Rations(clock, lambda _: None)
+
+
+def spend(rations: Rations, namespace: str, steps: int) -> None:
+    with rations.call(namespace, SEVERAL) as call:
+        call.effort.spend(steps)
+
+
+@contextmanager
+def asked(rations: Rations, namespace: str = "x", request: GpuRequest = SEVERAL) -> Iterator[Call]:
+    with rations.call(namespace, request) as call:
+        yield call
+
+
+def test_a_call_searches_in_full_first_then_shortly_and_then_not_at_all(rations: Rations) -> None:
+    with asked(rations) as call:
+        assert call.next_limits() is FULL
+        call.effort.spend(FULL_CALL)
+        assert call.next_limits() is SHORT
+        call.effort.spend(SHORT_CALL)
+        assert call.next_limits() is None
+        with pytest.raises(Rationed):
+            call.must_have_limits()
+
+
+def test_a_namespace_that_took_its_allowance_gets_short_searches_and_then_hardly_any(rations: Rations) -> None:
+    spend(rations, "x", ALLOWANCE + FREE)
+    with asked(rations) as call:
+        assert call.next_limits() is SHORT
+    spend(rations, "x", DEBT + FREE)
+    with asked(rations) as call:
+        assert call.next_limits() is LEAST
+        call.effort.spend(SECOND // 1000)
+        assert call.next_limits() is None
+
+
+def test_what_a_namespace_took_does_not_touch_another(rations: Rations) -> None:
+    spend(rations, "x", 10 * SECOND)
+    with asked(rations, "y") as call:
+        assert call.next_limits() is FULL
+
+
+def test_a_namespace_gets_its_allowance_back_with_time(rations: Rations, clock: Clock) -> None:
+    spend(rations, "x", ALLOWANCE + FREE)
+    clock.now += 1
+    assert rations.left("x") == pytest.approx(REFILL * SECOND)
+    clock.now += 1 / REFILL
+    assert rations.left("x") == ALLOWANCE
+
+
+def test_all_namespaces_together_get_back_a_part_of_the_time(rations: Rations, clock: Clock) -> None:
+    for i in range(50):
+        spend(rations, f"n{i}", ALLOWANCE + FREE)
+    clock.now += 1
+    assert sum(rations.left(f"n{i}") for i in range(50)) == pytest.approx(REFILL_OF_ALL * SECOND)
+
+
+def test_calls_that_take_little_and_pods_of_one_container_are_not_counted(rations: Rations) -> None:
+    for _ in range(10):
+        spend(rations, "x", FREE)
+    with asked(rations, request=SINGLE) as call:
+        call.effort.spend(10 * SECOND)
+        assert call.next_limits() is FULL
+    assert rations.left("x") == ALLOWANCE
+
+
+def test_work_of_a_caller_that_is_gone_ends(rations: Rations) -> None:
+    with pytest.raises(RetryLater, match="waits no more"), rations.call("x", SEVERAL, lambda: True) as call:
+        call.effort.spend(FREE)
+    with asked(rations, "y") as call:  # and others have their turn
+        call.effort.spend(2 * FREE)
+
+
+def test_long_calls_go_one_at_a_time_and_short_ones_do_not_wait_for_them(rations: Rations) -> None:
+    running, most, done = 0, 0, []
+    lock = threading.Lock()
+
+    def work(steps: int) -> None:
+        nonlocal running, most
+        with rations.call("x", SEVERAL) as call:
+            call.effort.spend(steps)
+            if steps > FREE:
+                with lock:
+                    running += 1
+                    most = max(most, running)
+                threading.Event().wait(0.01)
+                with lock:
+                    running -= 1
+            done.append(steps)
+
+    with asked(rations, "y") as call:
+        call.effort.spend(2 * FREE)  # has the turn
+        long = [threading.Thread(target=work, args=(2 * FREE,)) for _ in range(4)]
+        for thread in long:
+            thread.start()
+        work(FREE // 2)
+        assert done == [FREE // 2]
+    for thread in long:
+        thread.join(10)
+    assert (most, len(done)) == (1, 5)
+
+
+def test_more_long_calls_than_may_wait_are_told_to_come_again(rations: Rations) -> None:
+    ended: list[str] = []
+    gone = threading.Event()
+
+    def work() -> None:
+        try:
+            with rations.call("x", SEVERAL, gone.is_set) as call:
+                call.effort.spend(2 * FREE)
+        except Rationed:
+            ended.append("busy")
+        except RetryLater:
+            ended.append("gone")
+
+    with asked(rations, "y") as call:
+        call.effort.spend(2 * FREE)
+        threads = [threading.Thread(target=work) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + 10
+        while ended.count("busy") < 4 and time.monotonic() < until:
+            threading.Event().wait(0.01)
+        gone.set()
+        for thread in threads:
+            thread.join(10)
+    assert (ended.count("busy"), ended.count("gone")) == (4, 8)
+
+
+# The filter and the decision, with pods that take long.
+
+
+def pod(name: str, request: GpuRequest, namespace: str = "default") -> GpuPod:
+    return GpuPod(Pod(namespace, name, f"uid-{name}"), request)
+
+
+def unsolvable(count: int = 30, cards: int = 8, seed: int = 0) -> GpuRequest:
+    """By the sums it fits the cards of `packed`, with hardly anything left: no search finds how."""
+    step = 3 + 2 * seed
+    sizes = [step * (1 + i % 7) * 100 + step * i for i in range(count)]
+    factor = (80 * 1024 * cards - 600) / sum(sizes)
+    return GpuRequest(
+        "mgpu", tuple(ContainerRequest(f"c{i}", 1, 1, int(s * factor) * MIB) for i, s in enumerate(sizes))
+    )
+
+
+def packed(nodes: int, cards: int = 8) -> ClusterCache:
+    """Nodes of which no two are alike."""
+    state = ClusterCache(SETTINGS)
+    for i in range(nodes):
+        name = f"n{i}"
+        state.node_changed(b.node(name))
+        state.device_changed(write_device(Node(name), "", b.cards(cards, node=name)))
+        record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "0"}
+        raw = b.share(f"held-{i}", 1, 256 + i, annotations=record, node=name)
+        state.pod_changed({**raw, "metadata": {**raw["metadata"], "resourceVersion": "1"}})
+    return state
+
+
+def test_filter_of_a_hard_pod_takes_a_bounded_effort_however_many_nodes_there_are(clock: Clock) -> None:
+    state, rations = packed(40), Rations(clock, lambda _: None)
+    filter_ = Filter(state, SETTINGS, rations=rations)
+    found = filter_.filter(pod("hard", unsolvable()), [f"n{i}" for i in range(40)])
+    assert not found.passed
+    assert not found.hopeless
+    assert sum("not looked at" in why for why in found.failed.values()) > 20
+    assert all("not proven" in why for why in found.failed.values())
+    assert ALLOWANCE - rations.left("default") < FULL_CALL + SHORT_CALL + MOST_NODE
+
+
+def test_filter_of_the_same_hard_pod_again_goes_on_with_other_nodes_and_takes_none_again(clock: Clock) -> None:
+    rations = Rations(clock, lambda _: None)
+    filter_, names = Filter(packed(12), SETTINGS, rations=rations), [f"n{i}" for i in range(12)]
+    unseen = []
+    for _ in range(6):
+        found = filter_.filter(pod("hard", unsolvable()), names)
+        unseen.append(sum("not looked at" in why for why in found.failed.values()))
+        clock.now += 1000
+    assert unseen == sorted(unseen, reverse=True)
+    assert unseen[-1] == 0
+    filter_.filter(pod("hard", unsolvable()), names)
+    assert rations.left("default") == ALLOWANCE
+
+
+def test_hard_pods_of_one_namespace_leave_the_decisions_about_others_as_they_are(clock: Clock) -> None:
+    """16 pods that each took minutes: in all they take what one namespace may take, and then next to nothing."""
+    state, rations = packed(8), Rations(clock, lambda _: None)
+    filter_, names = Filter(state, SETTINGS, rations=rations), [f"n{i}" for i in range(8)]
+    ordinary = pod(
+        "ordinary",
+        GpuRequest("mgpu", (ContainerRequest("a", 1, 100, 900), ContainerRequest("b", 2, 100, 700))),
+        "other",
+    )
+    alone = Filter(state, SETTINGS).filter(ordinary, names)
+    for i in range(16):
+        filter_.filter(pod(f"hard-{i}", unsolvable(seed=i)), names)
+    assert -2 * DEBT - MOST_NODE < rations.left("default") < 0
+    assert filter_.filter(ordinary, names) == alone
+    assert alone.passed == names
+    assert rations.left("other") == ALLOWANCE
+
+
+def test_a_decision_that_is_ended_for_others_is_no_refusal(clock: Clock) -> None:
+    state, rations = packed(1), Rations(clock, lambda _: None)
+    decider = Decider(state, FakeApi(), SETTINGS, rations)  # type: ignore[arg-type]
+    spend(rations, "default", ALLOWANCE + FREE)
+    with pytest.raises(Rationed, match="not proven"):
+        decider.decide(pod("hard", unsolvable()), "n0")
+    assert state.decision("uid-hard") is None
+
+
+def test_a_decision_whose_caller_is_gone_reserves_nothing(clock: Clock) -> None:
+    state, rations = packed(1), Rations(clock, lambda _: None)
+    decider = Decider(state, FakeApi(), SETTINGS, rations)  # type: ignore[arg-type]
+    with pytest.raises(RetryLater, match="waits no more"):
+        decider.decide(pod("hard", unsolvable()), "n0", gone=lambda: True)
+    assert state.decision("uid-hard") is None
+
+
+@pytest.mark.parametrize("spent", [0, ALLOWANCE + FREE])
+def test_what_the_filter_passes_with_little_effort_is_decided_with_as_much_or_more(clock: Clock, spent: int) -> None:
+    """Many different containers on cards with room: no proof of the best, but a placement."""
+    request = GpuRequest(
+        "mgpu", tuple(ContainerRequest(f"c{i}", 1, 10 + i, (900 + 37 * i) * MIB) for i in range(30)), 16
+    )
+    state, rations = packed(3), Rations(clock, lambda _: None)
+    spend(rations, "default", spent)
+    found = Filter(state, SETTINGS, rations=rations).filter(pod("hard", request), ["n0", "n1", "n2"])
+    assert found.passed == ["n0", "n1", "n2"]
+    decision = Decider(state, FakeApi(), SETTINGS, rations).decide(pod("hard", request), "n1")  # type: ignore[arg-type]
+    assert isinstance(decision, Decision)
+    assert not decision.placement.proven

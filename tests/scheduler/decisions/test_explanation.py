@@ -1,0 +1,152 @@
+"""What `mgpu explain` makes of a state, without an API server."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mgpu.model import partitioning
+from mgpu.model.gpu_requests import Rejection
+from mgpu.model.inventory import write_device
+from mgpu.model.pods import Node, read_node
+from mgpu.model.slices import Slice
+from mgpu.settings import load_settings
+from scheduler.cluster.cache import ClusterCache
+from scheduler.decisions.explanation import Explainer, Explanation
+from scheduler.decisions.filter import Filter
+from scheduler.engine.arrays.rejections import told
+from scheduler.engine.assessment import assess
+from tests.builders import cards, container, mtgpupod, node, occupy_pod, owned, pod, share
+
+Raw = dict[str, Any]
+SETTINGS = load_settings()
+RECORD = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "0"}
+
+
+def state(nodes: Sequence[Raw], *pods: Raw, named: Sequence[Raw] = (), count: int = 2) -> ClusterCache:
+    """Nodes with cards of their own, and what is on them."""
+    made = ClusterCache(SETTINGS)
+    for raw in nodes:
+        made.node_changed(raw)
+        made.device_changed(write_device(read_node(raw), "", cards(count, node=raw["metadata"]["name"])))
+    for raw in named:
+        made.mtgpupod_changed(raw)
+    for raw in pods:
+        made.pod_changed(raw)
+    return made
+
+
+def explained(found: ClusterCache, raw: Raw, *names: str, all_cards: bool = False) -> Explanation:
+    return Explainer(found, SETTINGS).pod(raw, names, names, all_cards=all_cards)
+
+
+def test_where_a_slice_is() -> None:
+    made = [Slice(0, 4, "1g.10gb", "MIG-b", "uid-p")]
+    said = {
+        partitioning.ANNOTATION: partitioning.with_status(None, made, 4),
+        partitioning.MADE: partitioning.write_made(made, [0], None),
+    }
+    own = {"name": "c", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}
+    given = {"mgpu.io/slices-given": json.dumps({"c": {"mig-1g.10gb": ["0:4"]}})}
+    raw = pod("p", own, node="n1", annotations=given, phase="Running")
+    found = explained(state([node(labels={partitioning.LABEL: "mig"}, **said)], raw), raw, "n1")
+    assert found.verdict == ("c is on mig-1g.10gb slice 0:4 of n1.",)
+
+
+def test_where_cards_and_other_devices_are() -> None:
+    amounts = {"koordinator.sh/gpu": "50", "koordinator.sh/rdma": "50"}
+    record = {
+        "gpu": [{"minor": 1, "resources": {"koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory-ratio": "50"}}],
+        "rdma": [{"minor": 0, "resources": {"koordinator.sh/rdma": "50"}}],
+    }
+    given = {"scheduling.koordinator.sh/device-allocated": json.dumps(record)}
+    own = {"name": "c", "resources": {"limits": amounts}}
+    raw = pod("p", own, node="n1", annotations=given, phase="Running")
+    (verdict,) = explained(state([node()], raw), raw, "n1").verdict
+    assert verdict == "c is on card 1 and rdma device of minor 0 of n1."
+
+
+def test_who_keeps_a_card_is_told_where_nobody_uses_it() -> None:
+    keeps, waits = occupy_pod(card=1), share("waits")
+    for named, holders in (
+        ([], "kube-system/mtgpupod-occupypod-n1-zxcvb"),
+        ([mtgpupod(bound="GPU-n1-1")], "default/m"),
+    ):
+        rows = explained(state([node()], keeps, waits, named=named), waits, "n1").cards["n1"]
+        assert [row.holders for row in rows] == [(), (holders,)]
+    (own,) = [mtgpupod(bound="GPU-n1-1")]
+    rows = Explainer(state([node()], keeps, named=[own]), SETTINGS).mtgpupod(own).cards["n1"]
+    assert [(row.own, row.holders) for row in rows] == [(False, ()), (True, ())]
+
+
+def test_the_owner_of_the_pod_of_an_mtgpupod_is_named() -> None:
+    raw = pod("m", container(), node="n1")
+    raw["metadata"]["ownerReferences"] = [{"kind": "Other", "name": "x"}, owned("notebook")]
+    assert explained(state([node()], raw), raw).verdict == (
+        "It was made for an MtgpuPod, whose card it has: explain mtgpupod/notebook.",
+    )
+
+
+def test_cards_of_nodes_where_it_cannot_be_are_shown_to_who_asks() -> None:
+    """All it comes to there is the label."""
+    waits = share("waits")
+    elsewhere = node("n2", labels={"vke.node.gpu.schedule": "other"})
+    found = state([node(), elsewhere], waits)
+    assert list(explained(found, waits, "n1", "n2").cards) == ["n1"]
+    assert list(explained(found, waits, "n2", all_cards=True).cards) == ["n2"]
+
+
+def test_what_is_well_is_not_told() -> None:
+    waits = share("waits")
+    rows = [("Degraded", "False"), ("Degraded", "True"), ("DisruptionTarget", "True"), ("PodScheduled", "False")]
+    waits["status"]["conditions"] = [{"type": t, "status": s, "message": "m"} for t, s in (*rows, ("Ready", "True"))]
+    assert [(row.type, row.status) for row in explained(state([node()], waits), waits, "n1").said] == rows[1:]
+
+
+def test_a_gated_pod_waits_for_its_gates_alone() -> None:
+    waits = share("waits")
+    waits["spec"]["schedulingGates"] = [{"name": "team/quota"}]
+    assert explained(state([node()], waits), waits, "n1").verdict == (
+        "It waits for its scheduling gates first: team/quota.",
+        "Its cards fit on 1 of 1 node, so they are not what it waits for.",
+    )
+
+
+def test_whole_cards_are_chosen_by_no_policy() -> None:
+    whole = pod("whole", container("c", 200))
+    assert explained(state([node()], whole), whole, "n1").chosen == "whole cards must be idle; nodes: binpack"
+
+
+shares = st.tuples(st.integers(1, 4).map(lambda n: n * 25), st.integers(1, 79))
+
+
+@settings(max_examples=40)
+@given(st.lists(shares, max_size=6), shares)
+def test_it_says_word_for_word_what_the_filter_and_the_engine_say(
+    held: list[tuple[int, int]], asked: tuple[int, int]
+) -> None:
+    def of(name: str, request: tuple[int, int], **more: Any) -> Raw:
+        core, gib = request
+        own = container("c", 100) if core == 100 else container("c", core, gib * 1024)
+        return pod(name, own, **more)
+
+    pods = [
+        of(f"h{i}", request, node=f"n{i % 3}", annotations=RECORD, phase="Running") for i, request in enumerate(held)
+    ]
+    waits, names = of("waits", asked), ["n0", "n1", "n2"]
+    found = state([node(name) for name in names], *pods, waits, count=1)
+    known = found.gpu_pod("uid-waits")
+    assert known is not None
+    answer, filter_ = explained(found, waits, *names), Filter(found, SETTINGS)
+    said = filter_.filter(known, names)
+    assert {row.name: row.reason for row in answer.nodes if row.reason} == {**said.failed, **said.hopeless}
+    fits = [row.name for row in answer.nodes if not row.reason]
+    assert sorted(fits) == said.passed
+    assert [row.points for row in answer.nodes if not row.reason] == filter_.scores(known, fits)
+    for row in answer.nodes:
+        view = found.view(row.name, "uid-waits")
+        assert known.request is not None
+        found_there = assess(known.request, view.node or Node(""), view.unkept, SETTINGS)
+        assert row.reason == (told(found_there) if isinstance(found_there, Rejection) else "")

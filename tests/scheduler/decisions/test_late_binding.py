@@ -1,0 +1,265 @@
+from typing import Any
+
+import pytest
+
+from mgpu.kube import ApiError, Unreachable
+from mgpu.kube.fence import FencedApi
+from mgpu.model.errors import RetryLater
+from scheduler.decisions.late_binding import REASON
+from tests import builders as b
+from tests.scheduler.fake import Replica, cluster
+
+INDEX = "vke.volcengine.com/gpu-index-container-c"
+
+
+@pytest.fixture
+def replica() -> Replica:
+    return Replica(cluster(("n1", 2)))
+
+
+def arrive(replica: Replica, *pods: dict[str, Any]) -> None:
+    for raw in pods:
+        replica.api.put("pods", raw)
+    replica.deliver()
+    replica.late.work()
+    replica.deliver()
+
+
+def phase(replica: Replica, name: str) -> str:
+    return str(replica.api.pod(name)["status"]["phase"])
+
+
+def test_a_pod_created_with_a_node_gets_its_cards(replica: Replica) -> None:
+    arrive(replica, b.share("p", 60, node="n1"), b.share("q", 60, node="n1"))
+    assert [replica.api.annotations(name)[INDEX] for name in "pq"] == ["0", "1"]
+    assert [h.bound for h in replica.state.holdings()] == [True, True]
+
+
+def test_a_pod_that_fits_nowhere_is_failed_with_the_reason(replica: Replica) -> None:
+    arrive(replica, *(b.share(name, 60, node="n1") for name in "pqr"))
+    status = replica.api.pod("r")["status"]
+    assert (status["phase"], status["reason"]) == ("Failed", REASON)
+    assert "2 cards: 2 core 20 percent short" in status["message"]
+    assert ("r", REASON, status["message"]) in replica.events
+
+
+def test_a_failed_pod_stays_failed_when_the_kubelet_overwrites_it(replica: Replica) -> None:
+    arrive(replica, *(b.share(name, 60, node="n1") for name in "pqr"))
+    replica.api.remove("pods", "p")
+    replica.api.edit_pod("r", lambda raw: raw["status"].update(phase="Pending"))
+    replica.deliver()
+    replica.late.work()
+    assert phase(replica, "r") == "Failed"
+    assert INDEX not in replica.api.annotations("r")
+
+
+def test_a_malformed_ask_is_failed_with_its_problem(replica: Replica) -> None:
+    arrive(replica, b.share("p", 150, node="n1"))
+    assert "multiple of 100" in replica.api.pod("p")["status"]["message"]
+
+
+def test_a_node_of_another_kind_is_no_place(replica: Replica) -> None:
+    replica.api.put("nodes", b.node("n1", labels={"vke.node.gpu.schedule": "none"}))
+    arrive(replica, b.share("p", node="n1"))
+    assert phase(replica, "p") == "Failed"
+
+
+def test_an_unreadable_record_is_held_everywhere_until_it_is_decided_anew(replica: Replica) -> None:
+    replica.api.put("pods", b.share("p", 60, annotations={INDEX: "banana"}, node="n1"))
+    replica.deliver()
+    assert replica.cards_held() == {"p": [(None, 600)]}
+    assert replica.events[0][:2] == ("p", "UnreadableRecord")
+    replica.late.work()
+    replica.deliver()
+    assert replica.api.annotations("p")[INDEX] == "0"
+    assert replica.cards_held() == {"p": [(0, 600)]}
+
+
+@pytest.mark.parametrize("change", [{"status": {"phase": "Running"}}, {"status": {"phase": "Succeeded"}}])
+def test_no_decision_for_a_pod_that_has_started(replica: Replica, change: dict[str, Any]) -> None:
+    arrive(replica, {**b.share("p", node="n1"), **change})
+    assert INDEX not in replica.api.annotations("p")
+
+
+def with_a_proxy_that_runs() -> dict[str, Any]:
+    proxy = b.container("proxy", restartPolicy="Always")
+    raw = b.pod("p", b.container("c", 60, 1024), init=(b.container("prepare"), proxy), node="n1")
+    done = {"name": "prepare", "containerID": "containerd://1", "state": {"terminated": {}}}
+    runs = {"name": "proxy", "containerID": "containerd://2", "state": {"running": {}}}
+    waits = {"name": "c", "state": {"waiting": {"reason": "CreateContainerConfigError"}}}
+    raw["status"] |= {"initContainerStatuses": [done, runs], "containerStatuses": [waits]}
+    return raw
+
+
+def test_containers_without_cards_that_have_run_meanwhile_are_no_hindrance(replica: Replica) -> None:
+    arrive(replica, with_a_proxy_that_runs())
+    assert replica.cards_held() == {"p": [(0, 600)]}
+    assert replica.api.annotations("p")[INDEX] == "0"
+
+
+def test_nor_where_they_run_by_the_time_of_a_conflict(replica: Replica) -> None:
+    replica.api.put("pods", b.share("p", 60, node="n1"))
+    replica.deliver()
+    replica.api.edit_pod(
+        "p", lambda raw: raw.update({key: with_a_proxy_that_runs()[key] for key in ("spec", "status")})
+    )
+    replica.late.work()
+    assert replica.api.annotations("p")[INDEX] == "0"
+
+
+def test_the_node_may_come_later(replica: Replica) -> None:
+    arrive(replica, b.share("p", 60, node="n2"))
+    assert phase(replica, "p") == "Pending"
+    other = cluster(("n2", 1))
+    replica.api.put("nodes", other.nodes["n2"])
+    replica.deliver()
+    replica.late.work()
+    assert phase(replica, "p") == "Pending"  # a node that starts has no Device yet
+    replica.api.put("devices", other.devices["n2"])
+    replica.deliver()
+    replica.late.work()
+    assert replica.api.annotations("p")[INDEX] == "0"
+
+
+def test_a_node_without_cards_is_not_waited_for_for_ever(replica: Replica) -> None:
+    replica.api.put("nodes", b.node("n2"))
+    arrive(replica, b.share("p", node="n2"))
+    for _ in range(40):
+        replica.clock.now += 1
+        replica.late.work()
+    assert phase(replica, "p") == "Failed"
+    assert "no GPU cards" in replica.api.pod("p")["status"]["message"]
+
+
+def test_a_conflict_is_tried_again_on_the_pod_as_it_is(replica: Replica) -> None:
+    replica.api.put("pods", b.share("p", 60, node="n1"))
+    replica.deliver()
+    replica.api.edit_pod("p", lambda raw: raw["metadata"].update(labels={"kubelet": "was here"}))
+    replica.late.work()
+    assert replica.api.annotations("p")[INDEX] == "0"
+
+
+def test_a_record_that_landed_meanwhile_is_left_alone(replica: Replica) -> None:
+    replica.api.put("pods", b.share("p", 60, node="n1"))
+    replica.deliver()
+    record = {INDEX: "1", "vke.volcengine.com/assumed": "true"}
+    replica.api.edit_pod("p", lambda raw: raw["metadata"].update(annotations=record))
+    replica.late.work()
+    replica.deliver()
+    assert replica.api.annotations("p") == record
+    assert replica.cards_held() == {"p": [(1, 600)]}
+
+
+def test_a_pod_recreated_meanwhile_is_not_written(replica: Replica) -> None:
+    replica.api.put("pods", b.share("p", 60, node="n1"))
+    replica.deliver()
+    replica.api.put("pods", b.share("p", 60, uid="second"))
+    replica.late.work()
+    assert replica.api.annotations("p") == {}
+
+
+def test_an_outage_of_the_api_only_delays(replica: Replica) -> None:
+    replica.api.put("pods", b.share("p", 60, node="n1"))
+    replica.deliver()
+    replica.api.reachable = False
+    for _ in range(20):
+        replica.late.work()
+        replica.clock.now += 31
+    replica.api.reachable = True
+    replica.late.work()
+    assert replica.api.annotations("p")[INDEX] == "0"
+
+
+def test_a_refused_write_only_delays(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: str, _: object) -> dict[str, Any]:
+        raise ApiError(403, "Forbidden", path)
+
+    replica.api.put("pods", b.share("p", 60, node="n1"))
+    replica.deliver()
+    with monkeypatch.context() as patched:
+        patched.setattr(replica.api, "patch", refused)
+        replica.late.work()
+    replica.clock.now += 31
+    replica.late.work()
+    assert replica.api.annotations("p")[INDEX] == "0"
+
+
+def test_only_the_leader_writes(replica: Replica) -> None:
+    def not_leading() -> None:
+        raise RetryLater("another replica leads")
+
+    leading, replica.leading = replica.leading, not_leading
+    arrive(replica, b.share("p", 60, node="n1"))
+    assert replica.api.annotations("p") == {}
+    replica.leading = leading
+    for uid in replica.state.undecided():
+        replica.late.add(uid)
+    replica.late.work()
+    assert replica.api.annotations("p")[INDEX] == "0"
+
+
+def test_a_pod_that_is_deleted_is_not_decided(replica: Replica) -> None:
+    raw = b.share("p", 60, node="n1")
+    raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    arrive(replica, raw)
+    assert replica.api.annotations("p") == {}
+    assert replica.state.undecided() == ()
+
+
+def test_pod_decided_by_a_replica_that_does_not_lead_any_more_is_not_written(replica: Replica) -> None:
+    """The replica was stopped between its decision and the write, and another one leads by now."""
+
+    def fence() -> None:
+        raise Unreachable("not sent: this replica does not lead any more")
+
+    replica.late._api = FencedApi(replica.api, fence)  # type: ignore[arg-type]
+    arrive(replica, b.share("p", 60, node="n1"), b.share("q", 150, node="n1"))
+    assert INDEX not in replica.api.annotations("p")
+    assert phase(replica, "q") == "Pending"
+
+
+def test_pods_of_one_namespace_do_not_delay_another_namespace(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """300 pods with `nodeName` of one tenant delayed the pod of another by 12 s on a real API server."""
+    looked_at: list[str] = []
+
+    def attempt(uid: str) -> float:
+        looked_at.append(uid)
+        return 0.0
+
+    monkeypatch.setattr(replica.late, "_attempt", attempt)
+    for raw in (*(b.share(f"h{i}", 60, node="n1", namespace="hostile") for i in range(20)), b.share("p", 1, node="n1")):
+        replica.api.put("pods", raw)
+    replica.deliver()
+    replica.late.work()
+    assert len(looked_at) == 21
+    assert "p" in str(looked_at[:2])
+
+
+def test_failed_pods_that_stay_are_looked_for_in_proportion_to_their_number(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ended pods stay by the thousand, and were all looked for with each pod that failed."""
+    asked: list[str] = []
+    real = replica.state.gpu_pod
+
+    def gpu_pod(uid: str) -> Any:
+        asked.append(uid)
+        return real(uid)
+
+    monkeypatch.setattr(replica.state, "gpu_pod", gpu_pod)
+    many = 400
+    arrive(replica, *(b.share(f"p{i}", 150, node="n1") for i in range(many)))
+    assert phase(replica, f"p{many - 1}") == "Failed"
+    assert len(asked) < 12 * many
+
+
+def test_failed_pods_that_were_deleted_are_forgotten(replica: Replica) -> None:
+    for start in range(0, 1000, 100):
+        names = [f"p{start + i}" for i in range(100)]
+        arrive(replica, *(b.share(name, 150, node="n1") for name in names))
+        for name in names:
+            replica.api.remove("pods", name)
+        replica.deliver()
+    assert len(replica.late._failed) <= 200

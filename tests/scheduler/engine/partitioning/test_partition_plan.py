@@ -1,0 +1,308 @@
+"""The cards of a node, against all that they could be cut into together."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.slices import ASKS, run
+from mgpu.model.cards import Card
+from mgpu.model.gpu_requests import Rejection
+from mgpu.model.mig import layout_of, problem
+from mgpu.model.partitioning import NodeSlices, x
+from mgpu.model.slices import MIG, MPS, Slice
+from scheduler.engine.partitioning.partition_plan import can_offer, cards_of, plan
+from tests.examples import examples
+from tests.scheduler.partitioning.exhaustive import Instances, all_cuts, free_in
+
+MODELS = {"NVIDIA A30": 24, "NVIDIA A100-SXM4-80GB": 80}
+ASKED = ("1g.6gb", "2g.12gb", "4g.24gb", "1g.10gb", "2g.20gb", "3g.40gb", "1g.10gb+me")
+
+
+def gpus(*models: str, gib: int = 0) -> list[Card]:
+    return [Card(i, f"GPU-{i}", model, (gib or MODELS[model]) << 30) for i, model in enumerate(models)]
+
+
+def a100s(count: int) -> list[Card]:
+    return gpus(*["NVIDIA A100-SXM4-80GB"] * count)
+
+
+def mig(*made: Slice, cards: int = 8) -> NodeSlices:
+    return NodeSlices(MIG, made=made, cards=frozenset(range(cards)))
+
+
+def mps(*made: Slice) -> NodeSlices:
+    return NodeSlices(MPS, made=made)
+
+
+def by_card(slices: Sequence[Slice]) -> dict[int, Counter[str]]:
+    found: dict[int, Counter[str]] = {}
+    for s in slices:
+        found.setdefault(s.card, Counter())[s.name] += 1
+    return found
+
+
+Cut = tuple[Card, Instances, Instances]
+"""A card, what is used of it and what is free."""
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> tuple[list[Cut], Counter[str]]:
+    """One to three cards and what a pod asks for."""
+    cards = gpus(*draw(st.lists(st.sampled_from(sorted(MODELS)), min_size=1, max_size=3)))
+    cuts = []
+    for card in cards:
+        made = draw(st.sampled_from(cuts_of(card)))
+        used = frozenset(i for i in sorted(made) if draw(st.booleans()))
+        cuts.append((card, used, made - used))
+    return cuts, Counter(draw(st.lists(st.sampled_from(ASKED), min_size=1, max_size=4)))
+
+
+def cuts_of(card: Card) -> tuple[Instances, ...]:
+    layout = layout_of(card.model, card.memory)
+    assert layout
+    return all_cuts(layout)
+
+
+def slices(card: Card, instances: Instances) -> list[Slice]:
+    return [Slice(card.index, start, name) for start, name in sorted(instances)]
+
+
+def fewest_changed(cuts: Sequence[Cut], asked: Counter[str]) -> int | None:
+    """Of all ways to serve the ask, the fewest cards that change; None: there is none."""
+    names = tuple(sorted(asked))
+    best: dict[tuple[int, ...], int] = {(0,) * len(names): 0}
+    for card, used, free in cuts:
+        reached: dict[tuple[int, ...], int] = {}
+        for gift, changed in gifts(card.model, used, free, names).items():
+            for before, count in best.items():
+                after = tuple(min(asked[n], a + b) for n, a, b in zip(names, before, gift, strict=True))
+                reached[after] = min(reached.get(after, 99), count + changed)
+        best = reached
+    return best.get(tuple(asked[name] for name in names))
+
+
+@cache
+def gifts(model: str, used: Instances, free: Instances, names: tuple[str, ...]) -> dict[tuple[int, ...], int]:
+    """What the card could have free of these → 1 where it must change for that."""
+    found: dict[tuple[int, ...], int] = {}
+    for cut in cuts_of(gpus(model)[0]):
+        if used <= cut:
+            there = free_in(cut, used)
+            gift = tuple(there[name] for name in names)
+            found[gift] = min(found.get(gift, 1), int(cut != used | free))
+    return found
+
+
+@given(nodes(), st.randoms(use_true_random=False))
+@examples(200)
+def test_a_pod_is_served_exactly_where_the_rules_allow_and_with_the_fewest_changes(
+    node: tuple[list[Cut], Counter[str]], chance: object
+) -> None:
+    cuts, asked = node
+    cards = [card for card, _, _ in cuts]
+    used = [s for card, busy, _ in cuts for s in slices(card, busy)]
+    made = used + [s for card, _, free in cuts for s in slices(card, free)]
+    planned = plan(cards, mig(*made), used, [asked], {})
+    assert can_offer(cards_of(cards, mig(*made), used, {}), asked) == (not isinstance(planned, Rejection))
+    fewest = fewest_changed(cuts, asked)
+    if isinstance(planned, Rejection):
+        assert fewest is None
+        assert planned.hopeless == (fewest_changed([(card, frozenset(), frozenset()) for card in cards], asked) is None)
+        assert {refusal.index for refusal in planned.cards} == {card.index for card in cards}
+        return
+    assert {*used} <= {*planned}
+    assert Counter(s.name for s in planned if s not in used) >= asked
+    assert fewest == sum(
+        set(slices(c, busy | free)) != {s for s in planned if s.card == c.index} for c, busy, free in cuts
+    )
+    for card in cards:
+        layout = layout_of(card.model, card.memory)
+        assert layout
+        assert problem(layout, [s.instance for s in planned if s.card == card.index]) == ""
+    for listed in (cards, made, used):
+        chance.shuffle(listed)  # type: ignore[attr-defined]
+    assert plan(cards, mig(*made), used, [asked], {}) == planned
+
+
+def test_an_empty_card_is_cut_and_the_others_stay_whole() -> None:
+    planned = plan(a100s(3), mig(), [], [{"2g.20gb": 2}], {})
+    assert not isinstance(planned, Rejection)
+    assert by_card(planned) == {0: Counter({"2g.20gb": 2, "1g.10gb": 3})}
+
+
+@pytest.mark.parametrize(
+    ("model", "used", "free", "asked", "cut"),
+    [
+        ("NVIDIA A100-SXM4-80GB", {0: "1g.10gb", 3: "1g.10gb"}, {}, ["1g.10gb"] * 6, {"1g.10gb": 7}),
+        ("NVIDIA A100-SXM4-80GB", {0: "3g.40gb"}, {4: "1g.10gb", 5: "1g.10gb"}, ["3g.40gb"], {"3g.40gb": 2}),
+        ("NVIDIA A30", {0: "1g.6gb", 1: "1g.6gb"}, {2: "2g.12gb"}, ["1g.6gb"], {"1g.6gb": 4}),
+        ("NVIDIA A30", {}, {0: "1g.6gb", 3: "1g.6gb"}, ["4g.24gb"], {"4g.24gb": 1}),
+        ("NVIDIA A30", {0: "1g.6gb"}, {}, ["4g.24gb"], None),
+        ("NVIDIA A30", {0: "4g.24gb"}, {}, ["1g.6gb"], None),
+    ],
+)
+def test_free_instances_are_given_up_for_a_pod_and_used_ones_never(
+    model: str, used: dict[int, str], free: dict[int, str], asked: list[str], cut: Mapping[str, int] | None
+) -> None:
+    busy, idle = ([Slice(0, start, name) for start, name in part.items()] for part in (used, free))
+    planned = plan(gpus(model), mig(*busy, *idle), busy, [{name: 1} for name in asked], {})
+    assert {*busy} <= {*(planned if isinstance(planned, tuple) else busy)}
+    assert (by_card(planned)[0] if isinstance(planned, tuple) else None) == cut
+
+
+def test_what_is_free_counts_before_anything_is_cut() -> None:
+    free = (Slice(0, 0, "3g.40gb"), Slice(1, 4, "2g.20gb"))
+    assert plan(a100s(2), mig(*free), [], [{"2g.20gb": 1, "3g.40gb": 1}], {}) == free
+
+
+def test_of_equal_cards_the_one_is_cut_that_leaves_more_room() -> None:
+    """Card 1 has lost its room for a 7g already."""
+    used = Slice(1, 6, "1g.10gb")
+    planned = plan(a100s(2), mig(used), [used], [{"1g.10gb": 1}], {})
+    assert not isinstance(planned, Rejection)
+    assert by_card(planned) == {1: Counter({"1g.10gb": 7})}
+
+
+def test_pods_after_the_first_are_served_as_far_as_possible() -> None:
+    wanted = [{"4g.40gb": 1}, {"7g.80gb": 1}, {"3g.40gb": 1}, {"2g.20gb": 9}, {"4gb": 1}, {"2g.20gb": 1}]
+    planned = plan(a100s(1), mig(), [], wanted, {})
+    assert planned == (Slice(0, 0, "4g.40gb"), Slice(0, 4, "2g.20gb"), Slice(0, 6, "1g.10gb"))
+    planned = plan(a100s(2), mig(), [], wanted, {})
+    assert not isinstance(planned, Rejection)
+    assert by_card(planned)[0] == Counter({"4g.40gb": 1, "2g.20gb": 1, "1g.10gb": 1})
+    assert by_card(planned)[1] == Counter({"3g.40gb": 1, "1g.10gb": 4})
+
+
+def test_pods_after_the_first_are_served_on_the_cards_that_change_anyway() -> None:
+    used = Slice(1, 6, "1g.10gb")
+    planned = plan(a100s(2), mig(used), [used], [{"1g.10gb": 1}, {"2g.20gb": 1}], {})
+    assert not isinstance(planned, Rejection)
+    assert by_card(planned) == {1: Counter({"2g.20gb": 1, "1g.10gb": 5})}
+
+
+def test_free_slices_serve_the_pods_after_the_first_too() -> None:
+    free = Slice(1, 0, "7g.80gb")
+    planned = plan(a100s(2), mig(free), [], [{"3g.40gb": 1}, {"7g.80gb": 1}], {})
+    assert not isinstance(planned, Rejection)
+    assert free in planned
+    assert by_card(planned)[0] == Counter({"3g.40gb": 1, "1g.10gb": 4})
+
+
+def test_a_used_slice_that_is_not_there_is_made_again() -> None:
+    used = Slice(0, 2, "2g.20gb")
+    assert plan(a100s(1), mig(), [used], [], {}) == (used,)
+    planned = plan(a100s(1), mig(Slice(0, 0, "4g.40gb")), [used], [{"3g.40gb": 1}], {})
+    assert not isinstance(planned, Rejection)
+    assert {used, Slice(0, 4, "3g.40gb")} < {*planned}
+
+
+def test_uuids_and_pods_of_what_is_made_do_not_matter() -> None:
+    made = Slice(0, 6, "1g.10gb", uuid="MIG-1", pod="uid-p")
+    planned = plan(a100s(1), mig(made), [made], [{"4g.40gb": 1}], {})
+    assert not isinstance(planned, Rejection)
+    assert made.place in planned
+    assert made not in planned
+
+
+def test_every_card_that_cannot_be_cut_says_why_and_keeps_its_slices() -> None:
+    well = a100s(6)
+    cards = [well[0], Card(1, "GPU-1", well[1].model, well[1].memory, healthy=False), *well[2:5]]
+    cards.append(Card(5, "GPU-5", "NVIDIA T4", 16 << 30))
+    used = [Slice(0, 0, "1g.10gb"), Slice(0, 4, "1g.10gb"), Slice(4, 1, "3g.40gb")]
+    made = [*used, Slice(1, 0, "7g.80gb"), Slice(7, 0, "2g.20gb")]
+    found = NodeSlices(MIG, made=tuple(made), cards=frozenset({0, 1, 3, 4, 5}))
+    barred = {3: "held by other pods"}
+    rejected = plan(cards, found, used, [{"3g.40gb": 1}], {}, barred=barred)
+    assert isinstance(rejected, Rejection)
+    assert [refusal.reason for refusal in rejected.cards] == [
+        "1g.10gb in use at 0, 4: no room for 3g.40gb",
+        "unhealthy",
+        "not in MIG mode",
+        "held by other pods",
+        "3g.40gb in use at 1, where it cannot be",
+        "cannot be cut",
+    ]
+    assert not rejected.hopeless
+    planned = plan(cards, found, used, [{"2g.20gb": 1}], {}, barred=barred)
+    assert not isinstance(planned, Rejection)
+    assert {*made} < {*planned}
+
+
+def test_without_the_places_of_instances_a_node_is_not_cut() -> None:
+    found = NodeSlices(MIG, made=(Slice(0, 0, "1g.10gb"),), cards=frozenset({0}), placed=False)
+    rejected = plan(a100s(1), found, [], [{"2g.20gb": 1}], {})
+    assert isinstance(rejected, Rejection)
+    assert [refusal.reason for refusal in rejected.cards] == ["where its instances lie is not known"]
+
+
+@pytest.mark.parametrize(
+    ("found", "asked", "why"),
+    [
+        (mig(), {"4gb": 1}, "the node's cards are cut by mig, not into 4gb"),
+        (mps(), {"2g.20gb": 1, "4gb": 1}, "the node's cards are cut by mps, not into 2g.20gb"),
+        (x, {"2g.20gb": 1}, "the node's cards are not cut"),
+    ],
+)
+def test_a_node_is_cut_in_one_way(found: NodeSlices, asked: Mapping[str, int], why: str) -> None:
+    assert plan(a100s(1), found, [], [asked], {}) == Rejection(why, hopeless=True)
+
+
+def test_a_node_without_cards() -> None:
+    assert plan([], mig(), [], [{"2g.20gb": 1}], {}) == Rejection("the node has no cards", hopeless=True)
+
+
+def test_more_than_a_node_has_is_hopeless_and_what_pods_hold_is_not() -> None:
+    used = [Slice(0, 0, "7g.80gb")]
+    held = plan(a100s(1), mig(*used), used, [{"7g.80gb": 1}], {})
+    barred = plan(a100s(1), mig(), [], [{"7g.80gb": 1}], {}, barred={0: "held by other pods"})
+    too_many = plan(a100s(1), mig(), [], [{"7g.80gb": 2}], {})
+    assert isinstance(held, Rejection)
+    assert isinstance(barred, Rejection)
+    assert isinstance(too_many, Rejection)
+    assert (held.hopeless, barred.hopeless, too_many.hopeless) == (False, False, True)
+    assert str(too_many) == "1 card: 1 room for 1 of 2 7g.80gb"
+
+
+def test_under_mps_a_card_that_is_cut_is_filled_before_a_whole_one_is_cut() -> None:
+    made = Slice(1, 0, "4gb")
+    planned = plan(a100s(2), mps(made), [made], [{"10gb": 2}], {})
+    assert planned == (made, Slice(1, 1, "10gb"), Slice(1, 2, "10gb"))
+
+
+def test_under_mps_free_slices_are_given_up_before_a_whole_card_is_cut() -> None:
+    free = (Slice(1, 0, "40gb"), Slice(1, 1, "40gb"))
+    assert plan(a100s(2), mps(*free), [], [{"10gb": 1}], {}) == (free[0], Slice(1, 1, "10gb"))
+
+
+def test_under_mps_the_fuller_of_two_cards_that_are_cut_is_filled() -> None:
+    used = [Slice(0, 0, "4gb"), Slice(1, 0, "40gb")]
+    assert plan(a100s(2), mps(*used), used, [{"10gb": 1}], {}) == (*used, Slice(1, 1, "10gb"))
+
+
+def test_under_mps_a_pod_of_slices_for_two_cards() -> None:
+    planned = plan(a100s(3), mps(), [], [{"50gb": 1, "40gb": 2}], {}, barred={1: "held by other pods"})
+    assert planned == (Slice(0, 0, "40gb"), Slice(0, 1, "40gb"), Slice(2, 0, "50gb"))
+
+
+def test_a_pod_of_dozens_of_slices_of_many_kinds_is_answered_at_once() -> None:
+    asked = {"1g.10gb": 8, "2g.20gb": 8, "3g.40gb": 8, "1g.20gb": 8, "4g.40gb": 4}
+    planned = plan(a100s(16), mig(cards=16), [], [asked], {})
+    assert not isinstance(planned, Rejection)
+    assert Counter(s.name for s in planned) >= Counter(asked)
+    assert isinstance(plan(a100s(8), mig(), [], [asked | {"1g.10gb": 56}], {}), Rejection)
+    shares = {f"{n}gb": 10 for n in range(1, 10)}
+    assert isinstance(plan(a100s(4), mps(), [], [shares], {}), Rejection)
+    assert not isinstance(plan(a100s(8), mps(), [], [shares], {}), Rejection)
+
+
+def test_planning_over_a_thousand_nodes_takes_no_time_worth_naming() -> None:
+    """A bound that no load of the machine breaks; what it takes is for `bench/slices.py` to say: 4 to 70 ms."""
+    rows = run()
+    assert len(rows) == len(ASKS)
+    assert all(row.planning < 1000 for row in rows)
+    assert {row.name: row.could for row in rows}["MIG, nowhere"] == 0
+    assert sum(row.could for row in rows) > 5000

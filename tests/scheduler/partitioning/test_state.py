@@ -1,0 +1,247 @@
+"""What the scheduler takes from a node's slices: what is offered, what is held, and what it does not take."""
+
+from typing import Any
+
+import pytest
+
+from mgpu.model.partitioning import ANNOTATION, LABEL, MADE
+from scheduler.cluster.reservations import Decision
+from scheduler.cluster.slice_state import Plan
+from scheduler.decisions.preemption import Victims
+from tests import builders as b
+from tests.scheduler.fake import Replica
+from tests.scheduler.partitioning.cluster import MIG, MPS, Agent, cluster, slices, submit, turn, wants
+
+ONE, TWO = slices((0, 0, "1g.10gb"), (0, 2, "2g.20gb"))
+
+
+@pytest.fixture
+def made() -> tuple[Replica, Agent]:
+    """A node whose one card has both."""
+    replica, agents = cluster(("n1", MIG, 1))
+    agents["n1"].make(ONE, TWO)
+    replica.deliver()
+    return replica, agents["n1"]
+
+
+def offered(replica: Replica, node: str = "n1") -> dict[str, bool]:
+    """Device → whether it is free."""
+    view = replica.state.view(node, "")
+    return {f"{s.card.type} {s.card.index}": s.idle for s in (*view.cards, *view.others)}
+
+
+def bind(replica: Replica, raw: dict[str, Any], node: str = "n1") -> Decision:
+    """As the API server does it, with the decision's record."""
+    (pod,) = submit(replica, raw)
+    decision = replica.decider.decide(pod, node)
+    assert isinstance(decision, Decision), str(decision)
+    raw["spec"]["nodeName"] = node
+    raw["metadata"]["annotations"] |= decision.annotations
+    replica.api.put("pods", raw)
+    replica.deliver()
+    return decision
+
+
+def relabel(agent: Agent, **labels: str) -> None:
+    raw = agent.api.nodes["n1"]
+    agent.api.put("nodes", {**raw, "metadata": {**raw["metadata"], "labels": labels}})
+
+
+def test_a_divided_card_is_its_slices_and_no_card(made: tuple[Replica, Agent]) -> None:
+    replica, _ = made
+    assert offered(replica) == {"mig-1g.10gb 0": True, "mig-2g.20gb 2": True}
+    (share,) = submit(replica, b.share("p"))
+    reason = replica.filter.filter(share, ["n1"]).hopeless["n1"]
+    assert reason == "node n1 has no whole GPU cards: its cards are cut into slices (gpu.partitioning=mig)"
+
+
+def test_under_mps_cards_that_are_whole_are_for_all() -> None:
+    replica, agents = cluster(("n1", MPS, 2))
+    agents["n1"].make(*slices((1, 0, "4gb")))
+    replica.deliver()
+    assert offered(replica) == {"gpu 0": True, "gpu-4gb 100": True}
+
+
+def planned(replica: Replica, agent: Agent) -> set[int]:
+    """The cards that the node is to cut, after a pod asked for slices."""
+    (pod,) = submit(replica, wants("p", {"gpu-4gb": 1}))
+    replica.filter.filter(pod, ["n1"])
+    turn(replica)
+    return {s.card for s in agent.found.planned or ()}
+
+
+def test_a_card_with_a_gpuid_is_not_cut() -> None:
+    replica, agents = cluster(("n1", MPS, 2))
+    replica.api.put("mtgpupods", b.mtgpupod(bound="GPU-n1-0"))
+    replica.deliver()
+    assert planned(replica, agents["n1"]) == {1}
+
+
+def test_a_plan_that_a_gpuid_has_crossed_is_followed_by_one_that_leaves_its_card() -> None:
+    """Another replica led, and bound the MtgpuPod."""
+    replica, agents = cluster(("n1", MPS, 2))
+    assert planned(replica, agents["n1"]) == {0}
+    replica.api.put("mtgpupods", b.mtgpupod(bound="GPU-n1-0"))
+    replica.deliver()
+    site = replica.state.sites.of("n1")
+    assert site is not None
+    assert [index for index, _ in site.cards.cards] == [1]
+
+
+def test_a_divided_card_is_no_gpuids() -> None:
+    replica, agents = cluster(("n1", MPS, 2))
+    agents["n1"].make(*slices((0, 0, "4gb")))
+    replica.deliver()
+    assert [s.card.index for s in replica.state.mtgpus.on("n1").cards] == [1]
+    assert [s.card.index for s in replica.state.view("n1", "", "zxcvb").cards] == [1]
+
+
+def test_what_a_pod_was_decided_is_held_and_given_to_no_other(made: tuple[Replica, Agent]) -> None:
+    replica, _ = made
+    bind(replica, wants("p", {"mig-2g.20gb": 1}))
+    assert offered(replica) == {"mig-1g.10gb 0": True, "mig-2g.20gb 2": False}
+    assert offered(Replica(replica.api)) == offered(replica)
+
+
+def test_a_slice_is_not_free_until_the_node_says_so(made: tuple[Replica, Agent]) -> None:
+    replica, agent = made
+    bind(replica, wants("p", {"mig-2g.20gb": 1}))
+    agent.give("uid-p", TWO)
+    replica.api.edit_pod("p", lambda raw: raw["status"].update(phase="Succeeded"))
+    replica.deliver()
+    assert not offered(replica)["mig-2g.20gb 2"]
+    replica.api.remove("pods", "p")
+    replica.deliver()
+    assert not offered(replica)["mig-2g.20gb 2"]
+    replica.freed.clear()
+    agent.give("uid-p")
+    replica.deliver()
+    assert offered(replica)["mig-2g.20gb 2"]
+    assert "n1" in replica.freed
+
+
+def test_what_the_node_gave_a_pod_is_held_beside_its_record(made: tuple[Replica, Agent]) -> None:
+    replica, agent = made
+    bind(replica, wants("p", {"mig-2g.20gb": 1}))
+    agent.give("uid-p", ONE)
+    replica.deliver()
+    assert not any(offered(replica).values())
+
+
+def test_a_reservation_moves_from_a_slice_that_somebody_else_has() -> None:
+    replica, agents = cluster(("n1", MIG, 1))
+    agents["n1"].make(*slices((0, 0, "1g.10gb"), (0, 4, "1g.10gb")))
+    (pod,) = submit(replica, wants("p", {"mig-1g.10gb": 1}))
+    first = replica.decider.decide(pod, "n1")
+    agents["n1"].give("stranger", *slices((0, 4, "1g.10gb")))
+    replica.deliver()
+    second = replica.decider.decide(pod, "n1")
+    assert isinstance(first, Decision)
+    assert isinstance(second, Decision)
+    assert [d.placement.others[0][2] for d in (first, second)] == [(4,), (0,)]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "text", "path"),
+    [
+        (ANNOTATION, "{", "metadata.annotations[dynamicgpuslice]: is not JSON"),
+        (
+            MADE,
+            '{"cards": {"0": [{"profile": "4g", "start": 0}]}}',
+            "metadata.annotations[mgpu.io/slices].cards[0][0]",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_told_and_the_last_good_state_stays(
+    made: tuple[Replica, Agent], annotation: str, text: str, path: str
+) -> None:
+    replica, agent = made
+    before = offered(replica)
+    agent.api.annotate("n1", **{annotation: text})
+    replica.deliver()
+    assert offered(replica) == before
+    assert [(name, reason) for name, reason, _ in replica.events] == [("n1", "BadSlices")]
+    assert path in replica.events[0][2]
+    (pod,) = submit(replica, wants("p", {"mig-4g.40gb": 1}))
+    assert replica.filter.filter(pod, ["n1"]).failed["n1"].startswith("what the node says of its slices cannot be read")
+    replica.planning.work()
+    assert replica.state.sites.plans() == ()
+    assert offered(Replica(agent.api)) == {}  # who has never read it knows of no card that is whole
+
+
+def test_a_label_that_nobody_knows_is_told_and_the_node_skipped(made: tuple[Replica, Agent]) -> None:
+    replica, agent = made
+    relabel(agent, **{LABEL: "mps,mig"})
+    (pod,) = submit(replica, wants("p", {"mig-2g.20gb": 1}))
+    assert replica.filter.filter(pod, ["n1"]).hopeless == {"n1": "node label gpu.partitioning is mps,mig, not mig"}
+    assert "must be mig or mps, not 'mps,mig'" in replica.events[0][2]
+    assert offered(replica) == {"mig-1g.10gb 0": True, "mig-2g.20gb 2": True}
+
+
+def test_without_the_label_a_card_is_whole_unless_a_pod_has_a_slice_of_it(made: tuple[Replica, Agent]) -> None:
+    replica, agent = made
+    bind(replica, wants("p", {"mig-2g.20gb": 1}))
+    relabel(agent)
+    replica.deliver()
+    assert offered(replica) == {"gpu 0": False}
+    replica.api.remove("pods", "p")
+    replica.deliver()
+    assert offered(replica) == {"gpu 0": True}
+
+
+def test_a_card_with_another_kind_of_slices_is_not_cut() -> None:
+    replica, agents = cluster(("n1", MIG, 1))
+    agents["n1"].make(TWO)
+    bind(replica, wants("p", {"mig-2g.20gb": 1}))
+    agents["n1"].made, agents["n1"].mode = {}, MPS
+    relabel(agents["n1"], **{LABEL: MPS})
+    agents["n1"].report()
+    (pod,) = submit(replica, wants("q", {"gpu-4gb": 1}))
+    assert "in use by pods" in replica.filter.filter(pod, ["n1"]).failed["n1"]
+    assert offered(replica) == {"gpu 0": False}
+
+
+def test_a_card_that_is_shared_is_not_cut_and_one_that_is_planned_is_not_shared() -> None:
+    replica, _ = cluster(("n1", MPS, 1))
+    (pod, share) = submit(replica, wants("p", {"gpu-4gb": 1}), b.share("q"))
+    site = replica.state.sites.of("n1")
+    assert site
+    assert isinstance(replica.decider.decide(share, "n1"), Decision)
+    assert not replica.state.sites.plan(Plan("n1", 1, slices((0, 0, "4gb"))), site.version)
+    refused = "insufficient slices (1 card: 1 in use by pods that asked for no slice)"
+    assert replica.filter.filter(pod, ["n1"]).failed == {"n1": refused}
+    decision = replica.state.decision("uid-q")
+    assert decision
+    replica.state.cancel(decision)
+    replica.filter.filter(pod, ["n1"])
+    replica.planning.work()
+    assert not isinstance(replica.decider.decide(share, "n1"), Decision)
+
+
+def test_a_node_that_comes_again_starts_anew(made: tuple[Replica, Agent]) -> None:
+    replica, agent = made
+    site = replica.state.sites.of("n1")
+    assert site
+    assert replica.state.sites.plan(Plan("n1", 5, (), None), site.version)
+    agent.api.remove("nodes", "n1")
+    replica.deliver()
+    assert replica.state.sites.of("n1") is None
+    assert replica.state.sites.plans() == ()
+    agent.api.put("nodes", b.node("n1", labels={LABEL: MIG}))
+    replica.deliver()
+    assert offered(replica) == {}
+
+
+@pytest.mark.parametrize(("theirs", "helps"), [(("uid-low",), True), ((), False)])
+def test_eviction_helps_where_what_is_left_can_be_cut_anew(
+    made: tuple[Replica, Agent], theirs: tuple[str, ...], helps: bool
+) -> None:
+    replica, agent = made
+    bind(replica, wants("low", {"mig-2g.20gb": 1}))
+    agent.give("uid-low", TWO)
+    raw = wants("p", {"mig-7g.80gb": 1})
+    raw["spec"]["priority"] = 10
+    (pod,) = submit(replica, raw)
+    assert replica.filter.filter(pod, ["n1"]).failed.keys() == {"n1"}  # not hopeless
+    found = replica.preemption.choose(pod, raw, {"n1": Victims(theirs)})
+    assert found == ({"n1": Victims(theirs)} if helps else {})

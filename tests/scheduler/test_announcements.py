@@ -1,0 +1,220 @@
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mgpu.kube import ApiError, Unreachable
+from mgpu.model.cards import Card
+from mgpu.model.errors import RetryLater
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement
+from mgpu.model.inventory import gained, write_device
+from mgpu.model.pods import Node
+from scheduler.announcements import ANNOTATION, BEHIND_SECONDS, PAUSE, SPACING, Announcements
+from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.reservations import Decision
+from tests import builders as b
+from tests.clock import Clock
+from tests.scheduler.fake import SETTINGS
+
+
+class NodesApi:
+    """Takes patches of nodes; `error`: what it raises instead."""
+
+    def __init__(self) -> None:
+        self.patched: list[str] = []
+        self.error: Exception | None = None
+
+    def patch(self, path: str, body: dict[str, Any]) -> None:
+        if self.error:
+            raise self.error
+        assert list(body["metadata"]["annotations"]) == [ANNOTATION]
+        self.patched.append(path.rpartition("/")[2])
+
+
+class Announcing:
+    """A state with a node of two cards, and its announcements; events as if the process was in sync."""
+
+    def __init__(self) -> None:
+        self.clock, self.api, self.leading = Clock(), NodesApi(), False
+        api: Any = self.api
+        self.announcements = Announcements(api, self.may_decide, self.clock)
+        self.state = ClusterCache(
+            SETTINGS, clock=self.clock, freed=self.announcements.add, left=self.announcements.left
+        )
+        self.state.node_changed(b.node("n1"))
+        self.device(*b.cards(2))
+        self.leading = True
+
+    def may_decide(self) -> None:
+        if not self.leading:
+            raise RetryLater("another replica leads")
+
+    def device(self, *cards: Card) -> None:
+        self.state.device_changed(write_device(Node("n1"), "", cards))
+
+    def announced(self, after: float = 0.0) -> list[str]:
+        self.clock.now += after
+        self.announcements.work()
+        patched, self.api.patched = self.api.patched, []
+        return patched
+
+
+@pytest.fixture
+def one() -> Announcing:
+    return Announcing()
+
+
+FIRST, SECOND = b.cards(2)
+ILL = replace(FIRST, healthy=False)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "more"),
+    [
+        ((ILL, SECOND), (FIRST, SECOND), True),
+        ((FIRST,), (FIRST, SECOND), True),
+        ((FIRST,), (replace(FIRST, memory=FIRST.memory * 2),), True),
+        ((FIRST, SECOND), (FIRST, SECOND), False),
+        ((FIRST, SECOND), (FIRST,), False),
+        ((FIRST, SECOND), (ILL, SECOND), False),
+        ((FIRST,), (replace(FIRST, memory=FIRST.memory // 2),), False),
+    ],
+)
+def test_what_is_a_gain(before: tuple[Card, ...], after: tuple[Card, ...], more: bool) -> None:
+    assert gained(before, after) is more
+
+
+def test_a_card_that_is_healthy_again_is_announced(one: Announcing) -> None:
+    one.device(ILL, SECOND)
+    assert one.announced() == []
+    one.device(FIRST, SECOND)
+    assert one.announced() == ["n1"]
+
+
+def test_a_reservation_that_came_to_nothing_is_announced(one: Announcing) -> None:
+    request = GpuRequest("mgpu", (ContainerRequest("c", core=500),))
+    decision = Decision("uid-p", "default", "p", "n1", request, Placement((("c", (0,)),)), {})
+    assert one.state.reserve(decision, one.state.view("n1", "").version)
+    one.state.cancel(decision)
+    assert one.announced() == ["n1"]
+
+
+def test_a_process_that_starts_announces_nothing(one: Announcing) -> None:
+    assert one.announced() == []
+
+
+def test_a_flapping_card_is_announced_once_in_a_while(one: Announcing) -> None:
+    announced = []
+    for _ in range(10):
+        one.device(ILL, SECOND)
+        one.device(FIRST, SECOND)
+        announced += one.announced(PAUSE / 10)
+    assert announced == ["n1"]
+    assert one.announced(PAUSE) == ["n1"]
+    assert one.announced(PAUSE) == []
+
+
+def test_a_replica_that_does_not_decide_is_silent(one: Announcing) -> None:
+    one.leading = False
+    one.device(ILL, SECOND)
+    one.device(FIRST, SECOND)
+    one.leading = True
+    assert one.announced(PAUSE) == []
+
+
+@pytest.mark.parametrize(
+    "error", [Unreachable("no answer"), ApiError(503, "ServiceUnavailable", ""), ApiError(429, "TooManyRequests", "")]
+)
+def test_what_could_not_be_said_is_said_later(one: Announcing, error: Exception) -> None:
+    one.device(ILL, SECOND)
+    one.device(FIRST, SECOND)
+    one.api.error = error
+    assert one.announced() == []
+    one.api.error = None
+    assert one.announced(PAUSE) == ["n1"]
+
+
+@pytest.mark.parametrize("error", [ApiError(404, "NotFound", "n1"), ApiError(403, "Forbidden", "")])
+def test_what_no_other_try_changes_is_left_alone(one: Announcing, error: Exception) -> None:
+    """The node is gone, or the right to patch it was never given."""
+    one.device(ILL, SECOND)
+    one.device(FIRST, SECOND)
+    one.api.error = error
+    assert one.announced() == []
+    one.api.error = None
+    assert one.announced(PAUSE) == []
+
+
+def bound(name: str = "p", phase: str = "Running", node: str = "n1") -> dict[str, Any]:
+    record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "0"}
+    return b.share(name, annotations=record, node=node, phase=phase)
+
+
+def nominated(name: str = "p") -> dict[str, Any]:
+    raw = b.share(name)
+    raw["status"]["nominatedNodeName"] = "n1"
+    return raw
+
+
+@pytest.mark.parametrize(
+    ("before", "what"),
+    [
+        (bound(), lambda state: state.pod_gone(bound())),
+        (bound(), lambda state: state.pod_changed(bound(phase="Succeeded"))),
+        (nominated(), lambda state: state.pod_gone(nominated())),
+        (nominated(), lambda state: state.pod_changed(bound(node="n2"))),
+        (bound(), lambda state: state.node_changed(b.node("n1", labels={"gpu": "yes"}))),
+    ],
+)
+def test_who_was_refused_by_what_kube_scheduler_knew_to_be_past_is_woken(
+    one: Announcing, before: dict[str, Any], what: Callable[[ClusterCache], None]
+) -> None:
+    one.state.pod_changed(before)
+    one.announced()
+    one.announcements.refused()
+    one.clock.now += BEHIND_SECONDS - 1
+    assert one.announced() == []
+    what(one.state)
+    assert one.announced() == ["n1"]
+
+
+def test_nor_does_it_matter_that_he_was_told_so_afterwards(one: Announcing) -> None:
+    one.state.pod_changed(bound())
+    one.announced()
+    one.state.pod_gone(bound())
+    one.announcements.refused()
+    assert one.announced() == ["n1"]
+
+
+def test_a_node_that_is_gone_wakes_nobody_and_keeps_no_other_back(one: Announcing) -> None:
+    one.state.node_changed(b.node("n2"))
+    for pod in (bound("p", node="n1"), bound("q", node="n2")):
+        one.state.pod_changed(pod)
+    one.state.node_gone(b.node("n1"))
+    one.announced()
+    one.announcements.refused()
+    one.state.pod_gone(bound("p", node="n1"))
+    one.state.pod_gone(bound("q", node="n2"))
+    assert one.announced() == ["n2"]
+
+
+def test_where_nobody_was_refused_the_end_of_a_pod_is_not_announced(one: Announcing) -> None:
+    one.state.pod_changed(bound())
+    one.announced()
+    one.announcements.refused()
+    one.clock.now += BEHIND_SECONDS
+    one.state.pod_gone(bound())
+    assert one.announced(SPACING) == []
+    one.announcements.refused()
+    assert one.announced() == []
+
+
+def test_of_many_that_end_at_once_one_is_announced_a_second(one: Announcing) -> None:
+    for i in range(9):
+        one.announcements.refused()
+        one.announcements.left(f"n{i}")
+    assert one.announced() == ["n0"]
+    one.announcements.left("n9")
+    assert one.announced() == []
+    assert one.announced(SPACING) == ["n9"]
