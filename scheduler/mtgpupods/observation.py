@@ -26,7 +26,7 @@ _PROBLEMS = 4096
 @dataclass(frozen=True, slots=True)
 class Look:
     """items, own: the MtgpuPods and the Pods made for them, by the uid of the MtgpuPod, as the API has them. version:
-    of the node, as the ClusterCache counts. recheck: seconds after which a namespace is no longer held up; None: none is.
+    of the node, as the cache counts. recheck: seconds after which a namespace is no longer held up; None: none is.
     """
 
     seen: Seen
