@@ -7,6 +7,7 @@ name says whose it is: so it can be removed when the pod is gone, and an agent t
 
 import logging
 import os
+import re
 import secrets
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ PERMISSIONS = "rw"
 _VERSION = "0.5.0"
 _BIND = ["rbind", "rw", "nosuid", "nodev"]
 _PREFIX = "mgpu"
+_NAME = re.compile(rf"{_PREFIX}_([^_]+)_([^_]+)_[^_]+\.json")
+"""Of a spec file. Neither UIDs nor names of containers have an underscore."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +93,18 @@ class CdiFiles:
         self._remove(file for file in ours if file.name.split("_")[1] not in uids)
 
     def environments(self) -> dict[tuple[str, str], dict[str, str]]:
-        """(pod UID, container) → what its files say together. A file that is damaged tells nothing."""
+        """Return by pod UID and container what its files say together.
+
+        Other programs may write to the folder: a file that is damaged, or has a name of another form, is ignored. It
+        must not keep an agent from starting.
+        """
         found: dict[tuple[str, str], dict[str, str]] = {}
         for file in sorted(self._folder.glob(f"{_PREFIX}_*_*_*.json")):
-            _, uid, container, _ = file.stem.split("_")
+            named = _NAME.fullmatch(file.name)
+            if named is None:
+                log.warning("CDI file %s has a name that mgpu does not give", file)
+                continue
+            uid, container = named.groups()
             try:
                 (device,) = orjson.loads(file.read_bytes())["devices"]
                 lines: list[str] = device["containerEdits"]["env"]

@@ -79,12 +79,12 @@ class Receipts:
         self._known: dict[str, Receipt] = {}
 
     def read(self) -> None:
-        """Take over what another agent has written. A file that is damaged is removed and logged."""
+        """Take over what another agent has written. A file that is damaged is logged and ignored."""
         found: dict[str, Receipt] = {}
         for file in sorted(self._folder.glob(_NAME.format("*"))):
             try:
                 receipt = _parsed(orjson.loads(file.read_bytes()))
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except (OSError, ValueError, LookupError, TypeError) as error:
                 log.warning("receipt %s is not readable: %r", file, error)
                 continue
             found[receipt.uid] = receipt

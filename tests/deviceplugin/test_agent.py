@@ -169,6 +169,16 @@ def test_an_agent_restart_is_survived_and_files_of_gone_pods_go(node: Node) -> N
         until(lambda: not node.cdi_files())
 
 
+def test_agent_starts_beside_files_that_are_not_its_own(node: Node) -> None:
+    folder = node.folder / "cdi"
+    folder.mkdir(exist_ok=True)
+    (folder / "mgpu_a_b_c_d.json").write_text("{}")
+    (folder / "mgpu_a_receipt").write_text('{"uid": "a", "kubelets_uid": "a", "grace": 1, "shares": [{"card": []}]}')
+    with node.agent():
+        node.create(decided("p"))
+        node.runs("p")
+
+
 def test_where_there_are_fewer_ids_than_before_those_that_pods_hold_are_among_them(node: Node) -> None:
     """A kubelet that restarts would fail a pod whose ids are gone, unless its containers run in that moment."""
     with node.agent():

@@ -76,3 +76,12 @@ def test_the_environment_that_was_handed_out_is_known_again(tmp_path: Path) -> N
     for i, text in enumerate(("{", "[]", '{"devices": [{"containerEdits": {"env": ["X"]}}]}', '{"devices": [3]}')):
         (tmp_path / f"mgpu_b_main_{i}.json").write_text(text)
     assert files.environments() == {("a", "main"): {"X": "a=b", "Y": ""}}
+
+
+@pytest.mark.parametrize("name", ["mgpu_b_main_0_1.json", "mgpu_b_main_0_1_2.json", "mgpu___.json", "mgpu____.json"])
+def test_file_with_a_name_that_mgpu_never_gives_is_ignored(tmp_path: Path, name: str) -> None:
+    """Such a file ended every agent of its node when it started."""
+    files = CdiFiles(tmp_path)
+    files.write("mgpu.io/card=0", "a", "main", {"X": "1"})
+    (tmp_path / name).write_bytes((tmp_path / "mgpu_a_main_0.json").read_bytes())
+    assert files.environments() == {("a", "main"): {"X": "1"}}

@@ -1,6 +1,8 @@
 """Pods that were deleted, or that the API calls ended, while their containers run: they keep their cards."""
 
 import asyncio
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -244,11 +246,14 @@ def test_receipts_of_another_agent_are_taken_over_and_damaged_ones_ignored(folde
     shares = (Share("", "GPU-0", 500, 1 << 30, ratio=50), Share("c", Minor(1), stage=Stage.INIT, type="rdma"))
     Receipts(folder).write(receipt := Receipt("u", "k", 30, shares))
     (folder / "mgpu_v_receipt").write_text("{")
+    no_card = {**asdict(shares[0]), "card": []}
+    row = {"uid": "w", "kubelets_uid": "w", "grace": 30, "shares": [no_card]}
+    (folder / "mgpu_w_receipt").write_text(json.dumps(row))
     receipts = Receipts(folder)
     receipts.read()
     assert receipts.all() == {"u": receipt}
     receipts.remove("u")
-    assert [file.name for file in folder.iterdir()] == ["mgpu_v_receipt"]
+    assert sorted(file.name for file in folder.iterdir()) == ["mgpu_v_receipt", "mgpu_w_receipt"]
 
 
 def test_a_receipt_has_one_share_for_each_card() -> None:
