@@ -7,7 +7,6 @@ generated from the API's own description. `objects` calls `decode` for every bod
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fractions import Fraction
 from functools import cache
@@ -85,14 +84,6 @@ _PYTHON: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 
 
-@dataclass
-class Decoded:
-    """A decoded object, and the paths of the fields that its kind does not have."""
-
-    obj: Object = field(default_factory=dict)
-    unknown: list[str] = field(default_factory=list)
-
-
 class _WrongType(Exception):
     pass
 
@@ -166,17 +157,18 @@ def _struct(value: Object, model: str, path: str, unknown: list[str]) -> Object:
     return result
 
 
-def decode(obj: Object, kind: Kind, model: str = "") -> Decoded:
-    """Decode a body as an object of a built-in kind, or of another model such as `V1Binding`. Raises a 400."""
-    decoded = Decoded()
+def decode(obj: Object, kind: Kind, model: str = "") -> tuple[Object, list[str]]:
+    """Decode a body as an object of a built-in kind, or of another model such as `V1Binding`. Raises a 400.
+
+    Returns: the object, and the paths of the fields that its kind does not have.
+    """
+    unknown: list[str] = []
     try:
-        decoded.obj = _struct(obj, model or kind.model, "", decoded.unknown)
+        return _struct(obj, model or kind.model, "", unknown), unknown
     except (_WrongType, ValueError) as problem:
-        version, name = obj.get("apiVersion") or kind.api_version, obj.get("kind") or kind.kind
-        raise bad_request(
-            f'{name} in version "{version.rpartition("/")[2]}" cannot be handled as a {name}: {problem}'
-        ) from problem
-    return decoded
+        name = obj.get("kind") or kind.kind
+        version = (obj.get("apiVersion") or kind.api_version).rpartition("/")[2]
+        raise bad_request(f'{name} in version "{version}" cannot be handled as a {name}: {problem}') from problem
 
 
 def check_unknown(mode: str, kind: str, version: str, unknown: list[str], warn: Callable[[str], None]) -> None:

@@ -3,18 +3,15 @@
 import asyncio
 import base64
 import contextlib
-import datetime
-import ipaddress
 import socket
 import weakref
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+
+from mgpu.serving.certificates import CA, CHAIN, KEY, renewed
 
 _LOOP_TURNS = 3
 
@@ -72,29 +69,16 @@ class Listener(socket.socket):
 
 
 def self_signed(folder: Path, names: tuple[str, ...] = ("localhost",)) -> tuple[str, str]:
-    """Write a certificate that is its own authority, for 127.0.0.1 and `names`, valid for a week.
+    """Write a certificate for 127.0.0.1 and `names`, with the authority that signed it in the same file.
 
-    Returns: the paths of certificate and key (PEM) in `folder`.
+    Returns: the paths of certificate and key (PEM) in `folder`. Clients take the first one as their CA bundle.
     """
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mgpu-playground")])
-    start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
-    loopback = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    certificate = (
-        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
-        .not_valid_before(start)
-        .not_valid_after(start + datetime.timedelta(days=7))
-        .add_extension(x509.SubjectAlternativeName([loopback, *map(x509.DNSName, names)]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    cert_path, key_path = folder / "apiserver.crt", folder / "apiserver.key"
-    cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    plain = serialization.NoEncryption()
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
-    key_path.touch(mode=0o600)
-    key_path.write_bytes(pem)
-    return str(cert_path), str(key_path)
+    files = renewed({}, ("127.0.0.1", *names), datetime.now(UTC))
+    certificate, key = folder / "apiserver.crt", folder / "apiserver.key"
+    certificate.write_bytes(files[CHAIN] + files[CA])
+    key.touch(mode=0o600)
+    key.write_bytes(files[KEY])
+    return str(certificate), str(key)
 
 
 def write_kubeconfig(path: Path, url: str, ca: bytes | None, token: str, *, name: str = "mgpu-playground") -> None:

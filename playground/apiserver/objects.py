@@ -58,13 +58,12 @@ def normalise(kind: Kind, obj: Object) -> tuple[Object, list[str]]:
     obj = {"apiVersion": kind.api_version, "kind": kind.kind} | obj | {"metadata": metadata}
     if kind.custom:
         # The metadata of a custom resource is decoded like any other's.
-        decoded = decoding.decode({"metadata": metadata}, kind, "V1Pod")
-        fresh, unknown = custom.normalise(obj, kind.schema or {})
-        fresh["metadata"] = decoded.obj["metadata"]
-        unknown = [*decoded.unknown, *unknown]
+        decoded, unknown = decoding.decode({"metadata": metadata}, kind, "V1Pod")
+        fresh, dropped = custom.normalise(obj, kind.schema or {})
+        fresh["metadata"] = decoded["metadata"]
+        unknown += dropped
     else:
-        decoded = decoding.decode(obj, kind)
-        fresh, unknown = decoded.obj, decoded.unknown
+        fresh, unknown = decoding.decode(obj, kind)
     fresh |= {"apiVersion": kind.api_version, "kind": kind.kind}
     fresh["metadata"] = {k: v for k, v in fresh["metadata"].items() if v not in (None, {}, []) and k != "managedFields"}
     strategy(kind.resource).defaults(fresh)

@@ -1,7 +1,8 @@
 """The four kinds of patch: JSON patch (RFC 6902), merge patch (RFC 7396), strategic merge patch, server-side apply.
 
 Server-side apply works without field ownership: applying again removes the fields that the manager applied before and
-leaves out now. There are no `managedFields`, and managers never conflict.
+leaves out now. There are no `managedFields`, and managers never conflict. `writes` calls `parse` and `apply`;
+`admission` calls `json_patch` for what webhooks answer.
 """
 
 import copy
@@ -15,6 +16,13 @@ import yaml
 from playground.apiserver.errors import ApiError, bad_request, plain
 from playground.apiserver.storage import Object
 
+JSON = "application/json-patch+json"
+MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+APPLY = "application/apply-patch+yaml"
+_REFUSED = "the server rejected our request due to an error in our request"
+_MAX_OPERATIONS = 10_000
+# Field → the key that identifies the items of its list, from the API's x-kubernetes-patch-merge-key.
 _KEYS = {
     "containers": "name", "initContainers": "name", "ephemeralContainers": "name", "env": "name", "volumes": "name",
     "volumeMounts": "mountPath", "volumeDevices": "devicePath", "imagePullSecrets": "name", "hostAliases": "ip",
@@ -22,20 +30,83 @@ _KEYS = {
     "conditions": "type", "addresses": "type", "ownerReferences": "uid", "webhooks": "name", "matchConditions": "name",
     "secrets": "name", "resourceClaimStatuses": "name",
 }  # fmt: skip
+# Lists of plain values that are merged.
 _PRIMITIVES = frozenset(("finalizers", "podCIDRs"))
-_DELETE, _ORDER, _RETAIN = "$deleteFromPrimitiveList/", "$setElementOrder/", "$retainKeys"
+_DELETE = "$deleteFromPrimitiveList/"
+_ORDER = "$setElementOrder/"
+_RETAIN = "$retainKeys"
+
+
+def parse(content_type: str, body: bytes, *, custom: bool) -> tuple[str, Any]:
+    """Return the media type and the patch of a request. Raises 400 for a malformed patch, 415 for other media types."""
+    media = content_type.partition(";")[0].strip()
+    accepted = [JSON, MERGE, APPLY] if custom else [JSON, MERGE, STRATEGIC, APPLY]
+    if media not in accepted and media != "application/apply-patch+cbor":
+        raise ApiError(415, "UnsupportedMediaType", "415: Unsupported Media Type", {})
+    try:
+        patch = yaml.safe_load(body) if media == APPLY else orjson.loads(body)
+    except (orjson.JSONDecodeError, yaml.YAMLError) as problem:
+        raise bad_request(f"error decoding patch: {problem}") from problem
+    if not isinstance(patch, list if media == JSON else dict):
+        raise bad_request("error decoding patch: json: cannot unmarshal into a patch of this kind")
+    if media == JSON and len(patch) > _MAX_OPERATIONS:
+        too_many = f"The allowed maximum operations in a JSON patch is {_MAX_OPERATIONS}"
+        raise ApiError(413, "RequestEntityTooLarge", too_many)
+    return media, patch
+
+
+def apply(media: str, patch: Any, target: Object, *, custom: bool) -> Object:
+    """Return a patched copy of `target`. Raises a 422 where the patch does not apply to the object."""
+    if media == MERGE or (media in (STRATEGIC, APPLY) and custom):
+        return dict(merge(target, patch))
+    if media in (STRATEGIC, APPLY):
+        return strategic_merge(target, patch)
+    try:
+        return json_patch(target, patch)
+    except (jsonpatch.JsonPatchException, jsonpointer.JsonPointerException) as problem:
+        raise ApiError(422, "Invalid", _REFUSED, {}) from problem
+
+
+def merge(target: Any, patch: Any) -> Any:
+    """Apply a JSON merge patch (RFC 7396)."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merge(result.get(key), value)
+    return result
+
+
+def json_patch(target: Object, operations: list[Object]) -> Object:
+    """Apply a JSON patch (RFC 6902). As in the real server, `replace` of a missing member adds it.
+
+    Raises jsonpatch.JsonPatchException or jsonpointer.JsonPointerException where the patch does not apply.
+    """
+    result: Object = copy.deepcopy(target)
+    for operation in jsonpatch.JsonPatch(operations).patch:
+        if operation["op"] == "replace" and isinstance(_parent(result, operation["path"]), dict):
+            operation = {**operation, "op": "add"}
+        result = jsonpatch.JsonPatch([operation]).apply(result, in_place=True)
+    return result
+
+
+def _parent(target: Object, path: str) -> Any:
+    return jsonpointer.resolve_pointer(target, path.rpartition("/")[0], None)
 
 
 def merge_key(field: str, items: list[Any]) -> str | None:
-    """What identifies the items of a list; None for a list that is replaced as a whole."""
+    """Return the key that identifies the items of a list, or None for a list that is replaced as a whole."""
     if field == "ports":
-        # A container's ports and a Service's have different keys; only the latter's items never have containerPort.
+        # The ports of a container and of a Service have different keys; those of a Service have no containerPort.
         return "containerPort" if any("containerPort" in i for i in items if isinstance(i, dict)) else "port"
     return _KEYS.get(field)
 
 
 def strategic_merge(target: Object, patch: Object) -> Object:
-    """The patched copy of `target`. Raises a 500, as the real server does, for a list item without its merge key."""
+    """Return a patched copy of `target`. Raises a 500, as the real server does, for a list item without its key."""
     directive = patch.get("$patch")
     if directive == "replace":
         return {k: copy.deepcopy(v) for k, v in patch.items() if k != "$patch"}
@@ -94,7 +165,7 @@ def _merge_list(current: list[Any], patch: list[Any], key: str, order: list[Any]
 
 
 def _ordered(items: list[Any], order: list[Any], server: list[Any], key: str | None) -> list[Any]:
-    """Items in `order` come in that order; the others stay before those that they preceded on the server."""
+    """Sort the items in `order` so; each other item stays before the items that it preceded in `server`."""
 
     def ident(item: Any) -> Any:
         return item.get(key) if key and isinstance(item, dict) else item
@@ -111,81 +182,11 @@ def _ordered(items: list[Any], order: list[Any], server: list[Any], key: str | N
     return result + named + others
 
 
-JSON, MERGE = "application/json-patch+json", "application/merge-patch+json"
-STRATEGIC, APPLY = "application/strategic-merge-patch+json", "application/apply-patch+yaml"
-_REFUSED = "the server rejected our request due to an error in our request"
-_MAX_OPERATIONS = 10_000
-
-
-def merge(target: Any, patch: Any) -> Any:
-    """RFC 7396."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merge(result.get(key), value)
-    return result
-
-
-def json_patch(target: Object, operations: list[Object]) -> Object:
-    """RFC 6902, but as the real server has it: `replace` of a member that is not there adds it.
-
-    Raises jsonpatch.JsonPatchException or JsonPointerException when it does not apply.
-    """
-    result: Object = copy.deepcopy(target)
-    for operation in jsonpatch.JsonPatch(operations).patch:
-        if operation["op"] == "replace" and isinstance(_parent(result, operation["path"]), dict):
-            operation = {**operation, "op": "add"}
-        result = jsonpatch.JsonPatch([operation]).apply(result, in_place=True)
-    return result
-
-
-def _parent(target: Object, path: str) -> Any:
-    return jsonpointer.resolve_pointer(target, path.rpartition("/")[0], None)
-
-
-def parse(content_type: str, body: bytes, *, custom: bool) -> tuple[str, Any]:
-    """(media type, patch) of a request. Raises 400 for text that is no such patch, 415 for other media types."""
-    media = content_type.partition(";")[0].strip()
-    accepted = [JSON, MERGE, APPLY] if custom else [JSON, MERGE, STRATEGIC, APPLY]
-    if media not in accepted and media != "application/apply-patch+cbor":
-        raise ApiError(415, "UnsupportedMediaType", "415: Unsupported Media Type", {})
-    try:
-        patch = yaml.safe_load(body) if media == APPLY else orjson.loads(body)
-    except (orjson.JSONDecodeError, yaml.YAMLError) as problem:
-        raise bad_request(f"error decoding patch: {problem}") from problem
-    if not isinstance(patch, list if media == JSON else dict):
-        raise bad_request("error decoding patch: json: cannot unmarshal into a patch of this kind")
-    if media == JSON and len(patch) > _MAX_OPERATIONS:
-        raise ApiError(
-            413, "RequestEntityTooLarge", f"The allowed maximum operations in a JSON patch is {_MAX_OPERATIONS}"
-        )
-    return media, patch
-
-
-def apply(media: str, patch: Any, target: Object, *, custom: bool) -> Object:
-    """The patched copy of `target`. Raises 422 when the patch does not fit the object."""
-    if media == MERGE or (media in (STRATEGIC, APPLY) and custom):
-        return dict(merge(target, patch))
-    if media in (STRATEGIC, APPLY):
-        return strategic_merge(target, patch)
-    try:
-        return json_patch(target, patch)
-    except (jsonpatch.JsonPatchException, jsonpointer.JsonPointerException) as problem:
-        raise ApiError(422, "Invalid", _REFUSED, {}) from problem
-
-
-_IDENTITY = ("apiVersion", "kind")
-
-
 def removal(before: Object, after: Object, *, lists: bool) -> Object:
-    """The patch that takes back what `before` set and `after` does not; `lists` merges lists by their keys."""
+    """Return the patch that removes what `before` sets and `after` does not; `lists` compares lists by their keys."""
     patch: Object = {}
     for name, value in before.items():
-        if name in _IDENTITY:
+        if name in ("apiVersion", "kind"):
             continue
         wanted = after.get(name)
         if name not in after:
@@ -207,16 +208,3 @@ def _removed_items(before: list[Any], after: list[Any], key: str) -> list[Object
         elif inner := removal(item, kept[ident], lists=True):
             patches.append({key: ident, **inner})
     return patches
-
-
-class Applied:
-    """What each manager last applied to each object, for as long as the server runs."""
-
-    def __init__(self) -> None:
-        self._last: dict[tuple[str, str], Object] = {}
-
-    def before(self, uid: str, manager: str) -> Object:
-        return self._last.get((uid, manager), {})
-
-    def keep(self, uid: str, manager: str, patch: Object) -> None:
-        self._last[(uid, manager)] = patch

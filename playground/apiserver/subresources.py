@@ -67,7 +67,7 @@ class Binder:
 
 def _decode(call: Call, body: Object) -> Object:
     whole = {"apiVersion": "v1", "kind": "Binding", "metadata": {}} | body
-    obj = decoding.decode(whole, call.path.kind, "V1Binding").obj
+    obj, _ = decoding.decode(whole, call.path.kind, "V1Binding")
     metadata = {k: v for k, v in (obj.get("metadata") or {}).items() if v is not None and k != "managedFields"}
     return obj | {"metadata": metadata, "target": obj.get("target") or {}}
 

@@ -1,4 +1,8 @@
-"""Tables: the rows and columns that `kubectl get` prints, computed by the server."""
+"""Tables: the rows and columns that `kubectl get` prints, computed by the server.
+
+`server` calls `table` for clients that accept Tables. To give a built-in kind columns, add a row to `_COLUMNS`; custom
+resources bring theirs in `additionalPrinterColumns`, and all other kinds have Name and Age.
+"""
 
 import re
 from collections.abc import Callable
@@ -28,7 +32,7 @@ def restarts(pod: Object) -> str:
 
 
 def _reason_of(status: Object) -> str | None:
-    """Why a container does not run; None when it does."""
+    """Return why a container does not run, or None where it runs."""
     state = status.get("state") or {}
     if reason := (state.get("waiting") or {}).get("reason"):
         return str(reason)
@@ -57,12 +61,10 @@ def _initializing(pod: Object) -> str | None:
 
 
 def summary(pod: Object) -> str:
-    """The STATUS column."""
+    """Return the STATUS column of a pod, as kubectl's printPod computes it."""
     status = pod.get("status") or {}
     reason = status.get("reason") or status.get("phase") or "Unknown"
-    if any(
-        c["type"] == "PodScheduled" and c.get("reason") == "SchedulingGated" for c in status.get("conditions") or []
-    ):
+    if "SchedulingGated" in [c.get("reason") for c in status.get("conditions") or [] if c["type"] == "PodScheduled"]:
         reason = "SchedulingGated"
     if initializing := _initializing(pod):
         reason = initializing
@@ -87,7 +89,7 @@ class Column:
 
 
 def age(timestamp: str | None) -> str:
-    """`45s`, `3m10s`, `2h5m`, `4d`: time passed since an RFC 3339 timestamp."""
+    """Return the time since an RFC 3339 timestamp: `45s`, `3m10s`, `2h5m`, `4d`."""
     if not timestamp:
         return "<unknown>"
     seconds = max(0, int((datetime.now(UTC) - datetime.fromisoformat(timestamp)).total_seconds()))
@@ -152,6 +154,8 @@ def _ports(service: Object) -> str:
     return ",".join(f"{p['port']}/{p.get('protocol', 'TCP')}" for p in _at(service, "spec.ports", [])) or "<none>"
 
 
+_CREATED = "metadata.creationTimestamp"
+_WEBHOOKS = (_NAME, Column("Webhooks", _size("webhooks"), "integer"), _AGE)
 _COLUMNS: dict[str, tuple[Column, ...]] = {
     "pods": (
         _NAME,
@@ -200,22 +204,16 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
         _AGE,
     ),
     "leases.coordination.k8s.io": (_NAME, Column("Holder", _field("spec.holderIdentity", "")), _AGE),
-    "mutatingwebhookconfigurations.admissionregistration.k8s.io": (
-        _NAME, Column("Webhooks", _size("webhooks"), "integer"), _AGE,
-    ),
-    "validatingwebhookconfigurations.admissionregistration.k8s.io": (
-        _NAME, Column("Webhooks", _size("webhooks"), "integer"), _AGE,
-    ),
-    "customresourcedefinitions.apiextensions.k8s.io": (
-        _NAME, Column("Created At", _field("metadata.creationTimestamp")),
-    ),
-}  # fmt: skip
+    "mutatingwebhookconfigurations.admissionregistration.k8s.io": _WEBHOOKS,
+    "validatingwebhookconfigurations.admissionregistration.k8s.io": _WEBHOOKS,
+    "customresourcedefinitions.apiextensions.k8s.io": (_NAME, Column("Created At", _field(_CREATED))),
+}
 
 _STEP = re.compile(r"""\.?([\w\0/-]+)|\['([^']+)'\]|\[(\d+)\]|\[\?\(@\.([\w.]+)==["']([^"']*)["']\)\]""")
 
 
 def json_path(obj: Any, path: str) -> Any:
-    """A printer column's jsonPath: fields (`\\.` is a dot of the name), indexes and `[?(@.type=="Ready")]`."""
+    """Evaluate a printer column's jsonPath: fields (`\\.` is a dot in a name), indexes, `[?(@.type=="Ready")]`."""
     for name, quoted, index, key, value in _STEP.findall(path.replace("\\.", "\0")):
         name = (name or quoted).replace("\0", ".")
         if name:
@@ -243,28 +241,24 @@ def columns(kind: Kind) -> tuple[Column, ...]:
     return _COLUMNS.get(kind.resource, (_NAME, _AGE))
 
 
-def _row(item: Item, kind: Kind, include: str) -> Object:
-    row: Object = {"cells": [c.cell(item.obj) for c in columns(kind)]}
-    if include == "Object":
-        row["object"] = item.obj
-    elif include != "None":
-        partial = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": item.obj["metadata"]}
-        row["object"] = partial
-    return row
-
-
 def table(items: list[Item], kind: Kind, metadata: Object, include: str, *, header: bool = True) -> bytes:
-    """A meta.k8s.io Table. `include` is the query parameter `includeObject`; a watch sends its header once."""
-    names = [
-        {
-            "name": c.name,
-            "type": c.type,
-            "format": "name" if c is _NAME else "",
-            "description": "",
-            "priority": c.priority,
-        }
-        for c in columns(kind)
+    """Return a meta.k8s.io Table.
+
+    include: the query parameter `includeObject`.
+    header: whether to include the columns; a watch does so only in its first event.
+    """
+    found = columns(kind)
+    definitions = [
+        {"name": c.name, "type": c.type, "format": "name" * (c is _NAME), "description": "", "priority": c.priority}
+        for c in found
     ]
+    rows: list[Object] = []
+    for item in items:
+        rows.append({"cells": [c.cell(item.obj) for c in found]})
+        if include == "Object":
+            rows[-1]["object"] = item.obj
+        elif include != "None":
+            partial = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
+            rows[-1]["object"] = partial | {"metadata": item.obj["metadata"]}
     body: Object = {"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": metadata}
-    body |= {"columnDefinitions": names if header else [], "rows": [_row(i, kind, include) for i in items]}
-    return orjson.dumps(body)
+    return orjson.dumps(body | {"columnDefinitions": definitions if header else [], "rows": rows})

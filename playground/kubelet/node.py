@@ -4,13 +4,14 @@
 """
 
 import logging
-import ssl
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
+
+from werkzeug import Request, Response
+from werkzeug.serving import WSGIRequestHandler, make_server
 
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.reflector import Reflector
@@ -59,7 +60,10 @@ class KubeletConfig:
         return self.root / "pod-resources"
 
 
-_POLL_SECONDS = 0.05
+log = logging.getLogger(__name__)
+
+VERSION = "v1.36.0-playground"
+HOST = "127.0.0.1"
 
 
 class LogServer:
@@ -69,51 +73,31 @@ class LogServer:
     """
 
     def __init__(self, runtime: Runtime, folder: Path) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+        @Request.application
+        def answer(request: Request) -> Response:
+            match request.path.split("/"):
+                case ["", "containerLogs", namespace, pod, container]:
+                    try:
+                        return Response(runtime.logs(namespace, pod, container))
+                    except KeyError as error:
+                        return Response(str(error.args[0]), 400)
+            return Response("not found", 404)
 
-            def do_GET(self) -> None:
-                status, text = _answer(self.path.partition("?")[0], runtime)
-                self.send_response(status)
-                self.send_header("Content-Type", "text/plain; charset=utf-8")
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Write no access log."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(*self_signed(folder))
-        # The handshake belongs to the connection's own thread, so that a slow client does not block others.
-        self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
-        self.port: int = self._server.server_address[1]
+        certificate = self_signed(folder)
+        self._server = make_server(HOST, 0, answer, threaded=True, request_handler=_Quiet, ssl_context=certificate)
+        self.port = self._server.port
 
     def start(self) -> None:
-        threading.Thread(target=self._server.serve_forever, args=(_POLL_SECONDS,), name="logs", daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), name="logs", daemon=True).start()
 
     def stop(self) -> None:
         self._server.shutdown()
         self._server.server_close()
 
 
-def _answer(path: str, runtime: Runtime) -> tuple[int, bytes]:
-    match path.split("/"):
-        case ["", "containerLogs", namespace, pod, container]:
-            try:
-                return 200, runtime.logs(namespace, pod, container).encode()
-            except KeyError as error:
-                return 400, str(error.args[0]).encode()
-        case _:
-            return 404, b"not found"
-
-
-log = logging.getLogger(__name__)
-
-VERSION = "v1.36.0-playground"
-HOST = "127.0.0.1"
+class _Quiet(WSGIRequestHandler):
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Write no access log."""
 
 
 class NodeReporter:
