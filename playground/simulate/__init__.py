@@ -1,6 +1,6 @@
-"""`mgpu simulate`: the whole pipeline over files, without a cluster (spec page simulate.md).
+"""`mgpu simulate`: the whole pipeline over files, without a cluster (docs/design/simulate.md).
 
-Pods go through the very functions that the three processes call; only kube-scheduler is stood in for.
+Pods go through the same functions that mgpu's three processes call; only kube-scheduler is replaced.
 """
 
 from playground.simulate.command import command

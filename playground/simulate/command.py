@@ -1,4 +1,4 @@
-"""The command line of `mgpu simulate`."""
+"""The command line of `mgpu simulate` and its table output."""
 
 import os
 import sys
@@ -31,13 +31,13 @@ Examples:
 
 
 class WithExperiment(click.Command):
-    """`openb` as the first word is a command of its own; everything else is files. A file of that name: ./openb."""
+    """Makes `openb` as the first word a command of its own; everything else is files. A file of that name: ./openb."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         if args[:1] == ["openb"]:
-            from playground.simulate.openb.command import command as openb  # numpy, which files do not need
+            from playground.simulate.openb.command import command as openb  # it imports numpy, which files do not need
 
             return openb.make_context(f"{info_name} openb", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
@@ -54,8 +54,8 @@ class WithExperiment(click.Command):
 @click.command(cls=WithExperiment, epilog=EXAMPLES)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).")
-@click.option("--card-policy", type=click.Choice(CARD_POLICIES), help="Holds over the settings'.")
-@click.option("--node-policy", type=click.Choice(NODE_POLICIES), help="Holds over the settings'.")
+@click.option("--card-policy", type=click.Choice(CARD_POLICIES), help="Overrides cardPolicy of the settings.")
+@click.option("--node-policy", type=click.Choice(NODE_POLICIES), help="Overrides nodePolicy of the settings.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option("--fail-on-pending", is_flag=True, help="Exit with 1 where a pod finds no node.")
 def command(
@@ -95,15 +95,15 @@ def _shown(result: Result) -> Group:
 
 
 def _lines(outcome: Outcome, width: int) -> Iterator[RenderableType]:
-    """The pod and where it is; what speaks against it below, each reason with the whole width to itself."""
+    """Yield a line with the pod and its node; for a denied or waiting pod, a line per reason below it."""
     pod = _name(outcome).ljust(width)
     if outcome.denied:
         yield Text.assemble(f"{pod}   ", ("denied", "red"))
         yield from _reasons(map(str, outcome.denied))
     elif outcome.pending:
         yield Text.assemble(f"{pod}   ", (outcome.phase.lower() or "pending", "yellow"))
-        said = f"{outcome.reason}: " if outcome.reason else ""
-        reasons = [f"{node}: {said}{reason}" for node, reason in outcome.rejections.items()]
+        prefix = f"{outcome.reason}: " if outcome.reason else ""
+        reasons = [f"{node}: {prefix}{reason}" for node, reason in outcome.rejections.items()]
         yield from _reasons(reasons or ["there are no nodes"])
     else:
         given = (f"{name} on {_devices(given)}" for name, given in outcome.containers.items())
@@ -120,7 +120,7 @@ def _reasons(reasons: Iterable[str]) -> Iterator[Padding]:
 
 
 def _devices(given: Mapping[str, Any]) -> str:
-    """`cards 0,1 and rdma 0`, or `2g.20gb of card 0`."""
+    """Return `cards 0,1 and rdma 0`, or `2g.20gb of card 0`."""
     cards = given["cards"]
     if "profile" in given:
         on = sorted({*cards})

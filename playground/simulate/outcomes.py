@@ -1,4 +1,7 @@
-"""What became of each submitted pod, and its JSON (docs/design/simulate.md)."""
+"""What became of each submitted pod, what its containers get, and the JSON of both (docs/design/simulate.md).
+
+`pipeline` fills an `Outcome` per pod; `command` prints the `Result`.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,9 +23,12 @@ from playground.simulate.world import Raw
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one submitted pod. node "": denied, or it waits.
+    """What became of one submitted pod.
 
-    kind: of an MtgpuPod; "": a Pod. phase, reason: an MtgpuPod's, as its status says; "": it has none.
+    node: "" for a pod that was denied or waits.
+    rejections: node → why the pod is not there.
+    kind: `MtgpuPod`, or "" for a Pod.
+    phase, reason: those in the status of an MtgpuPod, "" without one.
     """
 
     pod: Pod
@@ -45,21 +51,21 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """outcomes: of the submitted pods, in file order."""
+    """The outcomes of the submitted pods in file order, and the nodes at the end."""
 
     outcomes: Sequence[Outcome]
     nodes: Sequence[NodeView]
 
 
 def result_json(result: Result) -> dict[str, Any]:
-    """simulate.md's JSON output, every key present."""
+    """Return the JSON output, with every key present."""
     return {"pods": [_row(outcome) for outcome in result.outcomes], "nodes": nodes_json(result.nodes)}
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:
-    named = {"kind": outcome.kind, "phase": outcome.phase or None, "reason": outcome.reason or None}
+    of_mtgpupod = {"kind": outcome.kind, "phase": outcome.phase or None, "reason": outcome.reason or None}
     return {
-        **(named if outcome.kind else {}),
+        **(of_mtgpupod if outcome.kind else {}),
         "namespace": outcome.pod.namespace,
         "name": outcome.pod.name,
         "admitted": not outcome.denied,
@@ -74,12 +80,9 @@ def _row(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-Given = dict[str, Any]
-
-
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A pod with its ask and where it is put. devices: the node's, of all types; gpus: all its cards, cut or not."""
+    """A placed pod. `devices` are the node's, of all types; `gpus` are all its cards, partitioned or not."""
 
     pod: Pod
     request: GpuRequest
@@ -88,22 +91,20 @@ class Delivery:
     gpus: Sequence[Card]
     settings: Settings
 
-    def containers(self) -> dict[str, Given]:
-        """By name, in the order of the ask: `{"cards", "core", "memory", "env"}`, of slices `profile` too, and the
-        devices of other types.
-        """
-        found: dict[str, Given] = {}
+    def containers(self) -> dict[str, Raw]:
+        """Return container → `cards`, `core`, `memory` and `env`; slices add `profile`, other devices `others`."""
+        found: dict[str, Raw] = {}
         for asked in self.request.containers:
             found[asked.container] = self._cards(asked)
         for name in dict.fromkeys(other.container for other in self.request.others if is_slice(other.type)):
             found[name] = self._slices(name)
         for type, name, indexes in self.placement.others:
             if not is_slice(type):
-                told = found.setdefault(name, {"cards": [], "core": [], "memory": [], "env": {}})
-                told.setdefault("others", {})[type] = list(indexes)
+                row = found.setdefault(name, {"cards": [], "core": [], "memory": [], "env": {}})
+                row.setdefault("others", {})[type] = list(indexes)
         return found
 
-    def _cards(self, asked: ContainerRequest) -> Given:
+    def _cards(self, asked: ContainerRequest) -> Raw:
         known = by_index(self.devices)
         cards = [known[index] for index in self.placement.cards(asked.container)]
         amounts = [asked.takes(card) for card in cards]
@@ -114,8 +115,8 @@ class Delivery:
             "env": self._environment(asked.container, cards),
         }
 
-    def _slices(self, name: str) -> Given:
-        """The cards that its slices are of, one for each slice, and what the slice is of it."""
+    def _slices(self, name: str) -> Raw:
+        """Return an entry per slice: its card, and its part of the card."""
         slices = sorted(self._slices_of(name), key=lambda card: (card.type, card.index))
         names = dict.fromkeys(slice_named(RESOURCE_PREFIX + s.type) or s.type for s in slices)
         return {
@@ -139,5 +140,5 @@ class Delivery:
         try:
             client = client_of(shares, self.gpus, enforce=own.enforce == "mps")
         except Unenforceable:
-            return env  # its node refuses to start it; where it is put is the same
+            return env  # the node agent refuses to start the container; its placement is the same
         return {**env, **(edits(client, Path(own.mps_dir)).env if client else {})}

@@ -1,4 +1,7 @@
-"""mutate → validate → filter → score → bind → allocate, pod after pod, by the functions of the three processes."""
+"""Takes pod after pod through the pipeline: mutate, validate, filter, score, bind, allocate.
+
+Every step calls the function that mgpu's process calls; `fit` stands in for kube-scheduler. `command` calls `simulate`.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,9 +22,9 @@ from mgpu.presentation.card_views import NodeView, views
 from mgpu.presentation.overview import NO_RECORD, STOCK, claim, missing, request_of
 from mgpu.settings import Settings
 from playground import fit
-from playground.simulate.accounts import Accounts, Recutting
-from playground.simulate.mtgpupods import MtgpuPods
+from playground.simulate.mtgpupod_plans import MtgpuPods
 from playground.simulate.outcomes import Delivery, Outcome, Result
+from playground.simulate.simulated_cluster import SimulatedCluster
 from playground.simulate.world import Raw, World
 from scheduler.cluster.gpu_pods import GpuPod, occupies
 from scheduler.decisions.scores import Ranking
@@ -31,33 +34,34 @@ from webhook.mtgpupods import validate_mtgpupod_create
 from webhook.mutate import mutate
 from webhook.validate import strange_wishes, validate_create
 
-_OF_THE_NODE = ("cpu", "memory", "ephemeral-storage", "pods")
+_OPTIONAL = ("cpu", "memory", "ephemeral-storage", "pods")
 
 
 def simulate(world: World, settings: Settings, note: Callable[[str], None]) -> Result:
-    """note: told, in a line each, what is odd about pods that run already."""
-    cluster = _Cluster(world, settings, note)
-    for name, cutting in cluster.accounts.cuttings.items():
-        if cutting.problem:
-            note(f"node {name}: what it says of its slices is not taken: {cutting.problem}")
-    cluster.take_in(world)
-    outcomes = [cluster.submit(raw) for raw in world.submitted]
-    return Result(outcomes, cluster.seen())
+    """Place the submitted pods of a world. `note` receives a line for everything odd about nodes and running pods."""
+    simulation = _Simulation(world, settings, note)
+    for name, node in simulation.cluster.partitioned.items():
+        if node.problem:
+            note(f"node {name}: its slices are ignored: {node.problem}")
+    simulation.take_in(world)
+    outcomes = [simulation.submit(raw) for raw in world.submitted]
+    return Result(outcomes, simulation.node_views())
 
 
-class _Cluster:
+class _Simulation:
     def __init__(self, world: World, settings: Settings, note: Callable[[str], None]) -> None:
-        self._settings, self._note = settings, note
-        self.accounts = Accounts(world, settings)
-        self._ranking = Ranking(self.accounts, settings)
-        self._recutting = Recutting(self.accounts, settings)
+        self._settings = settings
+        self._note = note
+        self.cluster = SimulatedCluster(world, settings)
+        self._ranking = Ranking(self.cluster, settings)
         self._names: dict[str, Raw] = {}
-        self._mtgpupods = MtgpuPods(self.accounts, settings, self._names, self.submit, self._unfit)
+        self._mtgpupods = MtgpuPods(self.cluster, settings, self._names, self.submit, self._unfit)
 
     def take_in(self, world: World) -> None:
-        """Records first: cards that somebody holds must be known before any are decided late."""
-        running = self._wanted(world)
-        given = {name: {**world.given.get(name, {}), **cut.given()} for name, cut in self.accounts.cuttings.items()}
+        """Take in the running pods: first those with an allocation record, then late decisions for the others."""
+        running = self._without_unneeded(world)
+        nodes = self.cluster.partitioned.items()
+        given = {name: {**world.given.get(name, {}), **node.given()} for name, node in nodes}
         unknown = {uid: Holding(uid, "", "", node, STOCK, rows[uid]) for node, rows in given.items() for uid in rows}
         undecided: list[tuple[Pod, GpuRequest]] = []
         for raw in running:
@@ -66,10 +70,10 @@ class _Cluster:
             unknown.pop(pod.uid, None)
             self._names[pod.key] = raw
             if isinstance(request, GpuRequest):
-                self.accounts.outlook.saw(pod, request)
+                self.cluster.outlook.saw(pod, request)
             if pod.ended:
                 continue
-            self.accounts.reserve(pod, raw, pod.node)
+            self.cluster.reserve(pod, raw, pod.node)
             found = claim(pod, request, given.get(pod.node, {}).get(pod.uid, ()))
             if found.holding:
                 self._hold(pod, request, found.holding)
@@ -78,11 +82,11 @@ class _Cluster:
             elif found.problem:
                 self._note(f"pod {pod.key}: {found.problem}")
         for holding in unknown.values():
-            self.accounts.hold(holding)
+            self.cluster.hold(holding)
         self._mtgpupods.take_in(world.mtgpupods, running, self._note)
-        self._recutting.restore()
-        for holding in (held for held in self.accounts.ledger.holdings() if held.dialect != mtgpu.NAME):
-            odd = missing(holding, (state.card for state in self.accounts.devices(holding.node)))
+        self.cluster.restore_slices()
+        for holding in (held for held in self.cluster.ledger.holdings() if held.dialect != mtgpu.NAME):
+            odd = missing(holding, (state.card for state in self.cluster.devices(holding.node)))
             if odd:
                 self._note(f"pod {holding.key}: {odd}")
         self._learn()
@@ -93,12 +97,12 @@ class _Cluster:
         self._mtgpupods.settle()
 
     def _hold(self, pod: Pod, request: GpuRequest | BadObject | None, holding: Holding) -> None:
-        self.accounts.hold(holding)
+        self.cluster.hold(holding)
         if isinstance(request, GpuRequest):
-            self.accounts.outlook.placed(pod, request)
+            self.cluster.outlook.placed(pod, request)
 
-    def _wanted(self, world: World) -> list[Raw]:
-        """The running pods, without those that keep a card for MtgpuPods that are not there: they are swept."""
+    def _without_unneeded(self, world: World) -> list[Raw]:
+        """Return the running pods without occupy pods that no MtgpuPod needs, which the controller deletes."""
         named = [read_pod(raw) for raw in (*world.mtgpupods, *world.submitted) if raw["kind"] == mtgpu.KIND]
         needed = {(pod.node, pod.annotations.get(mtgpu.GPUID)) for pod in named}
         running = []
@@ -106,35 +110,38 @@ class _Cluster:
             pod = read_pod(raw)
             found = mtgpu.occupied(pod)
             if found and found not in needed and mtgpu.enabled(self._settings):
-                self._note(f"pod {pod.key}: is left out; no MtgpuPod needs its card, so it is deleted")
+                self._note(f"pod {pod.key}: is left out, because no MtgpuPod needs its card and it would be deleted")
             else:
                 running.append(raw)
         return running
 
-    def seen(self) -> tuple[NodeView, ...]:
-        """At the end."""
-        self._mtgpupods.tell_containers()
-        return views(self.accounts.ledger, self.accounts.sliced())
+    def node_views(self) -> tuple[NodeView, ...]:
+        """Return the nodes at the end of the simulation."""
+        self._mtgpupods.name_containers()
+        return views(self.cluster.ledger, self.cluster.sliced())
 
     def _unfit(self, raw: Raw, node: str, before: int) -> str:
-        """As a kubelet asks of a Pod that has its node from the start: nobody has looked at taints and cordons."""
-        known = {**self.accounts.raw[node], "spec": {}}
-        used = add(self.accounts.used[node], {"pods": before})
+        """Return why the kubelet would refuse a Pod that was created with a node, "" where it would not.
+
+        Taints and cordons do not count, because no scheduler has checked them.
+        """
+        known = {**self.cluster.raw[node], "spec": {}}
+        used = add(self.cluster.used[node], {"pods": before})
         reasons = fit.fits(raw, known, used, _counted(known))
         return reasons[0] if reasons else ""
 
     def _decide_late(self, pod: Pod, request: GpuRequest) -> None:
         placement = self._assess(pod, request, pod.node)
-        if isinstance(placement, Rejection) and self._recutting.recut(pod, request, [pod.node]):
+        if isinstance(placement, Rejection) and self.cluster.partition_for(pod, request, [pod.node]):
             placement = self._assess(pod, request, pod.node)
         if isinstance(placement, Placement):
-            self.accounts.place(pod, request, placement, pod.node)
-            self.accounts.outlook.placed(pod, request)
+            self.cluster.place(pod, request, placement, pod.node)
+            self.cluster.outlook.placed(pod, request)
         else:
             self._note(f"pod {pod.key}: no cards on {pod.node}: {placement}")
 
     def _learn(self) -> None:
-        if self.accounts.outlook.refresh():
+        if self.cluster.outlook.refresh():
             self._ranking.refresh()
 
     def submit(self, raw: Raw) -> Outcome:
@@ -147,16 +154,16 @@ class _Cluster:
         self._names[outcome.pod.key] = raw
         request = dialects.read_request(outcome.pod, self._settings)
         if request is not None:
-            self.accounts.outlook.saw(outcome.pod, request)
+            self.cluster.outlook.saw(outcome.pod, request)
             self._learn()
         placements = self._filter(outcome, raw, request)
         if placements:
             node = min(placements, key=lambda name: (-outcome.scores.get(name, 0), name))
             self._bind(outcome, raw, request, placements[node], node)
             if request is not None:
-                self.accounts.outlook.placed(outcome.pod, request)
-        waits = "; ".join(f"{name}: {why}" for name, why in outcome.rejections.items())
-        self._mtgpupods.follow(replace(outcome.pod, node=outcome.node), waits)
+                self.cluster.outlook.placed(outcome.pod, request)
+        message = "; ".join(f"{name}: {reason}" for name, reason in outcome.rejections.items())
+        self._mtgpupods.follow(replace(outcome.pod, node=outcome.node), message)
         return outcome
 
     def _submit_mtgpupod(self, raw: Raw) -> Outcome:
@@ -172,21 +179,22 @@ class _Cluster:
         raw = jsonpatch.apply_patch(raw, outcome.patch)
         outcome.denied = validate_create(raw, self._settings) or _unreadable(raw)
         if outcome.pod.key in self._names and not outcome.denied:
-            outcome.denied = [Problem("metadata.name", "is the name of a Pod that has been made for MtgpuPods already")]
+            outcome.denied = [Problem("metadata.name", "is the name of a Pod that was created for an MtgpuPod")]
         for warning in strange_wishes(raw, None):
             self._note(f"pod {outcome.pod.key}: {warning}")
         outcome.pod = read_pod(raw)
         return raw
 
     def _filter(self, outcome: Outcome, raw: Raw, request: GpuRequest | None) -> dict[str, Placement | None]:
-        """The nodes that can take the pod, each with its cards (None: it asks for none); the others are told why.
+        """Return the nodes that the pod fits, each with its placement; None for a pod without GPUs.
 
-        Where it fits on none, but one could be cut so that it does, that one is.
+        The reasons of the other nodes go into the outcome. Where the pod fits no node, one is partitioned for it if
+        that makes it fit.
         """
         placements: dict[str, Placement | None] = {}
         tried: list[str] = []
-        for name, node in self.accounts.raw.items():
-            reasons = fit.fits(raw, node, self.accounts.used[name], _counted(node))
+        for name, node in self.cluster.raw.items():
+            reasons = fit.fits(raw, node, self.cluster.used[name], _counted(node))
             if reasons:
                 outcome.rejections[name] = ", ".join(reasons)
             elif request is None and outcome.dialect:
@@ -197,9 +205,9 @@ class _Cluster:
                 tried.append(name)
                 self._try(outcome, request, name, placements)
         if request is not None and not placements:
-            anew = self._recutting.recut(outcome.pod, request, tried)
-            if anew:
-                self._try(outcome, request, anew, placements)
+            node_name = self.cluster.partition_for(outcome.pod, request, tried)
+            if node_name:
+                self._try(outcome, request, node_name, placements)
         points = self._ranking.points(GpuPod(outcome.pod, request), list(placements))
         if points is not None:
             outcome.scores = dict(zip(placements, points, strict=True))
@@ -212,43 +220,45 @@ class _Cluster:
             outcome.rejections[name] = str(found)
             return
         placements[name] = found
-        points = self._recutting.score(outcome.pod, request, name)
+        points = self.cluster.slices_score(outcome.pod, request, name)
         if points is None:
-            devices = self.accounts.devices(name, "", occupies(outcome.pod, name))
+            devices = self.cluster.devices(name, "", occupies(outcome.pod, name))
             points = score(request, found, devices, self._settings)
         outcome.scores[name] = points
 
     def _assess(self, pod: Pod, request: GpuRequest, node: str) -> Placement | Rejection:
         gpuid = occupies(pod, node)
-        view, seats = self.accounts.view(node, pod.uid), self.accounts.seats(request, pod.uid)
-        known, devices = self.accounts.nodes[node], self.accounts.devices(node, pod.uid, gpuid)
+        view, seats = self.cluster.view(node, pod.uid), self.cluster.seats(request, pod.uid)
+        known, devices = self.cluster.nodes[node], self.cluster.devices(node, pod.uid, gpuid)
         if nvidia_plugin.chooses(known, request):
-            ours = nvidia_plugin.given_by_mgpu(self.accounts.ledger, node, pod.uid, gpuid)
+            ours = nvidia_plugin.given_by_mgpu(self.cluster.ledger, node, pod.uid, gpuid)
             refused = nvidia_plugin.refusal(request, known, view.cards, ours)
-            return refused or assess(request, known, devices, self._settings)  # one of the choices that the plugin has
-        refusal = request.unmet(known) is None and self._recutting.refusal(pod, request, node)
+            return refused or assess(
+                request, known, devices, self._settings
+            )  # one of the choices that NVIDIA's plugin has
+        refusal = request.unmet(known) is None and self.cluster.slices_refusal(pod, request, node)
         if refusal:
             return refusal
-        foresight = Foresight(self.accounts.outlook.judges, view.room, pod.needs)
+        foresight = Foresight(self.cluster.outlook.judges, view.room, pod.needs)
         return assess(request, known, devices, self._settings, foresight, seats=seats)
 
     def _bind(
         self, outcome: Outcome, raw: Raw, request: GpuRequest | None, placement: Placement | None, node: str
     ) -> None:
         outcome.node = node
-        self.accounts.reserve(outcome.pod, raw, node)
+        self.cluster.reserve(outcome.pod, raw, node)
         if request is None or placement is None:
             return
-        devices = self.accounts.devices(node)
-        if not nvidia_plugin.chooses(self.accounts.nodes[node], request):
+        devices = self.cluster.devices(node)
+        if not nvidia_plugin.chooses(self.cluster.nodes[node], request):
             outcome.annotations = record(outcome.pod, request, placement, devices, self._settings, now_ns=0)
-        self.accounts.place(outcome.pod, request, placement, node)
-        cards, gpus = [state.card for state in devices], self.accounts.cuttings[node].gpus
+        self.cluster.place(outcome.pod, request, placement, node)
+        cards, gpus = [state.card for state in devices], self.cluster.partitioned[node].gpus
         outcome.containers = Delivery(outcome.pod, request, placement, cards, gpus, self._settings).containers()
 
 
 def _unreadable(raw: Raw) -> list[Problem]:
-    """An amount that the API server refuses in whatever resource."""
+    """Return the problem of an amount that the API server would refuse."""
     try:
         requests_of(raw)
     except QuantityError as error:
@@ -257,6 +267,9 @@ def _unreadable(raw: Raw) -> list[Problem]:
 
 
 def _counted(node: Raw) -> Callable[[str], bool]:
-    """GPU resources follow from cards and labels; cpu, memory and pods count where the Node says how many."""
+    """Return whether `fit` compares a resource.
+
+    GPU resources follow from cards and labels instead; cpu, memory and pods count where the Node has an amount.
+    """
     there = allocatable(node)
-    return lambda name: name != SHARE and vocabulary_of(name) is None and (name in there or name not in _OF_THE_NODE)
+    return lambda name: name != SHARE and vocabulary_of(name) is None and (name in there or name not in _OPTIONAL)

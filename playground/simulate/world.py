@@ -1,4 +1,7 @@
-"""Reads the input files of `mgpu simulate`: nodes with their cards, pods that run already, pods to be placed."""
+"""Reads the input of `mgpu simulate`: nodes with their cards, pods that run already, pods to be placed.
+
+`read` parses files into documents, `read_world` checks them and sorts them. Every error names the document it is in.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +28,7 @@ Raw = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """`where` names it in messages: `FILE: document N`, counted from 1."""
+    """One Kubernetes object. `where` names it in messages: `FILE: document N`, counted from 1."""
 
     where: str
     raw: Raw
@@ -42,13 +45,13 @@ class Document:
         return BadObject([Problem(f"{self.where}: {path}", message)])
 
     def blame(self, error: BadObject) -> BadObject:
-        """The first problem of an error, with this document named: one clear line."""
+        """Return the first problem of an error as an error that names this document."""
         first = error.problems[0]
         return self.wrong(first.field, first.message)
 
 
 class _Loader(yaml.CSafeLoader):
-    """YAML as the API server reads it: dates are text."""
+    """Reads YAML as the API server does: dates are text."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -58,7 +61,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read(files: Iterable[str], stdin: TextIO) -> Iterator[Document]:
-    """The objects of all files in order, those of a `List` one by one. Raises BadObject with `FILE: document N`."""
+    """Yield the objects of all files in order, those of a `List` one by one. Raises BadObject."""
     for name in files:
         shown = "<stdin>" if name == "-" else name
         try:
@@ -109,15 +112,17 @@ def _is_list(found: Raw) -> bool:
 
 CARDS_ANNOTATION = "mgpu.io/cards"
 _CARDS_PATH = f"metadata.annotations[{CARDS_ANNOTATION}]"
-_SILENT = ("ConfigMap",)
 
 
 @dataclass(slots=True)
 class World:
-    """nodes, cards: by node name. running: pods with a node, in file order; submitted: the others, MtgpuPods too.
+    """What the documents describe.
 
-    mtgpupods: those that have a card, or have ended.
-    given: node → UID → what the kubelet itself gave to that pod.
+    nodes, cards: by the name of the node.
+    given: node → UID → what the kubelet itself gave to the pod.
+    running: pods with a node, in file order.
+    submitted: the other pods, and MtgpuPods without a card, in file order.
+    mtgpupods: MtgpuPods that have a card or have ended.
     """
 
     nodes: dict[str, Raw] = field(default_factory=dict)
@@ -129,9 +134,11 @@ class World:
 
 
 def read_world(documents: Iterable[Document], skipped: Callable[[str], None], unit: int) -> World:
-    """Raises BadObject: one problem, with the document it is in.
+    """Sort documents into a world. Raises BadObject with one problem.
 
-    skipped: told of objects that play no part. unit: bytes of one `aliyun.com/gpu-mem`.
+    Args:
+        skipped: receives a line for every object that plays no part.
+        unit: bytes of one `aliyun.com/gpu-mem`.
     """
     found = list(documents)
     world = World()
@@ -146,7 +153,7 @@ def read_world(documents: Iterable[Document], skipped: Callable[[str], None], un
     seen: dict[tuple[str, str, str], str] = {}
     for document in found:
         pods = _pods(document)
-        if pods is None and document.kind not in ("Node", "Device", *_SILENT):
+        if pods is None and document.kind not in ("Node", "Device", "ConfigMap"):
             skipped(f"{document.where}: {document.kind} {document.name} is skipped; it plays no part in a simulation")
         for raw in pods or ():
             _add_pod(world, document, raw, seen)
@@ -188,7 +195,7 @@ def _add_device(world: World, document: Document) -> None:
         other = f"the Node's annotation {CARDS_ANNOTATION}"
         if CARDS_ANNOTATION not in (world.nodes[name]["metadata"].get("annotations") or {}):
             other = "another Device of its name"
-        raise document.wrong("metadata.name", f"the cards of {name} stand in {other} already")
+        raise document.wrong("metadata.name", f"the cards of {name} are defined in {other} already")
     try:
         world.cards[name] = inventory.read_device(document.raw)
         world.given[name] = shares_given(read_given(document.raw))
@@ -197,7 +204,7 @@ def _add_device(world: World, document: Document) -> None:
 
 
 def _mark(world: World, document: Document, skipped: Callable[[str], None]) -> None:
-    """A list of unhealthy cards (gpushare.md). As in the cluster, one that cannot be read marks none."""
+    """Mark the cards that a list of unhealthy cards names (docs/design/gpushare.md); a malformed list marks none."""
     node = gpushare.node_of_unhealthy(document.raw)
     if node not in world.cards:
         return
@@ -211,7 +218,7 @@ def _add_pod(world: World, document: Document, raw: Raw, seen: dict[tuple[str, s
     named = raw["kind"] == KIND
     try:
         pod = read_pod(raw)
-        if pod.node and not named:  # of the others an amount that is none is for admission to refuse
+        if pod.node and not named:  # admission refuses a malformed amount in the others
             requests_of(raw)
     except BadObject as error:
         raise document.blame(error) from error
@@ -236,7 +243,7 @@ def _add_pod(world: World, document: Document, raw: Raw, seen: dict[tuple[str, s
 
 
 def _pods(document: Document) -> list[Raw] | None:
-    """The pods that an object stands for, each with a namespace, a name and a uid; None: it stands for none."""
+    """Return the pods that an object stands for, each with namespace, name and uid; None for other objects."""
     raw, kind = document.raw, document.kind
     if kind in ("Pod", KIND):
         meta = raw["metadata"]
@@ -257,7 +264,7 @@ def _pods(document: Document) -> list[Raw] | None:
 
 
 def _replicas(document: Document, spec: Raw) -> int:
-    """How many pods run at a time; 1 where nothing is said (apps/v1, batch/v1)."""
+    """Return how many pods of a workload run at a time; the default is 1 (apps/v1, batch/v1)."""
     limits = ("parallelism", "completions") if document.kind == "Job" else ("replicas",)
     counts = [spec[key] for key in limits if spec.get(key) is not None]
     for key in limits:

@@ -256,7 +256,10 @@ DEVICE = {"kind": "Device", "metadata": {"name": "n1"}, "spec": {"devices": []}}
     [
         ([share("p"), share("p")], "<stdin>: document 2: metadata.name: a pod named default/p is there already"),
         ([DEVICE], "<stdin>: document 1: metadata.name: a Device needs a Node"),
-        ([served(), DEVICE], "<stdin>: document 2: metadata.name: the cards of n1 stand in the Node's annotation"),
+        (
+            [served(), DEVICE],
+            "<stdin>: document 2: metadata.name: the cards of n1 are defined in the Node's annotation",
+        ),
         ([share("p", node="gone")], "<stdin>: document 1: spec.nodeName: no node is named 'gone'"),
         (
             [served(listed="{")],

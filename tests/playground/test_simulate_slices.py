@@ -157,10 +157,10 @@ def test_a_running_pod_without_a_record_gets_its_slice_late() -> None:
 @pytest.mark.parametrize(
     ("raw", "line"),
     [
-        (cut("both"), "node n1: what it says of its slices is not taken: metadata.labels[gpu.partitioning]: must be"),
+        (cut("both"), "node n1: its slices are ignored: metadata.labels[gpu.partitioning]: must be"),
         (
             cut(said={"dynamicgpuslice": "{"}),
-            "node n1: what it says of its slices is not taken: metadata.annotations[dynamicgpuslice]: is not JSON",
+            "node n1: its slices are ignored: metadata.annotations[dynamicgpuslice]: is not JSON",
         ),
     ],
 )

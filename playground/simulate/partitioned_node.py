@@ -1,4 +1,8 @@
-"""Partitioned cards of one simulated node: what the node reports, and plans that take effect at once."""
+"""A node of `mgpu simulate` and its slices: what its annotations report, and plans that take effect at once.
+
+It does what the node agent would have done: it lays out instances that are only counted, carries out a plan that is
+under way, and writes the annotations. `SimulatedCluster` has one per node, also for nodes without slices.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -28,33 +32,41 @@ from mgpu.presentation.overview import sliced_of
 from scheduler.engine.partitioning.partitionable_node import place_held
 
 
-class Cutting:
-    """One node with all its devices. problem: what cannot be read of what it says; then its cards stay as they are."""
+class PartitionedNode:
+    """One node with all its devices.
+
+    found: the node's slices as they are now.
+    gpus: all cards, partitioned or not.
+    problem: why the annotations cannot be used, "" where they can; such a node keeps its cards as they are.
+    """
 
     def __init__(self, node: Node, cards: Sequence[Card]) -> None:
-        said, self.problem = sliced_of(node, cards)
-        self.found, self.gpus = said.found, said.gpus
-        self._said, self._others = said.annotations, tuple(card for card in cards if card.type != GPU)
+        reported, self.problem = sliced_of(node, cards)
+        self.found = reported.found
+        self.gpus = reported.gpus
+        self._annotations = reported.annotations
+        self._others = tuple(card for card in cards if card.type != GPU)
         self._planned = False
         if self.found.mode and not self.problem:
             self._settle()
 
     @property
     def sliced(self) -> bool:
+        """Whether the node's cards are given out in slices."""
         return bool(self.found.mode)
 
     def inventory(self) -> tuple[Card, ...]:
-        """What pods can be given."""
+        """Return the devices that pods can get."""
         if self.sliced and self.problem:
-            return self._others  # any card may be cut, into what nobody knows
+            return self._others  # any card may be partitioned, in an unknown way
         return (*undivided(self.found, self.gpus), *devices(self.found, self.gpus), *self._others)
 
     def given(self) -> dict[str, tuple[Share, ...]]:
-        """By UID, the slices that pods were given as the node says."""
+        """Return UID → the slices that the annotations assign to the pod."""
         return held(self.found)
 
-    def cut(self, slices: Iterable[Slice]) -> None:
-        """A plan for the whole node is made and carried out."""
+    def partition(self, slices: Iterable[Slice]) -> None:
+        """Make a partition plan for the whole node and carry it out."""
         wanted, plan = tuple(sorted(slices)), next_plan(self.found.partitioning.plan, 0)
         spec = counts(wanted)
         self.found = replace(
@@ -67,32 +79,31 @@ class Cutting:
         self._planned = True
 
     def view(self, holdings: Iterable[Holding]) -> Sliced:
-        """holdings: those on the node."""
+        """Return the node's slices with their pods; `holdings` are those on the node."""
         pods = {place: h.uid for h in holdings for share in h.shares if (place := place_held(share))}
         made = tuple(replace(s, pod=pods.get(s.place, s.pod)) for s in self.found.made)
         found = replace(self.found, made=made)
-        return Sliced(found, self.gpus, self._said if self.problem else self._annotations(found))
+        return Sliced(found, self.gpus, self._annotations if self.problem else self._written(found))
 
-    def _annotations(self, found: NodeSlices) -> Mapping[str, str]:
-        text, partitioning = self._said.get(ANNOTATION), found.partitioning
-        said = dict(self._said)
+    def _written(self, found: NodeSlices) -> Mapping[str, str]:
+        """Return the annotations that scheduler and node agent would have written."""
+        annotations = dict(self._annotations)
+        text, partitioning = annotations.get(ANNOTATION), found.partitioning
         if self._planned and partitioning.plan is not None:
             text = with_spec(text, partitioning.spec, partitioning.plan)
-            said[PLANNED] = write_planned(found.planned or (), partitioning.plan)
+            annotations[PLANNED] = write_planned(found.planned or (), partitioning.plan)
         return {
-            **said,
+            **annotations,
             ANNOTATION: with_status(text, found.made, partitioning.applied),
             MADE: write_made(found.made, found.cards, found.refused),
         }
 
-    # What the node's agent would have done by now.
-
     def _settle(self) -> None:
-        """Cards are in MIG mode, each instance has its place, and a plan that is under way is carried out."""
+        """Bring the node to rest: MIG mode is on, each instance has its place, a plan under way is carried out."""
         if not self.found.placed:
             made = self._laid_out() if self.found.mode == MIG else self.found.made
             if made is None:
-                self.problem = "its cards cannot be cut as its status says"
+                self.problem = "its cards cannot be partitioned as its status says"
                 return
             able = frozenset(gpu.index for gpu in self.gpus if layout_of(gpu.model, gpu.memory))
             cards = able if self.found.mode == MIG else self.found.cards
@@ -101,7 +112,7 @@ class Cutting:
             self._carry_out()
 
     def _laid_out(self) -> tuple[Slice, ...] | None:
-        """Instances that are only counted, those in use first, each in a place; None: there is no room for them."""
+        """Give instances that are only counted a place each, those in use first. Return None where they do not fit."""
         placed: list[Slice] = []
         for gpu in self.gpus:
             there = [s for s in self.found.made if s.card == gpu.index]
@@ -120,14 +131,14 @@ class Cutting:
         if plan is None:
             return
         if wanted is None or not {*used}.issubset(wanted):
-            why = "its slices in use are not among those that it wants, or those cannot all be made"
-            self.found = replace(found, refused=(plan, why))
+            reason = "its slices in use are not among those that it wants, or those cannot all be made"
+            self.found = replace(found, refused=(plan, reason))
         else:
             partitioning = replace(found.partitioning, applied=plan)
             self.found = replace(found, partitioning=partitioning, made=self._made(wanted), refused=None)
 
     def _counted(self, spec: Counts, used: Sequence[Slice]) -> tuple[Slice, ...] | None:
-        """The slices of a plan that says only how many there shall be; None: there is no room for them."""
+        """Place the slices of a plan that only counts them. Return None where they do not fit."""
         slices: list[Slice] = []
         for gpu in self.gpus:
             fixed = tuple(s for s in used if s.card == gpu.index)
@@ -141,7 +152,7 @@ class Cutting:
         return tuple(sorted(slices))
 
     def _made(self, wanted: Iterable[Slice]) -> tuple[Slice, ...]:
-        """Those that are there already are the same."""
+        """Make the wanted slices; those that exist already stay the same."""
         there = {s.place: s for s in self.found.made}
         return tuple(there.get(s.place) or replace(s, uuid=self._uuid(s)) for s in wanted)
 
@@ -151,11 +162,13 @@ class Cutting:
 
 
 def _arranged(gpu: Card, fixed: Sequence[Slice], more: Mapping[str, int], mode: str) -> tuple[Slice, ...] | None:
-    """Where these lie beside `fixed`; None: nowhere."""
+    """Place `more` slices, name → count, beside `fixed` on a card. Return None where they do not fit."""
     if mode == MIG:
         layout = layout_of(gpu.model, gpu.memory)
-        lie = arrange(layout, [s.instance for s in fixed], more) if layout else None if any(more.values()) else ()
-        return None if lie is None else tuple(Slice(gpu.index, start, name) for start, name in lie)
+        if layout is None:
+            return None if any(more.values()) else ()
+        places = arrange(layout, [s.instance for s in fixed], more)
+        return None if places is None else tuple(Slice(gpu.index, start, name) for start, name in places)
     taken = {s.start for s in fixed}
     names = [name for name in sorted(more) for _ in range(more[name])]
     starts = [i for i in range(len(taken) + len(names)) if i not in taken]

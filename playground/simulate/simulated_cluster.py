@@ -1,0 +1,168 @@
+"""The cluster of `mgpu simulate` as it fills: holdings, usage and partitioned cards of every node.
+
+`pipeline` and `mtgpupod_plans` change it. It answers what the scheduler's ranking asks of a cluster, so the scheduler's
+own functions decide on it. There is one thread, and every plan for slices takes effect at once.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from mgpu.model.cards import CardState
+from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection
+from mgpu.model.groups import Seat
+from mgpu.model.ledger import Holding, Ledger, shares_of
+from mgpu.model.node_requests import Requests, add, requests_of
+from mgpu.model.pods import Pod, read_node
+from mgpu.model.slices import Slice
+from mgpu.presentation.card_views import Sliced
+from mgpu.presentation.mtgpupod_tables import occupying
+from mgpu.settings import Settings
+from playground.simulate.partitioned_node import PartitionedNode
+from playground.simulate.world import Raw, World
+from scheduler.cluster.forecast import Outlook
+from scheduler.cluster.node_usage import Usage
+from scheduler.cluster.node_view import View
+from scheduler.engine import nvidia_plugin
+from scheduler.engine.effort import full_budget
+from scheduler.engine.partitioning.named_resources import NamedUsage
+from scheduler.engine.partitioning.partitionable_node import Site, cut, site_of, wanted_by
+from scheduler.engine.partitioning.slice_choice import answer_of, best_first
+from scheduler.engine.partitioning.slice_score import named_resources, site_score
+
+
+class SimulatedCluster:
+    """Implements `scheduler.decisions.scores.Cluster`.
+
+    used: node → the sum of the requests of its pods.
+    """
+
+    def __init__(self, world: World, settings: Settings) -> None:
+        self.raw = {name: world.nodes[name] for name in sorted(world.nodes)}
+        self.nodes = {name: read_node(raw) for name, raw in self.raw.items()}
+        self.used: dict[str, Requests] = {name: {} for name in self.raw}
+        self.ledger = Ledger()
+        self.outlook = Outlook(settings)
+        self._moved = set(self.raw)
+        self._usage = Usage(self._moved.add)
+        self._slices = settings.dialects.slices
+        self._named = NamedUsage(named_resources(self._slices))
+        self.partitioned = {name: PartitionedNode(node, world.cards[name]) for name, node in self.nodes.items()}
+        for name, node in self.nodes.items():
+            self.ledger.set_cards(name, self.partitioned[name].inventory())
+            self.outlook.set_node(name, node, self.ledger.cards(name))
+
+    def reserve(self, pod: Pod, raw: Raw, node: str) -> None:
+        """Count the requests of a pod on a node; its cards are held apart."""
+        self.used[node] = add(self.used[node], requests_of(raw))
+        self._usage.put(pod.uid, node, pod.needs)
+        self._named.follow(replace(pod, node=node))
+
+    def hold(self, holding: Holding) -> None:
+        self.ledger.hold(holding)
+        self._moved.add(holding.node)
+
+    def release(self, uid: str) -> None:
+        held = self.ledger.release(uid)
+        if held:
+            self._moved.add(held.node)
+
+    def place(self, pod: Pod, request: GpuRequest, placement: Placement, node: str) -> None:
+        """Hold the cards of a placement."""
+        dialect = nvidia_plugin.NVIDIA if nvidia_plugin.chooses(self.nodes[node], request) else request.dialect
+        shares = shares_of(request, placement)
+        holding = Holding(pod.uid, pod.namespace, pod.name, node, dialect, shares, constraints=request.constraints)
+        self.hold(occupying(holding, pod))
+
+    def devices(self, node: str, without: str = "", gpuid: str = "") -> tuple[CardState, ...]:
+        """Return the node's devices without the holding of a pod; with `gpuid`, as its occupy pod finds them."""
+        cards = self.ledger.cards(node, without)
+        if gpuid:
+            cards = self.ledger.for_gpuid(node, gpuid, without)
+        return (*cards, *self.ledger.others(node, without))
+
+    def moved(self) -> Iterable[tuple[str, View]]:
+        """Return the nodes that have changed since the last call."""
+        moved = [(name, self.view(name, "")) for name in sorted(self._moved)]
+        self._moved.clear()
+        return moved
+
+    def view(self, node: str, without: str) -> View:
+        known = self.nodes[node]
+        cards = self.ledger.cards(node, without)
+        others = self.ledger.others(node, without)
+        room = known.room.less(self._usage.on(node, without))
+        return View(known, cards, 0, room, unkept=cards, others=others, unkept_others=others)
+
+    def decision(self, uid: str) -> None:  # noqa: ARG002
+        """Return no reservation: each pod is bound before the next one comes."""
+        return
+
+    def seats(self, request: GpuRequest, without: str) -> tuple[Seat, ...]:
+        return self.ledger.seats(request.constraints.same_card, without)
+
+    def group_nodes(self, request: GpuRequest) -> frozenset[str]:
+        return frozenset(held.node for group in request.constraints.groups for held in self.ledger.members(group))
+
+    # Slices
+
+    def site(self, node: str, without: str) -> Site | None:
+        """Return the node's slices without the holding of a pod, or None where its cards are not partitioned."""
+        partitioned = self.partitioned[node]
+        if not partitioned.sliced:
+            return None
+        return site_of(
+            self.nodes[node],
+            partitioned.found,
+            partitioned.gpus,
+            self.devices(node, without),
+            [held for held in self.ledger.holdings(node) if held.uid != without],
+            self._slices.geometries,
+            room=self.view(node, without).room,
+            named=self._named.on(node),
+            problem=partitioned.problem,
+        )
+
+    def sliced(self) -> Mapping[str, Sliced]:
+        nodes = self.partitioned.items()
+        return {name: node.view(self.ledger.holdings(name)) for name, node in nodes if node.sliced}
+
+    def restore_slices(self) -> None:
+        """Make slices again that records name and that are missing, as after a reboot of the node."""
+        for name in self.partitioned:
+            site = self.site(name, "")
+            slices = cut(site, []) if site and site.missing and not site.problem else None
+            if slices is not None and not isinstance(slices, Rejection):
+                self._partition(name, slices)
+
+    def slices_refusal(self, pod: Pod, request: GpuRequest, node: str) -> Rejection | None:
+        """Return why the node's slices do not suffice; None where they do, or where the pod asks for no slices."""
+        wanted, site = wanted_by(request), self.site(node, pod.uid)
+        if not wanted or site is None:
+            return None
+        answer = answer_of(site, wanted, full_budget())
+        if not answer.reason:
+            return None
+        reason = "its cards would have to be partitioned again" if answer.recut else answer.reason
+        return Rejection(reason, hopeless=answer.hopeless, proven=answer.proven)
+
+    def partition_for(self, pod: Pod, request: GpuRequest, nodes: Iterable[str]) -> str | None:
+        """Partition the best of these nodes so that the pod fits. Return its name, or None where that is impossible."""
+        wanted = wanted_by(request)
+        sites = [self.site(name, pod.uid) for name in nodes] if wanted else []
+        able = [site for site in sites if site and not site.problem and request.unmet(site.node) is None]
+        for site in best_first(able, wanted, pod, self._slices):
+            slices = cut(site, [wanted])
+            if not isinstance(slices, Rejection):
+                self._partition(site.node.name, slices)
+                return site.node.name
+        return None
+
+    def slices_score(self, pod: Pod, request: GpuRequest, node: str) -> int | None:
+        """Return 0 to 10, or None for a pod that asks for no slices."""
+        wanted, site = wanted_by(request), self.site(node, pod.uid)
+        return site_score(site, wanted, pod, self._slices) if wanted and site else None
+
+    def _partition(self, node: str, slices: Iterable[Slice]) -> None:
+        self.partitioned[node].partition(slices)
+        self.ledger.set_cards(node, self.partitioned[node].inventory())
+        self._moved.add(node)
