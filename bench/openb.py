@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
     found = len(trace.nodes), trace.capacity, len(trace.pods)
     if found != (1213, 6_212_000, 8152):
         raise SystemExit(f"{folder} has another trace: {found} nodes, milli of GPUs and pods")
-    runs = run_all(trace, [(policy, seed) for policy in POLICIES for seed in SEEDS], 1.3, lambda _: None)
+    runs = run_all(trace, [(policy, seed) for policy in POLICIES for seed in SEEDS], 1.3, lambda: None)
     print(f"Percent of the GPUs allocated at 130 % arrived load, means of seeds {SEEDS[0]} to {SEEDS[-1]}")
     for policy, curve in mean_curves(runs).items():
         print(f"  {policy:13}  {curve[130]:6.2f}   published {PUBLISHED.get(policy, '-')}")

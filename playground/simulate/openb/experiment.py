@@ -1,14 +1,16 @@
-"""The experiment of docs/design/fragmentation.md: pods arrive until they ask for 130 % of the cluster's GPUs."""
+"""The experiment of docs/design/fragmentation.md: pods arrive until they ask for 130 % of the cluster's GPUs.
+
+`run` is one policy with one seed; `run_all` runs several in parallel. `command` and bench/openb.py call `run_all`.
+"""
 
 import multiprocessing
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from random import Random
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
@@ -17,20 +19,24 @@ from playground.simulate.openb.trace import Trace, demand
 from scheduler.engine.fragmentation.board import Board
 from scheduler.engine.fragmentation.shapes import CARD, NodeClass, Shape, milli_on
 
+REPORTED = (90, 95, 100, 110, 120, 130)
+"""Arrived percentages that are reported."""
+
 
 class Cluster:
-    """Rows are the nodes in the order given, in which ties are broken."""
+    """The nodes and what is free on them. Policies break ties by the order of the nodes."""
 
     def __init__(self, nodes: Sequence[NodeClass]) -> None:
         self.board = Board()
         self._nodes = tuple(nodes)
-        self._cpu, self._memory = [node.cpu for node in nodes], [node.memory for node in nodes]
+        self._cpu = [node.cpu for node in nodes]
+        self._memory = [node.memory for node in nodes]
         self._free = [[CARD] * node.cards for node in nodes]
         for row in range(len(self._nodes)):
-            self._show(row)
+            self._update(row)
 
     def take(self, pod: Shape, row: int, cards: Sequence[int]) -> None:
-        """Raises ValueError where the pod does not fit there: no policy may give more than there is."""
+        """Place a pod. Raises ValueError where it does not fit, so that no policy can allocate more than there is."""
         node, free = self._nodes[row], self._free[row]
         milli = milli_on(pod, node)
         if milli is None or len(set(cards)) != pod.cards or any(free[card] < milli for card in cards):
@@ -41,21 +47,18 @@ class Cluster:
             free[card] -= milli
         self._cpu[row] -= pod.cpu
         self._memory[row] -= pod.memory
-        self._show(row)
+        self._update(row)
 
-    def _show(self, row: int) -> None:
+    def _update(self, row: int) -> None:
         self.board.put(row, self._nodes[row], self._cpu[row], self._memory[row], self._free[row])
-
-
-SHOWN = (90, 95, 100, 110, 120, 130)
-"""Arrived percentages that are reported."""
-
-_STEP = 100  # arrivals between two notes of progress
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One policy and seed. curve: arrived percentage, rounded → allocated percentage, the mean over its arrivals."""
+    """The result of one policy and seed.
+
+    curve: arrived percentage, rounded → allocated percentage, the mean over the arrivals that round to it.
+    """
 
     policy: str
     seed: int
@@ -64,76 +67,50 @@ class Run:
 
 
 def arrivals(trace: Trace, random: Random, load: float) -> list[Shape]:
-    """The trace's pods in random order, then drawn with replacement, until `load` (1.3) of all cards is asked for."""
-    wanted, asked = load * trace.capacity, 0
-    coming, found = endless(trace.pods, random), list[Shape]()
-    while asked < wanted:
-        found.append(next(coming))
+    """Return the trace's pods in random order, then drawn with replacement, until they ask for `load` × all cards."""
+    asked = 0
+    found: list[Shape] = []
+    source = endless(trace.pods, random)
+    while asked < load * trace.capacity:
+        found.append(next(source))
         asked += demand(found[-1])
     return found
 
 
-def run(trace: Trace, policy: str, seed: int, load: float, progress: Callable[[int], None]) -> Run:
-    """Place every arrival or refuse it, for good. progress: told how many arrivals are done, now and then."""
+def run(trace: Trace, policy: str, seed: int, load: float) -> Run:
+    """Place or refuse every arrival. No pod leaves, and none is tried again."""
     random = Random(seed)
     pods = arrivals(trace, random, load)
     cluster = Cluster(shuffled(trace.nodes, random))
     place = POLICIES[policy](Setting(trace, cluster.board, random))
-    asked, given, capacity = 0, 0, trace.capacity
+    asked = 0
+    allocated = 0
     heights: defaultdict[int, list[int]] = defaultdict(list)
     started = perf_counter()
-    for done, pod in enumerate(pods, 1):
+    for pod in pods:
         asked += demand(pod)
-        where = place(pod)
-        if where is not None:
-            cluster.take(pod, *where)
-            given += demand(pod)
-        heights[round(100 * asked / capacity)].append(given)
-        if done % _STEP == 0:
-            progress(_STEP)
+        spot = place(pod)
+        if spot is not None:
+            cluster.take(pod, *spot)
+            allocated += demand(pod)
+        heights[round(100 * asked / trace.capacity)].append(allocated)
     rate = len(pods) / (perf_counter() - started)
-    progress(len(pods) % _STEP)
-    curve = {percent: 100 * float(np.mean(found)) / capacity for percent, found in heights.items()}
+    curve = {percent: 100 * float(np.mean(found)) / trace.capacity for percent, found in heights.items()}
     return Run(policy, seed, curve, rate)
 
 
-_POLL_SECONDS = 0.2
-
-_done: Any = None
-"""In a worker: the counter of arrivals that all of them share with their parent."""
-
-
-def run_all(trace: Trace, wanted: Sequence[tuple[str, int]], load: float, progress: Callable[[int], None]) -> list[Run]:
-    """The runs of (policy, seed), in that order. progress: told how many more arrivals are done, now and then."""
+def run_all(trace: Trace, wanted: Sequence[tuple[str, int]], load: float, done: Callable[[], None]) -> list[Run]:
+    """Run every (policy, seed), one process per core. Return the runs in this order; `done` is called after each."""
     workers = min(len(wanted), os.cpu_count() or 1)
-    if workers == 1:
-        return [run(trace, policy, seed, load, progress) for policy, seed in wanted]
-    context = multiprocessing.get_context("spawn")  # a fork would copy the thread that draws the progress bar
-    counter = context.Value("q", 0)
-    with ProcessPoolExecutor(workers, context, _share, (counter,)) as pool:
-        futures = [pool.submit(_run, trace, policy, seed, load) for policy, seed in wanted]
-        told, waiting = 0, True
+    if len(wanted) == 1:
+        return [run(trace, *wanted[0], load)]
+    # Spawned, because a fork would copy the thread that draws the progress bar.
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(run, trace, policy, seed, load) for policy, seed in wanted]
         try:
-            while waiting:
-                waiting = bool(wait(futures, _POLL_SECONDS).not_done)
-                now = counter.value
-                progress(now - told)
-                told = now
+            for _ in as_completed(futures):
+                done()
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
         return [future.result() for future in futures]
-
-
-def _share(counter: Any) -> None:
-    global _done
-    _done = counter
-
-
-def _run(trace: Trace, policy: str, seed: int, load: float) -> Run:
-    return run(trace, policy, seed, load, _count)
-
-
-def _count(arrivals: int) -> None:
-    with _done.get_lock():
-        _done.value += arrivals

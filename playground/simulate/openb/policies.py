@@ -1,4 +1,8 @@
-"""Where a pod of the experiment goes: the policies, one function each, in one table."""
+"""The policies of the experiment: where a pod goes. One function each, in the table `POLICIES`.
+
+`fgd` and `fragmentation` are the scheduler's own; the others are what they are compared with. Everything random comes
+from `Random.random`, whose stream Python promises not to change, so that a seed gives the same result everywhere.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,14 +35,14 @@ def shuffled(items: Iterable[T], random: Random) -> list[T]:
 
 
 def endless(items: Sequence[T], random: Random) -> Iterator[T]:
-    """All of them in random order, then drawn with replacement."""
+    """Yield all items in random order, then draw with replacement."""
     yield from shuffled(items, random)
     while True:
         yield pick(items, random)
 
 
 class BestFit:
-    """The node with the least CPU and GPU left, each as part of the largest node's; the fullest cards.
+    """Chooses the node with the least CPU and GPU left, relative to the largest node, and its fullest cards.
 
     As published with FGD: int(100 · (1 − ½ · cpu left / most cpu − ½ · gpu left / most gpu)); memory does not count.
     """
@@ -54,16 +58,16 @@ class BestFit:
 
 
 class Fullness:
-    """`binpack` and `spread`: the live scheduler's node score; the cards with the least, or the most, left."""
+    """`binpack` and `spread`: the live scheduler's node score, and the cards with the least or the most left."""
 
     def __init__(self, policy: str) -> None:
-        self._score = cast(Callable[[Ints, Ints], Ints], NODE_POLICIES[policy])  # integer arithmetic, arrays' too
+        self._score = cast(Callable[[Ints, Ints], Ints], NODE_POLICIES[policy])  # it works on arrays, too
         self._sign = {"binpack": 1, "spread": -1}[policy]
 
     def keys(self, rows: Rows, shape: Shape) -> Ints:
-        there = CARD * np.array([node.cards for node in rows.classes], np.int64)[rows.kind]
-        used = there - rows.free.sum(1) + shape.cards * needs(rows, shape)
-        return _where_able(rows, shape, self._score(np.minimum(used, there), np.maximum(there, 1)))
+        total = CARD * np.array([node.cards for node in rows.classes], np.int64)[rows.kind]
+        used = total - rows.free.sum(1) + shape.cards * needs(rows, shape)
+        return _where_able(rows, shape, self._score(np.minimum(used, total), np.maximum(total, 1)))
 
     def cards(self, rows: Rows, shape: Shape) -> tuple[int, ...]:
         return _fullest(self._sign * rows.free, rows, shape)
@@ -85,12 +89,12 @@ Spot = tuple[int, tuple[int, ...]]
 """(row of the node, its cards)."""
 
 Place = Callable[[Shape], Spot | None]
-"""Asked once for every arrival, in order; None: it fits nowhere."""
+"""Called once for every arrival, in order. Returns None where the pod fits nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a policy may use. board: as it is when a pod arrives; random: for what is left to chance."""
+    """What a policy may use. `board` has what is free when a pod arrives."""
 
     trace: Trace
     board: Board
@@ -98,7 +102,7 @@ class Setting:
 
 
 def _random(setting: Setting) -> Place:
-    """Any node that can take the pod, any of its cards that can."""
+    """Choose any node that the pod fits, and any of its cards."""
     fit = Fullness("binpack")
 
     def place(pod: Shape) -> Spot | None:
@@ -114,7 +118,7 @@ def _random(setting: Setting) -> Place:
 
 
 def _best(setting: Setting, chooser: Chooser) -> Place:
-    """The node with the highest key, of equal ones the first in the order of the seed."""
+    """Choose the node with the highest key, the first one among equals."""
 
     def place(pod: Shape) -> Spot | None:
         keys = setting.board.keys(chooser, pod)
@@ -125,7 +129,7 @@ def _best(setting: Setting, chooser: Chooser) -> Place:
 
 
 def _fragmentation(setting: Setting) -> Place:
-    """Learns what pods come from those that came, refused ones too, as the live scheduler does."""
+    """Learn which pods to expect from those that came, also refused ones, as the live scheduler does."""
     learner, nodes = Learner(), Counter(setting.trace.nodes)
     best: Place
 
@@ -140,14 +144,14 @@ def _fragmentation(setting: Setting) -> Place:
 
 
 def _fragmentation_known(setting: Setting) -> Place:
-    """Told the trace's popularity beforehand, as FGD is."""
+    """Know the popularity of pods in the trace beforehand, as FGD does."""
     counts = sorted(Counter(setting.trace.pods).items())
     known = tuple((shape, UNIT * number) for shape, number in counts)
     return _best(setting, Fragmentation(known, Counter(setting.trace.nodes)))
 
 
 def _fgd(setting: Setting) -> Place:
-    """As published, it is told the trace's popularity beforehand."""
+    """Know the popularity of pods in the trace beforehand, as published."""
     return _best(setting, Fgd(typical_pods(Counter(setting.trace.pods))))
 
 
@@ -162,4 +166,4 @@ POLICIES: Mapping[str, Callable[[Setting], Place]] = MappingProxyType(
         "fragmentation-known": _fragmentation_known,
     }
 )
-"""In the order in which they are shown."""
+"""In the order of the output."""

@@ -1,7 +1,7 @@
-"""The CSV files of the openb trace: a list of nodes, a list of pods."""
+"""Reads the CSV files of the openb trace: a list of nodes and a list of pods."""
 
 import csv
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -12,9 +12,8 @@ from scheduler.engine.fragmentation.shapes import CARD, NodeClass, Shape
 T = TypeVar("T")
 
 _MIB = 1 << 20
-_MOST = 10**9  # cpu_milli, memory_mib: far past any machine, and sums of them stay far below 2^63
+_MOST = 10**9  # of cpu_milli and memory_mib: far above any machine, and sums stay far below 2^63
 _MOST_CARDS = 256
-
 _NODE_COLUMNS = ("cpu_milli", "memory_mib", "gpu", "model")
 _POD_COLUMNS = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 
@@ -26,24 +25,25 @@ class Trace:
 
     @property
     def capacity(self) -> int:
-        """Milli of all cards."""
+        """Thousandths of a card, of all cards."""
         return CARD * sum(node.cards for node in self.nodes)
 
 
 def read_trace(nodes: Path, pods: Path) -> Trace:
-    """Raises BadObject with one line: file, line, column, rule. Order of columns and further columns do not matter."""
+    """Read both files. Raises BadObject with one line: file, line, column, rule.
+
+    The order of the columns does not matter, and further columns are ignored.
+    """
     trace = Trace(tuple(_rows(nodes, _NODE_COLUMNS, _node)), tuple(_rows(pods, _POD_COLUMNS, _pod)))
-    for file, column, there, rule in (
-        (nodes, "gpu", trace.capacity, "no node has a GPU"),
-        (pods, "num_gpu", any(pod.cards for pod in trace.pods), "no pod asks for a GPU"),
-    ):
-        if not there:
-            raise BadObject([Problem(f"{file}: {column}", rule)])
+    if not trace.capacity:
+        raise BadObject([Problem(f"{nodes}: gpu", "no node has a GPU")])
+    if not any(pod.cards for pod in trace.pods):
+        raise BadObject([Problem(f"{pods}: num_gpu", "no pod asks for a GPU")])
     return trace
 
 
 def demand(pod: Shape) -> int:
-    """Milli of all its cards."""
+    """Return what a pod asks for on all its cards, in thousandths of a card."""
     return pod.cards * pod.core
 
 
@@ -66,54 +66,48 @@ class _Row:
 
 
 def _node(row: _Row) -> NodeClass:
-    node = NodeClass(
-        cpu=row.number("cpu_milli", _MOST),
-        memory=row.number("memory_mib", _MOST) * _MIB,
-        cards=row.number("gpu", _MOST_CARDS),
-        model=row.text("model"),
-    )
-    if "|" in node.model:
+    model = row.text("model")
+    if "|" in model:
         raise row.wrong("model", "must be one model")
-    return node
+    cpu, memory = row.number("cpu_milli", _MOST), row.number("memory_mib", _MOST) * _MIB
+    return NodeClass(cpu, memory, row.number("gpu", _MOST_CARDS), model)
 
 
 def _pod(row: _Row) -> Shape:
     cards = row.number("num_gpu", _MOST_CARDS)
-    spec = {model.strip() for model in row.text("gpu_spec").split("|")} - {""}
+    models = {model.strip() for model in row.text("gpu_spec").split("|")} - {""}
     return Shape(
         cpu=row.number("cpu_milli", _MOST),
         memory=row.number("memory_mib", _MOST) * _MIB,
         cards=cards,
         core=row.number("gpu_milli", CARD, 1) if cards else row.number("gpu_milli", 0),
-        models=tuple(sorted(spec)) if cards else (),
+        models=tuple(sorted(models)) if cards else (),
     )
 
 
 def _rows(file: Path, columns: tuple[str, ...], read: Callable[[_Row], T]) -> Iterator[T]:
-    """What `read` makes of every line below the header; a line may lack columns that are not among `columns`."""
-    number = 0
-    for where, cells in _lines(file):
-        if number == 0:
-            header = [cell.strip() for cell in cells]
-            _check_header(where, header, columns)
-        elif len(cells) > len(header):
-            raise BadObject([Problem(f"{where}: row", f"has {len(cells)} cells where the header has {len(header)}")])
-        else:
-            yield read(_Row(where, dict(zip(header, cells, strict=False))))
-        number += 1
-    if number < 2:
-        raise BadObject([Problem(f"{file}: line {number + 1}: row", "is missing: the list is empty")])
-
-
-def _check_header(where: str, header: Sequence[str], columns: tuple[str, ...]) -> None:
+    """Yield what `read` returns for every line below the header. A line may lack columns that are not in `columns`."""
+    lines = _lines(file)
+    where, cells = next(lines, (f"{file}: line 1", None))
+    if cells is None:
+        raise BadObject([Problem(f"{where}: row", "is missing: the list is empty")])
+    header = [cell.strip() for cell in cells]
     for column in columns:
         if header.count(column) != 1:
-            rule = "is missing in the header" if column not in header else "stands twice in the header"
+            rule = "is missing in the header" if column not in header else "is twice in the header"
             raise BadObject([Problem(f"{where}: {column}", rule)])
+    empty = True
+    for where, cells in lines:
+        empty = False
+        if len(cells) > len(header):
+            raise BadObject([Problem(f"{where}: row", f"has {len(cells)} cells where the header has {len(header)}")])
+        yield read(_Row(where, dict(zip(header, cells, strict=False))))
+    if empty:
+        raise BadObject([Problem(f"{file}: line 2: row", "is missing: the list is empty")])
 
 
 def _lines(file: Path) -> Iterator[tuple[str, list[str]]]:
-    """(`FILE: line N`, cells) of every line that is not blank."""
+    """Yield (`FILE: line N`, cells) for every line that is not blank."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as text:
             reader = csv.reader(text, strict=True)
