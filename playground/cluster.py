@@ -34,7 +34,7 @@ from playground.cri import Cri
 from playground.installation import authorities, config_map, install, record_keys
 from playground.kubelet import Kubelet, KubeletConfig
 from playground.nodes import NodeSpec, make_nodes
-from playground.nvidia_plugin import NvidiaPlugin
+from playground.nvidia_device_plugin import NvidiaPlugin
 from playground.processes import Process, StartError, free_port
 from playground.realapi import real_api_server, requests_in
 from playground.runtime import GpuClients, Runtime

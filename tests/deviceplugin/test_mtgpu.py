@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mgpu.dialects import mtgpu
-from playground.nvidia_plugin import NvidiaPlugin
+from playground.nvidia_device_plugin import NvidiaPlugin
 from tests.builders import share
 from tests.deviceplugin.allocation.test_whole_cards import label, listed
 from tests.deviceplugin.desk import recorded

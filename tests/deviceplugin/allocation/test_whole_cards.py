@@ -22,7 +22,7 @@ from mgpu.model.given import CHECKPOINTS, OTHERS, Given, nothing
 from mgpu.model.seals import Keys, key_id
 from mgpu.settings import load_settings
 from playground.kubelet import checkpoint
-from playground.nvidia_plugin import NvidiaPlugin
+from playground.nvidia_device_plugin import NvidiaPlugin
 from proto import deviceplugin_pb2 as api
 from tests.builders import cards, pod, share
 from tests.deviceplugin.desk import asking, recorded
