@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from deviceplugin.agent import Agent
 from deviceplugin.cards import CardSource
 from deviceplugin.cards.nvml_cards import NvmlCards
-from deviceplugin.cards.simulated_cards import SimulatedCards
+from deviceplugin.cards.simulated_cards import SimulatedCards, simulated_mig
 from deviceplugin.handover.takeover import SOCKET
 from deviceplugin.health import HealthServer
 from deviceplugin.inventory.offers import as_ids
@@ -25,7 +25,6 @@ from deviceplugin.inventory.reporter import known_indexes
 from deviceplugin.kubelet.pod_resources import pod_resources_socket
 from deviceplugin.metrics import REGISTRY, NodeCards
 from deviceplugin.mig.mig_driver import MigDriver, NvmlMig
-from deviceplugin.partitioning.simulated_mig import SimulatedMig
 from deviceplugin.plugin.registration import socket_name
 from deviceplugin.shifts import Shifts
 from mgpu import dialects
@@ -156,7 +155,7 @@ def _simulated(own: DevicePluginSettings) -> tuple[CardSource, MigDriver] | None
         return None
     source = SimulatedCards(Path(own.cards), own.node)
     source.read()
-    return source, SimulatedMig(Path(own.cards), own.node)
+    return source, simulated_mig(Path(own.cards), own.node)
 
 
 def _real(api: Api, node: str, divided: Callable[[], str]) -> CardSource:

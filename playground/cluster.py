@@ -140,7 +140,7 @@ class Cluster:
         return f"http://127.0.0.1:{self._ports['web']}/"
 
     def nvml_state(self, node: str) -> Path:
-        """Return the file with the MIG modes and instances of a node's simulated cards (`deviceplugin.mig.state`)."""
+        """Return the file with the MIG modes and instances of a node's simulated cards (`playground.nvml_state`)."""
         return self.folder / node / "cards.mig.json"
 
     def requests(self) -> frozenset[Request]:

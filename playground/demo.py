@@ -11,7 +11,6 @@ from typing import NamedTuple
 import click
 from rich.console import Console
 
-from deviceplugin.mig.simulated_state import Mode, read_state
 from mgpu.cli.setup import read_settings
 from mgpu.kube import ApiError
 from mgpu.model.cards import CardState
@@ -24,6 +23,7 @@ from playground import containers
 from playground.cluster import Cluster
 from playground.command import options, show, stopping, up
 from playground.nodes import MGPU, TWO_CARDS
+from playground.nvml_state import Mode, read_state
 from playground.samples import Json, Outcome, Samples, example
 from playground.scheduling.extender import Extender, ExtenderError
 from playground.story import Story

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from deviceplugin.mig import simulated_state
+from playground import nvml_state
 
 
 class Unresolvable(Exception):
@@ -93,7 +93,7 @@ def _apply(edits: Mapping[str, Any] | None, env: dict[str, str], nodes: list[str
 class GpuClients:
     """Keeps the node's simulated NVML informed about what runs on its cards.
 
-    nvml: the state file of that NVML (`deviceplugin.mig.state`).
+    nvml: the state file of that NVML (`playground.nvml_state`).
     """
 
     def __init__(self, nvml: Path) -> None:
@@ -102,20 +102,20 @@ class GpuClients:
     def unknown(self, env: Mapping[str, str]) -> str:
         """Return a MIG device in a container's environment that does not exist, "" where all exist."""
         wanted = [uuid for uuid in _visible_devices(env) if uuid.startswith("MIG-")]
-        modes = simulated_state.read_state(self._nvml).cards.values() if wanted else ()
+        modes = nvml_state.read_state(self._nvml).cards.values() if wanted else ()
         made = {compute.uuid for mode in modes for gpu in mode.instances for compute in gpu.compute}
         return next((uuid for uuid in wanted if uuid not in made), "")
 
     def start(self, pid: int, env: Mapping[str, str]) -> None:
         for uuid in _visible_devices(env):
-            simulated_state.register(self._nvml, uuid, pid)
+            nvml_state.register(self._nvml, uuid, pid)
 
     def end(self, pid: int, env: Mapping[str, str]) -> None:
         for uuid in _visible_devices(env):
-            simulated_state.deregister(self._nvml, uuid, pid)
+            nvml_state.deregister(self._nvml, uuid, pid)
 
     def reboot(self) -> None:
-        simulated_state.reboot(self._nvml)
+        nvml_state.reboot(self._nvml)
 
 
 def _visible_devices(env: Mapping[str, str]) -> list[str]:

@@ -1,27 +1,49 @@
-"""Simulated cards, listed in a YAML or JSON file that is read again when it changes."""
+"""Simulated cards: a file lists them (setting `deviceplugin.cards`), for clusters without GPUs.
 
+The cards are part of the agent, so that the production image offers them too. Their MIG mode and instances are
+simulated by the playground, which that image does not contain: `simulated_mig` finds it by the entry point group
+`mgpu.simulated_mig`. Where it is not installed, simulated cards behave as cards without MIG.
+"""
+
+import logging
 import threading
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
 import yaml
 
+from deviceplugin.mig.mig_driver import Made, MigCard, MigDriver, MigRefused
 from mgpu.model.cards import Card
-from mgpu.model.errors import BadObject, Problem
+from mgpu.model.errors import BadObject, Problem, RetryLater
 from mgpu.model.inventory import read_card_list
+from mgpu.model.mig import Instance
 
+log = logging.getLogger(__name__)
+
+MIG_GROUP = "mgpu.simulated_mig"
+"""The entry point group of simulated MIG drivers. Each is called with the file of the cards and the node's name."""
 _CHECK_SECONDS = 0.5
+_NO_MIG = "MIG of simulated cards needs the Python package `playground` of mgpu, which is not installed here"
 
 
 class SimulatedCards:
-    """`file`: a list of cards as `read_card_list` describes. Paths of errors begin with the file's path."""
+    """The card source that reads a YAML or JSON file again whenever the file changes.
+
+    Args:
+        file: a list of cards as `read_card_list` describes it. Paths of errors begin with the file's path.
+        node: the node's name, which the UUIDs of cards without one contain.
+    """
 
     driver = ""
 
     def __init__(self, file: Path, node: str) -> None:
-        self._file, self._node = file, node
+        self._file = file
+        self._node = node
         self._read: tuple[bytes, tuple[Card, ...]] | None = None
 
     def read(self) -> tuple[Card, ...]:
+        """Return the cards that the file lists now. Raises BadObject."""
         content = self._content()
         if self._read is None or self._read[0] != content:
             self._read = content, self._parse(content)
@@ -31,7 +53,7 @@ class SimulatedCards:
         stop.wait(_CHECK_SECONDS)
 
     def close(self) -> None:
-        pass
+        """Do nothing: the file is not kept open."""
 
     def _content(self) -> bytes:
         try:
@@ -45,3 +67,36 @@ class SimulatedCards:
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise BadObject([Problem(str(self._file), f"is not YAML: {' '.join(str(error).split())}")]) from error
         return read_card_list(rows, self._node, str(self._file))
+
+
+class NoMig:
+    """The MIG driver of simulated cards where no simulator is installed: no card can be put into MIG mode."""
+
+    def __init__(self, source: SimulatedCards) -> None:
+        self._source = source
+
+    def read(self) -> tuple[MigCard, ...]:
+        try:
+            return tuple(MigCard(card.uuid, capable=False) for card in self._source.read())
+        except BadObject as error:
+            raise RetryLater(str(error)) from error
+
+    def create(self, uuid: str, instance: Instance) -> Made:  # noqa: ARG002
+        raise MigRefused(_NO_MIG)
+
+    def destroy(self, uuid: str, instance: Instance) -> None:  # noqa: ARG002
+        raise MigRefused(_NO_MIG)
+
+    def set_mode(self, uuid: str, *, on: bool) -> str:  # noqa: ARG002
+        raise MigRefused(_NO_MIG)
+
+
+def simulated_mig(file: Path, node: str) -> MigDriver:
+    """Return the installed simulator of the cards in `file`, or a driver without MIG where none is installed."""
+    for entry in entry_points(group=MIG_GROUP):
+        # The metadata of the production image names the entry point, but the package is not there.
+        if find_spec(entry.module.partition(".")[0]) is not None:
+            driver: MigDriver = entry.load()(file, node)
+            return driver
+    log.info(_NO_MIG)
+    return NoMig(SimulatedCards(file, node))

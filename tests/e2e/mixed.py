@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deviceplugin.mig import simulated_state
 from mgpu.kube import ApiError, Unreachable
 from mgpu.model.slices import MIG, MPS
+from playground import nvml_state
 from playground.nodes import MGPU, NodeSpec
 from tests.e2e.bench import Bench, Json, asking, share
 from tests.e2e.mtgpu_bench import MTGPUPODS, PODS, Named, mtgpupod
@@ -189,7 +189,7 @@ class Mixed:
         card, _, start = place.partition(":")
         if node == SHARED:
             return f"GPU-{node}-{card}"
-        instances = simulated_state.read_state(self.cluster.nvml_state(node)).cards[f"GPU-{node}-{card}"].instances
+        instances = nvml_state.read_state(self.cluster.nvml_state(node)).cards[f"GPU-{node}-{card}"].instances
         (uuid,) = (gpu.compute[0].uuid for gpu in instances if gpu.start == int(start))
         return uuid
 

@@ -9,13 +9,12 @@ import pytest
 from kubernetes.client import ApiException
 from rich.console import Console
 
-from deviceplugin.mig import simulated_state
 from mgpu.model import partitioning
 from mgpu.model.partitioning import NodeSlices, read_slices
 from mgpu.model.pods import read_node
 from mgpu.model.slices import MIG, MPS
 from mgpu.settings import load_settings
-from playground import runtime
+from playground import nvml_state, runtime
 from playground.cluster import Cluster
 from playground.demo import Demo
 from playground.nodes import MGPU, NodeSpec
@@ -80,7 +79,7 @@ class Sliced:
         """Place → the UUID that a container sees of it, as NVML says; under MPS the card's."""
         if node.startswith("mps"):
             return {f"{s.card}:{s.start}": f"GPU-{node}-{s.card}" for s in self.said(node).made}
-        modes = simulated_state.read_state(self.bench.cluster.nvml_state(node)).cards
+        modes = nvml_state.read_state(self.bench.cluster.nvml_state(node)).cards
         return {
             f"{card.rpartition('-')[2]}:{gpu.start}": gpu.compute[0].uuid
             for card, mode in modes.items()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.mig import simulated_state
+from playground import nvml_state
 from playground.runtime import CreateError, GpuClients, RunOptions, Runtime
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
@@ -103,21 +103,21 @@ def test_what_runs_on_a_card_is_known_to_its_nvml_until_it_ends(tmp_path: Path) 
     nvml = tmp_path / "cards.mig.json"
     runtime = Runtime(tmp_path, GpuClients(nvml))
     made = runtime.start(*pod(), RunOptions(env=((VISIBLE, "GPU-1,GPU-2"),)))
-    assert simulated_state.clients(nvml, "GPU-2") == (made.pid,)
+    assert nvml_state.clients(nvml, "GPU-2") == (made.pid,)
     runtime.end(made)
-    assert simulated_state.clients(nvml, "GPU-2") == ()
+    assert nvml_state.clients(nvml, "GPU-2") == ()
 
 
 def test_a_mig_device_that_is_not_there_starts_nothing(tmp_path: Path) -> None:
     nvml = tmp_path / "cards.mig.json"
-    with simulated_state.changing(nvml) as found:
-        found.cards["GPU-1"] = simulated_state.Mode(
-            True, True, [simulated_state.Gpu(1, 1, "1g.10gb", 0, [simulated_state.Compute(0, 0, "MIG-a")])]
+    with nvml_state.changing(nvml) as found:
+        found.cards["GPU-1"] = nvml_state.Mode(
+            True, True, [nvml_state.Gpu(1, 1, "1g.10gb", 0, [nvml_state.Compute(0, 0, "MIG-a")])]
         )
     runtime = Runtime(tmp_path, GpuClients(nvml))
     runtime.start(*pod(), RunOptions(env=((VISIBLE, "MIG-a"),)))
     with pytest.raises(CreateError, match="MIG-b: unknown device"):
         runtime.start(*pod(), RunOptions(env=((VISIBLE, "MIG-a,MIG-b"),)))
     runtime.reboot()
-    assert simulated_state.clients(nvml, "MIG-a") == ()
-    assert simulated_state.read_state(nvml).cards["GPU-1"].instances == []
+    assert nvml_state.clients(nvml, "MIG-a") == ()
+    assert nvml_state.read_state(nvml).cards["GPU-1"].instances == []

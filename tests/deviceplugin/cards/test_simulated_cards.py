@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.cards.simulated_cards import SimulatedCards
-from mgpu.model.errors import BadObject
+from deviceplugin.cards import simulated_cards
+from deviceplugin.cards.simulated_cards import SimulatedCards, simulated_mig
+from deviceplugin.mig.mig_driver import MigRefused
+from mgpu.model.errors import BadObject, RetryLater
 
 
 @pytest.fixture
@@ -44,3 +46,17 @@ def test_a_file_that_is_not_there_or_is_binary_is_told(file: Path) -> None:
     file.write_bytes(b"\x80\x81")
     with pytest.raises(BadObject, match="is not YAML"):
         SimulatedCards(file, "n1").read()
+
+
+def test_cards_without_an_installed_simulator_have_no_mig(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The production image names the entry point in its metadata and does not contain the playground."""
+    file.write_text("[{memory: 80Gi, model: A100-SXM4-80GB}]")
+    assert [card.capable for card in simulated_mig(file, "n1").read()] == [True]
+    monkeypatch.setattr(simulated_cards, "find_spec", lambda _: None)
+    driver = simulated_mig(file, "n1")
+    assert [(card.uuid, card.capable, card.busy) for card in driver.read()] == [("GPU-n1-0", False, False)]
+    with pytest.raises(MigRefused, match="needs the Python package `playground`"):
+        driver.set_mode("GPU-n1-0", on=True)
+    file.write_text("[{")
+    with pytest.raises(RetryLater, match="is not YAML"):
+        driver.read()

@@ -8,9 +8,9 @@ from typing import Any
 import pynvml
 
 from deviceplugin.mig.mig_driver import MigCard, NvmlMig
-from deviceplugin.mig.simulated_nvml import SimulatedNvml
 from mgpu.model.cards import Card
 from mgpu.model.mig import Instance
+from playground.simulated_nvml import SimulatedNvml
 
 GIB = 1 << 30
 A100, H100, A30, T4 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA A30", "Tesla T4"

@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from deviceplugin.mig.mig_agent import apply
 from deviceplugin.mig.mig_driver import MigRefused
-from deviceplugin.mig.simulated_state import deregister, reboot, register
 from mgpu.model.errors import RetryLater
 from mgpu.model.mig import Instance, Layout, layout_of, openings, problem
+from playground.nvml_state import deregister, reboot, register
 from tests.deviceplugin.mig.rig import A30, A100, CHANGES, GPU, Crash, Rig, gpu
 from tests.examples import examples
 

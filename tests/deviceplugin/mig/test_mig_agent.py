@@ -7,8 +7,8 @@ import pytest
 
 from deviceplugin.mig.mig_agent import RollbackFailed, apply
 from deviceplugin.mig.mig_driver import MigRefused
-from deviceplugin.mig.simulated_state import reboot, register
 from mgpu.model.errors import RetryLater
+from playground.nvml_state import reboot, register
 from tests.deviceplugin.mig.rig import CHANGES, GPU, Crash, Rig, instance, instances
 
 

@@ -6,10 +6,10 @@ import pynvml
 import pytest
 
 from deviceplugin.mig.mig_driver import Made, MigRefused, NvmlMig
-from deviceplugin.mig.simulated_nvml import SimulatedNvml
-from deviceplugin.mig.simulated_state import Compute as ComputeInstance
-from deviceplugin.mig.simulated_state import changing, mig_uuid, register, set_switch
 from mgpu.model.errors import RetryLater
+from playground.nvml_state import Compute as ComputeInstance
+from playground.nvml_state import changing, mig_uuid, register, set_switch
+from playground.simulated_nvml import SimulatedNvml
 from tests.deviceplugin.mig.rig import GPU, H100, T4, Rig, gpu, instance
 
 TWO = instance("2g.20gb@2")

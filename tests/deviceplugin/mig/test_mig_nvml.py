@@ -7,7 +7,7 @@ import pynvml
 import pytest
 
 from deviceplugin.mig.mig_nvml import Nvml, profile_name
-from deviceplugin.mig.simulated_nvml import SimulatedNvml
+from playground.simulated_nvml import SimulatedNvml
 
 MIB = 1 << 20
 

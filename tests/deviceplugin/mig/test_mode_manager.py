@@ -8,8 +8,8 @@ import pytest
 
 from deviceplugin.mig.mig_driver import MigRefused
 from deviceplugin.mig.mode_manager import ModeManager
-from deviceplugin.mig.simulated_nvml import forgetful
-from deviceplugin.mig.simulated_state import deregister, reboot, register, reset, set_switch
+from playground.nvml_state import deregister, reboot, register, reset, set_switch
+from playground.simulated_nvml import forgetful
 from tests.deviceplugin.mig.rig import GPU, H100, T4, Rig, gpu, instance
 
 ON, OFF = {GPU: True}, {GPU: False}

@@ -10,8 +10,6 @@ from deviceplugin.delivery.cdi import CdiFiles
 from deviceplugin.kubelet.checkpoint import Given
 from deviceplugin.mig.mig_driver import NvmlMig
 from deviceplugin.mig.mode_manager import ModeManager
-from deviceplugin.mig.simulated_nvml import SimulatedNvml
-from deviceplugin.mig.simulated_state import register
 from deviceplugin.partitioning.mig_partitioner import MigCutter
 from deviceplugin.partitioning.mps_partitioner import MpsCutter
 from deviceplugin.partitioning.node_status import Status
@@ -28,6 +26,8 @@ from mgpu.model.partitioning import ANNOTATION, LABEL, PLANNED, NodeSlices, read
 from mgpu.model.pods import read_node
 from mgpu.model.slices import Slice, counts, resource_of
 from mgpu.settings import load_settings
+from playground.nvml_state import register
+from playground.simulated_nvml import SimulatedNvml
 from tests.builders import node, pod
 from tests.deviceplugin.mig.rig import GPU, Flaky, gpu, instance
 

@@ -5,14 +5,14 @@ import shlex
 
 import pytest
 
-from deviceplugin.mig.simulated_state import reboot
 from deviceplugin.partitioning import partition_worker
-from deviceplugin.partitioning.simulated_mig import SimulatedMig, state_file
 from mgpu.kube import ApiError
 from mgpu.model.mps_config import write_config
 from mgpu.model.partitioning import ANNOTATION, LABEL, PLANNED, NodeSlices, read_slices, with_spec, write_planned
 from mgpu.model.pods import read_node
 from mgpu.model.slices import Slice, counts
+from playground.nvml_state import reboot, state_file
+from playground.simulated_nvml import SimulatedMig
 from tests.builders import CORE, share
 from tests.deviceplugin.isolation.mps.fake import COMMAND
 from tests.deviceplugin.node import NODE, PODS, Node

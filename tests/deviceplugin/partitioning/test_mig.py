@@ -7,10 +7,10 @@ import pytest
 
 from deviceplugin.kubelet.checkpoint import Given
 from deviceplugin.mig.mig_driver import NvmlMig
-from deviceplugin.mig.simulated_nvml import forgetful
-from deviceplugin.mig.simulated_state import deregister, reboot, set_switch
 from mgpu.model.errors import RetryLater
 from mgpu.model.partitioning import ANNOTATION, LABEL, MADE, SOMEBODY
+from playground.nvml_state import deregister, reboot, set_switch
+from playground.simulated_nvml import forgetful
 from tests.builders import share
 from tests.deviceplugin.mig.rig import A30, CHANGES, H100, T4, Crash
 from tests.deviceplugin.partitioning.rig import Rig, gpu, place, places, slice_pod

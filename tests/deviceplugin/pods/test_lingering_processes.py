@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 from deviceplugin.mig.mig_driver import MigCard
-from deviceplugin.mig.simulated_state import deregister, register
-from deviceplugin.partitioning.simulated_mig import state_file
 from deviceplugin.pods import lingering_processes
 from deviceplugin.pods.identity import Refused
 from deviceplugin.pods.lingering_processes import Leftovers
 from deviceplugin.pods.node_pods import NodePods
 from mgpu.model.errors import RetryLater
 from mgpu.settings import load_settings
+from playground.nvml_state import deregister, register, state_file
 from tests.builders import cards, occupy_pod
 from tests.deviceplugin.desk import decided
 from tests.deviceplugin.node import PODS, Node

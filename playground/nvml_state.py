@@ -1,6 +1,8 @@
-"""The state of simulated MIG cards, in a JSON file that outlives the processes that use it.
+"""The state of simulated MIG cards: a JSON file that outlives the processes that use it.
 
-Beside it `<file>.clients/<uuid>/<pid>`: the processes that run on a card or a MIG device.
+`playground.simulated_nvml` changes it as NVML would. The playground's container runtime and tests play the machine
+around the cards: they register processes (files `<file>.clients/<uuid>/<pid>`), reset cards and reboot. Every change is
+made under a file lock, since agents and the runtime are different processes.
 """
 
 import fcntl
@@ -14,12 +16,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+_SUFFIX = ".mig.json"
 _NAMESPACE = uuids.UUID("6f1a2c8e-5a0c-4c39-9d7e-0b9b6d0f4a11")
 
 
 @dataclass
 class Compute:
-    """A compute instance. kind: of its profile. uuid: of the MIG device that it is."""
+    """A compute instance.
+
+    Attributes:
+        id: NVML's id, unique within the GPU instance.
+        kind: the kind of its profile.
+        uuid: the UUID of its MIG device.
+    """
 
     id: int
     kind: int
@@ -28,7 +37,14 @@ class Compute:
 
 @dataclass
 class Gpu:
-    """A GPU instance. serial: no other instance ever has it; ids are used again."""
+    """A GPU instance.
+
+    Attributes:
+        id: NVML's id, which is used again after the instance is destroyed.
+        serial: a number that no other instance ever gets.
+        profile: the name of its profile.
+        start: its first memory slice.
+    """
 
     id: int
     serial: int
@@ -39,7 +55,7 @@ class Gpu:
 
 @dataclass
 class Mode:
-    """A card's MIG mode, now and after the next reset, and its instances."""
+    """The MIG mode of a card, now and after the next reset, and its instances."""
 
     current: bool = False
     pending: bool = False
@@ -48,8 +64,13 @@ class Mode:
 
 @dataclass
 class State:
-    """privileged: whether NVML lets its user change anything. passthrough: whether no card can be reset from inside,
-    as in a virtual machine. serial: of the last instance. cards: by UUID; one that is not there was never changed.
+    """The content of the file.
+
+    Attributes:
+        privileged: whether NVML lets its user change anything.
+        passthrough: whether no card can be reset from inside, as in a virtual machine.
+        serial: the serial number of the last instance.
+        cards: by UUID. A card that is missing was never changed.
     """
 
     privileged: bool = True
@@ -62,13 +83,18 @@ class State:
         return self.serial
 
 
+def state_file(cards: Path) -> Path:
+    """Return the state file of the cards that a file lists: `cards.mig.json` beside `cards.yaml`."""
+    return cards.with_suffix(_SUFFIX)
+
+
 def mig_uuid(card: str, serial: int, compute: int) -> str:
-    """The same for the same creation on the same card, another for every other."""
+    """Return the UUID of a MIG device: the same for the same creation on the same card, and unique otherwise."""
     return f"MIG-{uuids.uuid5(_NAMESPACE, f'{card}/{serial}/{compute}')}"
 
 
 def read_state(file: Path) -> State:
-    """Raises OSError and ValueError; a file that is not there yet is the state of new cards."""
+    """Return the state. A missing file is the state of new cards. Raises OSError and ValueError."""
     try:
         return _parsed(json.loads(file.read_bytes()))
     except FileNotFoundError:
@@ -85,7 +111,7 @@ def _parsed(raw: dict[str, Any]) -> State:
 
 @contextmanager
 def changing(file: Path) -> Iterator[State]:
-    """The state, to be changed by nobody else meanwhile; written when the block ends well, as a whole or not at all."""
+    """Lock the state for a change. It is written atomically when the block ends without an exception."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.with_name(f"{file.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -96,23 +122,23 @@ def changing(file: Path) -> Iterator[State]:
         os.replace(new, file)
 
 
-# For who plays the machine around the cards: the runtime, an administrator.
+# The machine around the cards: the container runtime and the administrator.
 
 
 def register(file: Path, uuid: str, pid: int) -> None:
-    """A process runs on the MIG device or card with this UUID from now on."""
+    """Note that a process runs on the MIG device or card with this UUID."""
     folder = _clients(file, uuid)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / str(pid)).touch()
 
 
 def deregister(file: Path, uuid: str, pid: int) -> None:
-    """It has ended."""
+    """Note that the process has ended."""
     (_clients(file, uuid) / str(pid)).unlink(missing_ok=True)
 
 
 def clients(file: Path, uuid: str) -> tuple[int, ...]:
-    """The processes that run on it, ascending."""
+    """Return the processes that run on the MIG device or card, ascending."""
     try:
         return tuple(sorted(int(entry.name) for entry in _clients(file, uuid).iterdir()))
     except FileNotFoundError:
@@ -120,22 +146,22 @@ def clients(file: Path, uuid: str) -> tuple[int, ...]:
 
 
 def processes(file: Path, card: str, mode: Mode) -> tuple[int, ...]:
-    """The processes on a card and all of its instances."""
+    """Return the processes on a card and on all of its instances."""
     devices = [card, *(compute.uuid for gpu in mode.instances for compute in gpu.compute)]
     return tuple(sorted({pid for uuid in devices for pid in clients(file, uuid)}))
 
 
 def set_switch(file: Path, *, privileged: bool | None = None, passthrough: bool | None = None) -> None:
-    """See State; None: as it was."""
+    """Change the switches of `State`. None leaves a switch as it is."""
     with changing(file) as state:
         state.privileged = state.privileged if privileged is None else privileged
         state.passthrough = state.passthrough if passthrough is None else passthrough
 
 
 def reset(file: Path, uuid: str) -> bool:
-    """Reset a card (`nvidia-smi --gpu-reset`): a pending mode comes into force, its instances are gone.
+    """Reset a card (`nvidia-smi --gpu-reset`): its pending mode comes into force and its instances are gone.
 
-    False: nothing was done, since processes run on it.
+    Return False where processes run on the card, and change nothing then.
     """
     with changing(file) as state:
         mode = state.cards.get(uuid, Mode())
@@ -146,9 +172,10 @@ def reset(file: Path, uuid: str) -> bool:
 
 
 def reboot(file: Path, *, forgetful: frozenset[str] = frozenset()) -> None:
-    """All processes and instances are gone, pending modes are in force.
+    """Reboot the machine: processes and instances are gone, pending modes come into force.
 
-    forgetful: the cards that do not keep their mode (`deviceplugin.mig.simulated_nvml.forgetful`).
+    Args:
+        forgetful: UUIDs of the cards that lose their mode (`playground.simulated_nvml.forgetful`).
     """
     with changing(file) as state:
         for uuid, mode in state.cards.items():

@@ -10,15 +10,20 @@ import pytest
 
 from deviceplugin.mig.mig_driver import NvmlMig
 from deviceplugin.mig.mig_nvml import KINDS
-from deviceplugin.mig.simulated_nvml import SimulatedNvml, forgetful
-from deviceplugin.mig.simulated_state import deregister, read_state, reboot, register, reset, set_switch
 from mgpu.model.mig import LAYOUTS
+from playground.nvml_state import deregister, read_state, reboot, register, reset, set_switch
+from playground.simulated_nvml import SimulatedNvml, forgetful
 from tests import data
 from tests.deviceplugin.mig.rig import A30, A100, GPU, H100, T4, Rig, gpu, instance
 
 PROFILES = data.load("mig_profiles")
 SEVENTH, SECOND, WHOLE = 19, 14, 0
 """Ids of an A100's profiles: 1g.10gb, 2g.20gb, 7g.80gb."""
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path).on()
 
 
 @pytest.fixture

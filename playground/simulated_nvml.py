@@ -1,4 +1,9 @@
-"""NVML of cards that are not there, as far as MIG needs it: the functions of `pynvml`, as strict as nvml.h has them."""
+"""Simulated NVML: the MIG functions of `pynvml` for cards that do not exist, with the checks that nvml.h describes.
+
+The node agent finds `SimulatedMig` by the entry point group `mgpu.simulated_mig` when its cards are simulated. The
+functions keep the names and arguments of `pynvml`, so that the agent's real MIG driver runs on them unchanged;
+`tests/deviceplugin/mig/test_mig_nvml.py` compares the two. A call that the driver gains is added here as well.
+"""
 
 # ruff: noqa: N802 (the names are the pynvml module's)
 
@@ -10,7 +15,12 @@ from typing import Any
 
 import pynvml
 
-from deviceplugin.mig.simulated_state import (
+from deviceplugin.cards.simulated_cards import SimulatedCards
+from deviceplugin.mig.mig_driver import MigCard, NvmlMig
+from mgpu.model.cards import Card
+from mgpu.model.errors import BadObject, RetryLater
+from mgpu.model.mig import Instance, Layout, Profile, layout_of, problem
+from playground.nvml_state import (
     Compute,
     Gpu,
     Mode,
@@ -20,9 +30,8 @@ from deviceplugin.mig.simulated_state import (
     mig_uuid,
     processes,
     read_state,
+    state_file,
 )
-from mgpu.model.cards import Card
-from mgpu.model.mig import Instance, Layout, Profile, layout_of, problem
 
 _KIND_IDS = {0: 19, 7: 20, 9: 15, 1: 14, 2: 9, 3: 5, 4: 0}
 _KIND_IDS_A30 = {0: 14, 7: 21, 1: 5, 8: 6, 3: 0}
@@ -41,16 +50,19 @@ def _fail(code: int) -> pynvml.NVMLError:
 
 
 def forgetful(cards: Iterable[Card]) -> frozenset[str]:
-    """The UUIDs of those that lose their MIG mode at a reboot: from Hopper on it is not stored (MIG user guide)."""
+    """Return the UUIDs of the cards that lose their MIG mode at a reboot: Hopper and newer do (MIG user guide)."""
     layouts = ((card.uuid, layout_of(card.model, card.memory)) for card in cards)
     return frozenset(uuid for uuid, layout in layouts if layout and not layout.name.startswith(_AMPERE))
 
 
 class SimulatedNvml:
-    """Keeps its state in a file (`deviceplugin.mig.simulated_state`), so that a restarted agent finds what it left.
+    """The NVML library of one process. Its state is in a file, so that a restarted agent finds what it left.
 
-    A handle is good until NVML is shut down or what it stands for is gone, as with the real one.
-    `cards`: what is plugged in; may be replaced. Used by one thread at a time; other processes may use the same file.
+    As in the real library, a handle is valid until NVML is shut down or its object is gone. One thread at a time may
+    use it; other processes may use the same file.
+
+    Attributes:
+        cards: the cards that are plugged in; may be replaced.
     """
 
     def __init__(self, state_file: Path, cards: Sequence[Card]) -> None:
@@ -85,7 +97,7 @@ class SimulatedNvml:
         return self._handle(pynvml.c_nvmlDevice_t, "card", uuid)
 
     def nvmlDeviceGetUUID(self, handle: Any) -> str:
-        """Of a card or a MIG device."""
+        """Return the UUID of a card or of a MIG device."""
         key = self._key(handle, "card", "mig")
         return self._card(handle).uuid if key[0] == "card" else self._mig(handle)[1].uuid
 
@@ -96,7 +108,7 @@ class SimulatedNvml:
         return SimpleNamespace(total=self._card(handle).memory)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:
-        """On a card (its instances included) or a MIG device."""
+        """Return the processes on a MIG device, or on a card and its instances."""
         key = self._key(handle, "card", "mig")
         if key[0] == "mig":
             found = clients(self._file, self._mig(handle)[1].uuid)
@@ -104,7 +116,7 @@ class SimulatedNvml:
             found = processes(self._file, key[1], self._mode(read_state(self._file), handle))
         return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in found]
 
-    # The mode.
+    # MIG mode.
 
     def nvmlDeviceGetMigMode(self, device: Any) -> list[int]:
         self._layout(device)
@@ -112,7 +124,7 @@ class SimulatedNvml:
         return [int(mode.current), int(mode.pending)]
 
     def nvmlDeviceSetMigMode(self, device: Any, mode: int) -> int:
-        """The activation status. A30 and A100 are reset by it, if nothing runs on them and they can be."""
+        """Return the activation status. A30 and A100 must be reset, which is not possible while processes run."""
         self._privileged()
         layout = self._layout(device)
         if mode not in (pynvml.NVML_DEVICE_MIG_DISABLE, pynvml.NVML_DEVICE_MIG_ENABLE):
@@ -132,7 +144,7 @@ class SimulatedNvml:
     # GPU instances.
 
     def nvmlDeviceGetGpuInstanceProfileInfo(self, device: Any, profile: int, version: int = 2) -> Any:
-        """By kind. Version 2 answers only in MIG mode (nvml.h)."""
+        """Return a profile by its kind. Version 2 answers only in MIG mode (nvml.h)."""
         layout = self._layout(device)
         if not 0 <= profile < pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT:
             raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -150,7 +162,7 @@ class SimulatedNvml:
     def nvmlDeviceGetGpuInstancePossiblePlacements(
         self, device: Any, profile_id: int, placements: Any, count: Any
     ) -> int:
-        """Whether the card is in MIG mode or not."""
+        """Answer in MIG mode and outside of it."""
         self._privileged()
         profile = self._profile(device, profile_id)
         found = [pynvml.c_nvmlGpuInstancePlacement_t(start, profile.size) for start in profile.starts]
@@ -265,7 +277,7 @@ class SimulatedNvml:
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Any) -> int:
-        """0 where the card is not in MIG mode or cannot be."""
+        """Return 0 where the card is not in MIG mode or has no MIG."""
         card = self._card(device)
         layout = layout_of(card.model, card.memory)
         return layout.compute if layout and self._mode(read_state(self._file), device).current else 0
@@ -282,7 +294,7 @@ class SimulatedNvml:
     def nvmlDeviceGetGpuInstanceId(self, device: Any) -> int:
         return self._mig(device)[0].id
 
-    # What handles stand for.
+    # Handles.
 
     def _check(self) -> None:
         if not self._starts:
@@ -294,7 +306,7 @@ class SimulatedNvml:
             raise _fail(pynvml.NVML_ERROR_NO_PERMISSION)
 
     def _handle(self, kind: Any, *key: str) -> Any:
-        """Of the library's own types, so that it lies in its arrays and structures; nobody follows the pointer."""
+        """Return a handle of the library's own type, which fits into its arrays. The pointer is never followed."""
         address = next((address for address, known in self._handles.items() if known == key), None)
         if address is None:
             address = _FIRST_HANDLE + len(self._handles)
@@ -340,7 +352,7 @@ class SimulatedNvml:
         return mode
 
     def _gpu(self, handle: Any) -> tuple[Any, Gpu]:
-        """The handle of the card, and the instance."""
+        """Return the handle of the card, and the instance."""
         _, card, serial = self._key(handle, "gpu")
         mode = read_state(self._file).cards.get(card, Mode())
         found = next((gpu for gpu in mode.instances if str(gpu.serial) == serial), None)
@@ -357,6 +369,27 @@ class SimulatedNvml:
         raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
+class SimulatedMig(NvmlMig):
+    """The MIG driver of simulated cards.
+
+    Args:
+        cards: the file that lists the cards, read again when it changes. The state file is beside it.
+        node: the node's name.
+    """
+
+    def __init__(self, cards: Path, node: str) -> None:
+        self._source = SimulatedCards(cards, node)
+        self._simulated = SimulatedNvml(state_file(cards), ())
+        super().__init__(self._simulated)
+
+    def read(self) -> tuple[MigCard, ...]:
+        try:
+            self._simulated.cards = self._source.read()
+        except BadObject as error:
+            raise RetryLater(str(error)) from error
+        return super().read()
+
+
 def _kind(profile: Profile) -> int | None:
     return (_KINDS_MEDIA if profile.media else _KINDS).get((profile.compute, profile.size))
 
@@ -367,7 +400,7 @@ def _id(layout: Layout, profile: Profile) -> int:
 
 
 def _named(layout: Layout, name: str) -> Profile:
-    """Its card may have been replaced by one of another model."""
+    """Return the profile of this name. It is gone where a card of another model has replaced the card."""
     found = layout.profile(name)
     if found is None:
         raise _fail(pynvml.NVML_ERROR_UNKNOWN)
@@ -375,12 +408,12 @@ def _named(layout: Layout, name: str) -> Profile:
 
 
 def _target(reference: Any) -> Any:
-    """What a `ctypes.byref` refers to; None: it is none. The real one would read memory that is not its."""
+    """Return the target of a `ctypes.byref`, or None for anything else, where the library would read wild memory."""
     return getattr(reference, "_obj", None)
 
 
 def _fill(found: Sequence[Any], array: Any, count: Any) -> int:
-    """As C functions answer with a list; without an array they only say how many there are."""
+    """Answer with a list as a C function does. Without an array only the count is set."""
     counted = _target(count)
     if not isinstance(counted, ctypes.c_uint):
         raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
