@@ -1,33 +1,29 @@
-"""The kubelet under test."""
+"""A cluster of the playground's own parts."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from playground.apiserver import ApiServer, User, running
-from tests.playground.kubelet_bench import Bench
+from tests.playground.fake_cluster import FakeCluster
 
 
 @pytest.fixture
-def make() -> Iterator[Callable[..., Bench]]:
-    benches: list[Bench] = []
+def cluster() -> Iterator[FakeCluster]:
+    """Only an API server."""
     with (
-        tempfile.TemporaryDirectory(prefix="k") as folder,
+        tempfile.TemporaryDirectory(prefix="k") as folder,  # a short path, as Unix sockets need it
         running(ApiServer(tokens={"admin": User("admin", ("system:masters",))})) as url,
     ):
-
-        def start(**config: Any) -> Bench:
-            benches.append(Bench(url, Path(folder), **config))
-            return benches[-1]
-
-        yield start
-        for made in benches:
-            made.close()
+        made = FakeCluster(url, Path(folder))
+        yield made
+        made.close()
 
 
 @pytest.fixture
-def bench(make: Callable[..., Bench]) -> Bench:
-    return make()
+def node(cluster: FakeCluster) -> FakeCluster:
+    """An API server, and a kubelet for the node n1."""
+    cluster.start_kubelet()
+    return cluster

@@ -1,4 +1,4 @@
-"""What the playground's container runtime says to an agent that asks about a pod."""
+"""The CRI service of the playground's runtime, called by the node agent's client."""
 
 import asyncio
 import tempfile
@@ -53,7 +53,7 @@ def start(runtime: Runtime) -> str:
     return runtime.start(b.share("p"), CONTAINER, RunOptions()).uid
 
 
-def test_pod_whose_container_runs_is_said_to_run_with_its_environment(folder: Path, runtime: Runtime) -> None:
+def test_cri_running_container_is_listed_with_its_environment(folder: Path, runtime: Runtime) -> None:
     uid = start(runtime)
     assert request(folder, lambda cri: cri.runs(uid, sandbox=False)) is True
     assert request(folder, lambda cri: cri.environments(uid)) == {"c": {"A": "1"}}
@@ -61,7 +61,7 @@ def test_pod_whose_container_runs_is_said_to_run_with_its_environment(folder: Pa
     assert request(folder, lambda cri: cri.cdi()) is True
 
 
-def test_pod_between_two_containers_is_said_to_run_until_its_sandbox_ends(folder: Path, runtime: Runtime) -> None:
+def test_cri_pod_between_containers_runs_until_its_sandbox_is_removed(folder: Path, runtime: Runtime) -> None:
     uid = start(runtime)
     runtime.end(runtime.containers(uid)[0])
     assert request(folder, lambda cri: cri.runs(uid, sandbox=False)) is False
@@ -70,13 +70,13 @@ def test_pod_between_two_containers_is_said_to_run_until_its_sandbox_ends(folder
     assert request(folder, lambda cri: cri.runs(uid, sandbox=True)) is False
 
 
-def test_containers_that_the_agent_stops_are_killed(folder: Path, runtime: Runtime) -> None:
+def test_cri_stop_kills_containers(folder: Path, runtime: Runtime) -> None:
     uid = start(runtime)
     assert request(folder, lambda cri: cri.stop(uid)) == 1
     assert [c.exit_code for c in runtime.containers(uid)] == [137]
 
 
-def test_node_that_was_rebooted_runs_nothing(folder: Path, runtime: Runtime) -> None:
+def test_cri_after_reboot_lists_nothing(folder: Path, runtime: Runtime) -> None:
     uid = start(runtime)
     runtime.reboot()
     assert request(folder, lambda cri: cri.runs(uid, sandbox=True)) is False

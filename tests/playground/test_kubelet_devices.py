@@ -16,7 +16,7 @@ CORE, MEM = "example.com/core", "example.com/mem"
 
 
 class FakePlugin:
-    """Answers with a variable that names the call; refuses where told to."""
+    """Answers with a variable that contains the number of the call, or refuses with the message `refuse`."""
 
     def __init__(self, *, pre_start_required: bool = True) -> None:
         self.pre_start_required = pre_start_required
@@ -37,7 +37,9 @@ class FakePlugin:
         self.started.append(tuple(ids))
 
 
-class Bench:
+class Manager:
+    """A device manager with one plugin, which can be restarted."""
+
     def __init__(self, folder: Path, ids: int = 4, seed: int = 0) -> None:
         self.folder, self.seed, self.clock = folder, seed, 0.0
         self.active: set[str] = set()
@@ -77,172 +79,174 @@ def pod(uid: str, *containers: Json, init: tuple[Json, ...] = ()) -> Json:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+def devices(tmp_path: Path) -> Manager:
+    return Manager(tmp_path)
 
 
-def test_pods_hold_different_ids_until_they_end(bench: Bench) -> None:
-    bench.admit(pod("a", container(core=2)))
-    bench.admit(pod("b", container(core=2)))
-    assert not bench.ids("a") & bench.ids("b")
+def test_allocate_gives_pods_different_ids_until_they_end(devices: Manager) -> None:
+    devices.admit(pod("a", container(core=2)))
+    devices.admit(pod("b", container(core=2)))
+    assert not devices.ids("a") & devices.ids("b")
     with pytest.raises(AdmissionError, match=r"Requested: 1, Available: 0"):
-        bench.admit(pod("c"))
-    bench.active.discard("a")
-    bench.admit(pod("d", container(core=2)))
-    assert bench.ids("d") == {"ore-0", "ore-1", "ore-2", "ore-3"} - bench.ids("b")
+        devices.admit(pod("c"))
+    devices.active.discard("a")
+    devices.admit(pod("d", container(core=2)))
+    assert devices.ids("d") == {"ore-0", "ore-1", "ore-2", "ore-3"} - devices.ids("b")
 
 
-def test_a_refused_pod_leaves_no_id_taken(bench: Bench) -> None:
-    bench.plugin.refuse = "not now"
+def test_allocate_refused_by_plugin_takes_no_id(devices: Manager) -> None:
+    devices.plugin.refuse = "not now"
     with pytest.raises(AdmissionError, match="not now"):
-        bench.admit(pod("a", container(core=4)))
-    bench.plugin.refuse = ""
-    bench.admit(pod("b", container(core=4)))
+        devices.admit(pod("a", container(core=4)))
+    devices.plugin.refuse = ""
+    devices.admit(pod("b", container(core=4)))
 
 
-def test_init_containers_lend_their_ids_and_sidecars_keep_theirs(bench: Bench) -> None:
+def test_init_containers_hand_on_their_ids_and_sidecars_keep_theirs(devices: Manager) -> None:
     init = (container("sidecar", restartPolicy="Always"), container("init", core=2))
-    bench.admit(pod("a", container(core=2), init=init))
-    assert bench.ids("a") == bench.ids("a", "init")
-    assert not bench.ids("a", "sidecar") & bench.ids("a")
+    devices.admit(pod("a", container(core=2), init=init))
+    assert devices.ids("a") == devices.ids("a", "init")
+    assert not devices.ids("a", "sidecar") & devices.ids("a")
 
 
-def test_the_ids_of_an_init_container_serve_every_app_container_once(bench: Bench) -> None:
-    bench.admit(pod("a", container("c1"), container("c2"), init=(container("init", core=2),)))
-    assert bench.ids("a", "c1") | bench.ids("a", "c2") == bench.ids("a", "init")
-    assert bench.ids("a", "c1") != bench.ids("a", "c2")
+def test_ids_of_an_init_container_serve_each_app_container_once(devices: Manager) -> None:
+    devices.admit(pod("a", container("c1"), container("c2"), init=(container("init", core=2),)))
+    assert devices.ids("a", "c1") | devices.ids("a", "c2") == devices.ids("a", "init")
+    assert devices.ids("a", "c1") != devices.ids("a", "c2")
 
 
-def test_which_ids_and_which_resource_first_is_chance(tmp_path: Path) -> None:
+def test_allocate_chooses_ids_and_order_of_resources_at_random(tmp_path: Path) -> None:
     seen_ids, seen_orders = set(), set()
     for seed in range(20):
         (folder := tmp_path / str(seed)).mkdir()
-        bench = Bench(folder, seed=seed)
-        bench.register(MEM, 4)
+        devices = Manager(folder, seed=seed)
+        devices.register(MEM, 4)
         both = {"name": "c", "resources": {"limits": {CORE: "2", MEM: "2"}}}
-        bench.admit(pod("a", both))
-        seen_ids.add(frozenset(bench.ids("a")))
-        seen_orders.add(bench.plugin.allocated[0][0][:3])
+        devices.admit(pod("a", both))
+        seen_ids.add(frozenset(devices.ids("a")))
+        seen_orders.add(devices.plugin.allocated[0][0][:3])
     assert len(seen_ids) > 1
     assert seen_orders == {"ore", "mem"}
 
 
-def test_of_conflicting_variables_any_may_win(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.register(MEM, 4)
+def test_run_options_with_conflicting_variables_choose_at_random(tmp_path: Path) -> None:
+    devices = Manager(tmp_path)
+    devices.register(MEM, 4)
     a_pod = pod("a", {"name": "c", "resources": {"limits": {CORE: "1", MEM: "1"}}})
-    bench.admit(a_pod)
-    options = [bench.manager.run_options(a_pod, a_pod["spec"]["containers"][0]) for _ in range(20)]
+    devices.admit(a_pod)
+    options = [devices.manager.run_options(a_pod, a_pod["spec"]["containers"][0]) for _ in range(20)]
     assert {dict(o.env)["ANSWER"] for o in options} == {"1", "2"}
     assert {frozenset(o.cdi) for o in options} == {frozenset({"example.com/gpu=1", "example.com/gpu=2"})}
 
 
-def test_the_answer_is_kept_across_a_restart(bench: Bench) -> None:
+def test_allocate_answer_survives_a_restart(devices: Manager) -> None:
     a_pod = pod("a")
-    bench.admit(a_pod)
-    bench.restart()
-    bench.register(CORE, 4)
-    bench.admit(a_pod)
-    options = bench.manager.run_options(a_pod, container())
+    devices.admit(a_pod)
+    devices.restart()
+    devices.register(CORE, 4)
+    devices.admit(a_pod)
+    options = devices.manager.run_options(a_pod, container())
     assert (dict(options.env), options.cdi) == ({"ANSWER": "1"}, ("example.com/gpu=1",))
-    assert len(bench.plugin.allocated) == 1
+    assert len(devices.plugin.allocated) == 1
 
 
-def test_pre_start_is_called_with_the_ids_and_skipped_after_a_restart_until_the_plugin_is_back(bench: Bench) -> None:
+def test_pre_start_after_restart_is_skipped_until_the_plugin_registers(
+    devices: Manager,
+) -> None:
     a_pod = pod("a")
-    bench.admit(a_pod)
-    bench.manager.run_options(a_pod, container())
-    assert bench.plugin.started == bench.plugin.allocated
-    bench.restart()
-    bench.manager.run_options(a_pod, container())
-    assert len(bench.plugin.started) == 1
-    bench.register(CORE, 4)
-    bench.manager.run_options(a_pod, container())
-    assert len(bench.plugin.started) == 2
+    devices.admit(a_pod)
+    devices.manager.run_options(a_pod, container())
+    assert devices.plugin.started == devices.plugin.allocated
+    devices.restart()
+    devices.manager.run_options(a_pod, container())
+    assert len(devices.plugin.started) == 1
+    devices.register(CORE, 4)
+    devices.manager.run_options(a_pod, container())
+    assert len(devices.plugin.started) == 2
 
 
-def test_pre_start_is_not_called_where_the_plugin_does_not_ask_for_it(bench: Bench) -> None:
-    bench.plugin.pre_start_required = False
+def test_pre_start_not_required_is_not_called(devices: Manager) -> None:
+    devices.plugin.pre_start_required = False
     a_pod = pod("a")
-    bench.admit(a_pod)
-    bench.manager.run_options(a_pod, container())
-    assert bench.plugin.started == []
+    devices.admit(a_pod)
+    devices.manager.run_options(a_pod, container())
+    assert devices.plugin.started == []
 
 
-def test_after_a_restart_pods_that_do_not_run_fail_until_the_plugin_is_back(bench: Bench) -> None:
+def test_allocate_after_restart_fails_until_the_plugin_registers(devices: Manager) -> None:
     a_pod = pod("a")
-    bench.admit(a_pod)
-    bench.restart()
-    bench.admit(a_pod, running=True)
+    devices.admit(a_pod)
+    devices.restart()
+    devices.admit(a_pod, running=True)
     with pytest.raises(AdmissionError, match="no healthy devices present"):
-        bench.admit(a_pod)
+        devices.admit(a_pod)
 
 
-def test_an_unhealthy_id_blocks_the_readmission_of_its_pod(bench: Bench) -> None:
+def test_readmission_with_unhealthy_id_is_refused(devices: Manager) -> None:
     a_pod = pod("a")
-    bench.admit(a_pod)
-    (held,) = bench.ids("a")
-    bench.manager.update(CORE, {f"ore-{i}": f"ore-{i}" != held for i in range(4)})
-    assert bench.manager.health(CORE, held) == "Unhealthy"
+    devices.admit(a_pod)
+    (held,) = devices.ids("a")
+    devices.manager.update(CORE, {f"ore-{i}": f"ore-{i}" != held for i in range(4)})
+    assert devices.manager.health(CORE, held) == "Unhealthy"
     with pytest.raises(AdmissionError, match="no longer healthy"):
-        bench.admit(a_pod)
+        devices.admit(a_pod)
 
 
-def test_unhealthy_ids_are_capacity_but_not_allocatable(bench: Bench) -> None:
-    bench.manager.update(CORE, {"a": True, "b": False})
-    assert bench.manager.capacity() == ({CORE: 2}, {CORE: 1}, set())
+def test_capacity_counts_unhealthy_ids_and_allocatable_does_not(devices: Manager) -> None:
+    devices.manager.update(CORE, {"a": True, "b": False})
+    assert devices.manager.capacity() == ({CORE: 2}, {CORE: 1}, set())
 
 
-def test_a_gone_plugin_leaves_capacity_and_after_the_grace_nothing(bench: Bench) -> None:
-    bench.manager.disconnected(CORE)
-    assert bench.manager.capacity() == ({CORE: 4}, {CORE: 0}, set())
-    bench.clock = 301
-    assert bench.manager.capacity() == ({}, {}, {CORE})
+def test_disconnected_plugin_leaves_capacity_until_the_grace_period_ends(devices: Manager) -> None:
+    devices.manager.disconnected(CORE)
+    assert devices.manager.capacity() == ({CORE: 4}, {CORE: 0}, set())
+    devices.clock = 301
+    assert devices.manager.capacity() == ({}, {}, {CORE})
 
 
-def test_a_resource_nobody_registered_is_dropped_from_the_request(bench: Bench) -> None:
+def test_allocate_ignores_unregistered_resources(devices: Manager) -> None:
     a_pod = pod("a", {"name": "c", "resources": {"limits": {"example.com/other": "1"}}})
-    bench.admit(a_pod)
-    assert bench.manager.run_options(a_pod, a_pod["spec"]["containers"][0]).env == ()
-    assert bench.plugin.allocated == bench.plugin.started == []
+    devices.admit(a_pod)
+    assert devices.manager.run_options(a_pod, a_pod["spec"]["containers"][0]).env == ()
+    assert devices.plugin.allocated == devices.plugin.started == []
 
 
-def test_a_plugin_that_comes_after_the_pod_makes_its_next_start_fail(bench: Bench) -> None:
+def test_plugin_registered_after_the_pod_fails_its_next_start(devices: Manager) -> None:
     other = {"name": "c", "resources": {"limits": {MEM: "1"}}}
-    bench.admit(pod("a", other))
-    bench.register(MEM, 4)
+    devices.admit(pod("a", other))
+    devices.register(MEM, 4)
     with pytest.raises(PluginError, match="no devices found allocated"):
-        bench.manager.run_options(pod("a", other), other)
+        devices.manager.run_options(pod("a", other), other)
 
 
-def test_a_changed_request_is_refused(bench: Bench) -> None:
-    bench.admit(pod("a"))
+def test_allocate_for_a_changed_request_is_refused(devices: Manager) -> None:
+    devices.admit(pod("a"))
     with pytest.raises(AdmissionError, match="changed request"):
-        bench.admit(pod("a", container(core=2)))
+        devices.admit(pod("a", container(core=2)))
 
 
-def test_the_checkpoint_is_written_before_a_container_starts_and_has_init_containers(bench: Bench) -> None:
-    bench.admit(pod("a", container(core=2), init=(container("init"),)))
-    whole = json.loads((bench.folder / FILE).read_text())
+def test_checkpoint_lists_init_containers_before_any_start(devices: Manager) -> None:
+    devices.admit(pod("a", container(core=2), init=(container("init"),)))
+    whole = json.loads((devices.folder / FILE).read_text())
     rows = {row["ContainerName"]: row for row in whole["Data"]["PodDeviceEntries"]}
     assert set(rows) == {"init", "c"}
     assert rows["c"]["PodUID"] == "a"
     assert rows["c"]["ResourceName"] == CORE
-    assert set(rows["c"]["DeviceIDs"]["-1"]) == bench.ids("a")
+    assert set(rows["c"]["DeviceIDs"]["-1"]) == devices.ids("a")
     assert sorted(whole["Data"]["RegisteredDevices"][CORE]) == ["ore-0", "ore-1", "ore-2", "ore-3"]
 
 
-def test_a_device_list_makes_the_kubelet_write_its_checkpoint_again(bench: Bench) -> None:
-    bench.admit(pod("a"))
-    (bench.folder / FILE).unlink()
-    bench.register(CORE, 4)
-    rows = json.loads((bench.folder / FILE).read_text())["Data"]["PodDeviceEntries"]
+def test_device_list_rewrites_the_checkpoint(devices: Manager) -> None:
+    devices.admit(pod("a"))
+    (devices.folder / FILE).unlink()
+    devices.register(CORE, 4)
+    rows = json.loads((devices.folder / FILE).read_text())["Data"]["PodDeviceEntries"]
     assert [row["PodUID"] for row in rows] == ["a"]
 
 
-def test_a_damaged_checkpoint_is_refused(bench: Bench) -> None:
-    bench.admit(pod("a"))
-    file = bench.folder / FILE
+def test_damaged_checkpoint_is_refused(devices: Manager) -> None:
+    devices.admit(pod("a"))
+    file = devices.folder / FILE
     file.write_text(file.read_text().replace('"PodUID": "a"', '"PodUID": "b"'))
     with pytest.raises(ValueError, match="corrupt"):
-        bench.restart()
+        devices.restart()

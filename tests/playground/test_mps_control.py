@@ -26,7 +26,7 @@ def control(pipes: Path, *flags: str, line: str = "") -> tuple[int, str]:
     return done.returncode, (done.stdout + done.stderr).strip()
 
 
-def test_the_daemon_answers_until_it_quits(pipes: Path) -> None:
+def test_daemon_answers_until_quit(pipes: Path) -> None:
     assert control(pipes, line="get_default_active_thread_percentage\n") == (
         1,
         "Cannot find MPS control daemon process",
@@ -38,7 +38,7 @@ def test_the_daemon_answers_until_it_quits(pipes: Path) -> None:
     until(lambda: control(pipes, line="get_server_list\n")[0] == 1)
 
 
-def test_a_pipe_directory_has_one_daemon(pipes: Path) -> None:
+def test_second_daemon_in_a_pipe_directory_is_refused(pipes: Path) -> None:
     with subprocess.Popen([*COMMAND, "-f"], env={"CUDA_MPS_PIPE_DIRECTORY": str(pipes)}) as first:
         until(lambda: control(pipes, line="get_server_list\n")[0] == 0)
         assert control(pipes, "-f") == (1, "An instance of this daemon is already running")
@@ -49,7 +49,7 @@ def test_a_pipe_directory_has_one_daemon(pipes: Path) -> None:
     assert control(pipes, line="quit\n")[0] == 0
 
 
-def test_it_ends_with_its_directory(pipes: Path) -> None:
+def test_daemon_ends_when_its_directory_is_removed(pipes: Path) -> None:
     with subprocess.Popen([*COMMAND, "-f"], env={"CUDA_MPS_PIPE_DIRECTORY": str(pipes)}) as daemon:
         until(lambda: control(pipes, line="get_server_list\n")[0] == 0)
         for file in pipes.iterdir():
@@ -57,5 +57,5 @@ def test_it_ends_with_its_directory(pipes: Path) -> None:
         assert daemon.wait(20) == 0
 
 
-def test_other_flags_are_an_error(pipes: Path) -> None:
+def test_unknown_flag_is_an_error(pipes: Path) -> None:
     assert control(pipes, "-x") == (1, "usage: nvidia-cuda-mps-control [-d | -f]")

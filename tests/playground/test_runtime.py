@@ -1,4 +1,4 @@
-"""What a container sees, by where it comes from."""
+"""The container runtime: environments, CDI, mounts, logs, and the clients of simulated cards."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def spec(folder: Path, device: str, *env: str) -> None:
     (folder / f"{device}.json").write_text(text)
 
 
-def test_later_wins_image_plugins_pod_cdi(tmp_path: Path) -> None:
+def test_environment_precedence_is_image_plugins_pod_cdi(tmp_path: Path) -> None:
     runtime = Runtime(tmp_path)
     spec(tmp_path, "x", f"{VISIBLE}=cdi")
     env = [{"name": VISIBLE, "value": "own"}]
@@ -35,11 +35,11 @@ def test_later_wins_image_plugins_pod_cdi(tmp_path: Path) -> None:
     assert runtime.start(*pod(env=env), both).env[VISIBLE] == "cdi"
 
 
-def test_an_image_without_cuda_sets_nothing(tmp_path: Path) -> None:
+def test_environment_without_cuda_image_has_no_cards(tmp_path: Path) -> None:
     assert VISIBLE not in Runtime(tmp_path).start(*pod(image="busybox"), RunOptions()).env
 
 
-def test_without_its_cdi_file_a_container_is_not_created(tmp_path: Path) -> None:
+def test_start_without_cdi_file_fails(tmp_path: Path) -> None:
     runtime = Runtime(tmp_path)
     (tmp_path / "broken.json").write_text("{")
     without = [{"name": "x", "containerEdits": {"env": []}}]
@@ -52,7 +52,7 @@ def test_without_its_cdi_file_a_container_is_not_created(tmp_path: Path) -> None
     assert runtime.start(*pod(), RunOptions(cdi=("example.com/gpu=x",))).nodes == ("/dev/nvidia0",)
 
 
-def test_logs_are_the_environment_of_the_newest_container(tmp_path: Path) -> None:
+def test_logs_show_the_environment_of_the_newest_container(tmp_path: Path) -> None:
     runtime = Runtime(tmp_path)
     with pytest.raises(KeyError, match="waiting to start"):
         runtime.logs("default", "p")
@@ -63,7 +63,7 @@ def test_logs_are_the_environment_of_the_newest_container(tmp_path: Path) -> Non
     assert runtime.logs("default", "p") == "A=3\n"
 
 
-def test_attempts_count_up_and_fields_are_resolved(tmp_path: Path) -> None:
+def test_start_counts_attempts_and_resolves_field_refs(tmp_path: Path) -> None:
     runtime = Runtime(tmp_path)
     env = [{"name": "N", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['a']"}}}]
     runtime.end(runtime.start(*pod(), RunOptions()), 1)
@@ -84,7 +84,7 @@ def mounting(folder: Path, **paths: Path) -> RunOptions:
     )
 
 
-def test_a_mount_of_cdi_takes_the_place_of_another_and_is_seen_in_the_log(tmp_path: Path) -> None:
+def test_start_with_two_mounts_at_one_path_keeps_the_later(tmp_path: Path) -> None:
     runtime = Runtime(tmp_path)
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
@@ -94,12 +94,12 @@ def test_a_mount_of_cdi_takes_the_place_of_another_and_is_seen_in_the_log(tmp_pa
     assert runtime.logs("default", "p") == f"{second} → /data\n/b → /a\n"
 
 
-def test_a_container_whose_mount_is_not_there_is_not_created(tmp_path: Path) -> None:
+def test_start_with_missing_mount_fails(tmp_path: Path) -> None:
     with pytest.raises(CreateError, match="failed to create mount: /no/such: no such file"):
         Runtime(tmp_path).start(*pod(), mounting(tmp_path, x=Path("/no/such")))
 
 
-def test_what_runs_on_a_card_is_known_to_its_nvml_until_it_ends(tmp_path: Path) -> None:
+def test_running_container_is_a_client_of_its_cards_until_it_ends(tmp_path: Path) -> None:
     nvml = tmp_path / "cards.mig.json"
     runtime = Runtime(tmp_path, GpuClients(nvml))
     made = runtime.start(*pod(), RunOptions(env=((VISIBLE, "GPU-1,GPU-2"),)))
@@ -108,7 +108,7 @@ def test_what_runs_on_a_card_is_known_to_its_nvml_until_it_ends(tmp_path: Path) 
     assert nvml_state.clients(nvml, "GPU-2") == ()
 
 
-def test_a_mig_device_that_is_not_there_starts_nothing(tmp_path: Path) -> None:
+def test_start_with_missing_mig_device_fails(tmp_path: Path) -> None:
     nvml = tmp_path / "cards.mig.json"
     with nvml_state.changing(nvml) as found:
         found.cards["GPU-1"] = nvml_state.Mode(

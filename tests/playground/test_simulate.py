@@ -1,4 +1,4 @@
-"""`mgpu simulate` as its page (simulate.md) says, from the command line in."""
+"""`mgpu simulate` (docs/design/simulate.md), called by its command line."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_examples_give_their_committed_outputs(example: Path, monkeypatch: pytes
     assert CliRunner().invoke(main, ["simulate", source.name, *options]).exit_code == 0
 
 
-def test_every_key_of_the_output_is_there() -> None:
+def test_output_has_every_key() -> None:
     found = simulated(served(), share("half", uid=""), share("huge", mib=10**6))
     half, huge = found["pods"]
     keys = [
@@ -79,12 +79,12 @@ def test_every_key_of_the_output_is_there() -> None:
     assert found["nodes"]["n1"]["annotations"] == {}
 
 
-def test_a_pod_without_gpu_goes_through_untouched() -> None:
+def test_pod_without_gpu_is_placed_unchanged() -> None:
     found = simulated(node(), pod("plain", {"name": "c", "image": "x"}))["pods"][0]
     assert (found["dialect"], found["patch"], found["node"], found["containers"]) == (None, [], "n1", {})
 
 
-def test_a_denied_pod_names_field_and_rule() -> None:
+def test_denied_pod_names_field_and_rule() -> None:
     found = simulated(served(), share("odd", core=120))["pods"][0]
     assert not found["admitted"]
     assert found["node"] is None
@@ -92,7 +92,7 @@ def test_a_denied_pod_names_field_and_rule() -> None:
     assert "multiple of 100" in found["denied"][0]["message"]
 
 
-def test_the_mutating_patch_is_shown_and_applied() -> None:
+def test_mutating_patch_is_shown_and_applied() -> None:
     requests = share("half")
     del requests["spec"]["containers"][0]["resources"]["limits"]
     found = simulated(served(), requests)["pods"][0]
@@ -107,7 +107,7 @@ def test_running_pods_hold_what_their_records_say_and_are_not_listed() -> None:
     assert [card["holders"] for card in found["nodes"]["n1"]["cards"]] == [[], ["default/late/c", "default/there/c"]]
 
 
-def test_an_unreadable_record_is_held_on_every_card_and_told() -> None:
+def test_unreadable_record_is_held_on_every_card_and_reported() -> None:
     keys = {"vke.volcengine.com/gpu-index-container-c": "what"}
     result = run("-", "-o", "json", objects=[served(), share("odd", node="n1", annotations=keys)])
     cards = json.loads(result.stdout)["nodes"]["n1"]["cards"]
@@ -115,13 +115,13 @@ def test_an_unreadable_record_is_held_on_every_card_and_told() -> None:
     assert "pod default/odd: " in result.stderr
 
 
-def test_ended_pods_hold_nothing() -> None:
+def test_ended_pod_holds_nothing() -> None:
     keys = {"vke.volcengine.com/gpu-index-container-c": "0"}
     found = simulated(served(), share("done", node="n1", annotations=keys, phase="Failed"))
     assert found["nodes"]["n1"]["cards"][0]["holders"] == []
 
 
-def test_what_decides_a_fit_besides_cards_counts_too() -> None:
+def test_placement_considers_cpu_and_memory() -> None:
     small = served("small")
     small["status"]["allocatable"]["cpu"] = "1"
     wants = share("busy")
@@ -140,7 +140,7 @@ def test_what_decides_a_fit_besides_cards_counts_too() -> None:
         ("ReplicaSet", {"replicas": 0}, []),
     ],
 )
-def test_workloads_are_their_pods(kind: str, spec: dict[str, Any], names: list[str]) -> None:
+def test_workload_is_expanded_to_its_pods(kind: str, spec: dict[str, Any], names: list[str]) -> None:
     template = {"spec": share()["spec"]}
     workload = {"kind": kind, "metadata": {"name": "w", "namespace": "team"}, "spec": {**spec, "template": template}}
     found = simulated(served(), workload)["pods"]
@@ -153,7 +153,7 @@ def test_lists_and_several_documents_are_read() -> None:
     assert [row["name"] for row in simulated(served(), listed)["pods"]] == ["a", "b"]
 
 
-def test_policies_by_flag() -> None:
+def test_card_policy_flag_overrides_the_settings() -> None:
     def cards(policy: str) -> list[int]:
         found = simulated(served(), share("a"), share("b"), options=("--card-policy", policy))
         return [row["containers"]["c"]["cards"][0] for row in found["pods"]]
@@ -161,15 +161,15 @@ def test_policies_by_flag() -> None:
     assert (cards("binpack"), cards("spread")) == ([0, 0], [0, 1])
 
 
-def test_a_pod_that_asks_for_slices_waits_where_no_node_is_given_out_so() -> None:
+def test_pod_with_slices_waits_without_a_partitioned_node() -> None:
     requests = pod("other", {"name": "c", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "2"}}})
     found = simulated(served(), requests)["pods"][0]
     assert (found["dialect"], found["node"]) == ("slices", None)
     assert found["rejections"] == {"n1": "node label gpu.partitioning is not set, not mig"}
 
 
-def test_an_amount_that_is_none_is_denied_as_any_broken_rule() -> None:
-    """It does not end the run: other pods of the file are placed."""
+def test_malformed_amount_denies_only_its_pod() -> None:
+    """The other pods of the file are placed."""
     huge = {"name": "c", "image": "x", "resources": {"limits": {"aliyun.com/gpu-mem": "9223372036854775808"}}}
     odd = {"name": "c", "image": "x", "resources": {"requests": {"cpu": "banana"}}}
     found = simulated(served(), pod("huge", huge), pod("odd", odd), share("good"))["pods"]
@@ -211,7 +211,7 @@ def test_other_devices_stand_among_the_cards_with_their_type() -> None:
     assert found["pods"][0]["containers"]["c"]["others"] == {"rdma": [0]}
 
 
-def test_what_the_kubelet_gave_out_is_never_shared() -> None:
+def test_cards_given_by_the_kubelet_are_not_shared() -> None:
     given = [{"podUID": "old", "containerName": "c", "resourceName": "nvidia.com/gpu", "deviceIDs": ["GPU-0"]}]
     there = device(**{"node.koordinator.sh/devices-checkpoints": json.dumps(given)})
     old = pod("old", {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1"}}}, uid="old", node="n1")
@@ -223,7 +223,7 @@ def test_what_the_kubelet_gave_out_is_never_shared() -> None:
         assert found["pods"][1]["node"] is None
 
 
-def test_cards_on_the_unhealthy_list_are_left_alone() -> None:
+def test_cards_on_the_unhealthy_list_are_not_used() -> None:
     listed = {"kind": "ConfigMap", "metadata": {"name": "unhealthy-gpu-n1", "namespace": "kube-system"}}
     found = simulated(served(), {**listed, "data": {"gpus": "0"}}, share("p"))
     assert [card["healthy"] for card in found["nodes"]["n1"]["cards"]] == [False, True]
@@ -232,7 +232,7 @@ def test_cards_on_the_unhealthy_list_are_left_alone() -> None:
     assert result.stderr.startswith("<stdin>: document 2: ConfigMap unhealthy-gpu-n1 marks no card: data.gpus")
 
 
-def test_where_nvidias_plugin_gives_out_whole_cards_mgpu_only_looks_on() -> None:
+def test_nvidia_plugin_node_gets_whole_card_pods_without_record() -> None:
     theirs = served("n1")
     theirs["metadata"]["labels"]["mgpu.io/whole-cards"] = "nvidia"
     whole = pod("whole", {"name": "c", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "1"}}})
@@ -243,7 +243,7 @@ def test_where_nvidias_plugin_gives_out_whole_cards_mgpu_only_looks_on() -> None
     assert "could give out card 1" in third["rejections"]["n1"]
 
 
-def test_fail_on_pending() -> None:
+def test_fail_on_pending_exits_with_1_for_a_waiting_pod() -> None:
     assert run("-", "--fail-on-pending", objects=[served(), share()]).exit_code == 0
     assert run("-", "--fail-on-pending", objects=[node(), share()]).exit_code == 1
 
@@ -287,12 +287,12 @@ def test_broken_yaml_names_its_document() -> None:
     assert result.stderr.startswith("<stdin>: document 2: is not YAML or JSON: ")
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_missing_file_exits_with_2() -> None:
     result = run("nowhere.yaml")
     assert (result.exit_code, result.stderr) == (2, "nowhere.yaml: cannot be read: No such file or directory\n")
 
 
-def test_other_kinds_are_skipped_in_a_line_each() -> None:
+def test_other_kinds_are_skipped_with_a_line_each() -> None:
     service = {"kind": "Service", "metadata": {"name": "s"}}
     config = {"kind": "ConfigMap", "metadata": {"name": "c"}}
     result = run("-", objects=[service, config])
@@ -301,8 +301,8 @@ def test_other_kinds_are_skipped_in_a_line_each() -> None:
 
 
 @pytest.mark.parametrize("policy", ["fragmentation", "fgd"])
-def test_policies_that_learn_choose_one_node_and_keep_cards_whole(policy: str) -> None:
-    """Pods in file order are what they learn from: after two that want a whole card, shares go together."""
+def test_learning_policies_choose_one_node_and_keep_cards_whole(policy: str) -> None:
+    """They learn from the pods in file order: after two that ask for a whole card, shares are packed together."""
     nodes = [served(name) for name in ("n1", "n2")]
     whole = [pod(f"whole-{i}", container(core=100)) for i in range(2)]
     shares = [share(f"share-{i}", core=30) for i in range(5)]
@@ -319,8 +319,8 @@ def test_policies_that_learn_choose_one_node_and_keep_cards_whole(policy: str) -
 
 
 @pytest.mark.parametrize("policy", ["fragmentation", "fgd"])
-def test_what_runs_already_is_learnt_from_too(policy: str) -> None:
-    """Whole cards were wanted before: the share goes where another one is, and leaves the first card whole."""
+def test_learning_policies_learn_from_running_pods(policy: str) -> None:
+    """After pods that asked for whole cards, a share joins another share and leaves the first card whole."""
     record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "1"}
     before = [pod(f"old-{i}", container(core=100), node="n1", phase="Succeeded") for i in range(8)]
     there = share("there", annotations=record, node="n1")

@@ -1,4 +1,4 @@
-"""MtgpuPods in `mgpu simulate` (simulate.md; docs/design/mtgpu.md, "Meaning of a GPUID")."""
+"""MtgpuPods in `mgpu simulate` (docs/design/simulate.md; docs/design/mtgpu.md, "Meaning of a GPUID")."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ WAITS = (None, "Pending", "ResourceExceeded")
 RUNS = ("n1", "Running", "Bound")
 
 
-def test_every_key_is_there_for_one_that_runs_that_waits_and_that_is_denied() -> None:
+def test_output_has_every_key_for_running_waiting_and_denied_mtgpupods() -> None:
     found = simulated(
         served(count=1), mtgpupod("a", memory=3 * GIB), mtgpupod("b", "other"), mtgpupod("c", request="x")
     )
@@ -77,7 +77,7 @@ def test_decimal_sums_are_exact() -> None:
     assert cards(found) == [("zxcvb", 100)]
 
 
-def test_the_files_order_is_theirs_and_nobody_overtakes_in_a_gpuid() -> None:
+def test_mtgpupods_are_placed_in_file_order_within_a_gpuid() -> None:
     late = mtgpupod("a", request="0.9")
     late["metadata"]["creationTimestamp"] = "2030-01-01T00:00:00Z"
     early = mtgpupod("z", request="0.2")
@@ -86,21 +86,21 @@ def test_the_files_order_is_theirs_and_nobody_overtakes_in_a_gpuid() -> None:
     assert told(found) == [RUNS, WAITS, WAITS, RUNS]
 
 
-def test_pods_that_share_without_a_name_and_those_with_one_keep_apart_in_either_order() -> None:
+def test_shares_and_mtgpupods_do_not_share_cards() -> None:
     found = simulated(served(), share("before"), mtgpupod("m"), share("after"), mtgpupod("n", "other"))
     assert [row["node"] for row in found["pods"]] == ["n1", "n1", "n1", None]
     assert cards(found) == [(None, 100), ("zxcvb", 20)]
     assert found["nodes"]["n1"]["cards"][0]["holders"] == ["default/after/c", "default/before/c"]
 
 
-def test_a_pod_for_a_whole_card_gets_one_that_has_no_name() -> None:
+def test_whole_card_pod_gets_a_card_without_gpuid() -> None:
     whole = [pod(f"w{i}", {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1"}}}) for i in (0, 1)]
     found = simulated(served(), mtgpupod(), *whole)
     assert [row["node"] for row in found["pods"]] == ["n1", "n1", None]
     assert cards(found) == [("zxcvb", 20), (None, 100)]
 
 
-def test_with_boundDeviceID_they_run_and_are_not_listed() -> None:  # noqa: N802 (the field's name)
+def test_mtgpupod_with_bound_device_id_runs_and_is_not_listed() -> None:
     bound = [mtgpupod("a", bound="GPU-n1-1"), mtgpupod("done", "old", bound="GPU-n1-0", phase="Succeeded")]
     found = simulated(served(), *bound, mtgpupod("joins", request="0.3"))
     assert [row["name"] for row in found["pods"]] == ["joins"]
@@ -108,7 +108,7 @@ def test_with_boundDeviceID_they_run_and_are_not_listed() -> None:  # noqa: N802
     assert found["pods"][0]["containers"]["c"]["cards"] == [1]
 
 
-def test_a_running_occupy_pod_is_recognised_with_its_record_and_without() -> None:
+def test_running_occupy_pod_is_recognised_with_and_without_record() -> None:
     bound, other = mtgpupod("a", bound="GPU-n1-1"), mtgpupod("b", "new")
     for occupy in (occupy_pod(card=1, phase="Running"), occupy_pod()):
         found = simulated(served(), occupy, bound, other)
@@ -116,13 +116,13 @@ def test_a_running_occupy_pod_is_recognised_with_its_record_and_without() -> Non
         assert found["nodes"]["n1"]["cards"][1]["holders"] == ["default/a/c"]
 
 
-def test_one_on_another_card_than_its_users_holds_that_too_and_nobody_joins() -> None:
+def test_occupy_pod_on_another_card_than_its_users_degrades_the_gpuid() -> None:
     found = simulated(served(), occupy_pod(card=0), mtgpupod("a", bound="GPU-n1-1"), mtgpupod("b"))
     assert cards(found) == [(None, 100), ("zxcvb", 20)]
     assert told(found) == [(None, "Pending", "Degraded")]
 
 
-def test_an_occupy_pod_that_waits_for_its_mtgpupod_gives_it_its_card_and_one_of_nobody_is_left_out() -> None:
+def test_occupy_pod_gives_its_card_to_its_mtgpupod_and_is_left_out_without_one() -> None:
     found = simulated(served(), occupy_pod(card=1), mtgpupod("a"))
     assert cards(found) == [(None, 0), ("zxcvb", 20)]
     result = run(served(), occupy_pod("gone", card=1), mtgpupod("a"), mtgpupod("b", "other"))
@@ -130,7 +130,7 @@ def test_an_occupy_pod_that_waits_for_its_mtgpupod_gives_it_its_card_and_one_of_
     assert "mtgpupod-occupypod-n1-gone" in result.stderr
 
 
-def test_pods_that_have_taken_the_names() -> None:
+def test_mtgpupod_whose_pod_names_are_taken_waits_with_a_conflict() -> None:
     name_of_pod, name_of_occupy_pod = share("m", core=10), pod("mtgpupod-occupypod-n1-zxcvb", container(), node="n1")
     name_of_occupy_pod["metadata"]["namespace"] = "kube-system"
     assert told(simulated(served(), name_of_pod, mtgpupod())) == [(None, "Pending", "NameConflict")]
@@ -138,12 +138,12 @@ def test_pods_that_have_taken_the_names() -> None:
     assert told(found) == [(None, "Pending", "OccupyNameConflict"), RUNS]
 
 
-def test_a_pod_whose_name_an_mtgpupods_own_pod_has_is_refused_as_by_the_api_server() -> None:
+def test_pod_with_the_name_of_an_mtgpupods_own_pod_is_denied() -> None:
     found = simulated(served(), mtgpupod("m"), share("m"))
     assert found["pods"][1]["denied"][0]["field"] == "metadata.name"
 
 
-def test_its_pod_reserves_its_cpu_once_and_the_kubelet_does_not_start_what_does_not_fit() -> None:
+def test_mtgpupod_reserves_cpu_once_and_fails_where_its_pod_does_not_fit() -> None:
     small = served()
     small["status"]["allocatable"]["cpu"] = "3"
 
@@ -163,7 +163,7 @@ def test_its_pod_reserves_its_cpu_once_and_the_kubelet_does_not_start_what_does_
         assert [row["node"] for row in simulated(small, *running, plain, busy("b"))["pods"]] == ["n1", None]
 
 
-def test_one_whose_status_is_lost_keeps_the_card_that_its_pod_has() -> None:
+def test_mtgpupod_without_status_keeps_the_card_of_its_pod() -> None:
     own = {**mtgpupod("m", uid="own", phase="Running"), "kind": "Pod"}
     own["metadata"]["ownerReferences"] = [owned()]
     own["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "GPU-n1-1"}]
@@ -173,7 +173,7 @@ def test_one_whose_status_is_lost_keeps_the_card_that_its_pod_has() -> None:
     assert cards(simulated(served(), own)) == [(None, 0), ("zxcvb", 20)]
 
 
-def test_where_nvidias_plugin_gives_out_whole_cards_the_occupy_pod_is_given_one_of_them() -> None:
+def test_nvidia_plugin_node_gives_a_whole_card_to_the_occupy_pod() -> None:
     stock = served("n2", 3, STOCK)
     whole = pod("whole", {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1"}}})
     later = {**whole, "metadata": {"name": "later"}}
@@ -183,25 +183,25 @@ def test_where_nvidias_plugin_gives_out_whole_cards_the_occupy_pod_is_given_one_
     assert cards(found, "n2") == [(None, 100), ("zxcvb", 100), (None, 100)]
 
 
-def test_a_share_of_mgpu_on_such_a_node_keeps_new_names_away() -> None:
+def test_nvidia_plugin_node_with_a_share_takes_no_new_gpuid() -> None:
     record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "0"}
     stock = served(labels=STOCK)
     assert told(simulated(stock, share("s", node="n1", annotations=record), mtgpupod())) == [WAITS]
 
 
-def test_a_cordoned_node_starts_none() -> None:
+def test_cordoned_node_takes_no_mtgpupod() -> None:
     cordoned = {**served(), "spec": {"unschedulable": True}}
     assert told(simulated(cordoned, mtgpupod())) == [(None, "Pending", "NodeUnschedulable")]
 
 
-def test_where_they_are_not_served_they_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mtgpupods_disabled_in_the_settings_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MGPU_DIALECTS__MTGPU__ENABLED", "false")
     found = simulated(served(), mtgpupod())
     assert told(found) == [(None, "Pending", None)]
     assert found["pods"][0]["rejections"] == {"n1": "MtgpuPods are not enabled in the settings"}
 
 
-def test_exit_codes() -> None:
+def test_mtgpupods_exit_codes_follow_input_and_pending() -> None:
     twice = run(served(), mtgpupod(), mtgpupod())
     assert (twice.exit_code, twice.stderr.count("\n")) == (2, 1)
     assert "an MtgpuPod named default/m is there already" in twice.stderr
@@ -213,7 +213,7 @@ def test_exit_codes() -> None:
     assert simulated(served(), mtgpupod(node=""))["pods"][0]["denied"][0]["field"] == "spec.nodeName"
 
 
-def test_the_table_says_what_it_is() -> None:
+def test_table_shows_mtgpupods_with_kind_and_reason() -> None:
     text = CliRunner().invoke(
         main, ["simulate", "-"], input=yaml.safe_dump_all([served(count=1), mtgpupod("a"), mtgpupod("b", "other")])
     )
@@ -224,7 +224,7 @@ def test_the_table_says_what_it_is() -> None:
 
 @st.composite
 def submissions(draw: st.DrawFn) -> list[Raw]:
-    """Pods of several vocabularies and MtgpuPods of three names, in any order, for one node."""
+    """Generate pods of several vocabularies and MtgpuPods of three GPUIDs, in any order, for one node."""
     pods = []
     for i in range(draw(st.integers(1, 9))):
         kind = draw(st.sampled_from(["named", "named", "named", "share", "whole"]))
@@ -241,7 +241,7 @@ def submissions(draw: st.DrawFn) -> list[Raw]:
 
 @given(submissions(), st.booleans())
 @settings(max_examples=60)
-def test_a_card_has_one_name_or_none_is_never_over_full_and_nobody_waits_for_an_idle_card(
+def test_cards_have_one_gpuid_stay_within_capacity_and_are_not_left_idle(
     pods: list[Raw],
     nvidia: bool,
 ) -> None:

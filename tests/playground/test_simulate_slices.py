@@ -1,4 +1,4 @@
-"""`mgpu simulate` with nodes that are given out in slices: plans are in force as soon as they are made."""
+"""`mgpu simulate` with partitioned nodes, where partition plans take effect at once."""
 
 import json
 from typing import Any
@@ -27,17 +27,17 @@ def asking(name: str, node: str = "", /, **amounts: int) -> dict[str, Any]:
 
 
 def placed(found: Any) -> dict[str, Any]:
-    """Name → of each placed pod the node, else why not."""
+    """Return pod → its node, or the rejections of a waiting pod."""
     return {row["name"]: row["node"] or row["rejections"] for row in found["pods"]}
 
 
 def held(found: Any, name: str = "n1", card: int = 0) -> dict[Any, Any]:
-    """Profile and start → holder, of the slices that somebody holds."""
+    """Return profile and start → holder of the slices in use."""
     slices = found["nodes"][name]["cards"][card]["slices"]
     return {(row["profile"], row.get("start")): row["holder"] for row in slices if row["holder"]}
 
 
-def test_a_card_is_cut_for_the_pod_that_needs_a_slice() -> None:
+def test_card_is_partitioned_for_the_pod_that_needs_a_slice() -> None:
     found = simulated(cut(), asking("p", mig_2g_20gb=1))
     (row,), card = found["pods"], found["nodes"]["n1"]["cards"][0]
     assert (row["node"], row["dialect"], row["rejections"]) == ("n1", "slices", {})
@@ -56,7 +56,7 @@ def test_a_card_is_cut_for_the_pod_that_needs_a_slice() -> None:
     assert (card["core"]["used"], card["memory"]["used"], card["holders"]) == (28.5, 20 * GIB, ["default/p/c"])
 
 
-def test_the_node_says_what_scheduler_and_agent_would_have_written() -> None:
+def test_annotations_are_those_of_scheduler_and_agent() -> None:
     found = simulated(cut(), asking("p", mig_3g_40gb=1))
     said = found["nodes"]["n1"]["annotations"]
     assert set(said) == {"dynamicgpuslice", "mgpu.io/slices", "mgpu.io/slices-planned"}
@@ -68,7 +68,7 @@ def test_the_node_says_what_scheduler_and_agent_would_have_written() -> None:
     assert uid == "uid-p"
 
 
-def test_used_slices_stay_where_they_are_and_free_ones_are_given_up() -> None:
+def test_used_slices_stay_and_free_slices_are_replaced() -> None:
     found = simulated(cut(), asking("a", mig_1g_10gb=1), asking("b", mig_4g_40gb=1), asking("c", mig_7g_80gb=1))
     assert placed(found)["a"] == placed(found)["b"] == "n1"
     assert ("4g.40gb", 0) in held(found)
@@ -77,12 +77,12 @@ def test_used_slices_stay_where_they_are_and_free_ones_are_given_up() -> None:
     assert json.loads(found["nodes"]["n1"]["annotations"]["dynamicgpuslice"])["spec-partitioning-plan"] == 2
 
 
-def test_what_no_card_can_be_cut_into_says_so() -> None:
+def test_pod_with_unknown_profile_waits_with_its_name() -> None:
     found = simulated(cut(), asking("p", mig_2g_10gb=1))
     assert "2g.10gb" in placed(found)["p"]["n1"]
 
 
-def test_a_slice_under_mps_is_a_client_with_its_limits() -> None:
+def test_mps_share_gets_its_limits() -> None:
     found = simulated(cut("mps", cards=2), asking("p", gpu_4gb=1), asking("q", gpu_4gb=1), share("whole"))
     first, second = found["nodes"]["n1"]["cards"]
     assert {"profile": "4gb", "holder": "default/p/c"} in first["slices"]
@@ -98,7 +98,7 @@ def test_a_slice_under_mps_is_a_client_with_its_limits() -> None:
     assert {key: given["env"].get(key) for key in expected} == expected
 
 
-def test_other_vocabularies_never_see_a_divided_card() -> None:
+def test_partitioned_cards_are_not_given_to_other_vocabularies() -> None:
     gpu = pod("gpu", {"name": "c", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "1"}}})
     found = simulated(cut(), cut("", "whole", cards=2), share("p"), gpu, asking("s", mig_1g_10gb=1))
     assert placed(found) == {"p": "whole", "gpu": "whole", "s": "n1"}
@@ -106,7 +106,7 @@ def test_other_vocabularies_never_see_a_divided_card() -> None:
     assert found["pods"][2]["rejections"] == {"whole": "node label gpu.partitioning is not set, not mig"}
 
 
-def test_existing_slices_are_used_before_any_card_is_cut() -> None:
+def test_existing_slices_are_used_before_partitioning() -> None:
     made = [Slice(0, 0, "3g.40gb", "MIG-x"), Slice(0, 4, "1g.10gb", "MIG-y", "uid-old")]
     said = {partitioning.ANNOTATION: partitioning.with_status(None, made, 7)}
     said[partitioning.MADE] = partitioning.write_made(made, [0], None)
@@ -120,7 +120,7 @@ def test_existing_slices_are_used_before_any_card_is_cut() -> None:
     assert found["nodes"]["n0"]["cards"][0]["slices"] == []
 
 
-def test_the_seeds_counts_alone_are_slices_too() -> None:
+def test_slices_that_are_only_counted_are_placed() -> None:
     counts = {"spec-gpu-0-2g.20gb": 3, "spec-partitioning-plan": 9, "status-gpu-0-2g.20gb-used": 1}
     said = {partitioning.ANNOTATION: json.dumps({**counts, "status-partitioning-plan": 9, "theirs": "kept"})}
     found = simulated(cut(said=said), asking("p", mig_2g_20gb=2), asking("q", mig_2g_20gb=1))
@@ -131,7 +131,7 @@ def test_the_seeds_counts_alone_are_slices_too() -> None:
     assert json.loads(found["nodes"]["n1"]["annotations"]["dynamicgpuslice"])["theirs"] == "kept"
 
 
-def test_a_plan_that_is_under_way_is_carried_out_first() -> None:
+def test_plan_under_way_is_carried_out_first() -> None:
     planned = [Slice(0, 0, "4g.40gb"), Slice(0, 4, "3g.40gb")]
     said = {partitioning.ANNOTATION: partitioning.with_spec(None, {0: {"4g.40gb": 1, "3g.40gb": 1}}, 5)}
     for written in ({partitioning.PLANNED: partitioning.write_planned(planned, 5)}, {}):
@@ -141,7 +141,7 @@ def test_a_plan_that_is_under_way_is_carried_out_first() -> None:
         assert (counts["spec-partitioning-plan"], counts["status-partitioning-plan"]) == (5, 5)
 
 
-def test_slices_of_running_pods_that_are_not_there_are_made_again() -> None:
+def test_missing_slices_of_running_pods_are_made_again() -> None:
     old = asking("old", "n1", mig_1g_10gb=1)
     old["metadata"]["annotations"] = {"mgpu.io/slices-given": '{"c":{"mig-1g.10gb":["0:4"]}}'}
     result = run("-", "-o", "json", objects=[cut(), old, asking("p", mig_3g_40gb=1)])
@@ -149,7 +149,7 @@ def test_slices_of_running_pods_that_are_not_there_are_made_again() -> None:
     assert held(json.loads(result.stdout)) == {("1g.10gb", 4): "default/old/c", ("3g.40gb", 0): "default/p/c"}
 
 
-def test_a_running_pod_without_a_record_gets_its_slice_late() -> None:
+def test_running_pod_without_record_gets_its_slice_late() -> None:
     found = simulated(cut(), asking("late", "n1", mig_2g_20gb=1))
     assert list(held(found).values()) == ["default/late/c"]
 
@@ -164,14 +164,14 @@ def test_a_running_pod_without_a_record_gets_its_slice_late() -> None:
         ),
     ],
 )
-def test_what_a_node_says_wrong_is_told_and_nothing_is_cut_there(raw: Any, line: str) -> None:
+def test_malformed_annotations_are_reported_and_stop_partitioning(raw: Any, line: str) -> None:
     result = run("-", "-o", "json", objects=[raw, asking("p", mig_1g_10gb=1)])
     assert result.exit_code == 0
     assert result.stderr.startswith(line)
     assert json.loads(result.stdout)["pods"][0]["node"] is None
 
 
-def test_score_settings_of_the_seed_choose_between_nodes(tmp_path: Any) -> None:
+def test_schedule_policy_of_slices_chooses_the_node(tmp_path: Any) -> None:
     config = tmp_path / "mgpu.yaml"
     first = asking("first", mig_1g_10gb=1)
     for policy, node_name in (("binpack", "n2"), ("spread", "n1")):
@@ -181,6 +181,6 @@ def test_score_settings_of_the_seed_choose_between_nodes(tmp_path: Any) -> None:
         assert placed(found) == {"first": node_name}
 
 
-def test_the_same_input_gives_the_same_output() -> None:
+def test_same_input_gives_the_same_output() -> None:
     pods = [asking(f"p{i}", **{("mig_1g_10gb", "mig_2g_20gb", "mig_3g_40gb")[i % 3]: 1}) for i in range(9)]
     assert simulated(cut(cards=2), *pods) == simulated(cut(cards=2), *pods)

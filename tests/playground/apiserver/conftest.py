@@ -1,15 +1,18 @@
-"""A running API server and its kubeconfig: the playground's always, the real one where KUBEBUILDER_ASSETS has it."""
+"""The API servers under test: the playground's, and a real kube-apiserver where KUBEBUILDER_ASSETS has one.
+
+Every contract test runs on both, so that the playground's server stays faithful.
+"""
 
 import itertools
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
-from playground.realapi import real_api_server
+from playground.apiserver import ApiServer, Request, User, running, self_signed, write_kubeconfig
+from playground.realapi import real_api_server, requests_in
 from tests.playground.apiserver.api import Api
 from tests.playground.apiserver.hooks import Hooks
 
@@ -26,28 +29,38 @@ def _log(namespace: str, pod: str, container: str) -> str:
     return f"first\n{namespace}/{pod}/{container}\n"
 
 
-def missing_assets() -> str:
+def _missing_assets() -> str | None:
     folder = os.environ.get("KUBEBUILDER_ASSETS", "")
     if not folder:
         return "KUBEBUILDER_ASSETS is not set: no real API server to compare with"
     missing = [name for name in ("etcd", "kube-apiserver") if not (Path(folder) / name).is_file()]
-    return f"KUBEBUILDER_ASSETS lacks {', '.join(missing)}" if missing else ""
+    return f"KUBEBUILDER_ASSETS lacks {', '.join(missing)}" if missing else None
+
+
+@contextmanager
+def served(
+    folder: Path, tokens: Mapping[str, User], restricted: Collection[str] = (), *, real: bool
+) -> Iterator[tuple[str, Path, Callable[[], frozenset[Request]]]]:
+    """Serve for the length of the context, which is given URL, CA file and the requests of the restricted users."""
+    if real:
+        if reason := _missing_assets():
+            pytest.skip(reason)
+        assets = Path(os.environ["KUBEBUILDER_ASSETS"])
+        with real_api_server(assets, folder, tokens, restricted) as (url, ca):
+            yield url, ca, lambda: requests_in(folder)
+        return
+    tls = self_signed(folder)
+    server = ApiServer(tokens=tokens, restricted=restricted, log_source=_log)
+    with running(server, tls=tls) as url:
+        yield url, Path(tls[0]), lambda: server.requests
 
 
 @pytest.fixture(scope="session", params=["playground", "real"])
 def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    """An API server that a whole session shares; tests keep apart by namespace and by name."""
+    """An API server for the whole session; tests use different namespaces and names."""
     real = request.param == "real"
-    if real and (reason := missing_assets()):
-        pytest.skip(reason)
     folder = tmp_path_factory.mktemp(request.param)
-    with ExitStack() as stack:
-        if real:
-            assets = Path(os.environ["KUBEBUILDER_ASSETS"])
-            url, ca = stack.enter_context(real_api_server(assets, folder, TOKENS))
-        else:
-            tls = self_signed(folder)
-            url, ca = stack.enter_context(running(ApiServer(tokens=TOKENS, log_source=_log), tls=tls)), Path(tls[0])
+    with served(folder, TOKENS, real=real) as (url, ca, _):
         kubeconfig = folder / "kubeconfig"
         write_kubeconfig(kubeconfig, url, ca.read_bytes(), "admin-token")
         found = Api(url, str(ca), "admin-token", kubeconfig, real=real)
@@ -63,19 +76,19 @@ def name() -> str:
 
 @pytest.fixture
 def ns(api: Api, name: str) -> str:
-    """A namespace of the test's own."""
+    """A new namespace."""
     api.ok("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     return name
 
 
 @pytest.fixture
 def pods(ns: str) -> str:
-    """The path of the pods of the test's namespace."""
+    """The path of the pods in the test's namespace."""
     return f"/api/v1/namespaces/{ns}/pods"
 
 
 @pytest.fixture
 def hooks(api: Api, ns: str, tmp_path: Path) -> Iterator[Hooks]:
-    """Admission webhooks of the test's own, called for its namespace alone."""
+    """Admission webhooks that are called for the test's namespace only."""
     with Hooks.served(api, ns, tmp_path) as found:
         yield found

@@ -1,4 +1,4 @@
-"""Admission webhooks for the tests: an HTTPS server with an answer per path, which remembers what it was asked."""
+"""Admission webhooks for the tests: an HTTPS server with an answer per path, which records its requests."""
 
 import base64
 import json
@@ -56,10 +56,6 @@ class Hooks:
         response = self._answers[path](review["request"])
         return {**review, "request": None, "response": {"uid": review["request"]["uid"], **response}}
 
-    @property
-    def port(self) -> int:
-        return int(self.url.rpartition(":")[2])
-
     def requests(self, path: str) -> list[Any]:
         return [request for asked, request in self.asked if asked == path]
 
@@ -98,7 +94,7 @@ class Hooks:
         self._wait_until_used(f"canary-{index}")
 
     def _wait_until_used(self, canary: str) -> None:
-        """A server may read configurations from a cache: it knows this one when it calls the canary in it."""
+        """Wait until the server calls the canary: a real one reads webhook configurations from a cache."""
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             path = f"/api/v1/namespaces/{self._namespace}/configmaps?dryRun=All"
@@ -113,10 +109,8 @@ class Hooks:
 
     @classmethod
     @contextmanager
-    def served(
-        cls, api: Api, namespace: str, folder: Path, names: tuple[str, ...] = ("localhost",)
-    ) -> Iterator["Hooks"]:
-        certificate, key = self_signed(folder, names)
+    def served(cls, api: Api, namespace: str, folder: Path) -> Iterator["Hooks"]:
+        certificate, key = self_signed(folder)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key)
 

@@ -1,4 +1,4 @@
-"""Admission webhooks: who is asked, in which order, and what their answers do."""
+"""Admission webhooks: which are called, in which order, and what their answers do."""
 
 import threading
 from typing import Any
@@ -9,7 +9,7 @@ from tests.playground.apiserver.api import MERGE, Api, binding, pod
 from tests.playground.apiserver.hooks import Hooks, allow, annotated, deny, patched
 
 
-def test_a_webhook_changes_a_pod_before_it_is_stored(api: Api, ns: str, pods: str, hooks: Hooks) -> None:
+def test_webhook_changes_a_pod_before_it_is_stored(api: Api, ns: str, pods: str, hooks: Hooks) -> None:
     hooks.add("m", annotated("seen", "yes"))
     made = api.ok("POST", pods, pod())
     assert made["metadata"]["annotations"] == {"seen": "yes"}
@@ -22,7 +22,7 @@ def test_a_webhook_changes_a_pod_before_it_is_stored(api: Api, ns: str, pods: st
     assert asked["options"]["kind"] == "CreateOptions"
 
 
-def test_what_a_webhook_adds_is_defaulted_and_validated(api: Api, pods: str, hooks: Hooks) -> None:
+def test_object_from_a_webhook_is_defaulted_and_validated(api: Api, pods: str, hooks: Hooks) -> None:
     sidecar = {"name": "side", "image": "x:1", "resources": {"limits": {"a.com/x": "2000"}}}
     hooks.add("m", patched({"op": "add", "path": "/spec/containers/-", "value": sidecar}))
     made = api.ok("POST", pods, pod())["spec"]["containers"][1]
@@ -30,7 +30,7 @@ def test_what_a_webhook_adds_is_defaulted_and_validated(api: Api, pods: str, hoo
     assert made["imagePullPolicy"] == "IfNotPresent"
 
 
-def test_a_denial_carries_code_and_words(api: Api, pods: str, hooks: Hooks) -> None:
+def test_denial_carries_code_and_message(api: Api, pods: str, hooks: Hooks) -> None:
     hooks.add("v", deny("core must be positive", 403), mutating=False)
     reply = api.call("POST", pods, pod())
     assert reply.code == 403
@@ -40,7 +40,7 @@ def test_a_denial_carries_code_and_words(api: Api, pods: str, hooks: Hooks) -> N
 
 
 @pytest.mark.parametrize("mutating", [True, False])
-def test_a_denial_without_words_or_code_is_a_bad_request(api: Api, pods: str, hooks: Hooks, *, mutating: bool) -> None:
+def test_denial_without_message_or_code_is_a_bad_request(api: Api, pods: str, hooks: Hooks, *, mutating: bool) -> None:
     hooks.add("v", deny(), mutating=mutating)
     reply = api.call("POST", pods, pod())
     assert reply.code == 400
@@ -67,14 +67,14 @@ def test_failure_policy_decides_what_a_failed_call_does(
         )
 
 
-def test_a_certificate_of_another_authority_is_a_failed_call(api: Api, pods: str, hooks: Hooks) -> None:
+def test_certificate_of_another_authority_is_a_failed_call(api: Api, pods: str, hooks: Hooks) -> None:
     hooks.add("m", allow(), client={"url": f"{hooks.url}/m", "caBundle": ""}, failurePolicy="Fail")
     reply = api.call("POST", pods, pod())
     assert reply.code == 500
     assert "failed to verify certificate" in reply.message
 
 
-def test_a_webhook_that_takes_too_long_is_a_failed_call(api: Api, pods: str, hooks: Hooks) -> None:
+def test_webhook_that_takes_too_long_is_a_failed_call(api: Api, pods: str, hooks: Hooks) -> None:
     answered = threading.Event()
 
     def slow(_: object) -> dict[str, object]:
@@ -89,15 +89,13 @@ def test_a_webhook_that_takes_too_long_is_a_failed_call(api: Api, pods: str, hoo
 
 
 @pytest.mark.parametrize("policy", ["Ignore", "Fail"])
-def test_a_patch_that_does_not_apply_is_the_callers_500_whatever_the_policy(
-    api: Api, pods: str, hooks: Hooks, policy: str
-) -> None:
+def test_patch_that_does_not_apply_is_a_500_under_every_policy(api: Api, pods: str, hooks: Hooks, policy: str) -> None:
     hooks.add("m", patched({"op": "remove", "path": "/metadata/no-such"}), failurePolicy=policy)
     reply = api.call("POST", pods, pod())
     assert (reply.code, reply.reason) == (500, "InternalError")
 
 
-def test_an_answer_for_another_review_is_a_failed_call(api: Api, pods: str, hooks: Hooks) -> None:
+def test_answer_for_another_review_is_a_failed_call(api: Api, pods: str, hooks: Hooks) -> None:
     hooks.add("m", allow(uid="another"))
     reply = api.call("POST", pods, pod())
     assert reply.code == 500
@@ -105,7 +103,7 @@ def test_an_answer_for_another_review_is_a_failed_call(api: Api, pods: str, hook
 
 
 @pytest.mark.parametrize(("policy", "code"), [("Ignore", 201), ("Fail", 500)])
-def test_a_patch_of_no_type_is_a_failed_call(api: Api, pods: str, hooks: Hooks, policy: str, code: int) -> None:
+def test_patch_of_no_type_is_a_failed_call(api: Api, pods: str, hooks: Hooks, policy: str, code: int) -> None:
     hooks.add("m", patched({"op": "add", "path": "/metadata/labels", "value": {}}, patchType=""), failurePolicy=policy)
     assert api.call("POST", pods, pod()).code == code
 
@@ -126,7 +124,7 @@ def test_webhooks_run_in_the_order_of_their_configurations(api: Api, pods: str, 
     assert hooks.requests("second")[0]["object"]["metadata"]["annotations"] == {"a": "1"}
 
 
-def test_a_webhook_is_asked_again_when_a_later_one_changed_the_object(api: Api, pods: str, hooks: Hooks) -> None:
+def test_webhook_is_reinvoked_when_a_later_one_changed_the_object(api: Api, pods: str, hooks: Hooks) -> None:
     hooks.add("again", allow(), reinvocationPolicy="IfNeeded")
     hooks.add("once", allow())
     hooks.add("change", annotated("b", "2"))
@@ -135,8 +133,8 @@ def test_a_webhook_is_asked_again_when_a_later_one_changed_the_object(api: Api, 
     assert counts == {"again": 2, "once": 1, "change": 1}
 
 
-def test_the_status_of_a_new_pod_is_reset_only_after_mutating_admission(api: Api, pods: str, hooks: Hooks) -> None:
-    """A mutating webhook must not believe it; a validating one no longer sees it."""
+def test_status_of_a_new_pod_is_reset_only_after_mutating_admission(api: Api, pods: str, hooks: Hooks) -> None:
+    """A mutating webhook must not trust the status; a validating one sees the reset one."""
     claims = {
         "resourceClaimName": "x",
         "requestMappings": [{"containerName": "c", "requestName": "r", "resourceName": "a/b"}],
@@ -184,7 +182,7 @@ def test_match_conditions_choose_the_requests(api: Api, pods: str, hooks: Hooks,
 
 
 @pytest.mark.parametrize(("policy", "code"), [("Ignore", 201), ("Fail", 403)])
-def test_a_condition_that_fails_skips_the_webhook_or_refuses(
+def test_condition_that_fails_skips_the_webhook_or_refuses(
     api: Api, pods: str, hooks: Hooks, policy: str, code: int
 ) -> None:
     condition = {"name": "c", "expression": "object.metadata.labels['gpu'] == '1'"}
@@ -206,7 +204,7 @@ def test_updates_and_deletions_show_the_old_object(api: Api, pods: str, hooks: H
     assert delete["oldObject"]["metadata"]["labels"] == {"a": "1"}
 
 
-def test_status_writes_are_seen_with_the_writers_name(api: Api, pods: str, hooks: Hooks) -> None:
+def test_status_write_is_reviewed_with_the_writers_name(api: Api, pods: str, hooks: Hooks) -> None:
     hooks.add("v", deny("placement annotations belong to the suite"), mutating=False, resources=["pods/status"])
     api.ok("POST", pods, pod())
     patch = {"metadata": {"annotations": {"cards": "7"}}}
@@ -228,7 +226,7 @@ def test_status_writes_are_seen_with_the_writers_name(api: Api, pods: str, hooks
         ({"matchConditions": [{"name": "c", "expression": "object."}]}, "webhooks[0].matchConditions[0].expression"),
     ],
 )
-def test_a_webhook_that_could_never_work_is_refused(api: Api, name: str, hook: dict[str, object], field: str) -> None:
+def test_malformed_webhook_configuration_is_refused(api: Api, name: str, hook: dict[str, object], field: str) -> None:
     good = {"name": "a.b.c", "clientConfig": {"url": "https://x/y"}, "sideEffects": "None"}
     config = {"metadata": {"name": name}, "webhooks": [{**good, "admissionReviewVersions": ["v1"], **hook}]}
     reply = api.call("POST", "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations", config)
@@ -236,8 +234,8 @@ def test_a_webhook_that_could_never_work_is_refused(api: Api, name: str, hook: d
     assert reply.body["details"]["causes"][0]["field"] == field
 
 
-def test_a_write_during_admission_is_not_lost(api: Api, pods: str, hooks: Hooks) -> None:
-    """The patch is made again on what the other write left; a PUT that names its version is refused."""
+def test_write_during_admission_is_not_lost(api: Api, pods: str, hooks: Hooks) -> None:
+    """The patch is applied again to the result of the other write; a PUT with its resourceVersion is refused."""
 
     def meanwhile(request: Any) -> dict[str, object]:
         if "fast" not in request["object"]["metadata"].get("labels", {}):
@@ -252,7 +250,7 @@ def test_a_write_during_admission_is_not_lost(api: Api, pods: str, hooks: Hooks)
     assert api.call("PUT", f"{pods}/p", made).code == 409
 
 
-def test_a_pod_that_goes_while_its_binding_is_admitted_is_not_bound(api: Api, pods: str, hooks: Hooks) -> None:
+def test_pod_recreated_during_binding_admission_is_not_bound(api: Api, pods: str, hooks: Hooks) -> None:
     def meanwhile(_: Any) -> dict[str, object]:
         api.ok("DELETE", f"{pods}/p")
         api.ok("POST", pods, pod())
@@ -268,7 +266,7 @@ def _update(plural: str) -> dict[str, list[str]]:
     return {"operations": ["UPDATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": [plural]}
 
 
-def test_a_quota_is_charged_after_mutation(api: Api, ns: str, pods: str, hooks: Hooks) -> None:
+def test_quota_is_charged_after_mutation(api: Api, ns: str, pods: str, hooks: Hooks) -> None:
     more = {"limits": {"a.com/x": "2"}, "requests": {"a.com/x": "2"}}
     hooks.add("m", patched({"op": "add", "path": "/spec/containers/0/resources", "value": more}))
     quotas, hard = f"/api/v1/namespaces/{ns}/resourcequotas", {"requests.a.com/x": "3"}
@@ -285,7 +283,7 @@ def test_a_quota_is_charged_after_mutation(api: Api, ns: str, pods: str, hooks: 
 
 
 def _until_quota_is_known(api: Api, pods: str) -> None:
-    """The real server reads quotas from a cache: pods are made and removed until one is charged."""
+    """Create and delete pods until one is charged: a real server reads quotas from a cache."""
     path = pods.replace("/pods", "/resourcequotas/q")
     for _ in range(200):
         api.ok("POST", pods, pod("first"))

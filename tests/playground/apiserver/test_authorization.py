@@ -1,18 +1,14 @@
-"""RBAC for who is held to it, in the real API server's words; and what he asked for is known."""
+"""RBAC for restricted users, with the real API server's messages, and the record of what they ask for."""
 
-import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from playground.apiserver import ApiServer, Request, User, running, self_signed
-from playground.realapi import real_api_server, requests_in
+from playground.apiserver import Request, User
 from tests.playground.apiserver.api import Api, Reply, binding, pod
-from tests.playground.apiserver.conftest import missing_assets
+from tests.playground.apiserver.conftest import served
 from tests.waiting import until
 
 NAME = "system:serviceaccount:ns:worker"
@@ -23,14 +19,14 @@ NS = "/api/v1/namespaces/ns"
 
 @dataclass(frozen=True)
 class Server:
-    """admin may do everything; worker only what roles give him; `asked` is what he asked for."""
+    """`admin` may do everything, `worker` what roles allow; `asked` returns what `worker` has asked for."""
 
     admin: Api
     worker: Api
     asked: Callable[[], frozenset[Request]]
 
     def give(self, kind: str, name: str, *rules: Any) -> str:
-        """Bind a new role to the worker: `Role` is of the namespace ns, `ClusterRole` of none. The binding's path."""
+        """Bind a new role to the worker, a `Role` in the namespace ns or a `ClusterRole`. Return the binding's path."""
         where = f"{RBAC}/namespaces/ns" if kind == "Role" else RBAC
         plural, meta = kind.lower(), {"name": name}
         self.admin.ok("POST", f"{where}/{plural}s", {"metadata": meta, "rules": list(rules)})
@@ -45,7 +41,7 @@ class Server:
         return f"{where}/{plural}/{name}"
 
     def allowed(self, method: str, path: str, body: Any = None) -> Reply:
-        """As soon as it is; the real API server's authorizer has to hear of new roles first."""
+        """Repeat the request until it is allowed; a real API server's authorizer reads new roles from a cache."""
         return until(lambda: r if (r := self.worker.call(method, path, body)).code != 403 else None)
 
     def refused(self, method: str, path: str, body: Any = None) -> str:
@@ -56,24 +52,15 @@ class Server:
 
 @pytest.fixture(scope="module", params=["playground", "real"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Tests keep apart by the resources that they give rights for."""
+    """An API server for the module; each test gives rights for another resource."""
     real = request.param == "real"
-    if real and (reason := missing_assets()):
-        pytest.skip(reason)
     folder = tmp_path_factory.mktemp(request.param)
-    with ExitStack() as stack:
-        if real:
-            assets = Path(os.environ["KUBEBUILDER_ASSETS"])
-            url, ca = stack.enter_context(real_api_server(assets, folder, TOKENS, [NAME]))
-        else:
-            tls = self_signed(folder)
-            ours = ApiServer(tokens=TOKENS, restricted=[NAME])
-            url, ca = stack.enter_context(running(ours, tls=tls)), Path(tls[0])
+    with served(folder, TOKENS, [NAME], real=real) as (url, ca, asked):
         admin, worker = (Api(url, str(ca), token, folder, real=real) for token in TOKENS)
-        stack.callback(admin.close)
-        stack.callback(worker.close)
         admin.ok("POST", "/api/v1/namespaces", {"metadata": {"name": "ns"}})
-        yield Server(admin, worker, (lambda: requests_in(folder)) if real else (lambda: ours.requests))
+        yield Server(admin, worker, asked)
+        admin.close()
+        worker.close()
 
 
 def rule(verbs: str, resources: str, group: str = "", names: str = "") -> dict[str, Any]:
@@ -100,12 +87,14 @@ def rule(verbs: str, resources: str, group: str = "", names: str = "") -> dict[s
          'in the namespace "ns"'),
     ],
 )  # fmt: skip
-def test_who_may_not_is_told_what_he_may_not(server: Server, method: str, path: str, words: str) -> None:
+def test_restricted_user_without_right_gets_the_real_message(
+    server: Server, method: str, path: str, words: str
+) -> None:
     body: Any = None if method in ("GET", "DELETE") else {"metadata": {}}
     assert server.refused(method, path, body) == words.format(NAME)
 
 
-def test_a_role_holds_in_its_namespace_and_for_what_it_names(server: Server) -> None:
+def test_role_holds_in_its_namespace_and_for_its_resource_names(server: Server) -> None:
     server.give("Role", "maps", rule("get list watch", "configmaps", names="mine"), rule("create", "configmaps"))
     assert server.allowed("POST", f"{NS}/configmaps", {"metadata": {"name": "mine"}}).code == 201
     for path in ("configmaps/mine", "configmaps?fieldSelector=metadata.name%3Dmine"):
@@ -117,7 +106,7 @@ def test_a_role_holds_in_its_namespace_and_for_what_it_names(server: Server) -> 
     server.refused("DELETE", f"{NS}/configmaps/mine")
 
 
-def test_a_resource_is_not_its_subresource(server: Server) -> None:
+def test_rule_for_a_resource_does_not_cover_its_subresource(server: Server) -> None:
     server.give("ClusterRole", "pods", rule("create", "pods pods/binding"), rule("patch", "pods/status"))
     assert server.allowed("POST", f"{NS}/pods", pod()).code == 201
     assert server.allowed("POST", f"{NS}/pods/p/binding", binding()).code == 201
@@ -127,7 +116,7 @@ def test_a_resource_is_not_its_subresource(server: Server) -> None:
     assert 'cannot create resource "pods/eviction"' in server.refused("POST", f"{NS}/pods/p/eviction", {})
 
 
-def test_a_cluster_role_bound_in_a_namespace_holds_there(server: Server) -> None:
+def test_cluster_role_bound_in_a_namespace_holds_there(server: Server) -> None:
     rules = [rule("get list", "serviceaccounts")]
     server.admin.ok("POST", f"{RBAC}/clusterroles", {"metadata": {"name": "accounts"}, "rules": rules})
     bound = server.bind(f"{RBAC}/namespaces/ns", "ClusterRole", "accounts")
@@ -137,7 +126,7 @@ def test_a_cluster_role_bound_in_a_namespace_holds_there(server: Server) -> None
     until(lambda: server.worker.call("GET", f"{NS}/serviceaccounts").code == 403)
 
 
-def test_what_was_asked_for_is_known(server: Server) -> None:
+def test_requests_of_restricted_users_are_recorded(server: Server) -> None:
     server.give("Role", "quotas", rule("list watch", "resourcequotas"))
     server.allowed("GET", f"{NS}/resourcequotas")
     server.worker.watch(f"{NS}/resourcequotas", "", 1, seconds=1)
@@ -151,7 +140,7 @@ def test_what_was_asked_for_is_known(server: Server) -> None:
     assert {request.user for request in server.asked()} == {NAME}
 
 
-def test_everybody_may_ask_what_he_may(server: Server) -> None:
+def test_self_subject_access_review_answers_every_user(server: Server) -> None:
     server.give("Role", "limits", rule("list", "limitranges"))
     server.allowed("GET", f"{NS}/limitranges")
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"

@@ -30,7 +30,7 @@ def test_uid_and_resource_version_of_a_binding_are_preconditions(api: Api, pods:
     assert api.call("POST", f"{pods}/p/binding", binding(**right)).code == 201
 
 
-def test_the_other_path_ignores_the_uid(api: Api, ns: str, pods: str) -> None:
+def test_binding_by_the_legacy_path_ignores_the_uid(api: Api, ns: str, pods: str) -> None:
     api.ok("POST", pods, pod())
     legacy = f"/api/v1/namespaces/{ns}/bindings"
     assert api.call("POST", legacy, binding(uid="other", annotations={"a": "1"})).code == 201
@@ -39,7 +39,7 @@ def test_the_other_path_ignores_the_uid(api: Api, ns: str, pods: str) -> None:
     assert api.call("POST", legacy, binding("q")).code == 404
 
 
-def test_a_pod_is_bound_once_and_not_while_it_goes(api: Api, pods: str) -> None:
+def test_binding_of_bound_deleted_or_gated_pod_is_refused(api: Api, pods: str) -> None:
     api.ok("POST", pods, pod(finalizers=["a.b/c"]))
     api.ok("POST", pods, pod("going", finalizers=["a.b/c"]))
     api.ok("POST", pods, pod("gated", spec={"schedulingGates": [{"name": "a.b/c"}]}))
@@ -66,20 +66,20 @@ def test_a_pod_is_bound_once_and_not_while_it_goes(api: Api, pods: str) -> None:
         ({"metadata": {"name": "p", "namespace": "other"}, "target": {"name": "n1"}}, 400),
     ],
 )
-def test_a_binding_that_makes_no_sense_changes_nothing(api: Api, pods: str, body: object, code: int) -> None:
+def test_malformed_binding_changes_nothing(api: Api, pods: str, body: object, code: int) -> None:
     made = api.ok("POST", pods, pod())
     assert api.call("POST", f"{pods}/p/binding", body).code == code
     assert api.get(f"{pods}/p") == made
 
 
-def test_a_dry_run_binding_binds_nothing(api: Api, pods: str) -> None:
+def test_dry_run_binding_binds_nothing(api: Api, pods: str) -> None:
     made = api.ok("POST", pods, pod())
     assert api.call("POST", f"{pods}/p/binding?dryRun=All", binding()).code == 201
     assert api.get(f"{pods}/p") == made
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_what_a_webhook_writes_into_a_binding_reaches_the_pod(
+def test_binding_annotated_by_a_webhook_annotates_the_pod(
     api: Api, ns: str, pods: str, hooks: Hooks, *, legacy: bool
 ) -> None:
     hooks.add("bind", annotated("cards", "0,1"), resources=["pods/binding", "bindings"])
@@ -100,7 +100,7 @@ def test_what_a_webhook_writes_into_a_binding_reaches_the_pod(
     assert asked.get("oldObject") is None
 
 
-def test_a_refused_binding_leaves_the_pod_untouched(api: Api, pods: str, hooks: Hooks) -> None:
+def test_denied_binding_leaves_the_pod_unchanged(api: Api, pods: str, hooks: Hooks) -> None:
     hooks.add("bind", deny("no card fits: 2 cards 4.0 GiB short", 409), resources=["pods/binding"])
     made = api.ok("POST", pods, pod())
     reply = api.call("POST", f"{pods}/p/binding", binding())
@@ -111,7 +111,7 @@ def test_a_refused_binding_leaves_the_pod_untouched(api: Api, pods: str, hooks: 
     assert api.get(f"{pods}/p") == made
 
 
-def test_admission_is_asked_before_the_preconditions(api: Api, pods: str, hooks: Hooks) -> None:
+def test_binding_is_admitted_before_its_preconditions_are_checked(api: Api, pods: str, hooks: Hooks) -> None:
     hooks.add("bind", annotated("cards", "0"), resources=["pods/binding"])
     api.ok("POST", pods, pod())
     assert api.call("POST", f"{pods}/p/binding", binding(uid="other")).code == 409

@@ -1,4 +1,4 @@
-"""The Kubernetes Python client against the server, and what namespaces and several users bring."""
+"""The Kubernetes Python client, namespaces, and reviews of users."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,7 @@ def core(api: Api) -> Iterator[Any]:
         yield client.CoreV1Api(connection)
 
 
-def test_pods_are_made_paged_patched_and_bound(core: Any, ns: str) -> None:
+def test_python_client_creates_lists_patches_and_binds_pods(core: Any, ns: str) -> None:
     for name in "abc":
         core.create_namespaced_pod(ns, pod(name))
     page = core.list_namespaced_pod(ns, limit=2)
@@ -33,7 +33,7 @@ def test_pods_are_made_paged_patched_and_bound(core: Any, ns: str) -> None:
     assert found.spec.node_name == "n1"
 
 
-def test_its_watch_follows_a_list(core: Any, ns: str) -> None:
+def test_python_client_watch_follows_a_list(core: Any, ns: str) -> None:
     listed = core.list_namespaced_pod(ns)
     core.create_namespaced_pod(ns, pod())
     core.delete_namespaced_pod("p", ns)
@@ -49,20 +49,20 @@ def test_its_watch_follows_a_list(core: Any, ns: str) -> None:
     assert seen == ["ADDED", "MODIFIED", "DELETED"]
 
 
-def test_failures_are_api_exceptions(core: Any, ns: str) -> None:
+def test_python_client_raises_api_exceptions(core: Any, ns: str) -> None:
     with pytest.raises(client.ApiException, match='pods \\\\"p\\\\" not found') as caught:
         core.read_namespaced_pod("p", ns)
     assert caught.value.status == 404
 
 
-def test_a_collection_is_deleted_by_selector(api: Api, core: Any, ns: str, pods: str) -> None:
+def test_collection_is_deleted_by_selector(api: Api, core: Any, ns: str, pods: str) -> None:
     for name, labels in (("a", {"x": "1"}), ("b", {"x": "1"}), ("c", {"x": "2"})):
         core.create_namespaced_pod(ns, pod(name, labels=labels))
     core.delete_collection_namespaced_pod(ns, label_selector="x=1")
     assert [p["metadata"]["name"] for p in api.get(pods)["items"]] == ["c"]
 
 
-def test_a_namespace_goes_when_it_is_empty(api: Api, ns: str, pods: str) -> None:
+def test_deleted_namespace_is_removed_when_it_is_empty(api: Api, ns: str, pods: str) -> None:
     if api.real:
         pytest.skip("there is no controller manager that would empty it")
     api.ok("POST", pods, pod("free"))
@@ -76,7 +76,7 @@ def test_a_namespace_goes_when_it_is_empty(api: Api, ns: str, pods: str) -> None
     assert api.call("GET", f"/api/v1/namespaces/{ns}").code == 404
 
 
-def test_some_namespaces_stay(api: Api) -> None:
+def test_permanent_namespace_cannot_be_deleted(api: Api) -> None:
     for name in ("default", "kube-system"):
         reply = api.call("DELETE", f"/api/v1/namespaces/{name}")
         assert (reply.code, reply.message) == (
@@ -84,7 +84,7 @@ def test_some_namespaces_stay(api: Api) -> None:
         )  # fmt: skip
 
 
-def test_who_asks_is_known(api: Api) -> None:
+def test_self_subject_review_names_the_user(api: Api) -> None:
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
     path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
     mine = api.ok("POST", path, body)["status"]["userInfo"]

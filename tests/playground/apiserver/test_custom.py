@@ -69,7 +69,7 @@ def _of(path: str) -> Any:
     return {"apiVersion": "test.mgpu.io/v1alpha1", "kind": kind}
 
 
-def test_a_custom_resource_is_pruned_defaulted_and_kept(api: Api, cards: str) -> None:
+def test_custom_resource_is_pruned_defaulted_and_kept(api: Api, cards: str) -> None:
     device = {"type": "gpu", "minor": 0, "resources": {"a/core": "100", "a/mem": 5}, "unknown": 1}
     made = api.ok("POST", cards, _of(cards) | _card("n1", device, status={"x": 1}))
     kept = {"type": "gpu", "minor": 0, "health": True, "resources": {"a/core": "100", "a/mem": 5}}
@@ -82,7 +82,7 @@ def test_a_custom_resource_is_pruned_defaulted_and_kept(api: Api, cards: str) ->
     assert listed["items"] == [made], "items of custom lists say what they are"
 
 
-def test_null_is_nothing_where_a_schema_knows_the_field(api: Api, cards: str) -> None:
+def test_null_in_a_known_field_counts_as_missing(api: Api, cards: str) -> None:
     device = {"type": "gpu", "minor": 0, "health": None, "resources": {"a/core": None}}
     made = api.ok("POST", cards, _of(cards) | _card("n1", device))
     assert made["spec"]["devices"] == [{"type": "gpu", "minor": 0, "health": True, "resources": {}}]
@@ -97,13 +97,13 @@ def test_null_is_nothing_where_a_schema_knows_the_field(api: Api, cards: str) ->
         ({"type": "gpu"}, "spec.devices[0].minor: Required value"),
     ],
 )
-def test_the_schema_is_enforced(api: Api, cards: str, device: object, words: str) -> None:
+def test_schema_violation_is_refused(api: Api, cards: str, device: object, words: str) -> None:
     reply = api.call("POST", cards, _of(cards) | _card("n1", device))
     assert (reply.code, reply.reason) == (422, "Invalid")
     assert words in reply.message
 
 
-def test_status_and_spec_are_written_apart(api: Api, cards: str) -> None:
+def test_custom_resource_status_and_spec_are_written_separately(api: Api, cards: str) -> None:
     api.ok("POST", cards, _of(cards) | _card())
     mixed = {
         "metadata": {"labels": {"a": "1"}},
@@ -124,14 +124,14 @@ def test_strategic_merge_is_not_for_custom_resources(api: Api, cards: str) -> No
     assert api.patch(f"{cards}/n1", {"metadata": {"labels": {"a": "1"}}}, MERGE).code == 200
 
 
-def test_an_update_must_name_the_version_it_is_based_on(api: Api, cards: str) -> None:
+def test_update_must_name_the_version_it_is_based_on(api: Api, cards: str) -> None:
     made = api.ok("POST", cards, _of(cards) | _card())
     blind = {**made, "metadata": {"name": "n1"}}
     assert "must be specified for an update" in api.call("PUT", f"{cards}/n1", blind).message
     assert api.call("PUT", f"{cards}/n1", made).code == 200
 
 
-def test_it_is_discovered_watched_and_printed(api: Api, cards: str) -> None:
+def test_custom_resource_is_discovered_watched_and_printed(api: Api, cards: str) -> None:
     rv = api.get(cards)["metadata"]["resourceVersion"]
     api.ok("POST", cards, _of(cards) | _card("n1", {"type": "rdma", "minor": 0}))
     assert api.watch(cards, rv, 1)[0]["object"]["kind"] == _of(cards)["kind"]
@@ -143,7 +143,7 @@ def test_it_is_discovered_watched_and_printed(api: Api, cards: str) -> None:
     assert {r["name"] for r in found if r["name"].startswith(plural)} == {plural, f"{plural}/status"}
 
 
-def test_a_definition_that_goes_takes_its_objects(api: Api, cards: str) -> None:
+def test_deleted_definition_deletes_its_objects(api: Api, cards: str) -> None:
     if api.real:
         pytest.skip("the real server takes its time over it")
     api.ok("POST", cards, _of(cards) | _card())

@@ -1,4 +1,4 @@
-"""Real kubectl against the server, as a user types it: nothing switched off."""
+"""Real kubectl as a user types it, without flags that switch checks off."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def _named(body: dict[str, object]) -> dict[str, object]:
     return {"apiVersion": "v1", "kind": "Pod", **body}
 
 
-def test_create_get_describe_delete(kubectl: Kubectl) -> None:
+def test_kubectl_creates_gets_describes_and_deletes(kubectl: Kubectl) -> None:
     created = kubectl("create", "-f", "-", given=_named(pod(resources={"limits": {"a.com/x": 2}})))
     assert created.stdout == "pod/p created\n"
     listed = kubectl("get", "pods").stdout.splitlines()
@@ -55,7 +55,7 @@ def test_create_get_describe_delete(kubectl: Kubectl) -> None:
     assert 'pods "p" not found' in kubectl("get", "pod", "p", fails=True).stderr
 
 
-def test_what_the_server_refuses_is_shown(kubectl: Kubectl, hooks: Hooks) -> None:
+def test_kubectl_shows_refusals_and_warnings(kubectl: Kubectl, hooks: Hooks) -> None:
     typo = kubectl("create", "-f", "-", given=_named(pod(spec={"nodeNaem": "n"})), fails=True)
     assert 'strict decoding error: unknown field "spec.nodeNaem"' in typo.stderr
     hooks.add("w", allow(warnings=["this share is small"]))
@@ -67,7 +67,7 @@ def test_what_the_server_refuses_is_shown(kubectl: Kubectl, hooks: Hooks) -> Non
 
 
 @pytest.mark.parametrize("mode", [(), ("--server-side",)], ids=["client", "server"])
-def test_apply_twice_with_changes(kubectl: Kubectl, mode: tuple[str, ...]) -> None:
+def test_kubectl_apply_twice_updates_and_removes_fields(kubectl: Kubectl, mode: tuple[str, ...]) -> None:
     first = _named(pod(labels={"a": "1", "b": "1"}, annotations={"k": "v"}))
     assert kubectl("apply", *mode, "-f", "-", given=first).returncode == 0
     second = _named(pod(image="new", labels={"a": "2"}, annotations={"k": "v"}))
@@ -78,13 +78,13 @@ def test_apply_twice_with_changes(kubectl: Kubectl, mode: tuple[str, ...]) -> No
     assert found["spec"]["containers"][0]["image"] == "new"
 
 
-def test_apply_unchanged_says_so(kubectl: Kubectl) -> None:
+def test_kubectl_apply_unchanged_says_so(kubectl: Kubectl) -> None:
     body = _named(pod(labels={"a": "1"}, resources={"limits": {"a.com/x": "1Gi"}}))
     kubectl("apply", "-f", "-", given=body)
     assert kubectl("apply", "-f", "-", given=body).stdout == "pod/p unchanged\n"
 
 
-def test_label_annotate_and_patch(kubectl: Kubectl) -> None:
+def test_kubectl_labels_annotates_and_patches(kubectl: Kubectl) -> None:
     kubectl("create", "-f", "-", given=_named(pod()))
     kubectl("label", "pod", "p", "a=1")
     kubectl("annotate", "pod", "p", "b=2")
@@ -94,7 +94,7 @@ def test_label_annotate_and_patch(kubectl: Kubectl) -> None:
     assert kubectl("get", "pod", "p", "-o", "jsonpath={.metadata.annotations}").stdout == '{"b":"2"}'
 
 
-def test_objects_that_kubectl_writes_in_protobuf(kubectl: Kubectl, name: str) -> None:
+def test_kubectl_writes_protobuf(kubectl: Kubectl, name: str) -> None:
     kubectl("create", "configmap", "m", "--from-literal=a=b")
     kubectl("create", "secret", "generic", "s", "--from-literal=a=b")
     assert kubectl("get", "configmap", "m", "-o", "jsonpath={.data}").stdout == '{"a":"b"}'
@@ -104,7 +104,7 @@ def test_objects_that_kubectl_writes_in_protobuf(kubectl: Kubectl, name: str) ->
     assert kubectl("auth", "can-i", "create", "pods").stdout == "yes\n"
 
 
-def test_watching_shows_changes_as_rows(api: Api, pods: str, kubectl: Kubectl) -> None:
+def test_kubectl_get_watch_shows_changes_as_rows(api: Api, pods: str, kubectl: Kubectl) -> None:
     api.ok("POST", pods, pod())
     process = subprocess.Popen(
         ["kubectl", "--namespace", pods.split("/")[4], "get", "pods", "--watch"],
@@ -120,7 +120,7 @@ def test_watching_shows_changes_as_rows(api: Api, pods: str, kubectl: Kubectl) -
     kubectl("delete", "pod", "p")
 
 
-def test_deleting_waits_for_the_kubelet(api: Api, pods: str, kubectl: Kubectl) -> None:
+def test_kubectl_delete_of_a_bound_pod_waits_for_the_kubelet(api: Api, pods: str, kubectl: Kubectl) -> None:
     api.ok("POST", pods, pod())
     api.ok("POST", f"{pods}/p/binding", binding())
     kubectl("delete", "pod", "p", "--wait=false")
@@ -130,7 +130,7 @@ def test_deleting_waits_for_the_kubelet(api: Api, pods: str, kubectl: Kubectl) -
     assert kubectl("get", "pods").stdout == ""
 
 
-def test_logs(api: Api, pods: str, kubectl: Kubectl) -> None:
+def test_kubectl_logs_shows_containers(api: Api, pods: str, kubectl: Kubectl) -> None:
     if api.real:
         pytest.skip("there is no kubelet")
     two = pod(spec={"containers": [{"name": n, "image": "x"} for n in ("a", "b")], "nodeName": "n1"})
@@ -143,7 +143,7 @@ def test_logs(api: Api, pods: str, kubectl: Kubectl) -> None:
     assert "is waiting to start" in kubectl("logs", "not-started", fails=True).stderr
 
 
-def test_events_are_listed(api: Api, ns: str, kubectl: Kubectl) -> None:
+def test_kubectl_get_events_lists_them(api: Api, ns: str, kubectl: Kubectl) -> None:
     about = {"kind": "Pod", "name": "p", "namespace": ns}
     event = {"metadata": {"name": "e"}, "involvedObject": about, "reason": "NoCard", "message": "2 cards short"}
     event |= {"type": "Warning", "lastTimestamp": "2026-01-01T00:00:00Z", "firstTimestamp": "2026-01-01T00:00:00Z"}
@@ -152,7 +152,7 @@ def test_events_are_listed(api: Api, ns: str, kubectl: Kubectl) -> None:
     assert row[1:] == ["Warning", "NoCard", "pod/p", "2 cards short"]
 
 
-def test_nodes_and_resources_are_listed(api: Api, name: str, kubectl: Kubectl) -> None:
+def test_kubectl_lists_nodes_and_api_resources(api: Api, name: str, kubectl: Kubectl) -> None:
     ready = {"type": "Ready", "status": "True"}
     body = {"metadata": {"name": name}, "status": {"conditions": [ready], "capacity": {"cpu": "4"}}}
     api.ok("POST", "/api/v1/nodes", body)

@@ -1,4 +1,4 @@
-"""MtgpuPods as their definition and webhook configuration have them, on our API server and on a real one."""
+"""MtgpuPods with their CustomResourceDefinition and webhook configuration from `manifests/`."""
 
 import shutil
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ def path(defined: None, ns: str) -> str:  # noqa: ARG001
     return f"/apis/lsalab.nthu/v1/namespaces/{ns}/mtgpupods"
 
 
-def test_the_spec_is_kept_as_it_is(api: Api, path: str) -> None:
+def test_mtgpupod_spec_is_stored_unchanged(api: Api, path: str) -> None:
     spec = {"overhead": {"cpu": "1"}, "newer": {"field": [1, 2.5, None]}, "initContainers": [{"name": "i"}]}
     made = api.ok("POST", path, mtgpupod(**spec) | {"status": STATUS})
     assert made["spec"] == mtgpupod(**spec)["spec"]
@@ -119,19 +119,19 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("spec", "words"), BROKEN.values(), ids=BROKEN)
-def test_the_schema_is_enforced(api: Api, path: str, spec: dict[str, Any], words: str) -> None:
+def test_schema_violation_is_refused(api: Api, path: str, spec: dict[str, Any], words: str) -> None:
     reply = api.call("POST", path, mtgpupod(**spec))
     assert (reply.code, reply.reason) == (422, "Invalid")
     assert words in reply.message
 
 
 @pytest.mark.parametrize("spec", [{}, {"spec": None}], ids=["no spec", "null"])
-def test_a_spec_is_required(api: Api, path: str, spec: dict[str, Any]) -> None:
+def test_mtgpupod_without_spec_is_refused(api: Api, path: str, spec: dict[str, Any]) -> None:
     body = {key: value for key, value in mtgpupod().items() if key != "spec"}
     assert "spec: Required value" in api.call("POST", path, body | spec).message
 
 
-def test_the_status_is_written_apart_and_pruned(api: Api, path: str) -> None:
+def test_mtgpupod_status_is_written_separately_and_pruned(api: Api, path: str) -> None:
     made = api.ok("POST", path, mtgpupod())
     mixed = {**made, "spec": {**made["spec"], "nodeName": "n2"}, "status": {**STATUS, "unknown": 1}}
     mixed["metadata"] = {**made["metadata"], "annotations": {"lsalab.nthu/GPUID": "other"}}
@@ -154,7 +154,9 @@ def test_the_status_is_written_apart_and_pruned(api: Api, path: str) -> None:
         ),
     ],
 )
-def test_conditions_are_checked(api: Api, path: str, condition: dict[str, Any], words: str) -> None:
+def test_mtgpupod_with_malformed_condition_is_refused(
+    api: Api, path: str, condition: dict[str, Any], words: str
+) -> None:
     made = api.ok("POST", path, mtgpupod())
     reply = api.call("PUT", f"{path}/p/status", {**made, "status": {**STATUS, "conditions": [*CONDITIONS, condition]}})
     assert reply.code == 422
@@ -162,13 +164,13 @@ def test_conditions_are_checked(api: Api, path: str, condition: dict[str, Any], 
 
 
 @pytest.mark.parametrize("time", ["2026-01-01T00:00:00.123456Z", "2026-01-01T00:00:00+02:00", "2026-01-01t00:00:00z"])
-def test_times_of_conditions(api: Api, path: str, time: str) -> None:
+def test_mtgpupod_condition_accepts_rfc_3339_times(api: Api, path: str, time: str) -> None:
     made = api.ok("POST", path, mtgpupod())
     status = {"conditions": [{**BOUND, "lastTransitionTime": time}]}
     assert api.ok("PUT", f"{path}/p/status", {**made, "status": status})["status"] == status
 
 
-def test_its_columns(api: Api, path: str) -> None:
+def test_mtgpupod_table_has_its_columns(api: Api, path: str) -> None:
     api.ok("POST", path, mtgpupod())
     names = ["Name", "Phase", "GPUID", "Request", "Limit", "Memory", "Node", "Card", "Reason", "Age"]
     before = api.call("GET", path, Accept=TABLE).body
@@ -185,7 +187,7 @@ def test_its_columns(api: Api, path: str) -> None:
     assert second == ["p", "Pending", "abc", "0.5", "1.0", "1073741824", "n1", "GPU-1", "ResourceExceeded"]
 
 
-def test_the_class_of_occupy_pods(api: Api, pods: str) -> None:
+def test_occupy_priority_class_sets_priority_and_policy(api: Api, pods: str) -> None:
     found = FOUND["PriorityClass", "mgpu-occupy"]
     api.ok("POST", CLASSES, found)
     spec = api.ok("POST", pods, pod(spec={"priorityClassName": "mgpu-occupy"}))["spec"]
@@ -200,7 +202,7 @@ def test_the_class_of_occupy_pods(api: Api, pods: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl on this machine")
-def test_kubectl_lists_them_by_their_short_name(api: Api, path: str, kubectl: Kubectl) -> None:  # noqa: F811
+def test_kubectl_lists_mtgpupods_by_short_name(api: Api, path: str, kubectl: Kubectl) -> None:  # noqa: F811
     kubectl("create", "-f", "-", given=mtgpupod())
     api.ok("PATCH", f"{path}/p/status", {"status": STATUS}, media="application/merge-patch+json")
     header, row = (line.split() for line in kubectl("get", "mtgp").stdout.splitlines())
@@ -211,12 +213,12 @@ def test_kubectl_lists_them_by_their_short_name(api: Api, path: str, kubectl: Ku
 
 
 def watched(hooks: Hooks, hook: dict[str, Any]) -> None:
-    """A webhook that refuses whatever it is asked about, asked by the rules and conditions of the manifest."""
+    """Add a webhook that refuses every request, with the rules and conditions of the manifest."""
     more = {key: hook[key] for key in ("rules", "matchConditions", "matchPolicy", "failurePolicy")}
     hooks.add("v", deny("asked", 422), mutating=False, **more)
 
 
-def test_only_new_ones_and_changes_of_what_is_fixed_are_reviewed(api: Api, path: str, hooks: Hooks) -> None:
+def test_mtgpupod_webhook_reviews_creates_and_changes_of_fixed_fields(api: Api, path: str, hooks: Hooks) -> None:
     made = api.ok("POST", path, mtgpupod() | {"metadata": {"name": "p", "annotations": SAID, "finalizers": ["a.b/c"]}})
     watched(hooks, OF_MTGPUPODS)
     assert api.call("POST", path, {**mtgpupod(), "metadata": {"name": "q"}}).code == 422
@@ -242,7 +244,7 @@ def test_only_new_ones_and_changes_of_what_is_fixed_are_reviewed(api: Api, path:
     assert api.call("GET", one).code == 404
 
 
-def test_one_without_annotations_can_be_finished_too(api: Api, path: str, hooks: Hooks) -> None:
+def test_mtgpupod_without_annotations_can_lose_its_finalizer(api: Api, path: str, hooks: Hooks) -> None:
     bare = {**mtgpupod(), "metadata": {"name": "p", "finalizers": ["a.b/c"]}}
     api.ok("POST", path, bare)
     watched(hooks, OF_MTGPUPODS)
@@ -251,7 +253,7 @@ def test_one_without_annotations_can_be_finished_too(api: Api, path: str, hooks:
     api.ok("DELETE", f"{path}/p")
 
 
-def test_pods_with_their_annotations_are_reviewed_and_those_that_lose_them(api: Api, pods: str, hooks: Hooks) -> None:
+def test_pod_webhook_reviews_changes_of_mtgpu_annotations(api: Api, pods: str, hooks: Hooks) -> None:
     api.ok("POST", pods, pod("old", annotations=SAID))
     api.ok("POST", pods, pod("plain"))
     watched(hooks, OF_PODS)

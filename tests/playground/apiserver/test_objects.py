@@ -1,11 +1,11 @@
-"""Create, read, update and delete: what every client relies on."""
+"""Create, read, update and delete."""
 
 import pytest
 
 from tests.playground.apiserver.api import JSON, MERGE, STRATEGIC, Api, pod
 
 
-def test_a_new_pod_has_identity_defaults_and_status(api: Api, pods: str, ns: str) -> None:
+def test_new_pod_has_identity_defaults_and_status(api: Api, pods: str, ns: str) -> None:
     made = api.ok("POST", pods, pod(resources={"limits": {"a.com/x": "2"}}))
     assert made["metadata"]["uid"]
     assert made["metadata"]["namespace"] == ns
@@ -20,7 +20,7 @@ def test_a_new_pod_has_identity_defaults_and_status(api: Api, pods: str, ns: str
     ("written", "read"),
     [("1024Mi", "1Gi"), ("6000", "6k"), (50, "50"), ("1500Mi", "1500Mi"), ("2e3", "2e3"), ("1000k", "1M")],
 )
-def test_quantities_come_back_in_their_one_form(api: Api, pods: str, written: object, read: str) -> None:
+def test_quantities_are_written_in_canonical_form(api: Api, pods: str, written: object, read: str) -> None:
     made = api.ok("POST", pods, pod(resources={"limits": {"a.com/x": written}}))
     assert made["spec"]["containers"][0]["resources"]["limits"] == {"a.com/x": read}
 
@@ -42,7 +42,7 @@ def test_unusable_resources_are_refused(api: Api, pods: str, resources: object, 
     assert reply.body["details"]["causes"][0]["field"].startswith("spec.containers[0].resources")
 
 
-def test_refusals_name_their_reason(api: Api, pods: str) -> None:
+def test_refusals_have_code_reason_and_message(api: Api, pods: str) -> None:
     api.ok("POST", pods, pod())
     cases = {
         ("POST", pods): (409, "AlreadyExists", 'pods "p" already exists'),
@@ -58,18 +58,18 @@ def test_refusals_name_their_reason(api: Api, pods: str) -> None:
         assert reply.body["kind"] == "Status"
 
 
-def test_without_a_known_token_nothing_is_served(api: Api, pods: str) -> None:
+def test_request_with_unknown_token_is_unauthorized(api: Api, pods: str) -> None:
     reply = api.call("GET", pods, Authorization="Bearer wrong")
     assert (reply.code, reply.reason) == (401, "Unauthorized")
 
 
 @pytest.mark.parametrize("body", [b"{nope", b"", b"[]", b'{"kind":"Node","apiVersion":"v1"}'])
-def test_a_body_that_is_no_pod_is_a_bad_request(api: Api, pods: str, body: bytes) -> None:
+def test_body_of_another_kind_is_a_bad_request(api: Api, pods: str, body: bytes) -> None:
     reply = api.call("POST", pods, body)
     assert (reply.code, reply.reason) == (400, "BadRequest")
 
 
-def test_a_number_as_annotation_is_refused(api: Api, pods: str) -> None:
+def test_number_as_annotation_is_refused(api: Api, pods: str) -> None:
     reply = api.call("POST", pods, pod(annotations={"cards": 2}))
     assert reply.code == 400
     assert (
@@ -106,7 +106,7 @@ def test_dry_run_answers_like_a_write_and_stores_nothing(api: Api, pods: str) ->
     assert api.call("POST", f"{pods}?dryRun=Some", pod("q")).reason == "Invalid"
 
 
-def test_a_stale_resource_version_is_a_conflict(api: Api, pods: str) -> None:
+def test_stale_resource_version_is_a_conflict(api: Api, pods: str) -> None:
     first = api.ok("POST", pods, pod())
     api.ok("PATCH", f"{pods}/p", {"metadata": {"labels": {"a": "1"}}}, media=MERGE)
     stale = api.call("PUT", f"{pods}/p", first)
@@ -118,7 +118,7 @@ def test_a_stale_resource_version_is_a_conflict(api: Api, pods: str) -> None:
     assert api.call("PUT", f"{pods}/p", first).code == 200
 
 
-def test_another_uid_is_another_object(api: Api, pods: str) -> None:
+def test_write_with_another_uid_is_a_conflict(api: Api, pods: str) -> None:
     made = api.ok("POST", pods, pod())
     made["metadata"]["uid"] = "other"
     assert api.call("PUT", f"{pods}/p", made).code == 409
@@ -127,7 +127,7 @@ def test_another_uid_is_another_object(api: Api, pods: str) -> None:
     assert api.get(f"{pods}/p")
 
 
-def test_a_write_that_changes_nothing_is_no_write(api: Api, pods: str) -> None:
+def test_write_without_change_keeps_the_resource_version(api: Api, pods: str) -> None:
     made = api.ok("POST", pods, pod(labels={"a": "1"}))
     assert api.patch(f"{pods}/p", {"metadata": {"labels": {"a": "1"}}}).rv == made["metadata"]["resourceVersion"]
 
@@ -151,7 +151,7 @@ def test_only_some_fields_of_a_pod_may_change(api: Api, pods: str) -> None:
     assert "may not add or remove containers" in api.patch(f"{pods}/p", {"spec": {"containers": []}}).message
 
 
-def test_status_and_object_are_written_apart(api: Api, pods: str) -> None:
+def test_pod_status_and_spec_are_written_separately(api: Api, pods: str) -> None:
     api.ok("POST", pods, pod())
     mixed = {
         "metadata": {"annotations": {"a": "1"}},
@@ -197,7 +197,7 @@ def test_strategic_merge_finds_list_items_by_their_key(api: Api, pods: str) -> N
     assert "does not contain declared merge key: name" in missing.message
 
 
-def test_an_unbound_pod_goes_at_once_a_bound_one_waits_for_its_kubelet(api: Api, pods: str) -> None:
+def test_deleted_pod_is_removed_at_once_unless_it_is_bound(api: Api, pods: str) -> None:
     for name, spec in (("free", {}), ("bound", {"nodeName": "n1"})):
         api.ok("POST", pods, pod(name, spec=spec))
     assert api.ok("DELETE", f"{pods}/free")["kind"] == "Pod"
@@ -210,14 +210,14 @@ def test_an_unbound_pod_goes_at_once_a_bound_one_waits_for_its_kubelet(api: Api,
     assert api.call("GET", f"{pods}/bound").code == 404
 
 
-def test_a_finished_pod_goes_at_once(api: Api, pods: str) -> None:
+def test_deleted_pod_that_has_ended_is_removed_at_once(api: Api, pods: str) -> None:
     api.ok("POST", pods, pod(spec={"nodeName": "n1"}))
     api.patch(f"{pods}/p/status", {"status": {"phase": "Succeeded"}})
     api.ok("DELETE", f"{pods}/p")
     assert api.call("GET", f"{pods}/p").code == 404
 
 
-def test_finalizers_hold_an_object_until_the_last_is_gone(api: Api, ns: str) -> None:
+def test_deleted_object_stays_until_its_last_finalizer_is_removed(api: Api, ns: str) -> None:
     maps = f"/api/v1/namespaces/{ns}/configmaps"
     api.ok("POST", maps, {"metadata": {"name": "m", "finalizers": ["a.b/c"]}})
     assert api.ok("DELETE", f"{maps}/m")["metadata"]["deletionTimestamp"]
@@ -228,9 +228,7 @@ def test_finalizers_hold_an_object_until_the_last_is_gone(api: Api, ns: str) -> 
 
 
 @pytest.mark.parametrize(("policy", "finalizer"), [("Foreground", "foregroundDeletion"), ("Orphan", "orphan")])
-def test_the_garbage_collector_is_left_what_a_deletion_says_of_dependents(
-    api: Api, ns: str, policy: str, finalizer: str
-) -> None:
+def test_propagation_policy_becomes_a_finalizer(api: Api, ns: str, policy: str, finalizer: str) -> None:
     maps = f"/api/v1/namespaces/{ns}/configmaps"
     api.ok("POST", maps, {"metadata": {"name": "m", "finalizers": ["a.b/c"]}})
     api.ok("DELETE", f"{maps}/m", {"propagationPolicy": policy})
@@ -241,7 +239,7 @@ def test_the_garbage_collector_is_left_what_a_deletion_says_of_dependents(
     assert api.get(f"{maps}/m")["metadata"]["finalizers"] == ["a.b/c"]
 
 
-def test_a_policy_for_dependents_that_there_is_not_is_refused(api: Api, ns: str) -> None:
+def test_unknown_propagation_policy_is_refused(api: Api, ns: str) -> None:
     maps = f"/api/v1/namespaces/{ns}/configmaps"
     api.ok("POST", maps, {"metadata": {"name": "m"}})
     refused = api.call("DELETE", f"{maps}/m", {"propagationPolicy": "Sideways"})
@@ -258,7 +256,7 @@ def test_deleting_plain_objects_is_answered_with_a_status(api: Api, ns: str) -> 
     assert status["details"] == {"name": "m", "kind": "configmaps", "uid": made["metadata"]["uid"]}
 
 
-def test_an_eviction_is_a_deletion_that_leaves_a_condition(api: Api, pods: str) -> None:
+def test_eviction_deletes_the_pod_and_sets_a_condition(api: Api, pods: str) -> None:
     api.ok("POST", pods, pod(spec={"nodeName": "n1"}))
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "p"}}
     assert api.call("POST", f"{pods}/p/eviction", eviction).code == 201
@@ -267,7 +265,7 @@ def test_an_eviction_is_a_deletion_that_leaves_a_condition(api: Api, pods: str) 
     assert found["status"]["conditions"][-1]["type"] == "DisruptionTarget"
 
 
-def test_a_lease_is_written_only_by_who_has_read_it(api: Api, ns: str) -> None:
+def test_lease_update_without_resource_version_is_refused(api: Api, ns: str) -> None:
     leases = f"/apis/coordination.k8s.io/v1/namespaces/{ns}/leases"
     made = api.ok("POST", leases, {"metadata": {"name": "l"}, "spec": {"holderIdentity": "a"}})
     blind = api.call("PUT", f"{leases}/l", {"metadata": {"name": "l"}, "spec": {"holderIdentity": "b"}})
@@ -278,7 +276,7 @@ def test_a_lease_is_written_only_by_who_has_read_it(api: Api, ns: str) -> None:
 
 
 @pytest.mark.parametrize("time", ["2026-01-01T00:00:00Z", "2026-01-01T00:00:00.123Z", "garbage"])
-def test_the_times_of_a_lease_have_six_decimals(api: Api, ns: str, time: str) -> None:
+def test_lease_time_without_six_decimals_is_refused(api: Api, ns: str, time: str) -> None:
     leases = f"/apis/coordination.k8s.io/v1/namespaces/{ns}/leases"
     reply = api.call("POST", leases, {"metadata": {"name": "l"}, "spec": {"renewTime": time}})
     assert reply.code == 400
@@ -287,19 +285,19 @@ def test_the_times_of_a_lease_have_six_decimals(api: Api, ns: str, time: str) ->
     assert api.ok("POST", leases, good)["spec"]["renewTime"] == "2026-01-01T00:00:00.123000Z"
 
 
-def test_an_object_has_a_largest_size(api: Api, pods: str) -> None:
+def test_object_larger_than_etcds_limit_is_refused(api: Api, pods: str) -> None:
     api.ok("POST", pods, pod())
     for length, code in ((1_000_000, 200), (1_600_000, 500), (3_200_000, 413)):
         assert api.patch(f"{pods}/p/status", {"status": {"message": "x" * length}}).code == code
 
 
-def test_a_status_without_qos_class_keeps_it(api: Api, pods: str) -> None:
+def test_status_without_qos_class_keeps_it(api: Api, pods: str) -> None:
     api.ok("POST", pods, pod())
     api.ok("PUT", f"{pods}/p/status", {"metadata": {"name": "p"}, "status": {"phase": "Running"}})
     assert api.get(f"{pods}/p")["status"]["qosClass"] == "BestEffort"
 
 
-def test_node_status_keeps_allocatable_to_its_writer(api: Api, name: str) -> None:
+def test_node_status_patch_of_capacity_keeps_allocatable(api: Api, name: str) -> None:
     api.ok("POST", "/api/v1/nodes", {"metadata": {"name": name}, "status": {"capacity": {"cpu": "4"}}})
     patch = {"status": {"capacity": {"a.com/y": "1024Mi"}}, "spec": {"unschedulable": True}}
     node = api.patch(f"/api/v1/nodes/{name}/status", patch, STRATEGIC).body
@@ -309,7 +307,7 @@ def test_node_status_keeps_allocatable_to_its_writer(api: Api, name: str) -> Non
     api.ok("DELETE", f"/api/v1/nodes/{name}")
 
 
-def test_a_priority_class_gives_a_pod_its_number(api: Api, pods: str, name: str) -> None:
+def test_priority_class_sets_the_pods_priority(api: Api, pods: str, name: str) -> None:
     classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
     api.ok("POST", classes, {"metadata": {"name": name}, "value": 7})
     assert api.ok("POST", pods, pod(spec={"priorityClassName": name}))["spec"]["priority"] == 7

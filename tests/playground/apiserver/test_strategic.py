@@ -33,7 +33,9 @@ def _patched(api: Api, path: str, spec: Any) -> Any:
 
 
 @pytest.mark.parametrize(("containers", "expected"), _CASES.values(), ids=_CASES)
-def test_lists_of_named_things(api: Api, deployment: str, containers: Any, expected: list[tuple[str, str]]) -> None:
+def test_strategic_merge_of_lists_goes_by_key(
+    api: Api, deployment: str, containers: Any, expected: list[tuple[str, str]]
+) -> None:
     found = _patched(api, deployment, {"containers": containers})["containers"]
     assert [(c["name"], c["image"]) for c in found] == expected
 
@@ -41,19 +43,19 @@ def test_lists_of_named_things(api: Api, deployment: str, containers: Any, expec
 @pytest.mark.parametrize(
     ("order", "expected"), [("cab", "cab"), ("dba", "dbac"), ("ca", "bca"), ("da", "dabc")]
 )  # fmt: skip
-def test_the_order_of_a_list_can_be_asked_for(api: Api, deployment: str, order: str, expected: str) -> None:
+def test_strategic_merge_sets_the_order_of_elements(api: Api, deployment: str, order: str, expected: str) -> None:
     changes = [{"name": name, "image": "1"} for name in order]
     spec = {"$setElementOrder/containers": [{"name": name} for name in order], "containers": changes}
     assert "".join(c["name"] for c in _patched(api, deployment, spec)["containers"]) == expected
 
 
-def test_lists_inside_of_lists(api: Api, deployment: str) -> None:
+def test_strategic_merge_of_nested_lists_goes_by_key(api: Api, deployment: str) -> None:
     env = [{"name": "A", "$patch": "delete"}, {"name": "B", "value": "2"}]
     found = _patched(api, deployment, {"containers": [{"name": "a", "env": env}]})["containers"]
     assert [c["env"] for c in found] == [[{"name": "B", "value": "2"}], *[[{"name": "A", "value": "1"}]] * 2]
 
 
-def test_lists_of_plain_values(api: Api, deployment: str) -> None:
+def test_strategic_merge_adds_and_removes_plain_values(api: Api, deployment: str) -> None:
     more = api.patch(deployment, {"metadata": {"finalizers": ["d.e/f"]}}, STRATEGIC).body
     assert sorted(more["metadata"]["finalizers"]) == ["a.b/c", "d.e/f"]
     less = api.patch(deployment, {"metadata": {"$deleteFromPrimitiveList/finalizers": ["a.b/c"]}}, STRATEGIC).body
@@ -61,14 +63,14 @@ def test_lists_of_plain_values(api: Api, deployment: str) -> None:
     api.patch(deployment, {"metadata": {"finalizers": None}})
 
 
-def test_maps_can_be_replaced(api: Api, deployment: str) -> None:
+def test_strategic_merge_replaces_maps(api: Api, deployment: str) -> None:
     api.patch(deployment, {"metadata": {"labels": {"a": "1", "b": "2"}}}, STRATEGIC)
     changed = api.patch(deployment, {"metadata": {"labels": {"$patch": "replace", "c": "3"}}}, STRATEGIC).body
     assert changed["metadata"]["labels"] == {"c": "3"}
     api.patch(deployment, {"metadata": {"finalizers": None}})
 
 
-def test_retained_keys_drop_the_others(api: Api, deployment: str) -> None:
+def test_strategic_merge_retain_keys_removes_other_keys(api: Api, deployment: str) -> None:
     volume = {"name": "v", "emptyDir": {}}
     _patched(api, deployment, {"volumes": [volume]})
     other = {"name": "v", "configMap": {"name": "m"}, "$retainKeys": ["name", "configMap"]}

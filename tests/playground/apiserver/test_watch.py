@@ -12,7 +12,7 @@ def _brief(events: list[dict[str, object]]) -> list[tuple[object, object]]:
     return [(e["type"], e["object"]["metadata"]["name"]) for e in events]  # type: ignore[index]
 
 
-def test_a_watch_continues_where_a_list_ended(api: Api, pods: str) -> None:
+def test_watch_continues_where_a_list_ended(api: Api, pods: str) -> None:
     api.ok("POST", pods, pod("a"))
     rv = api.get(pods)["metadata"]["resourceVersion"]
     api.ok("POST", pods, pod("b"))
@@ -26,13 +26,13 @@ def test_a_watch_continues_where_a_list_ended(api: Api, pods: str) -> None:
     assert events[3]["object"]["metadata"]["uid"] == last["metadata"]["uid"]
 
 
-def test_without_a_version_a_watch_begins_with_what_is_there(api: Api, pods: str) -> None:
+def test_watch_without_version_begins_with_existing_objects(api: Api, pods: str) -> None:
     for name in ("b", "a"):
         api.ok("POST", pods, pod(name))
     assert sorted(_brief(api.watch(pods, "", 2))) == [("ADDED", "a"), ("ADDED", "b")]
 
 
-def test_objects_enter_and_leave_a_selection(api: Api, pods: str) -> None:
+def test_watch_with_selector_shows_objects_enter_and_leave(api: Api, pods: str) -> None:
     rv = api.ok("POST", pods, pod())["metadata"]["resourceVersion"]
     for value in ("1", "2", None):
         api.patch(f"{pods}/p", {"metadata": {"labels": {"x": value}}})
@@ -46,19 +46,19 @@ def test_objects_enter_and_leave_a_selection(api: Api, pods: str) -> None:
     assert int(events[2]["object"]["metadata"]["resourceVersion"]) < int(last)
 
 
-def test_a_kubelets_watch_sees_pods_arrive(api: Api, pods: str) -> None:
+def test_watch_by_node_name_sees_pods_bound(api: Api, pods: str) -> None:
     made = api.ok("POST", pods, pod())
     api.ok("POST", f"{pods}/p/binding", {"metadata": {"name": "p"}, "target": {"name": "node-w"}})
     events = api.watch(f"{pods}?fieldSelector=spec.nodeName=node-w", made["metadata"]["resourceVersion"], 1)
     assert _brief(events) == [("ADDED", "p")]
 
 
-def test_a_watch_ends_at_its_timeout(api: Api, pods: str) -> None:
+def test_watch_ends_at_its_timeout(api: Api, pods: str) -> None:
     rv = api.get(pods)["metadata"]["resourceVersion"]
     assert [e for e in api.watch(f"{pods}?allowWatchBookmarks=1", rv, 99, seconds=1) if e["type"] != "BOOKMARK"] == []
 
 
-def test_streamed_lists_are_declined_so_that_clients_fall_back(api: Api, pods: str) -> None:
+def test_watch_with_send_initial_events_is_declined(api: Api, pods: str) -> None:
     if api.real:
         pytest.skip("the real server offers them")
     path = f"{pods}?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
@@ -66,7 +66,7 @@ def test_streamed_lists_are_declined_so_that_clients_fall_back(api: Api, pods: s
     assert (reply.code, reply.reason) == (422, "Invalid")
 
 
-def test_pages_show_one_moment(api: Api, pods: str) -> None:
+def test_pages_of_a_list_show_one_moment(api: Api, pods: str) -> None:
     for name in "abcd":
         api.ok("POST", pods, pod(name))
     first = api.get(f"{pods}?limit=2")
@@ -80,7 +80,7 @@ def test_pages_show_one_moment(api: Api, pods: str) -> None:
     assert api.call("GET", f"{pods}?continue=garbage").code == 400
 
 
-def test_items_of_a_list_do_not_say_what_they_are(api: Api, pods: str) -> None:
+def test_list_items_omit_kind_and_api_version(api: Api, pods: str) -> None:
     api.ok("POST", pods, pod())
     found = api.get(pods)
     assert (found["kind"], found["apiVersion"]) == ("PodList", "v1")
@@ -101,7 +101,7 @@ def test_items_of_a_list_do_not_say_what_they_are(api: Api, pods: str) -> None:
         ("fieldSelector=status.phase=Pending,spec.nodeName=", "xy"),
     ],
 )
-def test_selectors(api: Api, pods: str, selector: str, names: str) -> None:
+def test_selectors_choose_objects(api: Api, pods: str, selector: str, names: str) -> None:
     api.ok("POST", pods, pod("x", labels={"a": "1"}))
     api.ok("POST", pods, pod("y", labels={"a": "2", "b": ""}))
     api.ok("POST", pods, pod("z", spec={"nodeName": "n1"}))
@@ -109,12 +109,12 @@ def test_selectors(api: Api, pods: str, selector: str, names: str) -> None:
 
 
 @pytest.mark.parametrize("selector", ["fieldSelector=spec.foo=1", "fieldSelector=foo", "labelSelector=a+b+c"])
-def test_selectors_that_are_none_are_bad_requests(api: Api, pods: str, selector: str) -> None:
+def test_malformed_selector_is_a_bad_request(api: Api, pods: str, selector: str) -> None:
     reply = api.call("GET", f"{pods}?{selector}")
     assert (reply.code, reply.reason) == (400, "BadRequest")
 
 
-def test_events_are_found_by_what_they_are_about(api: Api, ns: str) -> None:
+def test_events_are_selected_by_involved_object(api: Api, ns: str) -> None:
     events = f"/api/v1/namespaces/{ns}/events"
     for about in ("p", "q"):
         involved = {"kind": "Pod", "name": about, "namespace": ns, "uid": about}
@@ -143,7 +143,7 @@ def _own_server(**settings: Any) -> ApiServer:
     return ApiServer(tokens={"admin-token": User("kubernetes-admin", ("system:masters",))}, **settings)
 
 
-def test_pages_and_watches_end_where_the_history_does(tmp_path: object) -> None:
+def test_page_or_watch_older_than_the_history_is_expired(tmp_path: object) -> None:
     with running(_own_server(history=3)) as url:
         api = Api(url, "", "admin-token", tmp_path, real=False)  # type: ignore[arg-type]
         pods = "/api/v1/namespaces/default/pods"
@@ -161,7 +161,7 @@ def test_pages_and_watches_end_where_the_history_does(tmp_path: object) -> None:
         api.close()
 
 
-def test_bookmarks_carry_the_version_reached(tmp_path: object) -> None:
+def test_bookmarks_carry_the_latest_resource_version(tmp_path: object) -> None:
     with running(_own_server(bookmark_every=0.05)) as url:
         api = Api(url, "", "admin-token", tmp_path, real=False)  # type: ignore[arg-type]
         api.ok("POST", "/api/v1/namespaces/default/configmaps", {"metadata": {"name": "m"}})

@@ -21,7 +21,7 @@ def board(*free: tuple[int, ...], cpu: int = 8000) -> Board:
     return found
 
 
-def test_best_fit_by_hand() -> None:
+def test_best_fit_scores_as_published() -> None:
     # 100 − 50·(cpu left / 8000) − 50·(gpu left / 2000), rounded down
     pod = Shape(4000, 10, 1, 500)
     nodes = board((1000, 1000), (600, 0), (400, 400))
@@ -38,7 +38,7 @@ def test_best_fit_by_hand() -> None:
     cards=st.integers(1, 3),
     core=st.sampled_from((100, 400, 500, 1000)),
 )
-def test_fullness_is_the_live_schedulers(policy: str, used: list[int], cards: int, core: int) -> None:
+def test_fullness_scores_as_the_live_scheduler(policy: str, used: list[int], cards: int, core: int) -> None:
     states = [state(index, amount) for index, amount in enumerate(used)]
     request = GpuRequest("mgpu", (ContainerRequest("c", cards, core, 0),))
     placement = place(request, states, policy_named(policy, 100))
@@ -51,7 +51,7 @@ def test_fullness_is_the_live_schedulers(policy: str, used: list[int], cards: in
         assert key == UNFIT
 
 
-def test_pods_without_cards_go_by_the_same_score_and_fit_where_there_are_no_cards() -> None:
+def test_fullness_scores_pods_without_cards() -> None:
     nodes = board((1000, 500), ())
     assert nodes.keys(Fullness("binpack"), Shape(1, 1)).tolist()[:2] == [2, 0]
     assert Fullness("binpack").cards(nodes.rows([1]), Shape(1, 1)) == ()

@@ -27,7 +27,7 @@ def found(files: tuple[Path, Path], *options: str) -> Any:
     return json.loads(result.stdout)
 
 
-def test_one_policy_and_seed_is_the_documented_object(files: tuple[Path, Path]) -> None:
+def test_output_of_one_run_is_the_documented_object(files: tuple[Path, Path]) -> None:
     one = found(files, "--policy", "bestfit", "--seed", "5")
     assert list(one) == ["policy", "seed", "load", "placements_per_second"]
     assert (one["policy"], one["seed"]) == ("bestfit", 5)
@@ -36,17 +36,17 @@ def test_one_policy_and_seed_is_the_documented_object(files: tuple[Path, Path]) 
     assert one["placements_per_second"] > 0
 
 
-def test_what_has_not_arrived_is_null(files: tuple[Path, Path]) -> None:
+def test_output_is_null_for_loads_not_reached(files: tuple[Path, Path]) -> None:
     assert set(found(files, "--policy", "fgd", "--load", "0.5")["load"].values()) == {None}
 
 
-def test_several_runs_are_a_list_in_order_and_each_is_what_it_is_alone(files: tuple[Path, Path]) -> None:
+def test_output_of_several_runs_is_a_list_in_order(files: tuple[Path, Path]) -> None:
     several = found(files, "--policy", "spread", "--policy", "fgd", "--seed", "3", "--seeds", "2")
     assert [(one["policy"], one["seed"]) for one in several] == [("spread", 3), ("spread", 4), ("fgd", 3), ("fgd", 4)]
     assert several[3]["load"] == found(files, "--policy", "fgd", "--seed", "4")["load"]
 
 
-def test_the_table_has_a_row_for_each_policy(files: tuple[Path, Path]) -> None:
+def test_table_has_a_row_for_each_policy(files: tuple[Path, Path]) -> None:
     shown = openb(files, "--policy", "fgd", "--policy", "random")
     assert shown.exit_code == 0
     assert "seed 42" in " ".join(shown.stdout.split())
@@ -54,7 +54,7 @@ def test_the_table_has_a_row_for_each_policy(files: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize(("name", "begins"), [("load.svg", SVG), ("load.png", PNG)])
-def test_a_picture_on_request(files: tuple[Path, Path], tmp_path: Path, name: str, begins: bytes) -> None:
+def test_plot_writes_png_and_svg(files: tuple[Path, Path], tmp_path: Path, name: str, begins: bytes) -> None:
     result = openb(files, "--policy", "bestfit", "--plot", str(tmp_path / name))
     assert result.exit_code == 0, result.output
     assert begins in (tmp_path / name).read_bytes()[:1000]
@@ -71,20 +71,20 @@ def test_a_picture_on_request(files: tuple[Path, Path], tmp_path: Path, name: st
         (("--policy", "best"), "'best' is not one of"),
     ],
 )
-def test_wrong_options(files: tuple[Path, Path], options: tuple[str, str], said: str) -> None:
+def test_invalid_option_exits_with_2(files: tuple[Path, Path], options: tuple[str, str], said: str) -> None:
     result = openb(files, "--policy", "fgd", *options)
     assert result.exit_code == 2
     assert said in result.stderr
 
 
-def test_a_picture_needs_matplotlib(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plot_without_matplotlib_exits_with_2(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = openb(files, "--policy", "fgd", "--plot", "load.png")
     assert result.exit_code == 2
     assert result.stderr == "--plot: needs matplotlib, which is not installed: pip install 'mgpu[plot]'\n"
 
 
-def test_wrong_input_is_one_line(tmp_path: Path) -> None:
+def test_malformed_trace_is_one_line(tmp_path: Path) -> None:
     result = openb(written(tmp_path, NODES, PODS.replace(",700", ",7000")), "--policy", "fgd")
     assert result.exit_code == 2
     assert result.stderr == (
@@ -92,14 +92,14 @@ def test_wrong_input_is_one_line(tmp_path: Path) -> None:
     )
 
 
-def test_help_tells_of_files_and_of_openb() -> None:
+def test_help_describes_files_and_openb() -> None:
     shown = CliRunner().invoke(main, ["simulate", "--help"]).output
     assert "simulate [OPTIONS] FILE..." in shown
     assert "openb" in shown
     assert "simulate openb [OPTIONS]" in CliRunner().invoke(main, ["simulate", "openb", "--help"]).output
 
 
-def test_files_are_read_as_before_whatever_their_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_file_named_openb_is_read_by_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     Path("openb").write_text("kind: Node\nmetadata: {name: n1}\n")
     result = CliRunner().invoke(main, ["simulate", "./openb", "-o", "json"])

@@ -14,26 +14,26 @@ from scheduler.engine.fragmentation.shapes import NodeClass, Shape
 from tests.playground.simulate.openb.traces import generated
 
 
-def test_every_pod_arrives_once_then_they_are_drawn_until_the_load_is_reached(trace: Trace) -> None:
+def test_arrivals_contain_every_pod_once_then_draw_with_replacement(trace: Trace) -> None:
     found = arrivals(trace, Random(1), 1.3)
     assert Counter(found[:6]) == Counter(trace.pods)
     assert set(found[6:]) <= set(trace.pods)
     assert sum(map(demand, found[:-1])) < 13_000 <= sum(map(demand, found))
 
 
-def test_a_small_load_is_a_part_of_the_trace(trace: Trace) -> None:
+def test_arrivals_for_a_small_load_are_part_of_the_trace(trace: Trace) -> None:
     found = arrivals(trace, Random(1), 0.1)
     assert Counter(found) <= Counter(trace.pods)
     assert sum(map(demand, found[:-1])) < 1000 <= sum(map(demand, found))
 
 
-def test_chance_is_the_same_everywhere() -> None:
+def test_random_order_is_the_same_on_every_platform() -> None:
     assert shuffled(range(6), Random(42)) == [1, 3, 2, 0, 5, 4]
     assert list(islice(endless("ab", Random(7)), 8)) == list("bababaab")
     assert [pick(range(100), random) for random in [Random(3)] for _ in range(3)] == [23, 54, 36]
 
 
-def test_the_mean_over_the_arrivals_that_round_to_a_percentage() -> None:
+def test_curve_is_the_mean_over_arrivals_of_a_percentage() -> None:
     trace = Trace((NodeClass(8000, 8, 2),), (Shape(1000, 1, 1, 1000),))
     assert run(trace, "bestfit", 0, 1.5).curve == {50: 50.0, 100: 100.0, 150: 100.0}
     fine = Trace((NodeClass(10**6, 10**6, 2),), (Shape(1, 1, 1, 4),))
@@ -42,7 +42,7 @@ def test_the_mean_over_the_arrivals_that_round_to_a_percentage() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_seed_gives_one_result_and_nothing_is_given_twice(policy: str, trace: Trace) -> None:
+def test_run_with_a_seed_is_reproducible(policy: str, trace: Trace) -> None:
     first = run(trace, policy, 3, 2.0)
     again = run(trace, policy, 3, 2.0)
     assert first.curve == again.curve
@@ -51,7 +51,7 @@ def test_a_seed_gives_one_result_and_nothing_is_given_twice(policy: str, trace: 
     assert run(trace, policy, 4, 2.0).curve != first.curve
 
 
-def test_no_policy_can_give_more_than_there_is() -> None:
+def test_take_beyond_what_is_free_is_refused() -> None:
     cluster = Cluster([NodeClass(2000, 2, 2, "T4")])
     cluster.take(Shape(1000, 1, 1, 600), 0, (0,))
     for pod, cards in (

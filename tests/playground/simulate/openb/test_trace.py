@@ -12,7 +12,7 @@ from tests.playground.simulate.openb.traces import NODES, PODS, written
 MIB = 1 << 20
 
 
-def test_nodes_and_pods_as_they_stand_there(trace: Trace) -> None:
+def test_read_trace_returns_nodes_and_pods(trace: Trace) -> None:
     assert trace.nodes[0] == NodeClass(16000, 65536 * MIB, 2, "T4")
     assert trace.nodes[3] == NodeClass(8000, 32768 * MIB, 0)
     assert trace.capacity == 10_000
@@ -22,7 +22,7 @@ def test_nodes_and_pods_as_they_stand_there(trace: Trace) -> None:
     assert [demand(pod) for pod in trace.pods] == [300, 700, 1000, 500, 2000, 0]
 
 
-def test_order_of_columns_further_columns_and_blank_lines_do_not_matter(tmp_path: Path, trace: Trace) -> None:
+def test_read_trace_ignores_column_order_and_blank_lines(tmp_path: Path, trace: Trace) -> None:
     shuffled = ["\ufeff" + "qos,gpu_spec , gpu_milli,num_gpu,memory_mib,cpu_milli"]
     for line in PODS.splitlines()[1:]:
         _, cpu, memory, cards, milli, spec, qos = line.split(",")
@@ -30,13 +30,13 @@ def test_order_of_columns_further_columns_and_blank_lines_do_not_matter(tmp_path
     assert read_trace(*written(tmp_path, NODES, "\r\n".join(shuffled))) == trace
 
 
-def test_models_may_be_left_out(tmp_path: Path, trace: Trace) -> None:
+def test_read_trace_without_models_binds_no_pod(tmp_path: Path, trace: Trace) -> None:
     pods = "\n".join(",".join(line.split(",")[:5]) for line in PODS.splitlines())
     free = read_trace(*written(tmp_path, NODES, pods)).pods
     assert free == tuple(pod._replace(models=()) for pod in trace.pods)
 
 
-def test_a_pod_without_a_card_is_bound_to_no_model(tmp_path: Path) -> None:
+def test_read_trace_ignores_models_of_pods_without_cards(tmp_path: Path) -> None:
     assert read_trace(*written(tmp_path, NODES, PODS + "p7,1,1,0,0,T4,BE\n")).pods[-1] == Shape(1, MIB)
 
 
@@ -68,14 +68,14 @@ POD = "p7,1000,1024,1,500,,LS"
         (NODES, PODS.splitlines()[0] + "\np6,3000,1024,0,0,,BE\n", "pods.csv: num_gpu: no pod asks for a GPU"),
     ],
 )
-def test_what_is_wrong_is_told_by_file_line_and_column(tmp_path: Path, nodes: str, pods: str, said: str) -> None:
+def test_read_trace_error_names_file_line_and_column(tmp_path: Path, nodes: str, pods: str, said: str) -> None:
     with pytest.raises(BadObject) as error:
         read_trace(*written(tmp_path, nodes, pods))
     assert said in str(error.value)
     assert len(str(error.value)) < 250
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_read_trace_of_unreadable_file_is_refused(tmp_path: Path) -> None:
     nodes, pods = written(tmp_path)
     with pytest.raises(BadObject, match=r"none\.csv: cannot be read: No such file"):
         read_trace(tmp_path / "none.csv", pods)

@@ -1,4 +1,4 @@
-"""kube-scheduler's filters (playground/fit.py), case by case."""
+"""kube-scheduler's filters (playground/fit.py)."""
 
 from typing import Any
 
@@ -59,7 +59,9 @@ def affinity(*expressions: dict[str, Any], fields: tuple[dict[str, Any], ...] = 
         pytest.param(a_pod(tolerations=[EXISTS]), {**node(), "spec": {"unschedulable": True}}, [], id="daemon pods"),
     ],
 )
-def test_fits(pod: dict[str, Any], raw_node: dict[str, Any], reasons: list[str]) -> None:
+def test_fits_returns_the_reasons_of_the_first_plugin(
+    pod: dict[str, Any], raw_node: dict[str, Any], reasons: list[str]
+) -> None:
     assert fits(pod, raw_node, {}) == reasons
 
 
@@ -77,23 +79,23 @@ def test_fits(pod: dict[str, Any], raw_node: dict[str, Any], reasons: list[str])
         ({"key": "a", "operator": "Like", "values": ["5"]}, False),
     ],
 )
-def test_affinity_expressions(expression: dict[str, Any], *, fit: bool) -> None:
+def test_fits_evaluates_affinity_expressions(expression: dict[str, Any], *, fit: bool) -> None:
     assert (fits(a_pod(**affinity(expression)), node(labels={"a": "5"}), {}) == []) is fit
 
 
-def test_affinity_by_node_name_and_empty_term() -> None:
+def test_fits_evaluates_node_names_and_empty_terms() -> None:
     by_name = affinity(fields=({"key": "metadata.name", "operator": "In", "values": ["n1"]},))
     assert fits(a_pod(**by_name), node(), {}) == []
     assert fits(a_pod(**by_name), node("n2"), {}) != []
     assert fits(a_pod(**affinity()), node(), {}) != []
 
 
-def test_what_is_used_counts_and_pods_too() -> None:
+def test_fits_counts_used_resources_and_pods() -> None:
     assert fits(a_pod({"cpu": "2"}), node(), {"cpu": 63_000}) == ["Insufficient cpu"]
     assert fits(a_pod(), node(), {"pods": 250}) == ["Too many pods"]
 
 
-def test_ignored_resources_are_not_compared() -> None:
+def test_fits_ignores_resources_that_are_not_counted() -> None:
     assert fits(a_pod({"x/y": "1"}), node(), {}, counted=lambda name: name != "x/y") == []
 
 

@@ -1,4 +1,4 @@
-"""An API server that ends while clients come: every connection is closed, also one that nobody has heard of yet."""
+"""An API server that stops while clients connect closes every connection, also one that is not served yet."""
 
 import contextlib
 import gc
@@ -17,7 +17,7 @@ ROUNDS, CLIENTS = 20, 4
 
 @pytest.mark.parametrize("encrypted", [False, True])
 @pytest.mark.parametrize("abruptly", [False, True])
-def test_a_server_that_ends_while_clients_come_leaves_no_connection(
+def test_server_stopped_while_clients_connect_leaves_no_connection(
     tmp_path: Path, encrypted: bool, abruptly: bool
 ) -> None:
     tls = self_signed(tmp_path) if encrypted else None

@@ -1,4 +1,4 @@
-"""A device plugin over real gRPC, for tests of the kubelet: it says what it was asked and can be told to refuse."""
+"""A device plugin over gRPC for tests of the kubelet: it records its calls, and can refuse or delay them."""
 
 import threading
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ CORE = "example.com/core"
 class Plugin(services.DevicePluginServicer):
     """Serves `resource` with `ids` on `<folder>/<socket>`; `register()` makes the kubelet dial it.
 
-    streams: how many ListAndWatch have begun.
+    streams: the number of ListAndWatch calls so far.
     """
 
     def __init__(self, folder: Path, ids: int = 8, resource: str = CORE, socket: str = "p.sock") -> None:
@@ -53,7 +53,7 @@ class Plugin(services.DevicePluginServicer):
             self._changed.notify_all()
 
     def end_streams(self) -> None:
-        """Every ListAndWatch that has begun returns, the server stays."""
+        """End every ListAndWatch call; the server stays."""
         with self._changed:
             self._ended = self.streams
             self._changed.notify_all()
