@@ -13,14 +13,15 @@ from deviceplugin.delivery.cdi import CdiFiles
 from deviceplugin.delivery.exchange import Exchange
 from deviceplugin.delivery.toolkit import read_toolkit
 from deviceplugin.delivery.visibility import exposure_of
-from deviceplugin.handover.turn import Outcome, Phase, Turn
+from deviceplugin.event_loop import HANGING_SECONDS, UNRESPONSIVE_SECONDS, Heartbeat, Wakeup
+from deviceplugin.handover.node_ownership import NodeOwnership, Outcome, Phase
 from deviceplugin.inventory.offers import WHOLE_CARDS
 from deviceplugin.inventory.reporter import Reporter
 from deviceplugin.isolation.limits_files import LimitsFiles
 from deviceplugin.isolation.mps.clients import mps_of
 from deviceplugin.kubelet.checkpoint import FILE
 from deviceplugin.kubelet.pod_resources import PodResources, pod_resources_socket
-from deviceplugin.metrics import Seen
+from deviceplugin.metrics import CardHoldings
 from deviceplugin.mig.mig_driver import MigDriver
 from deviceplugin.partitioning.partition_worker import Around
 from deviceplugin.partitioning.service import Slices
@@ -35,9 +36,7 @@ from deviceplugin.pods.record_writer import RecordWriter
 from deviceplugin.pods.remnants import Remnants
 from deviceplugin.pods.unrecorded import Unrecorded
 from deviceplugin.pods.upkeep import keep_clean
-from deviceplugin.pulse import HANGING_SECONDS, SILENT_SECONDS, Pulse
-from deviceplugin.resources import Resources
-from deviceplugin.wakeup import Wakeup
+from deviceplugin.served_resources import ServedResources
 from mgpu.dialects import gpushare
 from mgpu.dialects.records import OPEN, Records
 from mgpu.kube import Api
@@ -73,8 +72,8 @@ class Agent:
         self._recorder = Recorder(api, "mgpu-deviceplugin", own.node)
         self._cards_changed, self._pods_changed = Wakeup(), Wakeup()
         self._started: list[_Part] = []
-        self._turn = Turn(self._folder, own.node)
-        self._pulse = Pulse()
+        self._ownership = NodeOwnership(self._folder, own.node)
+        self._heartbeat = Heartbeat()
         self._source = source
         self._cards = CardWatch(source, self._take_cards, self._warn_node)
         self._pods = NodePods(settings, self._take_pods, records)
@@ -123,7 +122,7 @@ class Agent:
         )
         self._node = self._node_with(files, driver)
         self._slices = self._slices_with(files, api, driver)
-        self._resources = Resources(
+        self._resources = ServedResources(
             settings,
             self._folder,
             self._node,
@@ -204,16 +203,16 @@ class Agent:
         self._start(self._reflector, self._cards)
         self._reporter.watch()
         # Also while this agent stands by or hands over: it says that it is ready meanwhile.
-        pulse = asyncio.create_task(self._pulse.run())
+        pulse = asyncio.create_task(self._heartbeat.run())
         try:
-            has_turn = await self._turn.acquire(requests=requests, is_prepared=self._is_prepared)
+            has_turn = await self._ownership.acquire(requests=requests, is_prepared=self._is_prepared)
             return await self._serve_node() if has_turn else Outcome.STOPPED
         finally:
             pulse.cancel()
             self._close()
             await self._owners.close()
             await self._runtime.close()
-            self._turn.release()
+            self._ownership.release()
             log.info("stopped", extra={"node": self._node_name})
 
     def _is_prepared(self) -> bool:
@@ -235,11 +234,11 @@ class Agent:
             self._follow_whole_cards(),
             self._runtime.follow(self._reporter.update),
         )
-        return await self._turn.serve(self._resources, serving, works, self._stop_writers)
+        return await self._ownership.serve(self._resources, serving, works, self._stop_writers)
 
     def stop(self) -> None:
         """From any thread, or a signal handler of the loop."""
-        self._turn.stop()
+        self._ownership.stop()
 
     def divided(self) -> str:
         """How this node's cards are cut (MIG, MPS; ""), as its label says; waits for the Node at first."""
@@ -256,47 +255,47 @@ class Agent:
         """Of the node's pods."""
         return self._reflector
 
-    def seen(self) -> Seen:
+    def card_holdings(self) -> CardHoldings:
         """The cards and who holds them, as far as that is decided."""
-        if not self._turn.serves:
-            return Seen((), (), ())  # the agent that serves reports them
+        if not self._ownership.serves:
+            return CardHoldings((), (), ())  # the agent that serves reports them
         gpus, foreign = self._gpus(), self._unrecorded_holdings()
         devices, theirs = self._slices.devices(gpus), {held.uid for held in foreign}
         pods = (known for known in self._pods.all() if known.shares is not None and not known.pod.ended)
-        return Seen(gpus, devices, (*(holding(p, devices) for p in pods if p.pod.uid not in theirs), *foreign))
+        return CardHoldings(gpus, devices, (*(holding(p, devices) for p in pods if p.pod.uid not in theirs), *foreign))
 
-    def unhealthy(self) -> str:
-        """Why the process should be restarted; "" where it should not."""
-        if self._pulse.silence() > HANGING_SECONDS:
-            return f"the event loop has not run for {self._pulse.silence():.0f} s"
+    def unhealthy_reason(self) -> str | None:
+        """Return why the process should be restarted, or None."""
+        if self._heartbeat.silence() > HANGING_SECONDS:
+            return f"the event loop has not run for {self._heartbeat.silence():.0f} s"
         if self._slices.stalled:
             return "cutting the cards hangs"
-        return "reading the cards hangs" if self._cards.stalled else ""
+        return "reading the cards hangs" if self._cards.stalled else None
 
-    def not_ready(self) -> str:
-        """What is missing until pods can start here; "" where nothing."""
-        if self._pulse.silence() > SILENT_SECONDS:
-            return f"the event loop has not run for {self._pulse.silence():.0f} s"
+    def not_ready_reason(self) -> str | None:
+        """Return what is missing until pods can start on this node, or None."""
+        if self._heartbeat.silence() > UNRESPONSIVE_SECONDS:
+            return f"the event loop has not run for {self._heartbeat.silence():.0f} s"
         if self._cards.cards is None:
             return f"cards: {self._cards.problem}"
         if not self._reflector.synced:
             return "the pods of this node are not known yet"
-        if self._turn.phase is Phase.STANDING_BY:
+        if self._ownership.phase is Phase.STANDING_BY:
             return "another agent serves this node; this one stands by"
-        if self._turn.phase is Phase.WAITING:
-            return ""
+        if self._ownership.phase is Phase.WAITING:
+            return None
         states = [
             registration.state or "the kubelet has not asked for the devices"
-            for registration in self._resources.wanted()
+            for registration in self._resources.required()
             if not registration.registered
         ]
-        if self._turn.phase is Phase.TAKING_OVER:
+        if self._ownership.phase is Phase.TAKING_OVER:
             states.append("taking over from the agent before")
         if not self._reporter.reported:
             states.append(self._reporter.problem)
-        return "; ".join(states)
+        return "; ".join(states) or None
 
-    def unreported(self) -> str | None:
+    def unreported_reason(self) -> str | None:
         """Return what the API server has not been told of this node; None where it knows everything."""
         return self._reporter.problem or None
 

@@ -112,8 +112,8 @@ class HealthServer:
     def __init__(
         self,
         port: int,
-        healthy: Callable[[], str],
-        ready: Callable[[], str],
+        healthy: Callable[[], str | None],
+        ready: Callable[[], str | None],
         host: str = "",
         metrics: Callable[[], bytes] | None = None,
         content_type: str = "",

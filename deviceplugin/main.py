@@ -15,6 +15,7 @@ import click
 from prometheus_client import CollectorRegistry
 
 from deviceplugin.agent import Agent
+from deviceplugin.agent_process import AgentProcess
 from deviceplugin.cards import CardSource
 from deviceplugin.cards.nvml_cards import NvmlCards
 from deviceplugin.cards.simulated_cards import SimulatedCards, simulated_mig
@@ -26,7 +27,6 @@ from deviceplugin.kubelet.pod_resources import pod_resources_socket
 from deviceplugin.metrics import REGISTRY, NodeCards
 from deviceplugin.mig.mig_driver import MigDriver, NvmlMig
 from deviceplugin.plugin.registration import socket_name
-from deviceplugin.shifts import Shifts
 from mgpu import dialects
 from mgpu.cli.setup import read_settings
 from mgpu.dialects.records import Records
@@ -87,10 +87,10 @@ def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str |
     _simulated(settings.deviceplugin)  # a wrong file is told before the cluster is looked for
     records = read_records(settings, signing=False)
     api = Api.connect(kubeconfig)
-    shifts = Shifts(lambda: _agent(settings, api, records))
-    health = _health(settings.deviceplugin.health_port, shifts)
+    agents = AgentProcess(lambda: _agent(settings, api, records))
+    health = _health(settings.deviceplugin.health_port, agents)
     try:
-        asyncio.run(_run(shifts))
+        asyncio.run(_run(agents))
     finally:
         if health:
             health.stop()
@@ -104,13 +104,13 @@ def _agent(settings: Settings, api: Api, records: Records) -> Agent:
     return agent
 
 
-async def _run(shifts: Shifts) -> None:
+async def _run(process: AgentProcess) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, shifts.stop)
+        loop.add_signal_handler(number, process.stop)
     gc.collect()
     gc.freeze()  # a full collection would walk all that was imported, in the middle of a start
-    await shifts.run()
+    await process.run()
 
 
 def _settings(config: Path | None, flags: dict[str, str | int | None]) -> Settings:
@@ -162,14 +162,16 @@ def _real(api: Api, node: str, divided: Callable[[], str]) -> CardSource:
     return NvmlCards(indexes=lambda: known_indexes(api, node), divided=divided)
 
 
-def _health(port: int, agent: Shifts) -> HealthServer | None:
+def _health(port: int, agent: AgentProcess) -> HealthServer | None:
     if not port:
         return None
     try:
         present = CollectorRegistry()
         present.register(NodeCards(agent))
         shown = partial(page, REGISTRY, present)
-        server = HealthServer(port, agent.unhealthy, agent.not_ready, metrics=shown, content_type=CONTENT_TYPE)
+        server = HealthServer(
+            port, agent.unhealthy_reason, agent.not_ready_reason, metrics=shown, content_type=CONTENT_TYPE
+        )
     except OSError as error:
         problem = Problem("deviceplugin.healthPort", f"cannot listen on {port}: {error.strerror}")
         raise BadObject([problem]) from error

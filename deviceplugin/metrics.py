@@ -48,7 +48,7 @@ for _what in ("answer", "records"):
 _MILLI = 1000
 
 
-class Seen(NamedTuple):
+class CardHoldings(NamedTuple):
     """gpus: all of the node's. devices: what pods can be given of them, cards and slices."""
 
     gpus: Sequence[Card]
@@ -65,11 +65,11 @@ class Agent(Protocol):
     @property
     def watch(self) -> Watch: ...
 
-    def seen(self) -> Seen: ...
+    def card_holdings(self) -> CardHoldings: ...
 
-    def not_ready(self) -> str: ...
+    def not_ready_reason(self) -> str | None: ...
 
-    def unreported(self) -> str | None: ...
+    def unreported_reason(self) -> str | None: ...
 
 
 class NodeCards(Collector):
@@ -84,7 +84,7 @@ class NodeCards(Collector):
         yield from _of_agent(None)
 
     def collect(self) -> Iterator[Metric]:
-        gpus, devices, held = self._agent.seen()
+        gpus, devices, held = self._agent.card_holdings()
         ledger, name = Ledger(), self._agent.node
         ledger.set_cards(name, tuple(devices))
         for holding in held:
@@ -122,8 +122,8 @@ def _of_agent(agent: Agent | None) -> Iterator[Metric]:
     broken = GaugeMetricFamily("mgpu_agent_watch_broken_seconds", text)
     restarts = CounterMetricFamily("mgpu_agent_watch_restarts", "Times that this watch broke and began anew.")
     if agent is not None:
-        ready.add_metric([], not agent.not_ready())
-        reported.add_metric([], agent.unreported() is None)
+        ready.add_metric([], not agent.not_ready_reason())
+        reported.add_metric([], agent.unreported_reason() is None)
         synced.add_metric([], agent.watch.synced)
         broken.add_metric([], agent.watch.broken_for)
         restarts.add_metric([], agent.watch.restarts)

@@ -17,6 +17,7 @@ from deviceplugin.allocation.wait_budget import Patience
 from deviceplugin.delivery.cdi import ANSWER_ANNOTATION, CARRIER_VARIABLE, CdiFiles, Edits, new_name
 from deviceplugin.delivery.exchange import Exchange
 from deviceplugin.delivery.visibility import Exposure
+from deviceplugin.event_loop import Wakeup
 from deviceplugin.isolation.mps.clients import Mps
 from deviceplugin.kubelet.checkpoint import Given, read_checkpoint
 from deviceplugin.metrics import CORRECTIONS
@@ -25,7 +26,6 @@ from deviceplugin.pods.identity import VISIBLE, VOID, Refused, Target, candidate
 from deviceplugin.pods.lingering_processes import Leftovers
 from deviceplugin.pods.node_pods import GpuPod, NodePods
 from deviceplugin.pods.remnants import Remnants
-from deviceplugin.wakeup import Wakeup
 from mgpu.model.cards import Card, noun
 from mgpu.model.ledger import Holding
 

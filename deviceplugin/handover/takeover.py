@@ -152,7 +152,7 @@ async def _say(folder: Path, word: str, seconds: float | None) -> Predecessor | 
     return Predecessor(peer)
 
 
-class Others:
+class OtherAgents:
     """The other agents of the node, as they have spoken to the one that serves.
 
     Attributes:
@@ -189,9 +189,9 @@ class Others:
 
 
 @asynccontextmanager
-async def listening(folder: Path) -> AsyncIterator[Others]:
+async def listening(folder: Path) -> AsyncIterator[OtherAgents]:
     """Listen to the other agents of the node."""
-    others = Others()
+    others = OtherAgents()
     task = asyncio.create_task(_listen(folder / SOCKET, others))
     try:
         yield others
@@ -201,7 +201,7 @@ async def listening(folder: Path) -> AsyncIterator[Others]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _listen(path: Path, others: Others) -> None:
+async def _listen(path: Path, others: OtherAgents) -> None:
     """Serve on the path until cancelled; anew where a kubelet that starts has removed it.
 
     Where another agent has put its own socket there, that agent serves the node: it is left alone.

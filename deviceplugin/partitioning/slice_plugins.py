@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from deviceplugin.event_loop import Wakeup
 from deviceplugin.kubelet.checkpoint import FILE, Given, read_known
 from deviceplugin.partitioning.slice_ids import after, slice_ids
 from deviceplugin.plugin.plugin_server import Plugin
 from deviceplugin.plugin.registration import Registration
-from deviceplugin.wakeup import Wakeup
 from mgpu.model.errors import RetryLater
 from mgpu.model.slices import Slice, resource_of
 

@@ -12,8 +12,8 @@ import grpc
 from deviceplugin import metrics
 from deviceplugin.allocation.allocator import Allocations, Answer
 from deviceplugin.delivery.cdi import PERMISSIONS
+from deviceplugin.event_loop import Wakeup
 from deviceplugin.pods.identity import VISIBLE, VOID, Refused
-from deviceplugin.wakeup import Wakeup
 from proto import deviceplugin_pb2 as api
 from proto import deviceplugin_pb2_grpc as services
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import grpc
 
+from deviceplugin.event_loop import Wakeup
 from deviceplugin.plugin.plugin_server import CHANNEL, OPTIONS, Plugin
-from deviceplugin.wakeup import Wakeup
 from proto import deviceplugin_pb2 as api
 from proto import deviceplugin_pb2_grpc as services
 

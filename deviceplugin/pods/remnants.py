@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from deviceplugin.event_loop import Wakeup
 from deviceplugin.pods.node_pods import GRACE_SECONDS, GpuPod, NodePods, is_static, kubelets_uid
 from deviceplugin.pods.receipts import Receipt, Receipts, rows_of, summed
-from deviceplugin.wakeup import Wakeup
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
 from mgpu.model.given import DELETED_POD, Given

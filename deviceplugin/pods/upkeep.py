@@ -3,8 +3,8 @@
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
+from deviceplugin.event_loop import Wakeup
 from deviceplugin.pods.node_pods import NodePods
-from deviceplugin.wakeup import Wakeup
 
 
 class Remaining(Protocol):

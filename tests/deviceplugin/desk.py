@@ -10,11 +10,11 @@ from deviceplugin.allocation.wait_budget import Patience
 from deviceplugin.delivery.cdi import CdiFiles
 from deviceplugin.delivery.exchange import Exchange
 from deviceplugin.delivery.visibility import Exposure
+from deviceplugin.event_loop import Wakeup
 from deviceplugin.inventory.offers import as_ids
 from deviceplugin.kubelet.pod_resources import Owner
 from deviceplugin.pods.capacity_check import Grants, handed
 from deviceplugin.pods.node_pods import GpuPod, NodePods
-from deviceplugin.wakeup import Wakeup
 from mgpu import dialects
 from mgpu.dialects.records import OPEN, Records
 from mgpu.model.cards import Card

@@ -92,7 +92,7 @@ class Node:
     def agent(self, **settings: Any) -> Iterator[Agent]:
         """settings: of the block `deviceplugin`, or by their whole path."""
         with self.starting(**settings) as agent:
-            until(lambda: not agent.not_ready() and self.healthy_ids())
+            until(lambda: not agent.not_ready_reason() and self.healthy_ids())
             yield agent
 
     @contextmanager

@@ -111,7 +111,7 @@ def test_an_unreadable_cards_file_changes_nothing_but_is_told(node: Node) -> Non
         node.file.write_text("[")
         until(lambda: any(e["reason"] == "MgpuCards" for e in node.api.list("/api/v1/events")[0]))
         assert node.healthy_ids() == 200
-        assert not agent.not_ready()
+        assert not agent.not_ready_reason()
 
 
 def test_what_was_deleted_or_zeroed_is_asserted_again(node: Node) -> None:
@@ -142,9 +142,9 @@ def test_a_kubelet_restart_is_survived(node: Node) -> None:
         node.create(decided("p", "1"))
         node.runs("p")
         node.kubelet.stop()
-        until(agent.not_ready)
+        until(agent.not_ready_reason)
         node.kubelet.start()
-        until(lambda: not agent.not_ready() and node.healthy_ids() == 200)
+        until(lambda: not agent.not_ready_reason() and node.healthy_ids() == 200)
         node.create(decided("q", "0"))
         node.runs("q")
         assert node.visible("q") == "GPU-n1-0"

@@ -31,7 +31,7 @@ def restarted(node: Node, name: str, container_name: str = "c") -> None:
 
 def stopped_kubelet(node: Node, agent: Agent) -> None:
     node.kubelet.stop()
-    until(agent.not_ready)
+    until(agent.not_ready_reason)
 
 
 def test_containers_start_again_after_a_kubelet_restart(node: Node) -> None:
@@ -40,7 +40,7 @@ def test_containers_start_again_after_a_kubelet_restart(node: Node) -> None:
         node.runs("p")
         stopped_kubelet(node, agent)
         node.kubelet.start()
-        until(lambda: not agent.not_ready() and node.healthy_ids() == 200)
+        until(lambda: not agent.not_ready_reason() and node.healthy_ids() == 200)
         restarted(node, "p")
         assert node.visible("p") == "GPU-n1-1"
 

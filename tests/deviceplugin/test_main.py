@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from deviceplugin import health
-from deviceplugin.handover.node_lock import NodeLock
+from deviceplugin.handover.node_ownership import NodeLock
 from deviceplugin.health import HealthServer
 from mgpu.cli.main import main
 from tests.mgpu.serving.flooding import flooded

@@ -98,7 +98,7 @@ def test_limits_that_are_not_or_cannot_be_written_stop_nothing(node: Node, where
         node.create(recorded(share("p", node="n1"), {"c": 0}))
         node.runs("a")
         node.runs("p")
-        assert not agent.not_ready()
+        assert not agent.not_ready_reason()
         if where:
             (event,) = until(lambda: [e for e in node.api.list("/api/v1/events")[0] if e["reason"] == "MgpuLimits"])
             assert "Not a directory" in event["message"]

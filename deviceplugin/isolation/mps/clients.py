@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from deviceplugin.delivery.cdi import CdiFiles, Edits
+from deviceplugin.event_loop import Wakeup
 from deviceplugin.isolation.mps.daemons import Daemons
 from deviceplugin.isolation.mps.folders import KernelMounts
 from deviceplugin.isolation.mps.limits import Client, Unenforceable, client_of, daemon_of, edits
 from deviceplugin.pods.identity import Refused, Target
 from deviceplugin.pods.node_pods import GpuPod, NodePods
-from deviceplugin.wakeup import Wakeup
 from mgpu.model.cards import Card
 from mgpu.model.slices import is_mps
 from mgpu.settings import DevicePluginSettings

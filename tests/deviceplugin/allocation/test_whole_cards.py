@@ -359,7 +359,7 @@ def test_a_stock_plugin_that_comes_later_keeps_what_it_registered(node: Node) ->
             node.runs("p")
             (row,) = until(lambda: listed(node))
             assert node.visible("p") == row["deviceIDs"][0]
-            assert not agent.not_ready()
+            assert not agent.not_ready_reason()
         finally:
             stock.stop()
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from deviceplugin.agent import Agent
-from deviceplugin.handover import takeover, turn
-from deviceplugin.handover.node_lock import NodeLock
+from deviceplugin.agent_process import AgentProcess
+from deviceplugin.handover import node_ownership, takeover
+from deviceplugin.handover.node_ownership import NodeLock
 from deviceplugin.handover.takeover import SOCKET
-from deviceplugin.shifts import Shifts
 from tests.builders import CORE, share
 from tests.deviceplugin.desk import ASSUMED, RECORD
 from tests.deviceplugin.node import PODS, Node
@@ -44,7 +44,7 @@ def drops(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most agents here have no process that stands by after them: it need not be waited for."""
-    monkeypatch.setattr(turn, "_STAND_BY_SECONDS", 0.0)
+    monkeypatch.setattr(node_ownership, "_STAND_BY_SECONDS", 0.0)
 
 
 class Arrivals:
@@ -82,8 +82,8 @@ def test_takeover_pods_arrive_none_fails(node: Node, drops: list[str]) -> None:
         arrivals.start()
         until(lambda: node.api.list(PODS)[0])
         with node.starting() as new:
-            until(lambda: not new.not_ready())
-            assert not old._turn.serves
+            until(lambda: not new.not_ready_reason())
+            assert not old._ownership.serves
             assert arrivals.not_running() == []
             assert drops == []
 
@@ -99,7 +99,7 @@ def test_replacement_old_agent_ends_first_resource_is_without_devices(node: Node
 def test_takeover_done_kubelet_notices_the_end_of_the_new_agent(node: Node, drops: list[str]) -> None:
     """Else pods would be sent to a node whose agent is gone."""
     with node.agent(), node.starting() as new:
-        until(lambda: not new.not_ready())
+        until(lambda: not new.not_ready_reason())
         assert drops == []
     until(lambda: CORE in drops)
     until(lambda: node.healthy_ids() == 0)
@@ -107,9 +107,9 @@ def test_takeover_done_kubelet_notices_the_end_of_the_new_agent(node: Node, drop
 
 def test_takeover_back_and_forth_sockets_do_not_pile_up(node: Node, drops: list[str]) -> None:
     with node.agent(), node.starting() as second:
-        until(lambda: not second.not_ready())
+        until(lambda: not second.not_ready_reason())
         with node.starting() as third:
-            until(lambda: not third.not_ready())
+            until(lambda: not third.not_ready_reason())
             names = {path.name for path in (node.folder / "device-plugins").glob("mgpu-core*")}
             assert names == {"mgpu-core.sock"}
             node.create(decided("p"))
@@ -122,7 +122,7 @@ def test_takeover_pod_admitted_before_it_starts_after_it_on_its_cards(node: Node
         node.create(share("p", 1, 1, node="n1"))
         until(lambda: node.waits("p"))
         with node.starting() as new:
-            until(lambda: not new.not_ready())
+            until(lambda: not new.not_ready_reason())
             node.decide("p", c="1")
             node.runs("p")
             assert node.visible("p") == "GPU-n1-1"
@@ -130,9 +130,9 @@ def test_takeover_pod_admitted_before_it_starts_after_it_on_its_cards(node: Node
 
 def test_takeover_only_one_agent_writes(node: Node) -> None:
     with node.agent() as old, node.starting() as new:
-        until(lambda: not new.not_ready())
-        assert old.seen().gpus == ()
-        assert len(new.seen().gpus) == 2
+        until(lambda: not new.not_ready_reason())
+        assert old.card_holdings().gpus == ()
+        assert len(new.card_holdings().gpus) == 2
         assert not old._reporter._thread.is_alive()
         assert new._reporter._thread.is_alive()
 
@@ -141,15 +141,15 @@ def test_standby_agent_that_serves_ends_takes_the_node_at_once(node: Node, monke
     """The one that serves cannot hand over, as an older version."""
     with node.agent() as old:
         (node.folder / "device-plugins" / SOCKET).unlink()
-        monkeypatch.setattr(turn, "ask", nobody_answers)
-        monkeypatch.setattr(turn, "_UNANSWERED_SECONDS", 0.2)
+        monkeypatch.setattr(node_ownership, "request", nobody_answers)
+        monkeypatch.setattr(node_ownership, "_UNANSWERED_SECONDS", 0.2)
         with node.starting() as new:
-            until(lambda: new.not_ready() == "another agent serves this node; this one stands by")
-            until(lambda: not new.not_ready())  # else a rolling update would wait for it for ever
-            assert not new._turn.serves
+            until(lambda: new.not_ready_reason() == "another agent serves this node; this one stands by")
+            until(lambda: not new.not_ready_reason())  # else a rolling update would wait for it for ever
+            assert not new._ownership.serves
             assert node.healthy_ids() == 200
             old.stop()
-            until(lambda: new._turn.serves and not new.not_ready())
+            until(lambda: new._ownership.serves and not new.not_ready_reason())
             node.create(decided("p"))
             node.runs("p")
 
@@ -169,7 +169,7 @@ def test_takeover_successor_ends_before_it_serves_old_agent_lets_go(node: Node) 
 
     with node.agent() as old:
         asyncio.run(ask_and_end())
-        until(lambda: not old._turn.serves)
+        until(lambda: not old._ownership.serves)
         with node.agent():
             node.create(decided("p"))
             node.runs("p")
@@ -193,7 +193,7 @@ def test_takeover_third_agent_locks_the_node_first_it_is_asked_in_turn(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the second one waits for the third one's end and is never ready: the rolling update would stop."""
-    monkeypatch.setattr(turn, "_UNANSWERED_SECONDS", 0.2)
+    monkeypatch.setattr(node_ownership, "_UNANSWERED_SECONDS", 0.2)
     folder, asked = node.folder / "device-plugins", list[bytes]()
     lock = NodeLock(folder)
     assert lock.try_acquire()
@@ -205,7 +205,7 @@ def test_takeover_third_agent_locks_the_node_first_it_is_asked_in_turn(
     with node.starting() as new:
         asyncio.run(work())
         lock.release()
-        until(lambda: not new.not_ready())
+        until(lambda: not new.not_ready_reason())
 
 
 def test_takeover_not_answered_agent_ends_at_once_when_told(node: Node) -> None:
@@ -240,8 +240,8 @@ def test_takeover_lasts_long_old_agent_stays_ready(node: Node) -> None:
         writer.write(b"take over\n")
         assert await reader.readline() == b"yours\n"
         await asyncio.sleep(1.2)
-        assert old._pulse.silence() < 1
-        assert not old.not_ready()
+        assert old._heartbeat.silence() < 1
+        assert not old.not_ready_reason()
         writer.close()
 
     with node.agent() as old:
@@ -258,7 +258,7 @@ def test_takeover_stranger_asks_for_something_else_is_hung_up_on(node: Node) -> 
 
     with node.agent() as old:
         assert asyncio.run(say()) == b""
-        assert not old.not_ready()
+        assert not old.not_ready_reason()
 
 
 @pytest.fixture
@@ -315,12 +315,12 @@ def test_listening_ends_agent_that_stood_by_is_hung_up_on(tmp_path: Path, listen
 def test_kubelet_restart_agent_can_still_be_asked(node: Node) -> None:
     with node.agent() as old:
         node.kubelet.stop()
-        until(old.not_ready)
+        until(old.not_ready_reason)
         node.kubelet.start()
-        until(lambda: not old.not_ready() and node.healthy_ids() == 200)
+        until(lambda: not old.not_ready_reason() and node.healthy_ids() == 200)
         until(lambda: (node.folder / "device-plugins" / SOCKET).exists())
         with node.starting() as new:
-            until(lambda: not new.not_ready())
+            until(lambda: not new.not_ready_reason())
             node.create(decided("p"))
             node.runs("p")
 
@@ -328,19 +328,21 @@ def test_kubelet_restart_agent_can_still_be_asked(node: Node) -> None:
 def test_shifts_successor_ends_replaced_process_serves_again(node: Node, drops: list[str]) -> None:
     """A new version that crashes after it took over leaves the node to the old one, which asked for nothing before."""
     with ExitStack() as stack:
-        shifts = Shifts(lambda: stack.enter_context(node.made()))
-        thread = threading.Thread(target=lambda: asyncio.run(shifts.run()))
+        process = AgentProcess(lambda: stack.enter_context(node.made()))
+        thread = threading.Thread(target=lambda: asyncio.run(process.run()))
         thread.start()
         stack.callback(thread.join, 60)
-        stack.callback(shifts.stop)
-        until(lambda: not shifts.not_ready() and node.healthy_ids())
-        first = shifts.agent
+        stack.callback(process.stop)
+        until(lambda: not process.not_ready_reason() and node.healthy_ids())
+        first = process.agent
         with node.starting() as new:
-            until(lambda: not new.not_ready())
-            until(lambda: shifts.agent is not first and not shifts.not_ready())  # else a rolling update would end it
-            assert shifts.seen().gpus == ()
+            until(lambda: not new.not_ready_reason())
+            until(
+                lambda: process.agent is not first and not process.not_ready_reason()
+            )  # else a rolling update would end it
+            assert process.card_holdings().gpus == ()
             until(lambda: standing_by(new))
-        until(lambda: shifts.seen().gpus and not shifts.not_ready())
+        until(lambda: process.card_holdings().gpus and not process.not_ready_reason())
         assert drops == []
         node.create(decided("p"))
         node.runs("p")
@@ -350,7 +352,7 @@ def test_successor_stopped_right_after_yours_gives_the_node_back_and_no_pod_fail
     node: Node, drops: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had the node, served nothing and ended: pods failed until the old process had registered again."""
-    monkeypatch.setattr(turn, "_STAND_BY_SECONDS", 30.0)
+    monkeypatch.setattr(node_ownership, "_STAND_BY_SECONDS", 30.0)
     made: list[Agent] = []
 
     async def ask_and_be_stopped(folder: Path) -> takeover.Predecessor | None:
@@ -360,25 +362,25 @@ def test_successor_stopped_right_after_yours_gives_the_node_back_and_no_pod_fail
         return predecessor
 
     with ExitStack() as stack:
-        shifts = Shifts(lambda: stack.enter_context(node.made()))
-        thread = threading.Thread(target=lambda: asyncio.run(shifts.run()))
+        process = AgentProcess(lambda: stack.enter_context(node.made()))
+        thread = threading.Thread(target=lambda: asyncio.run(process.run()))
         thread.start()
         stack.callback(thread.join, 60)
-        stack.callback(shifts.stop)
-        until(lambda: not shifts.not_ready() and node.healthy_ids())
-        first = shifts.agent
-        monkeypatch.setattr(turn, "ask", ask_and_be_stopped)
+        stack.callback(process.stop)
+        until(lambda: not process.not_ready_reason() and node.healthy_ids())
+        first = process.agent
+        monkeypatch.setattr(node_ownership, "request", ask_and_be_stopped)
         arrivals = Arrivals(node, 40, 0.05)
         with node.made() as new:
             made.append(new)
             arrivals.start()
             asyncio.run(new.run())  # ends by itself
-        until(lambda: shifts.agent is not first and shifts.seen().gpus and not shifts.not_ready())
-        monkeypatch.setattr(turn, "_STAND_BY_SECONDS", 0.0)  # nobody stands by after this one
+        until(lambda: process.agent is not first and process.card_holdings().gpus and not process.not_ready_reason())
+        monkeypatch.setattr(node_ownership, "_STAND_BY_SECONDS", 0.0)  # nobody stands by after this one
         assert arrivals.not_running() == []
         assert drops == []
 
 
 def standing_by(agent: Agent) -> bool:
-    others = agent._turn._others
+    others = agent._ownership._other_agents
     return others is not None and others.standing_by() is not None

@@ -6,6 +6,7 @@ from typing import Any
 
 from deviceplugin.allocation.allocator import Allocations, Node
 from deviceplugin.delivery.cdi import CdiFiles
+from deviceplugin.event_loop import Wakeup
 from deviceplugin.inventory.offers import as_ids
 from deviceplugin.kubelet.device_ids import device_ids
 from deviceplugin.kubelet.pod_resources import Held, PodResources, held
@@ -13,7 +14,6 @@ from deviceplugin.plugin.plugin_server import Plugin
 from deviceplugin.pods.capacity_check import Grants, handed
 from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.upkeep import Keeper, keep_clean
-from deviceplugin.wakeup import Wakeup
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
 from mgpu.settings import load_settings

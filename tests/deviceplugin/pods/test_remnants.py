@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from deviceplugin.event_loop import Wakeup
 from deviceplugin.pods.node_pods import MIRROR, NodePods
 from deviceplugin.pods.receipts import Receipt, Receipts, summed
 from deviceplugin.pods.remnants import LONGEST_SECONDS, Remnants
-from deviceplugin.wakeup import Wakeup
 from mgpu.model.errors import RetryLater
 from mgpu.model.given import OTHERS, read_given, shares_given
 from mgpu.model.ledger import Minor, Share

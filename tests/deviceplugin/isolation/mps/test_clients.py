@@ -11,6 +11,7 @@ import pytest
 
 from deviceplugin.allocation.allocator import Allocations, Node
 from deviceplugin.delivery.cdi import CdiFiles
+from deviceplugin.event_loop import Wakeup
 from deviceplugin.isolation.mps.clients import Mps
 from deviceplugin.isolation.mps.daemons import Daemons, Times
 from deviceplugin.isolation.mps.limits import Client, edits
@@ -18,7 +19,6 @@ from deviceplugin.kubelet.pod_resources import Owner
 from deviceplugin.pods.capacity_check import Grants
 from deviceplugin.pods.identity import Refused, Target
 from deviceplugin.pods.node_pods import NodePods
-from deviceplugin.wakeup import Wakeup
 from mgpu.dialects.slices import GIVEN
 from mgpu.settings import load_settings
 from playground.kubelet import checkpoint

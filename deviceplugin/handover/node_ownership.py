@@ -1,36 +1,76 @@
-"""When an agent serves its node: it stands by, takes over from the agent before it, and hands over to the next one.
+"""Which agent serves the node: it stands by, takes over from its predecessor, serves, and hands over to its successor.
 
-`deviceplugin.handover.takeover` has the order of the steps, the reasons for it, and the messages between the two
-agents.
+Two agents that serve one node would remove each other's sockets and CDI files, and both would partition cards. So a
+lock decides which one serves, and `deviceplugin.handover.takeover` describes how it passes from one agent to the next
+while the kubelet goes on admitting pods. That module has the order of the steps and the messages; this one carries the
+steps out. `deviceplugin.agent` is the caller.
 """
 
 import asyncio
 import contextlib
+import fcntl
 import logging
+import os
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from deviceplugin.handover.node_lock import NodeLock
-from deviceplugin.handover.takeover import Others, Predecessor, Successor, listening, request, stand_by
-from deviceplugin.resources import Resources
-from deviceplugin.wakeup import Wakeup
+from deviceplugin.event_loop import Wakeup
+from deviceplugin.handover.takeover import OtherAgents, Predecessor, Successor, listening, request, stand_by
+from deviceplugin.served_resources import ServedResources
+from mgpu.model.errors import BadObject, Problem
 
 log = logging.getLogger(__name__)
 
-_TURN_SECONDS, _RESIGNED_SECONDS = 0.05, 0.2
-"""Between two attempts to lock the node. An agent that asks for the node tries before one that has handed it over."""
+_LOCK_RETRY_SECONDS = 0.05
+_RESIGNED_LOCK_RETRY_SECONDS = 0.2
+"""Longer for an agent that has handed the node over, so that one that requests the node gets the lock first."""
 _UNANSWERED_SECONDS = 5.0
 _HOLD_SECONDS = 6.0
-"""For the kubelet's calls that were under way: a start waits at most `allocation.WAIT_SECONDS`."""
+"""Limit for calls of the kubelet that are in progress: a start waits at most `allocator.WAIT_SECONDS`."""
 _REGISTERED_SECONDS = 15.0
 _STAND_BY_SECONDS = 5.0
-"""For the predecessor, from the end of the takeover on: it makes another agent, which reads pods and cards."""
+"""How long a predecessor may take, after a takeover, to make another agent that reads pods and cards."""
 _STOP_SECONDS = 5.0
-_LOOK_SECONDS = 0.01
+_POLL_SECONDS = 0.01
 
 Work = Coroutine[Any, Any, None]
+
+
+class NodeLock:
+    """An advisory lock that at most one process on the node holds. The end of the process, even a crash, releases it.
+
+    The lock is taken on the kubelet's device-plugins folder itself. The kubelet removes the files in it when it starts,
+    so a lock file would be lost; and every version of the agent locks this same object.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._descriptor: int | None = None
+
+    def try_acquire(self) -> bool:
+        """Return whether this object holds the lock now. Raises BadObject if the folder cannot be opened."""
+        if self._descriptor is not None:
+            return True
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise BadObject([Problem("deviceplugin.kubeletDir", f"{self._folder}: {error.strerror}")]) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        self._descriptor = descriptor
+        return True
+
+    def release(self) -> None:
+        """Let another process take the lock; do nothing if this object does not hold it."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 class Outcome(Enum):
@@ -41,11 +81,11 @@ class Outcome(Enum):
 
 
 class Phase(Enum):
-    """What an agent does about its node.
+    """Where an agent stands with its node.
 
-    `WAITING`: it stands by as well, but the agent that serves has to end first. So it must count as ready, since a
-    rolling update ends the agent before only once the new one is ready, and a replaced agent stays until the new one
-    is well.
+    `STANDING_BY` agents are not ready, `WAITING` agents are, although neither serves. A waiting agent cannot get the
+    node before the serving one ends, and a rolling update ends the old agent only once the new one is ready: an agent
+    that waits for an old version, or that has handed the node over, must therefore count as ready.
     """
 
     STARTING = auto()
@@ -55,10 +95,15 @@ class Phase(Enum):
     SERVING = auto()
 
 
-class Turn:
-    """`acquire`, `serve` and `release` once each, in this order and on one event loop; `stop` from any thread.
+class NodeOwnership:
+    """Call `acquire`, `serve` and `release` once each, in this order, on one event loop; `stop` from any thread.
 
-    folder: the kubelet's device-plugins folder.
+    Args:
+        folder: the kubelet's device-plugins folder.
+        node: the node's name, for logs.
+
+    Attributes:
+        phase: may be read from any thread.
     """
 
     def __init__(self, folder: Path, node: str) -> None:
@@ -68,7 +113,7 @@ class Turn:
         self._stopping = Wakeup()
         self._stopped = False
         self._predecessor: Predecessor | None = None
-        self._others: Others | None = None
+        self._other_agents: OtherAgents | None = None
         self._taken_over_at: float | None = None
         self.phase = Phase.STARTING
 
@@ -78,42 +123,42 @@ class Turn:
         return self.phase in (Phase.TAKING_OVER, Phase.SERVING)
 
     def stop(self) -> None:
-        """End `acquire` or `serve`, which first finish a takeover that the predecessor has agreed to."""
+        """End `acquire` or `serve`. A takeover that the predecessor has agreed to is finished first."""
         self._stopped = True
         self._stopping.wake()
 
     async def acquire(self, *, requests: bool, is_prepared: Callable[[], bool]) -> bool:
-        """Wait for the lock of the node; return whether this agent has it, which one that is stopped may not.
+        """Wait for the lock of the node; return whether this agent got it, False if it was stopped instead.
 
         An agent that is stopped after its predecessor has said "yours" still takes over: the predecessor serves nothing
-        any more, and the kubelet would fail pods until another agent has registered. `serve` gives the node back.
+        any more, and the kubelet would fail pods until another agent has registered. `serve` then gives the node back.
 
         Args:
-            asks: whether to ask the agent that serves to hand over; else this agent waits for the other one's end.
-            is_prepared: whether this agent knows enough to serve at once. No agent hands over to it before.
+            requests: whether to ask the serving agent to hand over. Otherwise this agent waits until that one ends.
+            is_prepared: returns whether this agent knows enough to serve at once. It asks for nothing before.
         """
         self._stopping.bind()
         loop = asyncio.get_running_loop()
-        began = given_at = loop.time()
+        began = loop.time()
+        given_at = began
         while not self._gives_up and not self._lock.try_acquire():
             if self.phase is Phase.STARTING:
                 self.phase = Phase.STANDING_BY if requests else Phase.WAITING
                 log.info("standing by", extra={"node": self._node})
             if self._predecessor is None and is_prepared():
-                self._predecessor = await self._unless_stopped(
-                    request(self._folder) if requests else stand_by(self._folder)
-                )
+                asking = request(self._folder) if requests else stand_by(self._folder)
+                self._predecessor = await self._unless_stopped(asking)
                 given_at = loop.time()
                 if self._predecessor is not None:
                     continue
-                # The agent that serves cannot hand over: it is an older version, or it hangs.
+                # The serving agent cannot hand over: it is an older version, or it hangs.
                 if loop.time() - began > _UNANSWERED_SECONDS:
                     self.phase = Phase.WAITING
             elif self._predecessor is not None and loop.time() - given_at > _UNANSWERED_SECONDS:
-                # A third agent has locked the node between the two. It serves now, and is the one to ask.
+                # A third agent took the lock in the moment between the two. It serves now, and is the one to ask.
                 self._predecessor.hang_up()
                 self._predecessor = None
-            await asyncio.sleep(_TURN_SECONDS if requests else _RESIGNED_SECONDS)
+            await asyncio.sleep(_LOCK_RETRY_SECONDS if requests else _RESIGNED_LOCK_RETRY_SECONDS)
         if not self._gives_up:
             self.phase = Phase.SERVING if self._predecessor is None else Phase.TAKING_OVER
         return not self._gives_up
@@ -123,15 +168,19 @@ class Turn:
         return self._stopped and self._predecessor is None
 
     async def serve(
-        self, resources: Resources, serving: Iterable[Work], works: Iterable[Work], stop_writers: Callable[[], None]
+        self,
+        resources: ServedResources,
+        serving: Iterable[Work],
+        works: Iterable[Work],
+        stop_writers: Callable[[], None],
     ) -> Outcome:
         """Serve the node until `stop`, or until another agent takes over.
 
         Args:
             resources: what is registered with the kubelet.
-            serving: keeps the device lists open, until the successor has registered.
-            works: everything else; it ends before the successor begins.
-            stop_writers: returns once nothing is written any more.
+            serving: coroutines that keep the device lists open. They run until the successor has registered.
+            works: all other coroutines. They are cancelled before the successor begins.
+            stop_writers: blocks until nothing is written any more, to the API server or to the node.
         """
         if self._predecessor is not None:
             works = (*works, self._take_over(self._predecessor, resources))
@@ -141,11 +190,11 @@ class Turn:
         outcome = Outcome.STOPPED
         try:
             async with listening(self._folder) as others:
-                self._others = others
+                self._other_agents = others
                 awaited: list[asyncio.Future[Any]] = [*kept, *own, ending, others.successor]
                 done, _ = await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
                 for task in done - {ending, others.successor}:
-                    task.result()
+                    task.result()  # raises the error of a coroutine that has failed: the process must end with it
                 if ending not in done:
                     outcome = Outcome.HANDED_OVER
                 successor = others.successor.result() if others.successor.done() else others.standing_by()
@@ -156,12 +205,12 @@ class Turn:
         return outcome
 
     def release(self) -> None:
-        """Let another agent lock the node."""
+        """Release the lock of the node."""
         self._stopping.unbind()
         self._lock.release()
 
     async def _unless_stopped(self, asking: Coroutine[Any, Any, Predecessor | None]) -> Predecessor | None:
-        """Wait until the agent that serves hands the node over or does not, or until this agent is stopped."""
+        """Return the answer of the serving agent; None if it does not hand over, or if this agent is stopped first."""
         given = asyncio.create_task(asking)
         ending = asyncio.create_task(self._until_stopped())
         await asyncio.wait([given, ending], return_when=asyncio.FIRST_COMPLETED)
@@ -176,8 +225,8 @@ class Turn:
     async def _until_it_may_end(self) -> None:
         """Wait until this agent is stopped and, shortly after a takeover, until its predecessor stands by.
 
-        The predecessor takes the node back then, and no resource is ever without devices. One that has ended, or was
-        stopped as well, does not come: that is waited for within a pod's time to end (30 s).
+        The predecessor then takes the node back, and no resource is without devices at any time. A predecessor that has
+        ended, or that was stopped as well, does not come back; waiting for it stays within a pod's grace period (30 s).
         """
         await self._until_stopped()
         if self._predecessor is None:
@@ -185,30 +234,34 @@ class Turn:
         loop = asyncio.get_running_loop()
         await _until(lambda: self._taken_over_at is not None, loop.time() + _REGISTERED_SECONDS)
         since = loop.time() if self._taken_over_at is None else self._taken_over_at
-        await _until(lambda: self._others is not None and bool(self._others.standing_by()), since + _STAND_BY_SECONDS)
+        await _until(self._has_agent_standing_by, since + _STAND_BY_SECONDS)
 
-    async def _take_over(self, predecessor: Predecessor, resources: Resources) -> None:
-        """Once all resources are registered, end the predecessor (steps 4 to 6 of `deviceplugin.handover.takeover`)."""
+    def _has_agent_standing_by(self) -> bool:
+        return self._other_agents is not None and self._other_agents.standing_by() is not None
+
+    async def _take_over(self, predecessor: Predecessor, resources: ServedResources) -> None:
+        """Carry out steps 4 to 6 of the takeover, once all resources are registered."""
         deadline = asyncio.get_running_loop().time() + _REGISTERED_SECONDS
-        await _until(lambda: all(r.registered for r in resources.wanted()), deadline)
-        registered = [r for r in resources.wanted() if r.registered]
+        await _until(lambda: all(r.registered for r in resources.required()), deadline)
+        registered = [r for r in resources.required() if r.registered]
         await asyncio.gather(*(r.withdraw() for r in registered))
         if not await predecessor.end({r.resource: r.socket for r in registered}):
-            log.warning("the agent before did not say that it has ended", extra={"node": self._node})
+            log.warning("the predecessor did not confirm that it has ended", extra={"node": self._node})
         await asyncio.gather(*(r.renew() for r in registered))
         self.phase = Phase.SERVING
         self._taken_over_at = asyncio.get_running_loop().time()
         log.info("taken over", extra={"node": self._node, "resources": len(registered)})
-        await asyncio.get_running_loop().create_future()  # `serve` ends with the first of its works
+        # Never returns, because `serve` ends as soon as one of its coroutines does.
+        await asyncio.get_running_loop().create_future()
 
     async def _hand_over(
         self,
         successor: Successor,
-        resources: Resources,
+        resources: ServedResources,
         works: Sequence[asyncio.Task[None]],
         stop_writers: Callable[[], None],
     ) -> None:
-        """Let another agent serve the node (steps 2 and 5 of `deviceplugin.handover.takeover`)."""
+        """Carry out steps 2 and 5 of the takeover, as the agent that gives the node away."""
         log.info("handing over", extra={"node": self._node})
         plugins = tuple(resources.plugins.values())
         for registration in resources.registrations:
@@ -222,7 +275,7 @@ class Turn:
         self._lock.release()
         sockets = await successor.give()
         if sockets is None:
-            log.warning("the agent that wanted to take over has failed", extra={"node": self._node})
+            log.warning("the agent that requested the node has failed", extra={"node": self._node})
         for plugin in plugins:
             name = (sockets or {}).get(plugin.resource)
             plugin.hand_on(None if name is None else self._folder / name)
@@ -235,13 +288,13 @@ class Turn:
     async def _end(self, tasks: Sequence[asyncio.Task[Any]]) -> None:
         for task in tasks:
             task.cancel()
-        # A task that does not end in time is left behind. It is cancelled once more, alone, when the loop is closed.
+        # A task that does not end in time is left behind, and cancelled once more when the loop is closed.
         _, left = await asyncio.wait([asyncio.gather(*tasks, return_exceptions=True)], timeout=_STOP_SECONDS)
         if left:
-            log.warning("not everything ended in time", extra={"node": self._node})
+            log.warning("some tasks did not end in time", extra={"node": self._node})
 
 
 async def _until(reached: Callable[[], bool], deadline: float) -> None:
-    """Wait until the condition is reached, or until the loop's clock shows the deadline."""
+    """Poll until the condition holds, or until the loop's clock shows the deadline."""
     while not reached() and asyncio.get_running_loop().time() < deadline:
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.handover.node_lock import NodeLock
+from deviceplugin.handover.node_ownership import NodeLock
 from mgpu.model.errors import BadObject
 
-HOLD = "import sys, time; from pathlib import Path; from deviceplugin.handover.node_lock import NodeLock\n"
+HOLD = "import sys, time; from pathlib import Path; from deviceplugin.handover.node_ownership import NodeLock\n"
 HOLD += "print(NodeLock(Path(sys.argv[1])).try_acquire(), flush=True); time.sleep(60)"
 
 

@@ -2,7 +2,7 @@
 
 import time
 
-from deviceplugin.pulse import HANGING_SECONDS, SILENT_SECONDS
+from deviceplugin.event_loop import HANGING_SECONDS, UNRESPONSIVE_SECONDS
 from mgpu.kube import ApiError
 from tests.deviceplugin.node import Node
 from tests.waiting import until
@@ -10,13 +10,13 @@ from tests.waiting import until
 
 def test_probes_event_loop_hangs_agent_is_neither_ready_nor_healthy(node: Node) -> None:
     with node.agent() as agent:
-        until(lambda: agent._pulse.silence() < 0.1)
+        until(lambda: agent._heartbeat.silence() < 0.1)
         now = time.monotonic()
-        agent._pulse._clock = lambda: now + SILENT_SECONDS + 2
-        assert agent.not_ready() == "the event loop has not run for 5 s"
-        assert not agent.unhealthy()
-        agent._pulse._clock = lambda: now + HANGING_SECONDS + 2
-        assert agent.unhealthy() == "the event loop has not run for 32 s"
+        agent._heartbeat._clock = lambda: now + UNRESPONSIVE_SECONDS + 2
+        assert agent.not_ready_reason() == "the event loop has not run for 5 s"
+        assert not agent.unhealthy_reason()
+        agent._heartbeat._clock = lambda: now + HANGING_SECONDS + 2
+        assert agent.unhealthy_reason() == "the event loop has not run for 32 s"
 
 
 def test_readiness_report_refused_later_agent_stays_ready(node: Node) -> None:
@@ -28,5 +28,5 @@ def test_readiness_report_refused_later_agent_stays_ready(node: Node) -> None:
 
         agent._reporter._api.patch = refuse  # type: ignore[assignment, method-assign]
         node.set_cards([{"memory": "80Gi"}, {"memory": "80Gi", "healthy": False}])
-        assert until(agent.unreported) == "403 Forbidden: no right"
-        assert not agent.not_ready()
+        assert until(agent.unreported_reason) == "403 Forbidden: no right"
+        assert not agent.not_ready_reason()

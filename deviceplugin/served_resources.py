@@ -8,6 +8,7 @@ from pathlib import Path
 from deviceplugin.allocation.allocator import Allocations, Node
 from deviceplugin.allocation.whole_cards import WholeCards
 from deviceplugin.cards.card_watch import CardWatch
+from deviceplugin.event_loop import Wakeup
 from deviceplugin.inventory.offers import WHOLE_CARDS, as_ids, budget
 from deviceplugin.inventory.reporter import Reporter
 from deviceplugin.kubelet.checkpoint import read_checkpoint
@@ -15,7 +16,6 @@ from deviceplugin.kubelet.device_ids import MAX_IDS, device_ids
 from deviceplugin.partitioning.service import Slices
 from deviceplugin.plugin.plugin_server import Plugin
 from deviceplugin.plugin.registration import Registration
-from deviceplugin.wakeup import Wakeup
 from mgpu.dialects import gpushare
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _RETRY_SECONDS = 2.0
 
 
-class Resources:
+class ServedResources:
     """Used on one event loop; `registrations` and `wanted` from any thread.
 
     folder: the kubelet's device-plugins folder. synced: whether all pods of the node are known. warn: makes an Event of
@@ -82,7 +82,7 @@ class Resources:
     def registrations(self) -> tuple[Registration, ...]:
         return (*self._own, *self._slices.registrations)
 
-    def wanted(self) -> list[Registration]:
+    def required(self) -> list[Registration]:
         """Return the registrations that this agent has to have.
 
         A resource that another plugin serves does not count, once it is known who serves it.

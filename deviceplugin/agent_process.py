@@ -1,0 +1,61 @@
+"""The agents of one process, one after the other: an agent that has handed the node over is followed by a new one.
+
+`deviceplugin.main` runs an `AgentProcess`; its probes and metrics read the present agent through it. The process stays
+after a handover because a rolling update may be reverted half-way: then the node comes back to it.
+"""
+
+from collections.abc import Callable
+
+from deviceplugin.agent import Agent
+from deviceplugin.handover.node_ownership import Outcome
+from deviceplugin.metrics import CardHoldings
+from mgpu.kube.reflector import Reflector
+
+
+class AgentProcess:
+    """Call `run` once; everything else may be called from any thread and concerns the present agent.
+
+    Args:
+        make_agent: makes a new agent with each call, since an agent runs only once.
+    """
+
+    def __init__(self, make_agent: Callable[[], Agent]) -> None:
+        self._make_agent = make_agent
+        self.agent = make_agent()
+        self._stopped = False
+
+    async def run(self) -> None:
+        """Serve the node whenever no other agent does, until `stop`.
+
+        Only the first agent requests the node from the one that serves it. Those after it have been replaced, and take
+        over only from an agent that ends: otherwise two processes would replace each other forever.
+        """
+        outcome = await self.agent.run()
+        while outcome is Outcome.HANDED_OVER and not self._stopped:
+            self.agent = self._make_agent()
+            outcome = await self.agent.run(requests=False)
+
+    def stop(self) -> None:
+        """End the present agent, and start no other."""
+        self._stopped = True
+        self.agent.stop()
+
+    @property
+    def node(self) -> str:
+        return self.agent.node
+
+    @property
+    def watch(self) -> Reflector:
+        return self.agent.watch
+
+    def card_holdings(self) -> CardHoldings:
+        return self.agent.card_holdings()
+
+    def unhealthy_reason(self) -> str | None:
+        return self.agent.unhealthy_reason()
+
+    def not_ready_reason(self) -> str | None:
+        return self.agent.not_ready_reason()
+
+    def unreported_reason(self) -> str | None:
+        return self.agent.unreported_reason()
