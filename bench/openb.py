@@ -7,8 +7,8 @@ repository. So this is no section of `make bench`. It takes about two minutes on
 import sys
 from pathlib import Path
 
-from playground.simulate.openb.command import mean_curves
 from playground.simulate.openb.experiment import run_all
+from playground.simulate.openb.openb_command import mean_curves
 from playground.simulate.openb.trace import read_trace
 
 NODES = "openb_node_list_gpu_node.csv"

@@ -29,7 +29,8 @@ from mgpu.model.slices import resource_of
 from mgpu.serving.certificates import CA
 from playground import mps_control
 from playground.apiserver import ApiServer, Request, Served, User, self_signed, write_kubeconfig
-from playground.collector import Collector
+from playground.container_runtime import GpuClients, Runtime
+from playground.controller_manager import ControllerManager
 from playground.cri import Cri
 from playground.installation import authorities, config_map, install, record_keys
 from playground.kubelet import Kubelet, KubeletConfig
@@ -37,7 +38,6 @@ from playground.nodes import NodeSpec, make_nodes
 from playground.nvidia_device_plugin import NvidiaPlugin
 from playground.processes import Process, StartError, free_port
 from playground.realapi import real_api_server, requests_in
-from playground.runtime import GpuClients, Runtime
 from playground.scheduling import Extender, Scheduling
 
 ASSETS = "KUBEBUILDER_ASSETS"
@@ -206,7 +206,7 @@ class Cluster:
         services = {"mgpu-webhook": self._ports["webhook"], "mgpu-scheduler": self._ports["scheduler"]}
         self.certificates = authorities(self.folder)
         install(self.api, services, {name: (path / CA).read_bytes() for name, path in self.certificates.items()})
-        self._start_collector(stack)
+        self._start_controllers(stack)
         for node in self.nodes:
             self._start_kubelet(node, stack)
         self._start_processes(stack)
@@ -233,12 +233,12 @@ class Cluster:
             raise StartError("a real API server cannot be stopped and started")
         return self._served
 
-    def _start_collector(self, stack: ExitStack) -> None:
+    def _start_controllers(self, stack: ExitStack) -> None:
         api = self.connect("kube-controller-manager")
         stack.callback(api.close)
-        collector = Collector(api)
-        stack.callback(collector.stop)
-        collector.start()
+        controllers = ControllerManager(api)
+        stack.callback(controllers.stop)
+        controllers.start()
 
     def _start_kubelet(self, node: NodeSpec, stack: ExitStack) -> None:
         root = self.folder / node.name

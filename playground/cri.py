@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import orjson
 
-from playground.runtime import Container, Runtime
+from playground.container_runtime import Container, Runtime
 from proto import cri_pb2 as api
 from proto import cri_pb2_grpc as services
 

@@ -21,11 +21,11 @@ from mgpu.presentation.card_map import card_map
 from mgpu.settings import Settings
 from playground import containers
 from playground.cluster import Cluster
-from playground.command import options, show, stopping, up
 from playground.nodes import MGPU, TWO_CARDS
 from playground.nvml_state import Mode, read_state
+from playground.playground_command import options, show, stopping, up
 from playground.samples import Json, Outcome, Samples, example
-from playground.scheduling.extender import Extender, ExtenderError
+from playground.scheduling.extender_client import Extender, ExtenderError
 from playground.story import Story
 
 SIDE_BY_SIDE = ("share", "gpushare", "koordinator", "nvidia")

@@ -11,9 +11,9 @@ from mgpu.model.quantities import format_core
 from mgpu.presentation.card_map import card_map
 from mgpu.presentation.card_views import NodeView
 from playground.cluster import Cluster
-from playground.command import show
 from playground.containers import VISIBLE, differences
 from playground.nodes import TWO_CARDS
+from playground.playground_command import show
 from playground.samples import EXAMPLES, Json, Samples, example
 
 _SECONDS = 30.0

@@ -10,7 +10,7 @@ import yaml
 
 from mgpu.kube import MERGE_PATCH, ApiError, Unreachable
 from playground.apiserver import User
-from playground.apiserver import errors as server_errors
+from playground.apiserver import api_errors as server_errors
 from playground.apiserver.calls import Call, parse_path
 from playground.apiserver.deletions import Deleter, Lifecycle
 from playground.apiserver.kinds import Registry

@@ -10,9 +10,9 @@
 - OpenAPI documents contain only what clients look up before they write.
 """
 
+from playground.apiserver.api_server import ApiServer, Served, running
 from playground.apiserver.authorization import Request
 from playground.apiserver.calls import User
 from playground.apiserver.hosting import self_signed, write_kubeconfig
-from playground.apiserver.server import ApiServer, Served, running
 
 __all__ = ["ApiServer", "Request", "Served", "User", "running", "self_signed", "write_kubeconfig"]

@@ -7,8 +7,8 @@ written into it. The end-to-end tests compare the recorded requests with the rig
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from playground.apiserver.api_errors import not_permitted
 from playground.apiserver.calls import Call, User
-from playground.apiserver.errors import not_permitted
 from playground.apiserver.storage import Object, Storage
 
 _GROUP = "rbac.authorization.k8s.io"

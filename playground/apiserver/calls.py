@@ -1,13 +1,13 @@
 """A request to the API server, parsed: path, query parameters and user, and what admission is told about it.
 
-`server` makes one `Call` of each HTTP request; the other modules of the package take it from there.
+`api_server` makes one `Call` of each HTTP request; the other modules of the package take it from there.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from playground.apiserver.errors import Cause, bad_request, invalid, unsupported
+from playground.apiserver.api_errors import Cause, bad_request, invalid, unsupported
 from playground.apiserver.kinds import Kind, Registry
 from playground.apiserver.storage import Object
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from playground.apiserver.errors import Cause, required
+from playground.apiserver.api_errors import Cause, required
 from playground.apiserver.storage import Object
 
 _TYPES: dict[str, tuple[type, ...]] = {

@@ -8,12 +8,12 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from playground.apiserver.admission import Admission
+from playground.apiserver.admission_webhooks import Admission
+from playground.apiserver.api_errors import conflict, forbidden, invalid, not_found, success, unsupported
 from playground.apiserver.calls import Call, check_dry_run
-from playground.apiserver.errors import conflict, forbidden, invalid, not_found, success, unsupported
 from playground.apiserver.kinds import Kind, Registry
 from playground.apiserver.objects import read_body
-from playground.apiserver.pods import grace_period
+from playground.apiserver.pod_rules import grace_period
 from playground.apiserver.reads import selected
 from playground.apiserver.storage import Item, Object, Stale, Storage
 

@@ -1,6 +1,6 @@
 """Discovery: which groups, versions and resources are served, and that the server validates fields.
 
-`server` answers GET requests with `document`.
+`api_server` answers GET requests with `document`.
 """
 
 from playground.apiserver.kinds import Kind, Registry

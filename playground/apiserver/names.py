@@ -1,9 +1,9 @@
-"""Names, labels and annotations: what the API server allows in metadata. Pure; `objects` and `pods` call it."""
+"""Names, labels and annotations: what the API server allows in metadata. Pure; `objects` and `pod_rules` call it."""
 
 import random
 import re
 
-from playground.apiserver.errors import Cause, invalid_value, required
+from playground.apiserver.api_errors import Cause, invalid_value, required
 from playground.apiserver.storage import Object
 
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"

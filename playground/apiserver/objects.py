@@ -11,9 +11,9 @@ from typing import Any
 import orjson
 import yaml
 
-from playground.apiserver import custom, decoding, protobuf
+from playground.apiserver import custom, object_decoding, protobuf
+from playground.apiserver.api_errors import Cause, bad_request, conflict, forbidden_field, unsupported_media_type
 from playground.apiserver.calls import Call
-from playground.apiserver.errors import Cause, bad_request, conflict, forbidden_field, unsupported_media_type
 from playground.apiserver.kinds import Kind
 from playground.apiserver.names import check_metadata, generate
 from playground.apiserver.storage import Object
@@ -58,12 +58,12 @@ def normalise(kind: Kind, obj: Object) -> tuple[Object, list[str]]:
     obj = {"apiVersion": kind.api_version, "kind": kind.kind} | obj | {"metadata": metadata}
     if kind.custom:
         # The metadata of a custom resource is decoded like any other's.
-        decoded, unknown = decoding.decode({"metadata": metadata}, kind, "V1Pod")
+        decoded, unknown = object_decoding.decode({"metadata": metadata}, kind, "V1Pod")
         fresh, dropped = custom.normalise(obj, kind.schema or {})
         fresh["metadata"] = decoded["metadata"]
         unknown += dropped
     else:
-        fresh, unknown = decoding.decode(obj, kind)
+        fresh, unknown = object_decoding.decode(obj, kind)
     fresh |= {"apiVersion": kind.api_version, "kind": kind.kind}
     fresh["metadata"] = {k: v for k, v in fresh["metadata"].items() if v not in (None, {}, []) and k != "managedFields"}
     strategy(kind.resource).defaults(fresh)

@@ -2,7 +2,7 @@
 
 Server-side apply works without field ownership: applying again removes the fields that the manager applied before and
 leaves out now. There are no `managedFields`, and managers never conflict. `writes` calls `parse` and `apply`;
-`admission` calls `json_patch` for what webhooks answer.
+`admission_webhooks` calls `json_patch` for what webhooks answer.
 """
 
 import copy
@@ -13,7 +13,7 @@ import jsonpointer
 import orjson
 import yaml
 
-from playground.apiserver.errors import ApiError, bad_request, plain
+from playground.apiserver.api_errors import ApiError, bad_request, plain
 from playground.apiserver.storage import Object
 
 JSON = "application/json-patch+json"

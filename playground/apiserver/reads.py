@@ -1,4 +1,4 @@
-"""Get, list and watch. `server` calls these functions for GET requests.
+"""Get, list and watch. `api_server` calls these functions for GET requests.
 
 A list, also over its pages, shows one moment. A watch sends the changes after a resourceVersion as lines of JSON;
 selectors make objects appear and vanish in it.
@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator, Callable
 
 import orjson
 
+from playground.apiserver.api_errors import Cause, bad_request, expired, invalid, not_found, too_large_version
 from playground.apiserver.calls import Call
-from playground.apiserver.errors import Cause, bad_request, expired, invalid, not_found, too_large_version
 from playground.apiserver.kinds import Kind
 from playground.apiserver.selectors import Match, both
 from playground.apiserver.storage import Change, Item, Key, Object, Storage, Subscription, TooOld

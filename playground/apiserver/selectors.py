@@ -1,13 +1,13 @@
 """Label and field selectors, parsed once into a predicate over objects.
 
-`reads` uses them for lists and watches, `admission` for the selectors of webhooks.
+`reads` uses them for lists and watches, `admission_webhooks` for the selectors of webhooks.
 """
 
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from playground.apiserver.errors import bad_request
+from playground.apiserver.api_errors import bad_request
 from playground.apiserver.kinds import Kind
 from playground.apiserver.storage import Object
 

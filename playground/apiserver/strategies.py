@@ -7,9 +7,9 @@ import base64
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from playground.apiserver import pods
-from playground.apiserver.admission import condition_problems
-from playground.apiserver.errors import Cause, invalid_value, required
+from playground.apiserver import pod_rules
+from playground.apiserver.admission_webhooks import condition_problems
+from playground.apiserver.api_errors import Cause, invalid_value, required
 from playground.apiserver.storage import Object
 
 
@@ -30,7 +30,7 @@ class Strategy:
 
 
 def _prepare_pod(pod: Object) -> None:
-    pod["status"] = pods.initial_status(pod)
+    pod["status"] = pod_rules.initial_status(pod)
 
 
 def _namespace_defaults(namespace: Object) -> None:
@@ -146,7 +146,7 @@ def _check_crd(crd: Object) -> Iterable[Cause]:
 
 _WEBHOOKS = Strategy(_webhook_defaults, validate=_check_webhooks)
 _STRATEGIES = {
-    "pods": Strategy(pods.defaults, _prepare_pod, pods.validate, pods.validate_update, ("qosClass",)),
+    "pods": Strategy(pod_rules.defaults, _prepare_pod, pod_rules.validate, pod_rules.validate_update, ("qosClass",)),
     "nodes": Strategy(_node_defaults),
     "namespaces": Strategy(_namespace_defaults, _prepare_namespace),
     "services": Strategy(_service_defaults),

@@ -1,6 +1,6 @@
 """Subresources of pods (binding, eviction, log), and the reviews that are answered without being stored.
 
-`server` calls these functions for the paths `pods/<name>/<subresource>`, `bindings` and `self…reviews`.
+`api_server` calls these functions for the paths `pods/<name>/<subresource>`, `bindings` and `self…reviews`.
 """
 
 import asyncio
@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 
 import orjson
 
-from playground.apiserver import decoding
-from playground.apiserver.admission import Admission
+from playground.apiserver import object_decoding
+from playground.apiserver.admission_webhooks import Admission
+from playground.apiserver.api_errors import Cause, bad_request, conflict, not_found, plain, required, success
 from playground.apiserver.calls import Call, User
 from playground.apiserver.deletions import Deleter
-from playground.apiserver.errors import Cause, bad_request, conflict, not_found, plain, required, success
 from playground.apiserver.objects import check_preconditions, now, read_body
 from playground.apiserver.reads import existing
 from playground.apiserver.storage import Item, Object, Storage
@@ -67,7 +67,7 @@ class Binder:
 
 def _decode(call: Call, body: Object) -> Object:
     whole = {"apiVersion": "v1", "kind": "Binding", "metadata": {}} | body
-    obj, _ = decoding.decode(whole, call.path.kind, "V1Binding")
+    obj, _ = object_decoding.decode(whole, call.path.kind, "V1Binding")
     metadata = {k: v for k, v in (obj.get("metadata") or {}).items() if v is not None and k != "managedFields"}
     return obj | {"metadata": metadata, "target": obj.get("target") or {}}
 

@@ -1,6 +1,6 @@
 """Create, update and patch: admission between reading and writing; a write is refused when the object changed since.
 
-`server` calls `Writer` for POST, PUT and PATCH.
+`api_server` calls `Writer` for POST, PUT and PATCH.
 """
 
 from collections.abc import Callable
@@ -8,12 +8,9 @@ from typing import Any
 
 import orjson
 
-from playground.apiserver import patches, pods
-from playground.apiserver.admission import Admission
-from playground.apiserver.calls import Call, check_kind
-from playground.apiserver.decoding import check_unknown
-from playground.apiserver.deletions import Lifecycle
-from playground.apiserver.errors import (
+from playground.apiserver import patches, pod_rules
+from playground.apiserver.admission_webhooks import Admission
+from playground.apiserver.api_errors import (
     ApiError,
     Cause,
     already_exists,
@@ -26,7 +23,10 @@ from playground.apiserver.errors import (
     plain,
     required,
 )
+from playground.apiserver.calls import Call, check_kind
+from playground.apiserver.deletions import Lifecycle
 from playground.apiserver.kinds import Kind
+from playground.apiserver.object_decoding import check_unknown
 from playground.apiserver.objects import (
     carried_over,
     complete,
@@ -107,18 +107,18 @@ class Writer:
         """Return a new object after built-in plugins, mutation, completion and validation, in the real order."""
         kind = call.path.kind
         if kind.resource == "pods":
-            pods.resolve_priority(self._storage, obj)
+            pod_rules.resolve_priority(self._storage, obj)
         attributes = call.attributes("CREATE", obj["metadata"].get("name") or "")
         mutated = await self._admission.mutate(attributes, obj, None, lambda o: normalise(kind, o)[0])
         if kind.resource == "pods" and mutated is not obj:
             # The real server calls its own plugins again where a webhook changed the object.
-            pods.resolve_priority(self._storage, mutated)
+            pod_rules.resolve_priority(self._storage, mutated)
         complete(kind, mutated)
         name = mutated["metadata"].get("name") or ""
         _refuse(kind, name, create_problems(kind, mutated))
         await self._admission.validate(call.attributes("CREATE", name), mutated, None)
         if kind.resource == "pods":
-            pods.check_quotas(self._storage, mutated)
+            pod_rules.check_quotas(self._storage, mutated)
         return dict(mutated)
 
     async def _apply(self, call: Call, patch: Object) -> tuple[Item, bool]:

@@ -17,13 +17,13 @@ from mgpu.kube.events import Recorder, pod_reference
 from mgpu.kube.reflector import Reflector
 from mgpu.model.node_requests import Requests, add, allocatable, requests_of
 from playground import fit
-from playground.kubelet.checkpoint import FILE
-from playground.kubelet.devices import AdmissionError, DeviceManager
+from playground.container_runtime import Container, Runtime
+from playground.kubelet.device_checkpoint import FILE
+from playground.kubelet.device_manager import AdmissionError, DeviceManager
 from playground.kubelet.node import HOST, KubeletConfig, LogServer, NodeReporter
+from playground.kubelet.pod_worker import STRATEGIC_PATCH, Machine, PodWorker
 from playground.kubelet.services import PodResources, Registry, TokenBucket
 from playground.kubelet.status import Json, rejected
-from playground.kubelet.worker import STRATEGIC_PATCH, Machine, PodWorker
-from playground.runtime import Container, Runtime
 
 Raw = Mapping[str, Any]
 

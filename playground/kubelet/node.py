@@ -16,9 +16,9 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.reflector import Reflector
 from playground.apiserver import self_signed
-from playground.kubelet.devices import DeviceManager
+from playground.container_runtime import Runtime
+from playground.kubelet.device_manager import DeviceManager
 from playground.kubelet.status import Json, now
-from playground.runtime import Runtime
 
 Order = Literal["arrival", "created", "random"]
 

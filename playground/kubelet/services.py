@@ -13,8 +13,8 @@ from typing import Any
 
 import grpc
 
-from playground.kubelet.checkpoint import FILE
-from playground.kubelet.devices import DeviceManager, PluginError
+from playground.kubelet.device_checkpoint import FILE
+from playground.kubelet.device_manager import DeviceManager, PluginError
 from proto import deviceplugin_pb2 as api
 from proto import deviceplugin_pb2_grpc as services
 from proto import podresources_pb2 as listing

@@ -1,11 +1,11 @@
-"""The status that a kubelet reports for a pod, computed from the states of its containers. Pure; `worker` calls it."""
+"""The status that a kubelet reports for a pod, computed from the states of its containers. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from playground.runtime import Container
+from playground.container_runtime import Container
 
 Raw = Mapping[str, Any]
 Json = dict[str, Any]

@@ -3,7 +3,7 @@
 Preemption, volumes, pod affinity and topology spread are left out. Its own score is LeastAllocated.
 """
 
-from playground.scheduling.extender import Extender
+from playground.scheduling.extender_client import Extender
 from playground.scheduling.loop import Scheduling
 
 __all__ = ["Extender", "Scheduling"]

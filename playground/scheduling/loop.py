@@ -15,7 +15,7 @@ from mgpu.kube.events import Recorder, pod_reference
 from mgpu.kube.reflector import Reflector
 from mgpu.model.node_requests import allocatable, requests_of
 from playground import fit
-from playground.scheduling.extender import Extender, ExtenderError
+from playground.scheduling.extender_client import Extender, ExtenderError
 from playground.scheduling.queue import Cache, Queue
 
 log = logging.getLogger(__name__)

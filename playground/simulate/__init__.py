@@ -3,6 +3,6 @@
 Pods go through the same functions that mgpu's three processes call; only kube-scheduler is replaced.
 """
 
-from playground.simulate.command import command
+from playground.simulate.simulate_command import command
 
 __all__ = ["command"]

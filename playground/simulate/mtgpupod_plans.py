@@ -102,7 +102,8 @@ class MtgpuPods:
         """Take note of a Pod, which may be an occupy pod. Without a node it waits; `message` says why."""
         node, gpuid = mtgpu.occupied(pod) or ("", "")
         if gpuid and pod.node in ("", node):
-            phase = pod.phase if pod.ended else "Running" if pod.node else "Pending"
+            phase = "Running" if pod.node else "Pending"
+            phase = pod.phase if pod.ended else phase
             holding = self._cluster.ledger.holding(pod.uid)
             cards = (card.uuid for card in self._cards(node) if holding and holding.is_known_on(card))
             self._occupies[node, gpuid] = Occupy(pod.uid, True, phase, pod.deleting, next(cards, ""), message)

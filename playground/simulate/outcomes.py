@@ -1,6 +1,6 @@
 """What became of each submitted pod, what its containers get, and the JSON of both (docs/design/simulate.md).
 
-`pipeline` fills an `Outcome` per pod; `command` prints the `Result`.
+`pipeline` fills an `Outcome` per pod; `simulate_command` prints the `Result`.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,7 @@
 """Takes pod after pod through the pipeline: mutate, validate, filter, score, bind, allocate.
 
-Every step calls the function that mgpu's process calls; `fit` stands in for kube-scheduler. `command` calls `simulate`.
+Every step calls the function that mgpu's process calls; `fit` stands in for kube-scheduler.
+`simulate_command` calls `simulate`.
 """
 
 from collections.abc import Callable

@@ -23,8 +23,8 @@ from mgpu.model.gpu_requests import Placement
 from mgpu.model.ledger import Holding
 from mgpu.model.pods import read_pod
 from mgpu.settings import load_settings
-from playground.kubelet import checkpoint
-from playground.runtime import resolve
+from playground.container_runtime import resolve
+from playground.kubelet import device_checkpoint
 from proto import deviceplugin_pb2 as api
 from tests.builders import CORE, cards, share
 
@@ -71,7 +71,7 @@ class Desk:
         self._exposure = exposure or Exposure()
         self.cards: tuple[Card, ...] = cards(2)
         self.gpus: tuple[Card, ...] = ()
-        self.entries: list[checkpoint.Entry] = []
+        self.entries: list[device_checkpoint.Entry] = []
         self.owned: list[Owner] = []
         self.silent = self.resent = 0
         self.patience = Patience(1e6, lambda: 0.0)
@@ -140,8 +140,8 @@ class Desk:
         response = api.ContainerAllocateResponse(
             envs=answer.env, cdi_devices=names, annotations=answer.annotations
         ).SerializeToString()
-        self.entries.append(checkpoint.Entry(uid, container, resource, tuple(ids), response))
-        checkpoint.write(self.folder / "checkpoint", self.entries, {})
+        self.entries.append(device_checkpoint.Entry(uid, container, resource, tuple(ids), response))
+        device_checkpoint.write(self.folder / "checkpoint", self.entries, {})
 
     def visible(self, answer: Answer) -> str:
         return self.env(answer)["NVIDIA_VISIBLE_DEVICES"]

@@ -14,8 +14,8 @@ from deviceplugin.agent import Agent
 from deviceplugin.cards.simulated_cards import SimulatedCards
 from mgpu.kube import Api, ApiError
 from mgpu.settings import load_settings
+from playground.container_runtime import Runtime
 from playground.kubelet import Kubelet, KubeletConfig
-from playground.runtime import Runtime
 from playground.simulated_nvml import SimulatedMig
 from tests.builders import CORE
 from tests.waiting import until

@@ -9,7 +9,7 @@ import pytest
 from deviceplugin.pods.identity import VOID, Refused
 from mgpu.dialects.node_resources import SHARE
 from mgpu.model.ledger import Holding, Share
-from playground.runtime import Unresolvable, resolve
+from playground.container_runtime import Unresolvable, resolve
 from tests.builders import CORE as MGPU
 from tests.builders import GIB, card, pod
 from tests.deviceplugin.desk import Desk, asking, decided, recorded

@@ -9,7 +9,7 @@ import pytest
 
 from deviceplugin.agent import Agent
 from mgpu.kube import Api
-from playground.kubelet import checkpoint
+from playground.kubelet import device_checkpoint
 from tests.builders import MEMORY, container, pod, share
 from tests.deviceplugin import node as nodes
 from tests.deviceplugin.desk import ASSUMED, RECORD
@@ -84,7 +84,7 @@ def test_a_node_that_comes_up_again_gives_every_pod_its_cards(node: Node) -> Non
         node.runs("q")
     node.kubelet.stop()
     node.runtime.reboot()
-    for file in [node.folder / "device-plugins" / checkpoint.FILE, *node.cdi_files()]:
+    for file in [node.folder / "device-plugins" / device_checkpoint.FILE, *node.cdi_files()]:
         file.unlink()
     with ExitStack() as agent:
         with node.kubelet.holding():
@@ -113,7 +113,7 @@ def test_files_of_a_pod_whose_deletion_nobody_saw_go(node: Node) -> None:
 def test_a_checkpoint_that_was_overtaken_is_written_anew(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two writers of the kubelet: the state from before the allocation is the one that stays in the file."""
     lost: list[bool] = []
-    write = checkpoint.write
+    write = device_checkpoint.write
 
     def overtaken(path: Any, entries: Any, registered: Any) -> None:
         held = list(entries)
@@ -123,7 +123,7 @@ def test_a_checkpoint_that_was_overtaken_is_written_anew(node: Node, monkeypatch
         write(path, held, registered)
 
     with node.agent():
-        monkeypatch.setattr(checkpoint, "write", overtaken)
+        monkeypatch.setattr(device_checkpoint, "write", overtaken)
         node.create(decided("p"))
         node.runs("p")
         assert lost

@@ -6,14 +6,14 @@ import pytest
 from rich.console import Console
 
 from mgpu.settings import load_settings
-from playground import runtime
+from playground import container_runtime
 from playground.demo import Demo
 from tests.e2e.bench import Bench
 
 
 def test_a_container_that_sees_other_cards_is_noticed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = runtime.Edits({"NVIDIA_VISIBLE_DEVICES": "GPU-node-1-3"})
-    monkeypatch.setattr("playground.runtime.resolve", lambda *_: wrong)
+    wrong = container_runtime.Edits({"NVIDIA_VISIBLE_DEVICES": "GPU-node-1-3"})
+    monkeypatch.setattr("playground.container_runtime.resolve", lambda *_: wrong)
     output = io.StringIO()
     problems = Demo(bench.cluster, Console(file=output, width=200), load_settings()).run()
     assert any("share: container notebook must see NVIDIA_VISIBLE_DEVICES=GPU-node-1-0" in p for p in problems)

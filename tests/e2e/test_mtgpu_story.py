@@ -186,6 +186,6 @@ def test_the_demo_tells_the_story_and_notices_another_one(pods: Named, monkeypat
     assert problem.endswith("it should have asdfg: pod4 50%; zxcvb: pod1 20%")
     assert "✗ $ kubectl create -f examples/two-cards/pod4.yaml" in output.getvalue()
     pods.delete("pod4")
-    monkeypatch.setattr("playground.runtime.own_environment", lambda *_: {"NVIDIA_VISIBLE_DEVICES": "all"})
+    monkeypatch.setattr("playground.container_runtime.own_environment", lambda *_: {"NVIDIA_VISIBLE_DEVICES": "all"})
     (problem,) = story.run([STORY[-1]])
     assert "pod4: container train must see NVIDIA_VISIBLE_DEVICES=GPU-mtgpu-1-" in problem

@@ -14,7 +14,7 @@ from mgpu.model.partitioning import NodeSlices, read_slices
 from mgpu.model.pods import read_node
 from mgpu.model.slices import MIG, MPS
 from mgpu.settings import load_settings
-from playground import nvml_state, runtime
+from playground import container_runtime, nvml_state
 from playground.cluster import Cluster
 from playground.demo import Demo
 from playground.nodes import MGPU, NodeSpec
@@ -196,7 +196,9 @@ def test_the_demo_shows_plan_slice_and_limits(sliced: Sliced, name: str) -> None
 
 
 def test_the_demo_notices_a_wrong_slice(sliced: Sliced, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("playground.runtime.resolve", lambda *_: runtime.Edits({"NVIDIA_VISIBLE_DEVICES": "GPU-x"}))
+    monkeypatch.setattr(
+        "playground.container_runtime.resolve", lambda *_: container_runtime.Edits({"NVIDIA_VISIBLE_DEVICES": "GPU-x"})
+    )
     demo = Demo(sliced.bench.cluster, Console(file=io.StringIO()), load_settings())
     demo.show_placed(example("mig"))
     assert any("container train must see NVIDIA_VISIBLE_DEVICES=MIG-" in problem for problem in demo.problems)

@@ -16,8 +16,8 @@ from mgpu.cli.setup import read_settings
 from mgpu.kube.leader import LABEL
 from mgpu.serving import server
 from mgpu.settings import Settings
-from playground.apiserver.decoding import decode
 from playground.apiserver.kinds import BUILT_IN
+from playground.apiserver.object_decoding import decode
 from playground.cluster import MANAGED
 from scheduler.leadership import REPLICAS
 from tests.manifests.rendered import (

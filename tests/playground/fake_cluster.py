@@ -7,8 +7,8 @@ import grpc
 from kubernetes import client
 
 from mgpu.kube import Api, ApiError
+from playground.container_runtime import Runtime
 from playground.kubelet import Kubelet, KubeletConfig
-from playground.runtime import Runtime
 from playground.scheduling import Extender, Scheduling
 from proto import podresources_pb2 as resources
 from proto import podresources_pb2_grpc as services

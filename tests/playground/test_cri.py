@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from deviceplugin.pods.container_runtime import ContainerRuntime
+from playground.container_runtime import RunOptions, Runtime
 from playground.cri import Cri
-from playground.runtime import RunOptions, Runtime
 from tests import builders as b
 
 CONTAINER = {"name": "c", "image": "x", "env": [{"name": "A", "value": "1"}]}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from playground.kubelet.checkpoint import FILE
-from playground.kubelet.devices import AdmissionError, DeviceManager, PluginError
+from playground.kubelet.device_checkpoint import FILE
+from playground.kubelet.device_manager import AdmissionError, DeviceManager, PluginError
 from playground.kubelet.status import Json
 from proto import deviceplugin_pb2 as api
 

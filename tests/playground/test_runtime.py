@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from playground import nvml_state
-from playground.runtime import CreateError, GpuClients, RunOptions, Runtime
+from playground.container_runtime import CreateError, GpuClients, RunOptions, Runtime
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 

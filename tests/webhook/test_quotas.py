@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mgpu import dialects
 from mgpu.model.pods import read_pod
 from mgpu.settings import Settings, load_settings
-from playground.apiserver.pods import usage
+from playground.apiserver.pod_rules import usage
 from tests.builders import pod
 from tests.mgpu.serving.reviews import patched
 from webhook.mutate import mutate

@@ -1,6 +1,7 @@
 """The experiment of docs/design/fragmentation.md: pods arrive until they ask for 130 % of the cluster's GPUs.
 
-`run` is one policy with one seed; `run_all` runs several in parallel. `command` and bench/openb.py call `run_all`.
+`run` is one policy with one seed; `run_all` runs several in parallel. `openb_command` and bench/openb.py
+call `run_all`.
 """
 
 import multiprocessing
@@ -14,7 +15,7 @@ from time import perf_counter
 
 import numpy as np
 
-from playground.simulate.openb.policies import POLICIES, Setting, endless, shuffled
+from playground.simulate.openb.experiment_policies import POLICIES, Setting, endless, shuffled
 from playground.simulate.openb.trace import Trace, demand
 from scheduler.engine.fragmentation.board import Board
 from scheduler.engine.fragmentation.shapes import CARD, NodeClass, Shape, milli_on

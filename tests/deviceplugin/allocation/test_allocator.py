@@ -10,7 +10,7 @@ import pytest
 from deviceplugin.allocation.wait_budget import Patience
 from deviceplugin.kubelet.pod_resources import Owner
 from deviceplugin.pods.identity import VOID, Refused
-from playground.runtime import Unresolvable
+from playground.container_runtime import Unresolvable
 from tests.builders import card, cards, container, pod, share
 from tests.deviceplugin.desk import ASSUMED, RECORD, Desk, decided
 

@@ -21,7 +21,7 @@ from mgpu.model.errors import RetryLater
 from mgpu.model.given import CHECKPOINTS, OTHERS, Given, nothing
 from mgpu.model.seals import Keys, key_id
 from mgpu.settings import load_settings
-from playground.kubelet import checkpoint
+from playground.kubelet import device_checkpoint
 from playground.nvidia_device_plugin import NvidiaPlugin
 from proto import deviceplugin_pb2 as api
 from tests.builders import cards, pod, share
@@ -33,14 +33,14 @@ UUID = "GPU-n1-1"
 LABEL = "mgpu.io/whole-cards"
 
 
-def theirs(uid: str, *ids: str) -> checkpoint.Entry:
+def theirs(uid: str, *ids: str) -> device_checkpoint.Entry:
     answer = api.ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": ",".join(ids)})
-    return checkpoint.Entry(uid, "c", WHOLE_CARDS, ids, answer.SerializeToString())
+    return device_checkpoint.Entry(uid, "c", WHOLE_CARDS, ids, answer.SerializeToString())
 
 
-def ours(uid: str, *ids: str) -> checkpoint.Entry:
+def ours(uid: str, *ids: str) -> device_checkpoint.Entry:
     answer = api.ContainerAllocateResponse(cdi_devices=[api.CDIDevice(name="mgpu.io/card=n")])
-    return checkpoint.Entry(uid, "c", WHOLE_CARDS, ids, answer.SerializeToString())
+    return device_checkpoint.Entry(uid, "c", WHOLE_CARDS, ids, answer.SerializeToString())
 
 
 def whole(name: str, **more: Any) -> dict[str, Any]:
@@ -64,9 +64,9 @@ class Place:
         unrecorded = Unrecorded(self, self.pods, lambda: cards(2), Grants({}))
         self.whole = WholeCards(self.setting, self.folder, self.pods, self, unrecorded, lambda: self.capacity)
 
-    def write(self, *entries: checkpoint.Entry, **offered: list[str]) -> None:
+    def write(self, *entries: device_checkpoint.Entry, **offered: list[str]) -> None:
         registered = {"r": ["0"]} | ({WHOLE_CARDS: offered["ids"]} if offered else {})
-        checkpoint.write(self.folder / checkpoint.FILE, entries, registered)
+        device_checkpoint.write(self.folder / device_checkpoint.FILE, entries, registered)
 
     async def environments(self, uid: str) -> dict[str, Mapping[str, str]]:
         self.asked.append(uid)
@@ -208,7 +208,7 @@ def test_a_checkpoint_that_cannot_be_read_takes_nothing_away(place: Place, damag
     place.pods.take(whole("p"))
     place.write(theirs("uid-p", UUID), ids=[UUID])
     before = place.look()
-    file = place.folder / checkpoint.FILE
+    file = place.folder / device_checkpoint.FILE
     text = file.read_bytes()
     if damage == "gone":
         file.unlink()

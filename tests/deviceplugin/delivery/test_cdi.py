@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deviceplugin.delivery.cdi import CdiFiles, new_name
-from playground.runtime import Unresolvable, resolve
+from playground.container_runtime import Unresolvable, resolve
 
 
 def test_the_runtime_finds_the_environment_under_the_name(tmp_path: Path) -> None:

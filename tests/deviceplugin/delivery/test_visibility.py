@@ -14,7 +14,7 @@ from deviceplugin.pods.identity import Refused
 from mgpu.model.partitioning import NodeSlices, devices
 from mgpu.model.slices import Slice
 from mgpu.settings import load_settings
-from playground.runtime import Edits, resolve
+from playground.container_runtime import Edits, resolve
 from proto import deviceplugin_pb2 as api
 from tests.builders import CORE, card, pod
 from tests.deviceplugin.desk import Desk, asking, decided, recorded

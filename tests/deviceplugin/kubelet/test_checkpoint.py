@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from deviceplugin.kubelet.checkpoint import Given, read_checkpoint
-from playground.kubelet import checkpoint
+from playground.kubelet import device_checkpoint
 from proto import deviceplugin_pb2 as api
 
 
@@ -16,11 +16,11 @@ def answer(**parts: object) -> bytes:
 def test_it_has_init_containers_and_answers(tmp_path: Path) -> None:
     devices = [api.CDIDevice(name="other.io/x=1"), api.CDIDevice(name="mgpu.io/card=n")]
     entries = [
-        checkpoint.Entry("u", "i", "r", ("1", "2"), answer(envs={"A": "1"}, cdi_devices=devices)),
-        checkpoint.Entry("u", "i", "other", ("3",), b""),
-        checkpoint.Entry("u", "c", "r", ("4",), answer(annotations={"mgpu.io/answer": "m"})),
+        device_checkpoint.Entry("u", "i", "r", ("1", "2"), answer(envs={"A": "1"}, cdi_devices=devices)),
+        device_checkpoint.Entry("u", "i", "other", ("3",), b""),
+        device_checkpoint.Entry("u", "c", "r", ("4",), answer(annotations={"mgpu.io/answer": "m"})),
     ]
-    checkpoint.write(tmp_path / "checkpoint", entries, {})
+    device_checkpoint.write(tmp_path / "checkpoint", entries, {})
     both = read_checkpoint(tmp_path / "checkpoint", "r")
     assert both == [
         Given("u", "i", frozenset({"1", "2"}), "mgpu.io/card=n", device=True, env={"A": "1"}),

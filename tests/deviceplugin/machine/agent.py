@@ -17,7 +17,7 @@ from deviceplugin.pods.upkeep import Keeper, keep_clean
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
 from mgpu.settings import load_settings
-from playground.kubelet.devices import PluginError
+from playground.kubelet.device_manager import PluginError
 from proto import deviceplugin_pb2 as api
 from proto import podresources_pb2
 from tests.deviceplugin.machine.cluster import Raw

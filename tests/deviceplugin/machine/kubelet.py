@@ -6,12 +6,12 @@ from typing import Any, cast
 
 from mgpu.kube import Api
 from mgpu.kube.events import Recorder
-from playground.kubelet.checkpoint import FILE
-from playground.kubelet.devices import AdmissionError, DeviceManager
+from playground.container_runtime import Runtime
+from playground.kubelet.device_checkpoint import FILE
+from playground.kubelet.device_manager import AdmissionError, DeviceManager
+from playground.kubelet.pod_worker import STRATEGIC_PATCH, Machine, PodWorker
 from playground.kubelet.services import PodResources, TokenBucket
 from playground.kubelet.status import rejected
-from playground.kubelet.worker import STRATEGIC_PATCH, Machine, PodWorker
-from playground.runtime import Runtime
 from proto import podresources_pb2
 from tests.deviceplugin.machine.agent import RESOURCES
 from tests.deviceplugin.machine.cluster import Cluster, Raw

@@ -12,9 +12,9 @@ from deviceplugin.delivery.cdi import CdiFiles
 from deviceplugin.pods.node_pods import read_gpu_pod
 from mgpu.model.cards import WHOLE_RATIO, Card
 from mgpu.model.ledger import Holding, Share
-from playground.kubelet.checkpoint import FILE
-from playground.kubelet.devices import DeviceManager, PluginError
-from playground.runtime import Runtime
+from playground.container_runtime import Runtime
+from playground.kubelet.device_checkpoint import FILE
+from playground.kubelet.device_manager import DeviceManager, PluginError
 from proto import deviceplugin_pb2 as api
 from tests.builders import CORE, cards
 from tests.deviceplugin.desk import recorded

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from playground.apiserver.api_server import ApiServer, Served
 from playground.apiserver.hosting import self_signed
-from playground.apiserver.server import ApiServer, Served
 
 ROUNDS, CLIENTS = 20, 4
 

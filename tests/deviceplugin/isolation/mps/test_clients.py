@@ -21,8 +21,8 @@ from deviceplugin.pods.identity import Refused, Target
 from deviceplugin.pods.node_pods import NodePods
 from mgpu.dialects.slices import GIVEN
 from mgpu.settings import load_settings
-from playground.kubelet import checkpoint
-from playground.runtime import Edits, Unresolvable, resolve
+from playground.container_runtime import Edits, Unresolvable, resolve
+from playground.kubelet import device_checkpoint
 from proto import deviceplugin_pb2 as api
 from tests.builders import CORE, cards, container, pod
 from tests.deviceplugin.desk import ASSUMED, RECORD, asking, decided
@@ -35,7 +35,7 @@ class Bench:
     """A node agent's allocations between a checkpoint, CDI files and daemons; `running` as often as agents come."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.entries = folder, list[checkpoint.Entry]()
+        self.folder, self.entries = folder, list[device_checkpoint.Entry]()
         self.told: list[str] = []
         self.unenforced: list[str] = []
         self.refusals: list[str] = []
@@ -100,8 +100,8 @@ class Bench:
         response = api.ContainerAllocateResponse(
             envs=answer.env, cdi_devices=[api.CDIDevice(name=device) for device in answer.cdi]
         ).SerializeToString()
-        self.entries.append(checkpoint.Entry(f"uid-{name}", container, CORE, ids, response))
-        checkpoint.write(self.folder / "checkpoint", self.entries, {})
+        self.entries.append(device_checkpoint.Entry(f"uid-{name}", container, CORE, ids, response))
+        device_checkpoint.write(self.folder / "checkpoint", self.entries, {})
         await self.allocations.pre_start(ids)
         return resolve(answer.cdi, self.folder / "cdi")
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement
-from playground.simulate.openb.policies import BestFit, Fullness
+from playground.simulate.openb.experiment_policies import BestFit, Fullness
 from scheduler.engine import node_score, place, policy_named
 from scheduler.engine.fragmentation.board import UNFIT, Board
 from scheduler.engine.fragmentation.shapes import NodeClass, Shape

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mgpu.cli.main import main
-from playground.simulate.openb.policies import POLICIES
+from playground.simulate.openb.experiment_policies import POLICIES
 from tests.playground.simulate.openb.traces import NODES, PODS, written
 
 SVG, PNG = b"<svg", b"\x89PNG"

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from playground.simulate.openb.experiment import Cluster, arrivals, run
-from playground.simulate.openb.policies import POLICIES, endless, pick, shuffled
+from playground.simulate.openb.experiment_policies import POLICIES, endless, pick, shuffled
 from playground.simulate.openb.trace import Trace, demand, read_trace
 from scheduler.engine.fragmentation.shapes import NodeClass, Shape
 from tests.playground.simulate.openb.traces import generated

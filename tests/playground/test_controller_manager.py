@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mgpu.kube import Api
-from playground.collector import Collector
+from playground.controller_manager import ControllerManager
 from playground.installation import manifests
 from tests.playground.fake_cluster import PODS, FakeCluster, Json
 from tests.waiting import until
@@ -20,10 +20,10 @@ def collected(cluster: FakeCluster) -> Iterator[FakeCluster]:
     for crd in (raw for raw in manifests() if raw["kind"] == "CustomResourceDefinition"):
         cluster.api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
     cluster.api.create("/api/v1/nodes", {"metadata": {"name": "n1"}})
-    collector = Collector(cluster.api, node_seconds=0.1)
-    collector.start()
+    controllers = ControllerManager(cluster.api, node_seconds=0.1)
+    controllers.start()
     yield cluster
-    collector.stop()
+    controllers.stop()
 
 
 def owner(api: Api, name: str = "owner", **metadata: Any) -> Json:

@@ -1,4 +1,4 @@
-"""The picture of the experiment: a curve per policy. `command` calls `check` before the runs and `draw` after them.
+"""The picture of the experiment: a curve per policy. `check` runs before the experiment, `draw` after it.
 
 matplotlib is an optional dependency (`mgpu[plot]`), so it is imported only where a picture is wanted.
 """

@@ -12,9 +12,9 @@ from typing import Any
 
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.events import Recorder, pod_reference
-from playground.kubelet.devices import AdmissionError, DeviceManager, PluginError
+from playground.container_runtime import Container, CreateError, Runtime
+from playground.kubelet.device_manager import AdmissionError, DeviceManager, PluginError
 from playground.kubelet.status import ContainerView, Json, pod_status, sidecar
-from playground.runtime import Container, CreateError, Runtime
 
 log = logging.getLogger(__name__)
 

@@ -37,7 +37,9 @@ class WithExperiment(click.Command):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         if args[:1] == ["openb"]:
-            from playground.simulate.openb.command import command as openb  # it imports numpy, which files do not need
+            from playground.simulate.openb.openb_command import (
+                command as openb,  # it imports numpy, which files do not need
+            )
 
             return openb.make_context(f"{info_name} openb", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)

@@ -1,6 +1,6 @@
 """Tables: the rows and columns that `kubectl get` prints, computed by the server.
 
-`server` calls `table` for clients that accept Tables. To give a built-in kind columns, add a row to `_COLUMNS`; custom
+`api_server` calls `table` for clients that accept Tables. To give a built-in kind columns, add a row to `_COLUMNS`; custom
 resources bring theirs in `additionalPrinterColumns`, and all other kinds have Name and Age.
 """
 

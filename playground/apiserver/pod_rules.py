@@ -7,9 +7,9 @@ from fractions import Fraction
 from typing import Any
 
 from mgpu.model.quantities import parse_quantity
-from playground.apiserver.decoding import canonical
-from playground.apiserver.errors import Cause, forbidden, forbidden_field, invalid_value, required, unsupported
+from playground.apiserver.api_errors import Cause, forbidden, forbidden_field, invalid_value, required, unsupported
 from playground.apiserver.names import dns_label, qualified_name
+from playground.apiserver.object_decoding import canonical
 from playground.apiserver.storage import Object, Storage
 
 _STANDARD = frozenset(("cpu", "memory", "ephemeral-storage", "storage"))

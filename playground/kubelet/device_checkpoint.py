@@ -5,7 +5,7 @@
               "RegisteredDevices": {resource: [...]}}, "Checksum": number}
 
 "-1" is the NUMA node of ids without topology. The kubelet's checksum is a hash of Go's in-memory values, which cannot
-be computed elsewhere; here it is a CRC of the data. `devices` reads and writes the file; the node agent only reads it.
+be computed elsewhere; here it is a CRC of the data. `device_manager` reads and writes it, the node agent only reads it.
 """
 
 import base64

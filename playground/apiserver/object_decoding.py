@@ -15,7 +15,7 @@ from typing import Any
 import kubernetes.client as client
 
 from mgpu.model.quantities import QuantityError, parse_quantity
-from playground.apiserver.errors import bad_request
+from playground.apiserver.api_errors import bad_request
 from playground.apiserver.kinds import Kind
 from playground.apiserver.storage import Object
 

@@ -2,7 +2,7 @@
 
 It follows pkg/kubelet/cm/devicemanager of Kubernetes 1.36; docs/design/kubernetes.md ("Device manager") lists what that
 means for a plugin. Nothing here dials: a plugin is an `Endpoint`, which `services` implements over gRPC and tests as a
-plain object. `kubelet` admits pods with `allocate`, `worker` starts containers with `run_options`.
+plain object. `kubelet` admits pods with `allocate`, `pod_worker` starts containers with `run_options`.
 """
 
 import random
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mgpu.model.quantities import whole_number
-from playground.kubelet import checkpoint
-from playground.kubelet.checkpoint import Entry
-from playground.runtime import RunOptions
+from playground.container_runtime import RunOptions
+from playground.kubelet import device_checkpoint
+from playground.kubelet.device_checkpoint import Entry
 from proto import deviceplugin_pb2 as api
 
 Raw = Mapping[str, Any]
@@ -75,7 +75,7 @@ class DeviceManager:
         self._taken: dict[str, set[str]] = {}
         self._reusable: dict[str, set[str]] = {}
         self._reusable_of = ""
-        restored = checkpoint.read(file)
+        restored = device_checkpoint.read(file)
         self.without_checkpoint = restored is None
         for entry in restored.entries if restored else ():
             self._held[entry.uid, entry.container, entry.resource] = entry
@@ -307,4 +307,4 @@ class DeviceManager:
 
     def _checkpoint(self) -> None:
         registered = {r: [d for d, healthy in ids.items() if healthy] for r, ids in self._devices.items()}
-        checkpoint.write(self._file, self._held.values(), registered)
+        device_checkpoint.write(self._file, self._held.values(), registered)

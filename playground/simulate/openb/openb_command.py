@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from playground.simulate.openb import plot
+from playground.simulate.openb import curve_plot
 from playground.simulate.openb.experiment import REPORTED, Run, run_all
-from playground.simulate.openb.policies import POLICIES
+from playground.simulate.openb.experiment_policies import POLICIES
 from playground.simulate.openb.trace import read_trace
 
 EXAMPLES = """
@@ -68,7 +68,7 @@ def command(
     seed, else a list. The same seed gives the same result.
     """
     if picture:
-        plot.check(picture)
+        curve_plot.check(picture)
     trace = read_trace(nodes, pods)
     names = tuple(POLICIES) if _ALL in policies else tuple(dict.fromkeys(policies))
     wanted = [(policy, seed + i) for policy in names for i in range(seeds)]
@@ -77,7 +77,7 @@ def command(
         task = bar.add_task("runs", total=len(wanted))
         runs = run_all(trace, wanted, load, lambda: bar.advance(task))
     if picture:
-        plot.draw(picture, mean_curves(runs), f"{pods.stem}, {_seeds(runs)}")
+        curve_plot.draw(picture, mean_curves(runs), f"{pods.stem}, {_seeds(runs)}")
     if output == "json":
         found = [run_json(run) for run in runs]
         click.echo(orjson.dumps(found[0] if len(found) == 1 else found, option=orjson.OPT_INDENT_2).decode())

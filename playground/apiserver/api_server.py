@@ -15,18 +15,18 @@ import orjson
 from aiohttp import web
 
 from playground.apiserver import discovery, subresources
-from playground.apiserver.admission import Admission, WebhookClient
+from playground.apiserver.admission_webhooks import Admission, WebhookClient
+from playground.apiserver.api_errors import ApiError, method_not_allowed, no_such_path, plain
 from playground.apiserver.authorization import Authorizer, Request
 from playground.apiserver.calls import Call, Path, User, parse_path
 from playground.apiserver.deletions import Deleter, Lifecycle
-from playground.apiserver.errors import ApiError, method_not_allowed, no_such_path, plain
 from playground.apiserver.hosting import Listener
 from playground.apiserver.kinds import Registry
+from playground.apiserver.kubectl_tables import table
 from playground.apiserver.objects import complete, normalise
 from playground.apiserver.reads import Render, Watch, existing, list_items, render, render_list
 from playground.apiserver.storage import Item, Object, Storage, TooLarge
 from playground.apiserver.subresources import Binder, LogSource
-from playground.apiserver.tables import table
 from playground.apiserver.writes import Writer
 
 T = TypeVar("T")

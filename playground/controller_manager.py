@@ -57,7 +57,7 @@ class _Object:
         return {"preconditions": {"uid": self.meta["uid"]}}
 
 
-class Collector:
+class ControllerManager:
     """Runs both controllers in a thread. Start it once, when all kinds are served.
 
     node_seconds: how long a node must be gone before its pods are deleted.

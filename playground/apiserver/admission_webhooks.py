@@ -20,8 +20,8 @@ import orjson
 from cel_expr_python import cel
 from cel_expr_python.ext import ext_optional, ext_strings
 
+from playground.apiserver.api_errors import ApiError, Cause, bad_request, forbidden, internal, invalid_value
 from playground.apiserver.calls import Attributes
-from playground.apiserver.errors import ApiError, Cause, bad_request, forbidden, internal, invalid_value
 from playground.apiserver.patches import json_patch
 from playground.apiserver.selectors import selector_matches
 from playground.apiserver.storage import Object, Storage
