@@ -1,7 +1,7 @@
 """Tables: the rows and columns that `kubectl get` prints, computed by the server.
 
-`api_server` calls `table` for clients that accept Tables. To give a built-in kind columns, add a row to `_COLUMNS`; custom
-resources bring theirs in `additionalPrinterColumns`, and all other kinds have Name and Age.
+`api_server` calls `table` for clients that accept Tables. To give a built-in kind columns, add a row to `_COLUMNS`;
+custom resources bring theirs in `additionalPrinterColumns`, and all other kinds have Name and Age.
 """
 
 import re
