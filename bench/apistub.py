@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import orjson
 
 from bench.clusters import CARDS, PODS, running
-from mgpu.model.inventory import DEVICE_API, write_device
+from mgpu.model.device_object import DEVICE_API, write_device
 from mgpu.model.pods import Node
 from tests import builders as b
 

@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from mgpu.model.inventory import write_device
+from mgpu.model.device_object import write_device
 from mgpu.model.pods import Node
 from scheduler.cluster.cache import ClusterCache
 from tests import builders as b

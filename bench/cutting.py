@@ -11,11 +11,11 @@ from time import perf_counter
 from typing import Any
 
 from bench.placement import machine
-from mgpu.model.inventory import write_device
+from mgpu.model.device_object import write_device
 from mgpu.model.mig import Instance, layout_of, openings
-from mgpu.model.partitioning import ANNOTATION, LABEL, MADE, with_status, write_made
+from mgpu.model.node_slices import ANNOTATION, LABEL, MADE, with_status, write_made
 from mgpu.model.pods import Node
-from mgpu.model.slices import MIG, Slice
+from mgpu.model.slice_names import MIG, Slice
 from mgpu.settings import load_settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod

@@ -17,7 +17,7 @@ from bench.node import cpu_seconds
 from bench.noop import NoOp
 from mgpu.kube import Api
 from mgpu.kube.reflector import Reflector
-from mgpu.model.inventory import DEVICE_API, write_device
+from mgpu.model.device_object import DEVICE_API, write_device
 from mgpu.model.pods import Node
 from playground.cluster import CORE, MEMORY, Cluster
 from tests.builders import cards, share

@@ -15,7 +15,7 @@ from bench.placement import machine
 from mgpu.model.cards import Card, CardState
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Rejection, whole_cards
 from mgpu.model.pods import Stage
-from mgpu.model.slices import MPS
+from mgpu.model.slice_names import MPS
 from scheduler.engine import FULL, SHORT, Effort, Limits, place, policy_named
 from scheduler.engine.effort import Budget, Exhausted
 from scheduler.engine.partitioning.mps_shares import MpsCard

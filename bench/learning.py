@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from mgpu.model.device_object import write_device
 from mgpu.model.gpu_requests import Placement
-from mgpu.model.inventory import write_device
 from mgpu.model.pods import Node
 from mgpu.settings import Settings, load_settings
 from scheduler.cluster.cache import ClusterCache

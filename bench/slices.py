@@ -13,8 +13,8 @@ from bench.placement import machine
 from mgpu.model.cards import Card
 from mgpu.model.gpu_requests import Rejection
 from mgpu.model.mig import Instance, Layout, layout_of, openings
-from mgpu.model.partitioning import NodeSlices
-from mgpu.model.slices import MIG, MPS, Slice
+from mgpu.model.node_slices import NodeSlices
+from mgpu.model.slice_names import MIG, MPS, Slice
 from scheduler.engine.partitioning import geometry, mps_shares
 from scheduler.engine.partitioning.geometry import Geometries
 from scheduler.engine.partitioning.partition_plan import NodeCards, can_offer, cards_of, plan_of

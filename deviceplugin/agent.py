@@ -38,15 +38,15 @@ from deviceplugin.pods.unrecorded import Unrecorded
 from deviceplugin.pods.upkeep import keep_clean
 from deviceplugin.served_resources import ServedResources
 from mgpu.dialects import gpushare
-from mgpu.dialects.records import OPEN, Records
+from mgpu.dialects.record_verification import UNSEALED, RecordVerifier
 from mgpu.kube import Api
 from mgpu.kube.events import Recorder, node_reference, pod_reference
 from mgpu.kube.reflector import Reflector
 from mgpu.model.cards import Card
-from mgpu.model.given import write_given
+from mgpu.model.device_checkpoints import write_entries
 from mgpu.model.ledger import Holding, Share
-from mgpu.model.partitioning import LABEL
-from mgpu.model.slices import MIG, MPS
+from mgpu.model.node_slices import LABEL
+from mgpu.model.slice_names import MIG, MPS
 from mgpu.serving.record_keys import warn_if_unsealed
 from mgpu.settings import Settings
 
@@ -64,7 +64,12 @@ class Agent:
     """`run` until `stop`. settings.deviceplugin must name the node."""
 
     def __init__(
-        self, settings: Settings, source: CardSource, api: Api, driver: MigDriver, records: Records = OPEN
+        self,
+        settings: Settings,
+        source: CardSource,
+        api: Api,
+        driver: MigDriver,
+        records: RecordVerifier = UNSEALED,
     ) -> None:
         own = settings.deviceplugin
         self._settings, self._node_name = settings, own.node
@@ -373,7 +378,7 @@ class Agent:
         if (given := self._whole.given) is None:
             return self._whole.server, None
         rows = (*given, *self._remnants.rows())
-        return self._whole.server, write_given(rows) if rows else ""
+        return self._whole.server, write_entries(rows) if rows else ""
 
     def _mark_given(self, known: GpuPod) -> None:
         """gpushare: the record says once the node has given the card out."""

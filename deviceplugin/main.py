@@ -29,7 +29,7 @@ from deviceplugin.mig.mig_driver import MigDriver, NvmlMig
 from deviceplugin.plugin.registration import socket_name
 from mgpu import dialects
 from mgpu.cli.setup import read_settings
-from mgpu.dialects.records import Records
+from mgpu.dialects.record_verification import RecordVerifier
 from mgpu.kube import Api
 from mgpu.model.errors import BadObject, Problem
 from mgpu.serving import logs
@@ -96,7 +96,7 @@ def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str |
             health.stop()
 
 
-def _agent(settings: Settings, api: Api, records: Records) -> Agent:
+def _agent(settings: Settings, api: Api, records: RecordVerifier) -> Agent:
     """Raises BadObject."""
     own = settings.deviceplugin
     source, driver = _simulated(own) or (_real(api, own.node, lambda: agent.divided()), NvmlMig())

@@ -25,7 +25,7 @@ say() { printf '%s\n' "$*"; }
 in_namespace() { kubectl -n "$NAMESPACE" "$@"; }
 apply() { kubectl apply --server-side --force-conflicts --field-manager=mgpu-record-keys -f -; }
 
-# The name of the key in file $1 in seals: what mgpu/model/seals.py calls its id.
+# The name of the key in file $1 in seals: what mgpu/model/record_seals.py calls its id.
 id_of() { openssl pkey -in "$1" -pubout -outform DER | tail -c 32 | openssl dgst -sha256 -r | cut -c1-16; }
 
 publish() { openssl pkey -in "$1" -pubout -out "$top/public/$(id_of "$1").pem"; }

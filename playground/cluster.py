@@ -24,8 +24,8 @@ from mgpu import dialects
 from mgpu.cli.setup import read_settings
 from mgpu.kube import Api, ApiError
 from mgpu.model.mig import LAYOUTS
-from mgpu.model.partitioning import MADE
-from mgpu.model.slices import resource_of
+from mgpu.model.node_slices import MADE
+from mgpu.model.slice_names import resource_of
 from mgpu.serving.certificates import CA
 from playground import mps_control
 from playground.apiserver import ApiServer, Request, Served, User, self_signed, write_kubeconfig

@@ -6,9 +6,9 @@ from mgpu.model.cards import GPU, Card, CardState
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.gpu_requests import by_index
 from mgpu.model.ledger import Share
-from mgpu.model.partitioning import NodeSlices
+from mgpu.model.node_slices import NodeSlices
 from mgpu.model.quantities import format_bytes, format_core
-from mgpu.model.slices import MIG, RESOURCE_PREFIX, Slice, is_slice, mode_of, place_of, slice_named
+from mgpu.model.slice_names import MIG, RESOURCE_PREFIX, Slice, is_slice, mode_of, place_of, slice_named
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 LIMITS = ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")

@@ -15,7 +15,7 @@ from typing import Any
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.reflector import Reflector
-from mgpu.model.inventory import DEVICE_API
+from mgpu.model.device_object import DEVICE_API
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from rich.console import Console
 from mgpu.cli.setup import read_settings
 from mgpu.kube import ApiError
 from mgpu.model.cards import CardState
-from mgpu.model.partitioning import NodeSlices
-from mgpu.model.slices import MIG, MPS, Slice
+from mgpu.model.node_slices import NodeSlices
+from mgpu.model.slice_names import MIG, MPS, Slice
 from mgpu.presentation import request_text
 from mgpu.presentation.card_map import card_map
 from mgpu.settings import Settings

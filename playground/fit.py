@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from mgpu.model.node_requests import Requests, allocatable, requests_of
+from mgpu.model.compute_resources import Requests, allocatable, requests_of
 
 Raw = Mapping[str, Any]
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from mgpu.kube import Api, ApiError
-from mgpu.model.seals import key_id
+from mgpu.model.record_seals import key_id
 from mgpu.serving.certificates import new_authority
 from mgpu.serving.record_keys import SINCE
 from playground.processes import StartError, until

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mgpu.model.cards import Card
-from mgpu.model.inventory import read_card_list
-from mgpu.model.partitioning import LABEL, NodeSlices, undivided
-from mgpu.model.slices import MIG, MPS
+from mgpu.model.device_object import read_card_list
+from mgpu.model.node_slices import LABEL, NodeSlices, undivided
+from mgpu.model.slice_names import MIG, MPS
 
 MGPU = {"vke.node.gpu.schedule": "mgpu"}
 BURST = {**MGPU, "vke.volcengine.com/mgpu-compute-policy": "native-burst-share"}

@@ -15,10 +15,10 @@ from mgpu import dialects
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api
 from mgpu.model.cards import Card, CardState
+from mgpu.model.device_object import DEVICE_API, read_device
 from mgpu.model.gpu_requests import GpuRequest
-from mgpu.model.inventory import DEVICE_API, read_device
 from mgpu.model.ledger import Share
-from mgpu.model.partitioning import NodeSlices, read_slices
+from mgpu.model.node_slices import NodeSlices, read_slices
 from mgpu.model.pods import read_node, read_pod
 from mgpu.presentation.overview import Overview, overview
 from mgpu.settings import Settings

@@ -11,14 +11,14 @@ from functools import partial
 from typing import Any
 
 from mgpu.dialects import gpushare, mtgpu
-from mgpu.dialects.records import OPEN, Records
+from mgpu.dialects.record_verification import UNSEALED, RecordVerifier
 from mgpu.kube import Api, Unreachable
 from mgpu.kube.events import Recorder
 from mgpu.kube.fence import FencedApi
 from mgpu.kube.leader import LAND_SECONDS, Leader
 from mgpu.kube.reflector import Reflector
+from mgpu.model.device_object import DEVICE_API
 from mgpu.model.errors import RetryLater
-from mgpu.model.inventory import DEVICE_API
 from mgpu.serving.record_keys import warn_if_unsealed
 from mgpu.settings import Settings
 from scheduler import metrics
@@ -61,7 +61,7 @@ SWITCH_SECONDS = 0.001
 class Process:
     """Built without side effects; `start` begins the watches and threads, in the process that will serve."""
 
-    def __init__(self, settings: Settings, api: Api, identity: str, records: Records = OPEN) -> None:
+    def __init__(self, settings: Settings, api: Api, identity: str, records: RecordVerifier = UNSEALED) -> None:
         self._settings, self._api, self._identity = settings, api, identity
         self.announcements = Announcements(api, self.may_decide)
         self.state = ClusterCache(

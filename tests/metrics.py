@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Metric
 
 import deviceplugin.metrics
 import scheduler.metrics
-import webhook.metrics
+import webhook.admission_metrics
 from deviceplugin.metrics import NodeCards
 from scheduler.api.collector import Cluster
 
@@ -20,7 +20,7 @@ def metrics(process: str) -> Iterator[Metric]:
     """process: webhook, scheduler or deviceplugin. Those of the process itself, of the client library, are left out."""
     nothing: Any = None
     sources: Mapping[str, tuple[CollectorRegistry, Any]] = {
-        "webhook": (webhook.metrics.REGISTRY, ()),
+        "webhook": (webhook.admission_metrics.REGISTRY, ()),
         "scheduler": (scheduler.metrics.REGISTRY, Cluster(nothing, nothing, tuple).describe()),
         "deviceplugin": (deviceplugin.metrics.REGISTRY, NodeCards(nothing).describe()),
     }

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 from mgpu.dialects import mtgpu
 from mgpu.kube import ApiError
 from mgpu.model.cards import Card
+from mgpu.model.device_checkpoints import CHECKPOINTS, DELETED_POD, CheckpointEntry, write_entries
+from mgpu.model.device_object import WHOLE_CARDS_LABEL, write_device
 from mgpu.model.errors import RetryLater
-from mgpu.model.given import CHECKPOINTS, DELETED_POD, Given, write_given
 from mgpu.model.gpu_requests import Rejection
-from mgpu.model.inventory import WHOLE_CARDS_LABEL, write_device
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Node as ModelNode
 from mgpu.settings import Settings, load_settings
@@ -94,7 +94,7 @@ class Node:
     def __init__(self, name: str, cards: tuple[Card, ...], *, stock: bool) -> None:
         self.name, self.cards, self.stock = name, cards, stock
         self.given: dict[str, str] = {}
-        self.remnants: dict[str, Given] = {}
+        self.remnants: dict[str, CheckpointEntry] = {}
         self.takes = 0
 
 
@@ -172,7 +172,7 @@ class Rig:
         uid, node = raw["metadata"]["uid"], self.nodes[raw["spec"]["nodeName"]]
         request, _, memory = mtgpu.read_share(raw["metadata"]["annotations"])
         share = Share("0", None, request, memory)
-        node.remnants[uid] = Given(uid, "0", DELETED_POD, (mtgpu.card_of(raw),), share)
+        node.remnants[uid] = CheckpointEntry(uid, "0", DELETED_POD, (mtgpu.card_of(raw),), share)
 
     def stop_remnants(self, node: str) -> None:
         """The node's agent ends them, and reports it."""
@@ -278,8 +278,8 @@ class Rig:
     def _device(self, node: Node) -> Raw:
         raw = write_device(ModelNode(node.name), "", node.cards)
         names = {raw["metadata"]["uid"]: raw["spec"]["containers"][0]["name"] for raw in self.cluster.all(PODS)}
-        rows = [Given(uid, names[uid], WHOLE, (card,)) for uid, card in node.given.items() if uid in names]
-        text = {CHECKPOINTS: write_given([*rows, *node.remnants.values()])}
+        rows = [CheckpointEntry(uid, names[uid], WHOLE, (card,)) for uid, card in node.given.items() if uid in names]
+        text = {CHECKPOINTS: write_entries([*rows, *node.remnants.values()])}
         meta = {"name": raw["metadata"]["name"], "annotations": {**(raw["metadata"].get("annotations") or {}), **text}}
         return {**raw, "metadata": meta}
 

@@ -9,7 +9,7 @@ from deviceplugin.mig.mig_driver import Made, MigCard, MigRefused
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
 from mgpu.model.mig import Instance, Layout, layout_of, problem
-from mgpu.model.slices import Slice
+from mgpu.model.slice_names import Slice
 
 Change = Callable[[], object]
 How = Literal["before", "half", "after"]

@@ -21,12 +21,12 @@ from deviceplugin.pods.node_pods import NodePods
 from mgpu.dialects import slices
 from mgpu.kube import ApiError, Unreachable
 from mgpu.model.cards import Card
+from mgpu.model.device_object import write_device
 from mgpu.model.errors import RetryLater
-from mgpu.model.inventory import write_device
 from mgpu.model.mps_config import config_of
-from mgpu.model.partitioning import LABEL
+from mgpu.model.node_slices import LABEL
 from mgpu.model.pods import Node as ModelNode
-from mgpu.model.slices import MIG, MPS, Slice, slice_named
+from mgpu.model.slice_names import MIG, MPS, Slice, slice_named
 from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
 from tests import builders
 from tests.clock import Clock

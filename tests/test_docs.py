@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from mgpu.cli.main import main
-from mgpu.dialects.records import Reason
+from mgpu.dialects.record_verification import Reason
 from mgpu.settings import Settings
 
 ROOT = Path(__file__).parents[1]

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from deviceplugin.mig.mig_driver import MigRefused
-from mgpu.model import partitioning
+from mgpu.model import node_slices
 from mgpu.model.errors import RetryLater
 from mgpu.model.mig import layout_of, problem
 from mgpu.model.mps_config import read_config
-from mgpu.model.partitioning import ANNOTATION, NodeSlices, read_partitioning, read_slices
+from mgpu.model.node_slices import ANNOTATION, NodeSlices, read_partitioning, read_slices
 from mgpu.model.pods import read_node
-from mgpu.model.slices import MIG, MPS, Counts, Slice, counts, gigabytes
+from mgpu.model.slice_names import MIG, MPS, Counts, Slice, counts, gigabytes
 from scheduler.engine.partitioning.partitionable_node import offers, wanted_by
 from tests import builders
 from tests.examples import examples
@@ -203,7 +203,7 @@ class Machine(RuleBasedStateMachine):
         wanted = {name.split("-")[1]: n for name, n in spec.items() if name.startswith("mig") == (mode == MIG)}
         plan = (self.said(node).partitioning.plan or 0) + 1
         self.shaken.add(node)
-        self.rig.api.annotate(node, **{ANNOTATION: partitioning.with_spec(self.annotation(node), {card: wanted}, plan)})
+        self.rig.api.annotate(node, **{ANNOTATION: node_slices.with_spec(self.annotation(node), {card: wanted}, plan)})
 
     @rule(node=nodes, slice_=slices)
     def an_agent_reports_while_the_planner_writes(self, node: str, slice_: str) -> None:

@@ -15,9 +15,8 @@ from mgpu.serving.callers import api_servers
 from mgpu.serving.server import Listen, serve
 from mgpu.settings import Settings
 from webhook import sharing
-from webhook.app import make_app
-from webhook.pods_of_mtgpupods import Find
-from webhook.reading import SECONDS, finder
+from webhook.admission import make_app
+from webhook.mtgpupod_rebuild import SECONDS, Find, finder
 
 EXAMPLES = """
 \b
@@ -71,11 +70,11 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
     find = _finder(kubeconfig, stack)
     if own.metrics_port >= 0:
         folder = sharing.folder(stack)
-        from webhook import metrics  # not before: `sharing` says why
+        from webhook import admission_metrics  # not before: `sharing` says why
 
-        app, exposed = make_app(settings, told=metrics.ADMISSIONS, find_mtgpupod=find), new_app()
+        app, exposed = make_app(settings, told=admission_metrics.ADMISSIONS, find_mtgpupod=find), new_app()
         probes(exposed, str)
-        exposing(exposed, lambda: metrics.page(folder), metrics.CONTENT_TYPE)
+        exposing(exposed, lambda: admission_metrics.page(folder), admission_metrics.CONTENT_TYPE)
         beside = [Listen(own.metrics_host, own.metrics_port, exposed.wsgi_app, tls=False)]
     else:
         app, beside = make_app(settings, find_mtgpupod=find), []

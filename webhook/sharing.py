@@ -1,5 +1,5 @@
-"""The folder in which the workers' metrics lie. Not in `webhook.metrics`, which must not be imported before it is made:
-prometheus_client decides when it is imported whether it counts in files.
+"""The folder in which the workers' metrics lie. Not in `webhook.admission_metrics`, which must not be imported before
+it is made: prometheus_client decides when it is imported whether it counts in files.
 """
 
 import os

@@ -11,7 +11,7 @@ from deviceplugin.kubelet.pod_resources import Owner
 from deviceplugin.pods.identity import Refused
 from deviceplugin.pods.node_pods import NodePods
 from mgpu.model.errors import RetryLater
-from mgpu.model.naming import named_to
+from mgpu.model.pod_references import named_to
 
 _RETRY_SECONDS = 0.2
 _REMEMBERED = 4096

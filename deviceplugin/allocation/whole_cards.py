@@ -17,10 +17,10 @@ from deviceplugin.kubelet import checkpoint
 from deviceplugin.kubelet.checkpoint import read_checkpoint
 from deviceplugin.pods.node_pods import GpuPod, NodePods
 from deviceplugin.pods.unrecorded import Unrecorded
+from mgpu.model.device_checkpoints import OTHERS, CheckpointEntry, no_devices_entry, shares_by_pod
 from mgpu.model.errors import RetryLater
-from mgpu.model.given import OTHERS, Given, nothing, shares_given
 from mgpu.model.ledger import Holding
-from mgpu.model.slices import RESOURCE_PREFIX
+from mgpu.model.slice_names import RESOURCE_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class WholeCards:
     ) -> None:
         self._setting, self._folder, self._pods, self._owners = setting, folder, pods, owners
         self._unrecorded, self._capacity = unrecorded, capacity
-        self._listed: tuple[Given, ...] | None = None
+        self._listed: tuple[CheckpointEntry, ...] | None = None
         self._stamp: tuple[int, int, int] | None = None
         self._rows: list[checkpoint.Given] | None = None
         self._offered: frozenset[str] | None = None
@@ -60,8 +60,8 @@ class WholeCards:
         self._problem = ""
         self.server = NVIDIA if setting == NVIDIA else ""
         self.why = "deviceplugin.wholeCards is nvidia" if setting == NVIDIA else ""
-        self.held: tuple[Given, ...] = ()
-        self.given: tuple[Given, ...] | None = None
+        self.held: tuple[CheckpointEntry, ...] = ()
+        self.given: tuple[CheckpointEntry, ...] | None = None
 
     def left(self) -> str:
         """Why whole cards are not ours to serve now; "" where they are."""
@@ -85,7 +85,7 @@ class WholeCards:
         keys = {uid: key.partition("/") for uid, (key, _) in present.items()}
         return tuple(
             Holding(uid, *keys.get(uid, ("", "", f"pod {uid}"))[::2], "", NVIDIA, shares)
-            for uid, shares in shares_given(self.held).items()
+            for uid, shares in shares_by_pod(self.held).items()
         )
 
     async def look(self, *, synced: bool) -> bool:
@@ -100,7 +100,7 @@ class WholeCards:
             await self._unrecorded.look(missing, {row.uid for row in self._listed}, sliced)
             self.held = tuple(sorted((*self._listed, *self._unrecorded.found)))
             told = *self._listed, *self._unrecorded.rows()
-            self.given = *sorted(row for row in told if not self._recorded(row.uid)), nothing(OTHERS)
+            self.given = *sorted(row for row in told if not self._recorded(row.uid)), no_devices_entry(OTHERS)
         if self._setting != NVIDIA:
             self._decide()
         if before[0] != self.server:
@@ -154,9 +154,9 @@ class WholeCards:
         uids = {key: uid for uid, (key, _) in self._pods.present().items()}
         known = [(uids.get(f"{o.namespace}/{o.name}"), o) for o in owners if not _own_ids(o.ids)]
         # Without a name that is the API server's no pod can be told; it is looked for again with the next look.
-        self._listed = tuple(Given(uid, o.container, WHOLE_CARDS, tuple(o.ids)) for uid, o in known if uid)
+        self._listed = tuple(CheckpointEntry(uid, o.container, WHOLE_CARDS, tuple(o.ids)) for uid, o in known if uid)
 
-    def _foreign(self) -> tuple[Given, ...] | None:
+    def _foreign(self) -> tuple[CheckpointEntry, ...] | None:
         """Of pods that have not ended."""
         if self._rows is None:
             return self._listed
@@ -165,7 +165,7 @@ class WholeCards:
         self._since = {uid: at for uid, at in self._since.items() if any(row.uid == uid for row in theirs)}
         known = ((self._pods.by_uid(row.uid), row) for row in others)
         return tuple(
-            Given(pod.pod.uid if pod else row.uid, row.container, WHOLE_CARDS, tuple(sorted(row.ids)))
+            CheckpointEntry(pod.pod.uid if pod else row.uid, row.container, WHOLE_CARDS, tuple(sorted(row.ids)))
             for pod, row in known
         )
 

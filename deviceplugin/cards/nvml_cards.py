@@ -18,7 +18,7 @@ import pynvml
 from deviceplugin.mig.mig_nvml import NO_MIG
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
-from mgpu.model.slices import MPS
+from mgpu.model.slice_names import MPS
 
 log = logging.getLogger(__name__)
 

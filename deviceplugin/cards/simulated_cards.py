@@ -15,8 +15,8 @@ import yaml
 
 from deviceplugin.mig.mig_driver import Made, MigCard, MigDriver, MigRefused
 from mgpu.model.cards import Card
+from mgpu.model.device_object import read_card_list
 from mgpu.model.errors import BadObject, Problem, RetryLater
-from mgpu.model.inventory import read_card_list
 from mgpu.model.mig import Instance
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from pathlib import Path
 from deviceplugin.delivery.cdi import Edits
 from deviceplugin.pods.identity import VISIBLE, Refused, Target
 from mgpu.model.cards import Card
-from mgpu.model.slices import is_slice, place_of
+from mgpu.model.slice_names import is_slice, place_of
 from mgpu.settings import DevicePluginSettings
 
 _NULL, _LIST = "/dev/null", "/var/run/nvidia-container-devices"

@@ -10,7 +10,7 @@ fewer such pods, and says so; whoever disables the vocabularies that nobody uses
 from collections.abc import Iterator, Mapping, Sequence
 
 from mgpu import dialects
-from mgpu.dialects.node_resources import SHARE, SHARES_PER_CARD, NodeResource
+from mgpu.dialects.protocol import SHARE, SHARES_PER_CARD, NodeResource
 from mgpu.model.cards import GPU, Card
 from mgpu.settings import Settings
 

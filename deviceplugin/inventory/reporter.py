@@ -15,9 +15,9 @@ from deviceplugin.inventory.offers import as_ids, in_status
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.reflector import Reflector
 from mgpu.model.cards import GPU, Card
+from mgpu.model.device_checkpoints import CHECKPOINTS
+from mgpu.model.device_object import DEVICE_API, MODEL_LABEL, WHOLE_CARDS_LABEL, read_device, write_device
 from mgpu.model.errors import BadObject
-from mgpu.model.given import CHECKPOINTS
-from mgpu.model.inventory import DEVICE_API, MODEL_LABEL, WHOLE_CARDS_LABEL, read_device, write_device
 from mgpu.model.pods import read_node
 from mgpu.model.quantities import QuantityError, whole_number
 from mgpu.settings import Settings

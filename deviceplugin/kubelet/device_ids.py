@@ -6,7 +6,7 @@ Which id a pod gets says nothing about which card; only how many there are, and 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import count, islice
 
-from mgpu.dialects.node_resources import NodeResource
+from mgpu.dialects.protocol import NodeResource
 from mgpu.model.cards import Card
 
 MAX_IDS = 4000

@@ -8,7 +8,7 @@ from mgpu.kube import Api
 from mgpu.kube.reflector import Reflector
 from mgpu.model.errors import RetryLater
 from mgpu.model.mps_config import config_of
-from mgpu.settings.slices import SlicesSettings
+from mgpu.settings.slice_settings import SlicesSettings
 
 
 class ConfigMap:

@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mgpu.model.cards import Card
 from mgpu.model.mig import Instance, Layout, arrange, problem
-from mgpu.model.partitioning import ANNOTATION, NodeSlices
-from mgpu.model.slices import MOST_CLIENTS, Counts, Slice, counts, gigabytes
+from mgpu.model.node_slices import ANNOTATION, NodeSlices
+from mgpu.model.slice_names import MOST_CLIENTS, Counts, Slice, counts, gigabytes
 
 _GIB = 1 << 30
 

@@ -11,8 +11,8 @@ from deviceplugin.pods.slice_usage import Users
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
 from mgpu.model.mig import Instance, problem
-from mgpu.model.partitioning import NodeSlices
-from mgpu.model.slices import MPS, Slice, mode_of, read_name
+from mgpu.model.node_slices import NodeSlices
+from mgpu.model.slice_names import MPS, Slice, mode_of, read_name
 
 Cards = Mapping[int, MigCard]
 """Those that answer and can be cut, by the index that the node has for them."""

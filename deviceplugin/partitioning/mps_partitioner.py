@@ -11,8 +11,8 @@ from deviceplugin.pods.slice_usage import Users
 from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject, first
 from mgpu.model.mps_config import read_config
-from mgpu.model.partitioning import NodeSlices
-from mgpu.model.slices import MIG, Counts, Slice, counts, mode_of
+from mgpu.model.node_slices import NodeSlices
+from mgpu.model.slice_names import MIG, Counts, Slice, counts, mode_of
 
 
 class Configs(Protocol):

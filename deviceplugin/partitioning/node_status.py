@@ -7,8 +7,8 @@ from typing import Any
 
 from mgpu.kube import Api, ApiError
 from mgpu.model.errors import BadObject
-from mgpu.model.partitioning import ANNOTATION, MADE, read_partitioning, with_status, write_made
-from mgpu.model.slices import Slice
+from mgpu.model.node_slices import ANNOTATION, MADE, read_partitioning, with_status, write_made
+from mgpu.model.slice_names import Slice
 
 log = logging.getLogger(__name__)
 

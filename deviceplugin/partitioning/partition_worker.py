@@ -28,9 +28,9 @@ from mgpu.kube import ApiError, Unreachable
 from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.ledger import Holding
-from mgpu.model.partitioning import LABEL, MADE, NodeSlices, Partitioning, devices, read_slices, undivided, x
+from mgpu.model.node_slices import LABEL, MADE, NO_SLICES, NodeSlices, Partitioning, devices, read_slices, undivided
 from mgpu.model.pods import read_node
-from mgpu.model.slices import MIG, MPS, Slice, is_mps, is_slice, mode_of, resource_of
+from mgpu.model.slice_names import MIG, MPS, Slice, is_mps, is_slice, mode_of, resource_of
 
 log = logging.getLogger(__name__)
 
@@ -128,13 +128,13 @@ class SliceWorker:
 
         A card that shall be cut, and is not while a pod has it, stays that pod's.
         """
-        state = self.state or x
+        state = self.state or NO_SLICES
         cut = {*state.cards, *(s.card for s in state.made)}
         return (*(gpu for gpu in gpus if gpu.index not in cut), *devices(state, gpus))
 
     def whole(self, gpus: Sequence[Card]) -> tuple[Card, ...]:
         """The cards that other vocabularies are offered: none that is cut, shall be, or can be by MIG."""
-        return undivided(self.state or x, gpus)
+        return undivided(self.state or NO_SLICES, gpus)
 
     def _run(self) -> None:
         pause, well = _PAUSE_SECONDS, time.monotonic()
@@ -174,7 +174,7 @@ class SliceWorker:
         found = self._read(node)
         if found is None:
             if (node["metadata"].get("labels") or {}).get(LABEL) not in (MIG, MPS):
-                self._know(x)
+                self._know(NO_SLICES)
             return TICK_SECONDS
         for mode, cutter in self._cutters.items():
             if mode != found.mode:
@@ -225,7 +225,7 @@ class SliceWorker:
 
     def _without(self) -> float:
         """A node without the label: nothing is cut here, and nothing that others have made is touched."""
-        self._know(x)
+        self._know(NO_SLICES)
         self._looked = True
         if self._served:
             self._offer((), ())

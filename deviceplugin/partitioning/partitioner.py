@@ -6,8 +6,8 @@ from typing import Protocol
 
 from deviceplugin.pods.slice_usage import Users
 from mgpu.model.cards import Card
-from mgpu.model.partitioning import NodeSlices
-from mgpu.model.slices import Slice
+from mgpu.model.node_slices import NodeSlices
+from mgpu.model.slice_names import Slice
 
 
 @dataclass(frozen=True, slots=True)

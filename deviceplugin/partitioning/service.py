@@ -18,8 +18,8 @@ from deviceplugin.pods.slice_usage import Users
 from mgpu.kube import Api
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
-from mgpu.model.partitioning import NodeSlices, x
-from mgpu.model.slices import MIG, MPS, Slice
+from mgpu.model.node_slices import NO_SLICES, NodeSlices
+from mgpu.model.slice_names import MIG, MPS, Slice
 from mgpu.settings import Settings
 
 
@@ -76,7 +76,7 @@ class Slices:
     def are_told(self) -> bool:
         """Whether the Node says of this node's slices which pods have them; before the first look it still does."""
         state = self._worker.state
-        return self._enabled and (state is None or state.mode != x.mode)
+        return self._enabled and (state is None or state.mode != NO_SLICES.mode)
 
     @property
     def ids(self) -> int:

@@ -10,7 +10,7 @@ from deviceplugin.partitioning.slice_ids import after, slice_ids
 from deviceplugin.plugin.plugin_server import Plugin
 from deviceplugin.plugin.registration import Registration
 from mgpu.model.errors import RetryLater
-from mgpu.model.slices import Slice, resource_of
+from mgpu.model.slice_names import Slice, resource_of
 
 Ids = Mapping[str, bool]
 

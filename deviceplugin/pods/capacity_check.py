@@ -12,7 +12,7 @@ from deviceplugin.pods.slice_usage import Environments, names_in, place_at
 from mgpu.model.cards import GPU, WHOLE_RATIO, Card, noun
 from mgpu.model.gpu_requests import Amount
 from mgpu.model.ledger import Holding, Share, unknown_shares
-from mgpu.model.naming import named_to
+from mgpu.model.pod_references import named_to
 from mgpu.model.quantities import format_bytes, format_core
 
 Handed = Mapping[tuple[str, str], Sequence[str]]

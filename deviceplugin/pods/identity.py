@@ -14,7 +14,7 @@ from mgpu import dialects
 from mgpu.model.cards import GPU, Card, noun
 from mgpu.model.gpu_requests import ContainerRequest
 from mgpu.model.ledger import Minor, Share, absent
-from mgpu.model.slices import is_slice, place_of
+from mgpu.model.slice_names import is_slice, place_of
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 VOID = {VISIBLE: "void"}

@@ -19,7 +19,7 @@ from deviceplugin.pods.node_pods import GpuPod, NodePods
 from mgpu.dialects import mtgpu
 from mgpu.model.cards import GPU, Card
 from mgpu.model.errors import RetryLater
-from mgpu.model.naming import named_to
+from mgpu.model.pod_references import named_to
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from deviceplugin.pods.limited_pods import Limited, read_limited
 from mgpu import dialects
-from mgpu.dialects import keeping, mtgpu
-from mgpu.dialects.reading import bounded, fingerprint
-from mgpu.dialects.records import OPEN, Finding, Judged, Records
-from mgpu.dialects.vocabulary import vocabularies
+from mgpu.dialects import mtgpu, watched_pods
+from mgpu.dialects.record_verification import UNSEALED, Finding, RecordVerifier, Verdict
+from mgpu.dialects.registry import vocabularies
+from mgpu.dialects.watched_pods import bounded, fingerprint
 from mgpu.model import budget
 from mgpu.model.errors import BadObject
 from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, peak
@@ -57,7 +57,7 @@ class GpuPod:
     carriers: container → the one of its resources whose answer brings its cards (`dialects.carrier`).
     judged: what was found of its record; where that does not count, `pod` is without it and `shares` is None.
     grace: seconds that its containers may run on after its deletion.
-    said: the fingerprint of all that was read of it (`mgpu.dialects.reading`); None where its record is not the API
+    said: the fingerprint of all that was read of it (`watched_pods.fingerprint`); None where its record is not the API
     server's.
     """
 
@@ -70,7 +70,7 @@ class GpuPod:
     amounts: Mapping[str, tuple[tuple[Container, int], ...]] = field(default_factory=dict, hash=False)
     held: Mapping[str, int] = field(default_factory=dict, hash=False)
     carriers: Mapping[str, str] = field(default_factory=dict, hash=False)
-    judged: Judged | None = None
+    judged: Verdict | None = None
     grace: int = GRACE_SECONDS
     said: bytes | None = field(default=None, compare=False)
 
@@ -101,7 +101,7 @@ class NodePods:
     dropped: how many pods have gone so far.
     """
 
-    def __init__(self, settings: Settings, changed: Callable[[], None], records: Records = OPEN) -> None:
+    def __init__(self, settings: Settings, changed: Callable[[], None], records: RecordVerifier = UNSEALED) -> None:
         self._settings, self._changed, self._records = settings, changed, records
         self._pods: dict[str, GpuPod] = {}
         # UID → annotations of ours that are still on their way to the API server.
@@ -240,8 +240,8 @@ def read_gpu_pod(
     raw: Mapping[str, Any],
     settings: Settings,
     amended: Mapping[str, str] | None = None,
-    records: Records = OPEN,
-    before: Judged | None = None,
+    records: RecordVerifier = UNSEALED,
+    before: Verdict | None = None,
 ) -> GpuPod | None:
     """None: the pod asks for no GPU. What is unreadable in it is its `problem`, so that its containers are refused.
 
@@ -290,7 +290,7 @@ def _ended(known: GpuPod) -> GpuPod:
 def _kept(pod: Pod) -> Pod:
     """The part of a pod that an agent keeps: the label of occupy pods alone, and who a mirror pod stands for."""
     labels = {key: text for key, text in pod.labels.items() if key == mtgpu.OCCUPY_LABEL}
-    small = keeping.kept(replace(pod, labels=labels), record=True)
+    small = watched_pods.kept(replace(pod, labels=labels), record=True)
     mirror = pod.annotations.get(MIRROR, "")
     if kubelets_uid(pod.annotations, "") != mirror or not mirror:
         return small

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from mgpu.model.cards import GPU, Card
-from mgpu.model.given import Given
+from mgpu.model.device_checkpoints import CheckpointEntry
 from mgpu.model.ledger import Holding, Minor, Share
 from mgpu.model.pods import Stage
 
@@ -56,7 +56,9 @@ def summed(shares: Sequence[Share], cards: Sequence[Card]) -> tuple[Share, ...]:
     return (*there, *dict.fromkeys(others))
 
 
-def rows_of(uid: str, resource: str, shares: Sequence[Share], container: str | None = None) -> Iterator[Given]:
+def rows_of(
+    uid: str, resource: str, shares: Sequence[Share], container: str | None = None
+) -> Iterator[CheckpointEntry]:
     """Yield one row of the Device for all GPUs of which the pod holds the same.
 
     Args:
@@ -68,7 +70,7 @@ def rows_of(uid: str, resource: str, shares: Sequence[Share], container: str | N
         if share.type == GPU and isinstance(share.card, str):
             on.setdefault(replace(share, card=None), []).append(share.card)
     for i, (share, cards) in enumerate(on.items()):
-        yield Given(uid, str(i) if container is None else container, resource, tuple(sorted(cards)), share)
+        yield CheckpointEntry(uid, str(i) if container is None else container, resource, tuple(sorted(cards)), share)
 
 
 class Receipts:

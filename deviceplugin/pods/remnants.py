@@ -16,8 +16,8 @@ from deviceplugin.event_loop import Wakeup
 from deviceplugin.pods.node_pods import GRACE_SECONDS, GpuPod, NodePods, is_static, kubelets_uid
 from deviceplugin.pods.receipts import Receipt, Receipts, rows_of, summed
 from mgpu.model.cards import Card
+from mgpu.model.device_checkpoints import DELETED_POD, CheckpointEntry
 from mgpu.model.errors import RetryLater
-from mgpu.model.given import DELETED_POD, Given
 from mgpu.model.ledger import Holding, Share
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class Remnants:
         """Return what they hold, those about which the runtime has not been asked yet included."""
         return tuple(Holding(uid, "", "", "", "", receipt.shares) for uid, receipt in self._candidates().items())
 
-    def rows(self) -> tuple[Given, ...]:
+    def rows(self) -> tuple[CheckpointEntry, ...]:
         """Return the GPUs that those hold that have been looked at, for the scheduler.
 
         Pods that ended as usual are not among them, so that no Device is written for each of these.

@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from deviceplugin.pods.node_pods import GpuPod
 from mgpu.model.ledger import Share
-from mgpu.model.partitioning import SOMEBODY
-from mgpu.model.slices import MPS, RESOURCE_PREFIX, Slice, mode_of, place_of, read_name, slice_named
+from mgpu.model.node_slices import SOMEBODY
+from mgpu.model.slice_names import MPS, RESOURCE_PREFIX, Slice, mode_of, place_of, read_name, slice_named
 
 PLACES_VARIABLE = "MGPU_PLACES"
 """`0:4,0:2`: card and start of each slice in MGPU_SLICES. Under MPS the UUID is the card's, for all of its slices."""
@@ -44,7 +44,7 @@ def visible_cards(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def names_in(env: Mapping[str, str]) -> tuple[str, ...]:
-    """The UUIDs of the cards or slices that a container was handed, as `mgpu.model.partitioning` has them."""
+    """The UUIDs of the cards or slices that a container was handed, as `mgpu.model.node_slices` has them."""
     visible = tuple(filter(None, env.get(_VISIBLE, "").split(",")))
     shares = [place for place in places_in(env) if mode_of(place.name) == MPS]
     return tuple(f"{visible[0]}/{s.name}/{s.start}" for s in shares) if shares and visible else visible

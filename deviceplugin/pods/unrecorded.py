@@ -2,7 +2,7 @@
 
 Such a pod may have cards: from another plugin, from before mgpu came, or from this agent, where its record was lost
 since. It may as well have none, since the kubelet starts a container whose resource no plugin offers without asking
-anybody. So the node has to say which it is (`mgpu.model.given.OTHERS`): by the kubelet's checkpoint, by what this agent
+anybody. So the node reports which it is (`device_checkpoints.OTHERS`) by the kubelet's checkpoint, by what this agent
 handed out, and by the container runtime, which knows what containers were created with. A pod about which nothing can
 be found out is held on every card, as a pod that has been handed something must never lose it.
 """
@@ -18,8 +18,8 @@ from deviceplugin.pods.identity import VISIBLE
 from deviceplugin.pods.node_pods import GpuPod, NodePods, kubelets_uid
 from deviceplugin.pods.receipts import rows_of, summed
 from mgpu.model.cards import Card
+from mgpu.model.device_checkpoints import CheckpointEntry, no_devices_entry
 from mgpu.model.errors import RetryLater
-from mgpu.model.given import Given, nothing
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.ledger import Share, share_of, unknown_shares
 
@@ -92,8 +92,8 @@ class Unrecorded:
         self._answers: dict[str, _Answer] = {}
         self._retry_at: dict[str, float] = {}
         self.bare: frozenset[str] = frozenset()
-        self.found: tuple[Given, ...] = ()
-        self.unknown: tuple[Given, ...] = ()
+        self.found: tuple[CheckpointEntry, ...] = ()
+        self.unknown: tuple[CheckpointEntry, ...] = ()
 
     def has_unasked(self, given: Collection[str]) -> bool:
         """Return whether there is such a pod that has not been asked about yet.
@@ -104,9 +104,9 @@ class Unrecorded:
         missing = ((uid, known) for uid, known in self.missing().items() if uid not in given)
         return any(uid not in self._answers or self._answers[uid].ran != known.ran for uid, known in missing)
 
-    def rows(self) -> tuple[Given, ...]:
+    def rows(self) -> tuple[CheckpointEntry, ...]:
         """Return the rows for the scheduler: what such pods have, may have, or that they have nothing."""
-        return (*self.found, *self.unknown, *(nothing(uid) for uid in sorted(self.bare)))
+        return (*self.found, *self.unknown, *(no_devices_entry(uid) for uid in sorted(self.bare)))
 
     def missing(self) -> dict[str, GpuPod]:
         """Return the pods that run without a record, by UID.
@@ -138,8 +138,8 @@ class Unrecorded:
         self._tell({uid: known for uid, known in missing.items() if uid not in given})
 
     def _tell(self, missing: Mapping[str, GpuPod]) -> None:
-        found: list[Given] = []
-        unknown: list[Given] = []
+        found: list[CheckpointEntry] = []
+        unknown: list[CheckpointEntry] = []
         bare: set[str] = set()
         for uid, known in sorted(missing.items()):
             answer = self._answers[uid]
@@ -159,7 +159,7 @@ class Unrecorded:
             return (Share("", None, whole=True),)
         return unknown_shares(replace(known.request, others=()), known.pod)
 
-    def _rows(self, known: GpuPod, shares: Sequence[Share]) -> Iterator[Given]:
+    def _rows(self, known: GpuPod, shares: Sequence[Share]) -> Iterator[CheckpointEntry]:
         """One row for all cards of which the pod holds the same, however many containers it has."""
         resource = next((known.carriers[name] for name in sorted(known.ran) if name in known.carriers), WHOLE_CARDS)
         container = next(iter(known.ran)) if len(known.ran) == 1 else None

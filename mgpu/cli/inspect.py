@@ -13,8 +13,8 @@ from rich.text import Text
 from mgpu.cli import reading
 from mgpu.cli.connecting import answering, connecting, settings_of
 from mgpu.kube import Api
-from mgpu.model.constraints import NONE, Constraints
 from mgpu.model.groups import where
+from mgpu.model.pod_constraints import NONE, Constraints
 from mgpu.model.quantities import format_bytes, format_core
 from mgpu.presentation.card_map import card_map
 from mgpu.presentation.card_views import nodes_json

@@ -15,9 +15,9 @@ from mgpu.cli.main import BadInput
 from mgpu.cli.setup import UNITS, read_settings
 from mgpu.dialects import gpushare
 from mgpu.kube import Api
+from mgpu.model.device_object import equal_cards
 from mgpu.model.errors import BadObject
 from mgpu.model.gpu_requests import Amount, GpuRequest, peak
-from mgpu.model.inventory import equal_cards
 from mgpu.model.pods import Pod, read_node, read_pod
 from mgpu.presentation.card_views import NodeView
 from mgpu.presentation.gpushare_tables import CardRow, NodeRow, PodRow, details, summary

@@ -9,7 +9,7 @@ import click
 
 from mgpu.dialects import gpushare, mtgpu
 from mgpu.kube import Api, ApiError
-from mgpu.model.inventory import DEVICE_API
+from mgpu.model.device_object import DEVICE_API
 from mgpu.presentation.plain_text import one_line
 
 Raw = dict[str, Any]

@@ -10,11 +10,14 @@ from typing import Protocol
 
 from mgpu.dialects import gpushare, koordinator, mgpu, slices
 from mgpu.dialects.mtgpu import ANNOTATIONS as OF_MTGPUPODS
-from mgpu.dialects.node_resources import SHARE, NodeResource
-from mgpu.dialects.vocabulary import MTGPU
+from mgpu.dialects.protocol import SHARE, NodeResource
+from mgpu.dialects.registry import MTGPU
 from mgpu.model.cards import Card
-from mgpu.model.constraints import ALL as WISHES
-from mgpu.model.constraints import (
+from mgpu.model.errors import BadObject, Problem
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement
+from mgpu.model.ledger import Share
+from mgpu.model.pod_constraints import ALL as WISHES
+from mgpu.model.pod_constraints import (
     CARD_UUIDS,
     PREFIX,
     SAME_CARD_GROUP,
@@ -23,13 +26,10 @@ from mgpu.model.constraints import (
     field,
     read_constraints,
 )
-from mgpu.model.errors import BadObject, Problem
-from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement
-from mgpu.model.ledger import Share
 from mgpu.model.pods import Container, Pod
 from mgpu.model.quantities import same_quantity
-from mgpu.model.seals import SEAL
-from mgpu.model.slices import is_slice
+from mgpu.model.record_seals import SEAL
+from mgpu.model.slice_names import is_slice
 from mgpu.settings import CARD_POLICIES, Settings
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mgpu.dialects.node_resources import NodeResource
+from mgpu.dialects.protocol import NodeResource
 from mgpu.model.cards import GPU, Card
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, Placement, by_index, peak

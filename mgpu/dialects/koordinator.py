@@ -11,9 +11,17 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
-from mgpu.dialects.device_allocated import ALLOCATED, Device, read, write
-from mgpu.dialects.device_shares import PER_CONTAINER, by_container, of_pod, path_of
-from mgpu.dialects.node_resources import NodeResource
+from mgpu.dialects.koordinator_record import (
+    ALLOCATED,
+    PER_CONTAINER,
+    Device,
+    by_container,
+    of_pod,
+    path_of,
+    read,
+    write,
+)
+from mgpu.dialects.protocol import NodeResource
 from mgpu.model.cards import GPU as GPU_TYPE
 from mgpu.model.cards import WHOLE_CORE, WHOLE_RATIO, Card
 from mgpu.model.errors import PROBLEMS, BadObject, Problem

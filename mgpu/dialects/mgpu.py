@@ -7,7 +7,7 @@ Core is percent of cards and memory is MiB, both in total over a container's car
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-from mgpu.dialects.node_resources import NodeResource
+from mgpu.dialects.protocol import NodeResource
 from mgpu.model.cards import GPU, Card
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Requirement, by_index, whole_cards

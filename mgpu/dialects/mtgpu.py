@@ -10,16 +10,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mgpu.dialects.node_resources import SHARE
-from mgpu.dialects.vocabulary import MTGPU, vocabulary_of
+from mgpu.dialects.protocol import SHARE
+from mgpu.dialects.registry import MTGPU, vocabulary_of
 from mgpu.model.cards import WHOLE_CORE
-from mgpu.model.constraints import ALL as WISHES
 from mgpu.model.errors import BadObject, Problem
-from mgpu.model.json_values import table_at
 from mgpu.model.ledger import Holding, Share
+from mgpu.model.pod_constraints import ALL as WISHES
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.quantities import MAX
-from mgpu.model.seals import SEAL, Seal, Subject
+from mgpu.model.raw_objects import table_at
+from mgpu.model.record_seals import SEAL, Seal, Subject
 from mgpu.settings import Settings
 
 NAME = "mtgpu"
@@ -226,7 +226,7 @@ def mtgpupod_of(raw: Mapping[str, Any]) -> str:
     """The uid of the MtgpuPod that a Pod names as its controller, or else that its seal names; "": neither does.
 
     Whoever may change Pods may take a Pod's owner off, and the Pod keeps running on its card. Its seal cannot be taken
-    off, so the card stays held. The caller checks the seal (`Records.finding_of_mtgpu`).
+    off, so the card stays held. The caller checks the seal (`RecordVerifier.finding_of_mtgpu`).
     """
     annotations = annotations_of(raw)
     seal = Seal.read(annotations[SEAL]) if {SEAL, GPUID} <= annotations.keys() else None

@@ -1,24 +1,24 @@
 """Slices of cards that are made when a pod needs them (seeds/dynamic-mps-mig-slice.md; spec page slices.md).
 
 `nvidia.com/mig-2g.20gb: n` are n MIG instances, `nvidia.com/gpu-4gb: 1` is one share under MPS. A slice is a device of
-its own type (`mgpu.model.slices`); a record names places, since instances are made anew after a reboot.
+its own type (`mgpu.model.slice_names`); a record names places, since instances are made anew after a reboot.
 """
 
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from mgpu.dialects.node_resources import NodeResource
-from mgpu.dialects.vocabulary import vocabulary_of
+from mgpu.dialects.protocol import NodeResource
+from mgpu.dialects.registry import vocabulary_of
 from mgpu.model.cards import WHOLE_CORE, Card
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Requirement
 from mgpu.model.ledger import Share, share_of
 from mgpu.model.mig import canonical
-from mgpu.model.partitioning import LABEL
+from mgpu.model.node_slices import LABEL
 from mgpu.model.pods import Container, Pod
 from mgpu.model.quantities import QuantityError, whole_number
-from mgpu.model.slices import (
+from mgpu.model.slice_names import (
     MIG,
     MPS,
     PLACES,

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from mgpu.model.errors import Problem
-from mgpu.model.json_values import table_at
+from mgpu.model.raw_objects import table_at
 
 CONTAINERS = 256
 """Containers and init containers of a pod: 16 on each of 16 cards, which is what the vocabularies allow at most."""
@@ -33,7 +33,7 @@ PATCH = 4096
 
 
 LABELS = 128
-"""Labels of an object. The scheduler keeps the labels of GPU pods for disruption budgets (`mgpu.dialects.keeping`)."""
+"""Labels of an object. The scheduler keeps those of GPU pods for disruption budgets (`mgpu.dialects.watched_pods`)."""
 
 NESTING = 32
 """Levels of objects and lists in the spec of an MtgpuPod, whose schema keeps unknown fields. A PodSpec has 12. The JSON

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from mgpu.model.cards import GPU, Card, CardState
 from mgpu.model.ledger import Holding
-from mgpu.model.slices import is_slice, place_of
+from mgpu.model.slice_names import is_slice, place_of
 
 
 class CardUse(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mgpu.model.groups import Group
-from mgpu.model.slices import is_slice
+from mgpu.model.slice_names import is_slice
 
 GPU = "gpu"
 """The type of the devices that all dialects share; others are Koordinator's (rdma, fpga, any name) or slices."""
@@ -44,7 +44,7 @@ class Card:
 class CardState:
     """A card and what is held of it. `shares` counts containers; a card without any is idle.
 
-    groups: those whose pods hold a share of it (`mgpu.model.constraints`).
+    groups: those whose pods hold a share of it (`mgpu.model.pod_constraints`).
     ratio_used: percent of its memory, of those shares that are counted so.
     gpuid: the name under which MtgpuPods share it, and nobody else then (docs/design/mtgpu.md, "Meaning of a GPUID").
     Used may exceed the card (a hand-written record, a card that came back smaller): free is then 0.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mgpu.model.cards import GPU, WHOLE_CORE, WHOLE_RATIO, Card, noun
-from mgpu.model.constraints import NONE, Constraints
+from mgpu.model.pod_constraints import NONE, Constraints
 from mgpu.model.pods import Node, Stage
 
 

@@ -12,11 +12,11 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from mgpu.model.cards import GPU, Card, CardState, noun
-from mgpu.model.constraints import NONE, Constraints
 from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, Placement, amount_of, peak, whole_of
 from mgpu.model.groups import Group, Seat
+from mgpu.model.pod_constraints import NONE, Constraints
 from mgpu.model.pods import Pod, Stage
-from mgpu.model.slices import is_slice, place_of
+from mgpu.model.slice_names import is_slice, place_of
 
 
 class Minor(NamedTuple):

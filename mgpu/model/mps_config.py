@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from mgpu.model.errors import BadObject, Problem
-from mgpu.model.slices import MOST_CLIENTS, Counts, gigabytes, slice_named, type_of
+from mgpu.model.slice_names import MOST_CLIENTS, Counts, gigabytes, slice_named, type_of
 
 DEFAULT = "default"
 """The key of all nodes that have none of their own."""

@@ -6,11 +6,17 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
+from mgpu.model.compute_resources import (
+    NO_CPU_MEMORY,
+    UNBOUNDED,
+    CpuMemory,
+    allocatable_cpu_memory,
+    requested_cpu_memory,
+)
 from mgpu.model.errors import BadObject, Problem
-from mgpu.model.json_values import table_at
-from mgpu.model.node_requests import UNBOUNDED, Room, room_needed, room_of, x
 from mgpu.model.quantities import QuantityError, same_quantity
-from mgpu.model.seals import SEAL
+from mgpu.model.raw_objects import table_at
+from mgpu.model.record_seals import SEAL
 
 _NODE_ANNOTATIONS = ("mgpu.io/", "dynamicgpuslice")
 """Prefixes of the annotations of a Node that mgpu reads. Others can have 256 KiB per node."""
@@ -86,7 +92,7 @@ class Pod:
     scheduler: str = ""
     priority: int = 0
     start_time: str = ""
-    needs: Room = x
+    needs: CpuMemory = NO_CPU_MEMORY
     gated: bool = False
 
     @property
@@ -124,7 +130,7 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
     capacity: Mapping[str, str] = field(default_factory=dict, hash=False)
-    room: Room = UNBOUNDED
+    room: CpuMemory = UNBOUNDED
 
 
 def read_new_pod(raw: object) -> Pod:
@@ -301,21 +307,21 @@ class _Reader:
                 self._add(f"{container.path}.name", text)
             seen.setdefault(container.name, container.path)
 
-    def needs(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> Room:
+    def needs(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> CpuMemory:
         """After the containers. An amount that is none, which the API server is to refuse, counts as nothing."""
         self.amounts(spec.get("overhead"), "spec.overhead")
         of_pod = self.table(spec.get("resources"), "spec.resources")
         for kind in ("requests", "limits"):
             self.amounts(of_pod.get(kind), f"spec.resources.{kind}")
         try:
-            return x if self._problems else room_needed(pod)
+            return NO_CPU_MEMORY if self._problems else requested_cpu_memory(pod)
         except QuantityError:
-            return x
+            return NO_CPU_MEMORY
 
-    def room(self, node: Mapping[str, Any], status: Mapping[str, Any]) -> Room:
+    def room(self, node: Mapping[str, Any], status: Mapping[str, Any]) -> CpuMemory:
         self.amounts(status.get("allocatable"), "status.allocatable")
         try:
-            return UNBOUNDED if self._problems else room_of(node)
+            return UNBOUNDED if self._problems else allocatable_cpu_memory(node)
         except QuantityError:
             return UNBOUNDED
 

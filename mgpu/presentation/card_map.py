@@ -17,7 +17,7 @@ from rich.text import Text
 from mgpu.dialects.mtgpu import KIND
 from mgpu.dialects.mtgpu import NAME as MTGPU
 from mgpu.model.cards import GPU, Card
-from mgpu.model.constraints import NONE
+from mgpu.model.pod_constraints import NONE
 from mgpu.model.quantities import format_bytes, format_core
 from mgpu.presentation.card_views import CardView, NodeView, Use
 from mgpu.presentation.plain_text import listed

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mgpu.model.cards import GPU, Card, CardState
-from mgpu.model.constraints import NONE, Constraints
 from mgpu.model.ledger import Holding, Ledger
-from mgpu.model.partitioning import NodeSlices, Partitioning, devices, undivided, x
+from mgpu.model.node_slices import NO_SLICES, NodeSlices, Partitioning, devices, undivided
+from mgpu.model.pod_constraints import NONE, Constraints
 from mgpu.model.pods import Stage
-from mgpu.model.slices import MIG, Slice, is_slice
+from mgpu.model.slice_names import MIG, Slice, is_slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def inventory_of(found: NodeSlices, cards: Sequence[Card]) -> tuple[Card, ...]:
 
 def views(ledger: Ledger, sliced: Mapping[str, Sliced] | None = None) -> tuple[NodeView, ...]:
     """Every node of the ledger, by name. sliced: those that are given out in slices."""
-    nothing = Sliced(x, ())
+    nothing = Sliced(NO_SLICES, ())
     return tuple(_node(ledger, name, (sliced or {}).get(name, nothing)) for name in sorted(ledger.nodes()))
 
 

@@ -6,24 +6,24 @@ from typing import Any
 
 from mgpu import dialects
 from mgpu.dialects import gpushare
-from mgpu.model import inventory, partitioning
+from mgpu.model import device_object, node_slices
 from mgpu.model.agent_pods import AgentPod, nodes_without_agent
 from mgpu.model.cards import GPU, Card
-from mgpu.model.constraints import NONE, Constraints
+from mgpu.model.device_checkpoints import OTHERS, read_entries, shares_by_pod
 from mgpu.model.errors import BadObject
-from mgpu.model.given import OTHERS, read_given, shares_given
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.groups import Group, Seat
 from mgpu.model.ledger import Holding, Ledger, Share, absent, unknown_shares
-from mgpu.model.partitioning import NodeSlices, read_slices, x
+from mgpu.model.node_slices import NO_SLICES, NodeSlices, read_slices
+from mgpu.model.pod_constraints import NONE, Constraints
 from mgpu.model.pods import Node, Pod, read_node, read_pod
-from mgpu.model.slices import MIG, MPS
+from mgpu.model.slice_names import MIG, MPS
 from mgpu.presentation.card_views import NodeView, Sliced, inventory_of, views
 from mgpu.presentation.mtgpupod_tables import Found, MtgpuView, missing_card, occupying, read_all
 from mgpu.settings import Settings
 
 Raw = Mapping[str, Any]
-_SAID = (partitioning.ANNOTATION, partitioning.MADE, partitioning.PLANNED)
+_SAID = (node_slices.ANNOTATION, node_slices.MADE, node_slices.PLANNED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,16 +139,16 @@ def overview(
     stocked: set[str] = set()
     for raw in nodes:
         node = read_node(raw)
-        cards = inventories.get(node.name, inventory.equal_cards(node, gpushare.unit(settings)))
+        cards = inventories.get(node.name, device_object.equal_cards(node, gpushare.unit(settings)))
         cards = marked(cards, unhealthy.get(node.name, frozenset()))
         sliced, problem = sliced_of(node, cards)
         if problem:
             unclear[f"Node {node.name}"] = problem
         if sliced.found.mode:
             cut[node.name] = sliced
-            given |= {uid: (node.name, shares) for uid, shares in partitioning.held(sliced.found).items()}
+            given |= {uid: (node.name, shares) for uid, shares in node_slices.held(sliced.found).items()}
         ledger.set_cards(node.name, inventory_of(sliced.found, cards))
-        stocked |= {node.name} if node.labels.get(inventory.WHOLE_CARDS_LABEL) == STOCK else set()
+        stocked |= {node.name} if node.labels.get(device_object.WHOLE_CARDS_LABEL) == STOCK else set()
     for raw in pods:
         pod = read_pod(raw)
         request = request_of(pod, settings)
@@ -226,8 +226,8 @@ def _inventories(
     for raw in devices:
         name = str(raw["metadata"]["name"])
         try:
-            inventories[name] = inventory.read_device(raw)
-            found = shares_given(read_given(raw))
+            inventories[name] = device_object.read_device(raw)
+            found = shares_by_pod(read_entries(raw))
             if found.pop(OTHERS, None) is not None:
                 listing.add(name)
             given |= {uid: (name, shares) for uid, shares in found.items()}
@@ -241,8 +241,8 @@ def sliced_of(node: Node, cards: Iterable[Card]) -> tuple[Sliced, str]:
     try:
         found, problem = read_slices(node), ""
     except BadObject as error:
-        label = node.labels.get(partitioning.LABEL, "")
-        found, problem = (NodeSlices(label) if label in (MIG, MPS) else x), str(error)
+        label = node.labels.get(node_slices.LABEL, "")
+        found, problem = (NodeSlices(label) if label in (MIG, MPS) else NO_SLICES), str(error)
     said = {key: node.annotations[key] for key in _SAID if found.mode and key in node.annotations}
     return Sliced(found, tuple(card for card in cards if card.type == GPU), said), problem
 

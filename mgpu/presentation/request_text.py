@@ -5,7 +5,7 @@ from mgpu.model.cards import GPU, noun
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest
 from mgpu.model.pods import Stage
 from mgpu.model.quantities import format_bytes, format_core
-from mgpu.model.slices import is_slice
+from mgpu.model.slice_names import is_slice
 from mgpu.settings import Settings
 
 

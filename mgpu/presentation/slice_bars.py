@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from mgpu.model.mig import layout_of
-from mgpu.model.slices import MIG
+from mgpu.model.slice_names import MIG
 from mgpu.presentation.card_views import CardView, SliceView
 
 

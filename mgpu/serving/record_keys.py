@@ -9,9 +9,9 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
-from mgpu.dialects.records import Records
+from mgpu.dialects.record_verification import RecordVerifier
 from mgpu.model.errors import BadObject, Problem
-from mgpu.model.seals import Keys, Signer, key_id
+from mgpu.model.record_seals import Keys, Signer, key_id
 from mgpu.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 _SIGNING, _PUBLIC = "records.signingKey", "records.publicKeys"
 
 
-def read_records(settings: Settings, *, signing: bool) -> Records:
+def read_records(settings: Settings, *, signing: bool) -> RecordVerifier:
     """Which records count. signing: in the scheduler, which needs the private key too.
 
     Raises BadObject: a key that cannot be read is never the same as no key, which would let every record count.
@@ -32,7 +32,7 @@ def read_records(settings: Settings, *, signing: bool) -> Records:
     if not own.public_keys:
         if signing and own.signing_key:
             raise _bad(_PUBLIC, f"must be set where {_SIGNING} is: nobody could verify the seals")
-        return Records(None, peers)
+        return RecordVerifier(None, peers)
     folder = Path(own.public_keys)
     public = {key_id(key): key for key in _public_keys(folder)}
     signer = _signer(Path(own.signing_key)) if signing else None
@@ -40,10 +40,10 @@ def read_records(settings: Settings, *, signing: bool) -> Records:
         raise _bad(
             _SIGNING, f"{own.signing_key} has the id {signer.id}, which no key in {folder} has; add its public key"
         )
-    return Records(Keys(_since(folder / SINCE), public, signer), peers)
+    return RecordVerifier(Keys(_since(folder / SINCE), public, signer), peers)
 
 
-def warn_if_unsealed(records: Records) -> None:
+def warn_if_unsealed(records: RecordVerifier) -> None:
     """Say at the start that everybody whom admission lets write a record is believed."""
     if records.keys is None:
         text = "records are not sealed (records.publicKeys is empty): a record counts if admission let it pass"

@@ -12,8 +12,8 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
 from mgpu.model.errors import BadObject, Problem
-from mgpu.settings.blocks import AddressBlocks, Block, Names, listed, lower
-from mgpu.settings.slices import SlicesSettings, impossible, with_weights
+from mgpu.settings.fields import AddressBlocks, Block, Names, listed, lower
+from mgpu.settings.slice_settings import SlicesSettings, impossible, with_weights
 
 _Policy = Literal["binpack", "spread", "fragmentation", "fgd"]
 CARD_POLICIES: tuple[str, ...] = get_args(_Policy)

@@ -15,7 +15,7 @@ from typing import Any
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.events import Recorder, pod_reference
 from mgpu.kube.reflector import Reflector
-from mgpu.model.node_requests import Requests, add, allocatable, requests_of
+from mgpu.model.compute_resources import Requests, add, allocatable, requests_of
 from playground import fit
 from playground.container_runtime import Container, Runtime
 from playground.kubelet.device_checkpoint import FILE

@@ -13,7 +13,7 @@ from typing import Any
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.events import Recorder, pod_reference
 from mgpu.kube.reflector import Reflector
-from mgpu.model.node_requests import allocatable, requests_of
+from mgpu.model.compute_resources import allocatable, requests_of
 from playground import fit
 from playground.scheduling.extender_client import Extender, ExtenderError
 from playground.scheduling.queue import Cache, Queue

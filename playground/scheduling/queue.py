@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mgpu.model.node_requests import add, requests_of
+from mgpu.model.compute_resources import add, requests_of
 
 Raw = Mapping[str, Any]
 

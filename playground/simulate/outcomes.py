@@ -15,7 +15,7 @@ from mgpu.model.errors import Problem
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, by_index
 from mgpu.model.ledger import shares_of
 from mgpu.model.pods import Pod
-from mgpu.model.slices import RESOURCE_PREFIX, is_slice, place_of, slice_named
+from mgpu.model.slice_names import RESOURCE_PREFIX, is_slice, place_of, slice_named
 from mgpu.presentation.card_views import NodeView, nodes_json, percent
 from mgpu.settings import Settings
 from playground.simulate.world import Raw

@@ -10,7 +10,7 @@ from dataclasses import replace
 from mgpu.model.cards import GPU, Card
 from mgpu.model.ledger import Holding, Share
 from mgpu.model.mig import arrange, layout_of
-from mgpu.model.partitioning import (
+from mgpu.model.node_slices import (
     ANNOTATION,
     MADE,
     PLANNED,
@@ -26,7 +26,7 @@ from mgpu.model.partitioning import (
     write_planned,
 )
 from mgpu.model.pods import Node
-from mgpu.model.slices import MIG, Counts, Slice, counts
+from mgpu.model.slice_names import MIG, Counts, Slice, counts
 from mgpu.presentation.card_views import Sliced
 from mgpu.presentation.overview import sliced_of
 from scheduler.engine.partitioning.partitionable_node import place_held

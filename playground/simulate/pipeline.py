@@ -11,12 +11,12 @@ import jsonpatch
 
 from mgpu import dialects
 from mgpu.dialects import mtgpu
-from mgpu.dialects.node_resources import SHARE
-from mgpu.dialects.vocabulary import vocabularies, vocabulary_of
+from mgpu.dialects.protocol import SHARE
+from mgpu.dialects.registry import vocabularies, vocabulary_of
+from mgpu.model.compute_resources import add, allocatable, requests_of
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection
 from mgpu.model.ledger import Holding
-from mgpu.model.node_requests import add, allocatable, requests_of
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.quantities import QuantityError
 from mgpu.presentation.card_views import NodeView, views
@@ -31,9 +31,9 @@ from scheduler.cluster.gpu_pods import GpuPod, occupies
 from scheduler.decisions.scores import Ranking
 from scheduler.engine import nvidia_plugin
 from scheduler.engine.assessment import Foresight, assess, record, score
-from webhook.mtgpupods import validate_mtgpupod_create
-from webhook.mutate import mutate
-from webhook.validate import strange_wishes, validate_create
+from webhook.mtgpupod_rules import validate_mtgpupod_create
+from webhook.pod_mutation import mutate
+from webhook.pod_rules import strange_wishes, validate_create
 
 _OPTIONAL = ("cpu", "memory", "ephemeral-storage", "pods")
 

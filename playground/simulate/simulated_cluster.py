@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from mgpu.model.cards import CardState
+from mgpu.model.compute_resources import Requests, add, requests_of
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection
 from mgpu.model.groups import Seat
 from mgpu.model.ledger import Holding, Ledger, shares_of
-from mgpu.model.node_requests import Requests, add, requests_of
 from mgpu.model.pods import Pod, read_node
-from mgpu.model.slices import Slice
+from mgpu.model.slice_names import Slice
 from mgpu.presentation.card_views import Sliced
 from mgpu.presentation.mtgpupod_tables import occupying
 from mgpu.settings import Settings

@@ -13,12 +13,12 @@ import yaml
 
 from mgpu.dialects import gpushare
 from mgpu.dialects.mtgpu import KIND
-from mgpu.model import inventory
+from mgpu.model import device_object
 from mgpu.model.cards import Card
+from mgpu.model.compute_resources import allocatable, requests_of
+from mgpu.model.device_checkpoints import read_entries, shares_by_pod
 from mgpu.model.errors import BadObject, Problem
-from mgpu.model.given import read_given, shares_given
 from mgpu.model.ledger import Share
-from mgpu.model.node_requests import allocatable, requests_of
 from mgpu.model.pods import read_node, read_pod
 from mgpu.model.quantities import QuantityError
 from mgpu.presentation.overview import marked
@@ -147,7 +147,7 @@ def read_world(documents: Iterable[Document], skipped: Callable[[str], None], un
     for document in _of(found, "Device"):
         _add_device(world, document)
     for name in world.nodes:
-        world.cards.setdefault(name, inventory.equal_cards(read_node(world.nodes[name]), unit))
+        world.cards.setdefault(name, device_object.equal_cards(read_node(world.nodes[name]), unit))
     for document in _of(found, "ConfigMap"):
         _mark(world, document, skipped)
     seen: dict[tuple[str, str, str], str] = {}
@@ -180,7 +180,7 @@ def _add_node(world: World, document: Document) -> None:
     listed = node.annotations.get(CARDS_ANNOTATION)
     if listed is not None:
         try:
-            world.cards[node.name] = inventory.read_card_list(json.loads(listed), node.name, _CARDS_PATH)
+            world.cards[node.name] = device_object.read_card_list(json.loads(listed), node.name, _CARDS_PATH)
         except ValueError as error:
             raise document.wrong(_CARDS_PATH, f"is not JSON: {error}") from error
         except BadObject as error:
@@ -197,8 +197,8 @@ def _add_device(world: World, document: Document) -> None:
             other = "another Device of its name"
         raise document.wrong("metadata.name", f"the cards of {name} are defined in {other} already")
     try:
-        world.cards[name] = inventory.read_device(document.raw)
-        world.given[name] = shares_given(read_given(document.raw))
+        world.cards[name] = device_object.read_device(document.raw)
+        world.given[name] = shares_by_pod(read_entries(document.raw))
     except BadObject as error:
         raise document.blame(error) from error
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mgpu.model.cards import CardState
-from mgpu.model.constraints import Constraints
 from mgpu.model.gpu_requests import GpuRequest, Requirement
+from mgpu.model.pod_constraints import Constraints
 from mgpu.model.pods import Node
 from scheduler.cluster.eligibility import Eligibility
 from scheduler.engine.arrays.node_table import FIELDS, TOTALS, Ints, Mask, Rows, Table, described

@@ -11,16 +11,16 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from mgpu.dialects import mtgpu
-from mgpu.dialects.reading import bounded, fingerprint
-from mgpu.dialects.records import OPEN, Records
+from mgpu.dialects.record_verification import UNSEALED, RecordVerifier
+from mgpu.dialects.watched_pods import bounded, fingerprint
 from mgpu.kube.events import pod_reference
-from mgpu.model import inventory
+from mgpu.model import device_object
 from mgpu.model.cards import CardState
-from mgpu.model.given import OTHERS
+from mgpu.model.compute_resources import UNBOUNDED
+from mgpu.model.device_checkpoints import OTHERS
 from mgpu.model.gpu_requests import GpuRequest, Rejection
 from mgpu.model.groups import Group, Seat
 from mgpu.model.ledger import Holding
-from mgpu.model.node_requests import UNBOUNDED
 from mgpu.model.pods import Node, Pod, read_node, read_pod
 from mgpu.settings import Settings
 from scheduler.cluster.devices import Given, Inventories
@@ -67,7 +67,7 @@ class ClusterCache:
         recut: Callable[[str], None] = lambda _: None,
         touched: Callable[[str], None] = lambda _: None,
         left: Callable[[str], None] = lambda _: None,
-        records: Records = OPEN,
+        records: RecordVerifier = UNSEALED,
     ) -> None:
         self.records, self._warn = records, warn
         self._settings, self._tell_undecided, self._tell_freed, self._tell_left = settings, undecided, freed, left
@@ -466,7 +466,7 @@ class ClusterCache:
         cards = None if node is None else self._inventories.cards(node)
         before = self._ledger.nodes().get(name, ())
         self._ledger.set_cards(name, cards)
-        if inventory.gained(before, cards or ()):
+        if device_object.gained(before, cards or ()):
             self._tell_freed(name)
         self.outlook.set_node(name, node, self._ledger.cards(name))
         self._touch(name)

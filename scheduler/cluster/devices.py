@@ -8,10 +8,10 @@ from typing import Any
 
 from mgpu.dialects import gpushare
 from mgpu.kube.events import node_reference
-from mgpu.model import inventory, partitioning
+from mgpu.model import device_object, node_slices
 from mgpu.model.cards import GPU, Card
+from mgpu.model.device_checkpoints import read_entries, shares_by_pod
 from mgpu.model.errors import BadObject
-from mgpu.model.given import read_given, shares_given
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Node
 from mgpu.settings import Settings
@@ -40,11 +40,11 @@ class Inventories:
         name = raw["metadata"]["name"]
         cards, given = self._cards.get(name), self._given.get(name, {})
         try:
-            cards = inventory.read_device(raw)
+            cards = device_object.read_device(raw)
         except BadObject as error:
             self._warn(node_reference(name), "BadDevice", f"Ignoring invalid Device {name}: {error}"[:_MOST_MESSAGE])
         try:
-            given = shares_given(read_given(raw))
+            given = shares_by_pod(read_entries(raw))
         except BadObject as error:
             message = f"Ignoring the invalid list of what was given out on {name}: {error}"
             self._warn(node_reference(name), "BadCheckpoints", message[:_MOST_MESSAGE])
@@ -96,7 +96,7 @@ class Inventories:
         gpus, others = _gpus(devices), tuple(c for c in devices if c.type != GPU)
         if self.slices.untold(node.name):
             return others  # any card may be cut, into what nobody knows
-        return (*partitioning.undivided(found, gpus), *partitioning.devices(found, gpus), *others)
+        return (*node_slices.undivided(found, gpus), *node_slices.devices(found, gpus), *others)
 
     def gpus(self, node: Node) -> tuple[Card, ...]:
         """All of them, cut or not."""
@@ -109,7 +109,7 @@ class Inventories:
         """
         cards = self._cards.get(node.name)
         if cards is None:
-            cards = () if AGENT in node.annotations else inventory.equal_cards(node, gpushare.unit(self._settings))
+            cards = () if AGENT in node.annotations else device_object.equal_cards(node, gpushare.unit(self._settings))
         listed = self._unhealthy.get(node.name)
         if not listed:
             return cards

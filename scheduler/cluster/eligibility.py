@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mgpu.model.cards import Card, CardState
-from mgpu.model.constraints import NOT_LISTED, Constraints
+from mgpu.model.pod_constraints import NOT_LISTED, Constraints
 from scheduler.engine.constraints import IN_USE_BY_MTGPUPODS
 
 Codes = npt.NDArray[np.int64]

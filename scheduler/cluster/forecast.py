@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 from mgpu import dialects
 from mgpu.model.cards import CardState
+from mgpu.model.compute_resources import CpuMemory
 from mgpu.model.gpu_requests import GpuRequest
-from mgpu.model.node_requests import Room
 from mgpu.model.pods import Node, Pod
 from mgpu.settings import Settings
 from scheduler.cluster.arrivals import Arrivals
@@ -149,5 +149,5 @@ class Outlook:
 def _warm(judge: Judge, classes: Iterable[NodeClass]) -> None:
     """Ask once about each class as the card policies do: a judge makes some of its tables when first asked."""
     for node in classes:
-        empty = rows_of(node, Room(node.cpu, node.memory), [[CARD] * node.cards])
+        empty = rows_of(node, CpuMemory(node.cpu, node.memory), [[CARD] * node.cards])
         judge.worths(empty, empty)

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mgpu import dialects
-from mgpu.dialects import keeping, mtgpu
-from mgpu.dialects.records import OPEN, Finding, Judged, Records
-from mgpu.dialects.vocabulary import vocabularies
+from mgpu.dialects import mtgpu, watched_pods
+from mgpu.dialects.record_verification import UNSEALED, Finding, RecordVerifier, Verdict
+from mgpu.dialects.registry import vocabularies
 from mgpu.model import budget
-from mgpu.model.constraints import NONE, Constraints
 from mgpu.model.errors import BadObject, Problem, first
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.ledger import Share, unknown_shares
+from mgpu.model.pod_constraints import NONE, Constraints
 from mgpu.model.pods import Pod, read_pod
 from mgpu.settings import Settings
 
@@ -22,14 +22,14 @@ class GpuPod:
     """A pod that asks for GPU. `ask` None: malformed, `problems` say how. version: its resourceVersion.
 
     judged: what was found of its record; where that does not count, `pod` is without it. said: the fingerprint of all
-    that was read of it, where it is one of a watch (`mgpu.dialects.reading`).
+    that was read of it, where it is one of a watch (`mgpu.dialects.watched_pods`).
     """
 
     pod: Pod
     request: GpuRequest | None
     problems: tuple[Problem, ...] = ()
     version: str = ""
-    judged: Judged | None = None
+    judged: Verdict | None = None
     said: bytes | None = field(default=None, compare=False)
 
     @property
@@ -46,13 +46,17 @@ class GpuPod:
         return self.request.constraints if self.request is not None else NONE
 
 
-def read_gpu_pod(raw: Mapping[str, Any], settings: Settings, records: Records = OPEN) -> GpuPod | None:
+def read_gpu_pod(raw: Mapping[str, Any], settings: Settings, records: RecordVerifier = UNSEALED) -> GpuPod | None:
     """The pod, if it asks for GPU in a vocabulary that is served. Raises BadObject only where it is no pod at all."""
     return gpu_pod_of(read_pod(raw), raw, settings, records)
 
 
 def gpu_pod_of(
-    pod: Pod, raw: Mapping[str, Any], settings: Settings, records: Records = OPEN, before: Judged | None = None
+    pod: Pod,
+    raw: Mapping[str, Any],
+    settings: Settings,
+    records: RecordVerifier = UNSEALED,
+    before: Verdict | None = None,
 ) -> GpuPod | None:
     """The same of a pod that is read already. before: what was found of its record when it was read the last time."""
     version = str((raw.get("metadata") or {}).get("resourceVersion", ""))
@@ -87,17 +91,17 @@ def kept(known: GpuPod) -> GpuPod:
     if pod.ended or known.request is None:
         pod = replace(pod, annotations={})
     # Before it is bound, a record counts for nothing.
-    return replace(known, pod=keeping.kept(pod, record=bool(pod.node)), request=request)
+    return replace(known, pod=watched_pods.kept(pod, record=bool(pod.node)), request=request)
 
 
 def renewed(known: GpuPod, raw: Mapping[str, Any]) -> GpuPod:
     """Return a pod of which nothing has changed but its labels and its version."""
     meta = raw["metadata"]
-    labels = keeping.kept_labels(meta.get("labels") or {})
+    labels = watched_pods.kept_labels(meta.get("labels") or {})
     return replace(known, pod=replace(known.pod, labels=labels), version=str(meta.get("resourceVersion", "")))
 
 
-def _refused(pod: Pod, problems: Sequence[Problem], version: str, judged: Judged | None = None) -> GpuPod:
+def _refused(pod: Pod, problems: Sequence[Problem], version: str, judged: Verdict | None = None) -> GpuPod:
     """Of a pod that gets no cards nobody looks at its containers, which may be many, before it is bound."""
     return GpuPod(pod if pod.node else replace(pod, containers=()), None, first(problems), version, judged)
 

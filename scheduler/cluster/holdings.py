@@ -9,13 +9,13 @@ from mgpu import dialects
 from mgpu.dialects import mtgpu
 from mgpu.kube.events import pod_reference
 from mgpu.model.cards import GPU
+from mgpu.model.device_checkpoints import OTHERS
 from mgpu.model.errors import BadObject
-from mgpu.model.given import OTHERS
 from mgpu.model.groups import Group, where
 from mgpu.model.ledger import Holding, Ledger, Share, absent, shares_of, unknown_shares
-from mgpu.model.partitioning import LABEL
+from mgpu.model.node_slices import LABEL
 from mgpu.model.pods import Node, Pod
-from mgpu.model.slices import RESOURCE_PREFIX, mode_of, place_of, slice_named
+from mgpu.model.slice_names import RESOURCE_PREFIX, mode_of, place_of, slice_named
 from scheduler.cluster.devices import Given
 from scheduler.cluster.gpu_pods import GpuPod, occupies, recorded, shares_unknown
 from scheduler.cluster.remnants import Remnants

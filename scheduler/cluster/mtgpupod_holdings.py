@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from mgpu.dialects import mtgpu
-from mgpu.dialects.records import Finding, Records
+from mgpu.dialects.record_verification import Finding, RecordVerifier
 from mgpu.kube.events import pod_reference
 from mgpu.model.cards import CardState
 from mgpu.model.errors import BadObject
-from mgpu.model.json_values import table_at
 from mgpu.model.ledger import Holding, Share
 from mgpu.model.pods import Node, Pod
+from mgpu.model.raw_objects import table_at
 from scheduler.cluster.gpuids import Bound, Used
 from scheduler.cluster.holdings import Accounts
 
@@ -85,7 +85,7 @@ class MtgpuPods:
         version: Callable[[str], int],
         ours: Callable[[str], tuple[int, ...]],
         freed: Callable[[str], None],
-        records: Records,
+        records: RecordVerifier,
         warn: Callable[[dict[str, Any], str, str], None],
         again: Callable[[str], None],
     ) -> None:

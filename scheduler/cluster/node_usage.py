@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 
-from mgpu.model.node_requests import Room, x
+from mgpu.model.compute_resources import NO_CPU_MEMORY, CpuMemory
 from mgpu.model.pods import Pod
 
 _ROOMS_KEPT = 10_000
@@ -18,15 +18,15 @@ class Usage:
 
     def __init__(self, changed: Callable[[str], None] = lambda _: None) -> None:
         self._tell_changed = changed
-        self._of_pod: dict[str, tuple[str, Room]] = {}
+        self._of_pod: dict[str, tuple[str, CpuMemory]] = {}
         self._on_node: dict[str, tuple[int, int, int]] = {}
-        self._rooms: dict[Room, Room] = {}
+        self._rooms: dict[CpuMemory, CpuMemory] = {}
 
     def follow(self, pod: Pod, reserved: str = "") -> None:
         """The pod as the API shows it; until it is bound it counts on the node where cards are `reserved` for it."""
         self.put(pod.uid, "" if pod.ended else pod.node or reserved, pod.needs)
 
-    def put(self, uid: str, node: str, needs: Room) -> None:
+    def put(self, uid: str, node: str, needs: CpuMemory) -> None:
         """The pod reserves so much on that node, in place of what it did before; "" for no node at all."""
         before = self._of_pod.get(uid)
         if before == (node, needs) or (before is None and not (node and any(needs))):
@@ -44,15 +44,15 @@ class Usage:
 
     def drop(self, uid: str) -> None:
         """The pod is gone."""
-        self.put(uid, "", x)
+        self.put(uid, "", NO_CPU_MEMORY)
 
-    def on(self, node: str, without: str = "") -> Room:
+    def on(self, node: str, without: str = "") -> CpuMemory:
         """What is reserved on a node, less what pod `without` reserves there."""
         cpu, memory, _ = self._on_node.get(node, (0, 0, 0))
-        where, own = self._of_pod.get(without, ("", x))
-        return Room(cpu - own.cpu, memory - own.memory) if where == node and node else Room(cpu, memory)
+        where, own = self._of_pod.get(without, ("", NO_CPU_MEMORY))
+        return CpuMemory(cpu - own.cpu, memory - own.memory) if where == node and node else CpuMemory(cpu, memory)
 
-    def _add(self, node: str, needs: Room, times: int) -> None:
+    def _add(self, node: str, needs: CpuMemory, times: int) -> None:
         cpu, memory, pods = self._on_node.get(node, (0, 0, 0))
         if pods + times:
             self._on_node[node] = (cpu + times * needs.cpu, memory + times * needs.memory, pods + times)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mgpu.model.cards import CardState
-from mgpu.model.node_requests import UNBOUNDED, Room
+from mgpu.model.compute_resources import UNBOUNDED, CpuMemory
 from mgpu.model.pods import Node
 
 
@@ -21,7 +21,7 @@ class View:
     node: Node | None
     cards: tuple[CardState, ...]
     version: int
-    room: Room = UNBOUNDED
+    room: CpuMemory = UNBOUNDED
     unkept: tuple[CardState, ...] = ()
     ours: tuple[int, ...] = ()
     others: tuple[CardState, ...] = ()

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from mgpu.model.cards import CardState
 from mgpu.model.ledger import Holding, Ledger
-from mgpu.model.partitioning import LABEL, NodeSlices
+from mgpu.model.node_slices import LABEL, NodeSlices
 from mgpu.model.pods import Node, Pod
 from mgpu.settings import Settings
 from scheduler.cluster.devices import Inventories

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from mgpu.model.compute_resources import NO_CPU_MEMORY, CpuMemory
 from mgpu.model.gpu_requests import GpuRequest, Placement
-from mgpu.model.node_requests import Room, x
 
 _LIVES = 4
 _MOMENT_SECONDS = 2.0
@@ -28,7 +28,7 @@ class Decision:
     request: GpuRequest
     placement: Placement
     annotations: Mapping[str, str]
-    needs: Room = x
+    needs: CpuMemory = NO_CPU_MEMORY
     gpuid: str = ""
 
 

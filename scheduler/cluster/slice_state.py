@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mgpu.kube.events import node_reference
-from mgpu.model import partitioning
+from mgpu.model import node_slices
 from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Share
-from mgpu.model.partitioning import NodeSlices, held, read_slices, x
+from mgpu.model.node_slices import NO_SLICES, NodeSlices, held, read_slices
 from mgpu.model.pods import Node
-from mgpu.model.slices import MIG, MPS, Slice, counts
+from mgpu.model.slice_names import MIG, MPS, Slice, counts
 
-_KEYS = (partitioning.ANNOTATION, partitioning.MADE, partitioning.PLANNED)
+_KEYS = (node_slices.ANNOTATION, node_slices.MADE, node_slices.PLANNED)
 _MOST_MESSAGE = 1024
 """Characters that are kept of why annotations are invalid: they may quote a whole annotation."""
 
@@ -62,7 +62,7 @@ class KnownSlices:
         self._plans: dict[str, Plan] = {}
 
     def node_changed(self, node: Node) -> None:
-        label = node.labels.get(partitioning.LABEL)
+        label = node.labels.get(node_slices.LABEL)
         if not label:
             self.node_gone(node.name)
             return
@@ -70,7 +70,7 @@ class KnownSlices:
         before = self._known.get(node.name)
         if before is not None and before.said == said:
             return
-        last = before.found if before else NodeSlices(label) if label in (MIG, MPS) else x
+        last = before.found if before else NodeSlices(label) if label in (MIG, MPS) else NO_SLICES
         try:
             found = read_slices(node)
         except BadObject as error:
@@ -95,7 +95,7 @@ class KnownSlices:
         """With the plan that was decided here, where the node does not say so yet."""
         known = self._known.get(name)
         if known is None:
-            return x
+            return NO_SLICES
         plan = self._plans.get(name)
         return plan.over(known.found) if plan else known.found
 

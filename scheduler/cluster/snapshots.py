@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from mgpu.model.cards import Card
 from mgpu.model.ledger import Holding, Ledger
-from mgpu.model.partitioning import NodeSlices
+from mgpu.model.node_slices import NodeSlices
 from mgpu.model.pods import Node
-from mgpu.model.slices import is_slice
+from mgpu.model.slice_names import is_slice
 from scheduler.cluster.devices import Inventories
 from scheduler.cluster.gpu_pods import GpuPod
 

@@ -10,10 +10,10 @@ from mgpu import dialects
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection
-from mgpu.model.json_values import table_at
 from mgpu.model.ledger import shares_of
 from mgpu.model.pods import GATED, Node, Pod, read_pod
-from mgpu.model.seals import Subject
+from mgpu.model.raw_objects import table_at
+from mgpu.model.record_seals import Subject
 from mgpu.settings import Settings
 from scheduler import metrics
 from scheduler.cluster.cache import ClusterCache

@@ -9,7 +9,7 @@ from typing import Any
 
 from mgpu import dialects
 from mgpu.dialects import mtgpu
-from mgpu.dialects.vocabulary import mixing, vocabularies
+from mgpu.dialects.registry import mixing, vocabularies
 from mgpu.model.cards import GPU, CardState
 from mgpu.model.errors import BadObject
 from mgpu.model.gpu_requests import GpuRequest, Rejection

@@ -14,7 +14,7 @@ from mgpu import dialects
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.events import pod_reference
 from mgpu.model.errors import BadObject, RetryLater
-from mgpu.model.json_values import table_at
+from mgpu.model.raw_objects import table_at
 from mgpu.settings import Settings
 from scheduler import metrics
 from scheduler.cluster.cache import ClusterCache, Warn

@@ -9,13 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mgpu.dialects.vocabulary import vocabulary_of
+from mgpu.dialects.registry import vocabulary_of
 from mgpu.model.cards import CardState
-from mgpu.model.constraints import PREFIX
 from mgpu.model.gpu_requests import GpuRequest, Placement
-from mgpu.model.json_values import table_at
 from mgpu.model.ledger import Holding
+from mgpu.model.pod_constraints import PREFIX
 from mgpu.model.pods import Pod
+from mgpu.model.raw_objects import table_at
 from mgpu.settings import Settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod

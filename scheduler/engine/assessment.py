@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 from mgpu import dialects
 from mgpu.model.cards import CardState, noun, of_type
+from mgpu.model.compute_resources import CpuMemory
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection
 from mgpu.model.groups import Seat
-from mgpu.model.node_requests import Room
-from mgpu.model.partitioning import LABEL
+from mgpu.model.node_slices import LABEL
 from mgpu.model.pods import Node, Pod
-from mgpu.model.slices import is_slice
+from mgpu.model.slice_names import is_slice
 from mgpu.settings import Settings
 from scheduler.engine import FULL, Effort, Limits, Policy, node_score, place, policy_named
 from scheduler.engine.constraints import elsewhere, fresh_first
@@ -31,8 +31,8 @@ class Foresight:
     """
 
     judges: Mapping[str, Judge]
-    room: Room
-    needs: Room
+    room: CpuMemory
+    needs: CpuMemory
 
 
 def assess(

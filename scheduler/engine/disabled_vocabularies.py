@@ -6,7 +6,7 @@ of its own, and a CUDA image sees all of the node's.
 """
 
 from mgpu import dialects
-from mgpu.dialects.vocabulary import vocabulary_of
+from mgpu.dialects.registry import vocabulary_of
 from mgpu.model.pods import Node, Pod
 from mgpu.model.quantities import same_quantity
 from mgpu.settings import Settings

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 from mgpu.model.cards import CardState
-from mgpu.model.node_requests import Room
+from mgpu.model.compute_resources import CpuMemory
 from scheduler.engine.fragmentation.board import Judge
 from scheduler.engine.fragmentation.columns import free_of, milli_left, rows_of
 from scheduler.engine.fragmentation.shapes import NodeClass
 from scheduler.engine.policies import CardScore, Scoring
 
 
-def looking_ahead(judge: Judge, node: NodeClass, room: Room, needs: Room) -> Scoring:
+def looking_ahead(judge: Judge, node: NodeClass, room: CpuMemory, needs: CpuMemory) -> Scoring:
     """The worth of the node with only this card changed: exact for pods on one card.
 
     room: what the node has free of cpu and memory without the pod, which needs `needs` of it.

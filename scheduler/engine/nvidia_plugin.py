@@ -8,10 +8,10 @@ a pod must not come where a card carries shares: it could get that one.
 from collections.abc import Collection, Sequence
 
 from mgpu.model.cards import GPU, Card, CardState
+from mgpu.model.device_object import WHOLE_CARDS_LABEL
 from mgpu.model.gpu_requests import GpuRequest, Rejection
-from mgpu.model.inventory import WHOLE_CARDS_LABEL
 from mgpu.model.ledger import Holding, Ledger, Share, unknown_shares
-from mgpu.model.partitioning import LABEL
+from mgpu.model.node_slices import LABEL
 from mgpu.model.pods import Node
 
 NVIDIA = "nvidia"

@@ -8,7 +8,7 @@ from itertools import islice
 from mgpu.model.cards import GPU, CardState, noun
 from mgpu.model.gpu_requests import CardRefusal, ContainerRequest, GpuRequest, Rejection
 from mgpu.model.quantities import format_bytes
-from mgpu.model.slices import is_slice
+from mgpu.model.slice_names import is_slice
 from scheduler.engine.constraints import bars
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mgpu.dialects import mtgpu
-from mgpu.dialects.records import OPEN, Records
-from mgpu.model.json_values import table_at
+from mgpu.dialects.record_verification import UNSEALED, RecordVerifier
 from mgpu.model.pods import Pod, read_pod
+from mgpu.model.raw_objects import table_at
 from scheduler.mtgpupods.owned_pods import made_for
 from scheduler.mtgpupods.stored_objects import Texts, of_mtgpupod, of_occupy_pod, of_own_pod, read_text, text_of
 from scheduler.mtgpupods.taints import evicting
@@ -36,7 +36,7 @@ class OnNode:
 class Known:
     """Not thread-safe, but for `concerns`. What takes an object returns the nodes whose MtgpuPods it may concern."""
 
-    def __init__(self, records: Records = OPEN) -> None:
+    def __init__(self, records: RecordVerifier = UNSEALED) -> None:
         self._records = records
         self._items: dict[Key, bytes] = {}
         self._node_of: dict[Key, str] = {}

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from mgpu.dialects import mtgpu
 from mgpu.dialects.mtgpu import MtgpuPod
 from mgpu.model.errors import BadObject
-from mgpu.model.json_values import table_at
 from mgpu.model.pods import read_pod
+from mgpu.model.raw_objects import table_at
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpuids import Bound
 from scheduler.cluster.mtgpupod_holdings import MtgpuNode

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import orjson
 
 from mgpu.dialects import mtgpu
-from mgpu.dialects.node_resources import SHARE
-from mgpu.dialects.vocabulary import vocabulary_of
-from mgpu.model.constraints import ALL as WISHES
-from mgpu.model.json_values import table_at
+from mgpu.dialects.protocol import SHARE
+from mgpu.dialects.registry import vocabulary_of
+from mgpu.model.pod_constraints import ALL as WISHES
 from mgpu.model.pods import VISIBLE_DEVICES
+from mgpu.model.raw_objects import table_at
 
 Raw = Mapping[str, Any]
 K = TypeVar("K")

@@ -6,7 +6,7 @@ Of those of a node only `NoExecute` counts: whoever names a node passes the sche
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mgpu.model.json_values import table_at
+from mgpu.model.raw_objects import table_at
 
 Raw = Mapping[str, Any]
 

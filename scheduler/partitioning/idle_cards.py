@@ -5,7 +5,7 @@ A MIG card is for slices alone, cut or not, so its free slices keep nobody away.
 
 from collections.abc import Callable
 
-from mgpu.model.slices import MPS
+from mgpu.model.slice_names import MPS
 from scheduler.engine.partitioning.partitionable_node import Site
 
 

@@ -15,8 +15,8 @@ from mgpu.kube import ApiError, Unreachable
 from mgpu.kube.events import node_reference
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import Rejection
-from mgpu.model.partitioning import next_plan
-from mgpu.model.slices import MPS, Slice
+from mgpu.model.node_slices import next_plan
+from mgpu.model.slice_names import MPS, Slice
 from mgpu.settings import Settings
 from scheduler import metrics
 from scheduler.cluster.cache import ClusterCache, Warn

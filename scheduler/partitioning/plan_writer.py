@@ -10,9 +10,9 @@ from urllib.parse import quote
 from mgpu.kube import Api, ApiError
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.mps_config import read_config, write_config
-from mgpu.model.partitioning import ANNOTATION, PLANNED, NodeSlices, read_slices, with_spec, write_planned
+from mgpu.model.node_slices import ANNOTATION, PLANNED, NodeSlices, read_slices, with_spec, write_planned
 from mgpu.model.pods import read_node
-from mgpu.model.slices import Counts, counts, mode_of
+from mgpu.model.slice_names import Counts, counts, mode_of
 from mgpu.settings import Settings
 from scheduler.cluster.slice_state import Plan
 

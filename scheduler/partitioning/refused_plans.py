@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from mgpu.model.slices import Slice
+from mgpu.model.slice_names import Slice
 from scheduler import metrics
 from scheduler.engine.partitioning.partitionable_node import Site
 

@@ -16,7 +16,7 @@ from deviceplugin.kubelet.pod_resources import Owner
 from deviceplugin.pods.capacity_check import Grants, handed
 from deviceplugin.pods.node_pods import GpuPod, NodePods
 from mgpu import dialects
-from mgpu.dialects.records import OPEN, Records
+from mgpu.dialects.record_verification import UNSEALED, RecordVerifier
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import Placement
@@ -64,7 +64,7 @@ class Desk:
         cdi: bool = True,
         wait_seconds: float = 60.0,
         exposure: Exposure | None = None,
-        records: Records = OPEN,
+        records: RecordVerifier = UNSEALED,
     ) -> None:
         self._records = records
         self.folder, self._cdi, self._wait = folder, cdi, wait_seconds

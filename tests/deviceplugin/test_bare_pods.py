@@ -16,8 +16,8 @@ from deviceplugin.pods.capacity_check import Grants
 from deviceplugin.pods.node_pods import GpuPod, NodePods, read_gpu_pod
 from deviceplugin.pods.receipts import Receipt, Receipts, summed
 from deviceplugin.pods.unrecorded import Unrecorded
+from mgpu.model.device_checkpoints import CHECKPOINTS, DELETED_POD, OTHERS
 from mgpu.model.errors import RetryLater
-from mgpu.model.given import CHECKPOINTS, DELETED_POD, OTHERS
 from mgpu.model.ledger import unknown_shares
 from mgpu.settings import load_settings
 from tests.builders import cards, container, pod, share

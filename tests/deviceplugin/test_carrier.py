@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deviceplugin.pods.identity import VOID, Refused
-from mgpu.dialects.node_resources import SHARE
+from mgpu.dialects.protocol import SHARE
 from mgpu.model.ledger import Holding, Share
 from playground.container_runtime import Unresolvable, resolve
 from tests.builders import CORE as MGPU

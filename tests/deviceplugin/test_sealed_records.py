@@ -9,20 +9,20 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from deviceplugin.pods.identity import Refused
 from deviceplugin.pods.node_pods import GpuPod, NodePods
 from mgpu.dialects import gpushare, is_placement_annotation, mtgpu
-from mgpu.dialects.records import Reason, Records
+from mgpu.dialects.record_verification import Reason, RecordVerifier
 from mgpu.model.pods import read_pod
-from mgpu.model.seals import Keys, Signer, Subject
+from mgpu.model.record_seals import Keys, Signer, Subject
 from mgpu.settings import load_settings
 from tests.builders import cards, owned, pod
 from tests.deviceplugin.desk import RECORD, Desk, decided
 
 SIGNER = Signer(Ed25519PrivateKey.from_private_bytes(bytes(32)))
 SINCE, PUBLIC = "2026-01-01T00:00:00Z", {SIGNER.id: SIGNER.key.public_key()}
-AGENT, SCHEDULER = Records(Keys(SINCE, PUBLIC)), Records(Keys(SINCE, PUBLIC, SIGNER))
+AGENT, SCHEDULER = RecordVerifier(Keys(SINCE, PUBLIC)), RecordVerifier(Keys(SINCE, PUBLIC, SIGNER))
 FIRST = ["1", "2"]
 
 
-def sealed(raw: dict[str, Any], scheduler: Records = SCHEDULER) -> dict[str, Any]:
+def sealed(raw: dict[str, Any], scheduler: RecordVerifier = SCHEDULER) -> dict[str, Any]:
     read = read_pod(raw)
     record = {key: value for key, value in read.annotations.items() if is_placement_annotation(key)}
     subject = Subject(read.uid, read.namespace, read.name, read.node)
@@ -68,7 +68,7 @@ def with_record(raw: dict[str, Any], card: str) -> dict[str, Any]:
 
 
 OTHER = Signer(Ed25519PrivateKey.from_private_bytes(bytes(31) + b"1"))
-ELSEWHERE = Records(Keys(SINCE, {OTHER.id: OTHER.key.public_key()}, OTHER))
+ELSEWHERE = RecordVerifier(Keys(SINCE, {OTHER.id: OTHER.key.public_key()}, OTHER))
 
 
 @pytest.mark.parametrize("cause", ["unknown key", "changed record", "changed record, new agent"])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mgpu.kube import ApiError, Unreachable
-from mgpu.model.slices import MIG, MPS
+from mgpu.model.slice_names import MIG, MPS
 from playground import nvml_state
 from playground.nodes import MGPU, NodeSpec
 from tests.e2e.bench import Bench, Json, asking, share

@@ -10,8 +10,8 @@ import yaml
 from deviceplugin.inventory.reporter import DEVICES
 from mgpu.kube import Api, ApiError
 from mgpu.kube.client import JSON_PATCH
-from mgpu.model.inventory import DEVICE_API, MODEL_LABEL
-from mgpu.model.slices import MPS
+from mgpu.model.device_object import DEVICE_API, MODEL_LABEL
+from mgpu.model.slice_names import MPS
 from playground.apiserver import write_kubeconfig
 from playground.cluster import Cluster
 from playground.installation import MANIFESTS

@@ -14,7 +14,7 @@ from deviceplugin.inventory.reporter import DEVICES, known_indexes
 from mgpu.kube.events import Recorder, node_reference
 from mgpu.kube.leader import Leader
 from mgpu.kube.secrets import SecretStore
-from mgpu.model.slices import MPS
+from mgpu.model.slice_names import MPS
 from playground.apiserver.authorization import Request, allows
 from playground.cluster import OURS, Cluster
 from playground.installation import manifests

@@ -9,7 +9,7 @@ import yaml
 
 from mgpu.kube import Api, ApiError
 from mgpu.kube.leader import Leader
-from mgpu.model.slices import MPS
+from mgpu.model.slice_names import MPS
 from mgpu.settings import load_settings
 from playground.cluster import Cluster
 from playground.installation import MANIFESTS

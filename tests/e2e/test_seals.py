@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mgpu.model.seals import SEAL
+from mgpu.model.record_seals import SEAL
 from playground.cluster import Cluster
 from tests.e2e.bench import GPUSHARE, INDEX, KOORDINATOR, Bench, Json, asking, share
 from tests.e2e.mtgpu_bench import mtgpupod

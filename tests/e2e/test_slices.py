@@ -9,10 +9,10 @@ import pytest
 from kubernetes.client import ApiException
 from rich.console import Console
 
-from mgpu.model import partitioning
-from mgpu.model.partitioning import NodeSlices, read_slices
+from mgpu.model import node_slices
+from mgpu.model.node_slices import NodeSlices, read_slices
 from mgpu.model.pods import read_node
-from mgpu.model.slices import MIG, MPS
+from mgpu.model.slice_names import MIG, MPS
 from mgpu.settings import load_settings
 from playground import container_runtime, nvml_state
 from playground.cluster import Cluster
@@ -101,9 +101,9 @@ class Sliced:
         said = self.settled(node)
         if said.made:
             plan = (said.partitioning.plan or 0) + 1
-            text = partitioning.with_spec(self.node(node)["metadata"]["annotations"][partitioning.ANNOTATION], {}, plan)
+            text = node_slices.with_spec(self.node(node)["metadata"]["annotations"][node_slices.ANNOTATION], {}, plan)
             self.bench.cluster.api.patch(
-                f"/api/v1/nodes/{node}", {"metadata": {"annotations": {partitioning.ANNOTATION: text}}}
+                f"/api/v1/nodes/{node}", {"metadata": {"annotations": {node_slices.ANNOTATION: text}}}
             )
             assert self.settled(node).made == ()
 
@@ -114,7 +114,7 @@ def test_an_uncut_a100_is_cut_for_the_pod_that_asks_for_a_slice(sliced: Sliced) 
     assert [(f"{s.card}:{s.start}", s.name) for s in found] == [(place, "2g.20gb")]
     env = sliced.bench.environment("first", "c")
     assert (env["MGPU_SLICES"], env["MGPU_MEMORY_BYTES"]) == ("2g.20gb", str(20 << 30))
-    counts = json.loads(sliced.node("mig-1")["metadata"]["annotations"][partitioning.ANNOTATION])
+    counts = json.loads(sliced.node("mig-1")["metadata"]["annotations"][node_slices.ANNOTATION])
     assert counts["spec-partitioning-plan"] == counts["status-partitioning-plan"]
     assert counts["status-gpu-0-2g.20gb-used"] == 1
 

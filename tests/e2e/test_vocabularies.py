@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mgpu.model.inventory import DEVICE_API
+from mgpu.model.device_object import DEVICE_API
 from playground.cluster import Cluster
 from playground.nodes import NodeSpec, make_nodes
 from tests.e2e.bench import Bench, Json, asking, share

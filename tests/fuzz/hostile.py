@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from mgpu.model import budget, constraints
+from mgpu.model import budget, pod_constraints
 from tests.builders import CORE, MEMORY, container, pod
 
 Raw = dict[str, Any]
@@ -91,7 +91,7 @@ PODS: Mapping[str, Make] = {
     ),
     "as many wishes as are accepted": lambda _: _with(
         **{
-            f"mgpu.io/{key}": ",".join(f"{key[0]}{i}" + "-a" * 60 for i in range(constraints.MOST))
+            f"mgpu.io/{key}": ",".join(f"{key[0]}{i}" + "-a" * 60 for i in range(pod_constraints.MOST))
             for key in ("card-models", "exclude-card-models", "card-uuids")
         }
     ),

@@ -15,7 +15,7 @@ from tests.fuzz import hostile
 from tests.fuzz.cost import LARGE, Cost, cost
 from tests.fuzz.cost import in_proportion as proportion
 from tests.mgpu.serving.reviews import review
-from webhook.app import make_app
+from webhook.admission import make_app
 
 pytestmark = pytest.mark.fuzz
 CLIENT = make_app(load_settings()).test_client()

@@ -11,9 +11,9 @@ import pytest
 from deviceplugin.kubelet.checkpoint import read_checkpoint
 from deviceplugin.pods.node_pods import read_gpu_pod
 from mgpu.dialects.gpushare import unhealthy_cards
+from mgpu.model.device_checkpoints import CHECKPOINTS, read_entries
+from mgpu.model.device_object import read_device
 from mgpu.model.errors import BadObject
-from mgpu.model.given import CHECKPOINTS, read_given
-from mgpu.model.inventory import read_device
 from mgpu.model.pods import read_node
 from mgpu.settings import load_settings
 from proto import deviceplugin_pb2 as api
@@ -111,7 +111,7 @@ OBJECTS: dict[str, tuple[Callable[[Any], object], Callable[[int], Any]]] = {
         },
     ),
     "what pods were given": (
-        read_given,
+        read_entries,
         lambda size: {"metadata": {"annotations": {CHECKPOINTS: _json(hostile.filled(size, _given))}}},
     ),
     "a ConfigMap": (unhealthy_cards, lambda size: {"data": {"gpus": "1," * (size // 2)}}),

@@ -15,11 +15,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from deviceplugin.pods.node_pods import NodePods
-from mgpu.dialects.records import Records
+from mgpu.dialects.record_verification import RecordVerifier
 from mgpu.model import budget
 from mgpu.model.errors import BadObject
 from mgpu.model.pods import read_node
-from mgpu.model.seals import Keys, Signer
+from mgpu.model.record_seals import Keys, Signer
 from mgpu.settings import load_settings
 from scheduler.cluster.cache import ClusterCache
 from tests import builders as b
@@ -29,7 +29,7 @@ from tests.fuzz.cost import LARGE
 pytestmark = pytest.mark.fuzz
 SETTINGS = load_settings()
 _SIGNER = Signer(Ed25519PrivateKey.from_private_bytes(bytes(32)))
-RECORDS = Records(Keys("2026-02-01T00:00:00Z", {_SIGNER.id: _SIGNER.key.public_key()}, _SIGNER))
+RECORDS = RecordVerifier(Keys("2026-02-01T00:00:00Z", {_SIGNER.id: _SIGNER.key.public_key()}, _SIGNER))
 _PODS = 6
 _LARGER = 8
 """Times an ordinary pod's."""

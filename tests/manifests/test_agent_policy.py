@@ -23,10 +23,10 @@ from deviceplugin.partitioning import node_status
 from deviceplugin.partitioning.node_status import Report
 from mgpu import dialects
 from mgpu.kube.events import node_reference
-from mgpu.model.given import CHECKPOINTS
-from mgpu.model.inventory import write_device
+from mgpu.model.device_checkpoints import CHECKPOINTS
+from mgpu.model.device_object import write_device
 from mgpu.model.pods import read_node
-from mgpu.model.slices import MPS, Slice
+from mgpu.model.slice_names import MPS, Slice
 from mgpu.settings import load_settings
 from mgpu.version import AgentSaid
 from playground.apiserver.patches import merge

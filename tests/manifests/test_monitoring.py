@@ -13,7 +13,7 @@ import yaml
 
 import deviceplugin.metrics
 import scheduler.metrics
-import webhook.metrics
+import webhook.admission_metrics
 from mgpu.serving.metrics import page
 from tests.manifests.rendered import MANIFESTS, kustomization, of_kind, rendered
 from tests.metrics import named_in, series
@@ -131,7 +131,7 @@ def _test(name: str, given: dict[str, str], expression: str, at: dict[int, bool]
 
 
 def test_the_pages_are_as_prometheus_wants_it(promtool: str) -> None:
-    for registry in (scheduler.metrics.REGISTRY, deviceplugin.metrics.REGISTRY, webhook.metrics.REGISTRY):
+    for registry in (scheduler.metrics.REGISTRY, deviceplugin.metrics.REGISTRY, webhook.admission_metrics.REGISTRY):
         own = "\n".join(line for line in page(registry).decode().splitlines() if "process_" not in line)
         command = [promtool, "check", "metrics"]
         done = subprocess.run(command, input=f"{own}\n", capture_output=True, text=True, timeout=60, check=False)

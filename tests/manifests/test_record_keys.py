@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from mgpu.dialects.records import Records
+from mgpu.dialects.record_verification import RecordVerifier
 from mgpu.kube import Api, ApiError
 from mgpu.model.pods import Pod
-from mgpu.model.seals import Subject
+from mgpu.model.record_seals import Subject
 from mgpu.serving.record_keys import read_records
 from mgpu.settings import load_settings
 from tests.manifests.conftest import Run
@@ -75,7 +75,7 @@ def since(api: Api) -> str:
     return str(api.get(f"{NAMESPACE}/configmaps/mgpu-record-keys")["data"]["since"])
 
 
-def mounted(api: Api, folder: Path, *, signing: bool) -> Records:
+def mounted(api: Api, folder: Path, *, signing: bool) -> RecordVerifier:
     """As a process reads what the kubelet mounts, by the paths that the ConfigMap itself names."""
     data: dict[str, str] = api.get(f"{NAMESPACE}/configmaps/mgpu-record-keys")["data"]
     private: dict[str, str] = api.get(f"{NAMESPACE}/secrets/mgpu-record-key")["data"]

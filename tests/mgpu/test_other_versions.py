@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from mgpu import dialects
-from mgpu.model.inventory import read_device, write_device
-from mgpu.model.partitioning import ANNOTATION, LABEL, MADE, read_slices
+from mgpu.model.device_object import read_device, write_device
+from mgpu.model.node_slices import ANNOTATION, LABEL, MADE, read_slices
 from mgpu.model.pods import Node, read_node, read_pod
 from mgpu.settings import load_settings
 from mgpu.version import AGENT, AgentSaid, read_agent, write_agent

@@ -3,7 +3,7 @@
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, whole_cards
 from mgpu.model.mig import LAYOUTS
 from mgpu.model.pods import Stage
-from mgpu.model.slices import resource_of
+from mgpu.model.slice_names import resource_of
 from mgpu.presentation import request_text
 from mgpu.settings import load_settings
 from playground.cluster import MANAGED

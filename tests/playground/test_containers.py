@@ -4,8 +4,8 @@ import pytest
 
 from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Share
-from mgpu.model.partitioning import NodeSlices, Partitioning
-from mgpu.model.slices import MIG, Slice
+from mgpu.model.node_slices import NodeSlices, Partitioning
+from mgpu.model.slice_names import MIG, Slice
 from playground import containers
 from playground.containers import VISIBLE
 from tests.builders import cards, state

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from mgpu.model import partitioning
-from mgpu.model.slices import Slice
+from mgpu.model import node_slices
+from mgpu.model.slice_names import Slice
 from tests.builders import node, pod, share
 from tests.playground.test_simulate import run, simulated
 
@@ -15,7 +15,7 @@ GIB = 1 << 30
 
 
 def cut(mode: str = "mig", name: str = "n1", cards: int = 1, said: dict[str, str] | None = None) -> dict[str, Any]:
-    raw = node(name, labels={partitioning.LABEL: mode}, **(said or {}))
+    raw = node(name, labels={node_slices.LABEL: mode}, **(said or {}))
     raw["metadata"]["annotations"]["mgpu.io/cards"] = json.dumps([{**A100, "count": cards}])
     return raw
 
@@ -108,8 +108,8 @@ def test_partitioned_cards_are_not_given_to_other_vocabularies() -> None:
 
 def test_existing_slices_are_used_before_partitioning() -> None:
     made = [Slice(0, 0, "3g.40gb", "MIG-x"), Slice(0, 4, "1g.10gb", "MIG-y", "uid-old")]
-    said = {partitioning.ANNOTATION: partitioning.with_status(None, made, 7)}
-    said[partitioning.MADE] = partitioning.write_made(made, [0], None)
+    said = {node_slices.ANNOTATION: node_slices.with_status(None, made, 7)}
+    said[node_slices.MADE] = node_slices.write_made(made, [0], None)
     there = cut(said=said)
     old = asking("old", "n1", mig_1g_10gb=1)
     old["metadata"]["annotations"] = {"mgpu.io/slices-given": '{"c":{"mig-1g.10gb":["0:4"]}}'}
@@ -122,7 +122,7 @@ def test_existing_slices_are_used_before_partitioning() -> None:
 
 def test_slices_that_are_only_counted_are_placed() -> None:
     counts = {"spec-gpu-0-2g.20gb": 3, "spec-partitioning-plan": 9, "status-gpu-0-2g.20gb-used": 1}
-    said = {partitioning.ANNOTATION: json.dumps({**counts, "status-partitioning-plan": 9, "theirs": "kept"})}
+    said = {node_slices.ANNOTATION: json.dumps({**counts, "status-partitioning-plan": 9, "theirs": "kept"})}
     found = simulated(cut(said=said), asking("p", mig_2g_20gb=2), asking("q", mig_2g_20gb=1))
     slices = found["nodes"]["n1"]["cards"][0]["slices"]
     assert [(row["profile"], row["start"]) for row in slices] == [("2g.20gb", start) for start in (0, 2, 4)]
@@ -133,8 +133,8 @@ def test_slices_that_are_only_counted_are_placed() -> None:
 
 def test_plan_under_way_is_carried_out_first() -> None:
     planned = [Slice(0, 0, "4g.40gb"), Slice(0, 4, "3g.40gb")]
-    said = {partitioning.ANNOTATION: partitioning.with_spec(None, {0: {"4g.40gb": 1, "3g.40gb": 1}}, 5)}
-    for written in ({partitioning.PLANNED: partitioning.write_planned(planned, 5)}, {}):
+    said = {node_slices.ANNOTATION: node_slices.with_spec(None, {0: {"4g.40gb": 1, "3g.40gb": 1}}, 5)}
+    for written in ({node_slices.PLANNED: node_slices.write_planned(planned, 5)}, {}):
         found = simulated(cut(said={**said, **written}), asking("p", mig_4g_40gb=1))
         assert [row["start"] for row in found["nodes"]["n1"]["cards"][0]["slices"]] == [0, 4]
         counts = json.loads(found["nodes"]["n1"]["annotations"]["dynamicgpuslice"])

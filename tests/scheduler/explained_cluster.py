@@ -3,7 +3,7 @@
 from typing import Any
 
 from mgpu.kube import Api
-from mgpu.model.inventory import DEVICE_API, write_device
+from mgpu.model.device_object import DEVICE_API, write_device
 from mgpu.model.pods import read_node
 from playground.installation import manifests
 from tests.builders import GIB, cards, container, mtgpupod, node, pod, share

@@ -10,10 +10,10 @@ from typing import Any
 import jsonpatch
 from werkzeug.test import Client
 
-from mgpu.dialects.records import OPEN, Records
+from mgpu.dialects.record_verification import UNSEALED, RecordVerifier
 from mgpu.kube import ApiError, Unreachable
+from mgpu.model.device_object import write_device
 from mgpu.model.errors import RetryLater
-from mgpu.model.inventory import write_device
 from mgpu.model.ledger import Minor
 from mgpu.model.pods import Node
 from mgpu.serving.review import parse
@@ -171,7 +171,11 @@ class Replica:
     """A scheduler process without its threads: events wait until they are delivered, work until it is done."""
 
     def __init__(
-        self, api: FakeApi, clock: Clock | None = None, settings: Any = SETTINGS, records: Records = OPEN
+        self,
+        api: FakeApi,
+        clock: Clock | None = None,
+        settings: Any = SETTINGS,
+        records: RecordVerifier = UNSEALED,
     ) -> None:
         self.api, self.clock, self.settings = api, clock or Clock(), settings
         self.events: list[tuple[str, str, str]] = []

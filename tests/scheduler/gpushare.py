@@ -3,7 +3,7 @@
 from typing import Any
 
 from mgpu.dialects import gpushare
-from mgpu.dialects.node_resources import SHARE
+from mgpu.dialects.protocol import SHARE
 from tests.builders import pod
 
 Raw = dict[str, Any]

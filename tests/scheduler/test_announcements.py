@@ -6,9 +6,9 @@ import pytest
 
 from mgpu.kube import ApiError, Unreachable
 from mgpu.model.cards import Card
+from mgpu.model.device_object import gained, write_device
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement
-from mgpu.model.inventory import gained, write_device
 from mgpu.model.pods import Node
 from scheduler.announcements import ANNOTATION, BEHIND_SECONDS, PAUSE, SPACING, Announcements
 from scheduler.cluster.cache import ClusterCache

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mgpu.model.given import CHECKPOINTS, nothing, write_given
-from mgpu.model.inventory import WHOLE_CARDS_LABEL
+from mgpu.model.device_checkpoints import CHECKPOINTS, no_devices_entry, write_entries
+from mgpu.model.device_object import WHOLE_CARDS_LABEL
 from mgpu.presentation.overview import overview
 from tests import builders as b
 from tests.scheduler.fake import SETTINGS, FakeApi, Replica, cluster
@@ -18,7 +18,7 @@ from tests.scheduler.partitioning.cluster import MIG, slices, wants
 from tests.scheduler.partitioning.cluster import cluster as cut_cluster
 
 Raw = dict[str, Any]
-EVERYBODY = json.loads(write_given([nothing("*")]))
+EVERYBODY = json.loads(write_entries([no_devices_entry("*")]))
 
 
 def listed(api: FakeApi, *rows: Raw, complete: bool = True, node: str = "n1") -> None:
@@ -96,7 +96,7 @@ def test_pod_whose_record_cannot_be_read_holds_everything_until_it_is_listed_as_
     api.put("pods", ran(b.share("p", annotations=record, node="n1"), "c"))
     replica = Replica(api)
     assert [s.core_free for s in replica.state.view("n1", "").cards] == [500, 500]
-    listed(api, *json.loads(write_given([nothing("uid-p")])))
+    listed(api, *json.loads(write_entries([no_devices_entry("uid-p")])))
     replica.deliver()
     assert [s.core_free for s in replica.state.view("n1", "").cards] == [1000, 1000]
 
@@ -108,7 +108,7 @@ def test_pod_of_nvidias_plugin_holds_everything_until_it_is_listed(api: FakeApi)
     api.put("pods", ran(whole(), "c", phase="Running"))
     replica = Replica(api)
     assert free(replica) == [0, 0]
-    listed(api, *json.loads(write_given([nothing("uid-p")])))
+    listed(api, *json.loads(write_entries([no_devices_entry("uid-p")])))
     replica.deliver()
     assert free(replica) == [1000, 1000], "it started before that plugin was there"
 
@@ -177,6 +177,6 @@ def test_pod_for_slices_that_its_agent_names_as_bare_is_decided_late_or_failed()
     listed(replica.api)
     replica.deliver()
     assert not replica.state.undecided(), "its agent may not have seen it yet"
-    listed(replica.api, *json.loads(write_given([nothing("uid-p")])))
+    listed(replica.api, *json.loads(write_entries([no_devices_entry("uid-p")])))
     replica.deliver()
     assert list(replica.state.undecided()) == ["uid-p"]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mgpu.model.device_object import write_device
 from mgpu.model.gpu_requests import Placement
-from mgpu.model.inventory import write_device
 from mgpu.model.pods import Node, read_node
 from mgpu.settings import load_settings
 from scheduler.cluster.cache import ClusterCache

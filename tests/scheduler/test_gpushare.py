@@ -9,7 +9,7 @@ from werkzeug.test import Client
 
 from mgpu.dialects import gpushare
 from mgpu.model.cards import Card
-from mgpu.model.inventory import write_device
+from mgpu.model.device_object import write_device
 from mgpu.model.pods import Node
 from mgpu.settings import load_settings
 from tests import builders as b

@@ -13,8 +13,8 @@ from werkzeug.test import Client
 
 from mgpu.dialects import gpushare
 from mgpu.kube.reflector import Reflector
+from mgpu.model.device_object import write_device
 from mgpu.model.errors import RetryLater
-from mgpu.model.inventory import write_device
 from mgpu.model.pods import Node
 from tests import builders as b
 from tests.scheduler.fake import Replica, admitted, clients, cluster

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from mgpu.model.cards import CardState
-from mgpu.model.constraints import Constraints
-from mgpu.model.given import CHECKPOINTS
-from mgpu.model.inventory import MOST_GPUS, write_device
+from mgpu.model.device_checkpoints import CHECKPOINTS
+from mgpu.model.device_object import MOST_GPUS, write_device
+from mgpu.model.pod_constraints import Constraints
 from mgpu.model.pods import Node
 from mgpu.settings import Settings, load_settings
 from scheduler.cluster.cache import ClusterCache

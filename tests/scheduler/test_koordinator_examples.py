@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mgpu import dialects
-from mgpu.dialects.device_allocated import ALLOCATED
+from mgpu.dialects.koordinator_record import ALLOCATED
 from mgpu.model.cards import Card
 from mgpu.model.gpu_requests import Rejection
 from mgpu.model.ledger import Holding, Ledger
@@ -15,8 +15,8 @@ from mgpu.settings import load_settings
 from scheduler.engine.assessment import assess, record
 from tests.builders import GIB, cards, pod
 from tests.mgpu.serving.reviews import patched
-from webhook.mutate import mutate
-from webhook.validate import validate_create
+from webhook.pod_mutation import mutate
+from webhook.pod_rules import validate_create
 
 DEFAULT = load_settings("")
 OTHER = {"cpu": "4", "memory": "8Gi"}

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mgpu.dialects import is_placement_annotation
-from mgpu.dialects.records import OPEN, Records
+from mgpu.dialects.record_verification import UNSEALED, RecordVerifier
 from mgpu.kube import ApiError
+from mgpu.model.device_object import read_device, write_device
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.gpu_requests import Placement, peak
-from mgpu.model.inventory import read_device, write_device
 from mgpu.model.pods import Node, read_pod
-from mgpu.model.seals import SEAL, Keys, Signer, Subject
+from mgpu.model.record_seals import SEAL, Keys, Signer, Subject
 from scheduler.api.extender import Extender
 from scheduler.cluster.gpu_pods import read_gpu_pod, recorded
 from scheduler.engine.assessment import assess
@@ -54,7 +54,7 @@ def shape(cores: list[int]) -> list[dict[str, Any]]:
 class Cluster(RuleBasedStateMachine):
     """The API server is the truth; two replicas see it late, one of them decides."""
 
-    records = OPEN
+    records = UNSEALED
 
     def replica(self) -> Replica:
         return Replica(self.api, self.clock, records=self.records)
@@ -268,7 +268,7 @@ class Cluster(RuleBasedStateMachine):
                 assert (here.cards, here.room) == (there.cards, there.room)
 
 
-class Noting(Records):
+class Noting(RecordVerifier):
     """Records that note what the scheduler has decided, apart from any seal."""
 
     decided: ClassVar[set[tuple[Subject, frozenset[tuple[str, str]]]]] = set()
@@ -284,7 +284,7 @@ class UnderAttack(Cluster):
     _signer = Signer(Ed25519PrivateKey.from_private_bytes(bytes(32)))
     _public: ClassVar = {_signer.id: _signer.key.public_key()}
     records = Noting(Keys("2020-01-01T00:00:00Z", _public, _signer))
-    agents = Records(Keys("2020-01-01T00:00:00Z", _public))
+    agents = RecordVerifier(Keys("2020-01-01T00:00:00Z", _public))
 
     @rule(name=names, cores=shapes, node=nodes, victim=names, forged=st.sampled_from(["copied", "card 0", "no seal"]))
     def a_tenant_creates_a_pod_with_a_record(

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.model.cards import Card, CardState
+from mgpu.model.device_object import write_device
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Rejection
-from mgpu.model.inventory import write_device
 from mgpu.model.pods import Node
 from mgpu.settings import Settings, load_settings
 from scheduler.cluster.cache import ClusterCache

@@ -14,7 +14,7 @@ import urllib3
 import yaml
 
 from mgpu.kube import Api, ApiError
-from mgpu.model.inventory import write_device
+from mgpu.model.device_object import write_device
 from mgpu.model.pods import Node
 from playground.apiserver import ApiServer, User, running
 from scheduler.announcements import ANNOTATION

@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from mgpu.kube import ApiError
 from mgpu.model.cards import Card
+from mgpu.model.device_object import write_device
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import Rejection
-from mgpu.model.inventory import write_device
 from mgpu.model.ledger import Share, shares_of
 from mgpu.model.pods import Node
 from scheduler.cluster.gpu_pods import read_gpu_pod, recorded
@@ -24,7 +24,7 @@ from tests.clock import Clock
 from tests.examples import examples
 from tests.scheduler.fake import SETTINGS, FakeApi, Replica, admitted
 from tests.scheduler.vocabularies import GIB, SHAPES, Key, Use, held
-from webhook.mutate import mutate
+from webhook.pod_mutation import mutate
 
 NODES = {
     # Neither is the minor the index, nor are cards equal.

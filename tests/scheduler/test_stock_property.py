@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mgpu.kube import ApiError
+from mgpu.model.device_checkpoints import CHECKPOINTS, CheckpointEntry, write_entries
 from mgpu.model.errors import RetryLater
-from mgpu.model.given import CHECKPOINTS, Given, write_given
 from scheduler.cluster.gpu_pods import read_gpu_pod, recorded
 from tests import builders as b
 from tests.clock import Clock
@@ -84,9 +84,11 @@ class Both(RuleBasedStateMachine):
     def the_node_tells(self, unseen: int) -> None:
         """All but the last few containers: they were given their cards while the agent read."""
         self.told |= set(list(self.given)[: max(0, len(self.given) - unseen)])
-        rows = [Given(uid, c, WHOLE, tuple(own)) for (uid, c), own in self.given.items() if (uid, c) in self.told]
+        rows = [
+            CheckpointEntry(uid, c, WHOLE, tuple(own)) for (uid, c), own in self.given.items() if (uid, c) in self.told
+        ]
         device = json.loads(json.dumps(self.api.devices["n1"]))
-        device["metadata"]["annotations"] = {CHECKPOINTS: write_given(rows)}
+        device["metadata"]["annotations"] = {CHECKPOINTS: write_entries(rows)}
         self.api.put("devices", device)
 
     @rule(which=which, what=st.sampled_from(["deleted", "ended"]))

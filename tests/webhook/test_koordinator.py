@@ -7,8 +7,8 @@ import pytest
 from mgpu.settings import load_settings
 from tests.builders import CORE, container, pod
 from tests.mgpu.serving.reviews import patch_of, patched, review
-from webhook.app import make_app
-from webhook.validate import strange_wishes, validate_update
+from webhook.admission import make_app
+from webhook.pod_rules import strange_wishes, validate_update
 
 SETTINGS = load_settings()
 GPU, GPU_CORE, MEMORY, RATIO, SHARED, RDMA, FPGA = (

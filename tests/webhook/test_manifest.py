@@ -9,8 +9,8 @@ import yaml
 
 from mgpu.dialects import is_placement_annotation, mtgpu
 from mgpu.dialects.mgpu import MULTIPLE
-from mgpu.dialects.node_resources import SHARE
-from mgpu.dialects.vocabulary import MTGPU, vocabulary_of
+from mgpu.dialects.protocol import SHARE
+from mgpu.dialects.registry import MTGPU, vocabulary_of
 from mgpu.settings import load_settings
 
 FILE = Path(__file__).parents[2] / "manifests" / "base" / "webhook.yaml"

@@ -12,9 +12,9 @@ from tests.arbitrary import JSON, PARTS
 from tests.builders import CORE, MEMORY, pod
 from tests.examples import examples
 from tests.mgpu.serving.reviews import patched, review
-from webhook.app import make_app
-from webhook.mutate import mutate
-from webhook.validate import validate_create, validate_update
+from webhook.admission import make_app
+from webhook.pod_mutation import mutate
+from webhook.pod_rules import validate_create, validate_update
 
 SETTINGS = load_settings()
 CLIENT = make_app(SETTINGS).test_client()

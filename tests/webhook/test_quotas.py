@@ -13,8 +13,8 @@ from mgpu.settings import Settings, load_settings
 from playground.apiserver.pod_rules import usage
 from tests.builders import pod
 from tests.mgpu.serving.reviews import patched
-from webhook.mutate import mutate
-from webhook.validate import validate_create
+from webhook.pod_mutation import mutate
+from webhook.pod_rules import validate_create
 
 SETTINGS = load_settings()
 MIB = load_settings("dialects: {gpushare: {memoryUnit: MiB}}")

@@ -7,7 +7,7 @@ import pytest
 from mgpu.settings import load_settings
 from tests.builders import CORE, MEMORY, container, pod
 from tests.mgpu.serving.reviews import patch_of, patched, review
-from webhook.app import make_app
+from webhook.admission import make_app
 
 MULTIPLE = "vke.volcengine.com/container-multiple-gpu"
 CORE_PATH = f"spec.containers[0].resources.requests[{CORE}]"

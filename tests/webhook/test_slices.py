@@ -8,8 +8,8 @@ from mgpu.dialects.slices import GIVEN
 from mgpu.settings import load_settings
 from tests.builders import pod
 from tests.mgpu.serving.reviews import patched
-from webhook.mutate import mutate
-from webhook.validate import validate_create, validate_update
+from webhook.pod_mutation import mutate
+from webhook.pod_rules import validate_create, validate_update
 
 SETTINGS = load_settings()
 MIG, MPS, SHARE = "nvidia.com/mig-2g.20gb", "nvidia.com/gpu-2gb", "mgpu.io/share"

@@ -8,8 +8,8 @@ import pytest
 from mgpu.settings import load_settings
 from tests.builders import CORE, container, pod, share
 from tests.mgpu.serving.reviews import review
-from webhook.app import make_app
-from webhook.validate import strange_wishes, validate_create, validate_update
+from webhook.admission import make_app
+from webhook.pod_rules import strange_wishes, validate_create, validate_update
 
 SETTINGS = load_settings()
 MODELS, UUIDS = "mgpu.io/card-models", "mgpu.io/card-uuids"

@@ -13,7 +13,7 @@ from deviceplugin.isolation.mps.limits import Client, Unenforceable, client_of, 
 from deviceplugin.pods.identity import Refused, Target
 from deviceplugin.pods.node_pods import GpuPod, NodePods
 from mgpu.model.cards import Card
-from mgpu.model.slices import is_mps
+from mgpu.model.slice_names import is_mps
 from mgpu.settings import DevicePluginSettings
 
 Key = tuple[str, str]

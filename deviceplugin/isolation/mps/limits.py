@@ -10,7 +10,7 @@ from pathlib import Path
 from deviceplugin.delivery.cdi import Edits
 from mgpu.model.cards import GPU, Card
 from mgpu.model.ledger import Share
-from mgpu.model.slices import RESOURCE_PREFIX, gigabytes, is_mps, place_of, slice_named
+from mgpu.model.slice_names import RESOURCE_PREFIX, gigabytes, is_mps, place_of, slice_named
 
 PIPE, ACTIVE, MEMORY = (
     "CUDA_MPS_PIPE_DIRECTORY",

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mgpu import dialects
 from mgpu.cli.doctor.seen import AGENT, Finding, Level, Raw, Seen, serves_gpus
-from mgpu.dialects.node_resources import SHARE
+from mgpu.dialects.protocol import SHARE
 from mgpu.model.agent_pods import is_ready, not_ready_cause
 from mgpu.model.cards import GPU, Card
+from mgpu.model.device_object import WHOLE_CARDS_LABEL, read_device
 from mgpu.model.errors import BadObject
-from mgpu.model.inventory import WHOLE_CARDS_LABEL, read_device
-from mgpu.model.partitioning import undivided
+from mgpu.model.node_slices import undivided
 from mgpu.model.pods import read_node
 from mgpu.model.quantities import QuantityError, whole_number
 from mgpu.presentation.overview import sliced_of

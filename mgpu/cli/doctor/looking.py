@@ -10,11 +10,11 @@ from mgpu.cli.doctor.callers import ENDPOINTS, variables
 from mgpu.cli.doctor.records import CONFIG_MAP, sealing, texts_of
 from mgpu.cli.doctor.seen import COMPONENT, Raw, Sealing, Secret, Seen, Tried, serves_gpus
 from mgpu.dialects import mtgpu
-from mgpu.dialects.records import Records
+from mgpu.dialects.record_verification import RecordVerifier
 from mgpu.kube import Api, ApiError
 from mgpu.kube.secrets import SecretStore
+from mgpu.model.device_object import DEVICE_API
 from mgpu.model.errors import BadObject
-from mgpu.model.inventory import DEVICE_API
 from mgpu.presentation.overview import overview
 from mgpu.serving.record_keys import read_public
 from mgpu.settings import Settings
@@ -89,7 +89,9 @@ def _sealing(config_map: Raw, pods: Sequence[Raw], settings: Settings) -> Sealin
     if not config_map:
         return None
     try:
-        return sealing(Records(read_public(CONFIG_MAP, texts_of(config_map)), frozenset(settings.records.peers)), pods)
+        return sealing(
+            RecordVerifier(read_public(CONFIG_MAP, texts_of(config_map)), frozenset(settings.records.peers)), pods
+        )
     except BadObject as error:
         return error
 

@@ -6,7 +6,7 @@ from mgpu.cli.doctor.seen import SCHEDULER, Finding, Level, Raw, Seen, hooks
 from mgpu.dialects import mtgpu
 from mgpu.kube.leader import LABEL
 from mgpu.model.agent_pods import is_ready
-from mgpu.model.inventory import DEVICE_API
+from mgpu.model.device_object import DEVICE_API
 from mgpu.presentation.plain_text import listed
 from mgpu.version import VERSION, VERSION_LABEL, read_agent
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from mgpu.cli.doctor.seen import Finding, Level, Raw, Sealing, Seen
 from mgpu.dialects import mtgpu
-from mgpu.dialects.records import Records
+from mgpu.dialects.record_verification import RecordVerifier
 from mgpu.model.errors import BadObject
 from mgpu.model.pods import Pod, read_pod
-from mgpu.model.seals import SEAL
+from mgpu.model.record_seals import SEAL
 from mgpu.presentation.plain_text import listed
 
 CHECK = "records"
@@ -16,11 +16,11 @@ CONFIG_MAP = "mgpu-record-keys"
 _MOST = 10
 
 
-def sealing(records: Records, pods: Iterable[Raw]) -> Sealing:
+def sealing(records: RecordVerifier, pods: Iterable[Raw]) -> Sealing:
     return Sealing(records, tuple(sorted(_unproven(records, pods))))
 
 
-def _unproven(records: Records, pods: Iterable[Raw]) -> Iterator[str]:
+def _unproven(records: RecordVerifier, pods: Iterable[Raw]) -> Iterator[str]:
     """Of the pods that have not ended. A pod that cannot be read is told of by the check of the cards."""
     for raw in pods:
         try:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from mgpu.dialects.records import Records
+from mgpu.dialects.record_verification import RecordVerifier
 from mgpu.model import agent_pods
 from mgpu.model.errors import BadObject
 from mgpu.presentation.overview import Overview
@@ -53,7 +53,7 @@ class Tried:
 class Sealing:
     """records: as the public keys of the installation judge them. unproven: the pods whose records do not count."""
 
-    records: Records
+    records: RecordVerifier
     unproven: tuple[str, ...] = ()
 
 

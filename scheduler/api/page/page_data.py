@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mgpu.dialects import mtgpu
-from mgpu.model.constraints import NONE
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.ledger import Ledger
+from mgpu.model.pod_constraints import NONE
 from mgpu.model.pods import Pod
 from mgpu.model.quantities import format_bytes, format_core
 from mgpu.presentation.card_views import CardView, NodeView, Sliced, Use, inventory_of, nodes_json, views

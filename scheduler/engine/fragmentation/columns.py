@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from mgpu.model.cards import WHOLE_RATIO, CardState
+from mgpu.model.compute_resources import CpuMemory
 from mgpu.model.gpu_requests import GpuRequest
-from mgpu.model.node_requests import Room
 from mgpu.model.pods import Node, Stage
 from scheduler.engine.fragmentation.node_columns import Rows
 from scheduler.engine.fragmentation.shapes import CARD, NodeClass, Shape
@@ -16,7 +16,7 @@ _GIB = 1 << 30
 _NO_MODEL = ("",)
 
 
-def shape_of(request: GpuRequest, needs: Room, models: Collection[str]) -> Shape:
+def shape_of(request: GpuRequest, needs: CpuMemory, models: Collection[str]) -> Shape:
     """models: those of the cluster's cards, to which the pod's wishes are applied.
 
     A pod of several containers is taken as one that wants equal cards: as many as run at the same time, each with the
@@ -55,7 +55,7 @@ def class_of(node: Node, cards: Sequence[CardState]) -> NodeClass:
     return NodeClass(node.room.cpu, node.room.memory // _GIB * _GIB, len(cards), model, memory)
 
 
-def rows_of(node: NodeClass, room: Room, free: Sequence[Sequence[int]]) -> Rows:
+def rows_of(node: NodeClass, room: CpuMemory, free: Sequence[Sequence[int]]) -> Rows:
     """One node several times, with `room` free and in each row another number of milli on its cards."""
     cpu, memory = (np.full(len(free), amount, np.int64) for amount in room)
     return Rows((node,), np.zeros(len(free), np.int64), cpu, memory, np.array(free, np.int64))

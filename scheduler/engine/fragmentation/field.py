@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mgpu.model.cards import CardState
-from mgpu.model.node_requests import Room
+from mgpu.model.compute_resources import CpuMemory
 from mgpu.model.pods import Node
 from scheduler.engine.fragmentation.board import UNFIT, Board, Judge
 from scheduler.engine.fragmentation.columns import class_of, free_of
@@ -38,7 +38,7 @@ class Field:
         self._row: dict[str, int] = {}
         self._unused: list[int] = []
 
-    def put(self, node: Node, cards: Sequence[CardState], room: Room) -> None:
+    def put(self, node: Node, cards: Sequence[CardState], room: CpuMemory) -> None:
         """Take in the node as it is now. room: what it has free of cpu and memory."""
         if not 0 < len(cards) <= WIDTH:
             self.drop(node.name)

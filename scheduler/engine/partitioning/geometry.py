@@ -13,8 +13,8 @@ from itertools import combinations, product
 from operator import ge, mul
 
 from mgpu.model.cards import Card
-from mgpu.model.constraints import matches
 from mgpu.model.mig import LAYOUTS, Instance, Layout, Profile, layout_of
+from mgpu.model.pod_constraints import matches
 from scheduler.engine.effort import Budget
 
 _CUT_STEPS = 6_000

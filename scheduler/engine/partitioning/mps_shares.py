@@ -11,7 +11,7 @@ from math import prod
 from operator import mul
 
 from mgpu.model.cards import Card
-from mgpu.model.slices import MOST_CLIENTS, gigabytes
+from mgpu.model.slice_names import MOST_CLIENTS, gigabytes
 from scheduler.engine.effort import Budget
 from scheduler.engine.partitioning.geometry import Counts, Cut, Place, Vector, added, counts_of
 

@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 from mgpu.model.cards import Card
 from mgpu.model.gpu_requests import CardRefusal, Rejection
-from mgpu.model.partitioning import NodeSlices
-from mgpu.model.slices import MIG, MPS, Slice, mode_of
+from mgpu.model.node_slices import NodeSlices
+from mgpu.model.slice_names import MIG, MPS, Slice, mode_of
 from scheduler.engine.effort import BRIEF, SHORT, Budget, Effort, Exhausted, full_budget
 from scheduler.engine.partitioning.geometry import (
     Counts,

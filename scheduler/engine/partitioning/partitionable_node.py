@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from mgpu.model.cards import Card, CardState
+from mgpu.model.compute_resources import CpuMemory
 from mgpu.model.gpu_requests import Amount, GpuRequest, Rejection, peak
 from mgpu.model.ledger import Holding, Share
-from mgpu.model.node_requests import Room
-from mgpu.model.partitioning import NodeSlices, devices
+from mgpu.model.node_slices import NodeSlices, devices
 from mgpu.model.pods import Node
-from mgpu.model.slices import MIG, RESOURCE_PREFIX, Slice, mode_of, place_of, slice_named
+from mgpu.model.slice_names import MIG, RESOURCE_PREFIX, Slice, mode_of, place_of, slice_named
 from scheduler.engine.effort import Budget
 from scheduler.engine.partitioning.geometry import Geometries
 from scheduler.engine.partitioning.partition_plan import NodeCards, can_offer, cards_of, plan_of
@@ -43,7 +43,7 @@ class Site:
     idle: tuple[Slice, ...]
     memory: int
     cards: NodeCards
-    room: Room
+    room: CpuMemory
     named: Mapping[str, int]
     problem: str = ""
 
@@ -69,7 +69,7 @@ def site_of(
     holdings: Iterable[Holding],
     geometries: Geometries,
     *,
-    room: Room,
+    room: CpuMemory,
     named: Mapping[str, int] = MappingProxyType({}),
     version: int = 0,
     problem: str = "",

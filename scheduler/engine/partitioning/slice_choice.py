@@ -9,7 +9,7 @@ from itertools import groupby
 
 from mgpu.model.gpu_requests import Rejection
 from mgpu.model.pods import Pod
-from mgpu.settings.slices import SlicesSettings
+from mgpu.settings.slice_settings import SlicesSettings
 from scheduler.engine.effort import Budget, Exhausted, full_budget
 from scheduler.engine.node_fit import Answer
 from scheduler.engine.partitioning.partition_plan import NOT_PROVEN

@@ -8,7 +8,7 @@ from math import prod
 
 from mgpu.model.pods import Node, Pod
 from mgpu.model.quantities import MAX, QuantityError, whole_number
-from mgpu.settings.slices import SlicesSettings
+from mgpu.settings.slice_settings import SlicesSettings
 from scheduler.engine.partitioning.named_resources import asked_by
 from scheduler.engine.partitioning.partitionable_node import Site, memory_of
 

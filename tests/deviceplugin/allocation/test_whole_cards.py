@@ -16,10 +16,10 @@ from deviceplugin.kubelet.pod_resources import Owner
 from deviceplugin.pods.capacity_check import Grants
 from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.unrecorded import Unrecorded
-from mgpu.dialects.records import Records
+from mgpu.dialects.record_verification import RecordVerifier
+from mgpu.model.device_checkpoints import CHECKPOINTS, OTHERS, CheckpointEntry, no_devices_entry
 from mgpu.model.errors import RetryLater
-from mgpu.model.given import CHECKPOINTS, OTHERS, Given, nothing
-from mgpu.model.seals import Keys, key_id
+from mgpu.model.record_seals import Keys, key_id
 from mgpu.settings import load_settings
 from playground.kubelet import device_checkpoint
 from playground.nvidia_device_plugin import NvidiaPlugin
@@ -88,8 +88,8 @@ class Place:
             loop.run_until_complete(self.whole.look(synced=synced))
         finally:
             loop.close()
-        *rows, others = self.whole.given or (nothing(OTHERS),)
-        assert others == nothing(OTHERS), "pods that are not listed have nothing"
+        *rows, others = self.whole.given or (no_devices_entry(OTHERS),)
+        assert others == no_devices_entry(OTHERS), "pods that are not listed have nothing"
         return self.whole.server, None if self.whole.given is None else tuple(rows)
 
 
@@ -165,8 +165,8 @@ def test_what_it_gave_out_is_told_but_not_what_mgpu_placed(place: Place) -> None
     assert place.look(synced=False)[1] is None
     _, given = place.look()
     assert given == (
-        Given("uid-none", "c", WHOLE_CARDS, ("GPU-n1-0",)),
-        Given("uid-p", "c", WHOLE_CARDS, ("GPU-n1-1::3",)),
+        CheckpointEntry("uid-none", "c", WHOLE_CARDS, ("GPU-n1-0",)),
+        CheckpointEntry("uid-p", "c", WHOLE_CARDS, ("GPU-n1-1::3",)),
     )
     held = place.whole.holdings()
     assert [(h.key, [c.index for c in cards(2) if h.uses(c).core]) for h in held] == [
@@ -229,7 +229,7 @@ def test_where_there_is_no_checkpoint_the_kubelet_is_asked(place: Place) -> None
         Owner("default", "ours", "c", frozenset({"0"})),
         Owner("default", "unknown", "c", frozenset({"GPU-n1-0"})),
     ]
-    assert place.look()[1] == (Given("uid-p", "c", WHOLE_CARDS, (UUID,)),)
+    assert place.look()[1] == (CheckpointEntry("uid-p", "c", WHOLE_CARDS, (UUID,)),)
 
 
 RUNS = {"phase": "Running", "containerStatuses": [{"name": "c", "containerID": "x", "state": {"running": {}}}]}
@@ -256,13 +256,15 @@ def test_a_pod_that_runs_without_a_record_and_is_in_no_checkpoint_shows_its_card
     assert place.look()[1] == ()
     assert not place.asked, "it does not run yet"
     place.pods.take({**whole("p"), "status": RUNS})
-    anything = (Given("uid-p", "c", WHOLE_CARDS, ("GPU-n1-0", UUID)),)
+    anything = (CheckpointEntry("uid-p", "c", WHOLE_CARDS, ("GPU-n1-0", UUID)),)
     assert place.look()[1] == anything
     assert place.look(seconds=1)[1] == anything
     assert place.asked == ["uid-p"], "a runtime that is not there is not asked all the time"
     assert not place.whole.bare
     place.environment["uid-p"] = visible
-    assert place.look(seconds=10)[1] == ((Given("uid-p", "c", WHOLE_CARDS, ids),) if ids else (nothing("uid-p"),))
+    assert place.look(seconds=10)[1] == (
+        (CheckpointEntry("uid-p", "c", WHOLE_CARDS, ids),) if ids else (no_devices_entry("uid-p"),)
+    )
     assert place.whole.bare == (frozenset() if ids else {"uid-p"})
     place.pods.take({**recorded(whole("p"), {"c": 0}), "status": RUNS})
     assert place.look(seconds=10)[1] == ()
@@ -271,7 +273,7 @@ def test_a_pod_that_runs_without_a_record_and_is_in_no_checkpoint_shows_its_card
 def test_what_the_checkpoint_knows_is_asked_of_nobody_else(place: Place) -> None:
     place.pods.take({**whole("p"), "status": RUNS})
     place.write(theirs("uid-p", UUID), ids=[UUID])
-    assert place.look()[1] == (Given("uid-p", "c", WHOLE_CARDS, (UUID,)),)
+    assert place.look()[1] == (CheckpointEntry("uid-p", "c", WHOLE_CARDS, (UUID,)),)
     assert not place.asked
 
 
@@ -279,19 +281,19 @@ def test_a_share_that_runs_without_a_record_is_held_too(place: Place) -> None:
     place.pods.take({**pod("p", asking("c", {"koordinator.sh/gpu-memory-ratio": 20})), "status": RUNS})
     place.write()
     place.environment["uid-p"] = UUID
-    assert place.look() == ("mgpu", (Given("uid-p", "c", "koordinator.sh/gpu-memory-ratio", (UUID,)),))
+    assert place.look() == ("mgpu", (CheckpointEntry("uid-p", "c", "koordinator.sh/gpu-memory-ratio", (UUID,)),))
 
 
 def test_pod_whose_record_does_not_count_holds_its_cards_and_shows_no_other_plugin(place: Place) -> None:
     """mgpu's own, after an upgrade for instance: whole cards must not be given up for it."""
     key = Ed25519PrivateKey.from_private_bytes(bytes(32)).public_key()
-    records = Records(Keys("2026-01-01T00:00:00Z", {key_id(key): key}))
+    records = RecordVerifier(Keys("2026-01-01T00:00:00Z", {key_id(key): key}))
     place.pods = NodePods(load_settings(), lambda: None, records)
     place.restart()
     place.pods.take({**recorded(whole("p", node="n1"), {"c": 0}), "status": RUNS})
     place.write(ours("uid-p", "0"), ids=["0", "1"])
     place.environment["uid-p"] = "GPU-n1-0"
-    assert place.look() == ("mgpu", (Given("uid-p", "c", WHOLE_CARDS, ("GPU-n1-0",)),))
+    assert place.look() == ("mgpu", (CheckpointEntry("uid-p", "c", WHOLE_CARDS, ("GPU-n1-0",)),))
 
 
 def listed(node: Node) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ import pytest
 from deviceplugin.delivery.visibility import Exposure, exposure_of
 from deviceplugin.plugin.plugin_server import Plugin
 from deviceplugin.pods.identity import Refused
-from mgpu.model.partitioning import NodeSlices, devices
-from mgpu.model.slices import Slice
+from mgpu.model.node_slices import NodeSlices, devices
+from mgpu.model.slice_names import Slice
 from mgpu.settings import load_settings
 from playground.container_runtime import Edits, resolve
 from proto import deviceplugin_pb2 as api

@@ -19,8 +19,8 @@ from deviceplugin.pods.node_pods import NodePods
 from mgpu.dialects import gpushare
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.cards import Card
-from mgpu.model.given import CHECKPOINTS
-from mgpu.model.inventory import write_device
+from mgpu.model.device_checkpoints import CHECKPOINTS
+from mgpu.model.device_object import write_device
 from mgpu.model.pods import read_node
 from mgpu.settings import load_settings
 from mgpu.version import AGENT, AgentSaid, Toolkit, own_version, read_agent

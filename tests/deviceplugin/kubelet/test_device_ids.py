@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deviceplugin.kubelet.device_ids import MAX_IDS, device_ids
-from mgpu.dialects.node_resources import NodeResource
+from mgpu.dialects.protocol import NodeResource
 from tests.builders import card, cards
 
 

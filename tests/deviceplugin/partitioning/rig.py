@@ -22,9 +22,9 @@ from mgpu.kube import ApiError
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
 from mgpu.model.mps_config import write_config
-from mgpu.model.partitioning import ANNOTATION, LABEL, PLANNED, NodeSlices, read_slices, with_spec, write_planned
+from mgpu.model.node_slices import ANNOTATION, LABEL, PLANNED, NodeSlices, read_slices, with_spec, write_planned
 from mgpu.model.pods import read_node
-from mgpu.model.slices import Slice, counts, resource_of
+from mgpu.model.slice_names import Slice, counts, resource_of
 from mgpu.settings import load_settings
 from playground.nvml_state import register
 from playground.simulated_nvml import SimulatedNvml

@@ -8,9 +8,9 @@ import pytest
 from deviceplugin.partitioning import partition_worker
 from mgpu.kube import ApiError
 from mgpu.model.mps_config import write_config
-from mgpu.model.partitioning import ANNOTATION, LABEL, PLANNED, NodeSlices, read_slices, with_spec, write_planned
+from mgpu.model.node_slices import ANNOTATION, LABEL, PLANNED, NodeSlices, read_slices, with_spec, write_planned
 from mgpu.model.pods import read_node
-from mgpu.model.slices import Slice, counts
+from mgpu.model.slice_names import Slice, counts
 from playground.nvml_state import reboot, state_file
 from playground.simulated_nvml import SimulatedMig
 from tests.builders import CORE, share

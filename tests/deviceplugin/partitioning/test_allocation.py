@@ -7,8 +7,8 @@ import pytest
 
 from deviceplugin.pods.identity import Refused
 from mgpu.model.cards import Card
-from mgpu.model.partitioning import NodeSlices, devices
-from mgpu.model.slices import Slice
+from mgpu.model.node_slices import NodeSlices, devices
+from mgpu.model.slice_names import Slice
 from tests.builders import cards, pod, share
 from tests.deviceplugin.desk import ASSUMED, RECORD, Desk, asking
 from tests.deviceplugin.partitioning.rig import place, slice_pod

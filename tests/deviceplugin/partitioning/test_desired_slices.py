@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from deviceplugin.partitioning.desired_slices import Impossible, configured_slices, planned_instances
 from mgpu.model.mig import Instance, Layout, arrange, layout_of, openings, problem
-from mgpu.model.partitioning import NodeSlices, Partitioning
-from mgpu.model.slices import Slice, counts
+from mgpu.model.node_slices import NodeSlices, Partitioning
+from mgpu.model.slice_names import Slice, counts
 from tests.deviceplugin.mig.rig import A30, A100, GIB, gpu
 
 LAYOUTS = [layout for layout in (layout_of(A100, 80 * GIB), layout_of(A30, 24 * GIB)) if layout]

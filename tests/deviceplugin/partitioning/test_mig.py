@@ -8,7 +8,7 @@ import pytest
 from deviceplugin.kubelet.checkpoint import Given
 from deviceplugin.mig.mig_driver import NvmlMig
 from mgpu.model.errors import RetryLater
-from mgpu.model.partitioning import ANNOTATION, LABEL, MADE, SOMEBODY
+from mgpu.model.node_slices import ANNOTATION, LABEL, MADE, SOMEBODY
 from playground.nvml_state import deregister, reboot, set_switch
 from playground.simulated_nvml import forgetful
 from tests.builders import share

@@ -3,7 +3,7 @@
 import pytest
 
 from mgpu.model.errors import RetryLater
-from mgpu.model.slices import Slice
+from mgpu.model.slice_names import Slice
 from tests.builders import share
 from tests.deviceplugin.partitioning.rig import Rig, place, places, slice_pod
 

@@ -12,8 +12,8 @@ from deviceplugin.event_loop import Wakeup
 from deviceplugin.pods.node_pods import MIRROR, NodePods
 from deviceplugin.pods.receipts import Receipt, Receipts, summed
 from deviceplugin.pods.remnants import LONGEST_SECONDS, Remnants
+from mgpu.model.device_checkpoints import OTHERS, read_entries, shares_by_pod
 from mgpu.model.errors import RetryLater
-from mgpu.model.given import OTHERS, read_given, shares_given
 from mgpu.model.ledger import Minor, Share
 from mgpu.model.pods import Stage
 from mgpu.settings import load_settings
@@ -35,7 +35,7 @@ def delete_by_force(node: Node, name: str) -> None:
 
 def told(node: Node) -> dict[str, Any]:
     """What the Device tells the scheduler, by the UID of the pod."""
-    given = shares_given(read_given(node.api.get(f"{DEVICES}/n1")))
+    given = shares_by_pod(read_entries(node.api.get(f"{DEVICES}/n1")))
     return {uid: shares for uid, shares in given.items() if uid != OTHERS}
 
 

@@ -18,9 +18,9 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from deviceplugin.inventory.offers import as_ids, in_status
 from mgpu.kube import Api, ApiError
 from mgpu.kube.leader import LABEL, Leader
-from mgpu.model.inventory import DEVICE_API, write_device
+from mgpu.model.device_object import DEVICE_API, write_device
 from mgpu.model.pods import read_node
-from mgpu.model.seals import key_id
+from mgpu.model.record_seals import key_id
 from mgpu.serving.app import reviewing
 from mgpu.serving.callers import Callers, guarded
 from mgpu.serving.certificates import CA, Files, ensure
@@ -32,7 +32,7 @@ from scheduler.api.binding_webhook import BindingAdmission
 from scheduler.cluster.cache import ClusterCache
 from scheduler.decisions.decider import Decider
 from tests.builders import cards, node
-from webhook.app import make_app
+from webhook.admission import make_app
 
 SYSTEM, COLLECTIONS = "mgpu-system", "/apis/admissionregistration.k8s.io/v1"
 NODES, DEVICES = "/api/v1/nodes", f"/apis/{DEVICE_API}/devices"

@@ -7,7 +7,7 @@ import pytest
 from mgpu.cli.doctor.cards import given_out
 from mgpu.cli.doctor.seen import Seen
 from mgpu.model.cards import CardState
-from mgpu.model.slices import MIG, Slice
+from mgpu.model.slice_names import MIG, Slice
 from mgpu.presentation.card_views import CardView, NodeView, SliceView, Use
 from mgpu.presentation.overview import STOCK, Overview
 from mgpu.settings import load_settings

@@ -1,7 +1,7 @@
 """Which pods doctor reports as pods with a record that mgpu did not decide."""
 
 from mgpu.cli.doctor.records import sealing
-from tests.mgpu.dialects.test_records import AGENT, RECORDS, own, with_seal
+from tests.mgpu.dialects.test_record_verification import AGENT, RECORDS, own, with_seal
 
 
 def test_unproven_with_a_genuine_pod_of_an_mtgpupod_is_empty() -> None:

@@ -13,7 +13,7 @@ from mgpu.cli.inspect_gpushare import main, node_rows
 from mgpu.dialects import gpushare
 from mgpu.kube import Api
 from mgpu.model.cards import Card
-from mgpu.model.inventory import write_device
+from mgpu.model.device_object import write_device
 from mgpu.model.pods import Node
 from mgpu.presentation.gpushare_tables import CardRow, NodeRow, PodRow, aligned, details, summary
 from mgpu.settings import load_settings

@@ -10,9 +10,9 @@ from mgpu.cli.kubectl import NAMES, plugin
 from mgpu.cli.main import main
 from mgpu.cli.top import free_line
 from mgpu.model.cards import CardState
-from mgpu.model.inventory import write_device
+from mgpu.model.device_object import write_device
 from mgpu.model.pods import read_node
-from mgpu.model.slices import MIG
+from mgpu.model.slice_names import MIG
 from mgpu.presentation import utilization
 from mgpu.presentation.card_views import CardView, NodeView
 from mgpu.presentation.overview import Overview, overview

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu import dialects
-from mgpu.dialects.vocabulary import vocabularies, vocabulary_of
+from mgpu.dialects.registry import vocabularies, vocabulary_of
 from mgpu.model.cards import Card
-from mgpu.model.constraints import ALL, NONE
 from mgpu.model.errors import BadObject
 from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, Placement, peak
 from mgpu.model.groups import Group
 from mgpu.model.ledger import Share, shares_of
+from mgpu.model.pod_constraints import ALL, NONE
 from mgpu.model.pods import read_pod
 from mgpu.settings import Settings, load_settings
 from tests.builders import CORE, cards, container, pod

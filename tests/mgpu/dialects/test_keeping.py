@@ -1,6 +1,6 @@
 """What is kept of a pod."""
 
-from mgpu.dialects.keeping import kept
+from mgpu.dialects.watched_pods import kept
 from mgpu.model.pods import read_pod
 from tests import builders as b
 

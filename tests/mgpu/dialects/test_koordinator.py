@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mgpu.dialects import koordinator as koord
-from mgpu.dialects.node_resources import NodeResource
+from mgpu.dialects.protocol import NodeResource
 from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, whole_cards

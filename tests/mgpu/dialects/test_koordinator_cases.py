@@ -12,11 +12,11 @@ import pytest
 
 from mgpu import dialects
 from mgpu.dialects import koordinator as koord
-from mgpu.dialects.device_allocated import ALLOCATED
+from mgpu.dialects.koordinator_record import ALLOCATED
 from mgpu.model.cards import Card, CardState
+from mgpu.model.device_object import read_device
 from mgpu.model.errors import BadObject
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Rejection
-from mgpu.model.inventory import read_device
 from mgpu.model.ledger import Holding, Ledger, Share
 from mgpu.model.pods import Node, read_pod
 from mgpu.model.quantities import whole_bytes
@@ -26,8 +26,8 @@ from tests import data
 from tests.builders import pod
 from tests.mgpu.dialects.contract import resources
 from tests.mgpu.serving.reviews import patched
-from webhook.mutate import mutate
-from webhook.validate import validate_create
+from webhook.pod_mutation import mutate
+from webhook.pod_rules import validate_create
 
 FACTS = data.load("koordinator")
 NAMES: Mapping[str, str] = FACTS["resources"]

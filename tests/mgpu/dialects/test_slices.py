@@ -8,13 +8,13 @@ import pytest
 from mgpu import dialects
 from mgpu.dialects import slices
 from mgpu.model.cards import Card, noun
-from mgpu.model.constraints import ALL
 from mgpu.model.errors import BadObject
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement
 from mgpu.model.ledger import Share, absent
-from mgpu.model.partitioning import devices, read_slices, write_made
+from mgpu.model.node_slices import devices, read_slices, write_made
+from mgpu.model.pod_constraints import ALL
 from mgpu.model.pods import Node, Pod, Stage, read_pod
-from mgpu.model.slices import Slice
+from mgpu.model.slice_names import Slice
 from mgpu.settings import load_settings
 from tests.builders import GIB, cards, pod
 from tests.mgpu.dialects.contract import Raw, resources

@@ -9,8 +9,8 @@ from hypothesis import given
 
 from mgpu.model import budget
 from mgpu.model.budget import excess, excess_of_spec
+from mgpu.model.device_object import read_device
 from mgpu.model.errors import BadObject
-from mgpu.model.inventory import read_device
 from tests.arbitrary import JSON, PARTS
 from tests.builders import container, pod, share
 

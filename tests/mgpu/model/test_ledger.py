@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.model.cards import Card, CardState
-from mgpu.model.constraints import Constraints
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, whole_cards
 from mgpu.model.groups import Group, Seat
 from mgpu.model.ledger import Holding, Ledger, Minor, Share, absent, shares_of, unknown_shares
+from mgpu.model.pod_constraints import Constraints
 from mgpu.model.pods import Stage
 from tests.builders import GIB, card, cards
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mgpu.model.errors import BadObject
 from mgpu.model.pods import Stage, read_node, read_pod
-from mgpu.model.seals import SEAL
+from mgpu.model.record_seals import SEAL
 from tests import builders
 from tests.builders import CORE, container, pod
 

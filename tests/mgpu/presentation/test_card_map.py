@@ -4,9 +4,9 @@ import pytest
 from rich.console import Console
 
 from mgpu.model.cards import Card, CardState
-from mgpu.model.inventory import write_device
+from mgpu.model.device_object import write_device
 from mgpu.model.pods import read_node
-from mgpu.model.slices import Slice
+from mgpu.model.slice_names import Slice
 from mgpu.presentation.card_map import card_map
 from mgpu.presentation.card_views import CardView, NodeView, SliceView, Use
 from mgpu.presentation.overview import overview

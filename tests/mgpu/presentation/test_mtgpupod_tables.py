@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
-from mgpu.model.inventory import write_device
+from mgpu.model.device_object import write_device
 from mgpu.model.pods import read_node
 from mgpu.presentation.card_map import card_map
 from mgpu.presentation.card_views import nodes_json

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from mgpu.model import partitioning
-from mgpu.model.given import CHECKPOINTS
-from mgpu.model.inventory import write_device
+from mgpu.model import node_slices
+from mgpu.model.device_checkpoints import CHECKPOINTS
+from mgpu.model.device_object import write_device
 from mgpu.model.pods import read_node
-from mgpu.model.slices import Slice
+from mgpu.model.slice_names import Slice
 from mgpu.presentation.card_views import nodes_json
 from mgpu.presentation.overview import overview
 from mgpu.settings import load_settings
@@ -177,9 +177,9 @@ def test_a_wish_that_went_bad_takes_no_cards_away() -> None:
 
 
 def sliced(made: list[Slice], mode: str = "mig", refused: tuple[int, str] | None = None) -> Raw:
-    status = partitioning.with_status(None, made, 4)
-    said = {partitioning.ANNOTATION: status, partitioning.MADE: partitioning.write_made(made, [0], refused)}
-    return node(labels={partitioning.LABEL: mode}, **said)
+    status = node_slices.with_status(None, made, 4)
+    said = {node_slices.ANNOTATION: status, node_slices.MADE: node_slices.write_made(made, [0], refused)}
+    return node(labels={node_slices.LABEL: mode}, **said)
 
 
 def holding(name: str, type: str, *places: str) -> Raw:
@@ -236,13 +236,13 @@ def test_a_slice_that_a_record_names_and_that_is_not_there_is_told() -> None:
 def test_how_it_stands_with_a_plan_is_told(refused: tuple[int, str] | None, note: str) -> None:
     raw = sliced([], refused=refused)
     said = raw["metadata"]["annotations"]
-    said[partitioning.ANNOTATION] = partitioning.with_spec(said[partitioning.ANNOTATION], {0: {"1g.10gb": 1}}, 5)
+    said[node_slices.ANNOTATION] = node_slices.with_spec(said[node_slices.ANNOTATION], {0: {"1g.10gb": 1}}, 5)
     assert overview([raw], [DEVICE], [], load_settings()).nodes[0].note == note
 
 
 def test_what_a_node_says_of_its_slices_and_cannot_be_read_is_told() -> None:
-    raw = node(labels={partitioning.LABEL: "mig"}, **{partitioning.ANNOTATION: "{"})
-    odd = node("n2", labels={partitioning.LABEL: "both"})
+    raw = node(labels={node_slices.LABEL: "mig"}, **{node_slices.ANNOTATION: "{"})
+    odd = node("n2", labels={node_slices.LABEL: "both"})
     found = overview([raw, odd], [DEVICE], [], load_settings())
     assert list(found.unclear) == ["Node n1", "Node n2"]
     assert [card.cut for card in found.nodes[0].cards] == ["mig", "mig"]

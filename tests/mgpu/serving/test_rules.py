@@ -6,8 +6,8 @@ from mgpu.serving.rules import ALL, OTHER, rule_of
 from mgpu.settings import load_settings
 from tests import builders as b
 from tests.mgpu.dialects.contract import CASES
-from webhook.mtgpupods import validate_mtgpupod_create
-from webhook.validate import validate_create, validate_update
+from webhook.mtgpupod_rules import validate_mtgpupod_create
+from webhook.pod_rules import validate_create, validate_update
 
 SETTINGS = load_settings()
 MALFORMED = {f"{case.name}: {what}": raw for case in CASES.values() for what, (raw, _) in case.malformed.items()}

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from mgpu.model.inventory import write_device
+from mgpu.model.device_object import write_device
 from mgpu.model.pods import Node
 from mgpu.settings import load_settings
 from scheduler.cluster.cache import ClusterCache

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.model.cards import CardState
-from mgpu.model.constraints import NONE, Constraints
 from mgpu.model.gpu_requests import GpuRequest
+from mgpu.model.pod_constraints import NONE, Constraints
 from scheduler.cluster.eligibility import Eligibility
 from scheduler.engine.constraints import bars
 from tests.builders import card

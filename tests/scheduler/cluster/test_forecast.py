@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from mgpu.model.inventory import write_device
-from mgpu.model.node_requests import UNBOUNDED
+from mgpu.model.compute_resources import UNBOUNDED
+from mgpu.model.device_object import write_device
 from mgpu.model.pods import Node
 from mgpu.settings import load_settings
 from scheduler.cluster.arrivals import WAITING

@@ -8,11 +8,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from mgpu.dialects import mtgpu
-from mgpu.dialects.records import Records
-from mgpu.model.given import CHECKPOINTS
+from mgpu.dialects.record_verification import RecordVerifier
+from mgpu.model.device_checkpoints import CHECKPOINTS
 from mgpu.model.gpu_requests import Rejection
 from mgpu.model.ledger import Holding
-from mgpu.model.seals import Keys, Signer
+from mgpu.model.record_seals import Keys, Signer
 from mgpu.settings import load_settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import read_gpu_pod
@@ -506,7 +506,7 @@ class TestSealed:
     """Where records are sealed, a Pod counts for an MtgpuPod only if the controller made it."""
 
     signer = Signer(Ed25519PrivateKey.from_private_bytes(bytes(32)))
-    records = Records(Keys("2020-01-01T00:00:00Z", {signer.id: signer.key.public_key()}, signer))
+    records = RecordVerifier(Keys("2020-01-01T00:00:00Z", {signer.id: signer.key.public_key()}, signer))
 
     def own(self, name: str = "m", *, seal: bool) -> Raw:
         annotations = b.mtgpupod()["metadata"]["annotations"]

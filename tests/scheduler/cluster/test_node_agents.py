@@ -3,7 +3,7 @@
 import pytest
 
 from mgpu.kube import ApiError
-from mgpu.model.inventory import WHOLE_CARDS_LABEL
+from mgpu.model.device_object import WHOLE_CARDS_LABEL
 from mgpu.settings import load_settings
 from scheduler.cluster.gpu_pods import read_gpu_pod
 from scheduler.decisions.filter import Filtered

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mgpu.model.compute_resources import NO_CPU_MEMORY, UNBOUNDED, CpuMemory
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement
-from mgpu.model.node_requests import UNBOUNDED, Room, x
 from mgpu.model.pods import Pod
 from scheduler.cluster.node_usage import Usage
 from scheduler.cluster.reservations import Decision
@@ -15,10 +15,10 @@ from tests import builders as b
 from tests.examples import examples
 from tests.scheduler.fake import Replica, cluster
 
-FREE = Room(64_000, 256 * b.GIB)
+FREE = CpuMemory(64_000, 256 * b.GIB)
 
 nodes = st.sampled_from(["", "n1", "n2"])
-rooms = st.sampled_from([x, Room(500, 0), Room(1000, 3), Room(0, 7)])
+rooms = st.sampled_from([NO_CPU_MEMORY, CpuMemory(500, 0), CpuMemory(1000, 3), CpuMemory(0, 7)])
 pods = st.builds(
     lambda uid, node, phase, needs: Pod("default", uid, uid, node=node, phase=phase, needs=needs),
     st.sampled_from("abcd"),
@@ -32,7 +32,7 @@ events = st.lists(st.tuples(st.just("follow"), pods, nodes) | st.tuples(st.just(
 @given(events)
 @examples(300)
 def test_property_a_node_carries_what_its_pods_reserve(events: list[tuple[str, Pod, str]]) -> None:
-    usage, truth = Usage(), dict[str, tuple[str, Room]]()
+    usage, truth = Usage(), dict[str, tuple[str, CpuMemory]]()
     for kind, pod, reserved in events:
         if kind == "drop":
             usage.drop(pod.uid)
@@ -43,7 +43,7 @@ def test_property_a_node_carries_what_its_pods_reserve(events: list[tuple[str, P
     for node in ("n1", "n2"):
         for without in ("", "a"):
             held = [needs for uid, (on, needs) in truth.items() if on == node and uid != without]
-            assert usage.on(node, without) == Room(sum(r.cpu for r in held), sum(r.memory for r in held))
+            assert usage.on(node, without) == CpuMemory(sum(r.cpu for r in held), sum(r.memory for r in held))
 
 
 @given(events)
@@ -63,8 +63,8 @@ def test_property_every_node_that_moves_is_told(events: list[tuple[str, Pod, str
 
 def test_nothing_is_kept_of_pods_that_are_gone_or_reserve_nothing() -> None:
     usage = Usage()
-    usage.put("a", "n1", Room(1, 1))
-    usage.put("b", "n1", x)
+    usage.put("a", "n1", CpuMemory(1, 1))
+    usage.put("b", "n1", NO_CPU_MEMORY)
     usage.drop("a")
     assert not usage._of_pod
     assert not usage._on_node
@@ -86,7 +86,7 @@ def given_(replica: Replica, raw: dict[str, Any]) -> None:
 
 def test_pods_without_gpu_count(one: Replica) -> None:
     given_(one, plain("p", "1500m", node="n1"))
-    assert one.state.view("n1", "").room == Room(62_500, FREE.memory)
+    assert one.state.view("n1", "").room == CpuMemory(62_500, FREE.memory)
     assert one.state.view("n1", "uid-p").room == FREE
     given_(one, plain("p", "1500m", node="n1", phase="Succeeded"))
     assert one.state.view("n1", "").room == FREE
@@ -117,7 +117,7 @@ def test_a_pod_counts_where_its_cards_are_reserved_until_it_is_bound_or_given_up
     raw = b.share("p")
     raw["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "2"
     request = GpuRequest("mgpu", (ContainerRequest("c", core=500),))
-    decision = Decision("uid-p", "default", "p", "n1", request, Placement((("c", (0,)),)), {}, Room(2000, 0))
+    decision = Decision("uid-p", "default", "p", "n1", request, Placement((("c", (0,)),)), {}, CpuMemory(2000, 0))
     assert one.state.reserve(decision, one.state.view("n1", "").version)
     assert one.state.view("n1", "").room.cpu == 62_000
     given_(one, raw)  # an event from before the decision

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from mgpu.model.inventory import write_device
+from mgpu.model.device_object import write_device
 from mgpu.model.pods import Node
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.reservations import Decision

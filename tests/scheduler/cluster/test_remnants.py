@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mgpu.model.given import DELETED_POD
+from mgpu.model.device_checkpoints import DELETED_POD
 from scheduler.cluster import remnants
 from scheduler.cluster.remnants import WAIT_SECONDS, Remnants
 from tests import builders as b

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from mgpu.model.device_object import write_device
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest
-from mgpu.model.inventory import write_device
 from mgpu.model.pods import Node, Pod
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod

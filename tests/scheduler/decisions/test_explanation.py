@@ -7,11 +7,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mgpu.model import partitioning
+from mgpu.model import node_slices
+from mgpu.model.device_object import write_device
 from mgpu.model.gpu_requests import Rejection
-from mgpu.model.inventory import write_device
 from mgpu.model.pods import Node, read_node
-from mgpu.model.slices import Slice
+from mgpu.model.slice_names import Slice
 from mgpu.settings import load_settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.decisions.explanation import Explainer, Explanation
@@ -45,13 +45,13 @@ def explained(found: ClusterCache, raw: Raw, *names: str, all_cards: bool = Fals
 def test_where_a_slice_is() -> None:
     made = [Slice(0, 4, "1g.10gb", "MIG-b", "uid-p")]
     said = {
-        partitioning.ANNOTATION: partitioning.with_status(None, made, 4),
-        partitioning.MADE: partitioning.write_made(made, [0], None),
+        node_slices.ANNOTATION: node_slices.with_status(None, made, 4),
+        node_slices.MADE: node_slices.write_made(made, [0], None),
     }
     own = {"name": "c", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}
     given = {"mgpu.io/slices-given": json.dumps({"c": {"mig-1g.10gb": ["0:4"]}})}
     raw = pod("p", own, node="n1", annotations=given, phase="Running")
-    found = explained(state([node(labels={partitioning.LABEL: "mig"}, **said)], raw), raw, "n1")
+    found = explained(state([node(labels={node_slices.LABEL: "mig"}, **said)], raw), raw, "n1")
     assert found.verdict == ("c is on mig-1g.10gb slice 0:4 of n1.",)
 
 

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mgpu.model.device_object import write_device
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, whole_cards
-from mgpu.model.inventory import write_device
 from mgpu.model.pods import Node, Pod
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod

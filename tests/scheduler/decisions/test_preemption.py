@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from werkzeug.test import Client
 
+from mgpu.model.device_object import write_device
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import Placement
-from mgpu.model.inventory import write_device
 from mgpu.model.pods import Node
 from scheduler.engine.assessment import assess
 from tests import builders as b

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mgpu.model.compute_resources import CpuMemory
+from mgpu.model.device_object import write_device
 from mgpu.model.gpu_requests import Placement
-from mgpu.model.inventory import write_device
-from mgpu.model.node_requests import Room
 from mgpu.model.pods import Node
 from mgpu.settings import Settings, load_settings
 from scheduler.cluster.cache import ClusterCache
@@ -142,7 +142,7 @@ def test_a_pods_own_reservation_is_not_in_its_way() -> None:
     assert view.node is not None
     assert pod.request is not None
     placement = Placement((("c", (0,)),))
-    decision = Decision("uid-asked", "default", "asked", "n0", pod.request, placement, {}, Room(8000, 0))
+    decision = Decision("uid-asked", "default", "asked", "n0", pod.request, placement, {}, CpuMemory(8000, 0))
     assert state.reserve(decision, view.version)
     assert a_ranking(state, "fgd").points(pod, ["n0", "n1"]) == [10, 0]
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from bench.hard import CASES, MIB
 from mgpu.model.cards import Card, CardState
-from mgpu.model.constraints import NONE, Constraints
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Rejection, whole_cards
 from mgpu.model.groups import Group
+from mgpu.model.pod_constraints import NONE, Constraints
 from mgpu.model.pods import Stage
 from scheduler.engine import FULL, LEAST, SHORT, Effort, Limits, place, policy_named
 from scheduler.engine.effort import Budget, Exhausted

@@ -9,9 +9,9 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from mgpu.model.cards import CardState
-from mgpu.model.constraints import NONE, Constraints
 from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, Placement, whole_cards
 from mgpu.model.groups import Group
+from mgpu.model.pod_constraints import NONE, Constraints
 from mgpu.model.pods import Stage
 from scheduler.engine import Effort, place, policy_named
 from scheduler.engine.effort import Budget

@@ -9,9 +9,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mgpu.model.cards import CardState
-from mgpu.model.constraints import Constraints
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Rejection
 from mgpu.model.groups import Group, Seat
+from mgpu.model.pod_constraints import Constraints
 from scheduler.engine import FULL, Limits, place, policy_named
 from scheduler.engine.constraints import elsewhere, fresh, fresh_first
 from tests.builders import GIB, card, state

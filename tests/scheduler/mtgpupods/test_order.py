@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mgpu.model.inventory import write_device
+from mgpu.model.device_object import write_device
 from mgpu.model.pods import Node
 from scheduler.cluster.cache import ClusterCache
 from tests import builders as b

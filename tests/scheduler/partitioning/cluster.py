@@ -5,18 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from mgpu.kube import ApiError
-from mgpu.model.inventory import write_device
-from mgpu.model.partitioning import (
-    ANNOTATION,
-    LABEL,
-    MADE,
-    NodeSlices,
-    read_slices,
-    with_status,
-    write_made,
-)
+from mgpu.model.device_object import write_device
+from mgpu.model.node_slices import ANNOTATION, LABEL, MADE, NodeSlices, read_slices, with_status, write_made
 from mgpu.model.pods import Node, read_node
-from mgpu.model.slices import MIG, MPS, Slice
+from mgpu.model.slice_names import MIG, MPS, Slice
 from scheduler.cluster.gpu_pods import GpuPod
 from tests import builders as b
 from tests.scheduler.fake import SETTINGS, FakeApi, Replica

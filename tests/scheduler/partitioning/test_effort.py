@@ -7,7 +7,7 @@ import pytest
 
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import Rejection
-from mgpu.model.slices import Slice
+from mgpu.model.slice_names import Slice
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.effort_budget import ALLOWANCE, DEBT, FULL_CALL, SHORT_CALL, Rations
 from scheduler.decisions.preemption import Victims

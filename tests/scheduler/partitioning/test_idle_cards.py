@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mgpu.model.errors import BadObject
-from mgpu.model.partitioning import ANNOTATION, undivided, with_spec
+from mgpu.model.node_slices import ANNOTATION, undivided, with_spec
 from mgpu.settings import load_settings
 from scheduler.cluster.reservations import Decision
 from tests import builders as b

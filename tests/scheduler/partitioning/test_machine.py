@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from mgpu.kube import ApiError
 from mgpu.model import mig
 from mgpu.model.errors import RetryLater
-from mgpu.model.partitioning import ANNOTATION, read_partitioning
-from mgpu.model.slices import MIG, MPS, Slice, gigabytes
+from mgpu.model.node_slices import ANNOTATION, read_partitioning
+from mgpu.model.slice_names import MIG, MPS, Slice, gigabytes
 from scheduler.cluster.gpu_pods import read_gpu_pod, recorded
 from scheduler.engine.partitioning.partitionable_node import place_held
 from tests.clock import Clock

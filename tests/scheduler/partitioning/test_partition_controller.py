@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import pytest
 
-from mgpu.model.partitioning import ANNOTATION, with_spec
+from mgpu.model.node_slices import ANNOTATION, with_spec
 from scheduler.cluster.reservations import Decision
 from scheduler.partitioning.partition_controller import MISSING_SECONDS, PROMISED_SECONDS, Planning
 from tests.scheduler.fake import Replica

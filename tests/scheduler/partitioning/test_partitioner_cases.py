@@ -9,8 +9,8 @@ import pytest
 from mgpu.model.cards import Card
 from mgpu.model.gpu_requests import Rejection
 from mgpu.model.mig import arrange, layout_of
-from mgpu.model.partitioning import NodeSlices
-from mgpu.model.slices import MIG, Slice
+from mgpu.model.node_slices import NodeSlices
+from mgpu.model.slice_names import MIG, Slice
 from scheduler.engine.partitioning.geometry import counts_of
 from scheduler.engine.partitioning.mps_shares import mps_card
 from scheduler.engine.partitioning.partition_plan import can_offer, cards_of, plan

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from mgpu.kube import ApiError, Unreachable
 from mgpu.model.mps_config import read_config, write_config
-from mgpu.model.partitioning import ANNOTATION, LABEL, MADE, read_partitioning
-from mgpu.model.slices import MIG, MPS, Slice, counts
+from mgpu.model.node_slices import ANNOTATION, LABEL, MADE, read_partitioning
+from mgpu.model.slice_names import MIG, MPS, Slice, counts
 from scheduler.cluster.slice_state import Plan
 from scheduler.partitioning.plan_writer import Configs, Writer
 from tests.examples import examples

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mgpu.model.partitioning import ANNOTATION, LABEL, MADE
+from mgpu.model.node_slices import ANNOTATION, LABEL, MADE
 from scheduler.cluster.reservations import Decision
 from scheduler.cluster.slice_state import Plan
 from scheduler.decisions.preemption import Victims

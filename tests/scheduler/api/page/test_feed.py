@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mgpu.model.partitioning import LABEL, MADE
+from mgpu.model.node_slices import LABEL, MADE
 from scheduler.api.page import feed as board_module
 from scheduler.api.page import waiting_list as waiting_module
 from scheduler.api.page.feed import EVERY_SECONDS, Board

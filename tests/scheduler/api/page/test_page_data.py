@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from mgpu.model.partitioning import LABEL, MADE
+from mgpu.model.node_slices import LABEL, MADE
 from scheduler.api.page.page_data import detail_json, node_json, why_json
 from scheduler.decisions.filter import Filtered
 from tests import builders as b

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.model.cards import Card, CardState
-from mgpu.model.constraints import Constraints
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement
+from mgpu.model.pod_constraints import Constraints
 from mgpu.model.pods import Node, Pod, Stage
 from mgpu.model.quantities import MAX
 from mgpu.settings import Settings, load_settings

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from mgpu.model.constraints import Constraints
+from mgpu.model.compute_resources import UNBOUNDED, CpuMemory
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, whole_cards
-from mgpu.model.node_requests import UNBOUNDED, Room
+from mgpu.model.pod_constraints import Constraints
 from mgpu.model.pods import Node, Stage
 from scheduler.engine.fragmentation.columns import class_of, free_of, milli_left, shape_of
 from scheduler.engine.fragmentation.shapes import NodeClass, Shape, milli_on
 from tests.builders import GIB, state
 
-NEEDS = Room(4000, 8 * GIB)
+NEEDS = CpuMemory(4000, 8 * GIB)
 MODELS = ("A100-SXM4-80GB", "Tesla-T4")
 
 
@@ -80,6 +80,6 @@ def test_what_a_card_has_left_is_the_scarcer_of_core_and_memory() -> None:
 
 def test_equal_machines_are_of_one_class() -> None:
     cards = [state(0), state(1, core=500), state(2, gib=40)]
-    one, other = (Node("n", room=Room(64_000, 256 * GIB + kib * 1024)) for kib in (8, 72))
+    one, other = (Node("n", room=CpuMemory(64_000, 256 * GIB + kib * 1024)) for kib in (8, 72))
     assert class_of(one, cards) == class_of(other, cards) == NodeClass(64_000, 256 * GIB, 3, "A100-SXM4-80GB", 80 * GIB)
     assert class_of(Node("n", room=UNBOUNDED), cards).cpu > 1 << 60

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.model.cards import Card
-from mgpu.model.slices import gigabytes
+from mgpu.model.slice_names import gigabytes
 from scheduler.engine.partitioning.geometry import Place, counts_of
 from scheduler.engine.partitioning.mps_shares import MpsCard, mps_card
 from tests.examples import examples

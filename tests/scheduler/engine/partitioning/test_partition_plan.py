@@ -12,8 +12,8 @@ from bench.slices import ASKS, run
 from mgpu.model.cards import Card
 from mgpu.model.gpu_requests import Rejection
 from mgpu.model.mig import layout_of, problem
-from mgpu.model.partitioning import NodeSlices, x
-from mgpu.model.slices import MIG, MPS, Slice
+from mgpu.model.node_slices import NO_SLICES, NodeSlices
+from mgpu.model.slice_names import MIG, MPS, Slice
 from scheduler.engine.partitioning.partition_plan import can_offer, cards_of, plan
 from tests.examples import examples
 from tests.scheduler.partitioning.exhaustive import Instances, all_cuts, free_in
@@ -244,7 +244,7 @@ def test_without_the_places_of_instances_a_node_is_not_cut() -> None:
     [
         (mig(), {"4gb": 1}, "the node's cards are cut by mig, not into 4gb"),
         (mps(), {"2g.20gb": 1, "4gb": 1}, "the node's cards are cut by mps, not into 2g.20gb"),
-        (x, {"2g.20gb": 1}, "the node's cards are not cut"),
+        (NO_SLICES, {"2g.20gb": 1}, "the node's cards are not cut"),
     ],
 )
 def test_a_node_is_cut_in_one_way(found: NodeSlices, asked: Mapping[str, int], why: str) -> None:

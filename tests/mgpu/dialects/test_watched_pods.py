@@ -8,12 +8,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from deviceplugin.pods.node_pods import NodePods
-from mgpu.dialects.reading import bounded, fingerprint
-from mgpu.dialects.records import Records
+from mgpu.dialects.record_verification import RecordVerifier
+from mgpu.dialects.watched_pods import bounded, fingerprint
 from mgpu.model import budget
 from mgpu.model.errors import BadObject
 from mgpu.model.pods import read_pod
-from mgpu.model.seals import SEAL, Keys, Signer, Subject
+from mgpu.model.record_seals import SEAL, Keys, Signer, Subject
 from mgpu.settings import load_settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod
@@ -24,7 +24,7 @@ Path = tuple[str | int, ...]
 
 SETTINGS = load_settings("dialects: {mtgpu: {enabled: true}}")
 _SIGNER = Signer(Ed25519PrivateKey.from_private_bytes(bytes(32)))
-RECORDS = Records(Keys("2026-02-01T00:00:00Z", {_SIGNER.id: _SIGNER.key.public_key()}, _SIGNER))
+RECORDS = RecordVerifier(Keys("2026-02-01T00:00:00Z", {_SIGNER.id: _SIGNER.key.public_key()}, _SIGNER))
 INDEX = "vke.volcengine.com/gpu-index-container-c"
 
 

@@ -11,10 +11,10 @@ from mgpu.model.errors import Problem
 from mgpu.settings import load_settings
 from tests.builders import card, owned, pod, share
 from tests.mgpu.serving.reviews import review
-from webhook.app import make_app
-from webhook.mtgpupods import validate_mtgpupod_create, validate_mtgpupod_update
-from webhook.mutate import mutate
-from webhook.validate import validate_create, validate_update
+from webhook.admission import make_app
+from webhook.mtgpupod_rules import validate_mtgpupod_create, validate_mtgpupod_update
+from webhook.pod_mutation import mutate
+from webhook.pod_rules import validate_create, validate_update
 
 SETTINGS = load_settings()
 OFF = load_settings(flags={"dialects.mtgpu.enabled": "false"})

@@ -37,7 +37,7 @@ _MOST_IDS = 4096
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Given:
+class CheckpointEntry:
     """What one container was given of one resource.
 
     Attributes:
@@ -52,7 +52,7 @@ class Given:
     share: Share | None = field(default=None, compare=False)
 
 
-def read_given(device: Mapping[str, Any]) -> tuple[Given, ...]:
+def read_entries(device: Mapping[str, Any]) -> tuple[CheckpointEntry, ...]:
     """Read what the annotations of a Device list, in order.
 
     Raises BadObject: a list is read as a whole or not at all. Its length is limited, since a node's agent writes it and
@@ -70,12 +70,12 @@ def read_given(device: Mapping[str, Any]) -> tuple[Given, ...]:
     return tuple(sorted(found))
 
 
-def write_given(rows: Iterable[Given]) -> str:
+def write_entries(rows: Iterable[CheckpointEntry]) -> str:
     """The value of `CHECKPOINTS` that says this."""
     return json.dumps([_written(given) for given in sorted(rows)], separators=(",", ":"))
 
 
-def _written(given: Given) -> dict[str, Any]:
+def _written(given: CheckpointEntry) -> dict[str, Any]:
     row: dict[str, Any] = {
         "podUID": given.uid,
         "containerName": given.container,
@@ -87,12 +87,12 @@ def _written(given: Given) -> dict[str, Any]:
     return row
 
 
-def nothing(uid: str) -> Given:
+def no_devices_entry(uid: str) -> CheckpointEntry:
     """Return the row that says that this pod, or `OTHERS`, was given nothing."""
-    return Given(uid, "", UNRECORDED, ())
+    return CheckpointEntry(uid, "", UNRECORDED, ())
 
 
-def shares_given(rows: Iterable[Given]) -> dict[str, tuple[Share, ...]]:
+def shares_by_pod(rows: Iterable[CheckpointEntry]) -> dict[str, tuple[Share, ...]]:
     """By the pod's UID, the cards that it was given, each of them whole unless the row says how much; () for nothing.
 
     An id may be an index, or a UUID with the number of a replica behind it (`GPU-…::3`), as NVIDIA's plugin may be
@@ -107,7 +107,7 @@ def shares_given(rows: Iterable[Given]) -> dict[str, tuple[Share, ...]]:
     return {uid: tuple(shares) for uid, shares in found.items()}
 
 
-def _cards(given: Given) -> Iterator[str | int | None]:
+def _cards(given: CheckpointEntry) -> Iterator[str | int | None]:
     for name in given.ids:
         uuid = name.partition("::")[0]
         if not given.resource.startswith(_NVIDIA):
@@ -118,7 +118,7 @@ def _cards(given: Given) -> Iterator[str | int | None]:
             yield int(uuid) if _INDEX.fullmatch(uuid) else uuid
 
 
-def _listed(text: object, key: str, problems: list[Problem]) -> Iterator[Given]:
+def _listed(text: object, key: str, problems: list[Problem]) -> Iterator[CheckpointEntry]:
     path = f"metadata.annotations[{key}]"
     if text is None:
         return
@@ -145,7 +145,7 @@ def _listed(text: object, key: str, problems: list[Problem]) -> Iterator[Given]:
             yield given
 
 
-def _read(row: object) -> Given | None:
+def _read(row: object) -> CheckpointEntry | None:
     if not isinstance(row, dict):
         return None
     uid, container, resource = (row.get(key) for key in ("podUID", "containerName", "resourceName"))
@@ -155,7 +155,7 @@ def _read(row: object) -> Given | None:
     if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
         return None
     share = None if row.get("share") is None else _share(container, row["share"])
-    return Given(uid, container, resource, tuple(sorted(ids)), share)
+    return CheckpointEntry(uid, container, resource, tuple(sorted(ids)), share)
 
 
 def _share(container: str, row: Mapping[str, Any]) -> Share:

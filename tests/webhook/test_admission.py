@@ -9,7 +9,7 @@ from flask.testing import FlaskClient
 from mgpu.settings import load_settings
 from tests.builders import container, pod, share
 from tests.mgpu.serving.reviews import patch_of, review
-from webhook.app import make_app
+from webhook.admission import make_app
 
 INDEX = "vke.volcengine.com/gpu-index-container-c"
 

@@ -5,10 +5,10 @@ from typing import Any
 
 from mgpu import dialects
 from mgpu.dialects import mtgpu
-from mgpu.dialects.vocabulary import MTGPU
+from mgpu.dialects.registry import MTGPU
 from mgpu.model.errors import BadObject, Problem
-from mgpu.model.json_values import table_at
 from mgpu.model.pods import Pod
+from mgpu.model.raw_objects import table_at
 from mgpu.settings import Settings
 
 _OWNERS = "metadata.ownerReferences"

@@ -14,9 +14,8 @@ from mgpu.model.errors import RetryLater
 from mgpu.settings import load_settings
 from tests.builders import container, mtgpupod, owned, pod
 from tests.mgpu.serving.reviews import patch_of, review
-from webhook.app import make_app
-from webhook.pods_of_mtgpupods import Find
-from webhook.reading import finder
+from webhook.admission import make_app
+from webhook.mtgpupod_rebuild import Find, finder
 
 SCHEDULER = "system:serviceaccount:mgpu-system:mgpu-scheduler"
 PEER = "system:serviceaccount:sharing:controller"

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Share
-from mgpu.model.partitioning import (
+from mgpu.model.node_slices import (
     ANNOTATION,
     LABEL,
     MADE,
+    NO_SLICES,
     PLANNED,
     SOMEBODY,
     NodeSlices,
@@ -30,10 +31,9 @@ from mgpu.model.partitioning import (
     with_status,
     write_made,
     write_planned,
-    x,
 )
 from mgpu.model.pods import Node
-from mgpu.model.slices import Slice, counts
+from mgpu.model.slice_names import Slice, counts
 from tests.builders import GIB, card, cards
 from tests.examples import examples
 
@@ -200,7 +200,7 @@ def test_property_plans_grow_whatever_the_clock_does(before: int | None, now: in
 
 
 def test_a_node_without_the_label_has_none_whatever_it_says() -> None:
-    assert read_slices(node("", shared="nonsense", made="nonsense")) == x
+    assert read_slices(node("", shared="nonsense", made="nonsense")) == NO_SLICES
 
 
 def test_another_value_of_the_label_is_a_bad_object() -> None:
@@ -331,7 +331,7 @@ def test_the_free_instance_of_the_highest_start_comes_first() -> None:
 
 def test_cards_that_are_cut_are_nobody_elses() -> None:
     gpus = (*cards(3), replace(card(3), model="Tesla T4", memory=16 * GIB))
-    assert undivided(x, gpus) == gpus
+    assert undivided(NO_SLICES, gpus) == gpus
     assert [c.index for c in undivided(NodeSlices("mig"), gpus)] == [3]
     of_mps = NodeSlices("mps", Partitioning({2: {"4gb": 1}}), (Slice(0, 0, "4gb"),))
     assert [c.index for c in undivided(of_mps, gpus)] == [1, 3]

@@ -1,7 +1,7 @@
 """Which records count: those that mgpu sealed, those from before sealing came into force, and those of named peers.
 
-The scheduler and the node agent read the placement annotations of a pod through `Records.judge`. A record that does not
-count is taken from the pod before anything else reads it, as if it had never been written.
+The scheduler and the node agent read the placement annotations of a pod through `RecordVerifier.judge`. A record that
+does not count is taken from the pod before anything else reads it, as if it had never been written.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from mgpu import dialects
 from mgpu.dialects import gpushare, mtgpu
 from mgpu.model.budget import ANNOTATIONS, CONTAINERS
 from mgpu.model.pods import Pod
-from mgpu.model.seals import SEAL, Keys, Subject
+from mgpu.model.record_seals import SEAL, Keys, Subject
 
 _MUTABLE = frozenset((gpushare.ASSIGNED,))
 """The node agent changes it after the decision, and nothing is derived from it."""
@@ -37,7 +37,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Verdict:
     """What was found of a record, with all that this depends on: the same again needs no second verification.
 
     record: the digest of its annotations, its seal included.
@@ -50,13 +50,13 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
+class RecordVerifier:
     """keys None: records are not sealed on this cluster. peers: vocabularies whose records count without a seal."""
 
     keys: Keys | None = None
     peers: frozenset[str] = frozenset()
 
-    def judge(self, pod: Pod, before: Judged | None = None) -> tuple[Pod, Judged | None]:
+    def judge(self, pod: Pod, before: Verdict | None = None) -> tuple[Pod, Verdict | None]:
         """The pod with the record that counts, and what was found; None: there is nothing to find.
 
         before: what was found when the pod was read the last time.
@@ -67,7 +67,7 @@ class Records:
         if not record or (self.keys is None and len(record) <= _MOST):
             return pod, None
         subject = Subject(pod.uid, pod.namespace, pod.name, pod.node)
-        judged = Judged(subject, pod.created, _digest(record), None)
+        judged = Verdict(subject, pod.created, _digest(record), None)
         if before is not None and before == replace(judged, finding=before.finding):
             judged = before
         else:
@@ -83,7 +83,7 @@ class Records:
             return dict(record)
         return {**record, SEAL: str(self.keys.signer.sign(subject, _signed(record)))}
 
-    def _finding(self, judged: Judged, record: Mapping[str, str]) -> Finding | None:
+    def _finding(self, judged: Verdict, record: Mapping[str, str]) -> Finding | None:
         if len(record) > _MOST:
             text = f"has {len(record)} annotations, more than the {_MOST} of any that a scheduler writes; it is ignored"
             return Finding(Reason.FORGED, f"the record of its cards {text}")
@@ -144,7 +144,7 @@ class Records:
         return Finding(Reason.FORGED, f"poses as the Pod of an MtgpuPod, and its seal does not count: {why}")
 
 
-OPEN = Records()
+UNSEALED = RecordVerifier()
 """Records are not sealed: every one that can be read counts."""
 
 

@@ -8,17 +8,17 @@ from typing import Any
 
 from mgpu import dialects
 from mgpu.dialects import mtgpu
-from mgpu.dialects.node_resources import SHARE
-from mgpu.dialects.vocabulary import mixing, vocabularies, vocabulary_of
+from mgpu.dialects.protocol import SHARE
+from mgpu.dialects.registry import mixing, vocabularies, vocabulary_of
 from mgpu.model import budget
-from mgpu.model.constraints import ALL, PREFIX, field
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.gpu_requests import GpuRequest
-from mgpu.model.json_values import table_at
+from mgpu.model.pod_constraints import ALL, PREFIX, field
 from mgpu.model.pods import Pod, read_new_pod, read_pod
 from mgpu.model.quantities import same_quantity
+from mgpu.model.raw_objects import table_at
 from mgpu.settings import Settings
-from webhook import mtgpupods
+from webhook import mtgpupod_rules
 from webhook.identities import identities
 
 _WARNINGS = 20
@@ -36,7 +36,7 @@ def validate_create(raw: Mapping[str, Any], settings: Settings, user: str = "") 
     pod = read_new_pod(raw)
     problems = [*mixing(pod), *_unequal(pod)]
     if user not in identities(settings):
-        problems += (*_placements(sorted(pod.annotations), user), *mtgpupods.foreign(pod, raw, settings))
+        problems += (*_placements(sorted(pod.annotations), user), *mtgpupod_rules.foreign(pod, raw, settings))
     asks: list[GpuRequest] = []
     for dialect in dialects.enabled(settings):
         try:
@@ -66,9 +66,9 @@ def validate_update(raw: Mapping[str, Any], old_raw: Mapping[str, Any], user: st
         if pod.annotations.get(key) != old.annotations.get(key)
     ]
     trusted = user in identities(settings)
-    problems = [] if trusted else [*mtgpupods.adopted(raw, old_raw)]
+    problems = [] if trusted else [*mtgpupod_rules.adopted(raw, old_raw)]
     if mtgpu.enabled(settings) or not trusted:
-        problems += mtgpupods.copied(changed)
+        problems += mtgpupod_rules.copied(changed)
     if not trusted:
         problems += _placements(changed, user)
     if changed and vocabularies(old):

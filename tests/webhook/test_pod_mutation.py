@@ -7,8 +7,8 @@ import pytest
 from mgpu.settings import Settings, load_settings
 from tests.builders import CORE, MEMORY, container, pod, share
 from tests.mgpu.serving.reviews import patched
-from webhook.mutate import Mutation, mutate
-from webhook.validate import validate_create
+from webhook.pod_mutation import Mutation, mutate
+from webhook.pod_rules import validate_create
 
 SETTINGS = load_settings()
 VISIBLE = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}

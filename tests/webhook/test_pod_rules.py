@@ -8,7 +8,7 @@ from mgpu.model import budget
 from mgpu.model.errors import BadObject
 from mgpu.settings import Settings, load_settings
 from tests.builders import CORE, MEMORY, container, pod, share
-from webhook.validate import strange_wishes, validate_create, validate_update
+from webhook.pod_rules import strange_wishes, validate_create, validate_update
 
 SETTINGS = load_settings()
 ASSUMED, INDEX = "vke.volcengine.com/assumed", "vke.volcengine.com/gpu-index-container-c"

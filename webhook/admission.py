@@ -9,14 +9,14 @@ from flask import Flask
 from mgpu.dialects import mtgpu
 from mgpu.model import budget
 from mgpu.model.errors import PROBLEMS, BadObject, Problem, shortened
-from mgpu.model.json_values import table_at
+from mgpu.model.raw_objects import table_at
 from mgpu.serving.app import Told, new_app, probes, reviewing
 from mgpu.serving.review import Reply, Review, allow, deny
 from mgpu.settings import Settings
-from webhook.mtgpupods import validate_mtgpupod_create, validate_mtgpupod_update
-from webhook.mutate import mutate
-from webhook.pods_of_mtgpupods import Find, is_rebuilt, rebuild
-from webhook.validate import strange_wishes, validate_create, validate_update
+from webhook.mtgpupod_rebuild import Find, is_rebuilt, rebuild
+from webhook.mtgpupod_rules import validate_mtgpupod_create, validate_mtgpupod_update
+from webhook.pod_mutation import mutate
+from webhook.pod_rules import strange_wishes, validate_create, validate_update
 
 _log = logging.getLogger(__name__)
 

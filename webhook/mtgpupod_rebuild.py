@@ -9,13 +9,15 @@ sees it, so that an addition of theirs does not differ from an attacker's.
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from urllib.parse import quote
 
 from mgpu.dialects import mtgpu
 from mgpu.dialects.mtgpu import CARDS, KIND, VISIBLE, MtgpuPod
 from mgpu.dialects.mtgpu_pods import manifest
-from mgpu.model.errors import BadObject, Problem
-from mgpu.model.json_values import table_at
-from mgpu.model.seals import SEAL, Seal
+from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.model.errors import BadObject, Problem, RetryLater
+from mgpu.model.raw_objects import table_at
+from mgpu.model.record_seals import SEAL, Seal
 from mgpu.serving.review import Patch
 from mgpu.settings import Settings
 from webhook.identities import identities, scheduler
@@ -102,3 +104,24 @@ def _operations(sent: Mapping[str, Any], built: Mapping[str, Any]) -> Iterator[M
         if sent.get(key):
             yield {"op": "remove", "path": f"/metadata/{key}"}
     yield {"op": "replace", "path": "/spec", "value": built["spec"]}
+
+
+SECONDS = 3.0
+"""How long the API server may take. The API server itself waits 5 s for the review."""
+
+
+def finder(api: Api) -> Find:
+    """Return the function that reads MtgpuPods by `api`."""
+
+    def find(namespace: str, name: str) -> Mapping[str, Any] | None:
+        where = f"namespaces/{quote(namespace, safe='')}/mtgpupods/{quote(name, safe='')}"
+        try:
+            return api.get(f"/apis/{mtgpu.API_VERSION}/{where}")
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise RetryLater(f"{mtgpu.KIND} {namespace}/{name} cannot be read: {error}") from error
+        except Unreachable as error:
+            raise RetryLater(f"{mtgpu.KIND} {namespace}/{name} cannot be read: {error}") from error
+
+    return find

@@ -7,8 +7,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.mig import canonical, geometry_problem
-from mgpu.model.slices import MIG, mode_of, read_name
-from mgpu.settings.blocks import Block, Names, listed, lower
+from mgpu.model.slice_names import MIG, mode_of, read_name
+from mgpu.settings.fields import Block, Names, listed, lower
 
 _WEIGHT, _OF = "weight.", "resources."
 Weight = Annotated[int, Field(ge=0)]
@@ -69,7 +69,7 @@ Geometry = Annotated[
 
 
 class GeometrySettings(Block):
-    """models: as cards report them (`matches` of mgpu.model.wishes). allowedGeometries: each item all of a card."""
+    """models: as cards report them (`pod_constraints.matches`). allowedGeometries: each item all of a card."""
 
     models: Annotated[Names, Field(min_length=1)]
     allowed: Annotated[tuple[Geometry, ...], Field(alias="allowedGeometries", min_length=1)]

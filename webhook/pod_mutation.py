@@ -6,14 +6,14 @@ from typing import Any
 
 from mgpu import dialects
 from mgpu.dialects import koordinator
-from mgpu.dialects.node_resources import SHARE
-from mgpu.dialects.vocabulary import vocabularies, vocabulary_of
+from mgpu.dialects.protocol import SHARE
+from mgpu.dialects.registry import vocabularies, vocabulary_of
 from mgpu.model import budget
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.pods import VISIBLE_DEVICES, Container, Pod, Stage, read_new_pod
 from mgpu.model.quantities import same_quantity
-from mgpu.model.slices import is_mps
+from mgpu.model.slice_names import is_mps
 from mgpu.serving.review import pointer
 from mgpu.settings import Settings
 from webhook.identities import identities

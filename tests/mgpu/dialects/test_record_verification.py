@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from mgpu import dialects
 from mgpu.dialects import gpushare, mtgpu
-from mgpu.dialects.records import OPEN, Finding, Reason, Records
+from mgpu.dialects.record_verification import UNSEALED, Finding, Reason, RecordVerifier
 from mgpu.model.pods import Pod
-from mgpu.model.seals import SEAL, Keys, Seal, Signer, Subject
+from mgpu.model.record_seals import SEAL, Keys, Seal, Signer, Subject
 from tests.builders import mtgpupod, owned, pod
 
 SINCE, BEFORE, AFTER = "2026-02-01T00:00:00Z", "2026-01-31T23:59:59Z", "2026-02-01T00:00:01Z"
 OLD, NEW, STRANGE = (Signer(Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32)) for i in (1, 2, 3))
 PUBLIC = {signer.id: signer.key.public_key() for signer in (OLD, NEW)}
-SCHEDULER, AGENT = Records(Keys(SINCE, PUBLIC, NEW)), Records(Keys(SINCE, PUBLIC))
+SCHEDULER, AGENT = RecordVerifier(Keys(SINCE, PUBLIC, NEW)), RecordVerifier(Keys(SINCE, PUBLIC))
 BOTH = pytest.mark.parametrize("records", [SCHEDULER, AGENT], ids=["scheduler", "agent"])
 RECORDS: dict[str, dict[str, str]] = {
     "mgpu": {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "0"},
@@ -37,10 +37,10 @@ def bound(annotations: Mapping[str, str], subject: Subject = MINE, created: str 
 
 
 def sealed(record: Mapping[str, str], subject: Subject = MINE, signer: Signer = NEW) -> dict[str, str]:
-    return Records(Keys(SINCE, PUBLIC, signer)).sealed(subject, record)
+    return RecordVerifier(Keys(SINCE, PUBLIC, signer)).sealed(subject, record)
 
 
-def finding(records: Records, found: Pod) -> Finding | None:
+def finding(records: RecordVerifier, found: Pod) -> Finding | None:
     """And what does not count is taken from the pod, and nothing else."""
     left, judged = records.judge(found)
     why = judged.finding if judged else None
@@ -53,13 +53,15 @@ def finding(records: Records, found: Pod) -> Finding | None:
 @BOTH
 @EVERY
 @pytest.mark.parametrize("signer", [OLD, NEW], ids=["old", "new"])
-def test_a_record_that_the_scheduler_sealed_counts(records: Records, record: dict[str, str], signer: Signer) -> None:
+def test_a_record_that_the_scheduler_sealed_counts(
+    records: RecordVerifier, record: dict[str, str], signer: Signer
+) -> None:
     assert finding(records, bound({**sealed(record, signer=signer), "team": "a"})) is None
 
 
 @BOTH
 @EVERY
-def test_a_record_of_a_strange_key_does_not_count(records: Records, record: dict[str, str]) -> None:
+def test_a_record_of_a_strange_key_does_not_count(records: RecordVerifier, record: dict[str, str]) -> None:
     why = finding(records, bound(sealed(record, signer=STRANGE)))
     assert why is not None
     assert why.reason == Reason.FORGED
@@ -81,13 +83,13 @@ def test_a_record_of_a_strange_key_does_not_count(records: Records, record: dict
     ],
     ids=["created again", "namespace", "name", "node", "shifted"],
 )
-def test_a_copied_record_does_not_count(records: Records, record: dict[str, str], other: Subject) -> None:
+def test_a_copied_record_does_not_count(records: RecordVerifier, record: dict[str, str], other: Subject) -> None:
     assert finding(records, bound(sealed(record), other)) is not None
 
 
 @BOTH
 @given(data=st.data())
-def test_property_an_altered_record_does_not_count(records: Records, data: st.DataObject) -> None:
+def test_property_an_altered_record_does_not_count(records: RecordVerifier, data: st.DataObject) -> None:
     """Changed, with one part more of any vocabulary, with one less, or with another seal."""
     record = data.draw(st.sampled_from(list(RECORDS.values())))
     whole = sealed(record)
@@ -110,7 +112,7 @@ def test_what_the_agent_writes_later_breaks_no_seal() -> None:
 
 @BOTH
 @EVERY
-def test_an_unsealed_record_counts_only_from_before_sealing(records: Records, record: dict[str, str]) -> None:
+def test_an_unsealed_record_counts_only_from_before_sealing(records: RecordVerifier, record: dict[str, str]) -> None:
     assert finding(records, bound(record, created=BEFORE)) is None
     for created in (SINCE, AFTER, ""):
         why = finding(records, bound(record, created=created))
@@ -129,8 +131,8 @@ def test_a_peers_record_counts_unsealed_and_not_with_parts_of_another(record: di
 
 @EVERY
 def test_where_records_are_not_sealed_all_count_and_none_is_sealed(record: dict[str, str]) -> None:
-    assert finding(OPEN, bound({**record, SEAL: "x"})) is None
-    assert OPEN.sealed(MINE, record) == AGENT.sealed(MINE, record) == record
+    assert finding(UNSEALED, bound({**record, SEAL: "x"})) is None
+    assert UNSEALED.sealed(MINE, record) == AGENT.sealed(MINE, record) == record
     assert SCHEDULER.sealed(MINE, {}) == {}
 
 
@@ -171,7 +173,7 @@ def test_property_no_text_is_a_seal_that_is_not_written_as_it_was_read(text: str
 @BOTH
 @EVERY
 def test_a_record_of_a_former_installation_counts_on_pods_from_before_this_one(
-    records: Records, record: dict[str, str]
+    records: RecordVerifier, record: dict[str, str]
 ) -> None:
     """Pods outlive `make undeploy`, and the next installation has another key. What its own keys sealed is checked."""
     assert finding(records, bound(sealed(record, signer=STRANGE), created=BEFORE)) is None
@@ -195,7 +197,7 @@ def with_seal(raw: dict[str, Any], owner: str = "uid-m") -> dict[str, Any]:
 
 
 @BOTH
-def test_the_controllers_pod_counts_also_without_its_owner(records: Records) -> None:
+def test_the_controllers_pod_counts_also_without_its_owner(records: RecordVerifier) -> None:
     raw = with_seal(own())
     assert records.finding_of_mtgpu(raw) is None
     del raw["metadata"]["ownerReferences"]  # --cascade=orphan
@@ -204,7 +206,7 @@ def test_the_controllers_pod_counts_also_without_its_owner(records: Records) -> 
 
 
 @BOTH
-def test_a_pod_that_poses_as_an_mtgpupods_does_not_count(records: Records) -> None:
+def test_a_pod_that_poses_as_an_mtgpupods_does_not_count(records: RecordVerifier) -> None:
     unsealed = records.finding_of_mtgpu(own())
     assert unsealed is not None
     assert unsealed.reason is Reason.UNSEALED
@@ -227,7 +229,7 @@ def test_a_pod_of_an_mtgpupod_from_before_sealing_or_of_a_peer_counts() -> None:
     raw["metadata"]["creationTimestamp"] = BEFORE
     assert AGENT.finding_of_mtgpu(raw) is None
     assert replace(AGENT, peers=frozenset(("mtgpu",))).finding_of_mtgpu(own()) is None
-    assert OPEN.finding_of_mtgpu(own()) is None
+    assert UNSEALED.finding_of_mtgpu(own()) is None
 
 
 def test_verdict_of_a_record_does_not_count_for_another_with_the_same_text() -> None:
@@ -243,8 +245,8 @@ def test_verdict_of_a_record_does_not_count_for_another_with_the_same_text() -> 
         assert again.finding is not None
 
 
-@pytest.mark.parametrize("records", [SCHEDULER, AGENT, OPEN, Records(peers=frozenset(["mgpu"]))])
-def test_record_with_more_annotations_than_any_scheduler_writes_does_not_count(records: Records) -> None:
+@pytest.mark.parametrize("records", [SCHEDULER, AGENT, UNSEALED, RecordVerifier(peers=frozenset(["mgpu"]))])
+def test_record_with_more_annotations_than_any_scheduler_writes_does_not_count(records: RecordVerifier) -> None:
     record = {f"vke.volcengine.com/gpu-index-container-{i}": "0" for i in range(1000)}
     why = finding(records, bound(record))
     assert why is not None

@@ -16,19 +16,21 @@ MOST = MAX // 1000
 milli; more than any node has is as good."""
 
 
-class Room(NamedTuple):
+class CpuMemory(NamedTuple):
     """Of a node: cpu in milli, memory in bytes."""
 
     cpu: int = 0
     memory: int = 0
 
-    def less(self, other: "Room") -> "Room":
+    def less(self, other: "CpuMemory") -> "CpuMemory":
         """What is left of it, at least nothing. A node that does not say what it has stays without bounds."""
-        return Room(*(have if have == MAX else max(0, have - taken) for have, taken in zip(self, other, strict=True)))
+        return CpuMemory(
+            *(have if have == MAX else max(0, have - taken) for have, taken in zip(self, other, strict=True))
+        )
 
 
-x = Room()
-UNBOUNDED = Room(MAX, MAX)
+NO_CPU_MEMORY = CpuMemory()
+UNBOUNDED = CpuMemory(MAX, MAX)
 
 
 def requests_of(pod: Raw, names: Collection[str] | None = None) -> Requests:
@@ -55,10 +57,10 @@ def requests_of(pod: Raw, names: Collection[str] | None = None) -> Requests:
     return {**total, "pods": 1} if names is None else total
 
 
-def room_needed(pod: Raw) -> Room:
+def requested_cpu_memory(pod: Raw) -> CpuMemory:
     """Return the cpu and memory of `requests_of`, each at most `MOST`. Raises QuantityError."""
     needed = requests_of(pod, _OF_ROOM)
-    return Room(*(min(MOST, needed.get(name, 0)) for name in _OF_ROOM))
+    return CpuMemory(*(min(MOST, needed.get(name, 0)) for name in _OF_ROOM))
 
 
 def allocatable(node: Raw, names: Collection[str] | None = None) -> Requests:
@@ -67,13 +69,13 @@ def allocatable(node: Raw, names: Collection[str] | None = None) -> Requests:
     return _amounts(status.get("allocatable") or status.get("capacity"), names)
 
 
-def room_of(node: Raw) -> Room:
+def allocatable_cpu_memory(node: Raw) -> CpuMemory:
     """Return the cpu and memory of `allocatable`; MAX of what the node does not report, or reports more of.
 
     Raises QuantityError.
     """
     there = allocatable(node, _OF_ROOM)
-    return Room(*(min(MAX, there.get(name, MAX)) for name in _OF_ROOM))
+    return CpuMemory(*(min(MAX, there.get(name, MAX)) for name in _OF_ROOM))
 
 
 def add(used: Requests, more: Requests) -> Requests:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.model.cards import Card
+from mgpu.model.device_object import equal_cards, read_card_list, read_device, write_device
 from mgpu.model.errors import BadObject
-from mgpu.model.inventory import equal_cards, read_card_list, read_device, write_device
 from mgpu.model.pods import Node
 from tests.builders import GIB, cards
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mgpu.model.cards import WHOLE_CORE, Card
+from mgpu.model.device_object import MOST_GPUS
 from mgpu.model.errors import BadObject, Problem
-from mgpu.model.inventory import MOST_GPUS
 from mgpu.model.ledger import Share
 from mgpu.model.mig import layout_of
 from mgpu.model.pods import Node
-from mgpu.model.slices import MIG, MOST_CLIENTS, MPS, PLACES, Counts, Slice, gigabytes, mode_of, read_name, type_of
+from mgpu.model.slice_names import MIG, MOST_CLIENTS, MPS, PLACES, Counts, Slice, gigabytes, mode_of, read_name, type_of
 
 LABEL = "gpu.partitioning"
 ANNOTATION = "dynamicgpuslice"
@@ -104,7 +104,7 @@ class NodeSlices:
         return self.standing | (made.difference(self.planned) if in_force else frozenset())
 
 
-x = NodeSlices()
+NO_SLICES = NodeSlices()
 
 
 def read_slices(node: Node) -> NodeSlices:
@@ -115,7 +115,7 @@ def read_slices(node: Node) -> NodeSlices:
     """
     mode = node.labels.get(LABEL, "")
     if not mode:
-        return x
+        return NO_SLICES
     if mode not in (MIG, MPS):
         raise BadObject([Problem(f"metadata.labels[{LABEL}]", f"must be {MIG} or {MPS}, not {mode!r}")])
     partitioning = _of_mode(read_partitioning(node.annotations.get(ANNOTATION)), mode)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mgpu.model.slices import (
+from mgpu.model.slice_names import (
     Slice,
     counts,
     gigabytes,

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mgpu.model.constraints import (
+from mgpu.model.groups import Group
+from mgpu.model.pod_constraints import (
     CARD_MODELS,
     CARD_POLICY,
     CARD_UUIDS,
@@ -18,7 +19,6 @@ from mgpu.model.constraints import (
     matches,
     read_constraints,
 )
-from mgpu.model.groups import Group
 from tests.builders import card
 
 POLICIES = ("binpack", "spread")
