@@ -1,5 +1,11 @@
-"""All nodes and their cards as arrays, kept up to date node by node."""
+"""All nodes and their cards as arrays, kept up to date node by node.
 
+The filter evaluates a snapshot of these arrays without any lock. A copy for each call would cost as much as the
+evaluation, and nearly always the call has ended before anything changes. So a snapshot shares the arrays, and they are
+copied before a change only while a snapshot of them is in use (copy on write).
+"""
+
+import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +41,7 @@ class _Row(dict[str, int]):
 
 
 class Matrix:
-    """Not thread-safe; what it returns does not change any more."""
+    """Not thread-safe. The tables that it returns are immutable and may be read by any thread."""
 
     def __init__(self) -> None:
         self._row = _Row()
@@ -50,6 +56,7 @@ class Matrix:
         self._met: OrderedDict[tuple[Requirement, ...], _Met] = OrderedDict()
         self._eligibility = Eligibility()
         self._eligibility.put(_NOWHERE, ())
+        self._in_use: weakref.WeakSet[Rows] = weakref.WeakSet()
 
     def put(self, node: Node, cards: tuple[CardState, ...]) -> None:
         """The node as it is now."""
@@ -69,10 +76,11 @@ class Matrix:
             self._set(row, _NOBODY, ())
             self._free.append(row)
 
-    def look(self, names: Sequence[str], request: GpuRequest, instead: Mapping[str, tuple[CardState, ...]]) -> Table:
-        """Good until anything else here is called.
+    def table(self, names: Sequence[str], request: GpuRequest, instead: Mapping[str, tuple[CardState, ...]]) -> Table:
+        """Return a snapshot of the nodes of these names.
 
-        instead: cards as they shall be taken to be, in place of those put here.
+        Args:
+            instead: by node the cards to assume in place of those put here.
         """
         if 2 * self._scattered > len(self._row):
             self._gather()
@@ -90,9 +98,21 @@ class Matrix:
         used = len(self._nodes)
         data, totals, odd = self._data[:, :used], self._totals[:, :used], self._odd[:used]
         rows = Rows(data, totals, odd, self._bars(request.constraints), self._eligibility.texts)
+        self._in_use.add(rows)
         return Table(rows, self._nodes, self._cards, at, unmet)
 
+    def _unshare(self) -> None:
+        """Copy what this matrix shares with tables that somebody still reads, before the first change after them."""
+        if self._in_use:
+            self._data = self._data.copy()
+            self._totals = self._totals.copy()
+            self._odd = self._odd.copy()
+            self._nodes = self._nodes.copy()
+            self._cards = self._cards.copy()
+            self._in_use.clear()  # those tables have what was copied to themselves now
+
     def _set(self, row: int, node: Node, cards: tuple[CardState, ...]) -> None:
+        self._unshare()
         self._nodes[row] = node
         self._cards[row] = cards
         self._data[:, row] = 0

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from mgpu.dialects import mtgpu
 from mgpu.dialects.record_verification import UNSEALED, RecordVerifier
@@ -42,10 +42,6 @@ from scheduler.engine.constraints import elsewhere
 from scheduler.engine.nvidia_plugin import GivenByMgpu
 
 Raw = Mapping[str, Any]
-_FEW = 8
-"""Containers of a pod that are compared with all nodes under the lock."""
-
-T = TypeVar("T")
 Warn = Callable[[dict[str, Any], str, str], None]
 """(object reference, reason, message): an Event; must return at once."""
 
@@ -314,17 +310,10 @@ class ClusterCache:
             held = (held.node for group in groups for held in self._ledger.members(group))
             return frozenset(held) | self._nominations.group_nodes(groups)
 
-    def look(self, names: Sequence[str], pod: Pod, request: GpuRequest, needed: Callable[[Table], T]) -> T:
-        """What `needed` makes of the nodes as this pod would find them (`Matrix.look`).
-
-        It is called under the lock for ordinary pods, for which it takes less time than a copy of all nodes. For a pod
-        of hundreds of containers it takes longer than others may wait.
-        """
+    def table(self, names: Sequence[str], pod: Pod, request: GpuRequest) -> Table:
+        """Return a snapshot of the nodes of these names as this pod finds them."""
         with self._lock:
-            if len(request.containers) <= _FEW:
-                return self._shown.look(names, pod, request, needed)
-            table = self._shown.look(names, pod, request, Table.copy)
-        return needed(table)
+            return self._shown.table(names, pod, request)
 
     def chosen_by_nvidia(self, names: Sequence[str], pod: Pod, request: GpuRequest) -> dict[str, Rejection | None]:
         """Of these nodes, those where NVIDIA's plugin chooses for the pod: why it must not go there, None: it may."""

@@ -1,7 +1,6 @@
 """How pods find the cards of all nodes: with what is kept for others, and for occupy pods only those of their GPUID."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 
 from mgpu.dialects import mtgpu
 from mgpu.model.cards import CardState
@@ -12,8 +11,6 @@ from scheduler.cluster.arrays import Matrix
 from scheduler.cluster.gpu_pods import occupies
 from scheduler.cluster.nominations import LOWEST, Nominations
 from scheduler.engine.arrays.node_table import Table
-
-T = TypeVar("T")
 
 
 class Shown:
@@ -47,14 +44,14 @@ class Shown:
         """As the pod of this uid finds them, which occupies a card for this GPUID, but for what is kept for others."""
         return self._ledger.for_gpuid(node, gpuid, uid) if gpuid else self._ledger.cards(node, uid)
 
-    def look(self, names: Sequence[str], pod: Pod, request: GpuRequest, needed: Callable[[Table], T]) -> T:
-        """What `needed` makes of the nodes as this pod would find them (`Matrix.look`): a copy, and quickly."""
+    def table(self, names: Sequence[str], pod: Pod, request: GpuRequest) -> Table:
+        """Return a snapshot of the nodes of these names as this pod finds them."""
         self.refresh()
         own, occupied = self._ledger.holding(pod.uid), mtgpu.occupied(pod)
         different = self._nominations.differing(pod.uid, pod.priority)
         different |= ({own.node} if own else set()) | ({occupied[0]} if occupied else set())
         instead = {name: self._unkept(name, pod.uid, pod.priority, occupies(pod, name)) for name in different}
-        return needed(self._matrix.look(names, request, instead))
+        return self._matrix.table(names, request, instead)
 
     def refresh(self) -> None:
         """Bring the matrix up to date: what has changed since the last call costs some 20 µs a node."""

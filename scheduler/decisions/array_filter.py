@@ -1,7 +1,12 @@
-"""One look at many nodes for one pod: what the arrays tell of them, and which are to be looked at closely."""
+"""Evaluation of a request against the arrays of all nodes at once.
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+The first half of the filter and of the scores (`scheduler/decisions/filter.py`): what numpy can tell of thousands of
+nodes in milliseconds. The nodes for which it cannot are returned as `Remaining`, and the engine evaluates them one by
+one. Whatever is said here must be what the engine says of the same node; a property test compares the two.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -9,95 +14,130 @@ from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.groups import Seat
 from mgpu.model.pods import Node
-from mgpu.settings import Settings
-from scheduler.cluster.cache import ClusterCache
-from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.engine.arrays.array_scores import same_on_any_cards, scores
-from scheduler.engine.arrays.fits import sift
+from scheduler.engine.arrays.fits import Sifted, sift
 from scheduler.engine.arrays.node_table import COUNT, Ints, Mask, Places, Rows, Table
 from scheduler.engine.arrays.rejections import Refusal, refusals
 from scheduler.engine.arrays.spread import crowded, tells
 from scheduler.engine.constraints import behind, elsewhere, fresh
 
 
-class Closely(NamedTuple):
-    """Nodes to look at closely, by their positions in the names asked about; all else of these.
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Where the other pods of the request's groups are.
 
-    apart: no other node is like it.
+    Attributes:
+        seats: the cards of its same-card group.
+        nodes: the nodes of any of its groups, by name.
     """
 
-    at: Places
+    seats: Sequence[Seat]
+    nodes: Collection[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Remaining:
+    """The nodes that the engine has to evaluate one by one. All sequences are parallel.
+
+    Attributes:
+        positions: where each stands among the names of the call.
+        unique: true for a node whose answer holds for no other node, even one with equal rows.
+    """
+
+    positions: Places
     rows: Rows
     nodes: Sequence[Node]
     cards: Sequence[tuple[CardState, ...]]
-    apart: Mask
+    unique: Mask
 
 
-class Look(NamedTuple):
-    """Nodes by their positions in the names asked about.
+@dataclass(frozen=True, slots=True)
+class ArrayVerdict:
+    """What the arrays say of the nodes of a call, by their positions among its names.
 
-    unmet: where the pod cannot be whatever the cards hold, and why. fits, points: n each; points only where known.
-    refused: what the arrays refuse; () where points are asked for. seats: where the pod's same-card group is.
+    Attributes:
+        unmet: nodes that do not meet a requirement of the request, whatever their cards hold, with the reason.
+        fits: true where the pod fits for sure.
+        rejected: the other nodes that are refused.
     """
 
     unmet: Mapping[int, str]
     fits: Mask
+    rejected: Sequence[Refusal]
+    remaining: Remaining
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayScores:
+    """The score of each node, by its position among the names of the call; 0 for those that remain."""
+
     points: Ints
-    refused: Sequence[Refusal]
-    closely: Closely
-    seats: Sequence[Seat]
+    remaining: Remaining
 
 
-def look(
-    state: ClusterCache,
-    settings: Settings,
-    known: GpuPod,
-    request: GpuRequest,
-    names: Sequence[str],
-    *,
-    scoring: bool = False,
-) -> Look:
-    """Closely: those of which the arrays cannot tell whether they fit, and for scoring what points they have."""
-    seats = state.seats(request, known.pod.uid)
-    beside = {seat.node for seat in seats} or state.group_nodes(request)
-
-    def needed(table: Table) -> Look:
-        rows, at, unmet = table.rows, table.at, table.unmet
-        sifted, apart = sift(rows, request).at(at), (rows.odd | (rows.totals[COUNT] == 0)).take(at)
-        if beside:
-            apart |= np.fromiter([name in beside for name in names], np.bool_, len(names))
-        if request.constraints.same_card:  # the group's nodes are for the engine, which knows on which card it is
-            sifted = sifted.without(apart)
-        if seats:
-            unmet = {**dict.fromkeys(np.flatnonzero(~apart).tolist(), str(elsewhere(request, (), seats))), **unmet}
-        which = np.ones(len(names), np.bool_)
-        which[list(unmet)] = False
-        fits, points = which & sifted.fits, np.zeros(len(names), np.int64)
-        closely = which & sifted.open
-        if scoring:
-            at_once = fits & same_on_any_cards(rows, request).take(at)
-            if not tells(request):
-                at_once &= ~apart
-            points[at_once] = scores(rows, request, at[at_once], settings.node_policy, _weight(settings))
-            if request.constraints.spread:
-                others = at_once & apart
-                beside_others = np.zeros(len(names), np.bool_)
-                cards = map(table.cards.__getitem__, at[others].tolist())
-                beside_others[others] = crowded(rows.some(at[others]), cards, request)
-                points[at_once] = np.where(beside_others, behind(points), fresh(points))[at_once]
-            closely |= fits & ~at_once
-        refused = [] if scoring else list(refusals(rows, at, sifted.without(~which), request))
-        return Look(unmet, fits, points, refused, _closely(table, np.flatnonzero(closely), apart), seats)
-
-    return state.look(names, known.pod, request, needed)
+def filter_nodes(table: Table, names: Sequence[str], request: GpuRequest, members: Members) -> ArrayVerdict:
+    """Tell on which nodes of a snapshot the pod fits, on which it does not and why, and which remain."""
+    sifted, unique = _sift(table, names, request, members)
+    unmet = _unmet(table, unique, request, members)
+    candidates = _all_but(unmet, len(names))
+    rejected = list(refusals(table.rows, table.at, sifted.without(~candidates), request))
+    remaining = _remaining(table, candidates & sifted.open, unique)
+    return ArrayVerdict(unmet, candidates & sifted.fits, rejected, remaining)
 
 
-def _closely(table: Table, chosen: Places, apart: Mask) -> Closely:
-    places = table.at[chosen]
-    listed = places.tolist()
-    nodes, cards = [table.nodes[row] for row in listed], [table.cards[row] for row in listed]
-    return Closely(chosen, table.rows.some(places), nodes, cards, apart[chosen])
+def score_nodes(
+    table: Table, names: Sequence[str], request: GpuRequest, members: Members, node_policy: str, weight_of_core: int
+) -> ArrayScores:
+    """Score the nodes of a snapshot on which the pod fits with the same score whatever cards it gets there."""
+    rows, at = table.rows, table.at
+    sifted, unique = _sift(table, names, request, members)
+    candidates = _all_but(_unmet(table, unique, request, members), len(names))
+    fits = candidates & sifted.fits
+    scored = fits & same_on_any_cards(rows, request).take(at)
+    if not tells(request):
+        scored &= ~unique
+    points = np.zeros(len(names), np.int64)
+    points[scored] = scores(rows, request, at[scored], node_policy, weight_of_core)
+    if request.constraints.spread:
+        points[scored] = _spread(points, scored & unique, table, request)[scored]
+    return ArrayScores(points, _remaining(table, (candidates & sifted.open) | (fits & ~scored), unique))
 
 
-def _weight(settings: Settings) -> int:
-    return settings.dialects.mgpu.weight_of_core
+def _sift(table: Table, names: Sequence[str], request: GpuRequest, members: Members) -> tuple[Sifted, Mask]:
+    """Return what the arrays say of each node, and which nodes are unique (`Remaining`)."""
+    rows, at = table.rows, table.at
+    unique: Mask = (rows.odd | (rows.totals[COUNT] == 0)).take(at)
+    if members.nodes:
+        unique |= np.fromiter([name in members.nodes for name in names], np.bool_, len(names))
+    sifted = sift(rows, request).at(at)
+    # On the nodes of a same-card group the pod must get the very card of the group, which only the engine knows.
+    return (sifted.without(unique) if request.constraints.same_card else sifted), unique
+
+
+def _unmet(table: Table, unique: Mask, request: GpuRequest, members: Members) -> Mapping[int, str]:
+    if not members.seats:
+        return table.unmet
+    reason = str(elsewhere(request, (), members.seats))
+    return {**dict.fromkeys(np.flatnonzero(~unique).tolist(), reason), **table.unmet}
+
+
+def _all_but(positions: Collection[int], count: int) -> Mask:
+    found = np.ones(count, np.bool_)
+    found[list(positions)] = False
+    return found
+
+
+def _spread(points: Ints, near: Mask, table: Table, request: GpuRequest) -> Ints:
+    """Return the points of a pod with a spread group: nodes where it would share a card with the group come last."""
+    shares_card = np.zeros(len(points), np.bool_)
+    places = table.at[near]
+    shares_card[near] = crowded(table.rows.some(places), map(table.cards.__getitem__, places.tolist()), request)
+    return np.where(shares_card, behind(points), fresh(points))
+
+
+def _remaining(table: Table, chosen: Mask, unique: Mask) -> Remaining:
+    positions = np.flatnonzero(chosen)
+    places = table.at[positions]
+    nodes = [table.nodes[row] for row in places.tolist()]
+    cards = [table.cards[row] for row in places.tolist()]
+    return Remaining(positions, table.rows.some(places), nodes, cards, unique[positions])

@@ -14,7 +14,7 @@ from mgpu.settings import Settings
 from scheduler.cluster.arrays import UNKNOWN
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod
-from scheduler.decisions.array_filter import Closely, look
+from scheduler.decisions.array_filter import Members, Remaining, filter_nodes, score_nodes
 from scheduler.decisions.effort_budget import NOT_LOOKED_AT, Call, Gone, Rations, never
 from scheduler.decisions.scores import Ranking
 from scheduler.decisions.slice_filter import Slices
@@ -149,15 +149,16 @@ class Filter:
         steps = _steps_to_look(request, names)
         if not call.allows(steps):
             return Filtered(failed=dict.fromkeys(names, NOT_LOOKED_AT))
-        seen = look(self._state, self._settings, known, request, names)
+        members = self._members(known, request)
+        seen = filter_nodes(self._state.table(names, known.pod, request), names, request, members)
         call.effort.spend(steps)
         found = Filtered(hopeless={names[i]: reason for i, reason in seen.unmet.items()})
-        for i, answer in self._by_engine(request, seen.closely, seen.seats, call):
+        for i, answer in self._by_engine(request, seen.remaining, members.seats, call):
             if answer.reason:
                 (found.hopeless if answer.hopeless else found.failed)[names[i]] = answer.reason
             else:
                 seen.fits[i] = True
-        for nodes, text, hopeless in seen.refused:
+        for nodes, text, hopeless in seen.rejected:
             told_of = dict.fromkeys(map(names.__getitem__, nodes.tolist()), text)
             (found.hopeless if hopeless else found.failed).update(told_of)
         found.passed = list(compress(names, seen.fits.tolist()))
@@ -194,26 +195,33 @@ class Filter:
         steps = _steps_to_look(request, names)
         if not call.allows(steps):
             return [0] * len(names)
-        seen = look(self._state, self._settings, known, request, names, scoring=True)
+        members = self._members(known, request)
+        table, weight = self._state.table(names, known.pod, request), self._settings.dialects.mgpu.weight_of_core
+        seen = score_nodes(table, names, request, members, self._settings.node_policy, weight)
         call.effort.spend(steps)
-        for i, answer in self._by_engine(request, seen.closely, seen.seats, call):
+        for i, answer in self._by_engine(request, seen.remaining, members.seats, call):
             seen.points[i] = answer.points
         points: list[int] = seen.points.tolist()
         return points
 
+    def _members(self, known: GpuPod, request: GpuRequest) -> Members:
+        # Pods of a same-card group are where its card is; nominations of others do not matter to it.
+        seats = self._state.seats(request, known.pod.uid)
+        return Members(seats, {seat.node for seat in seats} or self._state.group_nodes(request))
+
     def _by_engine(
-        self, request: GpuRequest, closely: Closely, seats: Sequence[Seat], call: Call
+        self, request: GpuRequest, remaining: Remaining, seats: Sequence[Seat], call: Call
     ) -> Iterator[tuple[int, Answer]]:
-        """The answers for the nodes looked at closely; those in an equal state get the same.
+        """Yield the engine's answer for each remaining node by its position; nodes in an equal state share an answer.
 
         What a search with less than the full limits could not find is remembered apart, so that a pod that comes again
         costs nothing until there is effort for a full one.
         """
-        if not len(closely.at):
+        if not len(remaining.positions):
             return  # and no answer that is known is dropped for it
         memo = self._memo.of(request)
-        for i, position in enumerate(closely.at.tolist()):
-            key = b"" if closely.apart[i] else closely.rows.key(i)
+        for i, position in enumerate(remaining.positions.tolist()):
+            key = b"" if remaining.unique[i] else remaining.rows.key(i)
             answer = memo.get((key, FULL))
             limits = call.next_limits() if answer is None else FULL
             if limits is None:
@@ -221,7 +229,7 @@ class Filter:
             elif answer is None:
                 answer = memo.get((key, limits))
             if answer is None and limits is not None:
-                answer = self._assess(request, closely.nodes[i], closely.cards[i], seats, limits, call)
+                answer = self._assess(request, remaining.nodes[i], remaining.cards[i], seats, limits, call)
                 if key:
                     memo[key, FULL if answer.proven else limits] = answer
                 self._pace()

@@ -1,7 +1,7 @@
 """Nodes as arrays: one row per node, one column per card by position."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ EXACT = 1 << 53
 """Amounts below this are exact in every number that is made of them here. Nobody has cards of 8 PiB."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Rows:
     """n nodes. data: fields × n × cards. totals: fields × n.
 
@@ -99,11 +99,6 @@ class Table(NamedTuple):
     cards: Sequence[tuple[CardState, ...]]
     at: Places
     unmet: Mapping[int, str]
-
-    def copy(self) -> "Table":
-        """Return what stays as it is when the nodes change."""
-        rows = replace(self.rows.some(np.arange(len(self.rows))), bar_texts=dict(self.rows.bar_texts))
-        return Table(rows, list(self.nodes), list(self.cards), self.at, self.unmet)
 
 
 def described(cards: Sequence[CardState]) -> tuple[Ints, Ints] | None:

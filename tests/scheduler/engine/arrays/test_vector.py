@@ -1,7 +1,7 @@
 """The arrays say what the engine says, of any nodes at once."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,7 +23,6 @@ from scheduler.engine.assessment import assess, score
 from tests.builders import GIB
 from tests.examples import examples
 
-T = TypeVar("T")
 MIB, KIB = 1 << 20, 1 << 10
 
 amounts = st.one_of(
@@ -76,8 +75,8 @@ class Cluster:
         for i, of_node in enumerate(nodes):
             self.matrix.put(Node(f"n{i}"), of_node)
 
-    def look(self, names: Sequence[str], _pod: Pod, request: GpuRequest, needed: Callable[[Table], T]) -> T:
-        return needed(self.matrix.look(names, request, {}))
+    def table(self, names: Sequence[str], _pod: Pod, request: GpuRequest) -> Table:
+        return self.matrix.table(names, request, {})
 
     def seats(self, *_: object) -> tuple[()]:
         return ()
