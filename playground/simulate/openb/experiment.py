@@ -24,7 +24,7 @@ REPORTED = (90, 95, 100, 110, 120, 130)
 """Arrived percentages that are reported."""
 
 
-class Cluster:
+class ExperimentNodes:
     """The nodes and what is free on them. Policies break ties by the order of the nodes."""
 
     def __init__(self, nodes: Sequence[NodeClass]) -> None:
@@ -82,8 +82,8 @@ def run(trace: Trace, policy: str, seed: int, load: float) -> Run:
     """Place or refuse every arrival. No pod leaves, and none is tried again."""
     random = Random(seed)
     pods = arrivals(trace, random, load)
-    cluster = Cluster(shuffled(trace.nodes, random))
-    place = POLICIES[policy](Setting(trace, cluster.board, random))
+    nodes = ExperimentNodes(shuffled(trace.nodes, random))
+    place = POLICIES[policy](Setting(trace, nodes.board, random))
     asked = 0
     allocated = 0
     heights: defaultdict[int, list[int]] = defaultdict(list)
@@ -92,7 +92,7 @@ def run(trace: Trace, policy: str, seed: int, load: float) -> Run:
         asked += demand(pod)
         spot = place(pod)
         if spot is not None:
-            cluster.take(pod, *spot)
+            nodes.take(pod, *spot)
             allocated += demand(pod)
         heights[round(100 * asked / trace.capacity)].append(allocated)
     rate = len(pods) / (perf_counter() - started)

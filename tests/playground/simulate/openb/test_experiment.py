@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from playground.simulate.openb.experiment import Cluster, arrivals, run
+from playground.simulate.openb.experiment import ExperimentNodes, arrivals, run
 from playground.simulate.openb.experiment_policies import POLICIES, endless, pick, shuffled
 from playground.simulate.openb.trace import Trace, demand, read_trace
 from scheduler.engine.fragmentation.shapes import NodeClass, Shape
@@ -52,8 +52,8 @@ def test_run_with_a_seed_is_reproducible(policy: str, trace: Trace) -> None:
 
 
 def test_take_beyond_what_is_free_is_refused() -> None:
-    cluster = Cluster([NodeClass(2000, 2, 2, "T4")])
-    cluster.take(Shape(1000, 1, 1, 600), 0, (0,))
+    nodes = ExperimentNodes([NodeClass(2000, 2, 2, "T4")])
+    nodes.take(Shape(1000, 1, 1, 600), 0, (0,))
     for pod, cards in (
         (Shape(1000, 1, 1, 600), (0,)),
         (Shape(1001, 1, 1, 100), (1,)),
@@ -63,9 +63,9 @@ def test_take_beyond_what_is_free_is_refused() -> None:
         (Shape(1000, 1, 1, 100, models=("G2",)), (1,)),
     ):
         with pytest.raises(ValueError, match=r"Shape\("):
-            cluster.take(pod, 0, cards)
-    cluster.take(Shape(1000, 1, 2, 400), 0, (0, 1))
-    assert cluster.board.rows([0]).free.tolist() == [[0, 600]]
+            nodes.take(pod, 0, cards)
+    nodes.take(Shape(1000, 1, 2, 400), 0, (0, 1))
+    assert nodes.board.rows([0]).free.tolist() == [[0, 600]]
 
 
 def test_while_there_is_room_for_all_every_pod_is_placed(tmp_path: Path) -> None:
