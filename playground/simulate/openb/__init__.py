@@ -1,1 +1,1 @@
-"""`mgpu simulate openb`: the experiment on the traces of a production cluster (spec page fragmentation.md)."""
+"""`mgpu simulate openb`: the experiment on the traces of a production cluster (docs/design/fragmentation.md)."""
