@@ -23,19 +23,19 @@ from deviceplugin.kubelet.checkpoint import FILE
 from deviceplugin.kubelet.pod_resources import PodResources, pod_resources_socket
 from deviceplugin.metrics import CardHoldings
 from deviceplugin.mig.mig_driver import MigDriver
-from deviceplugin.partitioning.partition_worker import Around
-from deviceplugin.partitioning.service import Slices
+from deviceplugin.partitioning.node_partitions import NodePartitions
+from deviceplugin.partitioning.partition_worker import PartitionInputs
+from deviceplugin.partitioning.service import PartitionService
 from deviceplugin.plugin.registration import CHECK_SECONDS
 from deviceplugin.pods.capacity_check import Grants, handed, holding
 from deviceplugin.pods.container_runtime import ContainerRuntime
-from deviceplugin.pods.forced_stops import Stops
-from deviceplugin.pods.lingering_processes import Leftovers
-from deviceplugin.pods.node_pods import GpuPod, NodePods
+from deviceplugin.pods.gpu_pod import GpuPod
+from deviceplugin.pods.lingering_processes import LingeringProcesses
+from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.receipts import Receipts
 from deviceplugin.pods.record_writer import RecordWriter
-from deviceplugin.pods.remnants import Remnants
-from deviceplugin.pods.unrecorded import Unrecorded
-from deviceplugin.pods.upkeep import keep_clean
+from deviceplugin.pods.remnants import ForcedStops, Remnants, remove_gone_pods
+from deviceplugin.pods.unrecorded_pods import UnrecordedPods
 from deviceplugin.served_resources import ServedResources
 from mgpu.dialects import gpushare
 from mgpu.dialects.record_verification import UNSEALED, RecordVerifier
@@ -80,6 +80,7 @@ class Agent:
         self._ownership = NodeOwnership(self._folder, own.node)
         self._heartbeat = Heartbeat()
         self._source = source
+        self._partitions = NodePartitions(enabled=settings.dialects.slices.enabled)
         self._cards = CardWatch(source, self._take_cards, self._warn_node)
         self._pods = NodePods(settings, self._take_pods, records)
         self._sealed_by = records
@@ -93,13 +94,13 @@ class Agent:
             lambda: self._reflector.synced,
             self._pods.held,
             self._told_of_whole_cards,
-            lambda cards: self._slices.whole(cards),
+            self._partitions.whole,
             lambda: self._slices.wake(),
             lambda: self._runtime.has_cdi,
             read_toolkit,
             lambda: self._mps.unbounded(),
         )
-        self._records = RecordWriter(api, self._runs)
+        self._records = RecordWriter(api, self._pods)
         self._limits = LimitsFiles(
             own.limits_dir,
             lambda: self._pods.limited() if self._reflector.synced else None,
@@ -110,10 +111,10 @@ class Agent:
         self._runtime = ContainerRuntime(Path(own.cri_socket) if own.cri_socket else None)
         files = CdiFiles(Path(own.cdi_dir))
         self._remnants = Remnants(Receipts(Path(own.cdi_dir)), self._pods, self._runtime, self._pods_changed)
-        self._stops = Stops(
-            self._remnants, self._runtime, self._reflector.refresh, lambda why: self._warn_node(why, "MgpuStop")
+        self._stops = ForcedStops(
+            self._remnants, self._runtime, self._reflector, lambda why: self._warn_node(why, "MgpuStop")
         )
-        self._grants = Grants(handed(files.environments()) if own.cdi else {}, lambda uid: uid in self._whole.bare)
+        self._grants = Grants(handed(files.environments()) if own.cdi else {})
         self._mps = mps_of(
             own, files, self._gpus, self._pods, self._pods_changed, self._warn_mps, self._warn_unenforced
         )
@@ -122,7 +123,7 @@ class Agent:
             self._folder,
             self._pods,
             self._owners,
-            Unrecorded(self._runtime, self._pods, self._gpus, self._grants, lambda: self._slices.are_told),
+            UnrecordedPods(self._runtime, self._pods, self._cards, self._grants, self._partitions),
             lambda: self._reporter.capacity(WHOLE_CARDS),
         )
         self._node = self._node_with(files, driver)
@@ -132,6 +133,7 @@ class Agent:
             self._folder,
             self._node,
             self._cards,
+            self._partitions,
             self._slices,
             self._whole,
             self._reporter,
@@ -143,7 +145,7 @@ class Agent:
         cdi = self._settings.deviceplugin.cdi
         return Node(
             pods=self._pods,
-            cards=lambda: self._slices.devices(self._gpus()),
+            cards=lambda: self._partitions.devices(self._gpus()),
             gpus=self._gpus,
             owners=self._owners,
             checkpoint=self._folder / FILE,
@@ -158,7 +160,7 @@ class Agent:
             remnants=self._remnants,
             mps=self._mps if cdi else None,
             exposure=exposure_of(self._settings.deviceplugin),
-            leftovers=Leftovers(self._pods, driver.read),
+            leftovers=LingeringProcesses(self._pods, driver),
         )
 
     def _exchange(self) -> Exchange:
@@ -166,28 +168,27 @@ class Agent:
             self._pods, self._gpus, self._settings, self._records.write, sealed=self._sealed_by.keys is not None
         )
 
-    def _slices_with(self, files: CdiFiles, api: Api, driver: MigDriver) -> Slices:
-        around = Around(
-            node=lambda: self._reporter.node,
-            gpus=lambda: self._cards.cards,
+    def _slices_with(self, files: CdiFiles, api: Api, driver: MigDriver) -> PartitionService:
+        inputs = PartitionInputs(
+            watch=self._reporter,
+            cards=self._cards,
             pods=self._pods,
-            synced=lambda: self._reflector.synced,
-            environments=files.environments,
-            foreign=self._unrecorded_holdings,
-            bare=lambda: self._whole.bare,
-            remains=self._remnants.remains,
+            pod_list=self._reflector,
+            files=files,
+            unrecorded=self._whole,
+            remnants=self._remnants,
             warn=lambda problem: self._warn_node(problem, "MgpuSlices"),
             changed=self._cut_anew,
         )
-        return Slices(
+        return PartitionService(
             self._settings,
             api,
-            around,
+            inputs,
+            self._partitions,
             driver,
             self._folder,
             lambda resource: self._resources.begin(resource),
             self._node.mps,
-            self._reporter.saw_node,
         )
 
     def _unrecorded_holdings(self) -> tuple[Holding, ...]:
@@ -265,7 +266,7 @@ class Agent:
         if not self._ownership.serves:
             return CardHoldings((), (), ())  # the agent that serves reports them
         gpus, foreign = self._gpus(), self._unrecorded_holdings()
-        devices, theirs = self._slices.devices(gpus), {held.uid for held in foreign}
+        devices, theirs = self._partitions.devices(gpus), {held.uid for held in foreign}
         pods = (known for known in self._pods.all() if known.shares is not None and not known.pod.ended)
         return CardHoldings(gpus, devices, (*(holding(p, devices) for p in pods if p.pod.uid not in theirs), *foreign))
 
@@ -311,7 +312,7 @@ class Agent:
         self._limits.wake()
         async with asyncio.TaskGroup() as group:
             keepers = (self._node.delivery, self._node.grants, self._mps, self._resources)
-            group.create_task(keep_clean(self._pods, self._remnants, keepers, self._pods_changed))
+            group.create_task(remove_gone_pods(self._pods, self._remnants, keepers, self._pods_changed))
             group.create_task(self._mps.run())
             while self._cards.cards is None:
                 await self._pods_changed.wait()
@@ -329,15 +330,11 @@ class Agent:
                 self._slices.wake()
                 await self._pods_changed.wait()
 
-    def _runs(self, uid: str) -> bool:
-        known = self._pods.by_uid(uid)
-        return known is not None and not known.pod.ended
-
     def _running(self) -> list[tuple[GpuPod, tuple[Share, ...]]]:
         """Return the pods that have run, with what they are known to hold.
 
-        What a pod without a record holds is found out later (`Unrecorded`): a receipt for every card, of a pod that was
-        handed none, would outlive the pod.
+        What a pod without a record holds is found out later (`UnrecordedPods`): a receipt for every card, of a pod that
+        was handed none, would outlive the pod.
         """
         cards, pods = self._node.cards(), (known for known in self._pods.all() if known.ran and not known.pod.ended)
         held = [(known, self._grants.kept(known, cards) or holding(known, cards).shares) for known in pods]

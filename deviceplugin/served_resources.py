@@ -13,7 +13,8 @@ from deviceplugin.inventory.offers import WHOLE_CARDS, as_ids, budget
 from deviceplugin.inventory.reporter import Reporter
 from deviceplugin.kubelet.checkpoint import read_checkpoint
 from deviceplugin.kubelet.device_ids import MAX_IDS, device_ids
-from deviceplugin.partitioning.service import Slices
+from deviceplugin.partitioning.node_partitions import NodePartitions
+from deviceplugin.partitioning.service import PartitionService
 from deviceplugin.plugin.plugin_server import Plugin
 from deviceplugin.plugin.registration import Registration
 from mgpu.dialects import gpushare
@@ -42,13 +43,15 @@ class ServedResources:
         folder: Path,
         node: Node,
         cards: CardWatch,
-        slices: Slices,
+        partitions: NodePartitions,
+        slices: PartitionService,
         whole: WholeCards,
         reporter: Reporter,
         synced: Callable[[], bool],
         warn: Callable[[str], None],
     ) -> None:
         self._settings, self._node, self._cards, self._slices = settings, node, cards, slices
+        self._partitions = partitions
         self._whole, self._reporter, self._synced, self._warn = whole, reporter, synced, warn
         self._resumed = False
         self._allocations: dict[str, Allocations] = {}
@@ -113,7 +116,7 @@ class ServedResources:
 
     def _whole_gpus(self) -> tuple[Card, ...]:
         gpus = self._cards.cards or ()
-        whole = self._slices.whole(gpus)
+        whole = self._partitions.whole(gpus)
         return gpus if whole is None else whole
 
     def _offer(self, cards: Sequence[Card]) -> bool:

@@ -12,17 +12,19 @@ from typing import Any
 
 from deviceplugin.kubelet.checkpoint import Given
 from deviceplugin.mig.mode_manager import ModeManager
-from deviceplugin.partitioning.mig_partitioner import MigCutter
-from deviceplugin.partitioning.mps_partitioner import MpsCutter
-from deviceplugin.partitioning.node_status import Status
-from deviceplugin.partitioning.partition_worker import Around, SliceWorker
-from deviceplugin.partitioning.partitioner import Cutter
+from deviceplugin.partitioning.mig_partitioner import MigPartitioner
+from deviceplugin.partitioning.mps_partitioner import MpsPartitioner
+from deviceplugin.partitioning.node_partitions import NodePartitions
+from deviceplugin.partitioning.node_status import NodeStatusWriter
+from deviceplugin.partitioning.partition_worker import PartitionInputs, PartitionWorker
+from deviceplugin.partitioning.partitioner import Partitioner
 from deviceplugin.pods.node_pods import NodePods
 from mgpu.dialects import slices
 from mgpu.kube import ApiError, Unreachable
 from mgpu.model.cards import Card
 from mgpu.model.device_object import write_device
 from mgpu.model.errors import RetryLater
+from mgpu.model.ledger import Holding
 from mgpu.model.mps_config import config_of
 from mgpu.model.node_slices import LABEL
 from mgpu.model.pods import Node as ModelNode
@@ -135,23 +137,52 @@ class Node:
             if raw["spec"].get("nodeName") == self.name:
                 self.pods.take(copy.deepcopy(raw))
         self.wire = Wire(self.api)
-        around = Around(
-            node=lambda: self.raw,
-            gpus=lambda: self.gpus,
+        inputs = PartitionInputs(
+            watch=self,
+            cards=self,
             pods=self.pods,
-            synced=lambda: True,
-            environments=lambda: self.handed,
-            foreign=lambda: (),
-            bare=frozenset,
-            remains=lambda _: False,
+            pod_list=self,
+            files=self,
+            unrecorded=self,
+            remnants=self,
             warn=self.warned.append,
             changed=lambda: None,
         )
         manager = ModeManager(self.mig, lambda: self.ticks)
-        cutters: dict[str, Cutter] = {MIG: MigCutter(self.mig, manager), MPS: MpsCutter(self, self, manager)}
+        partitioners: dict[str, Partitioner] = {
+            MIG: MigPartitioner(self.mig, manager),
+            MPS: MpsPartitioner(self, self, manager),
+        }
         client: Any = self.wire
-        status = Status(client, self.name, lambda: self.raw, self._saw)
-        self.agent = SliceWorker(around, cutters, self.plugins, status)
+        self.partitions = NodePartitions(enabled=True)
+        status = NodeStatusWriter(client, self.name, self)
+        self.agent = PartitionWorker(inputs, self.partitions, partitioners, self.plugins, status)
+
+    # The other parts of the agent, as the worker reads them.
+
+    bare: frozenset[str] = frozenset()
+    synced = True
+
+    @property
+    def node(self) -> Raw | None:
+        return self.raw
+
+    @property
+    def cards(self) -> tuple[Card, ...]:
+        return self.gpus
+
+    def environments(self) -> Mapping[tuple[str, str], Mapping[str, str]]:
+        return self.handed
+
+    def holdings(self) -> tuple[Holding, ...]:
+        return ()
+
+    def remains(self, uid: str) -> bool:  # noqa: ARG002
+        return False
+
+    def saw_node(self, before: Raw, after: Raw) -> None:
+        if self.raw is before:
+            self.raw = copy.deepcopy(after)
 
     def hear(self, kind: str, what: str, raw: Raw) -> None:
         """A watch event is under way."""
@@ -171,7 +202,7 @@ class Node:
         """One look of the agent; one that is cut short is followed by others."""
         heard = not any(kind == "nodes" and raw["metadata"]["name"] == self.name for kind, _, raw in self.events)
         try:
-            self.agent.look()
+            self.agent.reconcile()
         except Crash:
             self.start_agent()
         except (RetryLater, ApiError, Unreachable):
@@ -190,7 +221,7 @@ class Node:
     def start(self, raw: Raw) -> bool:
         """A pod's container: it sees its slices if the agent knows them all; False: it waits."""
         uid, places = raw["metadata"]["uid"], places_of(raw)
-        there = {(card.type, card.index): card.uuid for card in self.agent.devices(self.gpus)}
+        there = {(card.type, card.index): card.uuid for card in self.partitions.devices(self.gpus)}
         uuids = [there.get((device_type(place), place.index)) for place in places]
         if uid in self.running or not all(uuids) or raw["status"]["phase"] != "Pending":
             return False
@@ -230,7 +261,7 @@ class Node:
         self.unsaid = True
         self.start_agent()
 
-    # The ConfigMap and the MPS daemons, as MpsCutter asks for them.
+    # The ConfigMap and the MPS daemons, as MpsPartitioner uses them.
 
     def text(self) -> tuple[str, str]:
         said = config_of((self.config or {}).get("data") or {}, self.name)
@@ -241,10 +272,6 @@ class Node:
 
     def well(self, card: str) -> bool:  # noqa: ARG002
         return True
-
-    def _saw(self, before: Raw, after: Raw) -> None:
-        if self.raw is before:
-            self.raw = copy.deepcopy(after)
 
 
 class Rig:

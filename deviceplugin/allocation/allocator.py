@@ -22,9 +22,10 @@ from deviceplugin.isolation.mps.clients import Mps
 from deviceplugin.kubelet.checkpoint import Given, read_checkpoint
 from deviceplugin.metrics import CORRECTIONS
 from deviceplugin.pods.capacity_check import Grants, holding
+from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.identity import VISIBLE, VOID, Refused, Target, candidates, environment, lacks_slice
-from deviceplugin.pods.lingering_processes import Leftovers
-from deviceplugin.pods.node_pods import GpuPod, NodePods
+from deviceplugin.pods.lingering_processes import LingeringProcesses
+from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.remnants import Remnants
 from mgpu.model.cards import Card, noun
 from mgpu.model.ledger import Holding
@@ -81,7 +82,7 @@ class Node:
     foreign: Callable[[], Sequence[Holding]]
     mps: Mps | None = None
     exposure: Exposure = field(default_factory=Exposure)
-    leftovers: Leftovers | None = None
+    leftovers: LingeringProcesses | None = None
     remnants: Remnants | None = None
     undetermined: Callable[[], bool] = lambda: False
     patience: Patience = field(default_factory=lambda: Patience(2 * GUESS_SECONDS, time.monotonic))

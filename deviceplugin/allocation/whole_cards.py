@@ -15,8 +15,9 @@ from deviceplugin.allocation.id_owners import Owners
 from deviceplugin.inventory.offers import WHOLE_CARDS
 from deviceplugin.kubelet import checkpoint
 from deviceplugin.kubelet.checkpoint import read_checkpoint
-from deviceplugin.pods.node_pods import GpuPod, NodePods
-from deviceplugin.pods.unrecorded import Unrecorded
+from deviceplugin.pods.gpu_pod import GpuPod
+from deviceplugin.pods.node_pods import NodePods
+from deviceplugin.pods.unrecorded_pods import UnrecordedPods
 from mgpu.model.device_checkpoints import OTHERS, CheckpointEntry, no_devices_entry, shares_by_pod
 from mgpu.model.errors import RetryLater
 from mgpu.model.ledger import Holding
@@ -47,7 +48,7 @@ class WholeCards:
         folder: Path,
         pods: NodePods,
         owners: Owners,
-        unrecorded: Unrecorded,
+        unrecorded: UnrecordedPods,
         capacity: Callable[[], int | None],
     ) -> None:
         self._setting, self._folder, self._pods, self._owners = setting, folder, pods, owners

@@ -7,14 +7,27 @@ from mgpu.model.cards import Card
 
 
 class CardSource(Protocol):
-    """Used by one thread at a time. driver: the driver's version, "" where there is none."""
+    """Reads the cards of the node. `CardWatch` calls it on one thread.
+
+    Attributes:
+        driver: the driver's version; "" where there is none.
+    """
 
     driver: str
 
     def read(self) -> tuple[Card, ...]:
-        """The cards as they are now. Raises RetryLater (no answer yet) and BadObject (an answer without sense)."""
+        """Return the cards as they are now. Raises RetryLater (no answer yet) and BadObject (an invalid answer)."""
 
     def wait(self, stop: threading.Event) -> None:
-        """Return when something may have changed: a few seconds at most, and soon after `stop` is set."""
+        """Return when something may have changed: after a few seconds at most, and soon after `stop` is set."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release what `read` has opened."""
+
+
+class NodeGpus(Protocol):
+    """The GPUs of the node, for those who need nothing else of `CardWatch`."""
+
+    @property
+    def gpus(self) -> tuple[Card, ...]:
+        """All GPUs, also those that are cut into slices; empty until they are known. Thread-safe."""

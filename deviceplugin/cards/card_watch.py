@@ -1,4 +1,4 @@
-"""Keeps the node's cards current, on a thread of its own: a driver that hangs holds up nothing else."""
+"""Follows the node's cards on a thread of its own, so that a driver that hangs blocks nothing else."""
 
 import logging
 import threading
@@ -12,14 +12,23 @@ from mgpu.model.errors import BadObject, RetryLater
 
 log = logging.getLogger(__name__)
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+_FIRST_PAUSE = 1.0
+_LONGEST_PAUSE = 30.0
 _STALLED_SECONDS = 90.0
 
 
 class CardWatch:
-    """`cards`: the last good state; None: not known yet. `problem`: why it may not be current, "" where nothing is.
+    """Reads a card source again and again, from `start` to `stop`. The attributes may be read from any thread.
 
-    changed: called on this thread with every new state; failed: with every new problem.
+    Args:
+        source: is used by the thread of this object alone.
+        changed: is called on that thread with every new state.
+        failed: is called on that thread with every new problem.
+        first_pause: seconds after the first failure; doubled with every further one.
+
+    Attributes:
+        cards: the last good state; None: not known yet.
+        problem: why `cards` may not be current; "" where the last reading succeeded.
     """
 
     def __init__(
@@ -29,7 +38,9 @@ class CardWatch:
         failed: Callable[[str], None],
         first_pause: float = _FIRST_PAUSE,
     ) -> None:
-        self._source, self._on_change, self._on_failure = source, changed, failed
+        self._source = source
+        self._on_change = changed
+        self._on_failure = failed
         self._first_pause = first_pause
         self._stop = threading.Event()
         self._beat = time.monotonic()
@@ -41,9 +52,14 @@ class CardWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends within about a second; a source that hangs is left behind (the thread is a daemon)."""
+        """End the thread. A source that hangs is left behind after two seconds: the thread is a daemon."""
         self._stop.set()
         self._thread.join(timeout=2)
+
+    @property
+    def gpus(self) -> tuple[Card, ...]:
+        """The last good state; empty where the cards are not known yet."""
+        return self.cards or ()
 
     @property
     def stalled(self) -> bool:
@@ -79,9 +95,9 @@ class CardWatch:
 
 
 def keep_vanished(before: tuple[Card, ...], now: tuple[Card, ...]) -> tuple[Card, ...]:
-    """The cards of `now`, and as unhealthy those of `before` that are gone, unless another has their index.
+    """Return the cards of `now`, and as unhealthy those of `before` that are gone, unless another has their index.
 
-    What pods hold on a card stays held while it is away.
+    What pods hold on a card stays held while the card is missing, and new pods do not get it.
     """
     uuids, indexes = {card.uuid for card in now}, {card.index for card in now}
     gone = (replace(c, healthy=False) for c in before if c.uuid not in uuids and c.index not in indexes)

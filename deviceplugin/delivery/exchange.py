@@ -5,8 +5,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from deviceplugin.delivery.swap import Key, cards_in, exchangeable, partner, record, room, with_cards
 from deviceplugin.metrics import CORRECTIONS
+from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.identity import Refused, Target, environment, environment_on, recorded_cards
-from deviceplugin.pods.node_pods import GpuPod, NodePods
+from deviceplugin.pods.node_pods import NodePods
 from mgpu.model.cards import Card
 from mgpu.settings import Settings
 

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from deviceplugin.pods.capacity_check import excess, holding
+from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.identity import VISIBLE, Target
-from deviceplugin.pods.node_pods import GpuPod
 from mgpu import dialects
 from mgpu.model.cards import GPU, Card
 from mgpu.model.gpu_requests import Placement
@@ -59,8 +59,8 @@ def exchangeable(target: Target) -> bool:
     return target.known.request is not None and not target.known.request.others
 
 
-def room(target: Target, given: Sequence[Card], cards: Sequence[Card], pods: Iterable[GpuPod]) -> str:
-    """Why the container cannot have these cards, by what the other pods' records say; "" where it can."""
+def room(target: Target, given: Sequence[Card], cards: Sequence[Card], pods: Iterable[GpuPod]) -> str | None:
+    """Return why the container cannot have these cards, by the other pods' records; None where it can."""
     others = [known for known in pods if not known.pod.ended and known.pod.uid != target.known.pod.uid]
     return excess(holding(with_cards(target, given), cards), [holding(known, cards) for known in others], cards)
 

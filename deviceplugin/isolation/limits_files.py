@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from deviceplugin.pods.limited_pods import Limited
+from deviceplugin.pods.gpu_pod import LimitedPod
 from mgpu.model.cards import Card
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ _LOOK_SECONDS = 10.0
 _FILE_NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
-def content(rows: Iterable[Limited]) -> bytes:
+def content(rows: Iterable[LimitedPod]) -> bytes:
     """By namespace, name and UID. A decimal is the shortest that says the same: `0.2` for 0.200, `1` for 1.0."""
     lines = [f"{r.namespace}/{r.name} {r.request / 1000:g} {r.limit / 1000:g} {r.memory}" for r in sorted(rows)]
     return "\n".join([str(len(lines)), *lines, ""]).encode()
@@ -40,7 +40,7 @@ class LimitsFiles:
     def __init__(
         self,
         folder: str,
-        pods: Callable[[], Sequence[Limited] | None],
+        pods: Callable[[], Sequence[LimitedPod] | None],
         cards: Callable[[], Sequence[Card]],
         warn: Callable[[str], None],
         look_seconds: float = _LOOK_SECONDS,
@@ -89,7 +89,7 @@ class LimitsFiles:
             self._wake.wait(self._look_seconds)
 
 
-def _write(file: Path, pods: Sequence[Limited]) -> None:
+def _write(file: Path, pods: Sequence[LimitedPod]) -> None:
     """A file is made with the first Pod of its card. Raises OSError."""
     before, new = _read(file), content(pods)
     if before == new or (before is None and not pods):

@@ -1,1 +1,1 @@
-"""MIG on a node: cards are put into MIG mode (`manager`) and cut into instances as planned (`apply`), through NVML."""
+"""MIG through NVML: `mode_manager` switches cards into MIG mode and out of it, `instance_changes` makes instances."""

@@ -1,6 +1,8 @@
-"""The MIG mode and the instances of a node's cards, read and changed through NVML.
+"""Reads and changes the MIG mode and the MIG instances of a node's cards through NVML.
 
-An instance here is a GPU instance together with the one compute instance that takes it whole: what a pod is given.
+A MIG instance here is a GPU instance together with the one compute instance that takes all of it: what a pod is given.
+`instance_changes` and `mode_manager` use the driver to change cards, the partitioners and `lingering_processes` to read
+them. Every call starts and shuts down NVML, so that a new driver is noticed; NVML counts its users.
 """
 
 import ctypes
@@ -13,9 +15,8 @@ from typing import Any, Protocol
 
 import pynvml
 
-from deviceplugin.mig import instances
-from deviceplugin.mig.instances import Found, Known
-from deviceplugin.mig.mig_nvml import NO_MIG, Nvml
+from deviceplugin.mig import mig_nvml
+from deviceplugin.mig.mig_nvml import NO_MIG, Found, Known, Nvml
 from mgpu.model.errors import RetryLater
 from mgpu.model.mig import Instance, Layout, Profile
 
@@ -28,18 +29,21 @@ _WHY = {
     pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: "there is no room for it",
     pynvml.NVML_ERROR_IN_USE: "it is in use",
 }
-"""What NVML would say again."""
+"""Errors that NVML would return again: the remedy is elsewhere. All others are tried again."""
 
 
 class MigRefused(Exception):
-    """NVML, or the card as it is, does not allow it, and will not until something else has changed."""
+    """NVML, or the state of the card, does not allow the change, and will not until something else has changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """uuid: of the MIG device, "" where it is half made (no compute instance takes it whole) and nobody can use it.
+    """A MIG instance that exists.
 
-    busy: whether processes run on it, or NVML does not say.
+    Attributes:
+        uuid: of the MIG device; "" where the instance is half made: no compute instance takes all of it, so that no pod
+            can use it.
+        busy: whether processes run on it, or NVML does not say.
     """
 
     instance: Instance
@@ -49,10 +53,15 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class MigCard:
-    """current, pending: whether MIG mode is on, and will be after the next reset. busy: as of `Made`, anywhere on it.
+    """A card, as NVML describes it.
 
-    layout: what it can be cut into, as NVML says; None where it cannot be (not `capable`). instances: ascending; their
-    profiles may be of kinds that nobody can ask for (`1g.24gb+gfx`), made by others.
+    Attributes:
+        capable: whether the card has MIG.
+        current: whether MIG mode is on.
+        pending: whether MIG mode will be on after the next reset.
+        layout: what the card can be cut into; None where it is not `capable`.
+        instances: ascending. An administrator may have made instances that no pod can request (`1g.24gb+gfx`).
+        busy: whether processes run anywhere on the card, or NVML does not say.
     """
 
     uuid: str
@@ -65,23 +74,33 @@ class MigCard:
 
 
 class MigDriver(Protocol):
-    """Every call raises MigRefused with one sentence, and RetryLater where there is no answer."""
+    """Thread-safe. Every call raises MigRefused with one sentence, and RetryLater where there is no answer."""
 
     def read(self) -> tuple[MigCard, ...]:
-        """The cards that answer, in NVML's order."""
+        """Return the cards that answer, in NVML's order."""
 
     def create(self, uuid: str, instance: Instance) -> Made:
-        """Make an instance, or the missing part of it; one that is made stays as it is."""
+        """Make an instance, or the missing part of it. A complete one stays as it is."""
 
     def destroy(self, uuid: str, instance: Instance) -> None:
-        """Destroy an instance, or what there is of it."""
+        """Destroy an instance, or the part of it that exists."""
 
-    def set_mode(self, uuid: str, *, on: bool) -> str:
-        """Why the mode is not in force yet, "" where it is."""
+    def set_mode(self, uuid: str, *, on: bool) -> str | None:
+        """Switch the MIG mode, and return why it is not in force yet; None: it is."""
+
+
+def existing(card: MigCard) -> frozenset[Instance]:
+    """Return all MIG instances of the card, also half made ones."""
+    return frozenset(made.instance for made in card.instances)
+
+
+def complete(card: MigCard) -> frozenset[Instance]:
+    """Return the MIG instances of the card that pods can use."""
+    return frozenset(made.instance for made in card.instances if made.uuid)
 
 
 class NvmlMig:
-    """Starts and shuts NVML down in every call (it counts): elsewhere a restart must be one. From any thread."""
+    """The driver on real cards, and on simulated ones through another `nvml`."""
 
     def __init__(self, nvml: Nvml = pynvml) -> None:
         self._nvml = nvml
@@ -95,30 +114,30 @@ class NvmlMig:
     def create(self, uuid: str, instance: Instance) -> Made:
         with self._session(f"making {_named(instance)} on {uuid}"):
             card = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-            known = instances.profiles(self._nvml, card)
+            known = mig_nvml.profiles(self._nvml, card)
             if instance.profile not in known:
                 raise MigRefused(f"{uuid} has no profile {instance.profile}; it has {', '.join(known)}")
             made = self._find(card, known, instance)
-            if made and not made.whole:
+            if made and not made.complete:
                 self._complete(made.handle, known[instance.profile].profile)
             id_ = made.id if made else self._create(card, known[instance.profile], instance)
-            return Made(instance, *self._device(instances.devices(self._nvml, card).get(id_, [])))
+            return Made(instance, *self._device(mig_nvml.devices(self._nvml, card).get(id_, [])))
 
     def destroy(self, uuid: str, instance: Instance) -> None:
         with self._session(f"destroying {_named(instance)} on {uuid}"):
             card = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-            if made := self._find(card, instances.profiles(self._nvml, card), instance):
-                instances.destroy_computes(self._nvml, made.handle)
+            if made := self._find(card, mig_nvml.profiles(self._nvml, card), instance):
+                mig_nvml.destroy_computes(self._nvml, made.handle)
                 self._nvml.nvmlGpuInstanceDestroy(made.handle)
 
-    def set_mode(self, uuid: str, *, on: bool) -> str:
+    def set_mode(self, uuid: str, *, on: bool) -> str | None:
         with self._session(f"switching the MIG mode of {uuid} {'on' if on else 'off'}"):
             mode = pynvml.NVML_DEVICE_MIG_ENABLE if on else pynvml.NVML_DEVICE_MIG_DISABLE
             status = self._nvml.nvmlDeviceSetMigMode(self._nvml.nvmlDeviceGetHandleByUUID(uuid), mode)
-            # It may have reset the card: what was known of it, its handle too, may be no more.
+            # The call may have reset the card, and with it all handles.
             current, _ = self._nvml.nvmlDeviceGetMigMode(self._nvml.nvmlDeviceGetHandleByUUID(uuid))
         if current == mode:
-            return ""
+            return None
         why = {
             pynvml.NVML_ERROR_IN_USE: "something uses the card",
             pynvml.NVML_ERROR_RESET_REQUIRED: "the card must be reset, or the node rebooted",
@@ -149,7 +168,7 @@ class NvmlMig:
                 log.warning("NVML did not shut down: %s", error)
 
     def _card(self, position: int) -> MigCard | None:
-        """None where it does not answer. Without permission nothing is known of any card: that is raised."""
+        """Return the card, or None where it does not answer. Missing permission is raised: it concerns all cards."""
         try:
             card = self._nvml.nvmlDeviceGetHandleByIndex(position)
             uuid = self._nvml.nvmlDeviceGetUUID(card)
@@ -159,14 +178,14 @@ class NvmlMig:
                 if error.value not in NO_MIG:
                     raise
                 return MigCard(uuid, capable=False, busy=self._busy(card))
-            known = instances.profiles(self._nvml, card)
+            known = mig_nvml.profiles(self._nvml, card)
             on = current == pynvml.NVML_DEVICE_MIG_ENABLE
             return MigCard(
                 uuid,
                 capable=True,
                 current=on,
                 pending=pending == pynvml.NVML_DEVICE_MIG_ENABLE,
-                layout=instances.layout(uuid, known),
+                layout=mig_nvml.layout(uuid, known),
                 instances=self._made(card, known) if on else (),
                 busy=self._busy(card),
             )
@@ -177,17 +196,17 @@ class NvmlMig:
             return None
 
     def _made(self, card: Any, known: Mapping[str, Known]) -> tuple[Made, ...]:
-        devices, made = instances.devices(self._nvml, card), []
-        for found in instances.gpu_instances(self._nvml, card, known):
+        devices, made = mig_nvml.devices(self._nvml, card), []
+        for found in mig_nvml.gpu_instances(self._nvml, card, known):
             uuid, busy = self._device(devices.get(found.id, []))
-            made.append(Made(found.instance, uuid if found.whole else "", busy))
+            made.append(Made(found.instance, uuid if found.complete else "", busy))
         return tuple(sorted(made, key=lambda one: one.instance))
 
     def _find(self, card: Any, known: Mapping[str, Known], instance: Instance) -> Found | None:
-        return next((f for f in instances.gpu_instances(self._nvml, card, known) if f.instance == instance), None)
+        return next((f for f in mig_nvml.gpu_instances(self._nvml, card, known) if f.instance == instance), None)
 
     def _create(self, card: Any, known: Known, instance: Instance) -> int:
-        """The new GPU instance's id."""
+        """Create a complete instance, and return its id."""
         place = pynvml.c_nvmlGpuInstancePlacement_t(instance.start, known.profile.size)
         gpu = self._nvml.nvmlDeviceCreateGpuInstanceWithPlacement(card, known.id, ctypes.byref(place))
         try:
@@ -195,22 +214,22 @@ class NvmlMig:
             return int(self._nvml.nvmlGpuInstanceGetInfo(gpu).id)
         except (pynvml.NVMLError, MigRefused):
             try:
-                instances.destroy_computes(self._nvml, gpu)
+                mig_nvml.destroy_computes(self._nvml, gpu)
                 self._nvml.nvmlGpuInstanceDestroy(gpu)
             except pynvml.NVMLError as error:
                 log.warning("%s stays half made: %s", _named(instance), error)
             raise
 
     def _complete(self, gpu: Any, profile: Profile) -> None:
-        """Compute instances that take a part of it are in the way."""
-        instances.destroy_computes(self._nvml, gpu)
-        whole = instances.whole_profile(self._nvml, gpu, profile)
+        """Let one compute instance take all of a GPU instance. Those that take a part of it are destroyed first."""
+        mig_nvml.destroy_computes(self._nvml, gpu)
+        whole = mig_nvml.whole_profile(self._nvml, gpu, profile)
         if whole is None:
             raise MigRefused(f"no compute instance takes all of {profile.name}")
         self._nvml.nvmlGpuInstanceCreateComputeInstance(gpu, whole.id)
 
     def _device(self, devices: list[Any]) -> tuple[str, bool]:
-        """UUID and whether it is busy; without a device nothing can run."""
+        """Return the UUID of an instance's MIG device, and whether it is busy. Without a device nothing can run."""
         uuid = self._nvml.nvmlDeviceGetUUID(devices[0]) if devices else ""
         return uuid, any(self._busy(device) for device in devices)
 

@@ -1,29 +1,44 @@
-"""What MIG needs of NVML, and how its profiles are named."""
+"""What exists on a card in MIG mode, listed through NVML. Every function may raise pynvml.NVMLError.
+
+A GPU instance has its part of the card's memory and compute; compute instances divide its compute. Each of these is
+what NVML calls a MIG device. `MigDriver` builds on this module.
+
+NVML numbers profiles twice: by a *kind* (NVML_GPU_INSTANCE_PROFILE_…), with which they are asked for, and by an *id*,
+with which instances are created and listed.
+"""
 
 # ruff: noqa: N802 (the names are the pynvml module's)
 
-from typing import Any, Protocol
+import ctypes
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import pynvml
+
+from mgpu.model.mig import Instance, Layout, Profile, layout_of
 
 _SUFFIXES = {7: "+me", 8: "+me", 10: "+gfx", 11: "+gfx", 12: "+gfx", 13: "-me", 14: "-me", 15: "+me.all", 16: "+me.all"}
 _SUFFIXES[17] = "+gfx"
 _LAST = 17
-"""The kinds of GPU instance profiles (NVML_GPU_INSTANCE_PROFILE_…) that nvml.h names; pynvml has only some of them."""
+"""The last kind of GPU instance profiles that nvml.h names; pynvml has only some of them."""
 
 KINDS = range(_LAST + 1)
-"""Of GPU instance profiles: what is asked with, not the `id` that the answer has and that creates one."""
+"""The kinds of GPU instance profiles."""
 COMPUTE_KINDS = range(9)
-"""Of compute instance profiles."""
+"""The kinds of compute instance profiles."""
 NO_MIG = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-"""What a card without MIG says when it is asked for its mode, and a driver that is older than MIG."""
+"""The error of a card without MIG that is asked for its mode, and of a driver that is older than MIG."""
 _EIGHTHS = 8
+_NO_PROFILE = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+_SHARED_ENGINES = 0
 
 
 class Nvml(Protocol):
-    """The functions of the `pynvml` module that are used here. Each may raise pynvml.NVMLError.
+    """The functions of the `pynvml` module that MIG needs. Each may raise pynvml.NVMLError.
 
-    placement, count: `ctypes.byref`. placements, instances: arrays to be filled; None: only the count is wanted.
+    `placement` and `count` are `ctypes.byref` references. `placements` and `instances` are arrays to be filled; with
+    None only the count is set.
     """
 
     def nvmlInit(self) -> None: ...
@@ -57,11 +72,157 @@ class Nvml(Protocol):
 
 
 def profile_name(kind: int, slices: int, megabytes: int, total: int) -> str:
-    """NVIDIA's name of a profile of so many compute slices and MiB on a card of `total` bytes: `1g.10gb+me`.
+    """Return NVIDIA's name of a profile, such as `1g.10gb+me`.
 
-    The GB are those of the eighths of the card that the memory takes up, of the card's in whole GiB, rounded half up:
-    what `nvidia-smi` prints, and how NVIDIA's own device plugin names the resources.
+    The memory is rounded up to eighths of the card, and these are expressed in the card's whole GiB, rounded half up.
+    `nvidia-smi` prints such names, and NVIDIA's own device plugin uses them for its resources.
+
+    Args:
+        kind: decides the suffix.
+        slices: compute slices.
+        megabytes: the profile's memory in MiB.
+        total: the card's memory in bytes.
     """
     eighths = -(-(megabytes << 20) * _EIGHTHS // total)
     gigabytes = (2 * eighths * -(-total >> 30) + _EIGHTHS) // (2 * _EIGHTHS)
     return f"{slices}g.{gigabytes}gb{_SUFFIXES.get(kind, '')}"
+
+
+class Known(NamedTuple):
+    """A profile of a card.
+
+    Attributes:
+        id: with which NVML creates its instances.
+    """
+
+    id: int
+    profile: Profile
+
+
+class Found(NamedTuple):
+    """A GPU instance.
+
+    Attributes:
+        complete: whether one compute instance takes all of it, so that a pod can use it.
+    """
+
+    id: int
+    handle: Any
+    instance: Instance
+    complete: bool
+
+
+def profiles(nvml: Nvml, card: Any) -> dict[str, Known]:
+    """Return the card's profiles by name.
+
+    Version 1 of the query is used, since NVML answers it whether the card is in MIG mode or not.
+    """
+    total = int(nvml.nvmlDeviceGetMemoryInfo(card).total)
+    built_in = layout_of(nvml.nvmlDeviceGetName(card), total)
+    found = {}
+    for kind in KINDS:
+        try:
+            info = nvml.nvmlDeviceGetGpuInstanceProfileInfo(card, kind, version=1)
+        except pynvml.NVMLError as error:
+            if error.value not in _NO_PROFILE:
+                raise
+            continue
+        get = nvml.nvmlDeviceGetGpuInstancePossiblePlacements
+        places = _filled(pynvml.c_nvmlGpuInstancePlacement_t, get, card, info.id)
+        if places:
+            name = profile_name(kind, info.sliceCount, info.memorySizeMB, total)
+            starts = tuple(sorted(place.start for place in places))
+            profile = Profile(name, info.sliceCount, places[0].size, starts, info.instanceCount)
+            profile = replace(profile, name=_known_name(profile, built_in))
+            found[profile.name] = Known(info.id, profile)
+    return found
+
+
+def layout(name: str, known: Mapping[str, Known]) -> Layout:
+    """Return the layout of a card with these profiles."""
+    listed = tuple(one.profile for one in known.values())
+    slices = max((start + p.size for p in listed for start in p.starts), default=0)
+    return Layout(name, slices, max((p.compute for p in listed), default=0), listed)
+
+
+def gpu_instances(nvml: Nvml, card: Any, known: Mapping[str, Known]) -> Iterator[Found]:
+    """Yield the GPU instances of a card in MIG mode."""
+    for name, (id_, profile) in known.items():
+        get = nvml.nvmlDeviceGetGpuInstances
+        for handle in _filled(pynvml.c_nvmlGpuInstance_t, get, card, id_, most=profile.most):
+            info = nvml.nvmlGpuInstanceGetInfo(handle)
+            whole = whole_profile(nvml, handle, profile)
+            made = whole is not None and bool(_computes(nvml, handle, whole))
+            yield Found(info.id, handle, Instance(info.placement.start, name), made)
+
+
+def whole_profile(nvml: Nvml, gpu: Any, profile: Profile) -> Any:
+    """Return the profile of the compute instance that takes all of a GPU instance; None: it has none."""
+    return next((info for info in _compute_profiles(nvml, gpu) if info.sliceCount == profile.compute), None)
+
+
+def destroy_computes(nvml: Nvml, gpu: Any) -> None:
+    """Destroy all compute instances of a GPU instance. NVML refuses where processes run on them."""
+    for info in _compute_profiles(nvml, gpu):
+        for compute in _computes(nvml, gpu, info):
+            nvml.nvmlComputeInstanceDestroy(compute)
+
+
+def devices(nvml: Nvml, card: Any) -> dict[int, list[Any]]:
+    """Return the handles of the MIG devices, by the id of the GPU instance that they are in."""
+    found: dict[int, list[Any]] = {}
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(card)):
+        try:
+            device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(card, index)
+        except pynvml.NVMLError as error:
+            if error.value != pynvml.NVML_ERROR_NOT_FOUND:
+                raise
+        else:
+            found.setdefault(nvml.nvmlDeviceGetGpuInstanceId(device), []).append(device)
+    return found
+
+
+def _compute_profiles(nvml: Nvml, gpu: Any) -> Iterator[Any]:
+    for kind in COMPUTE_KINDS:
+        try:
+            info = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gpu, kind, _SHARED_ENGINES, version=1)
+        except pynvml.NVMLError as error:
+            if error.value not in _NO_PROFILE:
+                raise
+        else:
+            yield info
+
+
+def _computes(nvml: Nvml, gpu: Any, info: Any) -> list[Any]:
+    get = nvml.nvmlGpuInstanceGetComputeInstances
+    return _filled(pynvml.c_nvmlComputeInstance_t, get, gpu, info.id, most=info.instanceCount)
+
+
+def _filled(kind: Any, get: Any, *arguments: Any, most: int | None = None) -> list[Any]:
+    """Return what a listing function of NVML fills into an array.
+
+    Args:
+        kind: the type of the elements.
+        get: the function.
+        arguments: before the array and the count.
+        most: the size of the array; None: the function is asked for the count first.
+    """
+    count = ctypes.c_uint()
+    if most is None:
+        get(*arguments, None, ctypes.byref(count))
+        most = count.value
+    array = (kind * most)()
+    get(*arguments, array, ctypes.byref(count))
+    return list(array[: count.value])
+
+
+def _known_name(profile: Profile, built_in: Layout | None) -> str:
+    """Return the built-in layout's name of a profile of this shape, which pods request, or else its own name."""
+    for p in built_in.profiles if built_in else ():
+        if (p.compute, p.size, _attributes(p.name)) == (profile.compute, profile.size, _attributes(profile.name)):
+            return p.name
+    return profile.name
+
+
+def _attributes(name: str) -> str:
+    return name.partition("gb")[2]

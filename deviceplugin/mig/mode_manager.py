@@ -1,4 +1,8 @@
-"""The MIG manager of the seed: puts cards into MIG mode and out of it, and nothing else."""
+"""Switches cards into MIG mode and out of it.
+
+Both partitioners call `ModeManager.settle` in every reconciliation, also right after the agent's start: from Hopper on
+a card forgets its MIG mode at a reboot. A card that pods hold or processes run on keeps its mode.
+"""
 
 import logging
 import time
@@ -10,32 +14,43 @@ from mgpu.model.errors import RetryLater
 
 log = logging.getLogger(__name__)
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 300.0
+_FIRST_PAUSE = 5.0
+_LONGEST_PAUSE = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """The last one on a card. due: when the next may be. why: it did not do."""
+    """The last attempt on a card.
+
+    Attributes:
+        due: when the next one may be made.
+        reason: why this one did not succeed.
+    """
 
     on: bool
     due: float
     pause: float
-    why: str
+    reason: str
 
 
 class ModeManager:
-    """Called again and again, at the start of the agent too: from Hopper on a card forgets its mode at a reboot."""
+    """Used by the partition worker's thread alone."""
 
     def __init__(self, driver: MigDriver, clock: Callable[[], float] = time.monotonic) -> None:
-        self._driver, self._clock = driver, clock
+        self._driver = driver
+        self._clock = clock
         self._attempts: dict[str, _Attempt] = {}
 
     def settle(self, wanted: Mapping[str, bool], held: Collection[str]) -> dict[str, str]:
-        """UUID → why a card is not in the mode that it shall be in. Raises RetryLater and MigRefused: none is known.
+        """Switch the cards to the desired modes. Return by UUID why a card is not in its desired mode.
 
-        wanted: UUID → whether MIG mode shall be on; cards that cannot be cut, and that do not answer, are left alone.
-        held: the UUIDs of the cards that pods have a share or a slice of; these, and those that processes run on, keep
-        the mode that they are in. What NVML does not do at once is asked of it again after ever longer pauses.
+        Attempts that fail are repeated after growing pauses, up to five minutes.
+
+        Args:
+            wanted: UUID → whether MIG mode is to be on. Cards without MIG, or that do not answer, are left alone.
+            held: the UUIDs of the cards that pods have a share or a slice of, which keep their mode.
+
+        Raises RetryLater and MigRefused where no card can be read.
         """
         problems = {}
         for card in self._driver.read():
@@ -43,29 +58,29 @@ class ModeManager:
                 on = wanted[card.uuid]
                 if card.current == card.pending == on:
                     self._attempts.pop(card.uuid, None)
-                elif why := self._settle(card, card.uuid in held, on=on):
-                    problems[card.uuid] = why
+                elif reason := self._settle(card, card.uuid in held, on=on):
+                    problems[card.uuid] = reason
         return problems
 
-    def _settle(self, card: MigCard, held: bool, *, on: bool) -> str:
+    def _settle(self, card: MigCard, held: bool, *, on: bool) -> str | None:
         changes = card.current != on
         if changes and (held or card.busy):
             who = "pods hold it" if held else "processes run on it"
             return f"the MIG mode of {card.uuid} cannot be switched {'on' if on else 'off'} yet: {who}"
         last = self._attempts.get(card.uuid)
         if last and last.on == on and self._clock() < last.due:
-            return last.why
-        why = self._attempt(card, on=on)
-        if not why:
+            return last.reason
+        reason = self._attempt(card, on=on)
+        if reason is None:
             self._attempts.pop(card.uuid, None)
             log.info("MIG mode of %s is %s", card.uuid, "on" if on else "off")
-            return ""
+            return None
         pause = min(2 * last.pause, _LONGEST_PAUSE) if last and last.on == on else _FIRST_PAUSE
-        self._attempts[card.uuid] = _Attempt(on, self._clock() + pause, pause, why)
-        return why
+        self._attempts[card.uuid] = _Attempt(on, self._clock() + pause, pause, reason)
+        return reason
 
-    def _attempt(self, card: MigCard, *, on: bool) -> str:
-        """Instances keep a card in MIG mode; those here are free."""
+    def _attempt(self, card: MigCard, *, on: bool) -> str | None:
+        """Switch the mode. Instances keep a card in MIG mode; those that exist here are free, and are destroyed."""
         try:
             if card.current and not on:
                 for made in card.instances:

@@ -1,6 +1,6 @@
-"""Slices of this node's cards: what shall be made, what is, who has it, and what the kubelet and the Node are told.
+"""Cutting this node's cards into MIG instances or MPS shares, and serving these slices.
 
-The parts of the seed: `status` is the GPU agent, `configs` the config manager, `plugins` the device plugin; the MIG
-agent and the MIG manager are `deviceplugin.mig`, the MPS server's control is `deviceplugin.isolation.mps`. `worker`
-puts them together.
+`service` composes the parts, `partition_worker` runs them. `mig_partitioner` and `mps_partitioner` change the cards as
+`desired_slices` works out; `slice_plugins` offers the slices to the kubelet; `node_status` reports them in the Node's
+annotations; `node_partitions` shows the rest of the agent what exists. docs/design/slices.md has the protocol.
 """

@@ -1,4 +1,9 @@
-"""What a node's cards shall be cut into: the plan, beside what is in use and so stays. Pure."""
+"""The desired state of a node's cards: which slices the plan asks for, given what exists and what is in use. Pure.
+
+The partitioners call `planned_instances` (MIG) and `configured_slices` (MPS). What is in use is never given up: a plan
+without it is refused. Where a plan names counts and no places, what exists stays as far as it is part of the plan, so
+that no instance is destroyed and created again at the same place.
+"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -10,15 +15,15 @@ from mgpu.model.slice_names import MOST_CLIENTS, Counts, Slice, counts, gigabyte
 _GIB = 1 << 30
 
 Instances = Mapping[int, frozenset[Instance]]
-"""Card index → instances."""
+"""Card index → MIG instances."""
 
 
 class Impossible(Exception):
-    """What is said cannot be done as things are. One sentence, with the path of what says so."""
+    """The plan or configuration cannot be applied now. The message names the path of the value."""
 
 
 def named(slices: Iterable[Slice]) -> str:
-    """As people read them: `2g.20gb at 4 of card 0`."""
+    """Return the slices as people read them: `2g.20gb at 4 of card 0`."""
     return ", ".join(f"{s.name} at {s.start} of card {s.card}" for s in sorted(slices))
 
 
@@ -26,19 +31,25 @@ def named(slices: Iterable[Slice]) -> str:
 
 
 def planned_instances(
-    found: NodeSlices, layouts: Mapping[int, Layout], made: Instances, before: Instances, keep: Instances
+    found: NodeSlices, layouts: Mapping[int, Layout], made: Instances, before: Instances, in_use: Instances
 ) -> dict[int, frozenset[Instance]]:
-    """All that shall be on the cards that can be cut, those of `layouts`, where there is a plan.
+    """Return the desired instances of every card that can be cut, as the plan says.
 
-    made: what is there. before: what was, at the last look or as the Node says. Where only counts are said, what is
-    there stays as far as it is wanted. Raises Impossible where the plan would lose any of `keep`, or cannot be.
+    Args:
+        found: what the Node says.
+        layouts: by index, the cards that can be cut.
+        made: what exists.
+        before: the last good state, or what the Node says.
+        in_use: what must stay.
+
+    Raises Impossible where the plan would lose an instance in use, or does not fit.
     """
     spec = {card: {name: n for name, n in names.items() if n} for card, names in found.partitioning.spec.items()}
     _check_spec(spec, layouts)
     planned = found.planned if found.planned is not None and counts(found.planned) == spec else None
     wanted: dict[int, frozenset[Instance]] = {}
     for card, layout in sorted(layouts.items()):
-        kept, path = keep.get(card, frozenset()), f"metadata.annotations[{ANNOTATION}][spec-gpu-{card}-…]"
+        kept, path = in_use.get(card, frozenset()), f"metadata.annotations[{ANNOTATION}][spec-gpu-{card}-…]"
         if planned is not None:
             wanted[card] = frozenset(s.instance for s in planned if s.card == card)
         else:
@@ -68,7 +79,11 @@ def _arranged(
     states: Sequence[frozenset[Instance]],
     path: str,
 ) -> frozenset[Instance]:
-    """Where so many of each can lie: as in one of `states`, else beside what of the last one may stay."""
+    """Return places for so many instances of each profile.
+
+    A state that has exactly these counts is taken as it is. Otherwise what is in use stays, and of the last state what
+    fits beside it; the rest is arranged around both, or around what is in use alone where both leave no room.
+    """
     for state in states:
         if _counted(state) == names and kept <= state and not problem(layout, state):
             return state
@@ -102,7 +117,7 @@ def _listed(names: Mapping[str, int]) -> str:
 
 
 def placeable(layout: Layout, instances: Sequence[Instance]) -> frozenset[Instance]:
-    """Those of `instances` that can be there together, the first ones first."""
+    """Return those of `instances` that can exist together; earlier ones take precedence."""
     found: set[Instance] = set()
     for instance in instances:
         if not problem(layout, {*found, instance}):
@@ -122,11 +137,15 @@ def configured_slices(
     held: Collection[int],
     source: str,
 ) -> tuple[Slice, ...]:
-    """The slices that a configuration makes, numbered as planned where the plan is this very configuration.
+    """Return the slices of a configuration, with the plan's numbers where the plan is this very configuration.
 
-    before: places as they were; they keep their numbers, those in use first, and new ones get the lowest free.
-    used: places that pods have. held: cards that pods in other vocabularies have shares of. source: of the
-    configuration, for the errors. Raises Impossible.
+    Args:
+        before: the last slices. They keep their numbers, those in use first; new ones get the lowest free numbers.
+        used: places that pods have.
+        held: the indexes of cards that pods in other vocabularies have shares of.
+        source: the path of the configuration, for errors.
+
+    Raises Impossible.
     """
     config = {card: {name: n for name, n in names.items() if n} for card, names in config.items()}
     config = {card: names for card, names in config.items() if names}
@@ -138,7 +157,7 @@ def configured_slices(
     else:
         found = _numbered(config, before, used)
     if lost := {s.place for s in used} - {*found}:
-        raise Impossible(f"{source}: {named(lost)} in use, and not in it")
+        raise Impossible(f"{source}: {named(lost)} in use and not in the configuration")
     return found
 
 

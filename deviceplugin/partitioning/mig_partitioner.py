@@ -1,12 +1,19 @@
-"""MIG: what the plan says is made, what is in use stays; where that cannot be, all is as it was before the plan."""
+"""MIG: creates the planned instances and keeps those in use; goes back where a plan cannot be applied.
+
+A plan holds as a whole or not at all: if a card refuses its part, all cards go back. `MigPartitioner.reconcile` is
+called by the partition worker every few seconds and after every change, so each call starts from what NVML reports and
+may be the first after a crash in the middle of another one. The changes themselves are made by
+`deviceplugin.mig.instance_changes`, which undoes what fails half way.
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from deviceplugin.mig.mig_agent import apply
-from deviceplugin.mig.mig_driver import MigCard, MigDriver, MigRefused
+from deviceplugin.mig.instance_changes import apply
+from deviceplugin.mig.mig_driver import MigCard, MigDriver, MigRefused, complete, existing
 from deviceplugin.mig.mode_manager import ModeManager
 from deviceplugin.partitioning.desired_slices import Impossible, placeable, planned_instances
-from deviceplugin.partitioning.partitioner import Cut
+from deviceplugin.partitioning.partitioner import ObservedPartitions
 from deviceplugin.pods.slice_usage import Users
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
@@ -15,56 +22,79 @@ from mgpu.model.node_slices import NodeSlices
 from mgpu.model.slice_names import MPS, Slice, mode_of, read_name
 
 Cards = Mapping[int, MigCard]
-"""Those that answer and can be cut, by the index that the node has for them."""
+"""The cards that answer and can be cut, by the index that the node has for them."""
 Instances = dict[int, frozenset[Instance]]
+"""Card index → MIG instances."""
 
 
-class MigCutter:
-    """manager: switches the cards' MIG mode; None: somebody else does. Used by one thread."""
+@dataclass(frozen=True, slots=True)
+class _Circumstances:
+    """Everything that decides whether a plan can be applied. A refused plan is tried again only where this changes."""
+
+    plan: int | None
+    spec: object
+    planned: object
+    cards: object
+    in_use: Instances
+
+
+class MigPartitioner:
+    """Used by the partition worker's thread alone.
+
+    Args:
+        driver: reads and changes the cards.
+        manager: switches the cards' MIG mode; None: the administrator does.
+    """
 
     def __init__(self, driver: MigDriver, manager: ModeManager | None) -> None:
-        self._driver, self._manager = driver, manager
-        self._good: Instances | None = None
+        self._driver = driver
+        self._manager = manager
+        # What a failed plan goes back to; None before the first reconciliation.
+        self._last_good: Instances | None = None
         self._refused: tuple[int, str] | None = None
-        self._refused_in: object = None
+        self._refused_in: _Circumstances | None = None
+        # Of one reconciliation:
         self._problems: list[str] = []
         self._retry: list[str] = []
         self._touched = False
 
     def leave(self) -> None:
-        self._good = self._refused = self._refused_in = None
+        self._last_good = None
+        self._refused = None
+        self._refused_in = None
 
-    def cut(
+    def reconcile(
         self,
         found: NodeSlices,
         gpus: Sequence[Card],
         users: Callable[[Collection[Slice]], Users],
         held: Collection[int],
-    ) -> Cut:
+    ) -> ObservedPartitions:
         self._problems, self._retry = [], []
         cards = self._settle(gpus, self._read(gpus), {*held, *_shared(users(()))})
-        if self._good is None:
-            self._good = _at_first(found, cards)
-        keep = _kept(found, cards, users(_made(cards)))
-        wanted = self._wanted(found, gpus, cards, keep)
-        if wanted is not None:
-            made = self._make(found, gpus, cards, wanted, keep)
-            wanted, cards = wanted if made else None, self._read_again(gpus, cards)
-        if wanted is None:
+        if self._last_good is None:
+            self._last_good = _initial_state(found, cards)
+        in_use = _in_use(found, cards, users(_made(cards)))
+        desired = self._desired(found, gpus, cards, in_use)
+        if desired is not None:
+            applied = self._apply(found, gpus, cards, desired, in_use)
+            desired, cards = desired if applied else None, self._read_again(gpus, cards)
+        if desired is None:
             # Some cards may be as planned already: a plan holds as a whole or not at all.
-            self._make(found, gpus, cards, self._as_before(cards, keep), keep, back=True)
+            self._apply(found, gpus, cards, self._as_before(cards, in_use), in_use, is_rollback=True)
             cards = self._read_again(gpus, cards)
-        if wanted is None:
-            self._refused_in = _state(found, cards, keep)
-        else:
-            self._refused, self._good = None, {**self._good, **wanted}
-        done = (
-            wanted is not None and not self._retry and all(wanted.get(i) == _whole(card) for i, card in cards.items())
-        )
-        return self._told(found, gpus, cards, done=done)
+            self._refused_in = _circumstances(found, cards, in_use)
+            return self._observed(found, gpus, cards, done=False)
+        self._refused = None
+        self._last_good = {**self._last_good, **desired}
+        done = not self._retry and all(desired.get(i) == complete(card) for i, card in cards.items())
+        return self._observed(found, gpus, cards, done=done)
 
     def _settle(self, gpus: Sequence[Card], cards: Cards, held: Collection[int]) -> Cards:
-        """Every card is to be in MIG mode. A slice in use needs it: only other shares are in the way of that."""
+        """Put every card into MIG mode, except for those that pods in other vocabularies hold.
+
+        A slice in use needs MIG mode itself, so it is not in the way.
+        """
         if self._manager is None or all(card.current and card.pending for card in cards.values()):
             return cards
         try:
@@ -83,94 +113,92 @@ class MigCutter:
         return {gpu.index: found[gpu.uuid] for gpu in gpus if gpu.uuid in found}
 
     def _read_again(self, gpus: Sequence[Card], cards: Cards) -> Cards:
-        """Where anything was changed."""
+        """Read the cards again where anything was changed."""
         changed, self._touched = self._touched, False
         return self._read(gpus) if changed else cards
 
-    def _wanted(self, found: NodeSlices, gpus: Sequence[Card], cards: Cards, keep: Instances) -> Instances | None:
-        """What shall be on the cards; None: what was before.
+    def _desired(self, found: NodeSlices, gpus: Sequence[Card], cards: Cards, in_use: Instances) -> Instances | None:
+        """Return the desired instances, or None: the last good state.
 
-        Without a plan that is what somebody has made. A plan that was refused is not tried again as long as everything
-        is as it was then, and only after the Node no longer says so: the scheduler may have made another one meanwhile.
+        Without a plan an administrator's instances are left as they are. A refused plan is tried again only where the
+        circumstances have changed and the Node no longer reports the refusal: the scheduler may have written another
+        plan meanwhile.
         """
         plan = found.partitioning.plan
         if plan is None:
-            return {index: _there(card) | keep[index] for index, card in cards.items()}
-        if self._refused and (self._refused[0] != plan or self._refused_in != _state(found, cards, keep)):
+            return {index: existing(card) | in_use[index] for index, card in cards.items()}
+        if self._refused and (self._refused[0] != plan or self._refused_in != _circumstances(found, cards, in_use)):
             self._refused = None
-        silent = {gpu.index for gpu in gpus if gpu.index not in cards and gpu.healthy} & _spoken_of(found)
+        silent = {gpu.index for gpu in gpus if gpu.index not in cards and gpu.healthy} & _planned_cards(found)
         if silent:
             self._retry.append(f"card {min(silent)} does not answer about MIG")
         if silent or self._refused or (found.refused and found.refused[0] == plan):
             return None
         layouts = {index: card.layout for index, card in cards.items() if card.current and card.layout}
-        there = {index: _there(card) for index, card in cards.items()}
+        made = {index: existing(card) for index, card in cards.items()}
         try:
-            wanted = planned_instances(found, layouts, there, self._good or {}, keep)
+            desired = planned_instances(found, layouts, made, self._last_good or {}, in_use)
         except Impossible as error:
             self._refuse(found, str(error))
             return None
-        return {index: wanted.get(index, frozenset()) for index in cards}
+        return {index: desired.get(index, frozenset()) for index in cards}
 
-    def _make(
+    def _apply(
         self,
         found: NodeSlices,
         gpus: Sequence[Card],
         cards: Cards,
-        wanted: Instances,
-        keep: Instances,
+        desired: Instances,
+        in_use: Instances,
         *,
-        back: bool = False,
+        is_rollback: bool = False,
     ) -> bool:
-        """Whether no card refused. back: to what was before."""
-        well = {gpu.index for gpu in gpus if gpu.healthy}
+        """Change the cards, and return False where one refused, so that the plan is refused."""
+        healthy = {gpu.index for gpu in gpus if gpu.healthy}
         for index, card in sorted(cards.items()):
-            if wanted[index] == _whole(card) == _there(card):
+            if desired[index] == complete(card) == existing(card):
                 continue
             try:
-                self._apply(
-                    card,
-                    wanted[index],
-                    keep.get(index, frozenset()),
-                    f"card {index} is unhealthy" if index not in well else "",
-                )
+                self._change(index, card, desired[index], in_use.get(index, frozenset()), healthy=index in healthy)
             except RetryLater as error:
                 self._retry.append(str(error))
             except MigRefused as error:
-                if not back and _pending(found):
+                if not is_rollback and _pending(found):
                     self._refuse(found, str(error))
                     return False
                 self._problems.append(str(error))
         return True
 
-    def _apply(self, card: MigCard, wanted: frozenset[Instance], keep: frozenset[Instance], unwell: str) -> None:
-        if unwell:
-            raise MigRefused(unwell)
+    def _change(
+        self, index: int, card: MigCard, desired: frozenset[Instance], in_use: frozenset[Instance], *, healthy: bool
+    ) -> None:
+        if not healthy:
+            raise MigRefused(f"card {index} is unhealthy")
         self._touched = True
-        apply(self._driver, card.uuid, wanted, keep)
+        apply(self._driver, card.uuid, desired, in_use)
 
-    def _refuse(self, found: NodeSlices, why: str) -> None:
-        """A plan that is in force already is not refused for what came later."""
+    def _refuse(self, found: NodeSlices, reason: str) -> None:
+        """Refuse the plan. One that was applied before is not refused for what came later: that is a problem."""
         plan = found.partitioning.plan
         if plan is not None and _pending(found):
-            self._refused = plan, why
+            self._refused = plan, reason
         else:
-            self._problems.append(why)
+            self._problems.append(reason)
 
-    def _as_before(self, cards: Cards, keep: Instances) -> Instances:
-        """What is in use, and of what was good what can be beside it; without a word about a card what is there."""
-        good = self._good or {}
+    def _as_before(self, cards: Cards, in_use: Instances) -> Instances:
+        """Return what is in use, and what fits beside it of the last good state, or else of what exists."""
+        good = self._last_good or {}
         return {
-            index: placeable(card.layout, [*keep.get(index, ()), *sorted(good.get(index, _there(card)))])
+            index: placeable(card.layout, [*in_use.get(index, ()), *sorted(good.get(index, existing(card)))])
             if card.layout
             else frozenset()
             for index, card in cards.items()
         }
 
-    def _told(self, found: NodeSlices, gpus: Sequence[Card], cards: Cards, *, done: bool) -> Cut:
-        """A card that does not answer has what it had, and nobody can be given it."""
+    def _observed(self, found: NodeSlices, gpus: Sequence[Card], cards: Cards, *, done: bool) -> ObservedPartitions:
+        """Return the observed state. A card that does not answer keeps its slices, and none of them is given out."""
         lost = {s.place for s in found.made if s.card not in cards and any(gpu.index == s.card for gpu in gpus)}
-        return Cut(
+        return ObservedPartitions(
             made=tuple(sorted((*_made(cards), *(s for s in found.made if s.place in lost)))),
             busy=frozenset(s.place for i, card in cards.items() for s in _slices(i, card, busy=True)),
             cards=frozenset(index for index, card in cards.items() if card.current) | {s.card for s in lost},
@@ -178,12 +206,12 @@ class MigCutter:
             refused=self._refused,
             done=found.partitioning.plan if done else None,
             problems=tuple(self._problems),
-            retry="; ".join(self._retry),
+            retry="; ".join(self._retry) or None,
         )
 
 
 def _shared(users: Users) -> set[int]:
-    """The cards that pods have shares of by MPS: the node's label has been changed since."""
+    """Return the cards that pods have MPS shares of, where the node's label was changed while they run."""
     return {place.card for place in users if mode_of(place.name) == MPS}
 
 
@@ -191,22 +219,21 @@ def _pending(found: NodeSlices) -> bool:
     return found.partitioning.plan not in (None, found.partitioning.applied)
 
 
-def _spoken_of(found: NodeSlices) -> set[int]:
-    """The cards that the plan is about."""
+def _planned_cards(found: NodeSlices) -> set[int]:
+    """Return the indexes of the cards that the plan names."""
     return {*found.partitioning.spec, *(s.card for s in found.planned or ())}
 
 
-def _state(found: NodeSlices, cards: Cards, keep: Instances) -> object:
-    """All that decides about a plan."""
-    seen = {
+def _circumstances(found: NodeSlices, cards: Cards, in_use: Instances) -> _Circumstances:
+    observed = {
         index: (card.current, card.pending, card.busy, [(made.instance, bool(made.uuid)) for made in card.instances])
         for index, card in cards.items()
     }
-    return found.partitioning.plan, found.partitioning.spec, found.planned, seen, keep
+    return _Circumstances(found.partitioning.plan, found.partitioning.spec, found.planned, observed, in_use)
 
 
 def _slices(index: int, card: MigCard, *, busy: bool = False) -> list[Slice]:
-    """Those that pods can ask for, and of them, where asked, the busy ones; half made ones are none yet."""
+    """Return the instances that pods can request, without half made ones; with `busy` only the busy ones."""
     return [
         Slice(index, made.instance.start, made.instance.profile, made.uuid)
         for made in card.instances
@@ -218,36 +245,29 @@ def _made(cards: Cards) -> tuple[Slice, ...]:
     return tuple(s for index, card in sorted(cards.items()) for s in _slices(index, card))
 
 
-def _there(card: MigCard) -> frozenset[Instance]:
-    return frozenset(made.instance for made in card.instances)
-
-
-def _whole(card: MigCard) -> frozenset[Instance]:
-    return frozenset(made.instance for made in card.instances if made.uuid)
-
-
-def _at_first(found: NodeSlices, cards: Cards) -> Instances:
-    """What an agent that starts takes for good: what the Node says, and what is there beside it."""
+def _initial_state(found: NodeSlices, cards: Cards) -> Instances:
+    """Return what an agent that starts takes for the last good state: what the Node says, and what exists beside it."""
     good: Instances = {}
     for index, card in cards.items():
-        said = sorted(s.instance for s in found.made if s.card == index)
-        good[index] = placeable(card.layout, [*said, *sorted(_there(card))]) if card.layout else frozenset()
+        reported = sorted(s.instance for s in found.made if s.card == index)
+        good[index] = placeable(card.layout, [*reported, *sorted(existing(card))]) if card.layout else frozenset()
     return good
 
 
-def _kept(found: NodeSlices, cards: Cards, users: Users) -> Instances:
-    """What is in use: where processes run, what is there and has a pod, and what its pod will find gone.
+def _in_use(found: NodeSlices, cards: Cards, users: Users) -> Instances:
+    """Return what must stay: where processes run, what exists and has a pod, and what a pod has that is gone.
 
-    That is made again where it is in the way of nothing: what is there instead may have just been given to another pod.
+    The last kind (after a reboot) is created again only where nothing else is in its place: what exists there may have
+    been given to another pod already.
     """
     kept: Instances = {}
     for index, card in cards.items():
-        there, planned = _there(card), {s.instance for s in found.planned or () if s.card == index}
+        made, planned = existing(card), {s.instance for s in found.planned or () if s.card == index}
         busy = {made.instance for made in card.instances if made.busy}
         used = {place.instance for place in users if place.card == index}
-        order = [*sorted(busy), *sorted((used & there) - busy)]
+        order = [*sorted(busy), *sorted((used & made) - busy)]
         layout = card.layout
         if layout is not None:
-            order += [i for i in sorted(used - there) if i in planned or not problem(layout, {*there, i})]
+            order += [i for i in sorted(used - made) if i in planned or not problem(layout, {*made, i})]
         kept[index] = placeable(layout, order) if layout else frozenset()
     return kept

@@ -1,9 +1,13 @@
-"""The GPU agent of the seed: which slices there are and which pods have them, in the Node's annotations."""
+"""Reports in the Node's annotations which slices exist and which pods have them.
+
+The scheduler plans and decides by what is written here (docs/design/slices.md, "Node annotation"). The partition worker
+writes after every reconciliation; a write that would change nothing is not sent.
+"""
 
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from mgpu.kube import Api, ApiError
 from mgpu.model.errors import BadObject
@@ -17,10 +21,14 @@ _ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """slices: with their pods, those alone that pods can be given. cards: that can be cut.
+class SliceReport:
+    """What the Node is to say.
 
-    done: the plan that they agree with. refused: the plan that cannot be applied, and why.
+    Attributes:
+        slices: with their pods; free slices only where pods can be given them.
+        cards: the indexes of cards that can be cut.
+        done: the plan that the slices agree with.
+        refused: the plan that cannot be applied, and why.
     """
 
     slices: tuple[Slice, ...] = ()
@@ -29,15 +37,19 @@ class Report:
     refused: tuple[int, str] | None = None
 
 
-def annotations(node: Raw, report: Report | None) -> dict[str, str | None]:
-    """What of a Node's annotations has to change so that they say this; None: that there are no slices here.
+def annotations(node: Raw, report: SliceReport | None) -> dict[str, str | None]:
+    """Return the annotations of a Node that have to change so that they report this; None removes an annotation.
 
-    A plan counts as applied or refused only where it is the one that the Node shows. What the scheduler wrote, and what
-    nobody knows, stays; where it cannot be read nothing is written into it.
+    A plan is reported as applied or refused only where it is the one in the Node: the scheduler may have written
+    another one meanwhile. What others wrote into the shared annotation stays; where that cannot be read it is left
+    alone.
+
+    Args:
+        report: None where no card of the node is cut.
     """
     there = node["metadata"].get("annotations") or {}
     if report is None and MADE not in there:
-        return {}  # whatever stands there is not ours
+        return {}  # the other annotation is not the agent's then
     text = there.get(ANNOTATION)
     wanted: dict[str, str | None] = {MADE: None}
     plan = None
@@ -46,7 +58,7 @@ def annotations(node: Raw, report: Report | None) -> dict[str, str | None]:
         done = report.done if report and report.done == plan else None
         wanted[ANNOTATION] = with_status(text, report.slices if report else (), done)
     except BadObject as error:
-        log.warning("the status of the slices is not written: %s", error)
+        log.warning("the status of slices is not written: %s", error)
     if report:
         refused = report.refused if report.refused and report.refused[0] == plan else None
         wanted[MADE] = write_made(report.slices, report.cards, refused)
@@ -55,16 +67,28 @@ def annotations(node: Raw, report: Report | None) -> dict[str, str | None]:
     return {key: value for key, value in wanted.items() if there.get(key) != value}
 
 
-class Status:
-    """node: as the watch has it. saw: hears of an own write: the Node before it, and after."""
+class NodeWatch(Protocol):
+    """The Node as a watch keeps it (`deviceplugin.inventory.reporter`)."""
 
-    def __init__(self, api: Api, name: str, node: Callable[[], Raw | None], saw: Callable[[Raw, Raw], None]) -> None:
-        self._api, self._path = api, f"/api/v1/nodes/{name}"
-        self._node, self._saw = node, saw
+    @property
+    def node(self) -> Raw | None:
+        """The Node; None: not known yet, or gone."""
 
-    def write(self, report: Report | None) -> None:
-        """Raises ApiError and Unreachable. Where another one wrote meanwhile, what it wrote is read first."""
-        node = watched = self._node()
+    def saw_node(self, before: Raw, after: Raw) -> None:
+        """Take over the answer to a write, unless the watch has moved on from `before`."""
+
+
+class NodeStatusWriter:
+    """Writes the annotations of one Node, for the partition worker's thread."""
+
+    def __init__(self, api: Api, name: str, watch: NodeWatch) -> None:
+        self._api = api
+        self._path = f"/api/v1/nodes/{name}"
+        self._watch = watch
+
+    def write(self, report: SliceReport | None) -> None:
+        """Make the Node report this. After a conflict the Node is read again first. Raises ApiError and Unreachable."""
+        node = watched = self._watch.node
         for attempt in range(_ATTEMPTS):
             if node is None or not (changed := annotations(node, report)):
                 return
@@ -78,16 +102,20 @@ class Status:
             else:
                 log.info("slices reported", extra={"annotations": changed})
                 if watched is not None:
-                    self._saw(watched, answer)
+                    self._watch.saw_node(watched, answer)
                 return
 
 
-def reported(
+def reportable(
     slices: Collection[Slice], unwell: Collection[int], known: Callable[[str], bool]
 ) -> tuple[tuple[Slice, ...], bool]:
-    """The slices that may be shown, and whether they are all: one in use always, a free one where a pod could have it.
+    """Return the slices that may be reported, and whether these are all.
 
-    unwell: cards whose slices cannot be given. known: whether the kubelet would admit a pod that asks for such slices.
+    A slice in use is always reported, a free one where a pod that gets it can start.
+
+    Args:
+        unwell: the indexes of cards whose slices must not be given out.
+        known: whether the kubelet would admit a pod that requests slices of this name.
     """
     admitted = {name: known(name) for name in sorted({s.name for s in slices})}
     shown = tuple(sorted(s for s in slices if s.pod or (admitted[s.name] and s.card not in unwell)))

@@ -1,7 +1,10 @@
-"""Makes the node's cards what they shall be, and says what they are: one look after the other, whatever has happened.
+"""Reconciles the partitions of this node: makes the cards what the plan says, and reports what they are.
 
-All that it needs stands in NVML, in the Node's annotations, in the CDI files and in the kubelet's checkpoint: so an
-agent that ended anywhere is followed by one that goes on from there.
+One call of `PartitionWorker.reconcile` compares the desired state (the Node's annotations, or the ConfigMap of MPS)
+with the observed one (NVML, MPS daemons), changes the cards through the partitioner of the node's mode, offers the
+slices to the kubelet, and writes the observed state into the Node's annotations. It keeps nothing that it could not
+read again: an agent that ended at any point is followed by one that goes on from there. The agent starts the worker;
+tests call `reconcile` themselves (`tests/test_slices_machine.py`).
 """
 
 import logging
@@ -12,9 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from deviceplugin.kubelet.checkpoint import Given
-from deviceplugin.partitioning.node_status import Report, reported
-from deviceplugin.partitioning.partitioner import Cut, Cutter
-from deviceplugin.pods.node_pods import GpuPod, NodePods
+from deviceplugin.partitioning.node_partitions import NodePartitions
+from deviceplugin.partitioning.node_status import NodeWatch, SliceReport, reportable
+from deviceplugin.partitioning.partitioner import ObservedPartitions, Partitioner
+from deviceplugin.pods.gpu_pod import GpuPod
+from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.slice_usage import (
     Environments,
     Users,
@@ -28,218 +33,275 @@ from mgpu.kube import ApiError, Unreachable
 from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.ledger import Holding
-from mgpu.model.node_slices import LABEL, MADE, NO_SLICES, NodeSlices, Partitioning, devices, read_slices, undivided
+from mgpu.model.node_slices import LABEL, MADE, NO_SLICES, NodeSlices, Partitioning, read_slices
 from mgpu.model.pods import read_node
 from mgpu.model.slice_names import MIG, MPS, Slice, is_mps, is_slice, mode_of, resource_of
 
 log = logging.getLogger(__name__)
 
 Raw = dict[str, Any]
-TICK_SECONDS, _SOON_SECONDS, _PAUSE_SECONDS, _LONGEST_PAUSE = 5.0, 0.2, 1.0, 60.0
-_APART_SECONDS = 0.1
-"""Between two looks: pods come and go in crowds."""
-_PATIENT_SECONDS = 2.0
-"""So long nobody is told what is not known, or does not answer, yet."""
+TICK_SECONDS = 5.0
+_FIRST_POLL_SECONDS = 0.2
+"""Until the kubelet knows the ids of new slices; doubled each time, up to a tick."""
+_FIRST_PAUSE = 1.0
+_LONGEST_PAUSE = 60.0
+_MIN_INTERVAL = 0.1
+"""Between two reconciliations, since pods come and go in bursts."""
+_QUIET_SECONDS = 2.0
+"""For this time no Event reports what is not known, or does not answer, yet."""
 _STALLED_SECONDS = 120.0
-_UNKNOWN_SECONDS, _MET = 30.0, float("-inf")
-"""So long a pod that only the kubelet knows is taken for one that the API server has not told of yet; and what stands
-in place of the time since when it is missed for one that was there, and has gone."""
+_UNKNOWN_SECONDS = 30.0
+"""For this time a pod that only the kubelet knows is taken for one that the watch has not delivered yet."""
+_WAS_PRESENT = float("-inf")
+"""In place of the time since when a pod is missing: it was there, and has gone."""
+
+
+class GpuWatch(Protocol):
+    """What is needed of `CardWatch`."""
+
+    @property
+    def cards(self) -> Sequence[Card] | None:
+        """All cards of the node; None: not known yet."""
+
+
+class PodList(Protocol):
+    """What is needed of the Reflector that feeds `NodePods`."""
+
+    @property
+    def synced(self) -> bool:
+        """Whether all pods of the node are known."""
+
+
+class HandedOut(Protocol):
+    """What is needed of `CdiFiles`."""
+
+    def environments(self) -> Environments:
+        """Return what containers were handed."""
+
+
+class UnrecordedHoldings(Protocol):
+    """What is needed of `WholeCards`."""
+
+    @property
+    def bare(self) -> frozenset[str]:
+        """The UIDs of bare pods."""
+
+    def holdings(self) -> Sequence[Holding]:
+        """Return what pods hold by another plugin, or without a record."""
+
+
+class RemnantHoldings(Protocol):
+    """What is needed of `Remnants`."""
+
+    def holdings(self) -> Sequence[Holding]:
+        """Return what deleted pods hold that still run."""
+
+    def remains(self, uid: str) -> bool:
+        """Return whether this pod was deleted and may still run."""
 
 
 class Plugins(Protocol):
-    """As `SlicePlugins`."""
+    """What is needed of `SlicePlugins`."""
 
     def rows(self, resources: Iterable[str], alive: Callable[[str], bool]) -> Mapping[str, Sequence[Given]]: ...
     def offer(self, slices: Collection[Slice], unwell: Collection[Slice], alive: Callable[[str], bool]) -> None: ...
     def known(self, name: str) -> bool: ...
 
 
-class Reports(Protocol):
-    """As `Status`."""
+class StatusWriter(Protocol):
+    """What is needed of `NodeStatusWriter`."""
 
-    def write(self, report: Report | None) -> None: ...
+    def write(self, report: SliceReport | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
-    """What a look is made from; from any thread.
+class PartitionInputs:
+    """The parts of the agent that the worker reads, all of them thread-safe.
 
-    node: as the API has it; None: not known. gpus: all cards of the node; None: not known. synced: whether all pods
-    are known.
-    environments: what CDI files say. foreign: what pods hold without a record. bare: the UIDs of pods that run and were
-    handed nothing. remains: whether a pod still runs that was deleted. warn: an Event on the node, and the log.
-    changed: hears that `SliceWorker.state` has changed.
+    Attributes:
+        warn: reports a problem in an Event of the node and in the log.
+        changed: is called when `NodePartitions.state` has changed.
     """
 
-    node: Callable[[], Raw | None]
-    gpus: Callable[[], Sequence[Card] | None]
+    watch: NodeWatch
+    cards: GpuWatch
     pods: NodePods
-    synced: Callable[[], bool]
-    environments: Callable[[], Environments]
-    foreign: Callable[[], Sequence[Holding]]
-    bare: Callable[[], frozenset[str]]
-    remains: Callable[[str], bool]
+    pod_list: PodList
+    files: HandedOut
+    unrecorded: UnrecordedHoldings
+    remnants: RemnantHoldings
     warn: Callable[[str], None]
     changed: Callable[[], None]
 
 
-class SliceWorker:
-    """cutters: by mode. `start` runs looks on a thread of its own, until `stop`; `look` is one of them.
+class PartitionWorker:
+    """Reconciles on a thread of its own, from `start` to `stop`.
 
-    state: what the cards are cut into, as this agent knows: the mode, what is made, which cards are not whole. None: it
-    does not know yet.
+    Args:
+        inputs: what a reconciliation starts from.
+        partitions: receives the observed state.
+        partitioners: by mode.
+        plugins: offers slices to the kubelet.
+        status: writes the Node's annotations.
     """
 
-    def __init__(self, around: Around, cutters: Mapping[str, Cutter], plugins: Plugins, status: Reports) -> None:
-        self._around, self._cutters, self._plugins, self._status = around, cutters, plugins, status
-        self.state: NodeSlices | None = None
-        self._looked = False
-        self._found: NodeSlices | None = None
-        self._told: dict[str, tuple[str, ...]] = {}
+    def __init__(
+        self,
+        inputs: PartitionInputs,
+        partitions: NodePartitions,
+        partitioners: Mapping[str, Partitioner],
+        plugins: Plugins,
+        status: StatusWriter,
+    ) -> None:
+        self._inputs = inputs
+        self._partitions = partitions
+        self._partitioners = partitioners
+        self._plugins = plugins
+        self._status = status
+        self._observed = False
+        self._last_good: NodeSlices | None = None
+        self._warned: dict[str, tuple[str, ...]] = {}
         self._served = False
-        self._reported: Report | None = None
+        self._report: SliceReport | None = None
         self._refused: tuple[int, str] | None = None
-        self._missed: dict[str, float] = {}
-        self._soon = _SOON_SECONDS
-        self._wake, self._stop = threading.Event(), threading.Event()
+        self._missing_since: dict[str, float] = {}
+        self._poll = _FIRST_POLL_SECONDS
+        self._wake = threading.Event()
+        self._stop = threading.Event()
         self._beat = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="slices", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="partitions", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """A driver that hangs is left behind: the thread is a daemon."""
+        """End the thread. Where the driver hangs it is left behind after two seconds: the thread is a daemon."""
         self._stop.set()
         self._wake.set()
         self._thread.join(timeout=2)
 
     def wake(self) -> None:
+        """Reconcile soon, since something may have changed. Thread-safe."""
         self._wake.set()
 
     @property
     def stalled(self) -> bool:
-        """Whether it hangs in a call, or has ended by an error of its own."""
+        """Whether the thread hangs in a call, or has ended with an exception."""
         begun, late = self._thread.ident is not None, time.monotonic() - self._beat > _STALLED_SECONDS
         return begun and (late or not self._thread.is_alive())
 
-    def devices(self, gpus: Sequence[Card]) -> tuple[Card, ...]:
-        """The cards that nothing is cut from, and the slices as devices: what containers can be started on.
-
-        A card that shall be cut, and is not while a pod has it, stays that pod's.
-        """
-        state = self.state or NO_SLICES
-        cut = {*state.cards, *(s.card for s in state.made)}
-        return (*(gpu for gpu in gpus if gpu.index not in cut), *devices(state, gpus))
-
-    def whole(self, gpus: Sequence[Card]) -> tuple[Card, ...]:
-        """The cards that other vocabularies are offered: none that is cut, shall be, or can be by MIG."""
-        return undivided(self.state or NO_SLICES, gpus)
-
     def _run(self) -> None:
-        pause, well = _PAUSE_SECONDS, time.monotonic()
+        pause = _FIRST_PAUSE
+        succeeded = time.monotonic()
         while not self._stop.is_set():
             self._beat = time.monotonic()
             try:
-                seconds = self.look()
-                pause, well = _PAUSE_SECONDS, time.monotonic()
-                self._say("look", [])
+                seconds = self.reconcile()
+                pause = _FIRST_PAUSE
+                succeeded = time.monotonic()
+                self._warn_once("reconcile", [])
             except (RetryLater, ApiError, Unreachable) as error:
                 log.info("not all is known or done yet: %s", error)
-                if time.monotonic() - well > _PATIENT_SECONDS:
-                    self._say("look", [str(error)])
-                seconds, pause = pause, min(2 * pause, _LONGEST_PAUSE)
-            self._stop.wait(_APART_SECONDS)
+                if time.monotonic() - succeeded > _QUIET_SECONDS:
+                    self._warn_once("reconcile", [str(error)])
+                seconds = pause
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            self._stop.wait(_MIN_INTERVAL)
             self._wake.wait(seconds)
             self._wake.clear()
         self.withdraw()
 
     def withdraw(self) -> None:
-        """Until there is an agent again, the kubelet fails every pod that comes for a slice: none is free."""
-        if self._reported:
-            used = tuple(s for s in self._reported.slices if s.pod)
+        """Report no free slices: without an agent the kubelet fails every pod that comes for one."""
+        if self._report:
+            used = tuple(s for s in self._report.slices if s.pod)
             try:
-                self._status.write(replace(self._reported, slices=used, done=None))
+                self._status.write(replace(self._report, slices=used, done=None))
             except (ApiError, Unreachable) as error:
                 log.warning("free slices are still reported: %s", error)
 
-    def look(self) -> float:
-        """Bring all one step further; how many seconds later it should be looked again, if nothing changes before.
+    def reconcile(self) -> float:
+        """Bring everything one step further. Return after how many seconds to call again if nothing changes before.
 
         Raises RetryLater, ApiError and Unreachable.
         """
-        node, gpus = self._around.node(), self._around.gpus()
-        if node is None or gpus is None or not self._around.synced():
+        node, gpus = self._inputs.watch.node, self._inputs.cards.cards
+        if node is None or gpus is None or not self._inputs.pod_list.synced:
             return TICK_SECONDS
         found = self._read(node)
         if found is None:
             if (node["metadata"].get("labels") or {}).get(LABEL) not in (MIG, MPS):
-                self._know(NO_SLICES)
+                self._publish(NO_SLICES)
             return TICK_SECONDS
-        for mode, cutter in self._cutters.items():
+        for mode, partitioner in self._partitioners.items():
             if mode != found.mode:
-                cutter.leave()
+                partitioner.leave()
         if not found.mode:
-            return self._without()
+            return self._release()
         self._served = True
-        made = found.made if self._looked else ()  # what the Node says of them may be of before a reboot
+        # Before the first observation the Node's slices do not count: the machine may have been rebooted since.
+        made = found.made if self._observed else ()
         spec = Partitioning(found.partitioning.spec)
-        before = self.state.cards if self.state and self.state.mode == found.mode else frozenset()
-        self._know(NodeSlices(found.mode, spec, made, before))
-        environments = self._around.environments()
+        state = self._partitions.state
+        before = state.cards if state and state.mode == found.mode else frozenset()
+        # The planned cards are published before they are cut, so that they are not given out as whole meanwhile.
+        self._publish(NodeSlices(found.mode, spec, made, before))
+        environments = self._inputs.files.environments()
 
         def users(made: Collection[Slice]) -> Users:
-            # By what is there: of an administrator's own instances the Node says nothing before the first look.
-            rows = self._plugins.rows({resource_of(s.name) for s in made}, self._lives)
+            # By what exists: before the first observation the Node does not list instances that an administrator made.
+            rows = self._plugins.rows({resource_of(s.name) for s in made}, self._is_alive)
             given = given_out(((row.uid, row.ids) for of in rows.values() for row in of if not row.name), made)
-            handed = handed_out(environments, made, self._lives)
-            return {**recorded(self._around.pods.all()), **handed, **given}
+            handed = handed_out(environments, made, self._is_alive)
+            return {**recorded(self._inputs.pods.all()), **handed, **given}
 
-        held = self._held(gpus, environments)
-        bare = self._around.bare()
-        suspects = (known for known in self._around.pods.all() if known.pod.uid not in bare)
-        if found.mode == MPS and any(map(_on_unknown_instances, suspects)):
-            held = frozenset(gpu.index for gpu in gpus)
-        cut = self._cutters[found.mode].cut(found, gpus, users, held)
-        slices = with_users(cut.made, users(cut.made), cut.busy)
-        self._know(NodeSlices(found.mode, spec, slices, cut.cards))
-        self._looked = True
-        self._say("cards", cut.problems)
-        if cut.refused and cut.refused != self._refused:
-            self._refused = cut.refused
-            self._around.warn(f"plan {cut.refused[0]} is refused: {cut.refused[1]}")
-        return self._tell(gpus, cut, slices)
+        held = self._held(gpus, environments, found.mode)
+        observed = self._partitioners[found.mode].reconcile(found, gpus, users, held)
+        slices = with_users(observed.made, users(observed.made), observed.busy)
+        self._publish(NodeSlices(found.mode, spec, slices, observed.cards))
+        self._observed = True
+        self._warn_once("cards", observed.problems)
+        if observed.refused and observed.refused != self._refused:
+            self._refused = observed.refused
+            self._inputs.warn(f"plan {observed.refused[0]} is refused: {observed.refused[1]}")
+        return self._report_to_all(gpus, observed, slices)
 
-    def _tell(self, gpus: Sequence[Card], cut: Cut, slices: tuple[Slice, ...]) -> float:
-        """The kubelet first: of what it does not know yet the API is not told, or pods would fail at admission."""
-        ill = {gpu.index for gpu in gpus if not gpu.healthy} | cut.unwell
-        self._offer(slices, {s for s in slices if s.card in ill})
-        shown, complete = reported(slices, cut.unwell, self._plugins.known)
-        self._reported = Report(shown, cut.cards, cut.done if complete else None, cut.refused)
-        self._status.write(self._reported)
-        if cut.retry:
-            raise RetryLater(cut.retry)
-        self._soon = TICK_SECONDS if complete else min(2 * self._soon, TICK_SECONDS)
-        seconds, self._soon = self._soon, _SOON_SECONDS if complete else self._soon
-        return seconds
+    def _report_to_all(self, gpus: Sequence[Card], observed: ObservedPartitions, slices: tuple[Slice, ...]) -> float:
+        """Offer the slices to the kubelet, and then report them to the API.
 
-    def _without(self) -> float:
-        """A node without the label: nothing is cut here, and nothing that others have made is touched."""
-        self._know(NO_SLICES)
-        self._looked = True
+        The scheduler may only hear of ids that the kubelet knows: pods would fail at the kubelet's admission.
+        """
+        unwell = {gpu.index for gpu in gpus if not gpu.healthy} | observed.unwell
+        self._offer(slices, {s for s in slices if s.card in unwell})
+        shown, complete = reportable(slices, observed.unwell, self._plugins.known)
+        self._report = SliceReport(shown, observed.cards, observed.done if complete else None, observed.refused)
+        self._status.write(self._report)
+        if observed.retry is not None:
+            raise RetryLater(observed.retry)
+        if complete:
+            self._poll = _FIRST_POLL_SECONDS
+            return TICK_SECONDS
+        self._poll = min(2 * self._poll, TICK_SECONDS)
+        return self._poll
+
+    def _release(self) -> float:
+        """Follow a node without the label: cut nothing, and leave alone what others have made."""
+        self._publish(NO_SLICES)
+        self._observed = True
         if self._served:
             self._offer((), ())
-        self._reported = None
+        self._report = None
         self._status.write(None)
         return TICK_SECONDS
 
     def _read(self, node: Raw) -> NodeSlices | None:
-        """What the Node says; where that makes no sense, what it said before; None: it has never made sense.
+        """Return what the Node says, with the slices of the last observation; None: it has never been valid.
 
-        What this agent wrote itself may be damaged: it is then as if it had not. made: as of the last look.
+        Where the Node is invalid, the last valid state counts. Where only this agent's own annotation is damaged, it
+        is ignored.
         """
         problems: list[str] = []
-        found = self._found
+        found = self._last_good
         try:
             model = read_node(node)
             try:
@@ -250,54 +312,68 @@ class SliceWorker:
                 found = replace(read_slices(replace(model, annotations=own)), placed=False)
         except BadObject as error:
             problems = [*map(str, error.problems)]
-        self._say("node", [f"{problem}; the last good state stays" for problem in problems])
-        self._found = found
+        self._warn_once("node", [f"{problem}; the last good state stays" for problem in problems])
+        self._last_good = found
         if found is None:
             return None
-        made = self.state.made if self._looked and self.state else found.made if found.placed else ()
+        state = self._partitions.state
+        made = found.made if found.placed else ()
+        if self._observed and state:
+            made = state.made
         return replace(found, made=tuple(s for s in made if mode_of(s.name) == found.mode))
 
-    def _held(self, gpus: Sequence[Card], environments: Environments) -> frozenset[int]:
-        """The cards that pods in other vocabularies have, by records, by what was handed out, and by other plugins."""
-        shares = [share for known in self._around.pods.all() if not known.pod.ended for share in known.shares or ()]
-        shares += [share for holding in self._around.foreign() for share in holding.shares]
-        uuids = {uuid for (uid, _), env in environments.items() if self._lives(uid) for uuid in visible_cards(env)}
+    def _held(self, gpus: Sequence[Card], environments: Environments, mode: str) -> frozenset[int]:
+        """Return the cards that pods in other vocabularies hold: by records, CDI files, and other plugins."""
+        pods = self._inputs.pods.all()
+        bare = self._inputs.unrecorded.bare
+        if mode == MPS and any(_on_unknown_instances(known) for known in pods if known.pod.uid not in bare):
+            return frozenset(gpu.index for gpu in gpus)
+        shares = [share for known in pods if not known.pod.ended for share in known.shares or ()]
+        holdings = *self._inputs.unrecorded.holdings(), *self._inputs.remnants.holdings()
+        shares += [share for holding in holdings for share in holding.shares]
+        handed = (env for (uid, _), env in environments.items() if self._is_alive(uid))
+        uuids = {uuid for env in handed for uuid in visible_cards(env)}
         return frozenset(gpu.index for gpu in gpus if gpu.uuid in uuids or any(share.is_on(gpu) for share in shares))
 
-    def _lives(self, uid: str) -> bool:
-        """Return whether this is a pod of the node that has not ended, or one that was deleted and still runs."""
-        if self._around.remains(uid):
+    def _is_alive(self, uid: str) -> bool:
+        """Return whether this is a pod of the node that has not ended, or a remnant."""
+        if self._inputs.remnants.remains(uid):
             return True
-        known, present = self._around.pods.by_uid(uid), self._around.pods.present().get(uid)
-        return not known.pod.ended if known else present is not None and not present[1]
+        known, present = self._inputs.pods.by_uid(uid), self._inputs.pods.present().get(uid)
+        return not known.pod.ended if known else present is not None and not present.ended
 
     def _offer(self, slices: Collection[Slice], unwell: Collection[Slice]) -> None:
-        """The kubelet may know a pod before this agent does; and it forgets what a pod had only with the next one."""
-        now, present, asked = time.monotonic(), self._around.pods.present(), dict[str, float]()
+        """Offer the slices to the kubelet.
+
+        The kubelet's checkpoint runs ahead of the watch for a new pod, and keeps the ids of an ended pod until the next
+        allocation. So a pod that only the checkpoint names counts for `_UNKNOWN_SECONDS`, unless it was there before.
+        """
+        now, present, asked = time.monotonic(), self._inputs.pods.present(), dict[str, float]()
 
         def alive(uid: str) -> bool:
-            asked[uid] = _MET if uid in present else self._missed.get(uid, now)
-            return not present[uid][1] if uid in present else now - asked[uid] < _UNKNOWN_SECONDS
+            asked[uid] = _WAS_PRESENT if uid in present else self._missing_since.get(uid, now)
+            return not present[uid].ended if uid in present else now - asked[uid] < _UNKNOWN_SECONDS
 
         self._plugins.offer(slices, unwell, alive)
-        self._missed = asked
+        self._missing_since = asked
 
-    def _know(self, state: NodeSlices) -> None:
-        if state != self.state:
-            self.state = state
-            self._around.changed()
+    def _publish(self, state: NodeSlices) -> None:
+        if state != self._partitions.state:
+            self._partitions.state = state
+            self._inputs.changed()
 
-    def _say(self, about: str, problems: Sequence[str]) -> None:
-        """Each problem once, as long as it lasts."""
+    def _warn_once(self, subject: str, problems: Sequence[str]) -> None:
+        """Report each problem of a subject once, as long as it lasts."""
         for problem in problems:
-            if problem not in self._told.get(about, ()):
-                self._around.warn(problem)
-        self._told[about] = tuple(problems)
+            if problem not in self._warned.get(subject, ()):
+                self._inputs.warn(problem)
+        self._warned[subject] = tuple(problems)
 
 
 def _on_unknown_instances(known: GpuPod) -> bool:
-    """Whether it runs on MIG instances that another plugin gave out. Which they are a node for MPS does not know, and
-    they would go with their card's MIG mode.
+    """Return whether the pod runs on MIG instances that another plugin gave out.
+
+    A node for MPS does not know which instances these are, and they would be destroyed with their card's MIG mode.
     """
     asked = known.request.others if known.ran and known.request and not known.pod.ended else ()
     return known.shares is None and any(is_slice(request.type) and not is_mps(request.type) for request in asked)

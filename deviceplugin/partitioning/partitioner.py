@@ -1,4 +1,4 @@
-"""How a node's cards are cut: one interface for MIG and MPS."""
+"""The interface of the two ways to cut cards: MIG instances and MPS shares."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -6,17 +6,24 @@ from typing import Protocol
 
 from deviceplugin.pods.slice_usage import Users
 from mgpu.model.cards import Card
+from mgpu.model.errors import RetryLater
 from mgpu.model.node_slices import NodeSlices
 from mgpu.model.slice_names import Slice
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """What there is after a look. made: with UUIDs, without pods. busy: places where processes run.
+class ObservedPartitions:
+    """What exists after a reconciliation.
 
-    cards: those that can be cut. unwell: those whose slices nobody can be given now. refused: the plan that cannot be
-    applied, and why. done: the plan that what is made agrees with. problems: what else is wrong, for the node's Events.
-    retry: why this look was not the last one that is needed, "" where it was.
+    Attributes:
+        made: the slices, with UUIDs and without pods.
+        busy: places where processes run.
+        cards: the indexes of cards that can be cut.
+        unwell: the indexes of cards whose slices must not be given out now.
+        refused: the plan that cannot be applied, and why.
+        done: the plan that `made` agrees with.
+        problems: what else is wrong, for the node's Events.
+        retry: why another reconciliation is needed soon; None: it is not.
     """
 
     made: tuple[Slice, ...] = ()
@@ -26,22 +33,45 @@ class Cut:
     refused: tuple[int, str] | None = None
     done: int | None = None
     problems: tuple[str, ...] = ()
-    retry: str = ""
+    retry: str | None = None
 
 
-class Cutter(Protocol):
+class Partitioner(Protocol):
+    """Used by the partition worker's thread alone."""
+
     def leave(self) -> None:
-        """The cards are not cut in this way now: what is kept up for it goes, and what was known is forgotten."""
+        """Forget the cards, since the node is in another mode now, and end what runs for this mode."""
 
-    def cut(
+    def reconcile(
         self,
         found: NodeSlices,
         gpus: Sequence[Card],
         users: Callable[[Collection[Slice]], Users],
         held: Collection[int],
-    ) -> Cut:
-        """Make the cards what they shall be, as far as that can be. Raises RetryLater where nothing is known of them.
+    ) -> ObservedPartitions:
+        """Bring the cards towards the desired state as far as that is possible now.
 
-        found: what the Node says; its `made` is what was reported last. users: who has which place, given what is made.
-        held: the indexes of cards that pods in other vocabularies have shares of.
+        Args:
+            found: what the Node says: the plan, and as `made` what was reported last.
+            gpus: all cards of the node.
+            users: returns which pod has which place, given the slices that exist.
+            held: the indexes of cards that pods in other vocabularies have shares of.
+
+        Raises RetryLater where the state of the cards is not known.
         """
+
+
+class NoPartitioner:
+    """The partitioner of nodes whose container runtime has no CDI: it never cuts a card."""
+
+    def leave(self) -> None:
+        """Do nothing."""
+
+    def reconcile(
+        self,
+        found: NodeSlices,  # noqa: ARG002
+        gpus: Sequence[Card],  # noqa: ARG002
+        users: Callable[[Collection[Slice]], Users],  # noqa: ARG002
+        held: Collection[int],  # noqa: ARG002
+    ) -> ObservedPartitions:
+        raise RetryLater("no card is cut here: slices need a container runtime with CDI (deviceplugin.cdi)")

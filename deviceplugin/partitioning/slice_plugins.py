@@ -1,29 +1,40 @@
-"""The device plugin of the seed: a resource for each type of slices, from the first slice of it on."""
+"""The device plugins of slices: one resource for each type of slices, from the first slice of the type on.
+
+The device ids of a type stand for any slice of it: the pod's record says which one a container gets. Pods keep the ids
+that they hold. A number is never used again, so that an id in the kubelet's checkpoint always belongs to the list in
+which it was first offered.
+"""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import count
 from pathlib import Path
 
 from deviceplugin.event_loop import Wakeup
 from deviceplugin.kubelet.checkpoint import FILE, Given, read_known
-from deviceplugin.partitioning.slice_ids import after, slice_ids
 from deviceplugin.plugin.plugin_server import Plugin
 from deviceplugin.plugin.registration import Registration
 from mgpu.model.errors import RetryLater
 from mgpu.model.slice_names import Slice, resource_of
 
 Ids = Mapping[str, bool]
+"""Device id → whether it is healthy."""
 
 
 class SlicePlugins:
-    """`offer` and `known` are for one thread, `run` is for the loop.
+    """`offer` and `known` are for the worker's thread, `run` is for the event loop.
 
-    folder: the kubelet's device-plugins folder. begin: makes a resource's plugin, on the loop. A resource that has no
-    slices any more is served with no ids: the kubelet would otherwise keep it, as unhealthy, for minutes.
+    A resource that has no slices any more is served without ids: if its plugin went away, the kubelet would keep the
+    resource as unhealthy for minutes.
+
+    Args:
+        folder: the kubelet's device-plugins folder.
+        begin: makes a resource's plugin, on the loop.
     """
 
     def __init__(self, folder: Path, begin: Callable[[str], Plugin]) -> None:
-        self._folder, self._begin = folder, begin
+        self._folder = folder
+        self._begin = begin
         self._ids: dict[str, Ids] = {}
         self._fresh: dict[str, Iterator[int]] = {}
         self._serving: dict[str, tuple[Plugin, Registration]] = {}
@@ -35,17 +46,20 @@ class SlicePlugins:
 
     @property
     def count(self) -> int:
-        """How many ids there are."""
+        """How many ids are offered."""
         return sum(map(len, self._ids.values()))
 
     def rows(self, resources: Iterable[str], alive: Callable[[str], bool]) -> dict[str, list[Given]]:
-        """What the kubelet's checkpoint says that living pods hold of each of these resources. Raises RetryLater."""
+        """Return what living pods hold of each resource, by the kubelet's checkpoint. Raises RetryLater."""
         return {name: [row for row in self._read(name)[0] if alive(row.uid)] for name in resources}
 
     def offer(self, slices: Collection[Slice], unwell: Collection[Slice], alive: Callable[[str], bool]) -> None:
-        """These slices, with their pods, are all that there are. unwell: of them, those that nobody can be given now.
+        """Offer exactly these slices. Raises RetryLater.
 
-        alive: whether a pod, by the kubelet's UID, may still hold its ids. Raises RetryLater.
+        Args:
+            slices: with their pods.
+            unwell: those of them that must not be given out now.
+            alive: whether a pod, by the kubelet's UID, may still hold its ids.
         """
         by_resource: dict[str, list[tuple[str, bool]]] = {name: [] for name in self._ids}
         for s in slices:
@@ -55,12 +69,12 @@ class SlicePlugins:
             held = {i: row.uid for row in given if alive(row.uid) for i in row.ids}
             before = self._ids.get(resource, {})
             if resource not in self._fresh:
-                self._fresh[resource] = after((*(offered or ()), *(i for row in given for i in row.ids)))
+                self._fresh[resource] = numbers_after((*(offered or ()), *(i for row in given for i in row.ids)))
             self._ids = {**self._ids, resource: slice_ids(rows, before, held, self._fresh[resource])}
         self._changed.wake()
 
     def known(self, name: str) -> bool:
-        """Whether the kubelet knows all ids of such slices that are offered now: it then admits their pods."""
+        """Return whether the kubelet knows all ids that are offered of such slices, and so admits their pods."""
         resource = resource_of(name)
         serving, ids = self._serving.get(resource), self._ids.get(resource)
         if serving is None or not serving[1].registered or serving[0].devices != ids:
@@ -72,7 +86,7 @@ class SlicePlugins:
         return offered is not None and offered >= {i for i, healthy in ids.items() if healthy}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Register and serve the resources, until cancelled."""
         self._changed.bind()
         try:
             async with asyncio.TaskGroup() as group:
@@ -91,6 +105,41 @@ class SlicePlugins:
             self._changed.unbind()
 
     def _read(self, resource: str) -> tuple[list[Given], frozenset[str] | None]:
-        """Of a kubelet that has never allocated anything there is no checkpoint."""
+        """Read the checkpoint. A kubelet that has never allocated anything has none."""
         file = self._folder / FILE
         return read_known(file, resource) if file.exists() else ([], None)
+
+
+def slice_ids(
+    slices: Iterable[tuple[str, bool]], before: Iterable[str], held: Mapping[str, str], fresh: Iterator[int]
+) -> dict[str, bool]:
+    """Return every id of a type of slices, and whether it is healthy.
+
+    Args:
+        slices: of each the UID of the pod that has it ("" for none), and its health.
+        before: the ids so far. Those that are free stay as long as they are needed.
+        held: id → UID of the pod that holds it.
+        fresh: numbers that no id has had.
+    """
+    rows = sorted(slices)
+    free = sorted({*before} - held.keys(), key=in_order)[: max(0, len(rows) - len(held))]
+    free += (str(next(fresh)) for _ in range(len(rows) - len(held) - len(free)))
+    ids = dict.fromkeys([*sorted(held, key=in_order), *free], True)
+    for pod, healthy in rows:
+        if not healthy:
+            # Its pod's own id, so that the kubelet reports the unhealthy device on the right pod; else a free one.
+            own = (i for i in ids if ids[i] and held.get(i, "") == pod)
+            found = next(own, None) or next((i for i in reversed(ids) if ids[i]), None)
+            if found is not None:
+                ids[found] = False
+    return ids
+
+
+def numbers_after(ids: Iterable[str]) -> Iterator[int]:
+    """Return numbers above all of these."""
+    return count(1 + max((int(i) for i in ids if i.isdecimal()), default=-1))
+
+
+def in_order(name: str) -> tuple[int, str]:
+    """Return the sort key that puts decimal ids into the order of their numbers."""
+    return len(name), name

@@ -1,13 +1,15 @@
-"""The last line of defence: no start may put a card over its capacity, whoever wrote the record.
+"""The capacity check before a container starts: no card may be given out beyond its capacity, whatever records say.
 
-Whose start was granted first stays; who comes later and does not fit waits. So of two pods that cannot both run exactly
-one does. What is granted survives a restart of the agent: it is what was handed out, and what has run.
+The scheduler decides, but users with the right to edit pods, an older scheduler or another plugin can produce records
+that overlap. `Grants.refusal` is therefore the last check in PreStartContainer. The pod that was granted first keeps
+its cards, and a later one that does not fit waits: of two pods that cannot both run, exactly one does. Grants survive a
+restart of the agent, since they follow from what was handed out (CDI files) and from what has run.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from deviceplugin.pods.node_pods import GpuPod
+from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.slice_usage import Environments, names_in, place_at
 from mgpu.model.cards import GPU, WHOLE_RATIO, Card, noun
 from mgpu.model.gpu_requests import Amount
@@ -16,11 +18,11 @@ from mgpu.model.pod_references import named_to
 from mgpu.model.quantities import format_bytes, format_core
 
 Handed = Mapping[tuple[str, str], Sequence[str]]
-"""(pod UID, container) → the UUIDs of the cards, or slices, that it was given."""
+"""(pod UID, container) → the UUIDs of the cards, or slices, that it was handed."""
 
 
 def handed(environments: Environments) -> Handed:
-    """What containers were given, by what their CDI files say."""
+    """Return what containers were handed, by their CDI files."""
     found = {key: names_in(env) for key, env in environments.items()}
     return {key: names for key, names in found.items() if names}
 
@@ -28,7 +30,7 @@ def handed(environments: Environments) -> Handed:
 def holding(known: GpuPod, cards: Sequence[Card], handed: Handed | None = None, *, bare: bool = False) -> Holding:
     """Return what the pod holds: of each container what was handed out to it, else what its record says, else any card.
 
-    Cards are named by index, however the record does it, so that the same holding is the same whoever tells of it.
+    Cards are named by index, however the record names them, so that equal holdings compare equal.
 
     Args:
         cards: those of the node that are whole, and its slices.
@@ -44,7 +46,7 @@ def holding(known: GpuPod, cards: Sequence[Card], handed: Handed | None = None, 
         if unknown.type != GPU:
             there = {card.uuid for card in cards if card.type == unknown.type}
             if uuids and not there and known.shares is None:
-                # Cut no longer: which card its slices were on is lost with its record, and each card is whole now.
+                # The node's cards are no longer cut. The card of its slices is lost with its record: it may be any.
                 unknown = Share(unknown.container, None, whole=True, stage=unknown.stage)
             uuids = [uuid for uuid in uuids if uuid in there]
         if uuids and (known.shares is None or set(uuids) != named):
@@ -63,8 +65,8 @@ def _by_index(share: Share, cards: Sequence[Card]) -> Share:
     return replace(share, card=next((card.index for card in cards if share.is_on(card)), share.card))
 
 
-def excess(wanted: Holding, others: Sequence[Holding], cards: Sequence[Card]) -> str:
-    """Return which card has no room for `wanted` beside `others`, and by how much; "" where all have.
+def excess(wanted: Holding, others: Sequence[Holding], cards: Sequence[Card]) -> str | None:
+    """Return which card has no room for `wanted` beside `others`, and by how much; None where all have room.
 
     The text goes into Events and the status of the wanted pod, so it names no pods of other namespaces.
     """
@@ -87,7 +89,7 @@ def excess(wanted: Holding, others: Sequence[Holding], cards: Sequence[Card]) ->
         if short:
             holders = f"; held by {named_to(wanted.namespace, _names(uses))}" if uses else ""
             return f"{noun(card.type)} {card.index} ({card.uuid}) has no room: {', '.join(short)}{holders}"
-    return ""
+    return None
 
 
 def _names(uses: Sequence[tuple[Holding, Amount]]) -> list[tuple[str, str]]:
@@ -101,7 +103,7 @@ def _on_their_cards(held: Holding, cards: Sequence[Card]) -> Holding:
 
 
 def _on_its_card(share: Share, cards: Sequence[Card]) -> Share:
-    """A slice has all of its card where that is whole (the label was changed since), as the scheduler counts it too."""
+    """Return a slice's share of a card that is no longer cut: all of the card, as the scheduler counts it too."""
     place = place_at(share.type, share.card) if isinstance(share.card, int) else None
     if place is None or any(share.is_on(card) for card in cards):
         return share
@@ -113,25 +115,29 @@ def _percent(amount: int) -> str:
 
 
 class Grants:
-    """What has been granted, the earliest first.
+    """What pods were granted, the earliest grant first. Used on one event loop.
 
     Args:
-        handed: what agents before this one had handed out.
-        is_bare: whether a pod is known to run without having been handed anything, by its UID.
+        handed: what agents before this one handed out.
+
+    Attributes:
+        bare: the UIDs of bare pods, which hold nothing (`UnrecordedPods` keeps it current).
     """
 
-    def __init__(self, handed: Handed, is_bare: Callable[[str], bool] = lambda _: False) -> None:
-        self._handed, self._is_bare = dict(handed), is_bare
+    def __init__(self, handed: Handed) -> None:
+        self._handed = dict(handed)
         self._granted: dict[str, Holding] = {}
+        self.bare: frozenset[str] = frozenset()
 
     def recover(self, handed: Handed) -> None:
-        """Take over what another agent has handed out up to now."""
+        """Take over what another agent has handed out until now."""
         self._handed = dict(handed)
 
     def kept(self, known: GpuPod, cards: Sequence[Card]) -> tuple[Share, ...]:
         """Return what was handed out to containers of the pod, whatever its record says now.
 
-        cards: those of the node that are whole, and its slices.
+        Args:
+            cards: those of the node that are whole, and its slices.
         """
         granted = self._granted.get(known.pod.uid)
         shares = granted.shares if granted else holding(replace(known, shares=None), cards, self._handed).shares
@@ -143,21 +149,24 @@ class Grants:
 
     def refusal(
         self, known: GpuPod, pods: Iterable[GpuPod], cards: Sequence[Card], foreign: Sequence[Holding] = ()
-    ) -> str:
-        """Why the pod must not start now beside the other `pods` of the node; "" where it may.
+    ) -> str | None:
+        """Return why the pod must not start now beside the other `pods` of the node; None where it may.
 
-        foreign: what another plugin gave out, whatever the pods' records say.
+        Args:
+            pods: all of the node's.
+            cards: those of the node that are whole, and its slices.
+            foreign: what another plugin gave out. It counts instead of these pods' records.
         """
         theirs = {held.uid for held in foreign}
         active = {other.pod.uid: other for other in pods if not other.pod.ended and other.pod.uid not in theirs}
         before = [held for held in foreign if held.uid != known.pod.uid]
         for uid, other in active.items():
             if uid not in self._granted and (other.ran or self.has_handed(uid)):
-                held = holding(other, cards, self._handed, bare=self._is_bare(uid))
+                held = holding(other, cards, self._handed, bare=uid in self.bare)
                 if held.shares and all(share.card is not None for share in held.shares):
                     self._granted[uid] = held
                 elif uid != known.pod.uid:
-                    before.append(held)  # until it is known what it was handed, or that it was handed nothing
+                    before.append(held)  # on any card, until `UnrecordedPods` has found out what it was handed
         wanted = holding(known, cards)
         for uid, granted in self._granted.items():
             if uid == known.pod.uid:
@@ -168,13 +177,13 @@ class Grants:
         return excess(wanted, before, cards)
 
     def grant(self, known: GpuPod, cards: Sequence[Card]) -> None:
-        """The pod starts with what its record says; its place stays where that is what it had."""
+        """Note that the pod starts with what its record says. A repeated grant keeps its place in the order."""
         wanted = holding(known, cards)
         if self._granted.get(known.pod.uid) != wanted:
             self._granted.pop(known.pod.uid, None)
             self._granted[known.pod.uid] = wanted
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """All other pods are gone."""
+        """Forget all pods but these."""
         self._granted = {uid: granted for uid, granted in self._granted.items() if uid in uids}
         self._handed = {key: cards for key, cards in self._handed.items() if key[0] in uids}

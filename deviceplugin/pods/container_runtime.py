@@ -1,6 +1,9 @@
-"""The container runtime (CRI). It reports whether a pod still runs, whatever the API says; the environment of a pod's
-containers, where neither a record nor the kubelet knows what they have; and whether it has CDI. It stops the containers
-of deleted pods.
+"""The client of the node's container runtime (CRI).
+
+`deviceplugin.pods.remnants` asks whether a deleted pod still runs and stops its containers;
+`deviceplugin.pods.unrecorded_pods` asks for the environment of containers that nothing else knows the cards of; the
+agent asks for `mgpu doctor` whether the runtime applies CDI specs. All calls have deadlines. A runtime that is absent
+or silent raises RetryLater and never means "no".
 """
 
 import asyncio
@@ -21,11 +24,11 @@ log = logging.getLogger(__name__)
 
 _QUERY_SECONDS = 2.0
 _STOP_SECONDS = 10.0
-_ASKED_SECONDS = 60.0
+_CDI_POLL_SECONDS = 60.0
 _OPTIONS = [("grpc.max_receive_message_length", 64 << 20), ("grpc.enable_http_proxy", 0)]
 _CRIO = "cri-o"
 _MAY_RUN = (api.CONTAINER_RUNNING, api.CONTAINER_UNKNOWN)
-"""What runs; and of what containerd could not load after its own restart nobody knows."""
+"""containerd reports UNKNOWN for a container that it could not load after its own restart: it may run."""
 _HAS_RUN = (*_MAY_RUN, api.CONTAINER_EXITED)
 _VISIBLE, _MOUNTED = "NVIDIA_VISIBLE_DEVICES", "/var/run/nvidia-container-devices/"
 _NO_CARDS = ("", "none", "void")
@@ -34,9 +37,13 @@ _UID, _NAME = "io.kubernetes.pod.uid", "io.kubernetes.container.name"
 
 
 class ContainerRuntime:
-    """socket: CRI's; None, or one that is not there: nothing is known.
+    """Used on one event loop; `has_cdi` from any thread.
 
-    has_cdi: what it said last of whether it applies CDI specs (`follow`); None: not known.
+    Args:
+        socket: CRI's. Where it is None or does not exist, every call raises RetryLater.
+
+    Attributes:
+        has_cdi: whether the runtime applies CDI specs, by the last answer (`follow`); None: not known.
     """
 
     def __init__(self, socket: Path | None) -> None:
@@ -45,7 +52,11 @@ class ContainerRuntime:
         self.has_cdi: bool | None = None
 
     async def follow(self, changed: Callable[[], None]) -> None:
-        """Ask about CDI now and then, for `mgpu doctor`: the runtime's configuration may change. Never returns."""
+        """Keep `has_cdi` current, since the runtime's configuration may change. Runs until cancelled.
+
+        Args:
+            changed: is called when `has_cdi` has changed.
+        """
         while True:
             try:
                 found = await self.cdi()
@@ -55,12 +66,12 @@ class ContainerRuntime:
             if found != self.has_cdi:
                 self.has_cdi = found
                 changed()
-            await asyncio.sleep(_ASKED_SECONDS)
+            await asyncio.sleep(_CDI_POLL_SECONDS)
 
     async def environments(self, uid: str) -> dict[str, Mapping[str, str]]:
-        """Return container → environment, of the pod's containers that run, or else have run. Raises RetryLater.
+        """Return container → environment of the pod's containers that run, or else have run. Raises RetryLater.
 
-        Where a container sees cards by other means, `NVIDIA_VISIBLE_DEVICES` names these: UUIDs, or `minor:0`.
+        Where a container has cards by mounts or device nodes, `NVIDIA_VISIBLE_DEVICES` names them: UUIDs or `minor:0`.
 
         Args:
             uid: the kubelet's.
@@ -77,7 +88,7 @@ class ContainerRuntime:
                     status = await stub.ContainerStatus(request, timeout=_QUERY_SECONDS)
                     found[row.labels.get(_NAME, "")] = _environment(status.info)
         except grpc.aio.AioRpcError as error:
-            raise RetryLater(f"container runtime: {error.code().name}: {error.details()}") from error
+            raise _unanswered(error) from error
         return found
 
     async def runs(self, uid: str, *, sandbox: bool) -> bool:
@@ -100,7 +111,7 @@ class ContainerRuntime:
             asked = api.ListPodSandboxRequest(filter=api.PodSandboxFilter(label_selector=label))
             sandboxes = await stub.ListPodSandbox(asked, timeout=_QUERY_SECONDS)
         except grpc.aio.AioRpcError as error:
-            raise RetryLater(f"container runtime: {error.code().name}: {error.details()}") from error
+            raise _unanswered(error) from error
         return any(row.state == api.SANDBOX_READY for row in sandboxes.items)
 
     async def stop(self, uid: str) -> int:
@@ -121,13 +132,13 @@ class ContainerRuntime:
                 request = api.StopContainerRequest(container_id=container, timeout=0)
                 await stub.StopContainer(request, timeout=_STOP_SECONDS)
         except grpc.aio.AioRpcError as error:
-            raise RetryLater(f"container runtime: {error.code().name}: {error.details()}") from error
+            raise _unanswered(error) from error
         return len(ids)
 
     async def cdi(self) -> bool | None:
-        """Whether it applies CDI specs; None: it does not say. Raises RetryLater.
+        """Return whether the runtime applies CDI specs; None: it does not say. Raises RetryLater.
 
-        containerd says so in its configuration (`enableCDI`; off by default before 2.0), CRI-O has it always.
+        containerd reports its configuration (`enableCDI`; off by default before 2.0). CRI-O always applies them.
         """
         stub = self._stub()
         try:
@@ -136,7 +147,7 @@ class ContainerRuntime:
                 return True
             status = await stub.Status(api.StatusRequest(verbose=True), timeout=_QUERY_SECONDS)
         except grpc.aio.AioRpcError as error:
-            raise RetryLater(f"container runtime: {error.code().name}: {error.details()}") from error
+            raise _unanswered(error) from error
         return _enabled(status.info)
 
     def _stub(self) -> Any:
@@ -151,8 +162,12 @@ class ContainerRuntime:
             await self._channel.close()
 
 
+def _unanswered(error: grpc.aio.AioRpcError) -> RetryLater:
+    return RetryLater(f"container runtime: {error.code().name}: {error.details()}")
+
+
 def _environment(info: Mapping[str, str]) -> dict[str, str]:
-    """Raises RetryLater where the runtime reports it in another form."""
+    """Return the environment of a container. Raises RetryLater where the runtime reports it in another form."""
     try:
         spec = orjson.loads(info["info"])["runtimeSpec"]
         lines: list[str] = spec["process"]["env"]

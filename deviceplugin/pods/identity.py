@@ -1,14 +1,14 @@
-"""For which pod and container a kubelet's call can be, and what a container gets. Pure.
+"""Which containers an Allocate call can be for, and what a container gets by its pod's record. Pure.
 
-The kubelet does not say. `Allocate` has to answer at once, so it says `void` unless only one container can be meant;
-before the container is created, the kubelet has written down whose the answer was, and then it is certain
-(docs/design/design.md, "Node agent").
+The kubelet does not say for which pod and container it calls. `Allocate` has to answer at once, so it answers `void`
+unless a single container is possible. Before the container is created, the kubelet has written the owner of the device
+ids into its checkpoint, and `PreStartContainer` knows it for certain (docs/design/design.md, "Node agent").
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from deviceplugin.pods.node_pods import GpuPod
+from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.slice_usage import PLACES_VARIABLE
 from mgpu import dialects
 from mgpu.model.cards import GPU, Card, noun
@@ -18,11 +18,15 @@ from mgpu.model.slice_names import is_slice, place_of
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 VOID = {VISIBLE: "void"}
-"""The runtime then gives no card at all."""
+"""The environment with which the container runtime gives no card at all."""
 
 
 class Refused(Exception):
-    """The container must not start. The message says why, for `kubectl describe pod`. uid: the pod's, where known."""
+    """The container must not start. The message says why, for `kubectl describe pod`.
+
+    Attributes:
+        uid: the pod's; "" where the pod is not known.
+    """
 
     def __init__(self, why: str, uid: str = "") -> None:
         super().__init__(why)
@@ -45,18 +49,18 @@ class Target:
 
     @property
     def carrier(self) -> str:
-        """The resource whose answer brings the container its cards; "" where none can."""
+        """The resource whose answer brings the container its cards; "" where none does."""
         return self.known.carriers.get(self.container, "")
 
     @property
     def request(self) -> ContainerRequest:
-        """What the container asks for; of several types of slices the first. Raises Refused."""
+        """What the container requests; of several types of slices the first. Raises Refused."""
         return self.requests[0]
 
     @property
     def requests(self) -> tuple[ContainerRequest, ...]:
-        """What the container asks for: cards, or slices of one type or several. Raises Refused."""
-        if self.known.problem:
+        """What the container requests: cards, or slices of one type or several. Raises Refused."""
+        if self.known.problem is not None:
             raise Refused(f"{self.known.pod.key}: {self.known.problem}", self.known.pod.uid)
         requests = self.known.requests(self.container)
         if not requests:
@@ -71,17 +75,20 @@ class Target:
 
     @property
     def sliced(self) -> bool:
-        """Whether it asks for slices."""
+        """Whether the container requests slices."""
         return any(is_slice(request.type) for request in self.known.requests(self.container))
 
 
 def candidates(
     pods: Iterable[GpuPod], resource: str, amount: int, served: Collection[tuple[str, str]]
 ) -> Iterator[Target]:
-    """The containers that an Allocate of `amount` ids can be for, in the pods' order.
+    """Yield the containers that an Allocate of `amount` ids can be for, in the pods' order.
 
-    Of each pod that has not started, the first container (in start order, as the kubelet allocates) that asks for
-    this resource and was not served yet; `served`: (pod UID, container).
+    Of each pod that has not started that is the first container, in start order as the kubelet allocates, that requests
+    this resource and was not served yet.
+
+    Args:
+        served: (pod UID, container).
     """
     for known in pods:
         if known.pod.ended or known.pod.started:
@@ -93,9 +100,10 @@ def candidates(
 
 
 def recorded_cards(target: Target, cards: Sequence[Card]) -> tuple[Card, ...]:
-    """The cards, or slices, that the pod's record names for the container, by type and index. Raises Refused.
+    """Return the cards, or slices, that the pod's record names for the container, by type and index. Raises Refused.
 
-    cards: those of the node that are whole, and its slices.
+    Args:
+        cards: those of the node that are whole, and its slices.
     """
     uid, requests = target.known.pod.uid, target.requests
     if target.known.shares is None:
@@ -118,21 +126,22 @@ def recorded_cards(target: Target, cards: Sequence[Card]) -> tuple[Card, ...]:
 def _absent(share: Share, cards: Sequence[Card]) -> str:
     if is_slice(share.type):
         (name,) = absent((share,), ())
-        return f"{name}, which is not made on this node"
+        return f"{name}, which does not exist on this node"
     names = ", ".join(f"{c.index} ({c.uuid})" for c in cards if c.type == GPU) or "none"
     named = f"with minor {share.card.number}" if isinstance(share.card, Minor) else str(share.card)
-    return f"card {named}, which this node has not; it has {names}"
+    return f"card {named}, which this node does not have; it has {names}"
 
 
 def lacks_slice(target: Target, cards: Sequence[Card]) -> bool:
-    """Whether a slice that the container's record names is not there, or not yet."""
+    """Return whether a slice that the container's record names does not exist, or not yet."""
     return any(is_slice(share.type) and not any(map(share.is_on, cards)) for share in target.shares)
 
 
 def environment_on(target: Target, cards: Sequence[Card], gpus: Sequence[Card] = ()) -> dict[str, str]:
-    """What the container sees where these are its cards, or slices. Raises Refused where it asks for none.
+    """Return the environment of the container with these cards, or slices. Raises Refused where it requests none.
 
-    gpus: all of the node's, those too that are cut into slices.
+    Args:
+        gpus: all of the node's, also those that are cut into slices.
     """
     request = target.known.request
     if not target.requests or request is None:
@@ -144,5 +153,5 @@ def environment_on(target: Target, cards: Sequence[Card], gpus: Sequence[Card] =
 
 
 def environment(target: Target, cards: Sequence[Card], gpus: Sequence[Card] = ()) -> dict[str, str]:
-    """What the container sees of the node's cards and slices, as its pod's record says. Raises Refused."""
+    """Return the environment of the container with the cards of its pod's record. Raises Refused."""
     return environment_on(target, recorded_cards(target, cards), gpus)

@@ -1,7 +1,8 @@
 """Receipts: which cards each pod was given, in files that outlive the agent and the pod's object in the API.
 
-An API object can vanish while its containers run. The file is written before a container starts, and says what an agent
-has to hold until the container runtime reports that the pod has ended (`deviceplugin.pods.remnants`).
+An API object can vanish while its containers run. `deviceplugin.pods.remnants` writes the receipt before a container
+starts, and holds the cards in it until the container runtime reports that the pod has ended. Agents of different
+versions read each other's files: a field may be added with a default, and none may change its meaning.
 """
 
 import logging
@@ -21,8 +22,8 @@ from mgpu.model.pods import Stage
 log = logging.getLogger(__name__)
 
 _NAME = "mgpu_{}_receipt"
-"""Without the suffix `.json`: the runtime reads it as a CDI spec otherwise. `CdiFiles.keep_only` removes it as well, so
-that an earlier version of the agent leaves no receipt behind."""
+"""Without the suffix `.json`, with which the container runtime would read it as a CDI spec. The prefix is that of CDI
+files, so that an agent from before receipts removes them as well (`CdiFiles.keep_only`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Receipt:
     """What one pod was given.
 
     Attributes:
-        uid: the pod's UID in the API.
+        uid: the pod's UID in the API; where another plugin gave the cards, the kubelet's.
         kubelets_uid: the UID by which the kubelet and the runtime know the pod.
         grace: seconds that the kubelet lets its containers run after its deletion.
         shares: its shares; GPUs are named by UUID, since indexes may change.

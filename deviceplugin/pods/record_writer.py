@@ -1,4 +1,4 @@
-"""Writes changed records back to the API server in the background.
+"""Writes changed allocation records back to the API server in the background.
 
 Each pod's record is retried by itself: a pod whose PATCH always fails, since an admission webhook answers 500 for its
 namespace, must not keep the records of the node's other pods from being written. First attempts and retries run on
@@ -8,10 +8,11 @@ threads of their own, so that retries that time out delay no first attempt.
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
-from deviceplugin.pods.node_pods import GpuPod
+from deviceplugin.pods.gpu_pod import GpuPod
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.pods import Pod
 
@@ -27,7 +28,12 @@ _CONFLICT = 409
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """What is still to be written of a pod's annotations. due: on the monotonic clock. pause: before the next retry."""
+    """Annotations of a pod that are still to be written.
+
+    Attributes:
+        due: when, on the monotonic clock.
+        pause: seconds before the next retry.
+    """
 
     pod: Pod
     annotations: Mapping[str, str]
@@ -38,15 +44,22 @@ class _Record:
         return _Record(self.pod, {**self.annotations, **annotations}, self.due, self.pause)
 
 
+class ActivePods(Protocol):
+    """What is needed of `NodePods`."""
+
+    def is_active(self, uid: str) -> bool:
+        """Return whether the pod is on the node and has not ended."""
+
+
 class RecordWriter:
     """Thread-safe. Writes of one pod take effect in the order in which they were given; those that wait are merged.
 
     What is not written when it stops is derived and written again by the next agent.
     """
 
-    def __init__(self, api: Api, is_here: Callable[[str], bool]) -> None:
-        """is_here: whether the pod of this UID is on the node and has not ended."""
-        self._api, self._is_here = api, is_here
+    def __init__(self, api: Api, pods: ActivePods) -> None:
+        self._api = api
+        self._pods = pods
         self._changed = threading.Condition()
         self._fresh: dict[str, _Record] = {}
         self._failed: dict[str, _Record] = {}
@@ -86,7 +99,7 @@ class RecordWriter:
                 self._changed.notify_all()
 
     def _next(self, lane: dict[str, _Record]) -> _Record | None:
-        """Wait for the record that is due first and that the other thread is not writing; None: stopped."""
+        """Wait for the record that is due first and that the other thread is not writing. Return None when stopped."""
         with self._changed:
             while not self._stopped:
                 ready = [record for uid, record in lane.items() if uid not in self._in_flight]
@@ -99,7 +112,7 @@ class RecordWriter:
         return None
 
     def _put_back(self, record: _Record) -> None:
-        """Retry it after a pause, together with what was given meanwhile: that must not overtake it."""
+        """Retry the record after a pause, merged with what was given meanwhile, which must not overtake it."""
         newer = self._fresh.pop(record.pod.uid, None)
         annotations = {**record.annotations, **(newer.annotations if newer else {})}
         due = time.monotonic() + record.pause
@@ -107,7 +120,7 @@ class RecordWriter:
         self._failed[record.pod.uid] = _Record(record.pod, annotations, due, pause)
 
     def _attempt(self, record: _Record) -> bool:
-        """Write the record; whether it must be retried."""
+        """Write the record, and return whether it must be retried."""
         pod = record.pod
         # The UID is a precondition: a pod that was created again under the same name is not written.
         patch = {"metadata": {"uid": pod.uid, "annotations": dict(record.annotations)}}
@@ -116,7 +129,7 @@ class RecordWriter:
         except (ApiError, Unreachable) as error:
             log.warning("record not written: %s", error, extra={"pod": pod.uid})
             if isinstance(error, ApiError) and error.status == _CONFLICT:
-                return self._is_here(pod.uid)
+                return self._pods.is_active(pod.uid)
             return not isinstance(error, ApiError) or error.status >= 500 or error.status in _PASSING
         log.info("record written", extra={"pod": pod.uid})
         return False

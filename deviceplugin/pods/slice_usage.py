@@ -1,36 +1,40 @@
-"""Which pod has which slice: what records say, what was handed out, what the kubelet knows. Pure."""
+"""Which pod has which slice: by allocation records, by CDI files, and by the kubelet's checkpoint. Pure.
+
+The partition worker combines the three, so that a slice in use is never destroyed: the checkpoint overrides CDI files,
+and these override records, which users with the right to edit pods could change. A place is a slice without UUID.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from deviceplugin.pods.node_pods import GpuPod
+from deviceplugin.pods.gpu_pod import GpuPod
 from mgpu.model.ledger import Share
 from mgpu.model.node_slices import SOMEBODY
 from mgpu.model.slice_names import MPS, RESOURCE_PREFIX, Slice, mode_of, place_of, read_name, slice_named
 
 PLACES_VARIABLE = "MGPU_PLACES"
-"""`0:4,0:2`: card and start of each slice in MGPU_SLICES. Under MPS the UUID is the card's, for all of its slices."""
+"""`0:4,0:2`: card and start of each slice in MGPU_SLICES. Under MPS all slices of a card have the card's UUID."""
 _NAMES_VARIABLE, _VISIBLE = "MGPU_SLICES", "NVIDIA_VISIBLE_DEVICES"
 
 Users = dict[Slice, str]
-"""Place → the UID of the pod that has it."""
+"""Place → the UID of the pod that uses it."""
 Environments = Mapping[tuple[str, str], Mapping[str, str]]
-"""(pod UID, container) → what its CDI files say."""
+"""(pod UID, container) → the environment in its CDI files."""
 
 
 def place_at(type_: str, index: int) -> Slice | None:
-    """The place of the device of this type and index; None: it is no slice."""
+    """Return the place of the device of this type and index; None: it is no slice."""
     name = slice_named(RESOURCE_PREFIX + type_)
     return None if name is None else Slice(*place_of(index), name)
 
 
 def places_of(shares: Iterable[Share]) -> tuple[Slice, ...]:
-    """The places that shares name; a record of slices names nothing else."""
+    """Return the places that shares name; a record of slices names nothing else."""
     found = (place_at(share.type, share.card) for share in shares if isinstance(share.card, int))
     return tuple(place for place in found if place)
 
 
 def places_in(env: Mapping[str, str]) -> tuple[Slice, ...]:
-    """The places that a container was handed; none where its environment does not say."""
+    """Return the places that a container was handed; none where its environment does not say."""
     names = [read_name(name) for name in env.get(_NAMES_VARIABLE, "").split(",")]
     places = [place.split(":") for place in env.get(PLACES_VARIABLE, "").split(",")]
     if len(names) != len(places) or any(len(p) != 2 or not all(map(str.isdecimal, p)) for p in places):
@@ -39,19 +43,19 @@ def places_in(env: Mapping[str, str]) -> tuple[Slice, ...]:
 
 
 def visible_cards(env: Mapping[str, str]) -> tuple[str, ...]:
-    """The UUIDs of the cards that a container was handed in another vocabulary."""
+    """Return the UUIDs of the cards that a container was handed in another vocabulary."""
     return () if _NAMES_VARIABLE in env else tuple(filter(None, env.get(_VISIBLE, "").split(",")))
 
 
 def names_in(env: Mapping[str, str]) -> tuple[str, ...]:
-    """The UUIDs of the cards or slices that a container was handed, as `mgpu.model.node_slices` has them."""
+    """Return the UUIDs of the cards or slices that a container was handed, as `mgpu.model.node_slices` has them."""
     visible = tuple(filter(None, env.get(_VISIBLE, "").split(",")))
     shares = [place for place in places_in(env) if mode_of(place.name) == MPS]
     return tuple(f"{visible[0]}/{s.name}/{s.start}" for s in shares) if shares and visible else visible
 
 
 def recorded(pods: Iterable[GpuPod]) -> Users:
-    """What the records of pods that have not ended name; of several pods the first has it."""
+    """Return the users by the records of pods that have not ended; of several pods the first one."""
     found: Users = {}
     for known in pods:
         for place in places_of(known.shares or ()) if not known.pod.ended else ():
@@ -60,7 +64,12 @@ def recorded(pods: Iterable[GpuPod]) -> Users:
 
 
 def handed_out(environments: Environments, made: Iterable[Slice], alive: Callable[[str], bool]) -> Users:
-    """What CDI files of such pods name, by place or else by the MIG device's UUID."""
+    """Return the users by CDI files, which name places or else the UUIDs of MIG devices.
+
+    Args:
+        made: the slices that exist.
+        alive: whether the pod with this UID may still run.
+    """
     by_uuid = {s.uuid: s.place for s in made if s.uuid}
     found: Users = {}
     for (uid, _), env in sorted(environments.items()):
@@ -71,13 +80,22 @@ def handed_out(environments: Environments, made: Iterable[Slice], alive: Callabl
 
 
 def given_out(rows: Iterable[tuple[str, Collection[str]]], made: Iterable[Slice]) -> Users:
-    """What another plugin gave out, which names MIG devices by their UUIDs. rows: (pod UID, ids), of living pods."""
+    """Return the users of what another plugin gave out, which names MIG devices by their UUIDs.
+
+    Args:
+        rows: pod UID and device ids, of pods that may still run.
+        made: the slices that exist.
+    """
     by_uuid = {s.uuid: s.place for s in made if s.uuid}
     return {by_uuid[name]: uid for uid, ids in sorted(rows) for name in ids if name in by_uuid}
 
 
 def with_users(made: Iterable[Slice], users: Mapping[Slice, str], busy: Iterable[Slice]) -> tuple[Slice, ...]:
-    """The slices, each with its pod; busy: places where processes run, whoever's they are."""
+    """Return the slices with their pods.
+
+    Args:
+        busy: places where processes run. Such a slice is in use also where no pod is known to have it.
+    """
     somebody = dict.fromkeys(busy, SOMEBODY)
     return tuple(
         sorted(Slice(s.card, s.start, s.name, s.uuid, users.get(s.place, somebody.get(s.place, ""))) for s in made)

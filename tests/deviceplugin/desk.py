@@ -14,7 +14,8 @@ from deviceplugin.event_loop import Wakeup
 from deviceplugin.inventory.offers import as_ids
 from deviceplugin.kubelet.pod_resources import Owner
 from deviceplugin.pods.capacity_check import Grants, handed
-from deviceplugin.pods.node_pods import GpuPod, NodePods
+from deviceplugin.pods.gpu_pod import GpuPod
+from deviceplugin.pods.node_pods import NodePods
 from mgpu import dialects
 from mgpu.dialects.record_verification import UNSEALED, RecordVerifier
 from mgpu.model.cards import Card

@@ -83,7 +83,7 @@ def test_a_record_that_names_no_card_is_refused_with_the_reason(node: Node) -> N
     with node.agent():
         node.create(decided("p", "7"))
         why = until(lambda: node.waits("p"))
-        assert "card 7, which this node has not" in why
+        assert "card 7, which this node does not have" in why
         until(lambda: any(e["reason"] == "MgpuStartRefused" for e in node.api.list("/api/v1/events")[0]))
         node.decide("p", c="0")
         node.runs("p")

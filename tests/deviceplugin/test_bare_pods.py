@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from deviceplugin.partitioning.node_partitions import NodePartitions
 from deviceplugin.pods.capacity_check import Grants
-from deviceplugin.pods.node_pods import GpuPod, NodePods, read_gpu_pod
+from deviceplugin.pods.gpu_pod import GpuPod, read_gpu_pod
+from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.receipts import Receipt, Receipts, summed
-from deviceplugin.pods.unrecorded import Unrecorded
+from deviceplugin.pods.unrecorded_pods import UnrecordedPods
 from mgpu.model.device_checkpoints import CHECKPOINTS, DELETED_POD, OTHERS
 from mgpu.model.errors import RetryLater
 from mgpu.model.ledger import unknown_shares
@@ -24,6 +26,7 @@ from tests.builders import cards, container, pod, share
 from tests.deviceplugin.cri import serving
 from tests.deviceplugin.desk import recorded
 from tests.deviceplugin.node import PODS, Node
+from tests.deviceplugin.stand_ins import FixedGpus
 from tests.waiting import until
 
 CARDS = cards(2)
@@ -116,26 +119,26 @@ def test_receipt_that_an_earlier_agent_wrote_for_a_bare_pod_is_removed(node: Nod
 def test_slices_pod_that_ran_on_a_node_without_its_profile_blocks_no_start() -> None:
     """C8 at the node: an agent that held the profile for it would refuse the pods that get the slices made later."""
     bare = read({**pod("ghost", {"name": "c", "resources": {"limits": SLICES, "requests": SLICES}}), "status": RAN})
-    grants = Grants({}, lambda uid: uid == "uid-ghost")
+    grants = Grants({})
+    grants.bare = frozenset({"uid-ghost"})
     mine = read(recorded(share("p"), {"c": 0}))
-    assert grants.refusal(mine, [mine, bare], CARDS) == ""
+    assert grants.refusal(mine, [mine, bare], CARDS) is None
 
 
 def test_unknown_holding_is_not_kept_once_it_is_known_that_the_pod_has_nothing() -> None:
-    bare: set[str] = set()
-    grants = Grants({}, lambda uid: uid in bare)
+    grants = Grants({})
     other = read({**pod("ghost", container("c", 100)), "status": RAN})
     mine = read(recorded(share("p"), {"c": 0}))
-    assert "held by default/ghost" in grants.refusal(mine, [mine, other], CARDS)
-    bare.add("uid-ghost")
-    assert grants.refusal(mine, [mine, other], CARDS) == ""
+    assert "held by default/ghost" in str(grants.refusal(mine, [mine, other], CARDS))
+    grants.bare = frozenset({"uid-ghost"})
+    assert grants.refusal(mine, [mine, other], CARDS) is None
 
 
 def test_slices_that_are_cut_no_longer_hold_every_card_when_their_record_is_lost() -> None:
     raw = pod("p", {"name": "c", "resources": {"limits": SLICES, "requests": SLICES}})
     other, mine = read({**raw, "status": RAN}), read(recorded(share("q"), {"c": 0}))
     grants = Grants({("uid-p", "c"): ("MIG-1",)})
-    assert "held by default/p" in grants.refusal(mine, [mine, other], CARDS)
+    assert "held by default/p" in str(grants.refusal(mine, [mine, other], CARDS))
 
 
 class Runtime:
@@ -155,10 +158,10 @@ def runtime() -> Runtime:
     return Runtime()
 
 
-def looked(raw: dict[str, Any], runtime: Runtime, sliced: frozenset[str] | None = frozenset()) -> Unrecorded:
+def looked(raw: dict[str, Any], runtime: Runtime, sliced: frozenset[str] | None = frozenset()) -> UnrecordedPods:
     pods = NodePods(load_settings(), lambda: None)
     pods.take(raw)
-    unrecorded = Unrecorded(runtime, pods, lambda: CARDS, Grants({}))
+    unrecorded = UnrecordedPods(runtime, pods, FixedGpus(CARDS), Grants({}), NodePartitions(enabled=False))
     asyncio.run(unrecorded.look(unrecorded.missing(), (), sliced))
     return unrecorded
 
@@ -215,7 +218,7 @@ def test_container_that_shows_more_cards_than_it_asked_for_was_not_handed_them(r
 
 def test_container_that_runs_later_is_asked_about_too(runtime: Runtime) -> None:
     pods, raw = NodePods(load_settings(), lambda: None), pod("p", container("c", 30, 1024), container("d", 30, 1024))
-    unrecorded = Unrecorded(runtime, pods, lambda: CARDS, Grants({}))
+    unrecorded = UnrecordedPods(runtime, pods, FixedGpus(CARDS), Grants({}), NodePartitions(enabled=False))
     pods.take({**raw, "status": RAN})
     assert unrecorded.has_unasked(())
     runtime.shown = {"c": {}}

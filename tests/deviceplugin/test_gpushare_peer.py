@@ -101,7 +101,7 @@ def test_where_nothing_can_be_given_the_container_waits_and_says_why(node: Node)
     with node.agent():
         serving(node)
         node.create(decided("p", c=7))
-        until(lambda: "names card 7, which this node has not" in node.waits("p"))
+        until(lambda: "names card 7, which this node does not have" in node.waits("p"))
         assert not [c for c in node.runtime.containers() if c.pod == "p"]
 
 

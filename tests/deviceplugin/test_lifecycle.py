@@ -208,6 +208,6 @@ def test_no_call_of_the_kubelet_waits_for_the_api_server(
         for i in range(4):
             node.runs(f"p{i}")
         if cdi:
-            until(lambda: "card 7, which this node has not" in node.waits("wrong"))
+            until(lambda: "card 7, which this node does not have" in node.waits("wrong"))
             until(lambda: api.asked)
         assert not api.thaw.is_set()

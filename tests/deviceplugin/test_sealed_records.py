@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.identity import Refused
-from deviceplugin.pods.node_pods import GpuPod, NodePods
+from deviceplugin.pods.node_pods import NodePods
 from mgpu.dialects import gpushare, is_placement_annotation, mtgpu
 from mgpu.dialects.record_verification import Reason, RecordVerifier
 from mgpu.model.pods import read_pod

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from deviceplugin.kubelet.checkpoint import read_checkpoint
-from deviceplugin.pods.node_pods import read_gpu_pod
+from deviceplugin.pods.gpu_pod import read_gpu_pod
 from mgpu.dialects.gpushare import unhealthy_cards
 from mgpu.model.device_checkpoints import CHECKPOINTS, read_entries
 from mgpu.model.device_object import read_device

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.pods.node_pods import read_gpu_pod
+from deviceplugin.pods.gpu_pod import read_gpu_pod
 from mgpu.kube import ApiError
 from mgpu.settings import Settings, load_settings
 from tests import builders as b

@@ -10,8 +10,9 @@ from deviceplugin.event_loop import Wakeup
 from deviceplugin.isolation.mps.daemons import Daemons
 from deviceplugin.isolation.mps.folders import KernelMounts
 from deviceplugin.isolation.mps.limits import Client, Unenforceable, client_of, daemon_of, edits
+from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.identity import Refused, Target
-from deviceplugin.pods.node_pods import GpuPod, NodePods
+from deviceplugin.pods.node_pods import NodePods
 from mgpu.model.cards import Card
 from mgpu.model.slice_names import is_mps
 from mgpu.settings import DevicePluginSettings

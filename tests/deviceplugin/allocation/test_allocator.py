@@ -123,7 +123,7 @@ def test_ids_that_nobody_owns_are_refused(tmp_path: Path) -> None:
 def test_a_wrong_record_is_refused_at_once_with_an_event(desk: Desk) -> None:
     desk.pods.take(decided("p", "7"))
     assert desk.admit(A, "uid-p").env == VOID
-    with pytest.raises(Refused, match="card 7, which this node has not"):
+    with pytest.raises(Refused, match="card 7, which this node does not have"):
         desk.start(A)
     assert [name for name, _ in desk.refusals] == ["p"]
     assert not list((desk.folder).glob("cdi/*"))

@@ -13,9 +13,10 @@ from deviceplugin.allocation.whole_cards import WholeCards
 from deviceplugin.inventory.offers import WHOLE_CARDS, as_ids
 from deviceplugin.kubelet.device_ids import device_ids
 from deviceplugin.kubelet.pod_resources import Owner
+from deviceplugin.partitioning.node_partitions import NodePartitions
 from deviceplugin.pods.capacity_check import Grants
 from deviceplugin.pods.node_pods import NodePods
-from deviceplugin.pods.unrecorded import Unrecorded
+from deviceplugin.pods.unrecorded_pods import UnrecordedPods
 from mgpu.dialects.record_verification import RecordVerifier
 from mgpu.model.device_checkpoints import CHECKPOINTS, OTHERS, CheckpointEntry, no_devices_entry
 from mgpu.model.errors import RetryLater
@@ -27,6 +28,7 @@ from proto import deviceplugin_pb2 as api
 from tests.builders import cards, pod, share
 from tests.deviceplugin.desk import asking, recorded
 from tests.deviceplugin.node import PODS, Node
+from tests.deviceplugin.stand_ins import FixedGpus
 from tests.waiting import until
 
 UUID = "GPU-n1-1"
@@ -61,7 +63,7 @@ class Place:
         self.restart()
 
     def restart(self) -> None:
-        unrecorded = Unrecorded(self, self.pods, lambda: cards(2), Grants({}))
+        unrecorded = UnrecordedPods(self, self.pods, FixedGpus(cards(2)), Grants({}), NodePartitions(enabled=False))
         self.whole = WholeCards(self.setting, self.folder, self.pods, self, unrecorded, lambda: self.capacity)
 
     def write(self, *entries: device_checkpoint.Entry, **offered: list[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from deviceplugin.isolation import limits_files
 from deviceplugin.isolation.limits_files import LimitsFiles, content
-from deviceplugin.pods.limited_pods import Limited, read_limited
+from deviceplugin.pods.gpu_pod import LimitedPod, read_limited
 from tests.builders import card, cards
 from tests.deviceplugin.mtgpu import GIB, pod_of
 from tests.waiting import until
@@ -21,7 +21,7 @@ CARD = "GPU-n1-1"
 IN_CLOSE_WRITE = 0x8
 
 
-def limited(name: str, on: str = CARD, request: str = "0.2", limit: str = "1.0", **more: Any) -> Limited:
+def limited(name: str, on: str = CARD, request: str = "0.2", limit: str = "1.0", **more: Any) -> LimitedPod:
     found = read_limited(pod_of(name, on, request, limit, **more))
     assert found is not None
     return found
@@ -32,7 +32,7 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.file = folder / "limits", folder / "limits" / CARD
-        self.pods: list[Limited] | None = []
+        self.pods: list[LimitedPod] | None = []
         self.cards = cards(2)
         self.warned: list[str] = []
         self.restart()
@@ -40,7 +40,7 @@ class Place:
     def restart(self) -> None:
         self.files = LimitsFiles(str(self.folder), lambda: self.pods, lambda: self.cards, self.warned.append)
 
-    def look(self, *pods: Limited) -> str:
+    def look(self, *pods: LimitedPod) -> str:
         """What the file says then; "" where there is none."""
         self.pods = list(pods)
         self.files.look()
@@ -202,7 +202,7 @@ CROWD = [limited(f"p{i:03}") for i in range(200)]
     ids=["first", "last", "joins", "leaves", "longer", "a crowd comes", "a crowd changes"],
 )
 def test_in_the_middle_of_a_change_all_lines_of_the_count_are_there(
-    place: Place, monkeypatch: pytest.MonkeyPatch, before: list[Limited], after: list[Limited]
+    place: Place, monkeypatch: pytest.MonkeyPatch, before: list[LimitedPod], after: list[LimitedPod]
 ) -> None:
     """What a reader would find, or what an agent that is killed leaves behind, after each call to the kernel."""
     place.look(A)

@@ -13,7 +13,7 @@ from deviceplugin.kubelet.pod_resources import Held, PodResources, held
 from deviceplugin.plugin.plugin_server import Plugin
 from deviceplugin.pods.capacity_check import Grants, handed
 from deviceplugin.pods.node_pods import NodePods
-from deviceplugin.pods.upkeep import Keeper, keep_clean
+from deviceplugin.pods.remnants import PodStore, remove_gone_pods
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
 from mgpu.settings import load_settings
@@ -22,19 +22,11 @@ from proto import deviceplugin_pb2 as api
 from proto import podresources_pb2
 from tests.deviceplugin.machine.cluster import Raw
 from tests.deviceplugin.machine.loop import VirtualLoop
+from tests.deviceplugin.stand_ins import NoRemnants
 
 WAIT_SECONDS = 1.0
 SETTINGS = load_settings()
 RESOURCES = tuple(resource.name for resource in as_ids((), SETTINGS))
-
-
-class _NoRemnants:
-    """In this machine the containers of a pod end with its object."""
-
-    removed = 0
-
-    def uids(self) -> tuple[str, ...]:
-        return ()
 
 
 class Listing(PodResources):
@@ -143,5 +135,5 @@ class Agent:
             await self._changed.wait()
         for allocations in self._allocations.values():
             allocations.resume()
-        keepers: list[Keeper] = [self._cdi, self._grants, *self._allocations.values()]
-        await keep_clean(self._pods, _NoRemnants(), keepers, self._changed)
+        keepers: list[PodStore] = [self._cdi, self._grants, *self._allocations.values()]
+        await remove_gone_pods(self._pods, NoRemnants(), keepers, self._changed)

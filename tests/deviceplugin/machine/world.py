@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deviceplugin.delivery.cdi import CdiFiles
-from deviceplugin.pods.node_pods import read_gpu_pod
+from deviceplugin.pods.gpu_pod import read_gpu_pod
 from mgpu.model.cards import WHOLE_RATIO, Card
 from mgpu.model.ledger import Holding, Share
 from playground.container_runtime import Runtime

@@ -88,7 +88,7 @@ class Rig:
 
     def on(self, *uuids: str) -> "Rig":
         for uuid in uuids or (GPU,):
-            assert self._looking.set_mode(uuid, on=True) == ""
+            assert self._looking.set_mode(uuid, on=True) is None
         return self
 
     def make(self, *instances: Instance, uuid: str = GPU) -> "Rig":

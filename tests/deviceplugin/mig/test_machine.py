@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from deviceplugin.mig.mig_agent import apply
+from deviceplugin.mig.instance_changes import apply
 from deviceplugin.mig.mig_driver import MigRefused
 from mgpu.model.errors import RetryLater
 from mgpu.model.mig import Instance, Layout, layout_of, openings, problem

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from deviceplugin.mig import instances
+from deviceplugin.mig import mig_nvml
 from deviceplugin.mig.mig_driver import MigRefused, NvmlMig
 from mgpu.model.errors import RetryLater
 from mgpu.model.mig import layout_of
@@ -31,7 +31,7 @@ def test_the_layout_that_is_built_in_is_the_cards() -> None:
         if built_in is None:
             continue
         try:
-            found = instances.profiles(pynvml, card)
+            found = mig_nvml.profiles(pynvml, card)
         except pynvml.NVMLError as error:
             pytest.skip(f"{model} does not say into what it can be cut: {error}")
         checked.append(model)

@@ -10,17 +10,19 @@ from deviceplugin.delivery.cdi import CdiFiles
 from deviceplugin.kubelet.checkpoint import Given
 from deviceplugin.mig.mig_driver import NvmlMig
 from deviceplugin.mig.mode_manager import ModeManager
-from deviceplugin.partitioning.mig_partitioner import MigCutter
-from deviceplugin.partitioning.mps_partitioner import MpsCutter
-from deviceplugin.partitioning.node_status import Status
-from deviceplugin.partitioning.partition_worker import Around, SliceWorker
-from deviceplugin.partitioning.partitioner import Cutter
+from deviceplugin.partitioning.mig_partitioner import MigPartitioner
+from deviceplugin.partitioning.mps_partitioner import MpsPartitioner
+from deviceplugin.partitioning.node_partitions import NodePartitions
+from deviceplugin.partitioning.node_status import NodeStatusWriter
+from deviceplugin.partitioning.partition_worker import PartitionInputs, PartitionWorker
+from deviceplugin.partitioning.partitioner import Partitioner
 from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.slice_usage import PLACES_VARIABLE
 from mgpu.dialects.slices import GIVEN
 from mgpu.kube import ApiError
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
+from mgpu.model.ledger import Holding
 from mgpu.model.mps_config import write_config
 from mgpu.model.node_slices import ANNOTATION, LABEL, PLANNED, NodeSlices, read_slices, with_spec, write_planned
 from mgpu.model.pods import read_node
@@ -30,6 +32,7 @@ from playground.nvml_state import register
 from playground.simulated_nvml import SimulatedNvml
 from tests.builders import node, pod
 from tests.deviceplugin.mig.rig import GPU, Flaky, gpu, instance
+from tests.deviceplugin.stand_ins import FixedCards, NoRemnants
 
 Json = dict[str, Any]
 
@@ -89,6 +92,13 @@ class Nodes:
         assert path == "/api/v1/nodes/n1"
         return copy.deepcopy(self.raw)
 
+    @property
+    def node(self) -> Json:
+        return self.get("/api/v1/nodes/n1")
+
+    def saw_node(self, before: Json, after: Json) -> None:
+        """The watch shows every write at once."""
+
     def patch(self, path: str, body: Mapping[str, Any]) -> Json:
         meanwhile, self.on_patch = self.on_patch, None
         if meanwhile:
@@ -144,26 +154,33 @@ class Rig:
     def restart(self) -> "Rig":
         self.flaky.heal()
         driver, manager = NvmlMig(self.flaky), ModeManager(NvmlMig(self.flaky))
-        around = Around(
-            node=lambda: self.nodes.get("/api/v1/nodes/n1"),
-            gpus=lambda: self.cards,
+        inputs = PartitionInputs(
+            watch=self.nodes,
+            cards=FixedCards(self.cards),
             pods=self.pods,
-            synced=lambda: self.synced,
-            environments=self.cdi.environments,
-            foreign=lambda: (),
-            bare=lambda: self.bare,
-            remains=lambda _: False,
+            pod_list=self,
+            files=self.cdi,
+            unrecorded=self,
+            remnants=NoRemnants(),
             warn=self.warnings.append,
             changed=lambda: None,
         )
-        cutters: dict[str, Cutter] = {"mig": MigCutter(driver, manager), "mps": MpsCutter(self.mps, self.mps, manager)}
-        status = Status(self.nodes, "n1", around.node, lambda *_: None)  # type: ignore[arg-type]
-        self.worker = SliceWorker(around, cutters, self.kubelet, status)
+        partitioners: dict[str, Partitioner] = {
+            "mig": MigPartitioner(driver, manager),
+            "mps": MpsPartitioner(self.mps, self.mps, manager),
+        }
+        status = NodeStatusWriter(self.nodes, "n1", self.nodes)  # type: ignore[arg-type]
+        self.partitions = NodePartitions(enabled=True)
+        self.worker = PartitionWorker(inputs, self.partitions, partitioners, self.kubelet, status)
         return self
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """No pod holds cards without a record."""
+        return ()
 
     def look(self, times: int = 1) -> "Rig":
         for _ in range(times):
-            self.worker.look()
+            self.worker.reconcile()
         return self
 
     def plan(self, plan: int, *wanted: Slice, placed: bool = True) -> "Rig":

@@ -104,7 +104,7 @@ def test_cards_that_are_cut_are_nobody_elses(node: Node) -> None:
         assert [d["id"] for d in (node.device() or {})["spec"]["devices"]] == ["GPU-n1-0", "GPU-n1-1"]
         record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "0"}
         node.create(share("q", node="n1", annotations=record))
-        assert "its record names card 0, which this node has not" in until(lambda: node.waits("q"))
+        assert "its record names card 0, which this node does not have" in until(lambda: node.waits("q"))
 
 
 def test_an_agent_that_stops_leaves_nothing_free_and_the_next_one_does_again(node: Node) -> None:
@@ -176,7 +176,7 @@ def test_what_is_bad_is_an_event_on_the_node(node: Node) -> None:
 
 
 def test_without_cdi_slices_are_refused(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_worker, "_PATIENT_SECONDS", 0.0)
+    monkeypatch.setattr(partition_worker, "_QUIET_SECONDS", 0.0)
     with node.agent(cdi=False):
         label(node, "mig")
         until(lambda: any("CDI" in e["message"] for e in node.api.list("/api/v1/events")[0]))

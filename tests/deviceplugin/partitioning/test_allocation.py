@@ -78,7 +78,7 @@ def test_a_slice_that_is_being_made_is_waited_for(desk: Desk) -> None:
 def test_one_that_is_not_made_is_named(desk: Desk) -> None:
     desk.pods.take(slice_pod("p", mig("1g.10gb@5"), phase="Pending"))
     desk.admit(["0"], "uid-p", resource=ONE)
-    with pytest.raises(Refused, match=r"its record names mig-1g.10gb slice 0:5, which is not made on this node"):
+    with pytest.raises(Refused, match=r"its record names mig-1g.10gb slice 0:5, which does not exist on this node"):
         desk.start(["0"], resource=ONE)
     assert not list((desk.folder / "cdi").glob("*.json"))
 
@@ -99,7 +99,7 @@ def test_of_two_pods_with_one_slice_the_first_one_runs(desk: Desk) -> None:
 def test_a_record_of_a_card_that_is_cut_is_refused(desk: Desk) -> None:
     desk.pods.take(share("p", core=2, annotations={ASSUMED: "true", RECORD + "c": "0"}))
     desk.admit(["0", "1"], "uid-p")
-    with pytest.raises(Refused, match="names card 0, which this node has not; it has 1"):
+    with pytest.raises(Refused, match="names card 0, which this node does not have; it has 1"):
         desk.start(["0", "1"])
 
 

@@ -376,7 +376,7 @@ def test_before_all_pods_are_known_nothing_is_done(rig: Rig) -> None:
     rig.synced = False
     rig.plan(5, *FULL).look()
     assert rig.nodes.patches == 0
-    assert rig.worker.state is None
+    assert rig.partitions.state is None
 
 
 def test_without_permission_nothing_is_known_and_nothing_said(rig: Rig) -> None:
@@ -394,8 +394,8 @@ def test_a_card_in_use_otherwise_keeps_its_mode(tmp_path: Path) -> None:
     rig.look()
     assert rig.said.cards == {1}
     assert any("pods hold it" in w for w in rig.warnings)
-    assert rig.worker.devices(rig.cards) == rig.cards[:1], "its containers may start again"
-    assert rig.worker.whole(rig.cards) == (), "nobody else may come"
+    assert rig.partitions.devices(rig.cards) == rig.cards[:1], "its containers may start again"
+    assert rig.partitions.whole(rig.cards) == (), "nobody else may come"
     rig.pods.drop(share("p", node="n1"))
     rig.look()
     assert rig.said.cards == {0, 1}
@@ -417,13 +417,13 @@ def test_a_card_with_shares_of_mps_keeps_its_mode_until_their_pod_is_gone(tmp_pa
 def test_cards_that_cannot_be_cut_stay_whole(tmp_path: Path) -> None:
     rig = Rig(tmp_path, cards=(gpu(0, T4, 16), gpu(1, A30, 24))).look()
     assert rig.said.cards == {1}
-    assert [card.index for card in rig.worker.devices(rig.cards)] == [0]
+    assert [card.index for card in rig.partitions.devices(rig.cards)] == [0]
 
 
 def test_slices_are_devices_beside_whole_cards(rig: Rig) -> None:
-    assert rig.worker.devices(rig.cards) == rig.cards
+    assert rig.partitions.devices(rig.cards) == rig.cards
     rig.plan(5, *FULL).look()
-    found = {(card.type, card.index): card.uuid for card in rig.worker.devices(rig.cards)}
+    found = {(card.type, card.index): card.uuid for card in rig.partitions.devices(rig.cards)}
     assert found == {
         ("mig-2g.20gb", 0): rig.made()[FULL[0]],
         ("mig-2g.20gb", 2): rig.made()[FULL[1]],

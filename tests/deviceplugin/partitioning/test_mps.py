@@ -16,7 +16,7 @@ def test_what_the_configmap_lists_is_made_and_other_cards_stay_whole(mps: Rig) -
     assert mps.annotation["status-gpu-0-4gb-free"] == 2
     assert mps.annotation["status-partitioning-plan"] == 5
     assert mps.mps.cards == ("GPU-0",)
-    found = {(card.type, card.index) for card in mps.worker.devices(mps.cards)}
+    found = {(card.type, card.index) for card in mps.partitions.devices(mps.cards)}
     assert found == {("gpu", 1), ("gpu-2gb", 0), ("gpu-4gb", 1), ("gpu-4gb", 2)}
 
 
@@ -25,7 +25,7 @@ def test_the_plan_is_in_force_only_when_the_configmap_is_its_own(mps: Rig) -> No
     mps.plan(6, *CUT[:2]).look()
     assert mps.said.waiting
     assert mps.shown == dict.fromkeys(CUT, "")
-    assert [card.index for card in mps.worker.whole(mps.cards)] == [1]
+    assert [card.index for card in mps.partitions.whole(mps.cards) or ()] == [1]
     mps.configure(*CUT[:2]).look()
     assert (mps.said.waiting, mps.shown) == (False, dict.fromkeys(CUT[:2], ""))
 
@@ -47,7 +47,7 @@ def test_the_plan_says_the_numbers(mps: Rig) -> None:
 @pytest.mark.parametrize(
     ("wanted", "why"),
     [
-        (CUT[:1], "4gb at 1 of card 0 in use, and not in it"),
+        (CUT[:1], "4gb at 1 of card 0 in use and not in the configuration"),
         ((*CUT, *places(*[f"20gb@{i}" for i in range(5)], card=1)), "100 GiB of card 1, which has 80"),
         ((*CUT, Slice(7, 0, "4gb")), "the node has no card 7"),
     ],
@@ -67,8 +67,8 @@ def test_a_card_that_others_share_is_not_cut(mps: Rig) -> None:
     mps.plan(5, *CUT).configure(*CUT).look()
     assert "pods in other vocabularies have shares of card 0" in (mps.said.refused or (0, ""))[1]
     assert mps.said.made == ()
-    assert mps.worker.devices(mps.cards) == mps.cards
-    assert mps.worker.whole(mps.cards) == mps.cards[1:]
+    assert mps.partitions.devices(mps.cards) == mps.cards
+    assert mps.partitions.whole(mps.cards) == mps.cards[1:]
     mps.pods.drop(share("p"))
     mps.look()
     assert (mps.said.waiting, mps.said.made) == (True, ())
@@ -136,7 +136,7 @@ def test_an_empty_configmap_makes_cards_whole_again(mps: Rig) -> None:
     mps.look()
     assert mps.said.made == ()
     assert mps.mps.cards == ()
-    assert [card.type for card in mps.worker.devices(mps.cards)] == ["gpu", "gpu"]
+    assert [card.type for card in mps.partitions.devices(mps.cards)] == ["gpu", "gpu"]
 
 
 def test_instances_that_another_plugin_gave_out_stay_while_their_pod_runs(mps: Rig) -> None:

@@ -5,7 +5,7 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.partitioning.slice_ids import after, slice_ids
+from deviceplugin.partitioning.slice_plugins import numbers_after, slice_ids
 
 
 def test_one_for_each_slice() -> None:
@@ -33,8 +33,8 @@ def test_an_unhealthy_slice_is_an_id_that_its_pod_holds() -> None:
 
 
 def test_numbers_go_on_after_what_is_known() -> None:
-    assert next(after(("3", "11", "MIG-1"))) == 12
-    assert next(after(())) == 0
+    assert next(numbers_after(("3", "11", "MIG-1"))) == 12
+    assert next(numbers_after(())) == 0
 
 
 rows = st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.booleans()), max_size=8)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from deviceplugin.pods.capacity_check import Grants, excess, handed, holding
-from deviceplugin.pods.node_pods import GpuPod, read_gpu_pod
+from deviceplugin.pods.gpu_pod import GpuPod, read_gpu_pod
 from mgpu.settings import load_settings
 from tests.builders import card, cards, container, pod, share
 from tests.deviceplugin.desk import ASSUMED, RECORD
@@ -27,20 +27,20 @@ def started(name: str, on: str = "0", core: int = 60) -> GpuPod:
     return read({**raw, "status": {"containerStatuses": [{"name": "c", "containerID": "x"}]}})
 
 
-def over(*known: GpuPod) -> str:
+def over(*known: GpuPod) -> str | None:
     wanted, *others = [holding(one, CARDS) for one in known]
     return excess(wanted, others, CARDS)
 
 
 def test_what_fits_fits() -> None:
-    assert over(decided("p", core=60), decided("q", core=40), decided("r", "1")) == ""
+    assert over(decided("p", core=60), decided("q", core=40), decided("r", "1")) is None
 
 
 def test_every_dimension_counts_and_the_holders_are_named() -> None:
     assert over(decided("p", mib=50 << 10, core=10), decided("q", mib=40 << 10, core=10)) == (
         "card 0 (GPU-n1-0) has no room: memory 50.0 GiB asked, 40.0 GiB free; held by default/q"
     )
-    assert "core 60% asked, 40% free; held by default/q" in over(decided("p"), decided("q", "GPU-n1-0"))
+    assert "core 60% asked, 40% free; held by default/q" in str(over(decided("p"), decided("q", "GPU-n1-0")))
 
 
 def test_refusal_names_pods_of_its_own_namespace_alone() -> None:
@@ -48,13 +48,13 @@ def test_refusal_names_pods_of_its_own_namespace_alone() -> None:
     wanted = decided("p", core=60, namespace="mine")
     one = decided("secret", core=60, namespace="theirs")
     both = decided("secret", core=30, namespace="theirs"), decided("q", core=30, namespace="mine")
-    assert over(wanted, one).endswith("held by a pod of another namespace")
-    assert over(wanted, *both).endswith("held by mine/q, pods of other namespaces")
+    assert str(over(wanted, one)).endswith("held by a pod of another namespace")
+    assert str(over(wanted, *both)).endswith("held by mine/q, pods of other namespaces")
 
 
 def test_a_whole_card_is_beside_nothing() -> None:
     whole = read(pod("w", container("c", 100), annotations={ASSUMED: "true", RECORD + "c": "0"}))
-    assert "core 100% asked, 90% free" in over(whole, decided("q", core=10))
+    assert "core 100% asked, 90% free" in str(over(whole, decided("q", core=10)))
 
 
 def test_a_slice_has_all_of_its_card_where_that_is_not_cut_any_more() -> None:
@@ -63,13 +63,13 @@ def test_a_slice_has_all_of_its_card_where_that_is_not_cut_any_more() -> None:
     assert over(decided("p", core=10), sliced) == (
         "card 0 (GPU-n1-0) has no room: core 10% asked, 0% free, memory 1.0 GiB asked, 0 B free; held by default/s"
     )
-    assert over(decided("p", "1", core=10), sliced) == ""
+    assert over(decided("p", "1", core=10), sliced) is None
 
 
 def test_containers_count_as_they_run() -> None:
     record = {ASSUMED: "true", RECORD + "c": "0", RECORD + "i": "0"}
     both = pod("p", container("c", 60, 1024), init=(container("i", 60, 1024),), annotations=record)
-    assert over(read(both), decided("q", core=40)) == ""
+    assert over(read(both), decided("q", core=40)) is None
 
 
 def test_what_was_handed_out_counts_and_not_what_is_written_now() -> None:
@@ -91,27 +91,27 @@ def test_a_container_that_has_not_run_and_was_handed_nothing_holds_nothing() -> 
 
 def test_the_first_that_was_granted_stays_whichever_is_older() -> None:
     grants, first, second = Grants({}), decided("z"), decided("a")
-    assert grants.refusal(first, [first, second], CARDS) == ""
+    assert grants.refusal(first, [first, second], CARDS) is None
     grants.grant(first, CARDS)
-    assert "held by default/z" in grants.refusal(second, [first, second], CARDS)
-    assert grants.refusal(first, [first, second], CARDS) == ""
+    assert "held by default/z" in str(grants.refusal(second, [first, second], CARDS))
+    assert grants.refusal(first, [first, second], CARDS) is None
 
 
 def test_who_has_ended_or_gone_holds_nothing() -> None:
     grants, first, second = Grants({}), decided("z"), decided("a")
     grants.grant(first, CARDS)
-    assert grants.refusal(second, [decided("z", phase="Failed"), second], CARDS) == ""
-    assert grants.refusal(second, [second], CARDS) == ""
+    assert grants.refusal(second, [decided("z", phase="Failed"), second], CARDS) is None
+    assert grants.refusal(second, [second], CARDS) is None
     grants.keep_only({"uid-a"})
-    assert grants.refusal(second, [first, second], CARDS) == ""
+    assert grants.refusal(second, [first, second], CARDS) is None
 
 
 def test_what_ran_or_was_handed_out_before_this_agent_is_granted() -> None:
     mine = decided("p")
-    assert "held by default/q" in Grants({}).refusal(mine, [mine, started("q")], CARDS)
+    assert "held by default/q" in str(Grants({}).refusal(mine, [mine, started("q")], CARDS))
     handed = {("uid-q", "c"): ("GPU-n1-0",)}
-    assert "held by default/q" in Grants(handed).refusal(mine, [mine, decided("q")], CARDS)
-    assert Grants({}).refusal(mine, [mine, decided("q")], CARDS) == ""
+    assert "held by default/q" in str(Grants(handed).refusal(mine, [mine, decided("q")], CARDS))
+    assert Grants({}).refusal(mine, [mine, decided("q")], CARDS) is None
 
 
 def test_of_two_that_run_already_exactly_one_may_start_again() -> None:
@@ -124,14 +124,14 @@ def test_of_two_that_run_already_exactly_one_may_start_again() -> None:
 def test_a_record_that_was_changed_by_hand_has_to_wait_its_turn() -> None:
     grants, first, second = Grants({}), decided("a", "0"), decided("b", "1")
     for known in (first, second):
-        assert grants.refusal(known, [first, second], CARDS) == ""
+        assert grants.refusal(known, [first, second], CARDS) is None
         grants.grant(known, CARDS)
     moved = decided("a", "1")
-    assert "held by default/b" in grants.refusal(moved, [moved, second], CARDS)
+    assert "held by default/b" in str(grants.refusal(moved, [moved, second], CARDS))
 
 
 def test_a_card_that_is_not_there_is_not_counted() -> None:
-    assert excess(holding(decided("p", "7"), CARDS), (), (card(0),)) == ""
+    assert excess(holding(decided("p", "7"), CARDS), (), (card(0),)) is None
 
 
 def test_what_containers_were_handed_is_known_again() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from deviceplugin.pods.container_runtime import ContainerRuntime
-from deviceplugin.pods.forced_stops import STOP_SECONDS, Stops
-from deviceplugin.pods.node_pods import MIRROR
+from deviceplugin.pods.gpu_pod import MIRROR
 from deviceplugin.pods.receipts import Receipts
+from deviceplugin.pods.remnants import STOP_SECONDS, ForcedStops
 from mgpu.model.errors import RetryLater
 from tests.builders import cards
 from tests.deviceplugin.cri import serving
@@ -20,8 +20,8 @@ from tests.waiting import until
 
 @pytest.fixture
 def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deviceplugin.pods.forced_stops.STOP_SECONDS", 0.5)
-    monkeypatch.setattr("deviceplugin.pods.forced_stops._LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("deviceplugin.pods.remnants.STOP_SECONDS", 0.5)
+    monkeypatch.setattr("deviceplugin.pods.remnants._STOP_POLL_SECONDS", 0.2)
 
 
 def hide(node: Node, running: set[str], name: str = "hidden") -> str:
@@ -97,15 +97,16 @@ def place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 def stopped(place: Place, seconds: float, *, lists: bool = True, listed: Any = lambda: None) -> list[str]:
     """Return what is stopped, with the failures, that many seconds later. listed: what a new list brings."""
 
-    def refresh(_: float) -> bool:
-        listed()
-        return lists
+    class List:
+        def refresh(self, seconds: float) -> bool:  # noqa: ARG002
+            listed()
+            return lists
 
     place.holds()
     place.now += seconds
     place.holds()
     runtime = Stopping()
-    failures = asyncio.run(Stops(place.remnants, runtime, refresh, lambda _: None).look())
+    failures = asyncio.run(ForcedStops(place.remnants, runtime, List(), lambda _: None).look())
     return [*runtime.stopped, *failures]
 
 

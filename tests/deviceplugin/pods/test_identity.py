@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from deviceplugin.pods.gpu_pod import GpuPod, read_gpu_pod
 from deviceplugin.pods.identity import Refused, Target, candidates, environment
-from deviceplugin.pods.node_pods import GpuPod, read_gpu_pod
 from mgpu.settings import load_settings
 from tests.builders import CORE, card, cards, container, pod, share
 
@@ -61,7 +61,7 @@ def test_several_cards_come_in_the_order_of_their_indexes() -> None:
     ("known", "why"),
     [
         (read(share("p")), "no cards have been decided"),
-        (decided("7"), r"names card 7, which this node has not; it has 0 \(GPU-n1-0\), 1 \(GPU-n1-1\)"),
+        (decided("7"), r"names card 7, which this node does not have; it has 0 \(GPU-n1-0\), 1 \(GPU-n1-1\)"),
         (decided("GPU-elsewhere"), "names card GPU-elsewhere"),
         (decided("0"), r"card 0 \(GPU-n1-0\) is unhealthy"),
         (decided("0,1"), "names 2 cards"),

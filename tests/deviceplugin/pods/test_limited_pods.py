@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.pods.limited_pods import Limited, read_limited
+from deviceplugin.pods.gpu_pod import LimitedPod, read_limited
 from deviceplugin.pods.node_pods import NodePods
 from mgpu.dialects import mtgpu
 from mgpu.settings import load_settings
@@ -20,7 +20,7 @@ def changed(meta: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def test_a_pod_of_an_mtgpupod_is_known_with_its_card_and_share() -> None:
-    assert read_limited(pod_of("p", CARD, "0.125", "0.5")) == Limited("default", "p", "uid-p", CARD, 125, 500, GIB)
+    assert read_limited(pod_of("p", CARD, "0.125", "0.5")) == LimitedPod("default", "p", "uid-p", CARD, 125, 500, GIB)
 
 
 def test_a_container_that_somebody_put_before_its_own_has_no_card() -> None:

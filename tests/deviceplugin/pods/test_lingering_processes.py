@@ -9,7 +9,7 @@ import pytest
 from deviceplugin.mig.mig_driver import MigCard
 from deviceplugin.pods import lingering_processes
 from deviceplugin.pods.identity import Refused
-from deviceplugin.pods.lingering_processes import Leftovers
+from deviceplugin.pods.lingering_processes import LingeringProcesses
 from deviceplugin.pods.node_pods import NodePods
 from mgpu.model.errors import RetryLater
 from mgpu.settings import load_settings
@@ -34,7 +34,7 @@ class Place:
     def __init__(self) -> None:
         self.pods = NodePods(load_settings(), lambda: None)
         self.said: Sequence[MigCard] | Exception = BUSY
-        self.leftovers = Leftovers(self.pods, self.read)
+        self.leftovers = LingeringProcesses(self.pods, self)
         self.pods.take(ran("p", "0"))
         self.pods.drop(ran("p", "0"))
 
@@ -85,19 +85,19 @@ def test_what_runs_may_be_the_pods_own(place: Place) -> None:
 
 
 def test_an_occupy_pod_leaves_nothing_and_comes_back_beside_its_mtgpupods(place: Place) -> None:
-    place.pods.forget("uid-p")
+    place.pods.forget_vanished("uid-p")
     raw = occupy_pod(card=0)
     rows = [{"name": "occupy", "containerID": "x", "state": {"running": {}}}]
     raw["status"] = {**raw["status"], "containerStatuses": rows}
     place.pods.take(raw)
     place.pods.drop(raw)
-    assert place.pods.lost()
+    assert place.pods.vanished()
     place.start("q", "0")
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_a_pod_that_had_ended_leaves_nothing(place: Place, phase: str) -> None:
-    place.pods.forget("uid-p")
+    place.pods.forget_vanished("uid-p")
     place.pods.take(ran("e", "0"))
     place.pods.drop(ran("e", "0", phase=phase))
     place.start("q", "0")
@@ -111,7 +111,7 @@ def test_nvml_that_does_not_answer_keeps_nobody_back(place: Place) -> None:
 def test_what_runs_on_for_long_is_somebody_elses(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lingering_processes, "_LONGEST_SECONDS", -1.0)
     place.start("q", "0")
-    assert not place.pods.lost()
+    assert not place.pods.vanished()
 
 
 def test_a_container_waits_for_what_a_pod_left_on_its_card(node: Node) -> None:

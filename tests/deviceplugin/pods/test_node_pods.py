@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.pods.node_pods import GpuPod, NodePods, read_gpu_pod
+from deviceplugin.pods.gpu_pod import GpuPod, read_gpu_pod
+from deviceplugin.pods.node_pods import NodePods
 from mgpu.settings import load_settings
 from tests.builders import CORE, MEMORY, container, pod, share
 
@@ -32,8 +33,8 @@ def test_a_record_decides_and_so_does_what_can_never_be_one() -> None:
     assert read(share(annotations=RECORD)).decided
     garbage = read(share(annotations={**RECORD, "vke.volcengine.com/gpu-index-container-c": "x"}))
     assert garbage.decided
-    assert "'x' is neither a card index nor a UUID" in garbage.problem
-    assert "must be at least 256" in read(pod("p", container("c", 50))).problem
+    assert "'x' is neither a card index nor a UUID" in str(garbage.problem)
+    assert "must be at least 256" in str(read(pod("p", container("c", 50))).problem)
 
 
 def test_asking_is_in_the_kubelets_order() -> None:

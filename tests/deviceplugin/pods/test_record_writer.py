@@ -7,14 +7,19 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.pods.node_pods import GpuPod, read_gpu_pod
+from deviceplugin.pods.gpu_pod import GpuPod, read_gpu_pod
 from deviceplugin.pods.record_writer import RecordWriter
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.settings import load_settings
 from tests.builders import share
 from tests.waiting import until
 
-HERE = {f"uid-{name}" for name in ("p", "q", "broken")}
+
+class Here:
+    """Some pods are on the node and have not ended."""
+
+    def is_active(self, uid: str) -> bool:
+        return uid in {"uid-p", "uid-q", "uid-broken"}
 
 
 class FakeApi(Api):
@@ -52,7 +57,7 @@ def writers() -> Iterator[list[RecordWriter]]:
 )
 def test_record_whose_write_fails_is_written_again(writers: list[RecordWriter], error: Exception) -> None:
     api = FakeApi(error)
-    writers.append(writer := RecordWriter(api, HERE.__contains__))
+    writers.append(writer := RecordWriter(api, Here()))
     writer.start()
     writer.write(known("p"), {"a": "1"})
     until(lambda: len(api.patches) == 2)
@@ -71,7 +76,7 @@ def test_record_whose_write_fails_is_written_again(writers: list[RecordWriter], 
 )
 def test_what_can_never_be_written_holds_up_nothing(writers: list[RecordWriter], error: ApiError) -> None:
     api = FakeApi(error)
-    writers.append(writer := RecordWriter(api, HERE.__contains__))
+    writers.append(writer := RecordWriter(api, Here()))
     writer.start()
     writer.write(known("p"), {})
     writer.write(known("q"), {})
@@ -82,7 +87,7 @@ def test_what_can_never_be_written_holds_up_nothing(writers: list[RecordWriter],
 def test_conflict_is_final_only_once_the_pod_is_not_here(writers: list[RecordWriter]) -> None:
     """The API server answers 409 too where it has lost five races with other writers of the same pod."""
     api = FakeApi(*(ApiError(409, "Conflict", "the object has been modified") for _ in range(2)))
-    writers.append(writer := RecordWriter(api, HERE.__contains__))
+    writers.append(writer := RecordWriter(api, Here()))
     writer.start()
     writer.write(known("gone"), {"a": "1"})
     until(lambda: len(api.patches) == 1)
@@ -94,7 +99,7 @@ def test_conflict_is_final_only_once_the_pod_is_not_here(writers: list[RecordWri
 def test_whoever_writes_does_not_wait(writers: list[RecordWriter]) -> None:
     api = FakeApi()
     api.go_on.clear()
-    writers.append(writer := RecordWriter(api, HERE.__contains__))
+    writers.append(writer := RecordWriter(api, Here()))
     writer.start()
     writer.write(known("p"), {})
     assert not api.patches
@@ -122,7 +127,7 @@ class HostileApi(Api):
 
 def test_pod_whose_writes_always_fail_blocks_no_record_of_another(writers: list[RecordWriter]) -> None:
     api = HostileApi("broken")
-    writers.append(writer := RecordWriter(api, HERE.__contains__))
+    writers.append(writer := RecordWriter(api, Here()))
     writer.start()
     writer.write(known("broken"), {"a": "1"})
     for i in range(20):
@@ -146,7 +151,7 @@ def test_retries_that_time_out_delay_no_first_attempt(writers: list[RecordWriter
     retried = threading.Event()
     broken = [f"broken{i}" for i in range(3)]
     api = Slow(*broken)
-    writers.append(writer := RecordWriter(api, HERE.__contains__))
+    writers.append(writer := RecordWriter(api, Here()))
     writer.start()
     for name in broken:
         writer.write(known(name), {"a": "1"})
@@ -160,7 +165,7 @@ def test_retries_that_time_out_delay_no_first_attempt(writers: list[RecordWriter
 
 def test_later_write_of_a_pod_does_not_overtake_one_that_failed(writers: list[RecordWriter]) -> None:
     api = HostileApi("p", seconds=0.1)
-    writers.append(writer := RecordWriter(api, HERE.__contains__))
+    writers.append(writer := RecordWriter(api, Here()))
     writer.start()
     writer.write(known("p"), {"a": "1", "b": "1"})
     until(lambda: api.attempts)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from deviceplugin.event_loop import Wakeup
-from deviceplugin.pods.node_pods import MIRROR, NodePods
+from deviceplugin.pods.gpu_pod import MIRROR
+from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.receipts import Receipt, Receipts, summed
 from deviceplugin.pods.remnants import LONGEST_SECONDS, Remnants
 from mgpu.model.device_checkpoints import OTHERS, read_entries, shares_by_pod

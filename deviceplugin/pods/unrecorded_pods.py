@@ -1,23 +1,26 @@
-"""Pods that run without a record, and what of the node's cards they have all the same.
+"""Pods that run without an allocation record, and which cards they have nevertheless.
 
-Such a pod may have cards: from another plugin, from before mgpu came, or from this agent, where its record was lost
-since. It may as well have none, since the kubelet starts a container whose resource no plugin offers without asking
-anybody. So the node reports which it is (`device_checkpoints.OTHERS`) by the kubelet's checkpoint, by what this agent
-handed out, and by the container runtime, which knows what containers were created with. A pod about which nothing can
-be found out is held on every card, as a pod that has been handed something must never lose it.
+Such a pod may have cards: from another plugin, from before mgpu was installed, or from this agent, where its record was
+lost since. Or it is a bare pod that has none, since the kubelet starts a container whose resource no plugin offers
+without calling a plugin. The agent finds out which it is and reports it in the Device
+(`mgpu.model.device_checkpoints.OTHERS`): by the kubelet's checkpoint, by what the agent handed out, and by the
+container runtime, which knows the environment of containers. A pod about which nothing is known counts on every card,
+since what a pod was handed must never be given to another one.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from deviceplugin.cards import NodeGpus
 from deviceplugin.inventory.offers import WHOLE_CARDS
+from deviceplugin.pods.capacity_check import Grants
+from deviceplugin.pods.gpu_pod import GpuPod, kubelets_uid
 from deviceplugin.pods.identity import VISIBLE
-from deviceplugin.pods.node_pods import GpuPod, NodePods, kubelets_uid
+from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.receipts import rows_of, summed
-from mgpu.model.cards import Card
 from mgpu.model.device_checkpoints import CheckpointEntry, no_devices_entry
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import GpuRequest
@@ -30,26 +33,28 @@ _NONE = ("", "none", "void")
 
 
 class Environments(Protocol):
+    """What is needed of `deviceplugin.pods.container_runtime`."""
+
     async def environments(self, uid: str) -> Mapping[str, Mapping[str, str]]:
-        """Container → environment, of a pod's containers that run or have run. Raises RetryLater."""
+        """Return container → environment of a pod's containers that run or have run. Raises RetryLater."""
 
 
-class HandedOut(Protocol):
-    """`deviceplugin.pods.capacity_check.Grants`."""
+class SliceReports(Protocol):
+    """What is needed of `deviceplugin.partitioning.node_partitions`."""
 
-    def kept(self, known: GpuPod, cards: Sequence[Card]) -> tuple[Share, ...]:
-        """What was handed out to containers of the pod."""
-
-    def has_handed(self, uid: str) -> bool:
-        """Whether anything was."""
+    @property
+    def reports_users(self) -> bool:
+        """Whether the Node's annotations say which pods have which slices, since its cards are cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What was found out of a pod.
+    """What was found out about a pod.
 
-    ran: its containers that had run by then. shares: what it has; None: not known. checked: whether the kubelet's
-    checkpoint could be read then, without which a pod cannot be said to have nothing.
+    Attributes:
+        ran: its containers that had run by then.
+        shares: what it has; empty: nothing; None: not known.
+        checked: whether the kubelet's checkpoint could be read then. Without it no pod is called bare.
     """
 
     ran: frozenset[str]
@@ -57,16 +62,14 @@ class _Answer:
     checked: bool
 
     def stands(self, known: GpuPod, *, checkable: bool) -> bool:
-        """Return whether asking again would tell nothing else."""
+        """Return whether the answer is final, so that asking again is of no use."""
         if self.ran != known.ran or self.shares is None:
             return False
         return bool(self.shares) or self.checked or not checkable
 
 
-class Unrecorded:
-    """On one event loop; `bare`, `found` and `unknown` may be read from any thread.
-
-    bare: the UIDs of such pods that have nothing. found, unknown: rows of those that have something, and that may.
+class UnrecordedPods:
+    """Used on one event loop; the attributes from any thread.
 
     A pod is asked about until its cards are found, and again when another container of it has run. What was found
     stays while the pod has no record.
@@ -74,21 +77,29 @@ class Unrecorded:
     Args:
         runtime: the container runtime.
         pods: the pods of the node.
-        cards: its GPUs, those that are cut into slices too.
-        handed: what this agent and those before it handed out.
-        tells_slices: whether the node says of its slices by itself which pods have them, since its cards are cut.
+        gpus: the GPUs of the node, also those that are cut into slices.
+        grants: what this agent and those before it handed out. Its `bare` is kept current.
+        slices: what the Node reports of its slices.
+
+    Attributes:
+        bare: the UIDs of bare pods.
+        found: rows of the pods that have cards.
+        unknown: rows of the pods that may have cards.
     """
 
     def __init__(
         self,
         runtime: Environments,
         pods: NodePods,
-        cards: Callable[[], Sequence[Card]],
-        handed: HandedOut,
-        tells_slices: Callable[[], bool] = lambda: False,
+        gpus: NodeGpus,
+        grants: Grants,
+        slices: SliceReports,
     ) -> None:
-        self._runtime, self._pods, self._cards, self._handed = runtime, pods, cards, handed
-        self._tells_slices = tells_slices
+        self._runtime = runtime
+        self._pods = pods
+        self._node = gpus
+        self._grants = grants
+        self._slices = slices
         self._answers: dict[str, _Answer] = {}
         self._retry_at: dict[str, float] = {}
         self.bare: frozenset[str] = frozenset()
@@ -99,7 +110,7 @@ class Unrecorded:
         """Return whether there is such a pod that has not been asked about yet.
 
         Args:
-            given: as of `look`.
+            given: as in `look`.
         """
         missing = ((uid, known) for uid, known in self.missing().items() if uid not in given)
         return any(uid not in self._answers or self._answers[uid].ran != known.ran for uid, known in missing)
@@ -111,17 +122,19 @@ class Unrecorded:
     def missing(self) -> dict[str, GpuPod]:
         """Return the pods that run without a record, by UID.
 
-        To be asked before the checkpoint is read: the kubelet writes what a pod is given before the pod runs.
+        Call it before reading the checkpoint: the kubelet writes what a pod is given before the pod runs, so a pod that
+        runs here and is not in a checkpoint that is read later was given nothing.
         """
         return {known.pod.uid: known for known in self._pods.all() if _runs_without_record(known)}
 
     async def look(self, missing: Mapping[str, GpuPod], given: Collection[str], sliced: Collection[str] | None) -> None:
-        """Look at such pods again.
+        """Find out what such pods have.
 
         Args:
-            missing: as of before the kubelet's checkpoint was read.
+            missing: what `missing` returned before the kubelet's checkpoint was read.
             given: the UIDs of pods to which another plugin gave cards, by the checkpoint.
-            sliced: the same of slices; None: the checkpoint cannot be read, so nobody can be said to have nothing.
+            sliced: the UIDs of pods to which another plugin gave slices; None: the checkpoint cannot be read, so that
+                no pod can be called bare.
         """
         self._answers = {uid: answer for uid, answer in self._answers.items() if uid in missing}
         self._retry_at = {uid: at for uid, at in self._retry_at.items() if uid in missing}
@@ -135,9 +148,9 @@ class Unrecorded:
                 continue
             self._retry_at[uid] = now + _RETRY_SECONDS
             self._answers[uid] = _Answer(known.ran, await self._shares(known, sliced or ()), checkable)
-        self._tell({uid: known for uid, known in missing.items() if uid not in given})
+        self._publish({uid: known for uid, known in missing.items() if uid not in given})
 
-    def _tell(self, missing: Mapping[str, GpuPod]) -> None:
+    def _publish(self, missing: Mapping[str, GpuPod]) -> None:
         found: list[CheckpointEntry] = []
         unknown: list[CheckpointEntry] = []
         bare: set[str] = set()
@@ -149,32 +162,34 @@ class Unrecorded:
                 bare.add(uid)
             else:
                 unknown += self._rows(known, self._anything(known))
-        self.found, self.unknown, self.bare = tuple(found), tuple(unknown), frozenset(bare)
+        self.found = tuple(found)
+        self.unknown = tuple(unknown)
+        self.bare = self._grants.bare = frozenset(bare)
 
     def _anything(self, known: GpuPod) -> tuple[Share, ...]:
-        """What a pod holds of which nothing is known: its share on every card."""
-        if known.request is None or (self._tells_slices() and not known.request.containers):
+        """Return what a pod of which nothing is known may hold: its share on every card."""
+        if known.request is None or (self._slices.reports_users and not known.request.containers):
             return ()
         if not known.request.containers:
             return (Share("", None, whole=True),)
         return unknown_shares(replace(known.request, others=()), known.pod)
 
     def _rows(self, known: GpuPod, shares: Sequence[Share]) -> Iterator[CheckpointEntry]:
-        """One row for all cards of which the pod holds the same, however many containers it has."""
+        """Yield one row for all cards of which the pod holds the same, however many containers it has."""
         resource = next((known.carriers[name] for name in sorted(known.ran) if name in known.carriers), WHOLE_CARDS)
         container = next(iter(known.ran)) if len(known.ran) == 1 else None
-        return rows_of(known.pod.uid, resource, summed(shares, self._cards()), container)
+        return rows_of(known.pod.uid, resource, summed(shares, self._node.gpus), container)
 
     async def _shares(self, known: GpuPod, sliced: Collection[str]) -> tuple[Share, ...] | None:
-        """What it has; (): nothing; None: not known."""
+        """Return what the pod has; empty: nothing; None: not known."""
         request, uid = known.request, known.pod.uid
         if request is None:
             return None
-        if kept := self._handed.kept(known, self._cards()):
+        if kept := self._grants.kept(known, self._node.gpus):
             return kept
         if not request.containers:
-            # Slices are handed out by this agent, or by another plugin and the kubelet's checkpoint says so.
-            given = self._handed.has_handed(uid) or uid in sliced
+            # Only this agent hands out slices, or another plugin, which the kubelet's checkpoint shows.
+            given = self._grants.has_handed(uid) or uid in sliced
             return None if given else ()
         return await self._ask(known, request)
 
@@ -185,20 +200,20 @@ class Unrecorded:
         except RetryLater as error:
             log.warning("%s runs without a record, on cards that are not known: %s", known.pod.key, error)
             return None
-        shares = tuple(share for name, env in environments.items() for share in self._shown(request, name, env))
-        # A container that the runtime does not list may be about to start again, on what it had.
+        shares = tuple(share for name, env in environments.items() for share in self._visible(request, name, env))
+        # A container that the runtime does not list may be about to start again, with what it had.
         return shares if shares or known.ran <= {*environments, *known.done} else None
 
-    def _shown(self, request: GpuRequest, container: str, env: Mapping[str, str]) -> Iterator[Share]:
-        """What the container's environment shows of the cards that it asked for.
+    def _visible(self, request: GpuRequest, container: str, env: Mapping[str, str]) -> Iterator[Share]:
+        """Yield the container's shares of the cards in its environment.
 
-        More cards than it asked for were not handed to it: images and ConfigMaps bring such a variable too.
+        More cards than it requests were not handed to it: images and ConfigMaps set such a variable too.
         """
         wanted = next((one for one in request.containers if one.container == container), None)
         visible = env.get(VISIBLE, "")
         if wanted is None or visible in _NONE:
             return
-        cards = self._cards()
+        cards = self._node.gpus
         names = [card.uuid for card in cards] if visible == "all" else visible.split(",")
         shown = {card.uuid for card in cards if {card.uuid, str(card.index), f"minor:{card.minor}"} & {*names}}
         if len(names) <= wanted.cards:
@@ -206,4 +221,4 @@ class Unrecorded:
 
 
 def _runs_without_record(known: GpuPod) -> bool:
-    return bool(known.ran and known.request and known.shares is None and not known.problem and not known.pod.ended)
+    return bool(known.ran and known.request and known.shares is None and known.problem is None and not known.pod.ended)

@@ -1,10 +1,15 @@
-"""The MIG agent of the seed: makes what is made on a card what shall be there, undoing all if a step fails."""
+"""Changes the MIG instances of one card to the planned ones, and undoes all changes where a step fails.
+
+Only the MIG partitioner calls `apply`. Order matters: what is in use and gone is created first, instances that are not
+planned are destroyed next, and new ones are created last, when their places are free. Nothing that processes run on is
+ever destroyed.
+"""
 
 import logging
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from deviceplugin.mig.mig_driver import MigCard, MigDriver, MigRefused
+from deviceplugin.mig.mig_driver import MigCard, MigDriver, MigRefused, complete, existing
 from mgpu.model.errors import RetryLater
 from mgpu.model.mig import Instance, Layout, problem
 
@@ -12,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class RollbackFailed(MigRefused):
-    """A step failed, and so did going back: the card is neither as it was nor as it shall be. Apply again later."""
+    """A step failed, and undoing the steps before it failed too. Apply the plan again later."""
 
 
 class _Step(NamedTuple):
@@ -26,39 +31,47 @@ class _Step(NamedTuple):
             driver.destroy(uuid, self.instance)
 
     def undo(self, driver: MigDriver, uuid: str) -> None:
-        """Also of a step that failed half way: both calls take what they find."""
+        """Undo the step, also one that failed half way: both calls accept what they find."""
         self._replace(create=not self.create).run(driver, uuid)
 
     def __str__(self) -> str:
         return f"{'create' if self.create else 'destroy'} {self.instance.profile} at {self.instance.start}"
 
 
-def apply(driver: MigDriver, uuid: str, wanted: Collection[Instance], keep: Collection[Instance]) -> None:
-    """Make `wanted` all that there is on a card. keep: what is in use, whatever is planned.
+def apply(driver: MigDriver, uuid: str, desired: Collection[Instance], in_use: Collection[Instance]) -> None:
+    """Make `desired` the only instances of a card. Calling it again is safe.
 
-    Nothing in `keep`, and nothing that processes run on, is ever destroyed; what of `keep` is missing (a reboot) is
-    made first, and stays although the plan fails. Raises MigRefused where that, or the card, does not allow the plan,
-    and what a step raised; all is then as it was before the plan (RollbackFailed: it is not). Doing it again is safe.
+    What of `in_use` is missing after a reboot is created first, and stays although the plan fails.
+
+    Args:
+        uuid: the card.
+        desired: what the plan says.
+        in_use: what must stay, whatever the plan says.
+
+    Raises MigRefused where something in use, or the card, does not allow the plan, and whatever a step raises. The card
+    is then as before, except after RollbackFailed.
     """
-    _restore(driver, _card(driver, uuid), frozenset(keep))
-    card, wanted = _card(driver, uuid), frozenset(wanted)
-    if lost := sorted(_used(card, keep) - wanted):
+    _restore(driver, _card(driver, uuid), frozenset(in_use))
+    card, wanted = _card(driver, uuid), frozenset(desired)
+    if lost := sorted(_used(card, in_use) - wanted):
         raise MigRefused(f"{uuid}: {_listed(lost)} in use, but not in the plan")
     _check(card, wanted)
-    there, whole = _there(card), _whole(card)
-    _run(driver, uuid, sorted(there - wanted), sorted(wanted - whole))
+    _run(driver, uuid, sorted(existing(card) - wanted), sorted(wanted - complete(card)))
 
 
-def _restore(driver: MigDriver, card: MigCard, keep: frozenset[Instance]) -> None:
-    """Each for itself, so that those that can be are there although another cannot; raises the first one's error."""
-    missing = sorted(keep - _whole(card))
+def _restore(driver: MigDriver, card: MigCard, in_use: frozenset[Instance]) -> None:
+    """Create what is in use and missing, one by one, so that one failure does not prevent the others.
+
+    Raises the first error at the end.
+    """
+    missing = sorted(in_use - complete(card))
     if not missing:
         return
-    log.warning("making again what is in use and gone on %s: %s", card.uuid, _listed(missing))
-    _check(card, _used(card, keep))
-    free, errors = _there(card) - _used(card, keep), []
+    log.warning("creating again what is in use and missing on %s: %s", card.uuid, _listed(missing))
+    _check(card, _used(card, in_use))
+    free, errors = set(existing(card) - _used(card, in_use)), []
     for instance in missing:
-        stay, gone = _used(card, keep), []
+        stay, gone = _used(card, in_use), []
         for other in sorted(free):
             if problem(_layout(card), {*stay, other}):
                 gone.append(other)
@@ -75,7 +88,7 @@ def _restore(driver: MigDriver, card: MigCard, keep: frozenset[Instance]) -> Non
 
 
 def _run(driver: MigDriver, uuid: str, gone: Iterable[Instance], new: Iterable[Instance]) -> None:
-    """Destroying goes first: where everything lies is known, so each step finds its place free."""
+    """Destroy `gone` and then create `new`, so that each creation finds its place free. Undo everything on failure."""
     begun: list[_Step] = []
     try:
         for step in (*(_Step(False, i) for i in gone), *(_Step(True, i) for i in new)):
@@ -88,7 +101,7 @@ def _run(driver: MigDriver, uuid: str, gone: Iterable[Instance], new: Iterable[I
 
 
 def _undo(driver: MigDriver, uuid: str, begun: Iterable[_Step], why: Exception) -> None:
-    """Goes on past a step that cannot be undone: as much as possible is to be as it was."""
+    """Undo the steps, also after one that cannot be undone, so that as much as possible is as before."""
     failed = []
     for step in reversed(tuple(begun)):
         try:
@@ -96,7 +109,7 @@ def _undo(driver: MigDriver, uuid: str, begun: Iterable[_Step], why: Exception) 
         except (MigRefused, RetryLater) as error:
             failed.append(f"{step} ({error})")
     if failed:
-        raise RollbackFailed(f"{why}; and could not be undone: {', '.join(failed)}") from why
+        raise RollbackFailed(f"{why}; and these steps could not be undone: {', '.join(failed)}") from why
 
 
 def _card(driver: MigDriver, uuid: str) -> MigCard:
@@ -119,16 +132,8 @@ def _check(card: MigCard, instances: Iterable[Instance]) -> None:
         raise MigRefused(f"{card.uuid}: {why}")
 
 
-def _there(card: MigCard) -> set[Instance]:
-    return {made.instance for made in card.instances}
-
-
-def _whole(card: MigCard) -> set[Instance]:
-    return {made.instance for made in card.instances if made.uuid}
-
-
-def _used(card: MigCard, keep: Iterable[Instance]) -> set[Instance]:
-    return {*keep, *(made.instance for made in card.instances if made.busy)}
+def _used(card: MigCard, in_use: Iterable[Instance]) -> set[Instance]:
+    return {*in_use, *(made.instance for made in card.instances if made.busy)}
 
 
 def _listed(instances: Iterable[Instance]) -> str:

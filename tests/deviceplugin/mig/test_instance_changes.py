@@ -5,7 +5,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from deviceplugin.mig.mig_agent import RollbackFailed, apply
+from deviceplugin.mig.instance_changes import RollbackFailed, apply
 from deviceplugin.mig.mig_driver import MigRefused
 from mgpu.model.errors import RetryLater
 from playground.nvml_state import reboot, register

@@ -1,0 +1,269 @@
+"""One pod of this node as the agent reads it: what it requests, what was decided for it, how far it has come. Pure.
+
+`node_pods.NodePods` calls `read_gpu_pod` and `read_limited` for every change that the watch delivers. A node may have
+thousands of pods and any user can write large ones, so a `GpuPod` keeps only what the agent reads later.
+"""
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mgpu import dialects
+from mgpu.dialects import mtgpu, watched_pods
+from mgpu.dialects.record_verification import UNSEALED, Finding, RecordVerifier, Verdict
+from mgpu.dialects.registry import vocabularies
+from mgpu.dialects.watched_pods import bounded
+from mgpu.model import budget
+from mgpu.model.errors import BadObject
+from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, peak
+from mgpu.model.ledger import Share
+from mgpu.model.pods import Container, Pod, read_pod
+from mgpu.model.quantities import QuantityError, whole_number
+from mgpu.settings import Settings
+
+log = logging.getLogger(__name__)
+
+MIRROR = "kubernetes.io/config.mirror"
+"""The annotation of a static pod's mirror in the API: the UID by which the kubelet knows the static pod."""
+GRACE_SECONDS = 30
+"""Kubernetes' default of `terminationGracePeriodSeconds`."""
+_STATIC = re.compile(r"[^-]{1,64}")
+"""The hash of a static pod's manifest has 32 digits. The length is bounded because users may write the annotation."""
+
+
+def kubelets_uid(annotations: Mapping[str, str], uid: str) -> str:
+    """Return the UID by which the kubelet knows the pod with this UID.
+
+    For a static pod it is a hash, without "-". Users can write the annotation too, with the UID of another pod: what
+    has the form of a UID of the API is therefore ignored.
+    """
+    mirror = annotations.get(MIRROR, "")
+    return mirror if _STATIC.fullmatch(mirror) else uid
+
+
+def is_static(kubelets: str) -> bool:
+    """Return whether this UID, by which the kubelet knows a pod, is a static pod's: a UID of the API contains "-"."""
+    return "-" not in kubelets
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPod:
+    """A pod of this node that requests GPUs.
+
+    Attributes:
+        shares: its allocation record; None: not decided yet.
+        problem: what makes its request or its record unreadable; its containers are refused for that. None: nothing.
+        ran: its containers that request GPUs and have run.
+        done: its init containers that ended well.
+        amounts: resource → its containers that request it and how much, in the order in which the kubelet allocates.
+        held: resource → how much the pod occupies at its busiest moment, as the scheduler counts.
+        carriers: container → the one of its resources whose answer brings its cards (`dialects.carrier`).
+        judged: what was found about its record. Where the record does not count, `pod` is without it.
+        grace: seconds that its containers may run on after its deletion.
+        fingerprint: of all that was read (`watched_pods`); None where its record is not the API server's yet.
+    """
+
+    pod: Pod
+    request: GpuRequest | None = None
+    shares: tuple[Share, ...] | None = None
+    problem: str | None = None
+    ran: frozenset[str] = frozenset()
+    done: frozenset[str] = frozenset()
+    amounts: Mapping[str, tuple[tuple[Container, int], ...]] = field(default_factory=dict, hash=False)
+    held: Mapping[str, int] = field(default_factory=dict, hash=False)
+    carriers: Mapping[str, str] = field(default_factory=dict, hash=False)
+    judged: Verdict | None = None
+    grace: int = GRACE_SECONDS
+    fingerprint: bytes | None = field(default=None, compare=False)
+
+    @property
+    def finding(self) -> Finding | None:
+        return self.judged.finding if self.judged is not None else None
+
+    @property
+    def decided(self) -> bool:
+        """Whether waiting cannot change the answer: the pod has a record, or the pod itself is invalid."""
+        return self.shares is not None or self.problem is not None
+
+    def container_request(self, container: str) -> ContainerRequest | None:
+        """Return what the container requests of cards."""
+        return next((c for c in (self.request.containers if self.request else ()) if c.container == container), None)
+
+    def requests(self, container: str) -> tuple[ContainerRequest, ...]:
+        """Return what the node hands to the container: cards, or slices of one type or several."""
+        return dialects.handed(self.request, container) if self.request else ()
+
+    def asking(self, resource: str) -> tuple[tuple[Container, int], ...]:
+        """Return the containers that request the resource, in the kubelet's order."""
+        return self.amounts.get(resource, ())
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LimitedPod:
+    """The Pod of an MtgpuPod, as isolation back ends need it.
+
+    Attributes:
+        card: the card's UUID.
+        request: thousandths of the card.
+        limit: thousandths of the card.
+        memory: bytes.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    card: str
+    request: int
+    limit: int
+    memory: int
+
+
+def read_limited(raw: Mapping[str, Any]) -> LimitedPod | None:
+    """Return the Pod of an MtgpuPod; None for other pods, and where it does not say which share of which card it has.
+
+    It is recognized by its controller, or by its seal after its controller was removed. The caller checks the seal;
+    without seals only admission keeps others from writing such annotations.
+    """
+    meta = raw["metadata"]
+    if not mtgpu.mtgpupod_of(raw):
+        return None
+    try:
+        share = mtgpu.read_share(meta.get("annotations") or {})
+    except BadObject:
+        return None
+    card = mtgpu.card_of(raw)
+    return LimitedPod(meta.get("namespace", "default"), meta["name"], meta["uid"], card, *share) if card else None
+
+
+def read_gpu_pod(
+    raw: Mapping[str, Any],
+    settings: Settings,
+    amended: Mapping[str, str] | None = None,
+    records: RecordVerifier = UNSEALED,
+    before: Verdict | None = None,
+) -> GpuPod | None:
+    """Return the pod, or None where it requests no GPU. What is unreadable in it becomes its `problem`.
+
+    Args:
+        raw: the pod as the API server has it.
+        settings: for the dialects that are enabled.
+        amended: annotations that replace the pod's own.
+        records: checks the seals of allocation records.
+        before: what was found about its record at the last reading.
+    """
+    try:
+        pod = read_pod(bounded(raw))
+    except BadObject as error:
+        meta = raw["metadata"]
+        log.warning("pod cannot be read: %s", error, extra={"pod": meta.get("uid", "")})
+        return None
+    pod, judged = records.judge(dialects.without_unread(with_annotations(pod, amended or {}), MIRROR), before)
+    if large := budget.excess_of_containers(raw):
+        few = _kept(replace(pod, containers=pod.containers[:1]))
+        return GpuPod(few, problem=str(BadObject(large)), judged=judged) if vocabularies(pod) else None
+    small = _kept(pod)
+    amounts = _amounts(small)
+    held = {r: peak((c.stage, Amount(memory=n)) for c, n in rows).memory for r, rows in amounts.items()}
+    ran, done = _history(raw.get("status") or {})
+    carriers = {c.name: name for c in pod.containers if (name := dialects.carrier(c, settings))}
+    known = GpuPod(small, done=done, amounts=amounts, held=held, carriers=carriers, judged=judged, grace=_grace(raw))
+    try:
+        request = dialects.read_request(pod, settings)
+    except BadObject as error:
+        known = replace(known, problem=str(error))
+        return _ended(known) if pod.ended else known
+    if request is None:
+        return None
+    ran &= {asked.container for asked in dialects.handed(request)}
+    known = with_record(replace(known, request=request, ran=ran))
+    return _ended(known) if pod.ended else known
+
+
+def with_annotations(pod: Pod, annotations: Mapping[str, str]) -> Pod:
+    """Return the pod with these annotations over its own."""
+    return replace(pod, annotations={**pod.annotations, **annotations}) if annotations else pod
+
+
+def with_record(known: GpuPod) -> GpuPod:
+    """Return the pod with `shares`, or `problem`, as the annotations of `known.pod` say."""
+    if known.request is None:
+        return known
+    try:
+        shares = dialects.read_placement(known.pod, known.request)
+    except BadObject as error:
+        return replace(known, shares=None, problem=str(error))
+    return replace(known, shares=shares, problem=None)
+
+
+def had_ended(raw: Mapping[str, Any]) -> bool:
+    """Return whether the pod's last status says that all of its containers have ended, by its phase or one by one.
+
+    A kubelet older than 1.27 reports no final phase of a pod that is being deleted.
+    """
+    status = raw.get("status") or {}
+    rows = [row for kind in ("initContainerStatuses", "containerStatuses") for row in status.get(kind) or ()]
+    ended = bool(rows) and all("terminated" in (row.get("state") or {}) for row in rows)
+    return ended or status.get("phase") in ("Succeeded", "Failed")
+
+
+def _ended(known: GpuPod) -> GpuPod:
+    """Return the identity of an ended pod, which is all that the agent keeps: a node may have thousands that failed.
+
+    An ended pod holds nothing by its record, and no container of it starts again. What its containers still run on, if
+    the phase is ahead of them, is in its receipt (`deviceplugin.pods.remnants`).
+    """
+    pod, mirror = known.pod, known.pod.annotations.get(MIRROR)
+    identity = Pod(pod.namespace, pod.name, pod.uid, node=pod.node, phase=pod.phase, created=pod.created)
+    identity = replace(identity, annotations={} if mirror is None else {MIRROR: mirror})
+    return GpuPod(identity, problem="the pod has ended", grace=known.grace)
+
+
+def _kept(pod: Pod) -> Pod:
+    """Return the part of a pod that an agent keeps, with the label of occupy pods and a valid mirror annotation."""
+    labels = {key: text for key, text in pod.labels.items() if key == mtgpu.OCCUPY_LABEL}
+    small = watched_pods.kept(replace(pod, labels=labels), record=True)
+    mirror = pod.annotations.get(MIRROR, "")
+    if kubelets_uid(pod.annotations, "") != mirror or not mirror:
+        return small
+    return replace(small, annotations={**small.annotations, MIRROR: mirror})
+
+
+def _amounts(pod: Pod) -> dict[str, tuple[tuple[Container, int], ...]]:
+    found: dict[str, list[tuple[Container, int]]] = {}
+    for container, resource in pod.resources():
+        if amount := _amount(container, resource):
+            found.setdefault(resource, []).append((container, amount))
+    return {resource: tuple(rows) for resource, rows in found.items()}
+
+
+def _amount(container: Container, resource: str) -> int:
+    asked = container.asked(resource)
+    try:
+        return whole_number(asked[0]) if asked else 0
+    except QuantityError:
+        return 0  # half a CPU; the API server takes no fraction of an extended resource
+
+
+def _grace(raw: Mapping[str, Any]) -> int:
+    """Return the longest time that the kubelet may give its containers: a deletion may name more than the pod does."""
+    given = (
+        (raw.get("spec") or {}).get("terminationGracePeriodSeconds"),
+        raw["metadata"].get("deletionGracePeriodSeconds"),
+    )
+    return max((n for n in given if isinstance(n, int)), default=GRACE_SECONDS)
+
+
+def _history(status: Mapping[str, Any]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the containers that have run, and the init containers that ended well."""
+    ran, done = set(), set()
+    for kind in ("initContainerStatuses", "containerStatuses"):
+        for row in status.get(kind) or ():
+            states = {**(row.get("lastState") or {}), **(row.get("state") or {})}
+            if row.get("containerID") or states.keys() - {"waiting"}:
+                ran.add(row["name"])
+            ended = (row.get("state") or {}).get("terminated") or {}
+            if kind == "initContainerStatuses" and ended and ended.get("exitCode", 0) == 0:
+                done.add(row["name"])
+    return frozenset(ran), frozenset(done)
