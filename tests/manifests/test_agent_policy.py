@@ -20,7 +20,7 @@ from deviceplugin.inventory.reporter import (
     labels_patch,
 )
 from deviceplugin.partitioning import node_status
-from deviceplugin.partitioning.node_status import Report
+from deviceplugin.partitioning.node_status import SliceReport
 from mgpu import dialects
 from mgpu.kube.events import node_reference
 from mgpu.model.device_checkpoints import CHECKPOINTS
@@ -127,7 +127,7 @@ def test_own_node_patched_as_the_agent_does_is_accepted() -> None:
     settings = load_settings()
     node = existing("node", OWN)
     cards = b.cards(2)
-    report = Report((Slice(0, 0, "4gb"),), frozenset({0}), 1, (2, "no"))
+    report = SliceReport((Slice(0, 0, "4gb"),), frozenset({0}), 1, (2, "no"))
     cut = {**node, "metadata": {**node["metadata"], "labels": {"gpu.partitioning": MPS}}}
     patches = [
         capacity_patch(node, cards, settings, lambda _: 0),
