@@ -1,7 +1,9 @@
 """What a pod asks for and where it is put: one form for all dialects."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple
 
 from mgpu.model.cards import GPU, WHOLE_CORE, WHOLE_RATIO, Card, noun
@@ -138,22 +140,61 @@ class Placement:
         return self._of.get((type, container), ())
 
 
+class RejectionKind(StrEnum):
+    """What keeps a pod off a node, or off all of them.
+
+    The values are label values of the metric `mgpu_rejections_total` (docs/metrics.md), so users' dashboards and alerts
+    rely on them. A new kind needs a row there; the order is that of the document.
+    """
+
+    GATED = "gated"
+    BINDINGS_FAIL = "bindings-fail"
+    AGENT = "agent"
+    CORE_AND_MEMORY = "core-and-memory"
+    CORE = "core"
+    MEMORY = "memory"
+    UNHEALTHY = "unhealthy"
+    MTGPUPODS = "mtgpupods"
+    IN_USE = "in-use"
+    SHARES = "shares"
+    NVIDIA_PLUGIN = "nvidia-plugin"
+    SLICES = "slices"
+    NO_DEVICE = "no-device"
+    CONSTRAINT = "wish"
+    NOT_TOGETHER = "not-together"
+    NOT_PROVEN = "not-proven"
+    NODE_LABEL = "node-label"
+    OTHER_DEVICE = "other-device"
+    BOUND_ALREADY = "bound-already"
+    UNKNOWN_NODE = "unknown-node"
+    MALFORMED = "malformed"
+    OTHER = "other"
+
+
 @dataclass(frozen=True, slots=True)
 class CardRefusal:
-    """Why one card cannot serve: a kind to add up by (`unhealthy`, `memory 4.0 GiB short`), as people read it."""
+    """Why one card cannot serve a container.
+
+    reason: a short text such as `unhealthy` or `memory 4.0 GiB short`. Cards with the same text are counted together.
+    """
 
     index: int
+    kind: RejectionKind
     reason: str
     type: str = GPU
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why a node cannot take a pod. `hopeless`: evicting pods there cannot help (no such card, wrong label).
+    """Why a pod cannot be placed, on one node or on any.
 
-    proven: the pod does not fit. False where the search was ended before that was known; never hopeless then.
+    kind: what to count the rejection under. The code that finds the reason sets it; no code reads it out of the text.
+    hopeless: evicting pods from the node cannot help, because it has no such card or the wrong label.
+    proven: the pod does not fit. False where the search ended before that was known; such a rejection is never
+    hopeless.
     """
 
+    kind: RejectionKind
     reason: str
     cards: tuple[CardRefusal, ...] = ()
     hopeless: bool = False
@@ -163,13 +204,34 @@ class Rejection:
         """One line for Events and replies: `3 cards: 2 memory 4.0 GiB short, 1 unhealthy`."""
         if not self.cards:
             return self.reason
-        counts: dict[str, int] = {}
-        for refusal in self.cards:
-            counts[refusal.reason] = counts.get(refusal.reason, 0) + 1
-        rows = sorted(counts.items(), key=lambda row: (-row[1], row[0]))
         cards = f"{len(self.cards)} {noun(self.cards[0].type)}{'s' if len(self.cards) != 1 else ''}"
-        listed = f"{cards}: {', '.join(f'{n} {reason}' for reason, n in rows)}"
+        listed = f"{cards}: {', '.join(f'{n} {reason}' for reason, n in _counted(self.cards))}"
         return f"{self.reason} ({listed})" if self.reason else listed
+
+    def summary(self) -> "Rejection":
+        """Return the same rejection with its whole text as the reason and without its cards.
+
+        The text reads well behind a number of nodes, since kube-scheduler adds nodes with equal texts up:
+        `0/3 nodes are available: 2 insufficient GPU (8 cards: 8 unhealthy)`.
+        """
+        if not self.cards:
+            return self
+        type = self.cards[0].type
+        text = str(self) if self.reason else f"insufficient {'GPU' if type == GPU else type} ({self})"
+        return Rejection(self.kind, text, hopeless=self.hopeless, proven=self.proven)
+
+
+def cards_rejection(cards: Sequence[CardRefusal], reason: str = "") -> Rejection:
+    """Return the rejection of a node none of whose cards can serve, of the kind that most of its cards have."""
+    first, _ = _counted(cards)[0]
+    kind = next(card.kind for card in cards if card.reason == first)
+    return Rejection(kind, reason, tuple(cards))
+
+
+def _counted(cards: Sequence[CardRefusal]) -> list[tuple[str, int]]:
+    """Return each reason and how many cards have it, the commonest first, equally common ones by their text."""
+    counts = Counter(card.reason for card in cards)
+    return sorted(counts.items(), key=lambda row: (-row[1], row[0]))
 
 
 def by_index(cards: Sequence[Card], type: str = GPU) -> Mapping[int, Card]:

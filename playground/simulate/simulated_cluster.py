@@ -140,10 +140,9 @@ class SimulatedCluster:
         if not wanted or site is None:
             return None
         answer = answer_of(site, wanted, full_budget())
-        if not answer.reason:
-            return None
-        reason = "its cards would have to be partitioned again" if answer.recut else answer.reason
-        return Rejection(reason, hopeless=answer.hopeless, proven=answer.proven)
+        if answer.rejection and answer.fits_repartitioned:
+            return replace(answer.rejection, reason="its cards would have to be partitioned again")
+        return answer.rejection
 
     def partition_for(self, pod: Pod, request: GpuRequest, nodes: Iterable[str]) -> str | None:
         """Partition the best of these nodes so that the pod fits. Return its name, or None where that is impossible."""

@@ -27,9 +27,8 @@ from scheduler.decisions.decider import Decider, pod_path
 from scheduler.decisions.effort_budget import Gone, Rationed, never
 from scheduler.decisions.filter import Filter, Filtered
 from scheduler.decisions.preemption import Preemption, Victims
-from scheduler.engine.rejection_kinds import MALFORMED, kind_of
 
-_ASKED = 500
+_NODES_COUNTED = 500
 
 Body = bytes | bytearray
 
@@ -68,7 +67,7 @@ class Extender:
         known, raw, names, nodes = self._scheduling(body)
         found = self._filter.filter(known, names, gone) if known else self._filter.pass_on(read_pod(raw), names)
         if known and not found.passed:
-            _count_nowhere(known, found)
+            _count_nowhere(found)
         answer: dict[str, Any] = {
             "FailedNodes": found.failed,
             "FailedAndUnresolvableNodes": found.hopeless,
@@ -189,11 +188,14 @@ def posted(verb: Any, seconds: float) -> Any:
     return answer
 
 
-def _count_nowhere(known: GpuPod, found: Filtered) -> None:
-    """By what most nodes say; of thousands the first few hundred tell. Those where evictions could help count first."""
-    texts = Counter(islice(chain(found.failed.values(), found.hopeless.values()), _ASKED))
-    for text, _ in texts.most_common(1):
-        metrics.REJECTIONS.labels("filter", kind_of(text) if known.request else MALFORMED).inc()
+def _count_nowhere(found: Filtered) -> None:
+    """Count a pod that fits on no node, by the kind of the commonest reason.
+
+    Of thousands of nodes the first few hundred tell. Nodes where evictions could help count first.
+    """
+    reasons = Counter(islice(chain(found.failed.values(), found.hopeless.values()), _NODES_COUNTED))
+    for reason, _ in reasons.most_common(1):
+        metrics.REJECTIONS.labels("filter", found.kinds[reason]).inc()
 
 
 def _victims(meta: object, full: object) -> dict[str, Victims]:

@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mgpu.model.cards import CardState
-from mgpu.model.gpu_requests import GpuRequest, Requirement
+from mgpu.model.gpu_requests import GpuRequest, Rejection, RejectionKind, Requirement
 from mgpu.model.pod_constraints import Constraints
 from mgpu.model.pods import Node
 from scheduler.cluster.eligibility import Eligibility
 from scheduler.engine.arrays.node_table import FIELDS, TOTALS, Ints, Mask, Rows, Table, described
 
-UNKNOWN = "the node is not known to mgpu (yet)"
+UNKNOWN = Rejection(RejectionKind.UNKNOWN_NODE, "the node is not known to mgpu (yet)", hopeless=True)
 _REQUIREMENTS_KEPT = 64
 _NOBODY, _NOWHERE = Node(""), 0
 """The node and the row of every name that no node has."""
@@ -32,7 +32,7 @@ class _Met:
     """For one pod's requirements: which rows meet them, and why the others do not."""
 
     met: Mask
-    reasons: list[str]
+    reasons: list[Rejection]
 
 
 class _Row(dict[str, int]):
@@ -97,7 +97,7 @@ class Matrix:
                 at[at == row] = guest
         used = len(self._nodes)
         data, totals, odd = self._data[:, :used], self._totals[:, :used], self._odd[:used]
-        rows = Rows(data, totals, odd, self._bars(request.constraints), self._eligibility.texts)
+        rows = Rows(data, totals, odd, self._bars(request.constraints), self._eligibility.exclusions)
         self._in_use.add(rows)
         return Table(rows, self._nodes, self._cards, at, unmet)
 
@@ -163,7 +163,9 @@ class Matrix:
     def _judge(self, requirements: tuple[Requirement, ...], known: _Met, row: int) -> None:
         node = self._nodes[row]
         reason = next((text for r in requirements if (text := r.unmet(node)) is not None), None)
-        known.met[row], known.reasons[row] = reason is None, reason or ""
+        known.met[row] = reason is None
+        if reason is not None:
+            known.reasons[row] = Rejection(RejectionKind.NODE_LABEL, reason, hopeless=True)
 
     def _new_row(self) -> int:
         if self._free:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mgpu.model.cards import Card, CardState
 from mgpu.model.pod_constraints import NOT_LISTED, Constraints
-from scheduler.engine.constraints import IN_USE_BY_MTGPUPODS
+from scheduler.engine.constraints import IN_USE_BY_MTGPUPODS, Exclusion
 
 Codes = npt.NDArray[np.int64]
 
@@ -23,17 +23,17 @@ _SPARE_MODELS = 64
 class Eligibility:
     """Not thread-safe. Rows are nodes, columns their cards by position; row 0 is there from the start.
 
-    texts: what codes stand for; 0 is a card that is not ruled out. A code never gets another meaning: answers that were
-    worked out for a row are kept under its codes. Models and texts come from Devices and pods, which others write, so
-    those out of use are forgotten.
+    exclusions: what codes stand for; a card that is not excluded has the code 0, which is no key. A code never gets
+    another meaning: answers that were worked out for a row are kept under its codes. Models and texts come from Devices
+    and pods, which others write, so those out of use are forgotten.
     """
 
     def __init__(self) -> None:
-        self.texts: Mapping[int, str]
-        self._texts: dict[int, str]
-        self._code: dict[str, int]
+        self.exclusions: Mapping[int, Exclusion]
+        self._exclusions: dict[int, Exclusion]
+        self._code: dict[Exclusion, int]
         self._next_code = 1
-        self._forget_texts()
+        self._forget_exclusions()
         self._in_models: Counter[str] = Counter()
         self._cards: list[tuple[Card, ...]] = [()]
         self._models: list[str] = []
@@ -63,14 +63,14 @@ class Eligibility:
         self.put(row, ())
 
     def bars(self, constraints: Constraints) -> Codes | None:
-        """rows × cards: 0, or the position in `texts` of why the card is out. None: no card can be out.
+        """rows × cards: 0, or the key in `exclusions` of why the card is excluded. None: no card can be out.
 
         At least as large as all that was put.
         """
         if not constraints.limits_cards and not self._rows_in_use:
             return None
-        if len(self._texts) > _TEXTS_KEPT:
-            self._forget_texts()
+        if len(self._exclusions) > _TEXTS_KEPT:
+            self._forget_exclusions()
         codes = self._by_wishes(constraints) if constraints.limits_cards else np.zeros(self._numbers.shape, np.int64)
         if self._rows_in_use:
             codes[self._in_use] = self._code_of(IN_USE_BY_MTGPUPODS)
@@ -96,34 +96,35 @@ class Eligibility:
             self._rows_in_use.add(row)
 
     def _by_wishes(self, constraints: Constraints) -> Codes:
-        by_model = [self._code_of(constraints.against(model)) for model in self._models]
+        by_model = [self._code_of_reason(constraints.against(model)) for model in self._models]
         codes = np.array([*by_model, 0], np.int64)[self._numbers]
         if constraints.uuids:
             unlisted = self._numbers >= 0
             for place in self._listed(constraints.uuids):
                 unlisted[place] = False
-            codes[unlisted] = self._code_of(NOT_LISTED)
+            codes[unlisted] = self._code_of_reason(NOT_LISTED)
         return codes
 
     def _listed(self, uuids: Iterable[str]) -> Iterable[tuple[int, int]]:
         return (place for uuid in uuids for place in self._places.get(uuid, ()))
 
-    def _code_of(self, text: str | None) -> int:
-        if text is None:
-            return 0
-        code = self._code.get(text)
+    def _code_of_reason(self, reason: str | None) -> int:
+        return 0 if reason is None else self._code_of(Exclusion(reason))
+
+    def _code_of(self, exclusion: Exclusion) -> int:
+        code = self._code.get(exclusion)
         if code is None:
             code = self._next_code
             self._next_code += 1
-            self._code[text] = code
-            self._texts[code] = text
+            self._code[exclusion] = code
+            self._exclusions[code] = exclusion
         return code
 
-    def _forget_texts(self) -> None:
-        """Begin with new texts. Whoever has the old ones, with codes made of them, can go on reading those."""
+    def _forget_exclusions(self) -> None:
+        """Begin with a new table. Callers that hold the old one, with codes made of it, can go on reading it."""
         self._code = {}
-        self._texts = {0: ""}
-        self.texts = self._texts
+        self._exclusions = {}
+        self.exclusions = self._exclusions
 
     def _number_of(self, model: str) -> int:
         number = self._number.get(model)

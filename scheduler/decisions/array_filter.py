@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mgpu.model.cards import CardState
-from mgpu.model.gpu_requests import GpuRequest
+from mgpu.model.gpu_requests import GpuRequest, Rejection
 from mgpu.model.groups import Seat
 from mgpu.model.pods import Node
 from scheduler.engine.arrays.array_scores import same_on_any_cards, scores
@@ -61,7 +61,7 @@ class ArrayVerdict:
         rejected: the other nodes that are refused.
     """
 
-    unmet: Mapping[int, str]
+    unmet: Mapping[int, Rejection]
     fits: Mask
     rejected: Sequence[Refusal]
     remaining: Remaining
@@ -114,11 +114,11 @@ def _sift(table: Table, names: Sequence[str], request: GpuRequest, members: Memb
     return (sifted.without(unique) if request.constraints.same_card else sifted), unique
 
 
-def _unmet(table: Table, unique: Mask, request: GpuRequest, members: Members) -> Mapping[int, str]:
-    if not members.seats:
+def _unmet(table: Table, unique: Mask, request: GpuRequest, members: Members) -> Mapping[int, Rejection]:
+    elsewhere_only = elsewhere(request, (), members.seats)
+    if elsewhere_only is None:
         return table.unmet
-    reason = str(elsewhere(request, (), members.seats))
-    return {**dict.fromkeys(np.flatnonzero(~unique).tolist(), reason), **table.unmet}
+    return {**dict.fromkeys(np.flatnonzero(~unique).tolist(), elsewhere_only), **table.unmet}
 
 
 def _all_but(positions: Collection[int], count: int) -> Mask:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from mgpu import dialects
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.errors import RetryLater
-from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection
+from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection, RejectionKind
 from mgpu.model.ledger import shares_of
 from mgpu.model.pods import GATED, Node, Pod, read_pod
 from mgpu.model.raw_objects import table_at
@@ -24,7 +24,6 @@ from scheduler.decisions.effort_budget import Call, Gone, Rationed, Rations, nev
 from scheduler.engine import FULL, nvidia_plugin
 from scheduler.engine.assessment import Foresight, assess, record
 from scheduler.engine.constraints import elsewhere
-from scheduler.engine.rejection_kinds import MALFORMED, kind_of
 from scheduler.engine.standing import stands
 
 log = logging.getLogger(__name__)
@@ -82,7 +81,7 @@ class Decider:
         """
         found = self._decide(known, node, gone, reserve=reserve)
         if isinstance(found, Rejection) and reserve:
-            metrics.REJECTIONS.labels("decision", kind_of(str(found)) if known.request else MALFORMED).inc()
+            metrics.REJECTIONS.labels("decision", found.kind).inc()
         return found
 
     def _decide(self, known: GpuPod, node: str, gone: Gone, *, reserve: bool) -> Decision | Rejection:
@@ -91,12 +90,13 @@ class Decider:
             known = self._state.gpu_pod(uid) or known
             request, refusal = known.request, self._state.refusal(uid, node)
             if request is None or refusal:
-                return Rejection(refusal or "; ".join(map(str, known.problems)), hopeless=True)
+                kind = RejectionKind.BOUND_ALREADY if request else RejectionKind.MALFORMED
+                return Rejection(kind, refusal or "; ".join(map(str, known.problems)), hopeless=True)
             held, view = self._state.decision(uid), self._state.view(node, uid, occupies(known.pod, node))
-            if not known.pod.node and (problem := self._not_now(known.pod, reserve=reserve)):
-                return Rejection(problem, hopeless=True)
+            if not known.pod.node and (not_now := self._not_now(known.pod, reserve=reserve)):
+                return not_now
             if problem := self._agent_problem(known, request, node, view):
-                return Rejection(problem, hopeless=True)
+                return Rejection(RejectionKind.AGENT, problem, hopeless=True)
             if held is not None and held.node == node and held.request == request and self._stands(held, view):
                 if not reserve or self._state.renew(held):
                     return held
@@ -104,24 +104,27 @@ class Decider:
             if held is not None and held.node != node and reserve:
                 refusal = self._landed(held)
                 if refusal:
-                    return Rejection(refusal, hopeless=True)
+                    return Rejection(RejectionKind.BOUND_ALREADY, refusal, hopeless=True)
             if problem := self._state.remnant_problem(known.pod):
                 if known.pod.node:
                     raise RetryLater(problem)  # it waits on its node; failing it would cost it its life
-                return Rejection(problem, hopeless=True)
+                return Rejection(RejectionKind.OTHER, problem, hopeless=True)
             decision = self._choose(known, request, node, view, gone)
             if isinstance(decision, Rejection) or not reserve or self._reserve(decision, view):
                 return decision
         raise RetryLater(f"node {node} changes faster than cards can be decided on it")
 
-    def _not_now(self, pod: Pod, *, reserve: bool) -> str | None:
+    def _not_now(self, pod: Pod, *, reserve: bool) -> Rejection | None:
         """Return why nothing may be reserved for a pod that is not bound, whatever is free."""
         if pod.gated:
             raw = self._read(pod.namespace, pod.name)  # the watch may not have told yet that the last gate is gone
             if raw is None or raw["metadata"]["uid"] != pod.uid or read_pod(raw).gated:
-                return GATED
+                return Rejection(RejectionKind.GATED, GATED, hopeless=True)
         pause = self._state.pause(pod.uid) if reserve else 0.0
-        return f"bindings of this pod keep failing; cards are reserved again in {pause:.0f} s" if pause else None
+        if not pause:
+            return None
+        text = f"bindings of this pod keep failing; cards are reserved again in {pause:.0f} s"
+        return Rejection(RejectionKind.BINDINGS_FAIL, text, hopeless=True)
 
     def _agent_problem(self, known: GpuPod, request: GpuRequest, node: str, view: View) -> str | None:
         """Return why the agent of the node would not start the pod now.
@@ -152,7 +155,7 @@ class Decider:
 
     def _choose(self, known: GpuPod, request: GpuRequest, node: str, view: View, gone: Gone) -> Decision | Rejection:
         if view.node is None:
-            return Rejection(f"node {node} is not known to mgpu (yet)")
+            return Rejection(RejectionKind.UNKNOWN_NODE, f"node {node} is not known to mgpu (yet)")
         pod, gpuid = known.pod, occupies(known.pod, node)
         who = (pod.uid, pod.namespace, pod.name, node)
         if nvidia_plugin.chooses(view.node, request):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import compress
 
 from mgpu.model.cards import CardState
-from mgpu.model.gpu_requests import GpuRequest, Placement
+from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection, RejectionKind
 from mgpu.model.groups import Seat
 from mgpu.model.pods import GATED, Node, Pod
 from mgpu.settings import Settings
@@ -19,10 +19,9 @@ from scheduler.decisions.effort_budget import NOT_LOOKED_AT, Call, Gone, Rations
 from scheduler.decisions.scores import Ranking
 from scheduler.decisions.slice_filter import Slices
 from scheduler.engine import FULL, LEAST, QUICK, Limits
-from scheduler.engine.arrays.rejections import told
 from scheduler.engine.assessment import assess, score
 from scheduler.engine.disabled_vocabularies import refusal, unserved
-from scheduler.engine.node_fit import Answer
+from scheduler.engine.node_fit import NodeFit
 from scheduler.engine.nvidia_plugin import asks_stock
 from scheduler.engine.partitioning.partitionable_node import wanted_by
 
@@ -36,18 +35,31 @@ class Filtered:
     """`passed` in the order asked; the others with the reason, apart where no eviction there can help.
 
     recut: those of the failed ones where the pod fits once their cards are cut anew.
+    kinds: the kind of each of the reasons.
     """
 
     passed: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     hopeless: dict[str, str] = field(default_factory=dict)
     recut: list[str] = field(default_factory=list)
+    kinds: dict[str, RejectionKind] = field(default_factory=dict)
+
+    def reject(self, names: Iterable[str], rejection: Rejection) -> None:
+        """Note that these nodes are rejected, with the rejection's reason as the text."""
+        (self.hopeless if rejection.hopeless else self.failed).update(dict.fromkeys(names, rejection.reason))
+        self.kinds[rejection.reason] = rejection.kind
 
 
-Known = dict[tuple[bytes, Limits], Answer]
+def _all_rejected(names: Iterable[str], rejection: Rejection) -> Filtered:
+    found = Filtered()
+    found.reject(names, rejection)
+    return found
+
+
+Known = dict[tuple[bytes, Limits], NodeFit]
 """By the state of a node's cards and the limits of the search. What no higher limits can change stands under FULL."""
 
-_UNSEEN = Answer(NOT_LOOKED_AT, proven=False)
+_UNSEEN = NodeFit(Rejection(RejectionKind.NOT_PROVEN, NOT_LOOKED_AT, proven=False))
 
 
 class _Memo:
@@ -102,11 +114,17 @@ class Filter:
         gone: whether the caller waits no more. Raises RetryLater then, and where others that take long are waiting.
         """
         if known.request is None:
-            return Filtered(hopeless=dict.fromkeys(names, "; ".join(map(str, known.problems))))
+            text = "; ".join(map(str, known.problems))
+            return _all_rejected(names, Rejection(RejectionKind.MALFORMED, text, hopeless=True))
+        if (
+            known.pod.ended
+        ):  # of what it asked for, the cache keeps nothing; kube-scheduler may not know yet that it ended
+            text = f"the pod has {known.pod.phase.lower()}"
+            return _all_rejected(names, Rejection(RejectionKind.BOUND_ALREADY, text, hopeless=True))
         if known.pod.gated:  # its plans for slices would be carried out for a pod that nobody binds
-            return Filtered(hopeless=dict.fromkeys(names, GATED))
+            return _all_rejected(names, Rejection(RejectionKind.GATED, GATED, hopeless=True))
         if problem := self._state.remnant_problem(known.pod):
-            return Filtered(hopeless=dict.fromkeys(names, problem))
+            return _all_rejected(names, Rejection(RejectionKind.OTHER, problem, hopeless=True))
         with self._rations.call(known.pod.namespace, known.request, gone) as call:
             found = self._of_all(known, known.request, names, call)
         if not found.passed:
@@ -120,7 +138,7 @@ class Filter:
         found = self._of_ours(known, request, [name for name in names if name not in theirs], call)
         for name, refused in theirs.items():
             if refused is not None:
-                (found.hopeless if refused.hopeless else found.failed)[name] = str(refused)
+                found.reject((name,), refused)
         found.passed = [name for name in names if name not in found.failed and name not in found.hopeless]
         return found
 
@@ -136,7 +154,8 @@ class Filter:
         if not silent:
             return self._of_served(known, request, names, call)
         found = self._of_served(known, request, [name for name in names if name not in silent], call)
-        found.hopeless.update(silent)  # evicting pods there does not bring the agent back
+        for name, problem in silent.items():  # hopeless: evicting pods there does not bring the agent back
+            found.reject((name,), Rejection(RejectionKind.AGENT, problem, hopeless=True))
         return found
 
     def _of_served(self, known: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Filtered:
@@ -148,29 +167,29 @@ class Filter:
             return _sorted(names, self._paced(self._answers(known, request, names, call)))
         steps = _steps_to_look(request, names)
         if not call.allows(steps):
-            return Filtered(failed=dict.fromkeys(names, NOT_LOOKED_AT))
+            return _all_rejected(names, Rejection(RejectionKind.NOT_PROVEN, NOT_LOOKED_AT, proven=False))
         members = self._members(known, request)
         seen = filter_nodes(self._state.table(names, known.pod, request), names, request, members)
         call.effort.spend(steps)
-        found = Filtered(hopeless={names[i]: reason for i, reason in seen.unmet.items()})
+        found = Filtered(hopeless={names[i]: rejection.reason for i, rejection in seen.unmet.items()})
+        found.kinds.update({rejection.reason: rejection.kind for rejection in seen.unmet.values()})
         for i, answer in self._by_engine(request, seen.remaining, members.seats, call):
-            if answer.reason:
-                (found.hopeless if answer.hopeless else found.failed)[names[i]] = answer.reason
+            if answer.rejection:
+                found.reject((names[i],), answer.rejection)
             else:
                 seen.fits[i] = True
-        for nodes, text, hopeless in seen.rejected:
-            told_of = dict.fromkeys(map(names.__getitem__, nodes.tolist()), text)
-            (found.hopeless if hopeless else found.failed).update(told_of)
+        for nodes, rejection in seen.rejected:
+            found.reject(map(names.__getitem__, nodes.tolist()), rejection)
         found.passed = list(compress(names, seen.fits.tolist()))
         return found
 
-    def _answers(self, known: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Iterator[Answer]:
+    def _answers(self, known: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Iterator[NodeFit]:
         """For asks that the arrays do not hold: those for devices of other types than GPU."""
         seats = self._state.seats(request, known.pod.uid)
         for name in names:
             view = self._state.view(name, known.pod.uid)
             if view.node is None:
-                yield Answer(UNKNOWN, hopeless=True)
+                yield NodeFit(UNKNOWN)
             else:
                 cards = (*view.unkept, *view.unkept_others)
                 limits = call.next_limits()
@@ -181,7 +200,7 @@ class Filter:
 
         gone: as for `filter`.
         """
-        if known.request is None:
+        if known.request is None or known.pod.ended:
             return [0] * len(names)
         with self._rations.call(known.pod.namespace, known.request, gone) as call:
             ranked = self._ranking.points(known, names, call)
@@ -189,9 +208,9 @@ class Filter:
 
     def _scores(self, known: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> list[int]:
         if wanted_by(request):
-            return [answer.points for answer in self._slices.answers(known, request, names, call, scoring=True)]
+            return [answer.score for answer in self._slices.answers(known, request, names, call, scoring=True)]
         if request.others:
-            return [answer.points for answer in self._answers(known, request, names, call)]
+            return [answer.score for answer in self._answers(known, request, names, call)]
         steps = _steps_to_look(request, names)
         if not call.allows(steps):
             return [0] * len(names)
@@ -200,7 +219,7 @@ class Filter:
         seen = score_nodes(table, names, request, members, self._settings.node_policy, weight)
         call.effort.spend(steps)
         for i, answer in self._by_engine(request, seen.remaining, members.seats, call):
-            seen.points[i] = answer.points
+            seen.points[i] = answer.score
         points: list[int] = seen.points.tolist()
         return points
 
@@ -211,7 +230,7 @@ class Filter:
 
     def _by_engine(
         self, request: GpuRequest, remaining: Remaining, seats: Sequence[Seat], call: Call
-    ) -> Iterator[tuple[int, Answer]]:
+    ) -> Iterator[tuple[int, NodeFit]]:
         """Yield the engine's answer for each remaining node by its position; nodes in an equal state share an answer.
 
         What a search with less than the full limits could not find is remembered apart, so that a pod that comes again
@@ -236,7 +255,7 @@ class Filter:
             assert answer is not None
             yield position, answer
 
-    def _paced(self, answers: Iterable[Answer]) -> Iterator[Answer]:
+    def _paced(self, answers: Iterable[NodeFit]) -> Iterator[NodeFit]:
         for answer in answers:
             yield answer
             self._pace()
@@ -249,7 +268,7 @@ class Filter:
         seats: Sequence[Seat],
         limits: Limits,
         call: Call,
-    ) -> Answer:
+    ) -> NodeFit:
         found = None
         for some in (QUICK, limits) if call.hard and limits is not LEAST else (limits,):
             found = assess(request, node, cards, self._settings, seats=seats, limits=some, effort=call.effort)
@@ -258,8 +277,8 @@ class Filter:
         assert found is not None
         call.hard |= not found.proven
         if isinstance(found, Placement):
-            return Answer(points=score(request, found, cards, self._settings))
-        return Answer(told(found), found.hopeless, proven=found.proven)
+            return NodeFit(score=score(request, found, cards, self._settings))
+        return NodeFit(found.summary())
 
 
 def _steps_to_look(request: GpuRequest, names: Sequence[str]) -> int:
@@ -267,13 +286,13 @@ def _steps_to_look(request: GpuRequest, names: Sequence[str]) -> int:
     return len(request.containers) * len(names) // 2
 
 
-def _sorted(names: Sequence[str], answers: Iterable[Answer]) -> Filtered:
+def _sorted(names: Sequence[str], answers: Iterable[NodeFit]) -> Filtered:
     found = Filtered()
     for name, answer in zip(names, answers, strict=True):
-        if not answer.reason:
-            found.passed.append(name)
+        if answer.rejection:
+            found.reject((name,), answer.rejection)
         else:
-            (found.hopeless if answer.hopeless else found.failed)[name] = answer.reason
-        if answer.recut:
+            found.passed.append(name)
+        if answer.fits_repartitioned:
             found.recut.append(name)
     return found

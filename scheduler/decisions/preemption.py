@@ -99,7 +99,11 @@ class Preemption:
         if wanted:
             # As for other devices; what they leave may have to be cut anew.
             site = None if request.unmet(node) else self._state.sites.without(name, known.pod.uid, theirs.uids)
-            serves = site and not site.found.waiting and (site.fits(wanted) or answer_of(site, wanted, budget).recut)
+            serves = (
+                site
+                and not site.found.waiting
+                and (site.fits(wanted) or answer_of(site, wanted, budget).fits_repartitioned)
+            )
             return theirs if serves else None
         if request.others:
             # Which of the pods there hold such devices, and that no others hold them, is not looked for.

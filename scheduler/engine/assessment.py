@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from mgpu import dialects
 from mgpu.model.cards import CardState, noun, of_type
 from mgpu.model.compute_resources import CpuMemory
-from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection
+from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection, RejectionKind
 from mgpu.model.groups import Seat
 from mgpu.model.node_slices import LABEL
 from mgpu.model.pods import Node, Pod
@@ -58,13 +58,13 @@ def assess(
     """
     unmet = request.unmet(node)
     if unmet is not None:
-        return Rejection(unmet, hopeless=True)
+        return Rejection(RejectionKind.NODE_LABEL, unmet, hopeless=True)
     limits = _capped(limits, request, settings)
     found: Placement | Rejection = Placement(())
     if request.containers:
         gpus = of_type(cards)
         if not gpus:
-            return Rejection(_no_cards(node), hopeless=True)
+            return Rejection(RejectionKind.NO_DEVICE, _no_cards(node), hopeless=True)
         found = elsewhere(request, gpus, seats) or place(
             request, gpus, _card_policy(request, node, gpus, settings, foresight), limits=limits, effort=effort
         )
@@ -89,8 +89,9 @@ def _with_others(
     for type in dict.fromkeys(c.type for c in request.others):
         devices = of_type(cards, type)
         if not devices:
-            there = f"no {noun(type)} is made on node {node.name}" if is_slice(type) else ""
-            return Rejection(there or f"node {node.name} has no {noun(type)}", hopeless=True)
+            made = f"no {noun(type)} is made on node {node.name}"
+            text = made if is_slice(type) else f"node {node.name} has no {noun(type)}"
+            return Rejection(RejectionKind.NO_DEVICE, text, hopeless=True)
         part = GpuRequest(request.dialect, tuple(c for c in request.others if c.type == type))
         placed = place(part, devices, policy_named("minor", 0), limits=limits, effort=effort)
         if isinstance(placed, Rejection):

@@ -1,13 +1,13 @@
 """What a pod's wishes mean for the cards of a node."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from mgpu.model.cards import CardState
-from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection
+from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection, RejectionKind
 from mgpu.model.groups import Seat, where
 from scheduler.engine.node_score import HIGHEST
 
@@ -17,26 +17,38 @@ _FRESH = HIGHEST // 2
 """The least score of a node that gives the pod cards without others of its spread group; below it are the others."""
 
 
-IN_USE_BY_MTGPUPODS = "in use by MtgpuPods"
-"""Of a card with a GPUID, without it: thousands of nodes must not give thousands of reasons."""
+class Exclusion(NamedTuple):
+    """Why a card is excluded for a pod regardless of what is free on it."""
+
+    reason: str
+    kind: RejectionKind = RejectionKind.CONSTRAINT
 
 
-def bars(request: GpuRequest, cards: Sequence[CardState]) -> list[str | None]:
-    """Per card why it is out whatever is free of it: it has a GPUID, or the pod's wishes rule it out; None: it is not.
+IN_USE_BY_MTGPUPODS = Exclusion("in use by MtgpuPods", RejectionKind.MTGPUPODS)
+"""Of a card with a GPUID. The text leaves the GPUID out: thousands of nodes must not give thousands of reasons."""
 
-    Nobody is evicted to free a card of a GPUID: its pods would be made again on it.
+
+def exclusions(request: GpuRequest, cards: Sequence[CardState]) -> list[Exclusion | None]:
+    """Return for each card why it is excluded for this pod, or None where it is not.
+
+    A card is excluded where MtgpuPods use it (it has a GPUID), or where the pod's constraints do not allow it. No pod
+    is evicted to free a card with a GPUID: the MtgpuPod controller would create the pods of the GPUID on it again.
     """
-    named = [IN_USE_BY_MTGPUPODS if state.gpuid else None for state in cards]
+    in_use = [IN_USE_BY_MTGPUPODS if state.gpuid else None for state in cards]
     constraints = request.constraints
     if not constraints.limits_cards and constraints.same_card is None:
-        return named
+        return in_use
     group = constraints.same_card
     here = group is not None and any(group in state.groups for state in cards)
-    other = f"{group} is on another card"
-    return [
-        name or constraints.bar(state.card) or (other if here and group not in state.groups else None)
-        for name, state in zip(named, cards, strict=True)
-    ]
+    other = Exclusion(f"{group} is on another card")
+
+    def by_constraints(state: CardState) -> Exclusion | None:
+        reason = constraints.bar(state.card)
+        if reason is not None:
+            return Exclusion(reason)
+        return other if here and group not in state.groups else None
+
+    return [found or by_constraints(state) for found, state in zip(in_use, cards, strict=True)]
 
 
 def crowded(request: GpuRequest, cards: Sequence[CardState]) -> list[bool]:
@@ -53,7 +65,7 @@ def elsewhere(request: GpuRequest, cards: Sequence[CardState], seats: Sequence[S
     group = request.constraints.same_card
     if group is None or not seats or any(group in state.groups for state in cards):
         return None
-    return Rejection(f"{group} is on {where(seats)}", hopeless=True)
+    return Rejection(RejectionKind.CONSTRAINT, f"{group} is on {where(seats)}", hopeless=True)
 
 
 def fresh_first(score: int, request: GpuRequest, placement: Placement, cards: Sequence[CardState]) -> int:

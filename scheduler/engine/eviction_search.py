@@ -13,7 +13,7 @@ from typing import NamedTuple
 from mgpu.model.cards import WHOLE_RATIO, CardState
 from mgpu.model.gpu_requests import Amount, GpuRequest
 from scheduler.engine.configurations import Configuration, configurations, kinds_of
-from scheduler.engine.constraints import bars
+from scheduler.engine.constraints import exclusions
 from scheduler.engine.effort import Budget, Exhausted
 from scheduler.engine.search import search
 from scheduler.engine.ties import lowest
@@ -129,8 +129,8 @@ class Freeing:
         """Per card what could be on it if all went that may. Raises Exhausted."""
         emptied = [freed(state, list(self._uses.values())) for state in self._cards]
         sizes: dict[tuple[int, int], list[int]] = {}
-        for i, (state, bar) in enumerate(zip(self._cards, bars(self._ask, self._cards), strict=True)):
-            if state.card.healthy and not bar:
+        for i, (state, exclusion) in enumerate(zip(self._cards, exclusions(self._ask, self._cards), strict=True)):
+            if state.card.healthy and not exclusion:
                 sizes.setdefault((state.card.core, state.card.memory), []).append(i)
         found: list[list[Configuration]] = [[] for _ in self._cards]
         everything = sum(kind.units << kind.shift for kind in self._kinds)

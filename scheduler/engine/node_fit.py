@@ -1,16 +1,27 @@
-"""What is said of a pod on one node."""
+"""Whether a pod fits on one node: what the filter, the planner of slices and `mgpu simulate` get from the engine."""
 
 from typing import NamedTuple
 
+from mgpu.model.gpu_requests import Rejection
 
-class Answer(NamedTuple):
-    """reason "": it fits, and `points` is the node's score, 0..10. hopeless: no eviction there can help.
 
-    recut: it fits once the node's cards are cut anew. proven: a longer search would say the same.
+class NodeFit(NamedTuple):
+    """The answer for one node.
+
+    rejection: why the pod does not fit now, summed up in its reason (`Rejection.summary`); None where it fits.
+    score: of the node, 0..10, where it fits and was asked for.
+    fits_repartitioned: the pod fits once the node's cards are partitioned differently.
     """
 
-    reason: str = ""
-    hopeless: bool = False
-    points: int = 0
-    recut: bool = False
-    proven: bool = True
+    rejection: Rejection | None = None
+    score: int = 0
+    fits_repartitioned: bool = False
+
+    @property
+    def fits(self) -> bool:
+        return self.rejection is None
+
+    @property
+    def proven(self) -> bool:
+        """Whether a search with higher limits would answer the same."""
+        return self.rejection is None or self.rejection.proven

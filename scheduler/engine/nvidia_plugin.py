@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from mgpu.model.cards import GPU, Card, CardState
 from mgpu.model.device_object import WHOLE_CARDS_LABEL
-from mgpu.model.gpu_requests import GpuRequest, Rejection
+from mgpu.model.gpu_requests import GpuRequest, Rejection, RejectionKind
 from mgpu.model.ledger import Holding, Ledger, Share, unknown_shares
 from mgpu.model.node_slices import LABEL
 from mgpu.model.pods import Node
@@ -95,15 +95,16 @@ def refusal(request: GpuRequest, node: Node, cards: Sequence[CardState], ours: C
     """
     unmet = request.unmet(node)
     if unmet is not None:
-        return Rejection(unmet, hopeless=True)
+        return Rejection(RejectionKind.NODE_LABEL, unmet, hopeless=True)
     if request.others or not all(container.stock for container in request.containers):
         text = "NVIDIA's plugin serves nvidia.com/gpu on this node, and the pod asks for more of mgpu than that"
-        return Rejection(text, hopeless=True)
+        return Rejection(RejectionKind.NVIDIA_PLUGIN, text, hopeless=True)
     constraints = request.constraints
     if constraints.same_card or (constraints.limits_cards and any(constraints.bar(state.card) for state in cards)):
         text = "NVIDIA's plugin chooses the cards on this node, and the pod wishes for certain ones"
-        return Rejection(text, hopeless=True)
+        return Rejection(RejectionKind.NVIDIA_PLUGIN, text, hopeless=True)
     if ours:
         listed = f"card{'s' if len(ours) > 1 else ''} {', '.join(map(str, sorted(ours)))}"
-        return Rejection(f"NVIDIA's plugin on this node could give out {listed}, where pods of mgpu are")
+        text = f"NVIDIA's plugin on this node could give out {listed}, where pods of mgpu are"
+        return Rejection(RejectionKind.NVIDIA_PLUGIN, text)
     return None

@@ -8,7 +8,7 @@ from operator import attrgetter
 from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, Placement, Rejection
 from scheduler.engine.configurations import Configuration, Kind, configurations, kinds_of, largest_of
-from scheduler.engine.constraints import bars, crowded
+from scheduler.engine.constraints import crowded, exclusions
 from scheduler.engine.effort import FULL, LEAST, SHORT, Budget, Effort, Exhausted, Limits
 from scheduler.engine.first_fit import Packing, first_fit, together
 from scheduler.engine.policies import CardScore, Policy
@@ -82,13 +82,13 @@ def _placement(
 
 
 def _open(request: GpuRequest, cards: Sequence[CardState]) -> Sequence[CardState]:
-    """The same cards, those that are out (`bars`) as good as unhealthy. Policies see the true ones."""
-    barred = bars(request, cards)
-    if not any(barred):
+    """Return the cards with the excluded ones (`exclusions`) marked unhealthy. Policies see the true ones."""
+    excluded = exclusions(request, cards)
+    if not any(excluded):
         return cards
     return [
-        replace(state, card=replace(state.card, healthy=False)) if bar else state
-        for state, bar in zip(cards, barred, strict=True)
+        replace(state, card=replace(state.card, healthy=False)) if exclusion else state
+        for state, exclusion in zip(cards, excluded, strict=True)
     ]
 
 

@@ -6,27 +6,48 @@ from functools import lru_cache
 from itertools import islice
 
 from mgpu.model.cards import GPU, CardState, noun
-from mgpu.model.gpu_requests import CardRefusal, ContainerRequest, GpuRequest, Rejection
+from mgpu.model.gpu_requests import (
+    CardRefusal,
+    ContainerRequest,
+    GpuRequest,
+    Rejection,
+    RejectionKind,
+    cards_rejection,
+)
 from mgpu.model.quantities import format_bytes
 from mgpu.model.slice_names import is_slice
-from scheduler.engine.constraints import bars
+from scheduler.engine.constraints import Exclusion, exclusions
 
 
 def refusal(
-    state: CardState, container: ContainerRequest, max_shares: int, bar: str | None = None, *, roughly: bool = False
-) -> str | None:
-    """Why a card cannot take this container alone; None: it can. bar: what is said of it by `wishing.bars`.
+    state: CardState,
+    container: ContainerRequest,
+    max_shares: int,
+    exclusion: Exclusion | None = None,
+    *,
+    roughly: bool = False,
+) -> CardRefusal | None:
+    """Return why a card cannot serve this container even without the pod's other containers; None where it can.
 
-    roughly: without amounts, so that there are few reasons over thousands of nodes.
+    exclusion: why the card is excluded for the pod (`exclusions`). roughly: leave amounts out, so that thousands of
+    nodes have few different reasons.
     """
-    if bar:
-        return bar
+    found = _refused(state, container, max_shares, exclusion, roughly=roughly)
+    return None if found is None else CardRefusal(state.card.index, *found, state.card.type)
+
+
+def _refused(
+    state: CardState, container: ContainerRequest, max_shares: int, exclusion: Exclusion | None, *, roughly: bool
+) -> tuple[RejectionKind, str] | None:
+    if exclusion:
+        return exclusion.kind, exclusion.reason
     if not state.card.healthy:
-        return "unhealthy"
+        return RejectionKind.UNHEALTHY, "unhealthy"
     if container.whole and not state.idle:
-        return "in use" if is_slice(state.card.type) else "in use, a whole card is asked for"
+        text = "in use" if is_slice(state.card.type) else "in use, a whole card is asked for"
+        return RejectionKind.IN_USE, text
     if max_shares and state.shares >= max_shares:
-        return "no share left" if roughly else f"holds {state.shares} of {max_shares} shares"
+        return RejectionKind.SHARES, "no share left" if roughly else f"holds {state.shares} of {max_shares} shares"
     core, memory, _, ratio = container.takes(state.card)
     core, memory = max(0, core - state.core_free), max(0, memory - state.memory_free)
     # Who is short of memory in bytes too is told so, in the unit that is exact.
@@ -34,8 +55,9 @@ def refusal(
     if not (core or memory or ratio):
         return None
     if state.card.type != GPU:
-        return f"{core / 10:g} percent short"
-    return _roughly(bool(core), bool(memory or ratio)) if roughly else _short(core, memory, ratio)
+        return RejectionKind.OTHER_DEVICE, f"{core / 10:g} percent short"
+    kind = _kind_of_shortage(bool(core), bool(memory or ratio))
+    return kind, _ROUGHLY[kind] if roughly else _short(core, memory, ratio)
 
 
 @lru_cache(maxsize=10_000)
@@ -49,31 +71,42 @@ def _short(core: int, memory: int, ratio: int) -> str:
     return " and ".join(parts + ([f"memory ratio {ratio} percent short"] if ratio else []))
 
 
-def _roughly(core: bool, memory: bool) -> str:
-    return "core and memory short" if core and memory else "core short" if core else "memory short"
+_ROUGHLY = {
+    RejectionKind.CORE_AND_MEMORY: "core and memory short",
+    RejectionKind.CORE: "core short",
+    RejectionKind.MEMORY: "memory short",
+}
+
+
+def _kind_of_shortage(core: bool, memory: bool) -> RejectionKind:
+    if core and memory:
+        return RejectionKind.CORE_AND_MEMORY
+    return RejectionKind.CORE if core else RejectionKind.MEMORY
 
 
 def impossible(request: GpuRequest, cards: Sequence[CardState]) -> Rejection | None:
     """What no state of the cards can change: there are none, or fewer than one container asks for."""
     if not cards:
-        return Rejection("the node has no cards", hopeless=True)
+        return Rejection(RejectionKind.NO_DEVICE, "the node has no cards", hopeless=True)
     for container in request.containers:
         if container.cards > len(cards):
             asked = f"{container.cards} {noun(container.type)}s, the node has {len(cards)}"
-            return Rejection(f"container {container.container!r} asks for {asked}", hopeless=True)
+            text = f"container {container.container!r} asks for {asked}"
+            return Rejection(RejectionKind.NO_DEVICE, text, hopeless=True)
         if container.cards > 1 and request.constraints.same_card:
             requests = f"container {container.container!r} asks for {container.cards}"
-            return Rejection(f"{request.constraints.same_card} shares one card, {requests}", hopeless=True)
+            text = f"{request.constraints.same_card} shares one card, {requests}"
+            return Rejection(RejectionKind.CONSTRAINT, text, hopeless=True)
     return None
 
 
 def unplaceable(request: GpuRequest, cards: Sequence[CardState]) -> Rejection | None:
     """The refusals of the first container that cannot be placed even alone."""
-    barred = bars(request, cards)
+    excluded = exclusions(request, cards)
     for container in request.containers:
-        rejection = alone(request, container, cards, barred)
+        rejection = alone(request, container, cards, excluded)
         if rejection is not None:
-            return replace(rejection, hopeless=_unplaceable_when_empty(request, cards, barred))
+            return replace(rejection, hopeless=_unplaceable_when_empty(request, cards, excluded))
     return None
 
 
@@ -81,30 +114,29 @@ def alone(
     request: GpuRequest,
     container: ContainerRequest,
     cards: Sequence[CardState],
-    barred: Sequence[str | None],
+    excluded: Sequence[Exclusion | None],
     *,
     roughly: bool = False,
 ) -> Rejection | None:
-    """Why this container cannot be placed even alone, without a word on hope; None: it can be. barred: by `bars`."""
-    reasons = [
-        refusal(state, container, request.max_shares, bar, roughly=roughly)
-        for state, bar in zip(cards, barred, strict=True)
+    """Return why this container cannot be placed even alone, or None where it can. Whether evictions help is not set.
+
+    excluded: as `exclusions` returns them.
+    """
+    refusals = [
+        refusal(state, container, request.max_shares, exclusion, roughly=roughly)
+        for state, exclusion in zip(cards, excluded, strict=True)
     ]
-    fitting = reasons.count(None)
+    refused = [found for found in refusals if found]
+    fitting = len(cards) - len(refused)
     if fitting >= container.cards:
         return None
-    refused = tuple(
-        CardRefusal(state.card.index, reason, state.card.type)
-        for state, reason in zip(cards, reasons, strict=True)
-        if reason
-    )
     reason = ""
     if container.cards > 1:
         needed = f"{container.cards} {noun(container.type)}s, {fitting or 'none'} can serve it"
         reason = f"container {container.container!r} needs {needed}"
     elif len(request.containers) > 1:
         reason = f"no {noun(container.type)} can serve container {container.container!r}"
-    return Rejection(reason, refused)
+    return cards_rejection(refused, reason)
 
 
 def emptied(cards: Sequence[CardState]) -> list[CardState]:
@@ -112,8 +144,10 @@ def emptied(cards: Sequence[CardState]) -> list[CardState]:
     return [CardState(state.card, groups=state.groups, gpuid=state.gpuid) for state in cards]
 
 
-def _unplaceable_when_empty(request: GpuRequest, cards: Sequence[CardState], barred: Sequence[str | None]) -> bool:
-    usable = [state for state, bar in zip(emptied(cards), barred, strict=True) if not bar]
+def _unplaceable_when_empty(
+    request: GpuRequest, cards: Sequence[CardState], excluded: Sequence[Exclusion | None]
+) -> bool:
+    usable = [state for state, exclusion in zip(emptied(cards), excluded, strict=True) if not exclusion]
     return any(_fewer_can(container, usable, request.max_shares) for container in request.containers)
 
 
@@ -126,21 +160,20 @@ def _fewer_can(container: ContainerRequest, cards: Sequence[CardState], max_shar
 def not_together(request: GpuRequest, *, hopeless: bool) -> Rejection:
     count, group = len(request.containers), request.constraints.same_card
     together = f"on one card, as {group} has it" if group else "together"
-    return Rejection(
-        f"each of the {count} {_kind(request)} containers fits alone, but not all of them {together}", hopeless=hopeless
-    )
+    text = f"each of the {count} {_type(request)} containers fits alone, but not all of them {together}"
+    return Rejection(RejectionKind.NOT_TOGETHER, text, hopeless=hopeless)
 
 
 def without_proof(request: GpuRequest) -> Rejection:
     """The search ended undecided: said as it is, and never taken for "does not fit" (`hopeless`)."""
     count = len(request.containers)
     text = (
-        f"the search for cards for the {count} {_kind(request)} containers was ended: it takes too long, and whether "
+        f"the search for cards for the {count} {_type(request)} containers was ended: it takes too long, and whether "
         "they fit is not proven; fewer different containers, or more equal ones, are placed faster"
     )
-    return Rejection(text, proven=False)
+    return Rejection(RejectionKind.NOT_PROVEN, text, proven=False)
 
 
-def _kind(request: GpuRequest) -> str:
+def _type(request: GpuRequest) -> str:
     type = request.containers[0].type
     return "GPU" if type == GPU else type

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from mgpu.model.cards import CardState, of_type
 from mgpu.model.gpu_requests import GpuRequest, peak
 from mgpu.model.ledger import Share
-from scheduler.engine.constraints import bars
+from scheduler.engine.constraints import exclusions
 
 
 def stands(request: GpuRequest, shares: Sequence[Share], cards: Sequence[CardState]) -> bool:
@@ -16,7 +16,7 @@ def stands(request: GpuRequest, shares: Sequence[Share], cards: Sequence[CardSta
     """
     gpus = of_type(cards)
     out: set[tuple[str, object]] = {
-        (s.card.type, s.card.index) for s, bar in zip(gpus, bars(request, gpus), strict=True) if bar
+        (s.card.type, s.card.index) for s, out in zip(gpus, exclusions(request, gpus), strict=True) if out
     }
     there: dict[tuple[str, object], CardState] = {(s.card.type, s.card.index): s for s in cards if s.card.healthy}
     for place in dict.fromkeys((share.type, share.card) for share in shares):

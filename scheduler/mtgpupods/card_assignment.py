@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from mgpu.dialects.mtgpu import NAME, MtgpuPod, holding, occupy_name
 from mgpu.model.cards import Card, CardState
-from mgpu.model.gpu_requests import CardRefusal, ContainerRequest, Rejection, whole_cards
+from mgpu.model.gpu_requests import CardRefusal, ContainerRequest, RejectionKind, cards_rejection, whole_cards
 from mgpu.model.ledger import Holding, Ledger
 from scheduler.cluster.gpuids import Used
 from scheduler.engine import nvidia_plugin
@@ -124,11 +124,14 @@ class Admission:
         card = its[0].card
         if len(its) > 1 or strangers(self._seen, self._ledger, pod.gpuid, card):
             return Said(FALSE, "Degraded", f"GPUID {pod.gpuid} has no card of its own: look at {card.uuid}")
-        why = _never(pod, card)
-        if why is None and (why := refusal(replace(its[0], gpuid=""), _share(pod), 0)) and self._of_others(pod):
-            why = "less of it is free than this MtgpuPod asks for; MtgpuPods of other namespaces hold shares of it"
-        if why:
-            return _exceeded(f"card {card.index}, which is GPUID {pod.gpuid}'s: {why}")
+        refused = _never(pod, card)
+        if refused is None:
+            refused = refusal(replace(its[0], gpuid=""), _share(pod), 0)
+            if refused is not None and self._of_others(pod):
+                text = "less of it is free than this MtgpuPod asks for; MtgpuPods of other namespaces hold shares of it"
+                refused = replace(refused, reason=text)
+        if refused is not None:
+            return _exceeded(f"card {card.index}, which is GPUID {pod.gpuid}'s: {refused.reason}")
         return holding(pod, card.uuid, bound=False)
 
     def _of_others(self, pod: MtgpuPod) -> bool:
@@ -159,7 +162,7 @@ class Admission:
             listed = ", ".join(map(str, ours))
             return _exceeded(f"NVIDIA's plugin could give out a card where pods of mgpu are ({listed})")
         idle = [state.card for state in states if state.idle and state.card.healthy]
-        small = next((f"card {card.index}: {why}" for card in idle if (why := _never(pod, card))), "")
+        small = next((f"card {card.index}: {found.reason}" for card in idle if (found := _never(pod, card))), "")
         if small or not idle:
             return _exceeded(f"NVIDIA's plugin could give out {small}" if small else _none(pod, states))
         return holding(pod, None, bound=False)
@@ -200,11 +203,15 @@ def _none(pod: MtgpuPod, states: Sequence[CardState]) -> str:
     """Why no card is idle and large enough, in a few words per card."""
     if not states:
         return "the node has no GPU cards that pods could share"
-    reasons = [(s.card.index, _never(pod, s.card) or refusal(s, _WHOLE, 0) or "free") for s in states]
-    return f"GPUID {pod.gpuid} needs a card of its own: {Rejection('', tuple(CardRefusal(*row) for row in reasons))}"
+    refusals = [_never(pod, s.card) or refusal(s, _WHOLE, 0) or _free(s.card) for s in states]
+    return f"GPUID {pod.gpuid} needs a card of its own: {cards_rejection(refusals)}"
 
 
-def _never(pod: MtgpuPod, card: Card) -> str | None:
+def _free(card: Card) -> CardRefusal:
+    return CardRefusal(card.index, RejectionKind.OTHER, "free")
+
+
+def _never(pod: MtgpuPod, card: Card) -> CardRefusal | None:
     """Why it does not fit this card even alone; None: it does, whatever the card's health."""
     return refusal(CardState(replace(card, healthy=True)), _share(pod), 0)
 

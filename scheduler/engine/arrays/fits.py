@@ -93,7 +93,7 @@ def taken(data: Ints, container: ContainerRequest) -> tuple[Ints | int, Ints | i
 def eligible(rows: Rows) -> Mask:
     """n × cards: healthy, and not ruled out by the pod's wishes."""
     healthy = rows.data[HEALTH] == HEALTHY
-    return np.asarray(healthy if rows.bars is None else healthy & (rows.bars == 0))
+    return np.asarray(healthy if rows.exclusion is None else healthy & (rows.exclusion == 0))
 
 
 def serving(rows: Rows, container: ContainerRequest, request: GpuRequest, shares: int = 1) -> Mask:

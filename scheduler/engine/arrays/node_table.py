@@ -8,7 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mgpu.model.cards import WHOLE_RATIO, Card, CardState
+from mgpu.model.gpu_requests import Rejection
 from mgpu.model.pods import Node
+from scheduler.engine.constraints import Exclusion
 
 Mask = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -33,7 +35,7 @@ EXACT = 1 << 53
 class Rows:
     """n nodes. data: fields × n × cards. totals: fields × n.
 
-    bars: n × cards, 0 or the number in `bar_texts` of why the card is out (`wishing.bars`); None: no card is out.
+    exclusion: n × cards, 0 or the key in `exclusions` of why the card is excluded; None where no card is.
     odd: nodes that the arrays cannot hold, by their amounts or the number of their cards. Such a row has no cards here;
     the engine judges the node.
     """
@@ -41,8 +43,8 @@ class Rows:
     data: Ints
     totals: Ints
     odd: Mask
-    bars: Ints | None = None
-    bar_texts: Mapping[int, str] = field(default_factory=dict)
+    exclusion: Ints | None = None
+    exclusions: Mapping[int, Exclusion] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.odd)
@@ -54,8 +56,8 @@ class Rows:
 
     def key(self, position: int) -> bytes:
         """Equal for nodes whose cards are equal in all that placing looks at, groups apart."""
-        bars = b"" if self.bars is None else self.bars[position].tobytes()
-        return self.data[:, position].tobytes() + self.totals[:, position].tobytes() + bars
+        excluded = b"" if self.exclusion is None else self.exclusion[position].tobytes()
+        return self.data[:, position].tobytes() + self.totals[:, position].tobytes() + excluded
 
     def cards(self, position: int) -> list[CardState]:
         """The cards of a node that is not odd, without their names, groups and GPUIDs."""
@@ -71,11 +73,11 @@ class Rows:
             for column, (core_free, free, shares, health, core, size, ratio_free) in enumerate(of_cards)
         ]
 
-    def barred(self, position: int) -> list[str | None]:
-        """By card of the node why it is out."""
+    def excluded(self, position: int) -> list[Exclusion | None]:
+        """Return for each card of the node why it is excluded, or None."""
         count = self.totals[COUNT, position]
-        codes = [0] * count if self.bars is None else self.bars[position, :count].tolist()
-        return [self.bar_texts[code] if code else None for code in codes]
+        codes = [0] * count if self.exclusion is None else self.exclusion[position, :count].tolist()
+        return [self.exclusions[code] if code else None for code in codes]
 
     def some(self, positions: Places) -> "Rows":
         """A copy of these."""
@@ -83,8 +85,8 @@ class Rows:
             self.data.take(positions, axis=1),
             self.totals.take(positions, axis=1),
             self.odd.take(positions),
-            None if self.bars is None else self.bars.take(positions, axis=0),
-            self.bar_texts,
+            None if self.exclusion is None else self.exclusion.take(positions, axis=0),
+            self.exclusions,
         )
 
 
@@ -98,7 +100,7 @@ class Table(NamedTuple):
     nodes: Sequence[Node]
     cards: Sequence[tuple[CardState, ...]]
     at: Places
-    unmet: Mapping[int, str]
+    unmet: Mapping[int, Rejection]
 
 
 def described(cards: Sequence[CardState]) -> tuple[Ints, Ints] | None:

@@ -6,12 +6,12 @@ more than the 1.5 MiB that etcd takes. So beyond MOST different reasons they are
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from mgpu.model.cards import GPU
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Rejection
 from scheduler.engine.arrays.fits import Sifted, hopeless, serving, taken
 from scheduler.engine.arrays.node_table import (
@@ -35,32 +35,27 @@ _ABSENT, _SERVES, _CORE, _MEMORY, _BOTH, _SHARES, _IN_USE, _UNHEALTHY, _BARRED =
 """What is said of a card, roughly; each text of wishes is one more, from _BARRED on."""
 
 
-def told(found: Rejection) -> str:
-    """Readable behind the number of nodes: `0/3 nodes are available: 2 insufficient GPU (8 cards: 8 unhealthy)`."""
-    type = found.cards[0].type if found.cards else GPU
-    return str(found) if found.reason else f"insufficient {'GPU' if type == GPU else type} ({found})"
-
-
 Kinds = npt.NDArray[np.int32]
 
 
 class Refusal(NamedTuple):
-    """What is said of all these nodes, and that no eviction there can help."""
+    """The rejection of all these nodes, summed up (`Rejection.summary`)."""
 
     nodes: Places
-    text: str
-    hopeless: bool
+    rejection: Rejection
 
 
 def refusals(rows: Rows, at: Places, sifted: Sifted, request: GpuRequest) -> Iterator[Refusal]:
-    """What the engine says (`told`) of the nodes that are refused. at, sifted: the rows of the nodes asked about."""
+    """What the engine says of the nodes that are refused. at, sifted: the rows of the nodes asked about."""
     few = np.flatnonzero(sifted.too_few)
     for alike in _groups(rows.totals[COUNT].take(at[few])):
-        yield Refusal(few[alike], str(impossible(request, rows.cards(at[few[alike[0]]]))), hopeless=True)
+        rejection = impossible(request, rows.cards(at[few[alike[0]]]))
+        assert rejection is not None
+        yield Refusal(few[alike], rejection)
     for number in sorted(set(sifted.alone.tolist()) - {-1}):
         nodes = np.flatnonzero(sifted.alone == number)
-        for alike, text, hope in _alone(rows, at[nodes], request, request.containers[number]):
-            yield Refusal(nodes[alike], text, hope)
+        for alike, rejection in _alone(rows, at[nodes], request, request.containers[number]):
+            yield Refusal(nodes[alike], rejection)
 
 
 def _alone(rows: Rows, places: Places, request: GpuRequest, container: ContainerRequest) -> Iterator[Refusal]:
@@ -71,10 +66,10 @@ def _alone(rows: Rows, places: Places, request: GpuRequest, container: Container
     exact = _exactly_alike(rows, places, container, kinds) if few else None
     alike = _roughly_alike(kinds) if exact is None else exact
     for nodes in _groups(2 * alike + without_hope):
-        first, hope = places[nodes[0]], bool(without_hope[nodes[0]])
-        found = alone(request, container, rows.cards(first), rows.barred(first), roughly=exact is None)
+        first = places[nodes[0]]
+        found = alone(request, container, rows.cards(first), rows.excluded(first), roughly=exact is None)
         assert found is not None
-        yield Refusal(nodes, told(found), hope)
+        yield Refusal(nodes, replace(found.summary(), hopeless=bool(without_hope[nodes[0]])))
 
 
 def _kinds(rows: Rows, request: GpuRequest, container: ContainerRequest) -> Kinds:
@@ -89,8 +84,8 @@ def _kinds(rows: Rows, request: GpuRequest, container: ContainerRequest) -> Kind
     if container.whole:
         kinds[rows.data[SHARES] > 0] = _IN_USE
     kinds[rows.data[HEALTH] == UNHEALTHY] = _UNHEALTHY
-    if rows.bars is not None:
-        np.copyto(kinds, _BARRED + rows.bars, "unsafe", where=rows.bars > 0)
+    if rows.exclusion is not None:
+        np.copyto(kinds, _BARRED + rows.exclusion, "unsafe", where=rows.exclusion > 0)
     kinds[serving(rows, container, request)] = _SERVES
     kinds[rows.data[HEALTH] == 0] = _ABSENT
     return kinds

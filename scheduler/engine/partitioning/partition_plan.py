@@ -4,11 +4,11 @@ Source: docs/design/slices.md, "Scheduling".
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from mgpu.model.cards import Card
-from mgpu.model.gpu_requests import CardRefusal, Rejection
+from mgpu.model.gpu_requests import CardRefusal, Rejection, RejectionKind, cards_rejection
 from mgpu.model.node_slices import NodeSlices
 from mgpu.model.slice_names import MIG, MPS, Slice, mode_of
 from scheduler.engine.effort import BRIEF, SHORT, Budget, Effort, Exhausted, full_budget
@@ -75,7 +75,7 @@ def cards_of(
         if not why and not isinstance(card, str):
             cards.append((gpu.index, card))
             continue
-        refusals.append(CardRefusal(gpu.index, why))
+        refusals.append(CardRefusal(gpu.index, RejectionKind.SLICES, why))
         kept += [Slice(gpu.index, *place) for places in there for place in places]
         if why == barred.get(gpu.index) and not isinstance(card, str):
             closed.append(card)
@@ -159,7 +159,7 @@ def plan_of(
     try:
         return _plan(node, wanted, budget)
     except Exhausted:
-        return Rejection(NOT_PROVEN, proven=False)
+        return Rejection(RejectionKind.NOT_PROVEN, NOT_PROVEN, proven=False)
 
 
 def _plan(node: NodeCards, wanted: Sequence[Mapping[str, int]], budget: Budget) -> tuple[Slice, ...] | Rejection:
@@ -220,19 +220,23 @@ def _subtract(left: dict[str, int], given: Counts) -> None:
 
 def _rejection(node: NodeCards, need: Counts, budget: Budget) -> Rejection:
     if not node.mode:
-        return Rejection("the node's cards are not cut", hopeless=True)
+        return Rejection(RejectionKind.SLICES, "the node's cards are not cut", hopeless=True)
     wrong = next((name for name, _ in need if mode_of(name) != node.mode), None)
     if wrong is not None:
-        return Rejection(f"the node's cards are cut by {node.mode}, not into {wrong}", hopeless=True)
+        text = f"the node's cards are cut by {node.mode}, not into {wrong}"
+        return Rejection(RejectionKind.SLICES, text, hopeless=True)
     if not node.cards and not node.refusals:
-        return Rejection("the node has no cards", hopeless=True)
-    refusals = [*node.refusals, *(CardRefusal(index, _why(card, need)) for index, card in node.cards)]
+        return Rejection(RejectionKind.NO_DEVICE, "the node has no cards", hopeless=True)
+    refusals = [
+        *node.refusals,
+        *(CardRefusal(index, RejectionKind.SLICES, _why(card, need)) for index, card in node.cards),
+    ]
     cards = tuple(card.emptied() for card in (*(card for _, card in node.cards), *node.barred))
-    listed = tuple(sorted(refusals, key=lambda refusal: refusal.index))
+    rejection = cards_rejection(sorted(refusals, key=lambda refusal: refusal.index))
     try:
-        return Rejection("", listed, hopeless=found_way(cards, need, budget) is None)
+        return replace(rejection, hopeless=found_way(cards, need, budget) is None)
     except Exhausted:  # it does not fit, but whether evictions help is not known
-        return Rejection("", listed, proven=False)
+        return replace(rejection, proven=False)
 
 
 def _why(card: MigCard | MpsCard, need: Counts) -> str:

@@ -5,13 +5,14 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from itertools import groupby
 
-from mgpu.model.gpu_requests import Rejection
+from mgpu.model.gpu_requests import Rejection, RejectionKind
 from mgpu.model.pods import Pod
 from mgpu.settings.slice_settings import SlicesSettings
 from scheduler.engine.effort import Budget, Exhausted, full_budget
-from scheduler.engine.node_fit import Answer
+from scheduler.engine.node_fit import NodeFit
 from scheduler.engine.partitioning.partition_plan import NOT_PROVEN
 from scheduler.engine.partitioning.partitionable_node import Site, cut, offers
 from scheduler.engine.partitioning.slice_score import site_score
@@ -19,40 +20,44 @@ from scheduler.engine.partitioning.slice_score import site_score
 ANEW = "its cards are cut anew for it"
 
 
-def refusal_of(site: Site, wanted: Mapping[str, int], budget: Budget) -> Answer:
+def _rejected(text: str, *, fits_repartitioned: bool = False) -> NodeFit:
+    return NodeFit(Rejection(RejectionKind.SLICES, text), fits_repartitioned=fits_repartitioned)
+
+
+def refusal_of(site: Site, wanted: Mapping[str, int], budget: Budget) -> NodeFit:
     """Say why no cut of the node's cards gives the pod its slices."""
     found = cut(site, [wanted], budget)
     if not isinstance(found, Rejection):
-        return Answer(ANEW, recut=True)
+        return _rejected(ANEW, fits_repartitioned=True)
     text = found.reason if found.reason else f"insufficient slices ({found})"
-    return Answer(text, found.hopeless, proven=found.proven)
+    return NodeFit(replace(found, reason=text, cards=()))
 
 
 def answer_of(
     site: Site,
     wanted: Mapping[str, int],
     budget: Budget,
-    refusal: Callable[[Site, Mapping[str, int], Budget], Answer] = refusal_of,
-) -> Answer:
+    refusal: Callable[[Site, Mapping[str, int], Budget], NodeFit] = refusal_of,
+) -> NodeFit:
     """Answer for a node that is what the pod requires, without points; not proven where the budget ends before that.
 
     refusal: the answer for a node that cannot be cut so.
     """
     if site.fits(wanted):
-        return Answer()
+        return NodeFit()
     if site.problem:
-        return Answer(f"what the node says of its slices cannot be read: {site.problem}")
+        return _rejected(f"what the node says of its slices cannot be read: {site.problem}")
     if site.found.waiting:
-        return Answer(f"waits for plan {site.found.partitioning.plan} of its slices", recut=True)
+        return _rejected(f"waits for plan {site.found.partitioning.plan} of its slices", fits_repartitioned=True)
     try:
         if not offers(site, wanted, budget):
             return refusal(site, wanted, budget)
     except Exhausted:
-        return Answer(NOT_PROVEN, proven=False)
+        return NodeFit(Rejection(RejectionKind.NOT_PROVEN, NOT_PROVEN, proven=False))
     if site.found.refused:
         plan, why = site.found.refused
-        return Answer(f"{ANEW}, but plan {plan} of its slices was refused: {why}", recut=True)
-    return Answer(ANEW, recut=True)
+        return _rejected(f"{ANEW}, but plan {plan} of its slices was refused: {why}", fits_repartitioned=True)
+    return _rejected(ANEW, fits_repartitioned=True)
 
 
 def best_first(

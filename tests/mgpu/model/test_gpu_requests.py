@@ -1,11 +1,23 @@
 """What a pod needs of a card at its peak (KEP-753), and how refusals read."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.model.cards import Card
-from mgpu.model.gpu_requests import Amount, CardRefusal, ContainerRequest, Rejection, Requirement, peak, whole_cards
+from mgpu.model.gpu_requests import (
+    Amount,
+    CardRefusal,
+    ContainerRequest,
+    Rejection,
+    RejectionKind,
+    Requirement,
+    cards_rejection,
+    peak,
+    whole_cards,
+)
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Node, Stage
 from tests.builders import GIB, card
@@ -76,13 +88,30 @@ def test_of_bytes_and_percent_one_follows_from_the_other(
 
 def test_a_rejection_adds_up_its_cards() -> None:
     cards = (
-        CardRefusal(0, "memory 4.0 GiB short"),
-        CardRefusal(1, "unhealthy"),
-        CardRefusal(2, "memory 4.0 GiB short"),
+        CardRefusal(0, RejectionKind.UNHEALTHY, "unhealthy"),
+        CardRefusal(1, RejectionKind.MEMORY, "memory 4.0 GiB short"),
+        CardRefusal(2, RejectionKind.MEMORY, "memory 4.0 GiB short"),
     )
-    assert str(Rejection("", cards)) == "3 cards: 2 memory 4.0 GiB short, 1 unhealthy"
-    assert str(Rejection("no card fits", cards[1:2])) == "no card fits (1 card: 1 unhealthy)"
-    assert str(Rejection("wrong label")) == "wrong label"
+    assert str(cards_rejection(cards)) == "3 cards: 2 memory 4.0 GiB short, 1 unhealthy"
+    assert str(cards_rejection(cards[:1], "no card fits")) == "no card fits (1 card: 1 unhealthy)"
+    assert str(Rejection(RejectionKind.NODE_LABEL, "wrong label")) == "wrong label"
+
+
+def test_cards_rejection_is_of_the_kind_that_most_cards_have_and_of_equals_the_first_by_text() -> None:
+    short, ill = CardRefusal(0, RejectionKind.CORE, "core short"), CardRefusal(1, RejectionKind.UNHEALTHY, "unhealthy")
+    assert cards_rejection([ill, short, ill]).kind is RejectionKind.UNHEALTHY
+    assert cards_rejection([ill, short]).kind is RejectionKind.CORE
+
+
+def test_summary_reads_well_behind_a_number_of_nodes() -> None:
+    ill = CardRefusal(0, RejectionKind.UNHEALTHY, "unhealthy")
+    assert cards_rejection([ill]).summary() == Rejection(
+        RejectionKind.UNHEALTHY, "insufficient GPU (1 card: 1 unhealthy)"
+    )
+    assert cards_rejection([replace(ill, type="rdma")]).summary().reason.startswith("insufficient rdma (1 rdma")
+    assert cards_rejection([ill], "container 'c' needs 2 cards").summary().reason == (
+        "container 'c' needs 2 cards (1 card: 1 unhealthy)"
+    )
 
 
 def test_a_requirement_names_what_the_node_has() -> None:

@@ -10,7 +10,7 @@ from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.pod_constraints import NONE, Constraints
 from scheduler.cluster.eligibility import Eligibility
-from scheduler.engine.constraints import bars
+from scheduler.engine.constraints import exclusions
 from tests.builders import card
 from tests.examples import examples
 
@@ -42,8 +42,8 @@ def test_property_codes_are_what_the_engine_says(
             assert not any(state.gpuid for held in rows.values() for state in held)
             continue
         for at, held in rows.items():
-            said = [kept.texts[code] or None for code in codes[at, : len(held)].tolist()]
-            assert said == bars(GpuRequest("mgpu", (), constraints=constraints), held)
+            said = [kept.exclusions[code] if code else None for code in codes[at, : len(held)].tolist()]
+            assert said == exclusions(GpuRequest("mgpu", (), constraints=constraints), held)
             assert not codes[at, len(held) :].any()
 
 

@@ -4,11 +4,11 @@ import pytest
 
 from mgpu.kube import ApiError
 from mgpu.model.device_object import WHOLE_CARDS_LABEL
+from mgpu.model.gpu_requests import RejectionKind
 from mgpu.settings import load_settings
 from scheduler.cluster.gpu_pods import read_gpu_pod
 from scheduler.decisions.filter import Filtered
 from scheduler.decisions.preemption import Victims
-from scheduler.engine.rejection_kinds import kind_of
 from tests import builders as b
 from tests.agent_pods import LABELS, SINCE, Raw, agent
 from tests.scheduler.fake import FakeApi, Replica, admitted, cluster
@@ -41,7 +41,7 @@ def test_filter_agent_not_ready_node_is_refused_with_its_reason(two: Replica) ->
     found = asked(two, "n1", "n2")
     assert found.passed == ["n2"]
     assert found.hopeless == {"n1": "the node's mgpu agent is not ready (CrashLoopBackOff)"}
-    assert kind_of(found.hopeless["n1"]) == "agent"
+    assert found.kinds[found.hopeless["n1"]] is RejectionKind.AGENT
 
 
 def test_filter_agent_ready_again_node_is_offered_and_announced(two: Replica) -> None:

@@ -16,7 +16,6 @@ from mgpu.settings import load_settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.decisions.explanation import Explainer, Explanation
 from scheduler.decisions.filter import Filter
-from scheduler.engine.arrays.rejections import told
 from scheduler.engine.assessment import assess
 from tests.builders import cards, container, mtgpupod, node, occupy_pod, owned, pod, share
 
@@ -149,4 +148,4 @@ def test_it_says_word_for_word_what_the_filter_and_the_engine_say(
         view = found.view(row.name, "uid-waits")
         assert known.request is not None
         found_there = assess(known.request, view.node or Node(""), view.unkept, SETTINGS)
-        assert row.reason == (told(found_there) if isinstance(found_there, Rejection) else "")
+        assert row.reason == (found_there.summary().reason if isinstance(found_there, Rejection) else "")

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.model.device_object import write_device
-from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, whole_cards
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, RejectionKind, whole_cards
 from mgpu.model.pods import Node, Pod
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
@@ -55,6 +55,21 @@ def test_of_pods_that_fit_nowhere_it_tells() -> None:
         assert known is not None
         assert len(filter_.filter(known, ["n0", "n1"]).passed) == nodes
         assert len(told) == times
+
+
+def test_filter_pod_that_failed_before_its_binding_fits_nowhere() -> None:
+    """The kubelet's eviction or a user can set its phase while kube-scheduler still has the old pod."""
+    state = filled([[(True, [])]])
+    raw = b.share("p", 10)
+    raw["status"] = {**raw.get("status", {}), "phase": "Failed"}
+    state.pod_changed({**raw, "metadata": {**raw["metadata"], "resourceVersion": "1"}})
+    known = state.gpu_pod(raw["metadata"]["uid"])
+    assert known is not None
+    filter_ = Filter(state, SETTINGS)
+    found = filter_.filter(known, ["n0"])
+    assert found.hopeless == {"n0": "the pod has failed"}
+    assert found.kinds["the pod has failed"] is RejectionKind.BOUND_ALREADY
+    assert filter_.scores(known, ["n0"]) == [0]
 
 
 @given(st.lists(cards, min_size=1, max_size=4), containers, st.sampled_from([0, 1, 2]))

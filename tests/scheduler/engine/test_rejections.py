@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mgpu.model.cards import CardState
-from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Rejection, whole_cards
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Rejection, RejectionKind, whole_cards
 from scheduler.engine import place, policy_named
 from tests.builders import GIB, card, state
 
@@ -25,78 +25,89 @@ CASES = {
         request(share(gib=10)),
         [state(0, 500, 74), state(1, 500, 74), CardState(card(2, healthy=False))],
         "3 cards: 2 memory 4.0 GiB short, 1 unhealthy",
+        RejectionKind.MEMORY,
         False,
     ),
     "both amounts of a card": (
         request(share()),
         [state(0, 900, 78)],
         "1 card: 1 core 20 percent short and memory 8.0 GiB short",
+        RejectionKind.CORE_AND_MEMORY,
         False,
     ),
     "memory in percent, where the bytes would do": (
         request(ContainerRequest("c", ratio=20)),
         [replace(state(0), ratio_used=85)],
         "1 card: 1 memory ratio 5 percent short",
+        RejectionKind.MEMORY,
         False,
     ),
     "both are told in bytes": (
         request(ContainerRequest("c", core=200, ratio=50)),
         [replace(state(0, 900, 44), ratio_used=55)],
         "1 card: 1 core 10 percent short and memory 4.0 GiB short",
+        RejectionKind.CORE_AND_MEMORY,
         False,
     ),
-    "no card": (request(share()), [], "the node has no cards", True),
+    "no card": (request(share()), [], "the node has no cards", RejectionKind.NO_DEVICE, True),
     "more cards than there are": (
         request(share("a"), share("b", 3)),
         [state(0), state(1)],
         "container 'b' asks for 3 cards, the node has 2",
+        RejectionKind.NO_DEVICE,
         True,
     ),
     "too few cards can serve": (
         request(share(cards=2)),
         [state(0), state(1, 900), state(2, 900)],
         "container 'c' needs 2 cards, 1 can serve it (2 cards: 2 core 20 percent short)",
+        RejectionKind.CORE,
         False,
     ),
     "whole cards in use": (
         request(whole_cards("c", 2)),
         [state(0, 10), state(1, 10)],
         "container 'c' needs 2 cards, none can serve it (2 cards: 2 in use, a whole card is asked for)",
+        RejectionKind.IN_USE,
         False,
     ),
     "as many shares as allowed": (
         request(share(), max_shares=2),
         [state(0, 10, shares=2)],
         "1 card: 1 holds 2 of 2 shares",
+        RejectionKind.SHARES,
         False,
     ),
     "the first container that fits nowhere": (
         request(share("a"), BIG),
         [state(0, 0, 0), state(1, 100, 20)],
         "no card can serve container 'c' (2 cards: 1 memory 10.0 GiB short, 1 memory 30.0 GiB short)",
+        RejectionKind.MEMORY,
         True,
     ),
     "alone, but not together": (
         request(share("a", core=600), share("b", core=600)),
         [state(0), state(1, 800)],
         "each of the 2 GPU containers fits alone, but not all of them together",
+        RejectionKind.NOT_TOGETHER,
         False,
     ),
     "not together even on empty cards": (
         request(share("a", core=600), share("b", core=600)),
         [state(0, 100)],
         "each of the 2 GPU containers fits alone, but not all of them together",
+        RejectionKind.NOT_TOGETHER,
         True,
     ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_says_why(name: str) -> None:
-    wanted, cards, reason, hopeless = CASES[name]
+def test_rejection_has_its_text_and_its_kind(name: str) -> None:
+    wanted, cards, reason, kind, hopeless = CASES[name]
     found = place(wanted, cards, policy_named("binpack", 20))
     assert isinstance(found, Rejection)
-    assert (str(found), found.hopeless) == (reason, hopeless)
+    assert (str(found), found.kind, found.hopeless) == (reason, kind, hopeless)
 
 
 def test_unhealthy_cards_do_not_become_healthy_by_eviction() -> None:

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mgpu.model.cards import CardState
-from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Rejection
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Rejection, RejectionKind
 from mgpu.model.groups import Group, Seat
 from mgpu.model.pod_constraints import Constraints
 from scheduler.engine import FULL, Limits, place, policy_named
@@ -172,12 +172,20 @@ REASONS = {
 }
 
 
+KINDS = {
+    "a model whose cards are full": RejectionKind.CORE,
+    "a card that has the group, and is full": RejectionKind.CORE,
+    "containers that fit no card together": RejectionKind.NOT_TOGETHER,
+}
+
+
 @pytest.mark.parametrize("name", REASONS)
 def test_says_which_wish(name: str) -> None:
     request, cards, reason, hopeless = REASONS[name]
     found = place(request, cards, policy_named("binpack", 20))
     assert isinstance(found, Rejection)
     assert (str(found), found.hopeless) == (reason, hopeless)
+    assert found.kind is KINDS.get(name, RejectionKind.CONSTRAINT)
 
 
 def test_a_group_that_is_elsewhere() -> None:

@@ -18,7 +18,7 @@ from scheduler.cluster.forecast import Outlook
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.filter import Filter
 from scheduler.engine.arrays.node_table import EXACT, Table
-from scheduler.engine.arrays.rejections import MOST, told
+from scheduler.engine.arrays.rejections import MOST
 from scheduler.engine.assessment import assess, score
 from tests.builders import GIB
 from tests.examples import examples
@@ -102,7 +102,7 @@ def check(nodes: Sequence[tuple[CardState, ...]], request: GpuRequest, settings:
             assert name in found.passed
             assert points == score(request, said, of_node, settings)
         else:
-            assert (found.hopeless if said.hopeless else found.failed)[name] == told(said)
+            assert (found.hopeless if said.hopeless else found.failed)[name] == said.summary().reason
             assert points == 0
     assert len(found.passed) + len(found.failed) + len(found.hopeless) == len(nodes)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bench.slices import ASKS, run
 from mgpu.model.cards import Card
-from mgpu.model.gpu_requests import Rejection
+from mgpu.model.gpu_requests import Rejection, RejectionKind
 from mgpu.model.mig import layout_of, problem
 from mgpu.model.node_slices import NO_SLICES, NodeSlices
 from mgpu.model.slice_names import MIG, MPS, Slice
@@ -248,11 +248,13 @@ def test_without_the_places_of_instances_a_node_is_not_cut() -> None:
     ],
 )
 def test_a_node_is_cut_in_one_way(found: NodeSlices, asked: Mapping[str, int], why: str) -> None:
-    assert plan(a100s(1), found, [], [asked], {}) == Rejection(why, hopeless=True)
+    assert plan(a100s(1), found, [], [asked], {}) == Rejection(RejectionKind.SLICES, why, hopeless=True)
 
 
 def test_a_node_without_cards() -> None:
-    assert plan([], mig(), [], [{"2g.20gb": 1}], {}) == Rejection("the node has no cards", hopeless=True)
+    assert plan([], mig(), [], [{"2g.20gb": 1}], {}) == Rejection(
+        RejectionKind.NO_DEVICE, "the node has no cards", hopeless=True
+    )
 
 
 def test_more_than_a_node_has_is_hopeless_and_what_pods_hold_is_not() -> None:
