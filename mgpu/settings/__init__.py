@@ -6,21 +6,23 @@ Keys are spelled as in the dialects' own documents. A Volcano `volcano-scheduler
 
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
+from mgpu.model.card_policies import SELECTABLE
 from mgpu.model.errors import BadObject, Problem
 from mgpu.settings.fields import AddressBlocks, Block, Names, listed, lower
 from mgpu.settings.slice_settings import SlicesSettings, impossible, with_weights
 
-_Policy = Literal["binpack", "spread", "fragmentation", "fgd"]
-CARD_POLICIES: tuple[str, ...] = get_args(_Policy)
+CARD_POLICIES = SELECTABLE
 NODE_POLICIES = CARD_POLICIES
-"""`fragmentation` is ours and learns from the pods it sees; `fgd` the published one, for comparison."""
 
-
+if TYPE_CHECKING:
+    _Policy = str
+else:
+    _Policy = Literal[SELECTABLE]  # of the registry's names, so that this module repeats none of them
 Policy = Annotated[_Policy, BeforeValidator(lower)]
 MinMemory = Annotated[int, Field(ge=0)]
 """MiB that a share asks for at least, of each of its cards."""

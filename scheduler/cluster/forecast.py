@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from mgpu import dialects
@@ -13,20 +13,18 @@ from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.pods import Node, Pod
 from mgpu.settings import Settings
 from scheduler.cluster.arrivals import Arrivals
-from scheduler.engine.fragmentation.board import Judge
-from scheduler.engine.fragmentation.columns import class_of, rows_of, shape_of
-from scheduler.engine.fragmentation.fgd import Fgd, typical_pods
-from scheduler.engine.fragmentation.learner import Learner
-from scheduler.engine.fragmentation.potential import Fragmentation
-from scheduler.engine.fragmentation.shapes import CARD, NodeClass, Shape
+from scheduler.engine.card_policy import Learning
+from scheduler.engine.learning.board import Judge
+from scheduler.engine.learning.columns import class_of, rows_of, shape_of
+from scheduler.engine.learning.learner import Learner
+from scheduler.engine.learning.shapes import CARD, NodeClass, Shape
+from scheduler.engine.policies import POLICIES
 
 log = logging.getLogger(__name__)
 
 Counts = tuple[tuple[Shape, int], ...]
 
-_MADE: Mapping[str, Callable[[Counts, Mapping[NodeClass, int]], Judge]] = MappingProxyType(
-    {"fragmentation": Fragmentation, "fgd": lambda counts, _: Fgd(typical_pods(dict(counts)))}
-)
+_MADE: Mapping[str, Learning] = MappingProxyType({name: one.learn for name, one in POLICIES.items() if one.learn})
 LEARNT = tuple(_MADE)
 """The policies that need a judge."""
 

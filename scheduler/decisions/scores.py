@@ -14,11 +14,11 @@ from scheduler.cluster.reservations import Decision
 from scheduler.decisions.effort_budget import Call, unlimited
 from scheduler.engine.assessment import assess
 from scheduler.engine.constraints import beside_others
-from scheduler.engine.fragmentation.board import UNFIT, Judge
-from scheduler.engine.fragmentation.columns import class_of, free_of, rows_of
-from scheduler.engine.fragmentation.field import BEHIND, Field, points
-from scheduler.engine.fragmentation.node_columns import Ints
-from scheduler.engine.fragmentation.shapes import Shape
+from scheduler.engine.learning.board import UNFIT, Judge
+from scheduler.engine.learning.columns import class_of, free_of, rows_of
+from scheduler.engine.learning.field import BEHIND, Field, points
+from scheduler.engine.learning.node_columns import Ints
+from scheduler.engine.learning.shapes import Shape
 
 _LATELY = 64
 """Shapes."""

@@ -1,9 +1,10 @@
 """The placement engine: pure functions over the model. `place(ask, cards, policy)` → Placement | Rejection."""
 
+from scheduler.engine.card_policy import Policy
 from scheduler.engine.effort import BRIEF, FULL, LEAST, QUICK, SHORT, Effort, Limits
-from scheduler.engine.node_score import NODE_POLICIES, node_score
+from scheduler.engine.node_score import node_score
 from scheduler.engine.placement import place
-from scheduler.engine.policies import POLICIES, Policy, policy_named
+from scheduler.engine.policies import NODE_POLICIES, POLICIES, policy_named
 
 __all__ = [
     "BRIEF",

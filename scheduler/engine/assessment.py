@@ -14,9 +14,9 @@ from mgpu.model.slice_names import is_slice
 from mgpu.settings import Settings
 from scheduler.engine import FULL, Effort, Limits, Policy, node_score, place, policy_named
 from scheduler.engine.constraints import elsewhere, fresh_first
-from scheduler.engine.fragmentation.board import Judge
-from scheduler.engine.fragmentation.columns import class_of
 from scheduler.engine.learned_policies import looking_ahead
+from scheduler.engine.learning.board import Judge
+from scheduler.engine.learning.columns import class_of
 
 _CAPPED = 10_000
 _FORESIGHT = 400

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection, RejectionKind
 from mgpu.model.groups import Seat, where
-from scheduler.engine.node_score import HIGHEST
+from scheduler.engine.card_policy import HIGHEST
 
 Score = TypeVar("Score", int, npt.NDArray[np.int64])
 

@@ -16,9 +16,9 @@ from itertools import accumulate, combinations
 from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import Amount
 from mgpu.model.pods import Stage
+from scheduler.engine.card_policy import CardScore
 from scheduler.engine.configurations import Configuration, Kind, grow
 from scheduler.engine.effort import Budget
-from scheduler.engine.policies import CardScore
 
 _TRY = 8  # steps to look at one card for one container
 _GROW = 8  # steps per container that is put together anew

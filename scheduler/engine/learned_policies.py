@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from mgpu.model.cards import CardState
 from mgpu.model.compute_resources import CpuMemory
-from scheduler.engine.fragmentation.board import Judge
-from scheduler.engine.fragmentation.columns import free_of, milli_left, rows_of
-from scheduler.engine.fragmentation.shapes import NodeClass
-from scheduler.engine.policies import CardScore, Scoring
+from scheduler.engine.card_policy import CardScore, Scoring
+from scheduler.engine.learning.board import Judge
+from scheduler.engine.learning.columns import free_of, milli_left, rows_of
+from scheduler.engine.learning.shapes import NodeClass
 
 
 def looking_ahead(judge: Judge, node: NodeClass, room: CpuMemory, needs: CpuMemory) -> Scoring:

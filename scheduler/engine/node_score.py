@@ -1,26 +1,10 @@
 """Which node is best for a pod: a score per node, as kube-scheduler's extender wants it."""
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import GpuRequest, Placement, peak
-
-HIGHEST = 10
-
-
-def _binpack(used: int, of: int) -> int:
-    return HIGHEST * used // of
-
-
-def _spread(used: int, of: int) -> int:
-    return HIGHEST * (of - used) // of
-
-
-NODE_POLICIES: Mapping[str, Callable[[int, int], int]] = MappingProxyType(
-    {"binpack": _binpack, "spread": _spread, "fragmentation": _binpack, "fgd": _binpack}
-)
-"""(used, of) → 0..10. The last two only until they have learnt; see scheduler/decisions/scores.py."""
+from scheduler.engine.policies import NODE_POLICIES
 
 
 def node_score(

@@ -7,11 +7,11 @@ from operator import attrgetter
 
 from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, Placement, Rejection
+from scheduler.engine.card_policy import CardScore, Policy
 from scheduler.engine.configurations import Configuration, Kind, configurations, kinds_of, largest_of
 from scheduler.engine.constraints import crowded, exclusions
 from scheduler.engine.effort import FULL, LEAST, SHORT, Budget, Effort, Exhausted, Limits
 from scheduler.engine.first_fit import Packing, first_fit, together
-from scheduler.engine.policies import CardScore, Policy
 from scheduler.engine.problem import Option
 from scheduler.engine.refusals import emptied, impossible, not_together, unplaceable, without_proof
 from scheduler.engine.search import search

@@ -22,8 +22,8 @@ from scheduler.decisions.filter import Filter
 from scheduler.decisions.scores import Ranking
 from scheduler.engine.arrays.node_table import WIDTH
 from scheduler.engine.assessment import assess, score
-from scheduler.engine.fragmentation.board import Board
-from scheduler.engine.fragmentation.shapes import NodeClass
+from scheduler.engine.learning.board import Board
+from scheduler.engine.learning.shapes import NodeClass
 from tests import builders as b
 
 NODES = 300

@@ -15,12 +15,12 @@ import numpy as np
 
 from playground.simulate.openb.trace import Trace
 from scheduler.engine import NODE_POLICIES
-from scheduler.engine.fragmentation.board import UNFIT, Board, Chooser
-from scheduler.engine.fragmentation.fgd import Fgd, typical_pods
-from scheduler.engine.fragmentation.learner import UNIT, Learner
-from scheduler.engine.fragmentation.node_columns import Ints, Rows, able, fullest, needs
-from scheduler.engine.fragmentation.potential import Fragmentation
-from scheduler.engine.fragmentation.shapes import CARD, Shape
+from scheduler.engine.learning.board import UNFIT, Board, Chooser
+from scheduler.engine.learning.learner import UNIT, Learner
+from scheduler.engine.learning.node_columns import Ints, Rows, able, fullest, needs
+from scheduler.engine.learning.shapes import CARD, Shape
+from scheduler.engine.policies.fgd import Fgd, typical_pods
+from scheduler.engine.policies.fragmentation import Fragmentation
 
 T = TypeVar("T")
 

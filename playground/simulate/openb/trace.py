@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from mgpu.model.errors import BadObject, Problem
-from scheduler.engine.fragmentation.shapes import CARD, NodeClass, Shape
+from scheduler.engine.learning.shapes import CARD, NodeClass, Shape
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from mgpu.settings import load_settings
 from scheduler.cluster.arrivals import WAITING
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.forecast import LEARNT
-from scheduler.engine.fragmentation.columns import rows_of
-from scheduler.engine.fragmentation.shapes import NodeClass, Shape
+from scheduler.engine.learning.columns import rows_of
+from scheduler.engine.learning.shapes import NodeClass, Shape
 from tests import builders as b
 
 RECORD = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "0"}
@@ -184,7 +184,7 @@ def test_policy_that_cannot_be_worked_out_keeps_its_judge_and_leaves_others_thei
     state = a_state(a_pod("p"), policy=both)
     state.outlook.refresh()
     before = state.outlook.judges
-    monkeypatch.setattr("scheduler.cluster.forecast.Fgd", lambda _: 1 // 0)
+    monkeypatch.setattr("scheduler.engine.policies.fgd.Fgd", lambda _: 1 // 0)
     state.pod_changed(a_pod("q", 20))
     state.outlook.refresh()
     assert state.outlook.judges["fgd"] is before["fgd"]

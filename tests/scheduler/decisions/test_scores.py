@@ -19,9 +19,9 @@ from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.reservations import Decision
 from scheduler.decisions.scores import Ranking
 from scheduler.engine.assessment import Foresight, assess
-from scheduler.engine.fragmentation.board import UNFIT, Board
-from scheduler.engine.fragmentation.field import points
-from scheduler.engine.fragmentation.shapes import NodeClass, Shape
+from scheduler.engine.learning.board import UNFIT, Board
+from scheduler.engine.learning.field import points
+from scheduler.engine.learning.shapes import NodeClass, Shape
 from tests import builders as b
 from tests.examples import examples
 

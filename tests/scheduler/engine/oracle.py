@@ -12,6 +12,7 @@ from math import ceil
 from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import GpuRequest, peak
 from mgpu.model.pods import Stage
+from scheduler.engine import POLICIES
 
 Chosen = tuple[tuple[int, ...], ...]
 
@@ -19,8 +20,8 @@ Chosen = tuple[tuple[int, ...], ...]
 def exhaustive(request: GpuRequest, cards: Sequence[CardState], policy: str, weight: int) -> Chosen | None:
     """The card indexes per container of the best placement, the lexicographically first of equals; None: no fit."""
     card_of = {state.card.index: state for state in cards}
-    cost = COSTS[policy]
-    worth = cache(lambda index, here: cost(request, here, card_of[index], weight))
+    cost = cost_of(request, cards, policy, weight)
+    worth = cache(lambda index, here: cost(here, card_of[index]))
     ranked = (
         (held(request, chosen, cards), sum(worth(i, on(chosen, i)) for i in card_of), chosen)
         for chosen in feasible(request, cards)
@@ -102,10 +103,30 @@ def remaining(request: GpuRequest, here: tuple[int, ...], state: CardState) -> i
     return state.memory_free - taken.memory if taken.core or taken.memory else 0
 
 
+Cost = Callable[[tuple[int, ...], CardState], Fraction | int]
+"""(containers of the request on a card, the card) → what that costs; the least sum over the cards is best."""
+
+
+def cost_of(request: GpuRequest, cards: Sequence[CardState], policy: str, weight: int) -> Cost:
+    """Return the cost under a policy of the registry: as its specification says where COSTS has that, else as it rates
+    cards itself, so that the search is checked for it all the same.
+    """
+    if policy in COSTS:
+        return lambda here, state: COSTS[policy](request, here, state, weight)
+    position = {state.card.index: i for i, state in enumerate(cards)}
+    score = POLICIES[policy].scoring(cards, weight)
+
+    def by_itself(here: tuple[int, ...], state: CardState) -> int:
+        taken = peak((request.containers[i].stage, request.containers[i].takes(state.card)) for i in here)
+        return -score(position[state.card.index], taken.core, taken.memory)
+
+    return by_itself
+
+
 COSTS: Mapping[str, Callable[[GpuRequest, tuple[int, ...], CardState, int], Fraction | int]] = {
     "binpack": lambda request, here, state, weight: -free(request, here, state, weight),
     "spread": free,
     "minor": lambda *_: 0,
     "bestfit": lambda request, here, state, _: remaining(request, here, state),
 }
-"""What a card costs under each policy with these containers of the ask on it; the least sum is best."""
+"""What a card costs with these containers of the request on it, written from each policy's specification."""

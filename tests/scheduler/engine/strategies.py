@@ -8,14 +8,12 @@ from hypothesis import strategies as st
 from mgpu.model.cards import Card, CardState
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, whole_cards
 from mgpu.model.pods import Stage
-from scheduler.engine import Policy, policy_named
+from scheduler.engine import POLICIES, Policy, policy_named
 from tests.builders import GIB
 
 MOST_PLACEMENTS = 2000
 
-policies = st.tuples(
-    st.sampled_from(["binpack", "binpack", "spread", "minor", "bestfit"]), st.sampled_from([0, 20, 50, 100])
-)
+policies = st.tuples(st.sampled_from(["binpack", *POLICIES]), st.sampled_from([0, 20, 50, 100]))
 
 
 def named(policy: tuple[str, int]) -> Policy:

@@ -16,7 +16,7 @@ from scheduler.engine import FULL, Limits, place, policy_named
 from scheduler.engine.constraints import elsewhere, fresh, fresh_first
 from tests.builders import GIB, card, state
 from tests.examples import examples
-from tests.scheduler.engine.oracle import COSTS, Chosen, feasible, held, on
+from tests.scheduler.engine.oracle import Chosen, cost_of, feasible, held, on
 from tests.scheduler.engine.strategies import named, policies, problems
 
 APART = Group("spread-group", "default", "web")
@@ -64,7 +64,8 @@ def allowed(request: GpuRequest, cards: Sequence[CardState]) -> Iterator[Chosen]
 
 def best(request: GpuRequest, cards: Sequence[CardState], policy: str, weight: int) -> Chosen | None:
     card_of = {s.card.index: s for s in cards}
-    worth = cache(lambda index, here: COSTS[policy](request, here, card_of[index], weight))
+    cost = cost_of(request, cards, policy, weight)
+    worth = cache(lambda index, here: cost(here, card_of[index]))
     crowded = {s.card.index for s in cards if request.constraints.spread in s.groups}
     ranked = (
         (

@@ -10,7 +10,7 @@ import pytest
 from playground.simulate.openb.experiment import ExperimentNodes, arrivals, run
 from playground.simulate.openb.experiment_policies import POLICIES, endless, pick, shuffled
 from playground.simulate.openb.trace import Trace, demand, read_trace
-from scheduler.engine.fragmentation.shapes import NodeClass, Shape
+from scheduler.engine.learning.shapes import NodeClass, Shape
 from tests.playground.simulate.openb.traces import generated
 
 

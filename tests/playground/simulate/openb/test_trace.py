@@ -6,7 +6,7 @@ import pytest
 
 from mgpu.model.errors import BadObject
 from playground.simulate.openb.trace import Trace, demand, read_trace
-from scheduler.engine.fragmentation.shapes import NodeClass, Shape
+from scheduler.engine.learning.shapes import NodeClass, Shape
 from tests.playground.simulate.openb.traces import NODES, PODS, written
 
 MIB = 1 << 20

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from scheduler.engine.fragmentation.learner import UNIT
-from scheduler.engine.fragmentation.shapes import CARD, NodeClass, Shape, milli_on
+from scheduler.engine.learning.learner import UNIT
+from scheduler.engine.learning.shapes import CARD, NodeClass, Shape, milli_on
 
 ONE = 1 << 30
 """Weights and worths are parts of this, per card: whole numbers, so that sums do not depend on their order."""

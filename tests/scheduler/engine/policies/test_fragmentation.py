@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.engine.fragmentation.board import UNFIT
-from scheduler.engine.fragmentation.learner import UNIT, Learner
-from scheduler.engine.fragmentation.node_columns import Rows
-from scheduler.engine.fragmentation.potential import Fragmentation
-from scheduler.engine.fragmentation.shapes import NodeClass, Shape, milli_on
+from scheduler.engine.learning.board import UNFIT
+from scheduler.engine.learning.learner import UNIT, Learner
+from scheduler.engine.learning.node_columns import Rows
+from scheduler.engine.learning.shapes import NodeClass, Shape, milli_on
+from scheduler.engine.policies.fragmentation import Fragmentation
 from tests.examples import examples
-from tests.scheduler.engine.fragmentation.clusters import CLASSES, GIB, SHAPES, Node, board_of, nodes, rows_of
+from tests.scheduler.engine.learning.clusters import CLASSES, GIB, SHAPES, Node, board_of, nodes, rows_of
 
 JUDGE = Fragmentation([(shape, UNIT * (10 + i)) for i, shape in enumerate(SHAPES)], dict.fromkeys(CLASSES, 5))
 NEWCOMER = NodeClass(16000, 64 * GIB, 3, "L4", 24 * GIB)

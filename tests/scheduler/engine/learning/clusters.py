@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from scheduler.engine.fragmentation.board import Board
-from scheduler.engine.fragmentation.node_columns import Rows
-from scheduler.engine.fragmentation.shapes import NodeClass, Shape
+from scheduler.engine.learning.board import Board
+from scheduler.engine.learning.node_columns import Rows
+from scheduler.engine.learning.shapes import NodeClass, Shape
 
 GIB = 1 << 30
 CLASSES = (

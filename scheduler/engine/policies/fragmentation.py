@@ -1,4 +1,6 @@
-"""Ours: the less a placement takes from the pods that are likely to come, above all the hard to place, the better.
+"""Card policy `fragmentation`: take as little as possible from the pods that are likely to come.
+
+Pods that are hard to place count most. Source: docs/design/fragmentation.md.
 
 A node in any state has a worth, and a pod goes where it lowers that the least. Sums are of whole numbers below 2^53 in
 floats, so that they are exact: equal on every machine, in whatever order, for one node as for thousands.
@@ -9,11 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler.engine.fragmentation.board import UNFIT
-from scheduler.engine.fragmentation.node_columns import Bools, Ints, Rows, able, needs, ways
-from scheduler.engine.fragmentation.shapes import CARD, NodeClass, Shape
-from scheduler.engine.fragmentation.tables import Cards, Floats, Types, no_cards
-from scheduler.engine.fragmentation.weights import ONE, weigh
+from scheduler.engine.card_policy import CardPolicy
+from scheduler.engine.learning.board import UNFIT
+from scheduler.engine.learning.node_columns import Bools, Ints, Rows, able, needs, ways
+from scheduler.engine.learning.shapes import CARD, NodeClass, Shape
+from scheduler.engine.learning.tables import Cards, Floats, Types, no_cards
+from scheduler.engine.learning.weights import ONE, weigh
+from scheduler.engine.policies.binpack import binpack, fullness
 
 _STEP = ONE // 100
 """Worths this close are equal, and the node that has the least left is taken. 1/200 to 1/25 are alike on the traces."""
@@ -114,3 +118,6 @@ def _distinct(rows: Rows) -> tuple[Rows, Ints]:
     whole = columns.view(np.dtype((np.void, columns.itemsize * columns.shape[1]))).ravel()
     _, first, of = np.unique(whole, return_index=True, return_inverse=True)
     return rows.some(first), of
+
+
+POLICY = CardPolicy(binpack, fullness, Fragmentation)

@@ -1,9 +1,9 @@
 import pytest
 
-from scheduler.engine.fragmentation.learner import UNIT
-from scheduler.engine.fragmentation.shapes import NodeClass, Shape
-from scheduler.engine.fragmentation.weights import ONE, Weighed, copies, weigh
-from tests.scheduler.engine.fragmentation.clusters import GIB
+from scheduler.engine.learning.learner import UNIT
+from scheduler.engine.learning.shapes import NodeClass, Shape
+from scheduler.engine.learning.weights import ONE, Weighed, copies, weigh
+from tests.scheduler.engine.learning.clusters import GIB
 
 T4, BIG = NodeClass(8000, 64 * GIB, 2, "T4", 16 * GIB), NodeClass(96000, 512 * GIB, 8, "A100", 80 * GIB)
 CLASSES = {T4: 3, BIG: 100}

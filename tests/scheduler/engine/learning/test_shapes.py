@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.engine.fragmentation.shapes import NodeClass, Shape, milli_on
+from scheduler.engine.learning.shapes import NodeClass, Shape, milli_on
 
 GIB = 1 << 30
 NODE = NodeClass(8000, 64 * GIB, 2, "T4", 16 * GIB)

@@ -1,6 +1,6 @@
 """Which pods are likely to come: those that came, the later the more."""
 
-from scheduler.engine.fragmentation.shapes import Shape
+from scheduler.engine.learning.shapes import Shape
 
 UNIT = 1000
 """What `counts` says of a pod that has just come."""

@@ -3,8 +3,8 @@ from itertools import pairwise
 
 import pytest
 
-from scheduler.engine.fragmentation.learner import UNIT, Learner
-from scheduler.engine.fragmentation.shapes import Shape
+from scheduler.engine.learning.learner import UNIT, Learner
+from scheduler.engine.learning.shapes import Shape
 
 A, B = Shape(1000, 0, 1, 250), Shape(2000, 0, 1, 500)
 

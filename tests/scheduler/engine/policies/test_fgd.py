@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.engine.fragmentation.board import UNFIT
-from scheduler.engine.fragmentation.fgd import Fgd, TypicalPod, typical_pods
-from scheduler.engine.fragmentation.shapes import NodeClass, Shape, milli_on
+from scheduler.engine.learning.board import UNFIT
+from scheduler.engine.learning.shapes import NodeClass, Shape, milli_on
+from scheduler.engine.policies.fgd import Fgd, TypicalPod, typical_pods
 from tests.examples import examples
-from tests.scheduler.engine.fragmentation.clusters import CLASSES, SHAPES, Node, nodes, rows_of
+from tests.scheduler.engine.learning.clusters import CLASSES, SHAPES, Node, nodes, rows_of
 
 SHARE, PAIR, CPU_ONLY = Shape(4000, 0, 1, 500), Shape(4000, 0, 2, 1000), Shape(2000, 0)
 BY_HAND = Fgd((TypicalPod(SHARE, 6), TypicalPod(CPU_ONLY, 3), TypicalPod(PAIR, 1)))

@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.engine.fragmentation.shapes import CARD, NodeClass, Shape, milli_on
+from scheduler.engine.learning.shapes import CARD, NodeClass, Shape, milli_on
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

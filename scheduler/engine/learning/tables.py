@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.engine.fragmentation.card_values import GRAIN, card_values, grains
-from scheduler.engine.fragmentation.node_columns import Ints, milli_or_never
-from scheduler.engine.fragmentation.shapes import CARD, NodeClass, Shape, milli_on
-from scheduler.engine.fragmentation.weights import ONE, Weighed
+from scheduler.engine.learning.card_values import GRAIN, card_values, grains
+from scheduler.engine.learning.node_columns import Ints, milli_or_never
+from scheduler.engine.learning.shapes import CARD, NodeClass, Shape, milli_on
+from scheduler.engine.learning.weights import ONE, Weighed
 
 Floats = NDArray[np.float64]
 

@@ -11,9 +11,11 @@ from math import log
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.engine.fragmentation.board import UNFIT
-from scheduler.engine.fragmentation.node_columns import Bools, Ints, Rows, able, milli_or_never, needs, ways
-from scheduler.engine.fragmentation.shapes import NodeClass, Shape, milli_on
+from scheduler.engine.card_policy import CardPolicy
+from scheduler.engine.learning.board import UNFIT
+from scheduler.engine.learning.node_columns import Bools, Ints, Rows, able, milli_or_never, needs, ways
+from scheduler.engine.learning.shapes import NodeClass, Shape, milli_on
+from scheduler.engine.policies.binpack import binpack, fullness
 
 Floats = NDArray[np.float64]
 
@@ -129,3 +131,10 @@ def _tables(shapes: tuple[Shape, ...], classes: tuple[NodeClass, ...]) -> _Table
         np.array(of, np.int64),
         np.array(allowed, np.bool_).reshape(len(classes), len(shapes)),
     )
+
+
+def _learnt(counts: tuple[tuple[Shape, int], ...], _classes: Mapping[NodeClass, int]) -> Fgd:
+    return Fgd(typical_pods(dict(counts)))
+
+
+POLICY = CardPolicy(binpack, fullness, _learnt)

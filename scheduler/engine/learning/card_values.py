@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.engine.fragmentation.shapes import CARD
+from scheduler.engine.learning.shapes import CARD
 
 Floats = NDArray[np.float64]
 

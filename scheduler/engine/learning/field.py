@@ -7,11 +7,11 @@ import numpy as np
 from mgpu.model.cards import CardState
 from mgpu.model.compute_resources import CpuMemory
 from mgpu.model.pods import Node
-from scheduler.engine.fragmentation.board import UNFIT, Board, Judge
-from scheduler.engine.fragmentation.columns import class_of, free_of
-from scheduler.engine.fragmentation.node_columns import Ints
-from scheduler.engine.fragmentation.shapes import Shape
-from scheduler.engine.node_score import HIGHEST
+from scheduler.engine.card_policy import HIGHEST
+from scheduler.engine.learning.board import UNFIT, Board, Judge
+from scheduler.engine.learning.columns import class_of, free_of
+from scheduler.engine.learning.node_columns import Ints
+from scheduler.engine.learning.shapes import Shape
 
 _OTHERS = 4
 """The most of any other node. Six points less are 300 with the weight of 5 that we recommend: more than fullness and

@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.engine.fragmentation.board import UNFIT, Board
-from scheduler.engine.fragmentation.fgd import Fgd, TypicalPod
-from scheduler.engine.fragmentation.node_columns import Ints, Rows
-from scheduler.engine.fragmentation.shapes import Shape
+from scheduler.engine.learning.board import UNFIT, Board
+from scheduler.engine.learning.node_columns import Ints, Rows
+from scheduler.engine.learning.shapes import Shape
+from scheduler.engine.policies.fgd import Fgd, TypicalPod
 from tests.examples import examples
-from tests.scheduler.engine.fragmentation.clusters import CLASSES, SHAPES, Node, nodes, rows_of
+from tests.scheduler.engine.learning.clusters import CLASSES, SHAPES, Node, nodes, rows_of
 
 TYPICAL = tuple(TypicalPod(shape, 1 + i) for i, shape in enumerate(SHAPES))
 

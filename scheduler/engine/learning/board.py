@@ -6,8 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
-from scheduler.engine.fragmentation.node_columns import Ints, Rows
-from scheduler.engine.fragmentation.shapes import NodeClass, Shape
+from scheduler.engine.learning.node_columns import Ints, Rows
+from scheduler.engine.learning.shapes import NodeClass, Shape
 
 UNFIT = -(2**62)
 """The key of a node that cannot take the pod."""

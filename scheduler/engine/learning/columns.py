@@ -9,8 +9,8 @@ from mgpu.model.cards import WHOLE_RATIO, CardState
 from mgpu.model.compute_resources import CpuMemory
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.pods import Node, Stage
-from scheduler.engine.fragmentation.node_columns import Rows
-from scheduler.engine.fragmentation.shapes import CARD, NodeClass, Shape
+from scheduler.engine.learning.node_columns import Rows
+from scheduler.engine.learning.shapes import CARD, NodeClass, Shape
 
 _GIB = 1 << 30
 _NO_MODEL = ("",)

@@ -1,0 +1,42 @@
+"""Card policy `binpack`: use cards and nodes that are in use already, so that large free parts stay free."""
+
+from collections.abc import Sequence
+from math import lcm
+
+from mgpu.model.cards import CardState
+from scheduler.engine.card_policy import HIGHEST, CardPolicy, CardScore
+
+
+def binpack(cards: Sequence[CardState], weight_of_core: int) -> CardScore:
+    """Rate cards by Σ w·c² + (100 − w)·m² over all cards, unhealthy ones too.
+
+    c and m are the fractions of core and memory that are free on a card afterwards: squares reward few large free parts
+    over many small ones. The fractions share one denominator instead of being divided, so that equal worths are equal;
+    the constant divisor 100·n is left out. Source: docs/design/mgpu.md, "Allocate".
+    """
+    all_core, all_memory = lcm(*[s.card.core for s in cards]), lcm(*[s.card.memory for s in cards])
+    of_core, of_memory = weight_of_core * all_memory**2, (100 - weight_of_core) * all_core**2
+    rows = [
+        (
+            s.core_free,
+            s.memory_free,
+            of_core * (all_core // s.card.core) ** 2,
+            of_memory * (all_memory // s.card.memory) ** 2,
+        )
+        for s in cards
+    ]
+
+    def score(position: int, core: int, memory: int) -> int:
+        core_free, memory_free, core_factor, memory_factor = rows[position]
+        core_free -= core
+        memory_free -= memory
+        return core_factor * core_free * core_free + memory_factor * memory_free * memory_free
+
+    return score
+
+
+def fullness(used: int, capacity: int) -> int:
+    return HIGHEST * used // capacity
+
+
+POLICY = CardPolicy(binpack, fullness)

@@ -1,0 +1,19 @@
+"""Card policy `spread`: share load out evenly over cards and nodes, the opposite of `binpack`."""
+
+from collections.abc import Sequence
+
+from mgpu.model.cards import CardState
+from scheduler.engine.card_policy import HIGHEST, CardPolicy, CardScore
+from scheduler.engine.policies.binpack import binpack
+
+
+def spread(cards: Sequence[CardState], weight_of_core: int) -> CardScore:
+    packed = binpack(cards, weight_of_core)
+    return lambda position, core, memory: -packed(position, core, memory)
+
+
+def emptiness(used: int, capacity: int) -> int:
+    return HIGHEST * (capacity - used) // capacity
+
+
+POLICY = CardPolicy(spread, emptiness)
