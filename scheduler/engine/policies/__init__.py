@@ -28,5 +28,5 @@ NODE_POLICIES: Mapping[str, NodeScoring] = MappingProxyType(
 
 
 def policy_named(name: str, weight_of_core: int) -> Policy:
-    """Return the policy of this name for one pod. Raises KeyError for unknown names, which the settings never contain."""
+    """Return the policy of this name for one pod. Raises KeyError for an unknown name; settings have none."""
     return Policy(POLICIES[name].scoring, weight_of_core)
