@@ -28,7 +28,7 @@ from deviceplugin.metrics import REGISTRY, NodeCards
 from deviceplugin.mig.mig_driver import MigDriver, NvmlMig
 from deviceplugin.plugin.registration import socket_name
 from mgpu import dialects
-from mgpu.cli.setup import read_settings
+from mgpu.cli.process_settings import read_settings
 from mgpu.dialects.record_verification import RecordVerifier
 from mgpu.kube import Api
 from mgpu.model.errors import BadObject, Problem

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mgpu import dialects
-from mgpu.cli.setup import read_settings
+from mgpu.cli.process_settings import read_settings
 from mgpu.kube import Api, ApiError
 from mgpu.model.mig import LAYOUTS
 from mgpu.model.node_slices import MADE

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import click
 from rich.console import Console
 
-from mgpu.cli.setup import read_settings
+from mgpu.cli.process_settings import read_settings
 from mgpu.kube import ApiError
 from mgpu.model.cards import CardState
 from mgpu.model.node_slices import NodeSlices

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mgpu.cli.setup import read_settings
+from mgpu.cli.process_settings import read_settings
 from mgpu.kube import ApiError, Unreachable
 from playground.cluster import Cluster
 from playground.nodes import make_nodes, slice_nodes, two_cards

@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import click
 
-from mgpu.cli import reading
-from mgpu.cli.connecting import answering, connecting, namespace_of, settings_of
+from mgpu.cli import cluster_objects
+from mgpu.cli.connection import (answering, connecting, namespace_of, settings_of)
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api, ApiError
 from mgpu.model.errors import BadObject, Problem
@@ -56,7 +56,7 @@ def command(
     is no such pod or the cluster does not answer.
     """
     kind, name = _kind(name)
-    with answering(), reading.uncollected():
+    with answering(), cluster_objects.uncollected():
         api = Api.connect(kubeconfig, context=context, timeout=30.0)
         settings, _ = settings_of(api, config)
         raw = _read(api, kind, namespace or namespace_of(kubeconfig, context), name)
@@ -115,14 +115,14 @@ def _state(api: Api, settings: Settings, nodes: Sequence[str]) -> tuple[ClusterC
     state, names = ClusterCache(settings), []
     named = [f"metadata.name={name}" for name in nodes] or [""]
     on_them = [f"spec.nodeName={name}" for name in (*nodes, "")] if nodes else [""]
-    for raw in chain.from_iterable(reading.nodes(api, fields) for fields in named):
+    for raw in chain.from_iterable(cluster_objects.nodes(api, fields) for fields in named):
         state.node_changed(raw)
         names.append(str(raw["metadata"]["name"]))
     for rows, take in (
-        (chain.from_iterable(reading.devices(api, fields) for fields in named), state.device_changed),
-        (reading.unhealthy_lists(api), state.configmap_changed),
-        (reading.mtgpupods(api), state.mtgpupod_changed),
-        (chain.from_iterable(reading.whole_pods(api, fields) for fields in on_them), state.pod_changed),
+        (chain.from_iterable(cluster_objects.devices(api, fields) for fields in named), state.device_changed),
+        (cluster_objects.unhealthy_lists(api), state.configmap_changed),
+        (cluster_objects.mtgpupods(api), state.mtgpupod_changed),
+        (chain.from_iterable(cluster_objects.whole_pods(api, fields) for fields in on_them), state.pod_changed),
     ):
         for raw in rows:
             take(raw)

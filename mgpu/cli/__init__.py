@@ -1,1 +1,1 @@
-"""The `mgpu` command, and what people look at: tables, JSON, the card map."""
+"""The `mgpu` command. One module for each subcommand that reads a cluster; helpers that they share."""

@@ -1,4 +1,8 @@
-"""The serving certificate of a process: given, or made by itself under a CA of the installation."""
+"""Prepares the serving certificate of a process, when it starts.
+
+Called by `mgpu webhook` and `mgpu scheduler`. The certificate is either mounted (`certDir`) or issued by the process
+itself under the CA of the installation.
+"""
 
 import os
 from contextlib import ExitStack
@@ -24,24 +28,26 @@ def in_cluster(kubeconfig: str) -> bool:
 def prepare(
     own: WebhookSettings | SchedulerSettings, kubeconfig: str, stack: ExitStack
 ) -> tuple[tuple[Path, Path], Keeper | None]:
-    """(chain, key), and what keeps them current; None: something else does (`certDir`).
+    """Return the files (chain, key) and the Keeper that renews them, None if something else does (`certDir`).
 
-    In a cluster the CA is in a Secret that the installation has made; beside one the process makes a CA of its own in
-    `selfSignedDir`, and its user gives it to the clients. The process never writes a webhook configuration: who may do
-    that may send every pod of the cluster to a server of its own.
+    In a cluster the CA is in a Secret of the installation. Outside of one the process makes its own CA in
+    `selfSignedDir`, and the user gives it to the clients. The process never writes a webhook configuration: a right to
+    do that is a right to send every pod of the cluster to a server of one's own.
 
     Args:
-        kubeconfig: as `Api.connect` takes it.
-        stack: what is undone when the process ends.
+        kubeconfig: as for `Api.connect`.
+        stack: gets what has to be undone when the process ends.
+
     Raises:
-        BadObject, ClickException
+        BadObject: a setting or file is invalid.
+        ClickException: the cluster does not provide a CA.
     """
     if own.cert_dir:
         return given(Path(own.cert_dir)), None
     folder = Folder(Path(own.self_signed_dir or temporary(stack, "mgpu-")))
     api = Api.connect("") if in_cluster(kubeconfig) else None
     if kubeconfig:
-        Api.connect(kubeconfig).close()  # a file that cannot be read is an error, also for a process that needs it not
+        Api.connect(kubeconfig).close()  # report an unreadable file even though this process does not need it
     name = f"{own.service}-tls"
     store = SecretStore(api, own.namespace, name) if api else None
     keeper = Keeper(folder, _names(own), store, REMEDY)
@@ -60,7 +66,7 @@ def prepare(
 
 
 def _names(own: WebhookSettings | SchedulerSettings) -> set[str]:
-    """What clients may call this process by."""
+    """Return the names and addresses by which clients call this process."""
     service = f"{own.service}.{own.namespace}.svc"
     listening = {own.host} - {"", "0.0.0.0", "::"}
     return {service, f"{service}.cluster.local", "localhost", "127.0.0.1", "::1", *listening, *own.names}

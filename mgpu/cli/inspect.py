@@ -1,4 +1,4 @@
-"""`mgpu inspect`: nodes, cards and who holds what, read from the cluster."""
+"""`mgpu inspect`: shows the cards of a cluster and the pods that hold them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mgpu.cli import reading
-from mgpu.cli.connecting import answering, connecting, settings_of
+from mgpu.cli import cluster_objects
+from mgpu.cli.connection import answering, connecting, settings_of
 from mgpu.kube import Api
 from mgpu.model.groups import where
 from mgpu.model.pod_constraints import NONE, Constraints
@@ -42,15 +42,15 @@ Examples:
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(names: tuple[str, ...], kubeconfig: str, context: str, config: Path | None, output: str) -> None:
-    """Show nodes, cards and who holds what, as the pods' own records say; nothing is written.
+    """Show nodes, cards and the pods that hold them, as recorded in the pods' annotations. Nothing is written.
 
-    Where there are MtgpuPods, a table below says per node how many whole cards nobody uses, and per GPUID what is left
-    of its card. In JSON that is "accounting": node → {"free": cards, "gpuids": [{"gpuid", "card": index,
+    If there are MtgpuPods, a table below shows, for each node, the number of idle whole cards, and for each GPUID what
+    is left of its card. In JSON that is "accounting": node → {"free": cards, "gpuids": [{"gpuid", "card": index,
     "core": percent left, "memory": bytes left}]}; and "mtgpupods": namespace/name → {"node", "gpuid", "card": UUID,
     "phase", "reason", "message", "degraded"}. "agentsNotReady": node → {"pod", "reason", "since"} of each node whose
     mgpu agent is not ready, which gets no new GPU pods.
 
-    Exit code 1 where a NODE is not there or the cluster does not answer.
+    Exit code 1 if a NODE does not exist or the cluster does not answer.
     """
     found = look(kubeconfig, context, config)
     unknown = sorted(set(names) - {node.name for node in found.nodes})
@@ -65,17 +65,17 @@ def command(names: tuple[str, ...], kubeconfig: str, context: str, config: Path 
 
 
 def look(kubeconfig: str, context: str, config: Path | None) -> Overview:
-    """The cluster as it is now. Raises ClickException where it does not answer."""
-    with answering(), reading.uncollected():
+    """Return a snapshot of the cluster. Raises ClickException if it does not answer. Used by `mgpu top` too."""
+    with answering(), cluster_objects.uncollected():
         api = Api.connect(kubeconfig, context=context)
         settings, _ = settings_of(api, config)
         return overview(
-            reading.nodes(api),
-            reading.devices(api),
-            reading.pods(api),
+            cluster_objects.nodes(api),
+            cluster_objects.devices(api),
+            cluster_objects.pods(api),
             settings,
-            reading.unhealthy_lists(api),
-            reading.mtgpupods(api),
+            cluster_objects.unhealthy_lists(api),
+            cluster_objects.mtgpupods(api),
         )
 
 
@@ -112,7 +112,9 @@ def shown(found: Overview) -> Group:
         parts += [Text(), _table(accounts), Text()]
     if found.pending:
         reasons = {v.pod.key: ": ".join(filter(None, (f"GPUID {v.pod.gpuid}", v.reason))) for v in found.mtgpupods}
-        waiting = [_with_wishes(pod, found.constraints.get(pod, NONE), reasons.get(pod, "")) for pod in found.pending]
+        waiting = [
+            _with_constraints(pod, found.constraints.get(pod, NONE), reasons.get(pod, "")) for pod in found.pending
+        ]
         parts.append(Text(f"Waiting for cards: {listed(waiting, _MOST_PODS)}", style="yellow"))
     parts += _lines(map(_group, found.groups), "")
     degraded = (f"MtgpuPod {view.pod.key}: degraded: {view.degraded}" for view in found.mtgpupods if view.degraded)
@@ -124,7 +126,7 @@ def shown(found: Overview) -> Group:
 
 
 def _lines(texts: Iterable[str], style: str) -> Iterator[Text]:
-    """The first ones, and how many more there are."""
+    """Return the first lines, and how many more there are."""
     lines = list(texts)
     yield from (Text(one_line(line), style=style) for line in lines[:_MOST_PODS])
     if len(lines) > _MOST_PODS:
@@ -132,7 +134,7 @@ def _lines(texts: Iterable[str], style: str) -> Iterator[Text]:
 
 
 def _table(accounts: tuple[Account, ...]) -> Table:
-    """The seed's accounting."""
+    """Return the table of idle cards and of what is left for each GPUID."""
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="grey50")
     for name in ("node", "free cards", "GPUID", "card", "core left", "memory left"):
         table.add_column(name, overflow="fold", justify="left" if name in ("node", "GPUID") else "right")
@@ -145,13 +147,13 @@ def _table(accounts: tuple[Account, ...]) -> Table:
     return table
 
 
-def _with_wishes(pod: str, constraints: Constraints, reason: str) -> str:
+def _with_constraints(pod: str, constraints: Constraints, reason: str) -> str:
     said = reason or (str(constraints) if constraints != NONE else "")
     return f"{pod} ({said})" if said else pod
 
 
 def _group(view: GroupView) -> str:
-    """`same-card-group team/pair: 2 pods on card 0 of n1`."""
+    """Return `same-card-group team/pair: 2 pods on card 0 of n1`."""
     constraint, namespace, name = view.group
     pods = f"{len(view.pods)} pod{'' if len(view.pods) == 1 else 's'}"
     nodes = len({seat.node for seat in view.seats})

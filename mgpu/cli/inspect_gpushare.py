@@ -1,5 +1,6 @@
-"""`kubectl inspect gpushare`: GPU memory by node and card in units of `aliyun.com/gpu-mem`, in whatever vocabulary the
-pods asked for it.
+"""`kubectl inspect gpushare`: GPU memory by node and card, in units of `aliyun.com/gpu-mem`.
+
+A replacement for gpushare's own kubectl plugin, for its users and their scripts. It counts pods of all vocabularies.
 """
 
 import os
@@ -9,10 +10,10 @@ from typing import Any
 
 import click
 
-from mgpu.cli import reading
-from mgpu.cli.connecting import answering
+from mgpu.cli import cluster_objects
+from mgpu.cli.connection import answering
 from mgpu.cli.main import BadInput
-from mgpu.cli.setup import UNITS, read_settings
+from mgpu.cli.process_settings import UNITS, read_settings
 from mgpu.dialects import gpushare
 from mgpu.kube import Api
 from mgpu.model.device_object import equal_cards
@@ -29,7 +30,7 @@ from mgpu.settings import Settings
 Raw = Mapping[str, Any]
 
 _MOST_GIB = 1024
-"""Of one card: a node that reports more units per card counts in MiB."""
+"""A node that reports more units than this per card counts in MiB."""
 
 EXAMPLES = """
 \b
@@ -57,12 +58,12 @@ def main(
     """
     try:
         settings = read_settings(config, os.environ, {"memory_unit": memory_unit})
-        with answering(), reading.uncollected():
+        with answering(), cluster_objects.uncollected():
             api = Api.connect(kubeconfig)
-            nodes, pods = list(reading.nodes(api)), list(reading.pods(api))
+            nodes, pods = list(cluster_objects.nodes(api)), list(cluster_objects.pods(api))
             if not memory_unit:
                 settings = in_unit(settings, unit_of_nodes(nodes))
-            rows = node_rows(nodes, reading.devices(api), pods, settings, reading.mtgpupods(api))
+            rows = node_rows(nodes, cluster_objects.devices(api), pods, settings, cluster_objects.mtgpupods(api))
     except BadObject as error:
         raise BadInput(str(error)) from error
     if name and not any(node["metadata"]["name"] == name for node in nodes):
@@ -132,7 +133,7 @@ def _pod(key: str, cards: Mapping[int, int], pending: int) -> PodRow:
 
 
 def _asked(pod: Pod, settings: Settings) -> int:
-    """Bytes that the pod asks for beside whole cards; 0 where nobody can tell."""
+    """Return the bytes of GPU memory that the pod requests, whole cards aside; 0 if its request is unreadable."""
     request = request_of(pod, settings)
     amounts = (
         ((c.stage, Amount(memory=c.memory * c.cards)) for c in request.containers)
@@ -149,7 +150,7 @@ def _address(raw: Raw) -> str:
 
 
 def _json(row: NodeRow) -> dict[str, Any]:
-    """As the extender's `/inspect` has it, and more."""
+    """Return the JSON of gpushare's extender for `/inspect`, with additional fields."""
     return {
         "name": row.name,
         "ipAddress": row.address,

@@ -1,4 +1,4 @@
-"""`kubectl mgpu`: those commands of `mgpu` that look at a cluster, as a plugin of kubectl."""
+"""`kubectl mgpu`: the commands of `mgpu` that read a cluster, as a kubectl plugin."""
 
 import click
 
@@ -8,7 +8,7 @@ NAMES = ("inspect", "explain", "top", "doctor")
 
 
 class Plugin(Commands):
-    """The same commands, those of `NAMES` alone."""
+    """The commands in `NAMES`, loaded as `mgpu` loads them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name in super().list_commands(ctx) if name in NAMES]
@@ -20,19 +20,19 @@ class Plugin(Commands):
 @click.command(cls=Plugin, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="mgpu", message="mgpu %(version)s")
 def plugin() -> None:
-    """Look at the GPUs of a cluster by the card. Nothing is written.
+    """Show the GPUs of a cluster by the card. Nothing is written.
 
     \b
     Examples:
-      kubectl mgpu inspect                    who holds which card
-      kubectl mgpu explain train-0 -n team    why it waits, or where its cards are
-      kubectl mgpu top --sort memory          how full the cards are, who holds most
-      kubectl mgpu doctor                     is the installation well; exit code 1 where not
+      kubectl mgpu inspect                    which pod holds which card
+      kubectl mgpu explain train-0 -n team    why a pod waits, or where its cards are
+      kubectl mgpu top --sort memory          how full the cards are, which pods hold most
+      kubectl mgpu doctor                     check the installation; exit code 1 if a check fails
     """
 
 
 def main() -> None:
-    """The entry point of the program `kubectl-mgpu`, which kubectl finds on the PATH."""
+    """Run the program `kubectl-mgpu`, which kubectl finds on the PATH."""
     plugin(prog_name="kubectl mgpu")
 
 

@@ -1,7 +1,7 @@
-"""`mgpu`: one command whose sub-commands are the entry points of the group `mgpu.commands`.
+"""`mgpu`: a command whose subcommands are the entry points of the group `mgpu.commands`.
 
-They are imported only when they run, so that help is immediate and no process loads another's libraries; and they are
-found by name, so that this module imports nothing of the layers above it.
+A subcommand is imported when it runs, so that help is immediate and no process loads another's libraries. Entry points
+are found by name, so that this module imports nothing of the layers above it.
 """
 
 from importlib.metadata import EntryPoint, entry_points
@@ -21,16 +21,16 @@ SUMMARIES = {
     "playground": "Keep a one-machine cluster up for kubectl, until Ctrl-C.",
     "demo": "Run sample pods through the whole chain and show the cards.",
     "simulate": "Place the pods of a file without a cluster.",
-    "inspect": "Show nodes, cards and who holds what.",
-    "explain": "Why a pod waits, node by node and card by card, or where its cards are.",
-    "top": "Show how full the cards are, and who holds most.",
-    "doctor": "Check an installation, and say what to do where it is not well.",
+    "inspect": "Show nodes, cards and the pods that hold them.",
+    "explain": "Show why a pod waits, for each node and card, or where its cards are.",
+    "top": "Show how full the cards are, and which pods hold most.",
+    "doctor": "Check an installation, and show how to repair it.",
 }
-"""In the order of the help text. The text is here because reading it from the commands would import all of them."""
+"""The help text of each subcommand, in order. It is here because reading it from the commands would import them all."""
 
 
 class BadInput(click.ClickException):
-    """Wrong input: exit code 2, and the message as it is, on one line."""
+    """Wrong input: prints the message on one line and exits with code 2."""
 
     exit_code = 2
 
@@ -39,7 +39,7 @@ class BadInput(click.ClickException):
 
 
 class Commands(click.Group):
-    """Loads a sub-command when it is called, and turns BadObject from any of them into BadInput."""
+    """Loads a subcommand when it is called, and turns BadObject from any of them into BadInput."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         found = _entry_points()
@@ -80,7 +80,7 @@ def _load(entry: EntryPoint) -> click.Command:
 
 
 def _explain(entry: EntryPoint, error: ModuleNotFoundError) -> NoReturn:
-    """A library of an extra is not installed: say so in one line. One of our own modules missing is a bug: raise."""
+    """Report a library of an extra that is not installed in one line; a missing module of mgpu is a bug: raise."""
     if (error.name or "").split(".")[0] in {"mgpu", entry.module.split(".")[0]}:
         raise error
     message = f"mgpu {entry.name} needs {error.name!r}, which is not installed: pip install 'mgpu[playground]'"
@@ -94,9 +94,9 @@ def main() -> None:
 
     \b
     Examples:
-      mgpu inspect                        who holds which card of the cluster
+      mgpu inspect                        which pod holds which card of the cluster
       mgpu explain my-pod                 why a pod waits, or where its cards are
-      mgpu doctor                         what is wrong with an installation, and what to do
+      mgpu doctor                         check an installation, and show how to repair it
     """
 
 

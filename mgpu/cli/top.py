@@ -1,4 +1,4 @@
-"""`mgpu top`: how full the cluster's cards are, by node and model, and who holds most."""
+"""`mgpu top`: shows how full the cards are, by node and model, and which pods hold most."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mgpu.cli.connecting import connecting
+from mgpu.cli.connection import connecting
 from mgpu.cli.inspect import look
 from mgpu.model.quantities import format_bytes
 from mgpu.presentation import utilization
@@ -30,7 +30,7 @@ _BAR = 8
 
 @click.command(epilog=EXAMPLES)
 @click.option(
-    "--sort", type=click.Choice(sorted(SORTS)), default="core", show_default=True, help="Fullest, most first."
+    "--sort", type=click.Choice(sorted(SORTS)), default="core", show_default=True, help="Sort by this, highest first."
 )
 @click.option(
     "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Rows of a table; JSON has all."
@@ -39,10 +39,10 @@ _BAR = 8
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(sort: str, limit: int, kubeconfig: str, context: str, config: Path | None, output: str) -> None:
-    """Show how full the cards are: of the cluster, each model and node, and who holds most.
+    """Show how full the cards are, for the cluster, each model and each node, and which pods hold most.
 
-    Core is in percent of one card, so two cards have 200%. Used is what pods hold by their records, not what their
-    processes use at this moment. Exit code 1 where the cluster does not answer.
+    Core is in percent of one card, so two cards have 200%. "Used" is what pods hold by their allocation records, not
+    what their processes use at this moment. Exit code 1 if the cluster does not answer.
     """
     found = look(kubeconfig, context, config)
     if output == "json":
@@ -97,7 +97,7 @@ def _summary(whole: Figures, pending: int) -> list[str]:
 
 
 def free_line(found: Fragmentation) -> str:
-    """What is free and how usable it is, in one sentence."""
+    """Return one sentence on what is free and how usable it is."""
     parts = [f"{found.idle:,} idle card{_s(found.idle)}"] if found.idle else []
     if found.part:
         most = f"at most {_core(found.most_core)} and {_bytes(found.most_memory)} on one"
@@ -132,7 +132,7 @@ def _filled(share: float, text: str) -> tuple[Text, str]:
 
 
 def _holders(rows: Sequence[Holder]) -> Table:
-    table = _bare("pod", "cards", "core", "memory", "node", "asked as")
+    table = _bare("pod", "cards", "core", "memory", "node", "requested as")
     for row in rows:
         amounts = (str(row.cards), _core(row.core), _bytes(row.memory))
         table.add_row(row.pod, *amounts, ", ".join(row.nodes), row.dialect)
@@ -153,12 +153,12 @@ def _more(rows: Sequence[object], limit: int) -> list[Text]:
 
 
 def _core(milli: int) -> str:
-    """`1,250%`, `12.5%`."""
+    """Return `1,250%` or `12.5%`."""
     return f"{milli // 10:,}%" if milli % 10 == 0 else f"{milli / 10:,.1f}%"
 
 
 def _bytes(amount: int) -> str:
-    """`64.0 GiB`, `1,140.0 GiB`; many cards have `3,125.0 TiB`."""
+    """Return `64.0 GiB`, `1,140.0 GiB`, or from 10 TiB on `3,125.0 TiB`."""
     if amount >= 10 << 40:
         return f"{amount / (1 << 40):,.1f} TiB"
     return f"{amount / (1 << 30):,.1f} GiB" if amount >= 1 << 40 else format_bytes(amount)

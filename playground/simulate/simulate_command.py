@@ -12,7 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from mgpu.cli.setup import read_settings
+from mgpu.cli.process_settings import read_settings
 from mgpu.dialects import gpushare
 from mgpu.presentation.card_map import card_map
 from mgpu.settings import CARD_POLICIES, NODE_POLICIES

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from deviceplugin.delivery import toolkit
-from mgpu.cli.setup import read_settings
+from mgpu.cli.process_settings import read_settings
 from mgpu.kube.leader import LABEL
 from mgpu.serving import server
 from mgpu.settings import Settings

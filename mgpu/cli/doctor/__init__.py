@@ -1,1 +1,1 @@
-"""`mgpu doctor`: what is seen of an installation (`seen`, read by `looking`), and what the checks make of it."""
+"""`mgpu doctor`: `collection` reads an `installation`, the other modules check it, `command` prints the findings."""

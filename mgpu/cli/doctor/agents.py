@@ -1,9 +1,9 @@
-"""Whether each node with GPUs is served: its agent, its resources, CDI, and no other plugin beside it. Pure."""
+"""Checks each node with GPUs: its agent, its resources, CDI, isolation, and other device plugins. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from mgpu import dialects
-from mgpu.cli.doctor.seen import AGENT, Finding, Level, Raw, Seen, serves_gpus
+from mgpu.cli.doctor.installation import AGENT, Finding, Installation, Level, Raw, serves_gpus
 from mgpu.dialects.protocol import SHARE
 from mgpu.model.agent_pods import is_ready, not_ready_cause
 from mgpu.model.cards import GPU, Card
@@ -21,26 +21,27 @@ _WHOLE = "nvidia.com/gpu"
 _SET = "mgpu-deviceplugin"
 
 
-def of_nodes(seen: Seen) -> Iterator[Finding]:
-    if "nodes" in seen.hidden:
+def of_nodes(installation: Installation) -> Iterator[Finding]:
+    """Check all nodes that are up and have GPUs."""
+    if "nodes" in installation.hidden:
         return
-    nodes = [node for node in seen.nodes if _up(node) and _has_gpus(seen, node)]
+    nodes = [node for node in installation.nodes if _up(node) and _has_gpus(installation, node)]
     if not nodes:
-        text = "no node has GPUs, as far as Devices and labels tell"
+        text = "no node has GPUs, by Devices and labels"
         yield Finding("agents", Level.WARNING, text, f"kubectl label node NODE {_LABELS[1]}=true, where GPUs are")
         return
-    missing = {name: why for node in nodes if (why := _missing(seen, node)) for name in [_name(node)]}
-    yield from _agents(seen, missing, len(nodes))
+    missing = {name: why for node in nodes if (why := _missing(installation, node)) for name in [_name(node)]}
+    yield from _agents(installation, missing, len(nodes))
     served = [(node, said) for node in nodes if _name(node) not in missing and (said := read_agent(node))]
-    yield from _resources(seen, served)
-    yield from _cdi(seen, served)
-    yield from _isolation(seen, served)
-    yield from _mps(seen, served)
-    yield from _others(seen, served)
+    yield from _resources(installation, served)
+    yield from _cdi(installation, served)
+    yield from _isolation(installation, served)
+    yield from _mps(installation, served)
+    yield from _others(installation, served)
 
 
-def _agents(seen: Seen, missing: Mapping[str, str], count: int) -> Iterator[Finding]:
-    look = f"kubectl -n {seen.namespace} get pods -o wide -l app.kubernetes.io/component={AGENT}"
+def _agents(installation: Installation, missing: Mapping[str, str], count: int) -> Iterator[Finding]:
+    look = f"{installation.kubectl} get pods -o wide -l app.kubernetes.io/component={AGENT}"
     for why in sorted(set(missing.values())):
         names = sorted(name for name, reason in missing.items() if reason == why)
         remedy = f"{look}; the node needs the label {' or '.join(_LABELS)}=true"
@@ -50,10 +51,10 @@ def _agents(seen: Seen, missing: Mapping[str, str], count: int) -> Iterator[Find
         yield Finding("agents", Level.OK, text)
 
 
-def _missing(seen: Seen, node: Raw) -> str:
-    """Why no agent is known to run on the node; "": one does. Without a DaemonSet it was started by hand."""
-    if _SET in seen.workloads and "pods" not in seen.hidden:
-        here = [pod for pod in seen.of_component(AGENT) if pod["spec"].get("nodeName") == _name(node)]
+def _missing(installation: Installation, node: Raw) -> str:
+    """Return the reason why no agent runs on the node, or "". Without a DaemonSet it may have been started by hand."""
+    if _SET in installation.workloads and "pods" not in installation.hidden:
+        here = [pod for pod in installation.of_component(AGENT) if pod["spec"].get("nodeName") == _name(node)]
         if not here:
             return f"DaemonSet {_SET} has no Pod there"
         if not any(map(is_ready, here)):
@@ -63,86 +64,86 @@ def _missing(seen: Seen, node: Raw) -> str:
     return ""
 
 
-def _resources(seen: Seen, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Finding]:
+def _resources(installation: Installation, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Finding]:
     check, problems = "node resources", dict[str, list[str]]()
     for node, said in served:
         name = _name(node)
-        if name not in seen.devices:
-            if "devices" in seen.served and "devices" not in seen.hidden and said.cards:
+        if name not in installation.devices:
+            if "devices" in installation.served and "devices" not in installation.hidden and said.cards:
                 problems.setdefault("it has no Device", []).append(name)
             continue
         try:
-            cards = read_device(seen.devices[name])
+            cards = read_device(installation.devices[name])
         except BadObject as error:
             problems.setdefault(f"its Device cannot be read: {error}", []).append(name)
             continue
         capacity, can = ((node.get("status") or {}).get(key) or {} for key in ("capacity", "allocatable"))
-        wanted = _wanted(seen, node, cards, said)
+        wanted = _wanted(installation, node, cards, said)
         lacking = [r for r in wanted if not (_amount(capacity.get(r)) and _amount(can.get(r)))]
         if lacking:
             problems.setdefault(f"nothing of {listed(lacking)} in its status", []).append(name)
     for why, names in sorted(problems.items()):
-        remedy = (
-            f"kubectl -n {seen.namespace} logs the agent's Pod there: does the kubelet know it, is a dialect disabled?"
-        )
+        remedy = f"{installation.kubectl} logs the agent's Pod there: check its registration, and disabled dialects"
         yield Finding(check, Level.FAILED, f"{listed(sorted(names))}: {why}", remedy)
     if not problems:
-        yield Finding(check, Level.OK, "each node has in its status what its cards can be asked for by")
+        yield Finding(check, Level.OK, "each node has the resources of its cards in its status")
 
 
-def _wanted(seen: Seen, node: Raw, cards: Sequence[Card], said: AgentSaid) -> list[str]:
-    """The resources of which the node must have some, as long as it has a whole and healthy card."""
+def _wanted(installation: Installation, node: Raw, cards: Sequence[Card], said: AgentSaid) -> list[str]:
+    """Return the resources that the node must offer while it has a healthy undivided card."""
     gpus = [card for card in cards if card.type == GPU]
     sliced, _ = sliced_of(read_node(node), cards)
     whole = [card for card in undivided(sliced.found, gpus) if card.healthy]
     if not whole:
         return []
     found = [SHARE]
-    for dialect in dialects.enabled(seen.settings):
-        found += [r.name for r in dialect.resources(whole, seen.settings) if any(amount for _, amount in r.amounts)]
+    for dialect in dialects.enabled(installation.settings):
+        found += [
+            r.name for r in dialect.resources(whole, installation.settings) if any(amount for _, amount in r.amounts)
+        ]
     return [name for name in dict.fromkeys(found) if name != _WHOLE or said.whole_cards == "mgpu"]
 
 
-def _cdi(seen: Seen, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Finding]:
-    check, wanted = "cdi", seen.settings.deviceplugin.cdi
+def _cdi(installation: Installation, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Finding]:
+    check, wanted = "cdi", installation.settings.deviceplugin.cdi
     without = sorted(_name(node) for node, said in served if said.cdi is False)
     unknown = sorted(_name(node) for node, said in served if said.cdi is None)
     enable = "containerd: enable_cdi = true of its CRI plugin, and restart it; or deviceplugin.cdi: false"
     if without and wanted:
-        text = f"the container runtime of {listed(without)} has CDI off: containers there do not start"
+        text = f"CDI is off in the container runtime of {listed(without)}: containers with GPUs do not start there"
         yield Finding(check, Level.FAILED, text, enable)
     elif unknown and wanted:
         remedy = "set deviceplugin.criSocket to the runtime's socket, and mount it into the agent"
-        yield Finding(check, Level.WARNING, f"whether the runtime of {listed(unknown)} has it is not known", remedy)
+        yield Finding(
+            check, Level.WARNING, f"unknown whether CDI is on in the container runtime of {listed(unknown)}", remedy
+        )
     elif not wanted:
-        text = "off by deviceplugin.cdi: pods that ask for unequal shares at the same moment may fail to start"
-        yield Finding(check, Level.WARNING, text, "enable it in the runtime, then take deviceplugin.cdi: false out")
+        text = "off by deviceplugin.cdi: pods with different shares that start at the same moment can fail"
+        yield Finding(check, Level.WARNING, text, "enable it in the runtime, then remove deviceplugin.cdi: false")
     elif served:
-        yield Finding(check, Level.OK, "the container runtimes have it")
+        yield Finding(check, Level.OK, "CDI is on in all container runtimes")
 
 
-def _isolation(seen: Seen, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Finding]:
-    """Of nodes whose agent sees how NVIDIA's toolkit is configured: whether cards reach those alone that were given."""
-    check, by_mounts = "isolation", seen.settings.deviceplugin.device_list == "mounts"
+def _isolation(installation: Installation, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Finding]:
+    """Check that NVIDIA's toolkit shows cards to the right containers, where the agent can read its configuration."""
+    check, by_mounts = "isolation", installation.settings.deviceplugin.device_list == "mounts"
     known = [(_name(node), said.toolkit) for node, said in served if said.toolkit is not None]
     none = sorted(name for name, heeds in known if not (heeds.variable or (by_mounts and heeds.mounts)))
     open_ = sorted(name for name, heeds in known if heeds.variable and name not in none)
     if none:
-        text = (
-            f"NVIDIA's toolkit on {listed(none)} does not heed what unprivileged containers are given: they see no card"
-        )
-        remedy = "its config.toml and deviceplugin.deviceList have to go together (docs/nodes.md)"
+        text = f"NVIDIA's toolkit on {listed(none)} ignores the cards of unprivileged containers, which see none"
+        remedy = "make its config.toml and deviceplugin.deviceList agree (docs/nodes.md)"
         yield Finding(check, Level.FAILED, text, remedy)
     if open_:
-        text = f"on {listed(open_)} whoever sets NVIDIA_VISIBLE_DEVICES (CUDA images do) sees cards without asking"
+        text = f"on {listed(open_)} containers that set NVIDIA_VISIBLE_DEVICES (CUDA images do) see cards without a request"
         remedy = "deviceplugin.deviceList: mounts, then the toolkit's config.toml (docs/nodes.md)"
         yield Finding(check, Level.WARNING, text, remedy)
     if known and not none and not open_:
-        yield Finding(check, Level.OK, "only those see cards that were given them")
+        yield Finding(check, Level.OK, "only containers with cards see cards, and only their own")
 
 
-def _mps(seen: Seen, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Finding]:
-    """Report nodes where a container could fill the node's own /run through the folders of MPS."""
+def _mps(installation: Installation, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Finding]:
+    """Report nodes where a container can fill the node's own /run through the MPS folders."""
     unbounded = sorted(_name(node) for node, said in served if said.mps_unbounded)
     if unbounded:
         text = (
@@ -150,15 +151,15 @@ def _mps(seen: Seen, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Findin
         )
         remedy = (
             "apply the agent's manifest of manifests/components/slices and replace the agent's Pod on a drained node; "
-            f"kubectl -n {seen.namespace} logs the agent's Pod there names the folder (docs/mps.md)"
+            f"{installation.kubectl} logs the agent's Pod there names the folder (docs/mps.md)"
         )
         yield Finding("mps", Level.FAILED, text, remedy)
 
 
-def _others(seen: Seen, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Finding]:
-    """NVIDIA's own plugin: fine where whole cards are left to it, and only there."""
+def _others(installation: Installation, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Finding]:
+    """Check that NVIDIA's device plugin runs only where it serves whole cards."""
     check = "nvidia plugin"
-    running = {pod["spec"].get("nodeName") for pod in seen.pods if serves_gpus(pod) and _runs(pod)}
+    running = {pod["spec"].get("nodeName") for pod in installation.pods if serves_gpus(pod) and _runs(pod)}
     both = sorted(_name(node) for node, said in served if said.whole_cards == "mgpu" and _name(node) in running)
     many = sorted(
         _name(node)
@@ -167,10 +168,10 @@ def _others(seen: Seen, served: Sequence[tuple[Raw, AgentSaid]]) -> Iterator[Fin
     )
     remedy = "keep its DaemonSet off these nodes, or drain them and set deviceplugin.wholeCards: nvidia"
     if both:
-        text = f"it runs on {listed(both)}, where mgpu serves {_WHOLE} too: a card could be given out twice"
+        text = f"it runs on {listed(both)}, where mgpu serves {_WHOLE} too: a card could be allocated twice"
         yield Finding(check, Level.FAILED, text, remedy)
     if many:
-        text = f"{listed(many)} has more {_WHOLE} than cards: another plugin serves it there (time-slicing?)"
+        text = f"{listed(many)} has more {_WHOLE} than cards: another plugin serves it there, perhaps with time-slicing"
         yield Finding(check, Level.FAILED, text, remedy)
     if not both and not many:
         left = sum(said.whole_cards == "nvidia" for _, said in served)
@@ -188,11 +189,11 @@ def _runs(pod: Raw) -> bool:
     return (pod.get("status") or {}).get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
 
 
-def _has_gpus(seen: Seen, node: Raw) -> bool:
+def _has_gpus(installation: Installation, node: Raw) -> bool:
     labels = node["metadata"].get("labels") or {}
     if any(labels.get(label) == "true" for label in _LABELS) or WHOLE_CARDS_LABEL in labels:
         return True
-    device = seen.devices.get(_name(node))
+    device = installation.devices.get(_name(node))
     try:
         return any(card.type == GPU for card in read_device(device or {}))
     except BadObject:
@@ -200,7 +201,7 @@ def _has_gpus(seen: Seen, node: Raw) -> bool:
 
 
 def _up(node: Raw) -> bool:
-    """A node that is down has an agent that is down, which is not what is wrong with it."""
+    """Whether the node is Ready. On one that is not, a missing agent is not the fault to report."""
     conditions = (node.get("status") or {}).get("conditions") or ()
     return not any(row.get("type") == "Ready" and row.get("status") != "True" for row in conditions)
 

@@ -1,8 +1,8 @@
-"""Whether what pods hold of the cards is known, and is there. Pure."""
+"""Checks that no card is over its capacity and that all holdings are known. Pure."""
 
 from collections.abc import Iterator
 
-from mgpu.cli.doctor.seen import Finding, Level, Seen
+from mgpu.cli.doctor.installation import Finding, Installation, Level
 from mgpu.model.quantities import format_bytes, format_core
 from mgpu.presentation.card_views import CardView
 from mgpu.presentation.overview import STOCK
@@ -12,37 +12,38 @@ _CHECK = "cards"
 _WHO = "-o custom-columns=POD:.metadata.name,SCHEDULER:.spec.schedulerName,NODE:.spec.nodeName"
 
 
-def given_out(seen: Seen) -> Iterator[Finding]:
-    """Whoever decides beside mgpu by accounts of his own, and binds as he likes: he gives out what is taken.
+def given_out(installation: Installation) -> Iterator[Finding]:
+    """Check for a second scheduler with a ledger of its own, which allocates cards that are taken.
 
-    Without the Devices no card is known, and every record would seem to name one that is not there.
+    Without Devices no card is known, and every allocation record would seem to name a missing card: no finding then.
     """
-    if {"nodes", "pods", "devices"} & seen.hidden.keys():
+    if {"nodes", "pods", "devices"} & installation.hidden.keys():
         return
     twice = [
         f"card {card.state.card.index} of {node.name} ({text})"
-        for node in seen.given.nodes
+        for node in installation.given.nodes
         for card in node.cards
         if (text := _too_much(card))
     ]
     if twice:
-        text = f"two schedulers decide, more is given out than there is: {listed(twice)}"
+        text = f"cards are over their capacity, so two schedulers allocate them: {listed(twice)}"
         remedy = f"delete all but one of them there; which scheduler placed them: kubectl get pods -A {_WHO}"
         yield Finding(_CHECK, Level.FAILED, text, remedy)
-    unclear = seen.given.unclear
+    unclear = installation.given.unclear
     if unclear:
-        text = f"not all is known of who holds what: {listed(list(unclear))}"
-        remedy = "kubectl mgpu inspect says of each why, in its last lines"
+        text = f"some holdings are unknown: {listed(list(unclear))}"
+        remedy = "kubectl mgpu inspect shows the reasons, in its last lines"
         yield Finding(_CHECK, Level.WARNING, text, remedy)
     if not twice and not unclear:
-        yield Finding(_CHECK, Level.OK, "no more is given out than there is")
+        yield Finding(_CHECK, Level.OK, "no card is over its capacity")
 
 
 def _too_much(card: CardView) -> str:
-    """What pods hold for certain, where it is more than the card has; "": it is not.
+    """Return a sentence on what pods hold of a card that is over its capacity, or "".
 
-    Not of what NVIDIA's plugin alone has given out: it may share cards in time (check `nvidia plugin`). Of a card that
-    is cut what counts is that each slice has one holder: by their names its slices may have more memory than it has.
+    Cards that NVIDIA's device plugin alone allocated are exempt: it can share them in time (check `nvidia plugin`). A
+    divided card is over its capacity if a slice has two holders; the memory in the names of its slices can add up to
+    more than the card has.
     """
     uses = [use for use in card.uses if use.certain]
     core, memory = sum(use.core for use in uses), sum(use.memory for use in uses)

@@ -1,4 +1,4 @@
-"""`mgpu doctor`: looks, checks, and says what to do; one line for each finding."""
+"""`mgpu doctor`: checks an installation, and prints a line with a remedy for each finding."""
 
 import sys
 from collections.abc import Sequence
@@ -8,16 +8,16 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from mgpu.cli.connecting import NAMESPACE, answering, connecting, settings_of
+from mgpu.cli.cluster_objects import uncollected
+from mgpu.cli.connection import NAMESPACE, answering, connecting, settings_of
 from mgpu.cli.doctor.admission import admission, bindings
 from mgpu.cli.doctor.agents import of_nodes
 from mgpu.cli.doctor.callers import callers
 from mgpu.cli.doctor.cards import given_out
-from mgpu.cli.doctor.looking import look
+from mgpu.cli.doctor.collection import look
+from mgpu.cli.doctor.installation import Finding, Installation, Level
 from mgpu.cli.doctor.parts import custom_resources, installed, one_decides, versions
 from mgpu.cli.doctor.records import proven
-from mgpu.cli.doctor.seen import Finding, Level, Seen
-from mgpu.cli.reading import uncollected
 from mgpu.kube import Api
 from mgpu.model.errors import BadObject, Problem
 from mgpu.presentation.plain_text import one_line
@@ -36,19 +36,20 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.option("-n", "--namespace", default=NAMESPACE, show_default=True, help="Where the suite is installed.")
-@click.option("--try-in", default="default", show_default=True, help="Namespace of what is tried (dry runs).")
+@click.option("-n", "--namespace", default=NAMESPACE, show_default=True, help="The namespace of the installation.")
+@click.option("--try-in", default="default", show_default=True, help="The namespace for dry runs.")
 @connecting
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(namespace: str, try_in: str, kubeconfig: str, context: str, config: Path | None, output: str) -> None:
-    """Check an installation: one line for each finding, and what to do.
+    """Check an installation: one line for each finding, with the remedy.
 
-    Nothing is written: a Pod and a Binding that must be denied are created as dry runs, all else is read. What you may
-    not read is said, and not taken for a fault. Exit code 1 where a check failed, or the cluster does not answer.
+    Nothing is written: a Pod and a Binding that must be denied are created as dry runs, everything else is read.
+    What you may not read is reported, but is not a failure. Exit code 1 if a check fails or the cluster does not
+    answer.
     """
     if try_in == namespace:
-        text = f"must be another namespace than {namespace}, which the suite's webhooks leave alone"
+        text = f"must be another namespace than {namespace}, which mgpu's webhooks exempt"
         raise BadObject([Problem("--try-in", text)])
     with answering(), uncollected():
         api = Api.connect(kubeconfig, context=context, timeout=20.0)
@@ -64,29 +65,40 @@ def command(namespace: str, try_in: str, kubeconfig: str, context: str, config: 
 
 
 def _settings(api: Api, config: Path | None, namespace: str) -> tuple[Settings, Finding]:
-    """Those that the checks go by. Raises BadObject for a file that was named."""
+    """Return the settings for the checks. Raises BadObject for an invalid --config file."""
     try:
         settings, source = settings_of(api, config, namespace)
     except BadObject as error:
         if config:
             raise
-        text = f"no process starts with these, and the checks below go by the defaults: {error}"
-        remedy = "mend mgpu.yaml in your overlay, and apply it again"
+        text = f"no process starts with these settings; the checks below use the defaults: {error}"
+        remedy = "correct mgpu.yaml in your overlay, and apply it again"
         return load_settings(), Finding("settings", Level.FAILED, text, remedy)
     return settings, Finding("settings", Level.OK, source)
 
 
-def diagnose(seen: Seen) -> list[Finding]:
-    """All findings: at least one of each check, as far as it could be looked at."""
-    found = list(installed(seen))
+def diagnose(installation: Installation) -> list[Finding]:
+    """Return all findings: at least one for each check that could be made."""
+    found = list(installed(installation))
     if not found:
-        found = [*custom_resources(seen), *admission(seen), *callers(seen), *proven(seen), *one_decides(seen)]
+        found = [
+            *custom_resources(installation),
+            *admission(installation),
+            *callers(installation),
+            *proven(installation),
+            *one_decides(installation),
+        ]
         told = {finding.check for finding in found if finding.level is Level.FAILED}
-        found += [*bindings(seen, told), *given_out(seen), *of_nodes(seen), *versions(seen)]
-    hidden = sorted(what for what in seen.hidden if not what.startswith("secret"))
+        found += [
+            *bindings(installation, told),
+            *given_out(installation),
+            *of_nodes(installation),
+            *versions(installation),
+        ]
+    hidden = sorted(what for what in installation.hidden if not what.startswith("secret"))
     if hidden:
-        text = f"you may not look at {', '.join(hidden)}, so not all of this is known"
-        found.append(Finding("rights", Level.WARNING, text, "ask somebody who may (an administrator)"))
+        text = f"you may not read {', '.join(hidden)}, so some checks are incomplete"
+        found.append(Finding("rights", Level.WARNING, text, "run doctor as an administrator"))
     return found
 
 

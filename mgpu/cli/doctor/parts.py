@@ -1,8 +1,8 @@
-"""Whether all parts are there, are one version, and one alone decides. Pure."""
+"""Checks that all parts are installed, have one version, and that exactly one scheduler decides. Pure."""
 
 from collections.abc import Iterator
 
-from mgpu.cli.doctor.seen import SCHEDULER, Finding, Level, Raw, Seen, hooks
+from mgpu.cli.doctor.installation import SCHEDULER, Finding, Installation, Level, Raw, hooks
 from mgpu.dialects import mtgpu
 from mgpu.kube.leader import LABEL
 from mgpu.model.agent_pods import is_ready
@@ -18,26 +18,28 @@ _NO_ELECTION = "--no-leader-elect"
 _POD_UID = "MGPU_SCHEDULER__PODUID"
 
 
-def installed(seen: Seen) -> Iterator[Finding]:
-    """Where it is not, or not in this namespace: the other checks would say of all else that it is missing."""
-    names = (seen.settings.webhook.configuration, seen.settings.scheduler.configuration)
-    configurations = [raw for rows in seen.configurations.values() for raw in rows if raw["metadata"]["name"] in names]
+def installed(installation: Installation) -> Iterator[Finding]:
+    """Report a missing installation, or one in another namespace. All other checks would fail then."""
+    names = (installation.settings.webhook.configuration, installation.settings.scheduler.configuration)
+    configurations = [
+        raw for rows in installation.configurations.values() for raw in rows if raw["metadata"]["name"] in names
+    ]
     services = [(hook.get("clientConfig") or {}).get("service") for raw in configurations for hook in hooks(raw)]
-    elsewhere = sorted({str(service["namespace"]) for service in services if service} - {seen.namespace})
-    known = not {"deployments", "daemonsets", *seen.configurations} & seen.hidden.keys()
-    if known and not configurations and not seen.workloads:
-        remedy = f"docs/install.md; doctor -n NAMESPACE where it is in another than {seen.namespace}"
+    elsewhere = sorted({str(service["namespace"]) for service in services if service} - {installation.namespace})
+    known = not {"deployments", "daemonsets", *installation.configurations} & installation.hidden.keys()
+    if known and not configurations and not installation.workloads:
+        remedy = f"docs/install.md; doctor -n NAMESPACE where it is in another than {installation.namespace}"
         yield Finding("installation", Level.FAILED, "mgpu is not installed in this cluster", remedy)
-    elif elsewhere and not seen.workloads:
-        text = f"nothing of it is in namespace {seen.namespace}, and its webhooks lead to {listed(elsewhere)}"
+    elif elsewhere and not installation.workloads:
+        text = f"namespace {installation.namespace} has no part of mgpu; its webhooks refer to {listed(elsewhere)}"
         yield Finding("installation", Level.FAILED, text, f"doctor -n {elsewhere[0]}")
 
 
-def custom_resources(seen: Seen) -> Iterator[Finding]:
+def custom_resources(installation: Installation) -> Iterator[Finding]:
     wanted = {"devices": ("Device", DEVICE_API)}
-    if mtgpu.enabled(seen.settings):
+    if mtgpu.enabled(installation.settings):
         wanted["mtgpupods"] = (mtgpu.KIND, mtgpu.API_VERSION)
-    missing = [f"{kind} ({version})" for name, (kind, version) in wanted.items() if name not in seen.served]
+    missing = [f"{kind} ({version})" for name, (kind, version) in wanted.items() if name not in installation.served]
     if missing:
         text = f"the CRD of {' and of '.join(missing)} is missing"
         yield Finding("custom resources", Level.FAILED, text, "kubectl apply -k manifests/crds")
@@ -46,69 +48,73 @@ def custom_resources(seen: Seen) -> Iterator[Finding]:
         yield Finding("custom resources", Level.OK, f"{kinds} {'are' if len(wanted) > 1 else 'is'} served")
 
 
-def one_decides(seen: Seen) -> Iterator[Finding]:
-    """Two would give the same card out twice: each keeps accounts of its own."""
-    found = list(_several(seen)) or list(_none(seen)) or list(_led_astray(seen))
+def one_decides(installation: Installation) -> Iterator[Finding]:
+    """Check that exactly one scheduler decides. Two would allocate the same card twice: each has its own ledger."""
+    found = list(_several(installation)) or list(_none(installation)) or list(_led_astray(installation))
     for text, remedy in found:
         yield Finding(DECIDES, Level.FAILED, text, remedy)
-    leading = _leading_here(seen)
+    leading = _leading_here(installation)
     if not found and leading:
-        yield Finding(DECIDES, Level.OK, f"{leading[0]['spec']['holderIdentity']} decides, alone")
-    elif not found and seen.bound.denied:
-        yield Finding(DECIDES, Level.OK, "one decides, as far as is to be seen; it keeps no Lease")
+        yield Finding(DECIDES, Level.OK, f"{leading[0]['spec']['holderIdentity']} is the only leader")
+    elif not found and installation.bound.denied:
+        yield Finding(DECIDES, Level.OK, "one scheduler found (leader election is off)")
 
 
-def _none(seen: Seen) -> Iterator[tuple[str, str]]:
-    """Of one that runs as a Deployment here; else it may well have been started by hand."""
-    if _DEPLOYMENT in seen.workloads:
-        remedy = (
-            f"kubectl -n {seen.namespace} get lease,pods; kubectl -n {seen.namespace} logs deployment/{_DEPLOYMENT}"
-        )
-        if "pods" not in seen.hidden and not any(map(is_ready, seen.of_component(SCHEDULER))):
-            yield f"none decides: no replica of Deployment {_DEPLOYMENT} is ready", remedy
-        elif _elects(seen) and "leases" not in seen.hidden and not _leading_here(seen):
-            yield f"none decides: nobody renews the Lease {_DEPLOYMENT}", f"{remedy}; is the clock right here?"
+def _none(installation: Installation) -> Iterator[tuple[str, str]]:
+    """Report that no scheduler decides. Without a Deployment it may have been started by hand: no finding then."""
+    if _DEPLOYMENT in installation.workloads:
+        remedy = f"{installation.kubectl} get lease,pods; {installation.kubectl} logs deployment/{_DEPLOYMENT}"
+        if "pods" not in installation.hidden and not any(map(is_ready, installation.of_component(SCHEDULER))):
+            yield f"no scheduler decides: no replica of Deployment {_DEPLOYMENT} is ready", remedy
+        elif _elects(installation) and "leases" not in installation.hidden and not _leading_here(installation):
+            yield (
+                f"no scheduler decides: the Lease {_DEPLOYMENT} is not renewed",
+                f"{remedy}; check the clock of this machine",
+            )
 
 
-def _led_astray(seen: Seen) -> Iterator[tuple[str, str]]:
-    """Of the Service, which chooses its Pods by a label that the leader sets: nothing is decided wrongly, but late."""
-    if _DEPLOYMENT not in seen.workloads:
+def _led_astray(installation: Installation) -> Iterator[tuple[str, str]]:
+    """Check the label by which the Service selects the leader. A wrong one delays decisions; none becomes wrong."""
+    if _DEPLOYMENT not in installation.workloads:
         return
-    # One that ends leads until it has gone.
-    pods = [pod["metadata"] for pod in seen.of_component(SCHEDULER, ending=True)]
+    # A Pod that is being deleted can still be the leader.
+    pods = [pod["metadata"] for pod in installation.of_component(SCHEDULER, ending=True)]
     labelled = sorted(meta["name"] for meta in pods if meta["labels"].get(LABEL) == "true")
-    remedy = f"its leader sees to that every few seconds: kubectl -n {seen.namespace} logs deployment/{_DEPLOYMENT}"
+    remedy = f"the leader corrects its label every few seconds: {installation.kubectl} logs deployment/{_DEPLOYMENT}"
     if len(labelled) > 1:
-        yield f"the Service leads to {listed(labelled)}: bindings that reach one that does not lead wait", remedy
-    elif not labelled and "pods" not in seen.hidden:
-        nowhere = f"the Service leads nowhere: no Pod has the label {LABEL}, and all bindings are decided late"
-        if _POD_UID in {variable["name"] for c in _containers(seen) for variable in c.get("env") or ()}:
+        yield f"the Service selects {listed(labelled)}: Bindings that reach a replica that does not lead wait", remedy
+    elif not labelled and "pods" not in installation.hidden:
+        nowhere = f"the Service selects no Pod: none has the label {LABEL}, so all Bindings are decided late"
+        if _POD_UID in {variable["name"] for c in _containers(installation) for variable in c.get("env") or ()}:
             yield nowhere, remedy
         else:
-            yield f"{nowhere}; none knows its uid", f"set {_POD_UID} in Deployment {_DEPLOYMENT} as manifests/base does"
+            yield (
+                f"{nowhere}; the Pods do not know their uid",
+                f"set {_POD_UID} in Deployment {_DEPLOYMENT} as manifests/base does",
+            )
 
 
-def _leading_here(seen: Seen) -> list[Raw]:
-    return [lease for lease in seen.leading() if lease["metadata"]["namespace"] == seen.namespace]
+def _leading_here(installation: Installation) -> list[Raw]:
+    return [lease for lease in installation.leading() if lease["metadata"]["namespace"] == installation.namespace]
 
 
-def _several(seen: Seen) -> Iterator[tuple[str, str]]:
-    led = sorted(lease["metadata"]["namespace"] for lease in seen.leading())
-    configurations = seen.configurations.get("mutatingwebhookconfigurations", ())
+def _several(installation: Installation) -> Iterator[tuple[str, str]]:
+    led = sorted(lease["metadata"]["namespace"] for lease in installation.leading())
+    configurations = installation.configurations.get("mutatingwebhookconfigurations", ())
     deciding = sorted(raw["metadata"]["name"] for raw in configurations if any(map(_decides, hooks(raw))))
-    up = sorted(pod["metadata"]["name"] for pod in seen.of_component(SCHEDULER) if is_ready(pod))
-    replicas = int((seen.workloads.get(_DEPLOYMENT, {}).get("spec") or {}).get("replicas", 1))
+    up = sorted(pod["metadata"]["name"] for pod in installation.of_component(SCHEDULER) if is_ready(pod))
+    replicas = int((installation.workloads.get(_DEPLOYMENT, {}).get("spec") or {}).get("replicas", 1))
     if len(led) > 1:
         remedy = "one installation for a cluster: undeploy the other (make undeploy)"
-        yield f"two schedulers decide: in namespaces {listed(led)} one leads each", remedy
+        yield f"two schedulers decide: one leads in each of the namespaces {listed(led)}", remedy
     elif len(deciding) > 1:
         remedy = (
             f"kubectl delete mutatingwebhookconfiguration {' or '.join(deciding)}, whichever is not this installation's"
         )
         yield f"two schedulers decide: {listed(deciding)} both answer bindings", remedy
-    elif not _elects(seen) and max(replicas, len(up)) > 1:
+    elif not _elects(installation) and max(replicas, len(up)) > 1:
         text = f"two schedulers decide: leader election is off, and there are {max(replicas, len(up))} replicas"
-        yield text, "take scheduler.leaderElect: false (--no-leader-elect) out, or scale to one replica"
+        yield text, "remove scheduler.leaderElect: false (--no-leader-elect), or scale to one replica"
 
 
 def _decides(hook: Raw) -> bool:
@@ -117,46 +123,48 @@ def _decides(hook: Raw) -> bool:
     return path.endswith(_PATH)
 
 
-def _containers(seen: Seen) -> list[Raw]:
-    """Of the Deployment. Beside a kube-scheduler the process is a sidecar."""
-    pod = (((seen.workloads.get(_DEPLOYMENT) or {}).get("spec") or {}).get("template") or {}).get("spec") or {}
+def _containers(installation: Installation) -> list[Raw]:
+    """Return the containers of the Deployment. Next to a kube-scheduler the process is a sidecar."""
+    pod = (((installation.workloads.get(_DEPLOYMENT) or {}).get("spec") or {}).get("template") or {}).get("spec") or {}
     return [*(pod.get("initContainers") or ()), *(pod.get("containers") or ())]
 
 
-def _elects(seen: Seen) -> bool:
-    arguments = [word for c in _containers(seen) for word in (*(c.get("command") or ()), *(c.get("args") or ()))]
-    return seen.settings.scheduler.leader_elect and _NO_ELECTION not in arguments
+def _elects(installation: Installation) -> bool:
+    arguments = [
+        word for c in _containers(installation) for word in (*(c.get("command") or ()), *(c.get("args") or ()))
+    ]
+    return installation.settings.scheduler.leader_elect and _NO_ELECTION not in arguments
 
 
-def versions(seen: Seen) -> Iterator[Finding]:
+def versions(installation: Installation) -> Iterator[Finding]:
     parts: dict[str, list[str]] = {}
-    for part, version in _said(seen):
+    for part, version in _said(installation):
         parts.setdefault(version, []).append(part)
     check = "versions"
     if len(parts) > 1:
         rows = (f"{version}: {listed(parts[version])}" for version in sorted(parts))
-        remedy = f"let the rollout end (kubectl -n {seen.namespace} get pods), or apply one version to all parts"
-        yield Finding(check, Level.FAILED, f"not all parts have the same: {'; '.join(rows)}", remedy)
+        remedy = f"wait for the rollout ({installation.kubectl} get pods), or apply one version to all parts"
+        yield Finding(check, Level.FAILED, f"parts have different versions: {'; '.join(rows)}", remedy)
     elif not parts:
-        yield Finding(check, Level.WARNING, "no part says its version; those before 0.1.0 do not", "upgrade them")
-    elif seen.own not in parts:
-        text = f"all parts have {next(iter(parts))}, and this command is {seen.own}"
+        yield Finding(check, Level.WARNING, "no part reports its version; versions before 0.1.0 do not", "upgrade them")
+    elif installation.own not in parts:
+        text = f"all parts have version {next(iter(parts))}, but this command has {installation.own}"
         yield Finding(check, Level.WARNING, text, "install the same version here")
     else:
-        yield Finding(check, Level.OK, f"all parts have {seen.own}")
+        yield Finding(check, Level.OK, f"all parts have version {installation.own}")
 
 
-def _said(seen: Seen) -> Iterator[tuple[str, str]]:
-    """(part, version)."""
-    for lease in _leading_here(seen):
+def _said(installation: Installation) -> Iterator[tuple[str, str]]:
+    """Iterate over (part, version)."""
+    for lease in _leading_here(installation):
         version = (lease["metadata"].get("annotations") or {}).get(VERSION)
         if version:
             yield "scheduler", version
-    template = ((seen.workloads.get(_WEBHOOK) or {}).get("spec") or {}).get("template") or {}
+    template = ((installation.workloads.get(_WEBHOOK) or {}).get("spec") or {}).get("template") or {}
     version = ((template.get("metadata") or {}).get("labels") or {}).get(VERSION_LABEL)
     if version:
         yield "webhook", str(version)
-    for node in seen.nodes:
+    for node in installation.nodes:
         agent = read_agent(node)
         if agent:
             yield f"agent of {node['metadata']['name']}", agent.version

@@ -1,9 +1,9 @@
-"""Whether records are sealed, and whether any pod has one that mgpu did not decide. Pure."""
+"""Checks that allocation records are sealed, and that mgpu decided those of all pods (docs/security.md). Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from mgpu.cli.doctor.seen import Finding, Level, Raw, Sealing, Seen
+from mgpu.cli.doctor.installation import Finding, Installation, Level, Raw, Sealing
 from mgpu.dialects import mtgpu
 from mgpu.dialects.record_verification import RecordVerifier
 from mgpu.model.errors import BadObject
@@ -17,11 +17,12 @@ _MOST = 10
 
 
 def sealing(records: RecordVerifier, pods: Iterable[Raw]) -> Sealing:
+    """Verify the records of all pods."""
     return Sealing(records, tuple(sorted(_unproven(records, pods))))
 
 
 def _unproven(records: RecordVerifier, pods: Iterable[Raw]) -> Iterator[str]:
-    """Of the pods that have not ended. A pod that cannot be read is told of by the check of the cards."""
+    """Iterate over running pods with a record that does not count, except for unreadable pods."""
     for raw in pods:
         try:
             pod = read_pod(raw)
@@ -29,7 +30,7 @@ def _unproven(records: RecordVerifier, pods: Iterable[Raw]) -> Iterator[str]:
             continue
         finding = records.finding_of_mtgpu(raw)
         if finding is None:
-            # The seal of a genuine Pod of an MtgpuPod names the MtgpuPod: as the seal of a record it is forged.
+            # The seal of a Pod of an MtgpuPod covers its owner instead of a record; as one of a record it fails.
             _, judged = records.judge(_without_seal(pod) if mtgpu.mtgpupod_of(raw) else pod)
             finding = judged.finding if judged else None
         if finding is not None and not pod.ended:
@@ -40,9 +41,10 @@ def _without_seal(pod: Pod) -> Pod:
     return replace(pod, annotations={key: text for key, text in pod.annotations.items() if key != SEAL})
 
 
-def proven(seen: Seen) -> Iterator[Finding]:
-    found = seen.sealing
-    if f"configmap {CONFIG_MAP}" in seen.hidden:
+def proven(installation: Installation) -> Iterator[Finding]:
+    """Report whether records are sealed, and pods whose records do not count."""
+    found = installation.sealing
+    if f"configmap {CONFIG_MAP}" in installation.hidden:
         return
     if isinstance(found, BadObject):
         remedy = f"correct ConfigMap {CONFIG_MAP}; no process that reads it starts again"

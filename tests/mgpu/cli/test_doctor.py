@@ -274,35 +274,38 @@ def no_configuration(world: World) -> None:
 
 
 FAULTS: dict[Callable[[World], None], tuple[str, str]] = {
-    unreachable: ("webhook", "the API server does not reach it"),
+    unreachable: ("webhook", "the API server does not reach the webhook"),
     refuses_the_api_server: ("webhook", "the webhook refuses the API server: "),
     expired: ("certificates", "that of Secret mgpu-webhook-tls ended"),
     expired_and_the_secrets_are_hidden: ("certificates", "the webhook's certificate is not valid now"),
     stale_bundle: ("ca bundles", "mutate.mgpu.io: not the CA of the certificate in Secret mgpu-webhook-tls"),
     stale_bundle_and_the_secrets_are_hidden: ("ca bundles", "the API server does not trust the webhook's certificate"),
     stale_bundle_of_bindings: ("ca bundles", "bind.mgpu.io: not the CA"),
-    stale_bundle_of_bindings_and_the_secrets_are_hidden: ("bindings", "mgpu is not asked about them"),
-    bindings_unreachable: ("bindings", "mgpu is not asked about them, or not reached"),
-    bindings_not_asked: ("bindings", "mgpu is not asked about them"),
+    stale_bundle_of_bindings_and_the_secrets_are_hidden: ("bindings", "Bindings do not reach mgpu"),
+    bindings_unreachable: ("bindings", "Bindings do not reach mgpu"),
+    bindings_not_asked: ("bindings", "Bindings do not reach mgpu"),
     somebody_else_decides: ("cards", "card 1 of n2 (120% and 2.0 GiB of it: mgpu-system/ours, mgpu-system/theirs)"),
     no_crd: ("custom resources", "the CRD of Device (scheduling.koordinator.sh/v1alpha1) is missing"),
     no_agent: ("agents", "none serves n2: DaemonSet mgpu-deviceplugin has no Pod there"),
     agent_not_ready: ("agents", "none serves n2: its Pod is not ready (Running)"),
     no_resources: ("node resources", "n2: nothing of vke.volcengine.com/mgpu-core in its status"),
     no_longer_offered: ("node resources", "n2: nothing of vke.volcengine.com/mgpu-core in its status"),
-    led_twice: ("scheduler", "two schedulers decide: in namespaces mgpu-system, other"),
+    led_twice: ("scheduler", "two schedulers decide: one leads in each of the namespaces mgpu-system, other"),
     answered_twice: ("scheduler", "two schedulers decide: mgpu-scheduler, mgpu-scheduler-2 both answer bindings"),
     not_elected: ("scheduler", "two schedulers decide: leader election is off, and there are 2 replicas"),
     not_elected_in_a_sidecar: ("scheduler", "two schedulers decide: leader election is off, and there are 2 replicas"),
-    led_to_a_follower_too: ("scheduler", "the Service leads to mgpu-scheduler-a, mgpu-scheduler-b: bindings"),
-    led_nowhere: ("scheduler", "the Service leads nowhere: no Pod has the label mgpu.io/leads"),
-    led_nowhere_since_no_pod_knows_its_uid: ("scheduler", "all bindings are decided late; none knows its uid"),
-    nobody_leads: ("scheduler", "none decides: nobody renews the Lease mgpu-scheduler"),
+    led_to_a_follower_too: ("scheduler", "the Service selects mgpu-scheduler-a, mgpu-scheduler-b: Bindings"),
+    led_nowhere: ("scheduler", "the Service selects no Pod: none has the label mgpu.io/leads"),
+    led_nowhere_since_no_pod_knows_its_uid: (
+        "scheduler",
+        "all Bindings are decided late; the Pods do not know their uid",
+    ),
+    nobody_leads: ("scheduler", "no scheduler decides: the Lease mgpu-scheduler is not renewed"),
     no_configuration: ("webhook", "there is no validatingwebhookconfiguration mgpu-webhook"),
-    no_cdi: ("cdi", "the container runtime of n1 has CDI off"),
+    no_cdi: ("cdi", "CDI is off in the container runtime of n1"),
     stock_plugin: ("nvidia plugin", "it runs on n2, where mgpu serves nvidia.com/gpu too"),
-    other_versions: ("versions", "not all parts have the same: 0.0.9: agent of n2; 0.1.0: "),
-    another_webhook_version: ("versions", "not all parts have the same: 0.0.9: webhook; 0.1.0: "),
+    other_versions: ("versions", "parts have different versions: 0.0.9: agent of n2; 0.1.0: "),
+    another_webhook_version: ("versions", "parts have different versions: 0.0.9: webhook; 0.1.0: "),
 }
 
 
@@ -334,7 +337,7 @@ def test_one_without_a_lease_decides_where_it_answers(world: World) -> None:
     """As it is started by hand: nothing of it is to be seen in the API."""
     nobody_leads(world)
     world.api.delete(f"{APPS}/deployments/mgpu-scheduler")
-    assert ("ok", "scheduler", "one decides, as far as is to be seen; it keeps no Lease") in world.findings()
+    assert ("ok", "scheduler", "one scheduler found (leader election is off)") in world.findings()
     bindings_unreachable(world)
     assert "scheduler" not in [check for _, check, _ in world.findings()]
 
@@ -505,7 +508,7 @@ def test_certificates_of_somebody_else(world: World) -> None:
 
 
 class Guarded(Api):
-    """For a user who may not look at Leases, Pods of all namespaces, Nodes, Secrets."""
+    """For a user who may not read Leases, Pods of all namespaces, Nodes, Secrets."""
 
     def get(self, path: str, **query: object) -> dict[str, Any]:
         self._refuse(path)
@@ -527,7 +530,7 @@ def test_what_may_not_be_read_is_no_fault(world: World, monkeypatch: pytest.Monk
     assert findings[-1] == (
         "warning",
         "rights",
-        "you may not look at leases, nodes, pods, so not all of this is known",
+        "you may not read leases, nodes, pods, so some checks are incomplete",
     )
     assert {status for status, _, _ in findings[:-1]} == {"ok"}
     assert ("ok", "certificates") in [row[:2] for row in findings]
@@ -589,7 +592,7 @@ def test_another_namespace_than_that_where_it_is(world: World) -> None:
     found["webhooks"][0]["clientConfig"] = {"service": {"name": "mgpu-scheduler", "namespace": SYSTEM}}
     world.api.replace(path, found)
     (_, odd) = world.findings("-n", "elsewhere")
-    text = "nothing of it is in namespace elsewhere, and its webhooks lead to mgpu-system"
+    text = "namespace elsewhere has no part of mgpu; its webhooks refer to mgpu-system"
     assert odd == ("failed", "installation", text)
 
 

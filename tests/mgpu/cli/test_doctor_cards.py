@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from mgpu.cli.doctor.cards import given_out
-from mgpu.cli.doctor.seen import Seen
+from mgpu.cli.doctor.installation import Installation
 from mgpu.model.cards import CardState
 from mgpu.model.slice_names import MIG, Slice
 from mgpu.presentation.card_views import CardView, NodeView, SliceView, Use
@@ -20,8 +20,8 @@ def use(pod: str, core: int, gib: int = 1, *, certain: bool = True, dialect: str
 
 def messages(*uses: Use, slices: tuple[SliceView, ...] = ()) -> list[str]:
     shown = Overview((NodeView("n1", (CardView(CardState(card(0)), uses, MIG if slices else "", slices),)),))
-    seen = Seen("mgpu-system", datetime.now(UTC), "0.1.0", load_settings(), given=shown)
-    return [finding.message for finding in given_out(seen) if finding.level == "failed"]
+    installation = Installation("mgpu-system", datetime.now(UTC), "0.1.0", load_settings(), given=shown)
+    return [finding.message for finding in given_out(installation) if finding.level == "failed"]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_what_is_well(uses: tuple[Use, ...]) -> None:
 )
 def test_more_than_there_is(uses: tuple[Use, ...], amounts: str) -> None:
     (message,) = messages(*uses)
-    assert message.endswith(f"more is given out than there is: card 0 of n1 ({amounts} of it: a/a, a/b)")
+    assert message.endswith(f"so two schedulers allocate them: card 0 of n1 ({amounts} of it: a/a, a/b)")
 
 
 def test_a_slice_that_two_have() -> None:
@@ -67,5 +67,5 @@ def test_nothing_is_said_of_what_could_not_be_looked_at(what: str) -> None:
     """Without the Devices no card is known: then every record names one that its node seems not to have."""
     shown = Overview((), unclear={"Pod a/a": "its record names card 0, which n1 does not have"})
     hidden = {what: "no"}
-    seen = Seen("mgpu-system", datetime.now(UTC), "0.1.0", load_settings(), given=shown, hidden=hidden)
-    assert list(given_out(seen)) == []
+    installation = Installation("mgpu-system", datetime.now(UTC), "0.1.0", load_settings(), given=shown, hidden=hidden)
+    assert list(given_out(installation)) == []

@@ -1,4 +1,4 @@
-"""Which cluster a command for people looks at, chosen as kubectl's users expect."""
+"""Connects a command to the cluster that kubectl would use, and finds the settings of the installation there."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -9,27 +9,29 @@ from typing import Any, TypeVar
 import click
 from kubernetes import config
 
-from mgpu.cli.setup import read_settings
+from mgpu.cli.process_settings import read_settings
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.presentation.plain_text import one_line
 from mgpu.settings import Settings, load_settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 NAMESPACE = "mgpu-system"
-"""Where the suite is installed, unless it is said otherwise."""
+"""The default namespace of the installation."""
 _CONFIGMAP, _FILE = "mgpu-config", "mgpu.yaml"
 
 
 def connecting(command: F) -> F:
-    """The options --kubeconfig and --context of a command."""
-    text = "The cluster to look at.  [default: as kubectl chooses it]"
-    with_context = click.option("--context", default="", help="Of the kubeconfig.  [default: its current one]")
+    """Add the options --kubeconfig and --context to a command."""
+    text = "The kubeconfig file to use.  [default: as kubectl chooses it]"
+    with_context = click.option(
+        "--context", default="", help="The kubeconfig context to use.  [default: the current one]"
+    )
     return click.option("--kubeconfig", default="", help=text)(with_context(command))
 
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """What the cluster refuses, or that it does not answer, in one line; exit code 1."""
+    """Turn a refusal of the API server, or no answer, into one line on stderr and exit code 1."""
     try:
         yield
     except (ApiError, Unreachable) as error:
@@ -38,7 +40,7 @@ def answering() -> Iterator[None]:
 
 
 def namespace_of(kubeconfig: str, context: str) -> str:
-    """The namespace that kubectl would look into."""
+    """Return the namespace that kubectl would use."""
     try:
         contexts, active = config.list_kube_config_contexts(kubeconfig or None)  # type: ignore[no-untyped-call]
     except config.ConfigException:
@@ -48,11 +50,14 @@ def namespace_of(kubeconfig: str, context: str) -> str:
 
 
 def settings_of(api: Api, config: Path | None, namespace: str = NAMESPACE) -> tuple[Settings, str]:
-    """The settings, and where they are from: this file, else those of the installation in this namespace.
+    """Return the settings and their source: this file, or the ConfigMap of the installation, or the defaults.
 
-    They are in a ConfigMap that the scheduler's Deployment mounts; where there is none, or nobody may look, they are
-    the defaults. What a process was given by flags or its own environment is not seen. Raises BadObject, and what `api`
-    raises.
+    The ConfigMap is the one that the scheduler's Deployment mounts. Defaults apply where it does not exist or the user
+    may not read it. Flags and environment variables of the processes are not known here.
+
+    Raises:
+        BadObject: the settings are invalid.
+        ApiError, Unreachable: as from `api`.
     """
     if config:
         return read_settings(config, os.environ, {}), str(config)
@@ -68,7 +73,7 @@ def settings_of(api: Api, config: Path | None, namespace: str = NAMESPACE) -> tu
 
 
 def _mounted(deployment: Mapping[str, Any]) -> str:
-    """The ConfigMap's name has a hash where kustomize made it."""
+    """Return the name of the mounted ConfigMap; kustomize adds a hash to it."""
     volumes = deployment["spec"]["template"]["spec"].get("volumes") or ()
     names = (str((volume.get("configMap") or {}).get("name") or "") for volume in volumes)
     return next((name for name in names if name.startswith(_CONFIGMAP)), _CONFIGMAP)

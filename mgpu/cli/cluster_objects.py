@@ -1,4 +1,7 @@
-"""The objects of a cluster that say who holds what, one after the other as they come."""
+"""Lists the API objects that describe cards and holdings, page by page.
+
+Commands that read a cluster use these functions, so that all of them treat missing kinds and missing rights alike.
+"""
 
 import gc
 from collections.abc import Iterator
@@ -16,17 +19,17 @@ Raw = dict[str, Any]
 
 
 def nodes(api: Api, fields: str = "") -> Iterator[Raw]:
-    """fields: a field selector. Raises ApiError and Unreachable, as all of these."""
+    """List Nodes. fields: a field selector. Raises ApiError and Unreachable, as all functions here."""
     return _listed(api, "/api/v1/nodes", fields=fields)
 
 
 def devices(api: Api, fields: str = "") -> Iterator[Raw]:
-    """None where there are no Devices: nodes may still say what cards they have."""
+    """List Devices. A cluster without their CRD has none; gpushare nodes report their cards in node status."""
     return _listed(api, f"/apis/{DEVICE_API}/devices", fields=fields, without=404)
 
 
 def pods(api: Api) -> Iterator[Raw]:
-    """Without what is much and nobody reads, for those who keep all of them."""
+    """List Pods without their largest unused fields, for callers that keep all of them."""
     for raw in _listed(api, "/api/v1/pods"):
         raw["metadata"].pop("managedFields", None)
         (raw.get("spec") or {}).pop("volumes", None)
@@ -34,12 +37,12 @@ def pods(api: Api) -> Iterator[Raw]:
 
 
 def whole_pods(api: Api, fields: str = "") -> Iterator[Raw]:
-    """For those who keep none of them. fields: a field selector."""
+    """List Pods as they are. fields: a field selector."""
     return _listed(api, "/api/v1/pods", fields=fields)
 
 
 def mtgpupods(api: Api) -> Iterator[Raw]:
-    """Not everybody may look at them; what their Pods and occupy pods hold is known all the same."""
+    """List MtgpuPods, or none with a warning if the user may not: their Pods and occupy pods say what they hold."""
     try:
         yield from _listed(api, mtgpu.COLLECTION, without=404)
     except ApiError as error:
@@ -49,12 +52,12 @@ def mtgpupods(api: Api) -> Iterator[Raw]:
 
 
 def unhealthy_lists(api: Api) -> Iterator[Raw]:
-    """The ConfigMaps in which gpushare lists unhealthy cards; not everybody may look into their namespace."""
+    """List the ConfigMaps in which gpushare reports unhealthy cards; none if the user may not read their namespace."""
     return _listed(api, f"/api/v1/namespaces/{gpushare.UNHEALTHY_NAMESPACE}/configmaps", without=403)
 
 
 def _listed(api: Api, path: str, *, fields: str = "", without: int = 0) -> Iterator[Raw]:
-    """The objects, page by page; none where the API server answers with the status `without`."""
+    """List objects page by page; none if the API server answers with the status `without`."""
     try:
         for page, _ in api.pages(path, fieldSelector=fields):
             yield from page
@@ -65,7 +68,7 @@ def _listed(api: Api, path: str, *, fields: str = "", without: int = 0) -> Itera
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """While much is read that is needed to the end: the collector would walk all of it, again and again."""
+    """Disable garbage collection while a whole cluster is read: each collection would walk all objects again."""
     gc.disable()
     try:
         yield

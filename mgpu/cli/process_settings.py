@@ -1,4 +1,7 @@
-"""What every command does before its own work: read the settings."""
+"""Reads the settings of a process from its file, environment and flags.
+
+The commands of the three processes call it first. Flags override the environment, which overrides the file.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,15 +13,19 @@ from mgpu.settings import Settings, load_settings
 UNITS = ("GiB", "MiB")
 _TOP_LEVEL = ("card_policy", "node_policy")
 _ELSEWHERE = {"memory_unit": "dialects.gpushare.memoryUnit"}
-"""Flags whose setting is neither at the top nor in the command's own block."""
+"""Flags whose setting is neither at the top level nor in the block of the command."""
 
 
 def read_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any], block: str = "") -> Settings:
-    """Settings from a file (None: none), the environment and flags; raises BadObject.
+    """Return the settings from a file (or None), the environment and flags.
 
-    flags: name of a setting as click spells it (`cert_dir`) → value, None: not given.
-    block: the block of the settings that the flags belong to (`webhook`), but for the policies and the unit of gpu-mem;
-    "": the top level.
+    Args:
+        flags: names of settings as click spells them (`cert_dir`), with their values; None for a flag not given.
+        block: the block of the settings that the flags belong to (`webhook`), or "" for the top level. The policies and
+            the unit of gpu-mem have places of their own.
+
+    Raises:
+        BadObject: with every invalid setting, by its path.
     """
     try:
         text = file.read_text() if file else ""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mgpu import dialects
-from mgpu.cli.setup import read_settings
+from mgpu.cli.process_settings import read_settings
 from mgpu.model.errors import BadObject
 from mgpu.model.pods import read_pod
 from tests.builders import share

@@ -1,14 +1,14 @@
-"""Reads from the API what the checks are about; nothing is written: what is tried is a dry run."""
+"""Reads the Installation that the checks of `mgpu doctor` examine. Nothing is written: creates are dry runs."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
-from mgpu.cli import reading
+from mgpu.cli import cluster_objects
 from mgpu.cli.doctor.callers import ENDPOINTS, variables
+from mgpu.cli.doctor.installation import COMPONENT, Installation, Raw, Sealing, Secret, Tried, serves_gpus
 from mgpu.cli.doctor.records import CONFIG_MAP, sealing, texts_of
-from mgpu.cli.doctor.seen import COMPONENT, Raw, Sealing, Secret, Seen, Tried, serves_gpus
 from mgpu.dialects import mtgpu
 from mgpu.dialects.record_verification import RecordVerifier
 from mgpu.kube import Api, ApiError
@@ -27,12 +27,21 @@ KINDS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
 _WORKLOADS = {"mgpu-webhook": "deployments", "mgpu-scheduler": "deployments", "mgpu-deviceplugin": "daemonsets"}
 _TRIED = "mgpu-doctor"
 _BINDINGS = 3
-"""Tries: the webhook has a second to answer, and one that did not tells nothing."""
+"""Attempts. The webhook has one second to answer; an attempt that timed out says nothing."""
 _SEPARATE = "vke.volcengine.com/mgpu-core", "aliyun.com/gpu-mem"
 
 
-def look(api: Api, namespace: str, settings: Settings, try_in: str) -> Seen:
-    """try_in: the namespace of the Pod that is tried. Raises Unreachable, and ApiError for what is no refusal."""
+def look(api: Api, namespace: str, settings: Settings, try_in: str) -> Installation:
+    """Return the Installation.
+
+    What the user may not read (403) is listed in `hidden`; what does not exist (404) is empty.
+
+    Args:
+        try_in: the namespace of the dry runs.
+
+    Raises:
+        Unreachable, ApiError: any other failure.
+    """
     hidden: dict[str, str] = {}
 
     def may(what: str, read: Callable[[], T], otherwise: T) -> T:
@@ -56,10 +65,10 @@ def look(api: Api, namespace: str, settings: Settings, try_in: str) -> Seen:
     secrets = {name: _secret(api, namespace, name, workloads.get(name, {}), may) for name in services}
     leases = listing("/apis/coordination.k8s.io/v1/leases")
     nodes, devices = listing("/api/v1/nodes"), listing(f"/apis/{DEVICE_API}/devices")
-    pods: list[Raw] = may("pods", lambda: list(reading.pods(api)), [])
+    pods: list[Raw] = may("pods", lambda: list(cluster_objects.pods(api)), [])
     keys_path = f"/api/v1/namespaces/{namespace}/configmaps/{CONFIG_MAP}"
     keys: Raw = may(f"configmap {CONFIG_MAP}", lambda: api.get(keys_path), {})
-    return Seen(
+    return Installation(
         namespace,
         datetime.now(UTC),
         own_version(),
@@ -73,7 +82,7 @@ def look(api: Api, namespace: str, settings: Settings, try_in: str) -> Seen:
         nodes,
         {raw["metadata"]["name"]: raw for raw in devices},
         [pod for pod in pods if _own(pod, namespace) or serves_gpus(pod)],
-        overview(nodes, devices, pods, settings, reading.unhealthy_lists(api), reading.mtgpupods(api)),
+        overview(nodes, devices, pods, settings, cluster_objects.unhealthy_lists(api), cluster_objects.mtgpupods(api)),
         {name: raw for name, raw in workloads.items() if raw},
         hidden,
         {
@@ -99,7 +108,7 @@ def _sealing(config_map: Raw, pods: Sequence[Raw], settings: Settings) -> Sealin
 def _environment(
     api: Api, namespace: str, workload: Raw, wanted: Collection[str], may: Any
 ) -> Iterator[tuple[str, str]]:
-    """The values of these variables in a Deployment, also those that it takes from a ConfigMap."""
+    """Return the values of these variables in a Deployment, also those from a ConfigMap."""
     pod = ((workload.get("spec") or {}).get("template") or {}).get("spec") or {}
     for container in (*(pod.get("initContainers") or ()), *(pod.get("containers") or ())):
         for variable in container.get("env") or ():
@@ -116,7 +125,10 @@ def _environment(
 
 
 def tried(api: Api, namespace: str) -> Tried:
-    """A Pod that asks in two vocabularies: denied under all settings. Everything else about it pleases everybody."""
+    """Try a Pod that uses two vocabularies, which mgpu denies under all settings.
+
+    Apart from that it meets the restricted Pod Security Standard, so that nothing else denies it first.
+    """
     amounts = dict.fromkeys(_SEPARATE, "1")
     container = {
         "name": "doctor",
@@ -135,9 +147,10 @@ def tried(api: Api, namespace: str) -> Tried:
 
 
 def tried_binding(api: Api, namespace: str) -> Tried:
-    """A Binding of a Pod that is not there: refused in any case, and by whom says whether bindings come to mgpu.
+    """Try a Binding of a Pod that does not exist. It is refused; by whom says whether bindings reach mgpu.
 
-    Webhooks are asked before the API server looks for the Pod, and `failurePolicy: Ignore` hides all else.
+    The API server calls webhooks before it looks for the Pod. With `failurePolicy: Ignore` a webhook that cannot be
+    reached shows in no other way.
     """
     meta, target = {"name": _TRIED, "namespace": namespace}, {"kind": "Node", "name": _TRIED}
     binding = {"apiVersion": "v1", "kind": "Binding", "metadata": meta, "target": target}
@@ -173,7 +186,7 @@ def _own(pod: Raw, namespace: str) -> bool:
 
 
 def _secret(api: Api, namespace: str, service: str, workload: Raw, may: Any) -> Secret:
-    """The one that the Deployment mounts, else that in which the process keeps its own."""
+    """Return the Secret that the Deployment mounts, or else the one in which the process keeps its certificate."""
     pod = ((workload.get("spec") or {}).get("template") or {}).get("spec") or {}
     mounted = [
         str(v["secret"]["secretName"]) for v in pod.get("volumes") or () if v.get("secret", {}).get("secretName")

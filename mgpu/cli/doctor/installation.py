@@ -1,4 +1,7 @@
-"""What was seen of an installation, and what a check finds. Pure."""
+"""The data of `mgpu doctor`: a snapshot of an installation, and the findings of checks. Pure.
+
+`collection` fills an Installation from the API; the check modules turn it into Findings.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +21,7 @@ SCHEDULER, AGENT = "scheduler", agent_pods.COMPONENT
 _PLUGIN_IMAGES = ("k8s-device-plugin", "nvidia-device-plugin")
 _DISCOVERY = "gpu-feature-discovery"
 _FRESH = timedelta(minutes=1)
-"""A Lease is renewed every few seconds; clocks are not all alike."""
+"""A leader renews its Lease every few seconds; the rest is tolerance for clocks that differ."""
 
 
 class Level(StrEnum):
@@ -28,7 +31,7 @@ class Level(StrEnum):
 
 
 class Finding(NamedTuple):
-    """check: which one. remedy: what to do; "": nothing."""
+    """The result of one check. remedy: what the administrator should do, "" for nothing."""
 
     check: str
     level: Level
@@ -38,27 +41,27 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """The answer to a dry-run create that must be denied. status 0: it was not tried."""
+    """The answer to a dry-run create that mgpu must deny. status: of HTTP, 0 if it was not tried."""
 
     status: int = 0
     message: str = ""
 
     @property
     def denied(self) -> bool:
-        """Whether one of the suite's webhooks has denied it."""
+        """Whether one of mgpu's webhooks denied it."""
         return '.mgpu.io" denied' in self.message
 
 
 @dataclass(frozen=True, slots=True)
 class Sealing:
-    """records: as the public keys of the installation judge them. unproven: the pods whose records do not count."""
+    """The verifier with the installation's public keys, and the pods whose allocation records it rejects."""
 
     records: RecordVerifier
     unproven: tuple[str, ...] = ()
 
 
 class Secret(NamedTuple):
-    """ours: made and renewed by the processes themselves, not by cert-manager or whoever."""
+    """A Secret with a serving certificate. ours: the processes renew it themselves; otherwise cert-manager might."""
 
     name: str
     files: Mapping[str, bytes]
@@ -66,19 +69,22 @@ class Secret(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """All as the API has it.
+class Installation:
+    """A snapshot of an installation.
 
-    own: the version of this command. tried, bound: a Pod in two vocabularies, a Binding of a Pod that is not there.
-    served: the custom resources that there are, `devices`, `mtgpupods`.
-    configurations: kind (plural) → those webhook configurations.
-    secrets: Service → the one with its certificate, of those that may be read.
-    leases: of the scheduler, in whatever namespace. pods: the suite's own, and those of other device plugins.
-    given: who holds which card, by the records of all pods.
-    workloads: `mgpu-scheduler`, … → the Deployment or DaemonSet in the suite's namespace.
-    environment: variables of webhook and scheduler that override their settings, by name.
-    hidden: what could not be looked at, and why.
-    sealing: which records count by the installation's keys; None: it has none. BadObject: they cannot be read.
+    Attributes:
+        own: the version of this command.
+        tried: the dry run of a Pod in two vocabularies. bound: the dry run of a Binding of a Pod that does not exist.
+        served: the custom resources that the API server serves: `devices`, `mtgpupods`.
+        configurations: the webhook configurations by kind (plural).
+        secrets: by Service, the Secret with its certificate, as far as the user may read it.
+        leases: the scheduler's, in all namespaces.
+        pods: those of mgpu, and of other device plugins.
+        given: all cards and the pods that hold them.
+        workloads: mgpu's Deployments and DaemonSets by name.
+        environment: variables of webhook and scheduler that override their settings.
+        hidden: what the user may not read, with the API server's message.
+        sealing: None if the installation has no record keys, BadObject if they are invalid.
     """
 
     namespace: str
@@ -100,8 +106,13 @@ class Seen:
     environment: Mapping[str, str] = field(default_factory=dict)
     sealing: Sealing | BadObject | None = None
 
+    @property
+    def kubectl(self) -> str:
+        """The beginning of kubectl commands in remedies."""
+        return f"kubectl -n {self.namespace}"
+
     def of_component(self, name: str, *, ending: bool = False) -> Iterator[Raw]:
-        """The Pods of a part of the suite; ending: those too that end."""
+        """Iterate over the Pods of a component. ending: include Pods that are being deleted."""
         for pod in self.pods:
             meta = pod["metadata"]
             mine = meta.get("namespace") == self.namespace and (meta.get("labels") or {}).get(COMPONENT) == name
@@ -109,7 +120,7 @@ class Seen:
                 yield pod
 
     def leading(self) -> Iterator[Raw]:
-        """The Leases that somebody holds and renews."""
+        """Iterate over the Leases that a holder renews."""
         for lease in self.leases:
             spec = lease.get("spec") or {}
             renewed = when(spec.get("renewTime"))
@@ -118,7 +129,7 @@ class Seen:
 
 
 def when(text: object) -> datetime | None:
-    """A time as the API writes it, with or without fractions; None: it is none."""
+    """Parse a time as the API writes it, with or without fractions of a second; None if it is not one."""
     try:
         return datetime.fromisoformat(str(text)).astimezone(UTC)
     except ValueError:
@@ -130,7 +141,7 @@ def hooks(configuration: Raw) -> Sequence[Raw]:
 
 
 def serves_gpus(pod: Raw) -> bool:
-    """Whether it is NVIDIA's own device plugin; its feature discovery, which only labels nodes, runs the same image."""
+    """Whether the pod is NVIDIA's device plugin. Its feature discovery runs the same image, but only labels nodes."""
     return any(
         plugin in str(container.get("image", "")) and not str(container["name"]).startswith(_DISCOVERY)
         for container in pod["spec"].get("containers") or ()
