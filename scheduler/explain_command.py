@@ -10,7 +10,7 @@ from urllib.parse import quote
 import click
 
 from mgpu.cli import cluster_objects
-from mgpu.cli.connection import (answering, connecting, namespace_of, settings_of)
+from mgpu.cli.connection import answering, connecting, namespace_of, settings_of
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api, ApiError
 from mgpu.model.errors import BadObject, Problem

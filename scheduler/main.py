@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from mgpu.cli.certificate import prepare
-from mgpu.cli.process_settings import (UNITS, read_settings)
+from mgpu.cli.process_settings import UNITS, read_settings
 from mgpu.kube import Api
 from mgpu.serving import logs
 from mgpu.serving.record_keys import read_records

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from mgpu.cli.certificate import in_cluster, prepare
-from mgpu.cli.process_settings import (UNITS, read_settings)
+from mgpu.cli.process_settings import UNITS, read_settings
 from mgpu.kube import Api
 from mgpu.serving import logs
 from mgpu.serving.app import exposing, new_app, probes
