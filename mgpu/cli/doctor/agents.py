@@ -135,7 +135,7 @@ def _isolation(installation: Installation, served: Sequence[tuple[Raw, AgentSaid
         remedy = "make its config.toml and deviceplugin.deviceList agree (docs/nodes.md)"
         yield Finding(check, Level.FAILED, text, remedy)
     if open_:
-        text = f"on {listed(open_)} containers that set NVIDIA_VISIBLE_DEVICES (CUDA images do) see cards without a request"
+        text = f"containers on {listed(open_)} that set NVIDIA_VISIBLE_DEVICES (CUDA images do) see all cards"
         remedy = "deviceplugin.deviceList: mounts, then the toolkit's config.toml (docs/nodes.md)"
         yield Finding(check, Level.WARNING, text, remedy)
     if known and not none and not open_:
