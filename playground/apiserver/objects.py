@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import yaml
 
-from playground.apiserver import custom, object_decoding, protobuf
+from playground.apiserver import custom_resources, object_decoding, protobuf
 from playground.apiserver.api_errors import Cause, bad_request, conflict, forbidden_field, unsupported_media_type
 from playground.apiserver.calls import Call
 from playground.apiserver.kinds import Kind
@@ -59,7 +59,7 @@ def normalise(kind: Kind, obj: Object) -> tuple[Object, list[str]]:
     if kind.custom:
         # The metadata of a custom resource is decoded like any other's.
         decoded, unknown = object_decoding.decode({"metadata": metadata}, kind, "V1Pod")
-        fresh, dropped = custom.normalise(obj, kind.schema or {})
+        fresh, dropped = custom_resources.normalise(obj, kind.schema or {})
         fresh["metadata"] = decoded["metadata"]
         unknown += dropped
     else:
@@ -87,7 +87,7 @@ def complete(kind: Kind, obj: Object) -> None:
 def create_problems(kind: Kind, obj: Object) -> list[Cause]:
     found = check_metadata(obj["metadata"], kind.plural)
     if kind.custom:
-        return [*found, *custom.problems(obj, kind.schema or {})]
+        return [*found, *custom_resources.problems(obj, kind.schema or {})]
     return [*found, *strategy(kind.resource).validate(obj)]
 
 
@@ -149,7 +149,7 @@ def update_problems(kind: Kind, subresource: str, new: Object, old: Object) -> l
         detail = "no new finalizers can be added if the object is being deleted, found new finalizers"
         found.append(forbidden_field("metadata.finalizers", f"{detail} []string{{{names}}}"))
     if kind.custom:
-        found += custom.problems(new, kind.schema or {})
+        found += custom_resources.problems(new, kind.schema or {})
     elif not subresource:
         found += [*strategy(kind.resource).validate(new), *strategy(kind.resource).validate_update(new, old)]
     return found
