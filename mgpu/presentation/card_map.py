@@ -1,8 +1,10 @@
-"""The card map: nodes × cards as a picture for the terminal.
+"""The card map: nodes and their cards as a picture for the terminal.
 
-Per card two bars, core above memory, cut into the pods that hold them; a card that is given out in slices has its
-memory shown by them, each where it lies, with their names below. A letter names a pod in its node's legend, so the
+Each card has two bars, core above memory, divided among the pods that hold them. A card with slices shows each slice
+where it lies in memory, with its name below. Each pod has a letter, which the node's legend explains, so that the
 picture says the same without colour; with colour a pod is a block with its letter in the middle.
+
+`mgpu inspect`, `mgpu demo` and `mgpu simulate` draw it. The picture may change; no program reads it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,7 +39,7 @@ _COLOURS = (
 )
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _UNKNOWN, _MORE = "?", "+"
-_LONGEST_WISHES = 60
+_LONGEST_CONSTRAINTS = 60
 _GUTTER, _GAP, _NARROWEST, _WIDEST = 7, 3, 15, 34
 _SHORTEST_GPUID = 5
 _MOST_BARE = 20
@@ -58,7 +60,7 @@ _ASCII = _Signs(".", "/", "x", "-", "|")
 
 @dataclass(frozen=True, slots=True)
 class card_map:  # noqa: N801 (used like a function, as rich's own renderables of one call are)
-    """Renders `nodes` in any width from 60 columns on. Nodes without cards are listed in one line at the end."""
+    """A rich renderable of nodes, for widths from 60 columns on. Nodes without cards share one line at the end."""
 
     nodes: Sequence[NodeView]
 
@@ -104,7 +106,7 @@ def _panel(node: NodeView, pen: _Pen, width: int) -> Panel:
 
 
 def _labels(node: NodeView) -> dict[str, _Label]:
-    """A letter and a colour for each pod on the node, in the order of the cards; `?` where the cards are not known."""
+    """Give each pod on the node a letter and a colour, in the order of the cards; `?` if its cards are unknown."""
     labels: dict[str, _Label] = {}
     letters = iter(_LETTERS)
     for use in (use for card in node.devices for use in card.uses):
@@ -116,7 +118,7 @@ def _labels(node: NodeView) -> dict[str, _Label]:
 
 
 def _cards(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> Text:
-    """The cards in rows of equal length, as many in a row as the width takes."""
+    """Draw the cards in rows of equal length, as many to a row as fit."""
     narrowest = max(_NARROWEST, *(_least_head(card) for card in node.cards))
     fit = max(1, (width - _GUTTER + _GAP) // (narrowest + _GAP))
     rows = -(-len(node.cards) // fit)
@@ -136,7 +138,7 @@ def _cards(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) -> 
 
 
 def _line(name: str, cells: Iterable[Text], width: int) -> Text:
-    """One of what each card of a row has, in columns of this width."""
+    """Draw one line of a row of cards: a cell of this width for each."""
     line = Text().append(name.ljust(_GUTTER - _GAP), style=_IDLE if name else "")
     for cell in cells:
         cell.truncate(width, overflow="ellipsis")
@@ -145,14 +147,14 @@ def _line(name: str, cells: Iterable[Text], width: int) -> Text:
 
 
 def _lines(lines: Iterable[Text]) -> Text:
-    """As they are: a table would measure and wrap each of its cells, which takes seconds for thousands of nodes."""
+    """Join lines into one text. A rich Table would measure and wrap each cell: seconds for thousands of nodes."""
     text = Text("\n").join(lines)
     text.no_wrap, text.overflow = True, "ellipsis"
     return text
 
 
 def _others(node: NodeView, labels: dict[str, _Label], pen: _Pen) -> Table:
-    """A row for each type of device: `rdma  0 50% A   1 idle`."""
+    """Draw a row for each type of device: `rdma  0 50% A   1 idle`."""
     table = Table.grid(padding=(0, _GAP, 0, 0), pad_edge=False)
     table.add_column(style=_IDLE)
     table.add_column()
@@ -180,7 +182,7 @@ def _device(device: CardView, labels: dict[str, _Label], pen: _Pen) -> Text:
 
 
 def _least_head(card: CardView) -> int:
-    """The cells that the head of a card with a GPUID needs."""
+    """Return the width that the head of a card with a GPUID needs."""
     state = card.state
     return len(f"{state.card.index} {state.gpuid[:_SHORTEST_GPUID]} {_used(card)}") if state.gpuid else 0
 
@@ -200,7 +202,7 @@ def _head(card: CardView, pen: _Pen, width: int) -> Text:
         text.append(" idle", style=_IDLE)
     if not state.idle:
         used = _used(card)
-        # Beside "unhealthy" the amounts only stand where there is room for them.
+        # The note "unhealthy" is more important than the amounts, which are in the bars too.
         if state.card.healthy or len(text) + len(used) < width:
             text.append(f" {used}", style=_WARNING if over else "")
     return text
@@ -243,9 +245,10 @@ def _block(label: _Label, cells: int, pen: _Pen) -> Text:
 
 
 def _cells(amounts: Sequence[int], total: int, width: int) -> list[int]:
-    """How many of `width` cells each amount gets: what is held is seen, and so is what is free where there is room.
+    """Divide `width` cells among amounts, by largest remainders.
 
-    Largest remainders, then at least one cell for every amount above 0, taken from the widest.
+    Every amount above 0 gets at least one cell, taken from the widest, so that no pod is invisible; and while the card
+    is not full, at least one cell stays free.
     """
     held = sum(amounts)
     scale = Fraction(width, max(total, held, 1))
@@ -279,9 +282,9 @@ def _legend(node: NodeView, labels: dict[str, _Label], pen: _Pen, width: int) ->
 
 
 def _entry(node: NodeView, pod: str, label: _Label, pen: _Pen, *, several: bool) -> Text:
-    """`A default/train (a, b) · 100% 8.0 GiB on 0,1 · card-models A100`: what the pod holds in total, and wished.
+    """Return a pod's line of the legend: `A default/train (a, b) · 100% 8.0 GiB on 0,1 · card-models A100`.
 
-    several: the node holds pods of several vocabularies, then each says which is its own.
+    several: whether the node has pods of several vocabularies; then each line names its own.
     """
     on = _on(node, pod)
     uses = [use for _, use in on]
@@ -308,19 +311,19 @@ def _entry(node: NodeView, pod: str, label: _Label, pen: _Pen, *, several: bool)
         text.append(f" {pen.signs.dot} {'' if type == GPU else f'{type} '}{_total_of(held)}{where}", style=_IDLE)
     if uses[0].constraints != NONE:
         constraints = Text(f" {pen.signs.dot} {uses[0].constraints}", style=_IDLE)
-        constraints.truncate(_LONGEST_WISHES, overflow="ellipsis")
+        constraints.truncate(_LONGEST_CONSTRAINTS, overflow="ellipsis")
         text.append_text(constraints)
     return text
 
 
 def _total_of(held: Sequence[tuple[int, Use]]) -> str:
-    """`50% 8 GiB`; what the pod does not ask for is left out."""
+    """Return `50% 8 GiB`, without what the pod does not request."""
     core, memory = sum(use.core for _, use in held), sum(use.memory for _, use in held)
     return " ".join(([format_core(core)] if core or not memory else []) + ([_short(memory)] if memory else []))
 
 
 def _slices_of(node: NodeView, pod: str) -> str:
-    """`2g.20gb and 1g.10gb of card 0`; "": it holds none."""
+    """Return the slices of a pod, `2g.20gb and 1g.10gb of card 0`, or ""."""
     on = []
     for card in node.cards:
         held = [s.slice.name for s in card.slices if any(use.pod == pod for use in s.uses)]
@@ -335,7 +338,7 @@ def _on(node: NodeView, pod: str) -> list[tuple[Card, Use]]:
 
 
 def _models(node: NodeView) -> Iterator[str]:
-    """`7 × A100-SXM4-80GB 80 GiB`, equal cards together, in the order of their first index."""
+    """Return `7 × A100-SXM4-80GB 80 GiB` for each kind of card, in the order of the first index."""
     kinds: dict[str, int] = {}
     for card in node.cards:
         kind = " ".join(filter(None, (card.state.card.model, _short(card.state.card.memory))))
@@ -344,7 +347,7 @@ def _models(node: NodeView) -> Iterator[str]:
 
 
 def _share(node: NodeView, what: str) -> str:
-    """What is held of the node's healthy and unhealthy cards together, in percent."""
+    """Return how much of all the node's cards is held, unhealthy ones included, in percent."""
     states = [card.state for card in node.cards]
     if what == "core":
         used, total = sum(s.core_used for s in states), sum(s.card.core for s in states)
@@ -372,5 +375,5 @@ def _count(number: int, noun: str) -> str:
 
 
 def _short(amount: int) -> str:
-    """`80 GiB` rather than `80.0 GiB`: there is little room."""
+    """Return `80 GiB` instead of `80.0 GiB`: there is little room."""
     return format_bytes(amount).replace(".0 ", " ")

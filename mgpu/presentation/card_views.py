@@ -1,4 +1,8 @@
-"""Nodes, their cards and slices, and who holds them, as pictures and JSON show them. Pure."""
+"""Snapshots of nodes, their cards and slices, and the pods that hold them.
+
+The card map, the tables, `mgpu inspect -o json`, `mgpu simulate` and the web page show these values. `views` makes
+them from a ledger. `nodes_json` is API (docs/design/simulate.md). Pure.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,11 +18,14 @@ from mgpu.model.slice_names import MIG, Slice, is_slice
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What one pod holds of one card at its peak: core in milli, memory in bytes.
+    """What one pod holds of one card at its peak.
 
-    certain: False where nobody can tell which cards the pod is on (an unreadable record). wishes: the pod's.
-    dialect: whose words it asked in, or STOCK; "": nobody can tell. occupies: an occupy pod, of this GPUID; beside its
-    MtgpuPods it is not told, and on a card that waits for them it has no amounts.
+    Attributes:
+        core, memory: in thousandths of a card and in bytes. 0 for an occupy pod that keeps a card for its MtgpuPods.
+        certain: False for a pod with an unreadable allocation record, which is held on every card of its node.
+        dialect: the vocabulary of its request, `nvidia` where NVIDIA's device plugin chose its cards, "" if unknown.
+        occupies: the GPUID for which an occupy pod keeps the card, "" for all other pods. An occupy pod appears only
+            on a card that no MtgpuPod of that GPUID uses.
     """
 
     pod: str
@@ -33,7 +40,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class SliceView:
-    """A slice of a card, with its core and memory. holder: `namespace/pod/container`, "" where it is free."""
+    """A slice of a card with its core and memory. holder: `namespace/pod/container`, "" while the slice is free."""
 
     slice: Slice
     state: CardState
@@ -43,7 +50,7 @@ class SliceView:
 
 @dataclass(frozen=True, slots=True)
 class CardView:
-    """cut: MIG or MPS where the card is given out in slices, or is kept for them; then what is held of it is theirs."""
+    """A card. cut: MIG or MPS for a card that is divided, or reserved for slices; its use is then the sum of theirs."""
 
     state: CardState
     uses: tuple[Use, ...] = ()
@@ -58,9 +65,12 @@ class CardView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """cards: its GPUs. others: its devices of other types. annotations: those that the suite writes on the node.
+    """A node.
 
-    note: how it stands with a plan for its slices, "" where there is nothing to say.
+    Attributes:
+        cards: its GPUs. others: its devices of other types.
+        annotations: those that mgpu writes on the Node.
+        note: the state of its partition plan, "" where there is none.
     """
 
     name: str
@@ -76,7 +86,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class Sliced:
-    """A node that is given out in slices. gpus: all that it has. annotations: those that say how they are cut."""
+    """A node whose cards are partitioned. gpus: all its GPUs. annotations: those that describe the partitions."""
 
     found: NodeSlices
     gpus: tuple[Card, ...]
@@ -84,14 +94,14 @@ class Sliced:
 
 
 def inventory_of(found: NodeSlices, cards: Sequence[Card]) -> tuple[Card, ...]:
-    """What of a node's devices pods can have: the cards that are whole, the slices that there are, what is no GPU."""
+    """Return the devices that pods can get: undivided cards, slices, and devices of other types."""
     gpus = [card for card in cards if card.type == GPU]
     slices = devices(replace(found, partitioning=Partitioning()), gpus)
     return (*undivided(found, gpus), *slices, *(card for card in cards if card.type != GPU))
 
 
 def views(ledger: Ledger, sliced: Mapping[str, Sliced] | None = None) -> tuple[NodeView, ...]:
-    """Every node of the ledger, by name. sliced: those that are given out in slices."""
+    """Return every node of the ledger, sorted by name. sliced: the nodes whose cards are partitioned, by name."""
     nothing = Sliced(NO_SLICES, ())
     return tuple(_node(ledger, name, (sliced or {}).get(name, nothing)) for name in sorted(ledger.nodes()))
 
@@ -110,7 +120,7 @@ def _viewed(ledger: Ledger, node: str, states: Iterable[CardState]) -> tuple[Car
 
 
 def _divided(ledger: Ledger, node: str, card: Card, found: NodeSlices) -> CardView:
-    """What is held of the card is what its held slices are."""
+    """Return a divided card, with the sum of its held slices as its use."""
     alone = [(s, NodeSlices(found.mode, made=(replace(s, pod=""),))) for s in found.made]
     made = [(s, device) for s, one in alone for device in devices(one, [card])]
     slices = tuple(_slice(ledger, node, s, device) for s, device in made)
@@ -129,7 +139,7 @@ def _slice(ledger: Ledger, node: str, s: Slice, device: Card) -> SliceView:
 
 
 def _holder(ledger: Ledger, node: str, device: Card) -> str:
-    """An init container's slice may go on to one that stays: that one then."""
+    """Return the container that has the slice, preferring app containers: an init container's slice can be reused."""
     held = [
         (share.stage == Stage.INIT, f"{_name(holding)}/{share.container}".rstrip("/"))
         for holding in ledger.holdings(node)
@@ -147,7 +157,7 @@ def _note(found: NodeSlices) -> str:
 
 
 def _uses(ledger: Ledger, node: str, cards: Sequence[Card], gpuid: str = "") -> tuple[Use, ...]:
-    """What pods hold of these together; gpuid: the one that the only card has."""
+    """Return what each pod holds of these devices together. gpuid: that of the card, where there is just one."""
     uses = []
     for holding in ledger.holdings(node):
         on = [(share, card) for card in cards for share in holding.shares if share.is_on(card)]
@@ -170,7 +180,7 @@ def _name(holding: Holding) -> str:
 
 
 def nodes_json(nodes: Iterable[NodeView]) -> dict[str, Any]:
-    """The `nodes` of simulate.md's JSON output."""
+    """Return the `nodes` object of the JSON output (docs/design/simulate.md)."""
     return {
         node.name: {"cards": [_card_json(card) for card in node.devices], "annotations": dict(node.annotations)}
         for node in nodes
@@ -198,5 +208,5 @@ def _slice_json(view: SliceView, cut: str) -> dict[str, Any]:
 
 
 def percent(milli: int) -> int | float:
-    """Thousandths as percent: whole ones as integers."""
+    """Convert thousandths to percent, to an integer where it is one."""
     return milli // 10 if milli % 10 == 0 else milli / 10

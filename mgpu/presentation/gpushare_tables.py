@@ -1,4 +1,7 @@
-"""The tables of `kubectl inspect gpushare`, as its users know them (seeds/aliyun-gpushare.md). Pure."""
+"""The tables of `kubectl inspect gpushare`, character by character as gpushare's own plugin prints them.
+
+Scripts parse this output, so it does not change (docs/gpushare.md). Pure.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +12,7 @@ _PADDING = 2
 
 @dataclass(frozen=True, slots=True)
 class PodRow:
-    """What a pod holds of each card, by index, and what it holds nobody can tell where. In units."""
+    """What a pod holds of each card, by index. pending: what it holds of unknown cards. In units of GPU memory."""
 
     namespace: str
     name: str
@@ -45,7 +48,7 @@ class NodeRow:
 
 
 def summary(nodes: Sequence[NodeRow], unit: str) -> str:
-    """One line per node, then the cluster's total."""
+    """Return the table with one line for each node, then the cluster's total."""
     indexes = sorted({card.index for node in nodes for card in node.cards})
     pending = any(node.pending for node in nodes)
     head = ["NAME", "IPADDRESS", *(f"GPU{i}(Allocated/Total)" for i in indexes)]
@@ -61,7 +64,7 @@ def summary(nodes: Sequence[NodeRow], unit: str) -> str:
 
 
 def details(nodes: Sequence[NodeRow]) -> str:
-    """The pods of every node, each with what it holds of each card, then the cluster's total."""
+    """Return the table of `-d`: for each node its pods with what they hold of each card, then the cluster's total."""
     pods = [_pod(node, pod) for node in nodes for pod in node.pods]
     line = "-" * (10 + max((len(row) + 1 for row in pods), default=len(_head(nodes[0])) if nodes else 0))
     rows: list[str] = []
@@ -95,10 +98,10 @@ def _percent(used: int, total: int) -> str:
 
 
 def aligned(rows: Sequence[str]) -> str:
-    """Lines whose cells, each ended by a tab, stand in columns; what follows a line's last tab stands as it is.
+    """Align cells that end in a tab into columns, as Go's text/tabwriter does, with which gpushare prints.
 
-    A column goes on for as long as each line has it, so that blocks with something else between them are aligned
-    apart. That is Go's text/tabwriter, which the peer prints with.
+    A column extends over adjacent lines that have it; a line without it ends the column, and the next block is aligned
+    by itself. Text after the last tab of a line is not part of a column.
     """
     lines = [row.split("\t") for row in rows]
     widths: list[list[int]] = [[0] * (len(line) - 1) for line in lines]

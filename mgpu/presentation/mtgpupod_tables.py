@@ -1,5 +1,7 @@
-"""MtgpuPods as they are shown: what those with a card hold, what the others wait for, and the seed's accounting
-(docs/design/mtgpu.md, "Accounting"). Pure.
+"""Snapshots of MtgpuPods: what those with a card hold, why the others wait, and what is left of each GPUID's card.
+
+Used by `mgpu.presentation.overview` and `mgpu inspect`. The accounting follows K8sGPUSharing (docs/design/mtgpu.md,
+"Accounting"). The JSON functions are API. Pure.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +20,7 @@ Raw = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class MtgpuView:
-    """One that has not ended. reason, message: of its condition `Bound`. degraded: why it is, "" where it is not."""
+    """An MtgpuPod that has not ended. reason, message: of its condition `Bound`. degraded: the reason, or ""."""
 
     pod: mtgpu.MtgpuPod
     reason: str = ""
@@ -28,7 +30,7 @@ class MtgpuView:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """views: by namespace and name. holdings: of those with a card. unclear: `MtgpuPod namespace/name` → why."""
+    """All MtgpuPods by namespace and name, what they hold, and `MtgpuPod namespace/name` → reason of the unreadable."""
 
     views: tuple[MtgpuView, ...]
     holdings: tuple[Holding, ...]
@@ -36,10 +38,10 @@ class Found:
 
 
 def read_all(raws: Iterable[Raw], pods: Iterable[Raw]) -> Found:
-    """raws: MtgpuPods as the API has them. pods: the cluster's, among them those that were made for MtgpuPods.
+    """Read all MtgpuPods. pods: all Pods of the cluster, among them those that were made for MtgpuPods.
 
-    One that has its card holds its share until its own Pod has ended too, whatever its phase says; and what its Pod has
-    is held even where the MtgpuPod, or its status, is lost.
+    An MtgpuPod with a card holds its share until its own Pod has ended, whatever its phase says: the containers use the
+    card until then. For the same reason the share of a running Pod is held when its MtgpuPod, or the status, is lost.
     """
     running = [raw for raw in pods if (raw.get("status") or {}).get("phase") not in ("Succeeded", "Failed")]
     alive = {str(raw["metadata"].get("uid")) for raw in running}
@@ -74,7 +76,7 @@ def _of_own_pod(raw: Raw) -> Iterator[Holding]:
 
 
 def _of_unreadable(raw: Raw) -> Iterator[Holding]:
-    """It may use all of its card."""
+    """Return the whole card of an MtgpuPod whose request cannot be read: it may use all of it."""
     bound = (raw.get("status") or {}).get("BoundDeviceID")
     try:
         pod = read_pod(raw)
@@ -86,7 +88,7 @@ def _of_unreadable(raw: Raw) -> Iterator[Holding]:
 
 
 def by_container(holding: Holding, pod: Pod) -> Holding:
-    """What an MtgpuPod holds, told of its containers, which have it together."""
+    """Return the holding with a share for each container; the first has the amounts, which all of them use together."""
     if not pod.containers:
         return holding
     first, rest = holding.shares[0], pod.containers[1:]
@@ -108,20 +110,20 @@ def _view(pod: mtgpu.MtgpuPod, raw: Raw) -> MtgpuView:
 
 
 def occupying(holding: Holding, pod: Pod) -> Holding:
-    """What a pod holds, as that of an occupy pod where it is one of its node."""
+    """Return the holding, marked as that of an occupy pod if the pod is one on this node."""
     node, gpuid = mtgpu.occupied(pod) or ("", "")
     return replace(holding, gpuid=gpuid, occupies=True) if node == holding.node else holding
 
 
 def missing_card(view: MtgpuView, cards: Iterable[Card]) -> str:
-    """That its node does not have its card; "": it has, or it has none yet."""
+    """Return a sentence if the MtgpuPod's card is not among its node's cards, "" if it is, or if it has no card yet."""
     names = ", ".join(absent([Share("", view.pod.bound)], cards)) if view.pod.bound else ""
     return f"it is on {names}, which {view.pod.node} does not have" if names else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What is left of the card of a GPUID: core in milli, memory in bytes. card: its index."""
+    """What is left of a GPUID's card: core in thousandths of a card, memory in bytes. card: its index."""
 
     gpuid: str
     card: int
@@ -131,7 +133,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The seed's accounting of one node. free: the whole cards that nobody uses. gpuids: in order."""
+    """One node: the number of idle whole cards, and what is left for each GPUID, sorted."""
 
     node: str
     free: int
@@ -139,7 +141,7 @@ class Account:
 
 
 def accounting(nodes: Sequence[NodeView]) -> tuple[Account, ...]:
-    """Of the nodes that have cards. Occupy pods count nowhere beside their MtgpuPods, ended pods not at all."""
+    """Return the account of each node that has cards. Ended pods do not count; occupy pods only if they are alone."""
     return tuple(_account(node) for node in nodes if node.cards)
 
 
@@ -150,7 +152,7 @@ def _account(node: NodeView) -> Account:
 
 
 def accounting_json(accounts: Iterable[Account]) -> dict[str, Any]:
-    """By node; core in percent."""
+    """Return the accounts by node; core in percent."""
     return {
         account.node: {
             "free": account.free,
@@ -164,7 +166,7 @@ def accounting_json(accounts: Iterable[Account]) -> dict[str, Any]:
 
 
 def mtgpupods_json(views: Iterable[MtgpuView]) -> dict[str, Any]:
-    """By namespace/name; null where there is nothing to say."""
+    """Return the MtgpuPods by `namespace/name`; null for what does not apply."""
     return {
         view.pod.key: {
             "node": view.pod.node,

@@ -1,4 +1,9 @@
-"""Nodes, cards and who holds what, as `mgpu simulate`, `mgpu inspect` and the demo show it. Pure."""
+"""Reads the API objects of a cluster into a snapshot of nodes, cards and holdings.
+
+`mgpu inspect`, `top`, `doctor` and `simulate` use it. It reads the same annotations by the same dialects as the
+scheduler does, but without watches: one pass over lists. It never fails on an object; what cannot be read is in
+`Overview.unclear`. Pure.
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -28,7 +33,7 @@ _SAID = (node_slices.ANNOTATION, node_slices.MADE, node_slices.PLANNED)
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A group that holds cards. pods: `namespace/name` of those of it that do, in order; seats: what they hold."""
+    """A spread group or same-card group with pods that hold cards. pods: their `namespace/name`, sorted."""
 
     group: Group
     pods: tuple[str, ...]
@@ -37,11 +42,16 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """nodes: by name. pending: GPU pods without a node. unclear: pod → why its cards are not known.
+    """A cluster.
 
-    mtgpupods: those that have not ended, by namespace and name; those of them without a card are pending too.
-    wishes: those of GPU pods that have some, by `namespace/name`. groups: by kind, namespace and name.
-    agents_not_ready: the nodes that get no new GPU pods, since no Pod of their mgpu agent is ready.
+    Attributes:
+        nodes: sorted by name.
+        pending: `namespace/name` of GPU pods without a node and of MtgpuPods without a card, sorted.
+        unclear: `kind name` of each object that cannot be read or whose cards are unknown, with the reason.
+        constraints: by `namespace/name`, of the GPU pods that have any.
+        groups: by kind, namespace and name.
+        mtgpupods: those that have not ended, by namespace and name.
+        agents_not_ready: the nodes that get no new GPU pods because no Pod of their mgpu agent is ready.
     """
 
     nodes: tuple[NodeView, ...]
@@ -55,7 +65,7 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a bound pod holds. holding None: nothing. problem: why it cannot be told which cards."""
+    """What a bound pod holds, or None. problem: the reason why its cards are unknown, "" where they are known."""
 
     holding: Holding | None = None
     problem: str = ""
@@ -65,14 +75,15 @@ NO_RECORD = "its cards are not decided yet"
 _RUNS = "it runs without a record of its cards; its share is held on every card there"
 _BARE = "it runs without a record of its cards, and was given none; it holds nothing"
 STOCK = "nvidia"
-"""In place of a dialect: NVIDIA's own plugin gave the cards out."""
+"""The dialect of holdings that NVIDIA's device plugin allocated."""
 
 
 def claim(pod: Pod, request: GpuRequest | BadObject | None, given: tuple[Share, ...] = ()) -> Claim:
-    """What `pod`, whose ask was read as `ask`, holds by its own record, else what the kubelet itself gave it (`given`).
+    """Return what a pod holds by its allocation record, or else by the kubelet's checkpoint (`given`).
 
-    An unreadable record is held on every card of the node; so is all of every card where not even the ask can be read.
-    An occupy pod holds what it does for the MtgpuPods of its GPUID.
+    A pod whose record cannot be read holds its share on every card of the node, and all of every card if its request
+    cannot be read either: nothing may be promised that it might use. An occupy pod holds its card for the MtgpuPods of
+    its GPUID.
     """
     if not pod.node or pod.ended:
         return Claim()
@@ -98,16 +109,16 @@ def _recorded(pod: Pod, request: GpuRequest | BadObject | None) -> Claim:
 
 
 def missing(holding: Holding, cards: Iterable[Card]) -> str:
-    """Which cards a pod's record names that are not among `cards`, its node's of all types; "": none.
+    """Return a sentence on the cards of a holding that are not among `cards`, its node's of all types, or "".
 
-    What the kubelet gave out may be other devices altogether.
+    Devices that NVIDIA's plugin allocated are not checked: they can be other than the Device object lists.
     """
     names = "" if holding.dialect == STOCK else ", ".join(absent(holding.shares, cards))
     return f"its record names {names}, which {holding.node} does not have" if names else ""
 
 
 def request_of(pod: Pod, settings: Settings) -> GpuRequest | BadObject | None:
-    """What the pod asks for, or why that cannot be read."""
+    """Return the pod's request, None for a pod without one, or the reason why it cannot be read."""
     try:
         return dialects.read_request(pod, settings)
     except BadObject as error:
@@ -126,9 +137,10 @@ def overview(
     configmaps: Iterable[Raw] = (),
     mtgpupods: Iterable[Raw] = (),
 ) -> Overview:
-    """From the API's objects as they are. What cannot be read is told in `unclear`, by `kind name`; never raises.
+    """Return the snapshot of a cluster from raw API objects. Never raises.
 
-    configmaps: those that may list unhealthy cards (gpushare.md).
+    Args:
+        configmaps: those of gpushare that can list unhealthy cards (docs/design/gpushare.md).
     """
     pods = tuple(pods)
     ledger, pending, constraints = Ledger(), [], {}
@@ -161,7 +173,8 @@ def overview(
         told, theirs = given.pop(pod.uid, ("", ()))
         found = claim(pod, request, theirs)
         if found.problem and isinstance(request, GpuRequest) and dialects.has_run(pod, request):
-            # NVIDIA's plugin asks for no record: that its node has not listed a pod yet does not mean anything.
+            # NVIDIA's device plugin allocates without a record, and the agent lists its pods with some delay: a pod
+            # that is not listed yet may well have cards, so it is not taken for a bare pod.
             chosen = pod.node in stocked and any(container.stock for container in request.containers)
             found = _without_record(pod, request, found, listed=bool(told), bare=pod.node in listing and not chosen)
         if found.holding:
@@ -237,7 +250,7 @@ def _inventories(
 
 
 def sliced_of(node: Node, cards: Iterable[Card]) -> tuple[Sliced, str]:
-    """How the cards of a node are cut, and what cannot be read of that ("": nothing); of cards, the GPUs count."""
+    """Return how a node's GPUs are partitioned, and the reason why its annotations cannot be read, or ""."""
     try:
         found, problem = read_slices(node), ""
     except BadObject as error:
@@ -260,11 +273,12 @@ def _unhealthy(configmaps: Iterable[Raw], unclear: dict[str, str]) -> dict[str, 
 
 
 def marked(cards: Iterable[Card], unhealthy: Collection[int]) -> tuple[Card, ...]:
-    """The cards, those GPUs unhealthy whose indexes are listed."""
+    """Return the cards with the GPUs of these indexes marked as unhealthy."""
     return tuple(replace(c, healthy=False) if c.type == GPU and c.index in unhealthy else c for c in cards)
 
 
 def groups(ledger: Ledger) -> tuple[GroupView, ...]:
+    """Return the groups that have pods with cards."""
     return tuple(
         GroupView(group, tuple(sorted(held.key for held in ledger.members(group))), ledger.seats(group))
         for group in ledger.groups()

@@ -1,25 +1,26 @@
-"""Text for a terminal: whatever others have put into the cluster's objects is text there, and no command.
+"""Makes text from the cluster safe to print on a terminal.
 
-Names of pods are harmless. Annotations, conditions, models, addresses and what webhooks answer may hold anything:
-sequences that clear the screen or retitle the window, line ends that feign a further line. Pure.
+Kubernetes restricts the names of objects, but annotations, conditions, card models, addresses and answers of webhooks
+can contain anything a user writes: escape sequences that clear the screen or set the window title, or line ends that
+imitate further output. Everything that a command prints goes through these functions. Pure.
 """
 
 from collections.abc import Sequence
 
 
 def plain(text: str) -> str:
-    """Each character that is no print is replaced by one that says so; lines stay lines."""
+    """Replace each character that is not printable by U+FFFD; keep line ends."""
     if text.replace("\n", "").isprintable():
         return text
     return "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def one_line(text: str) -> str:
-    """The same, on one line."""
+    """Do the same, and join all lines into one."""
     return plain(" ".join(text.split()))
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
-    """`n1, n2, n3 and 4 more`."""
+    """Return the first `most` names and the number of the others: `n1, n2, n3 and 4 more`."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"

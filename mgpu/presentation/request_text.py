@@ -1,4 +1,7 @@
-"""What a pod asks for, and how its cards are chosen, in words. Pure."""
+"""A GPU request and the choice of its cards as text for people.
+
+Used by `mgpu demo`, `mgpu simulate` and `mgpu explain`. Pure; the wording may change, no program parses it.
+"""
 
 from mgpu import dialects
 from mgpu.model.cards import GPU, noun
@@ -10,17 +13,17 @@ from mgpu.settings import Settings
 
 
 def asked(request: GpuRequest) -> str:
-    """`train: 60% and 16.0 GiB of one card; evaluate: …`."""
+    """Return the request of all containers: `train: 60% and 16.0 GiB of one card; evaluate: …`."""
     return "; ".join(f"{name}: {amount}" for name, amount in by_container(request))
 
 
 def by_container(request: GpuRequest) -> list[tuple[str, str]]:
-    """(`init warm`, `60% and 16.0 GiB of one card`), …; one with devices of several types is there several times."""
+    """Return (`init warm`, `60% and 16.0 GiB of one card`) for each container and type of device."""
     return [(f"{_role(c)}{c.container}", _amount(c)) for c in (*request.containers, *request.others)]
 
 
 def choice(request: GpuRequest, settings: Settings) -> str:
-    """How the cards are chosen among those that fit."""
+    """Return how the cards are chosen among those that fit."""
     if all(c.whole for c in request.containers):
         return "whole cards must be idle"
     policy = dialects.card_policy(request, settings)

@@ -1,4 +1,4 @@
-"""Where the slices of a card lie, in cells of a bar. Pure."""
+"""The position of a card's slices in a bar of text cells, for the card map. Pure."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -9,14 +9,17 @@ from mgpu.presentation.card_views import CardView, SliceView
 
 
 class Stretch(NamedTuple):
-    """So many cells of the bar are this slice; None: they are of no slice."""
+    """A run of cells that shows one slice, or free space (None)."""
 
     slice: SliceView | None
     cells: int
 
 
 def stretches(card: CardView, width: int) -> Iterator[Stretch]:
-    """The whole bar from left to right: MIG instances where they lie, shares under MPS one after another by memory."""
+    """Divide the whole bar, from left to right.
+
+    MIG instances lie where the hardware has them. MPS shares have no position: they follow one another by memory.
+    """
     done = 0
     for view, start, end in _places(card, width):
         if start > done:
@@ -41,7 +44,7 @@ def _places(card: CardView, width: int) -> Iterator[tuple[SliceView, int, int]]:
 
 
 def name_in(stretch: Stretch, edge: str) -> str:
-    """The slice's name in its cells, as much of it as they take, after `edge`; blank where there is no slice."""
+    """Return the cells of a stretch: `edge` and as much of the slice's name as fits, or blanks where there is none."""
     if stretch.slice is None or not stretch.cells:
         return " " * stretch.cells
     name, room = stretch.slice.slice.name, stretch.cells - len(edge)

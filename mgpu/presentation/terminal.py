@@ -1,4 +1,8 @@
-"""How commands write to a terminal: tables and pictures by rich, in which all text is plain and no markup; and JSON."""
+"""Output of commands: tables and pictures with rich, and JSON.
+
+Text from the cluster is never interpreted: neither as rich markup nor as terminal control sequences. Print through
+`show` and `show_json` only.
+"""
 
 import json
 import re
@@ -19,13 +23,13 @@ _BEYOND_ASCII = re.compile(r"[^\n -~]")
 
 
 class Terminal(Console):
-    """A console to which every text is plain, and no markup."""
+    """A rich console that prints text as it is, without markup, emoji codes or control characters."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Everything comes by here, what is in tables and panels too."""
+        """Sanitize text before it is rendered. rich calls this for the contents of tables and panels too."""
         if isinstance(renderable, Text) and plain(renderable.plain) != renderable.plain:
             renderable = renderable.copy()
             renderable.plain = plain(renderable.plain)
@@ -33,7 +37,7 @@ class Terminal(Console):
 
 
 def show(renderable: RenderableType) -> None:
-    """Some pages at a time, as they are made: pictures of thousands of nodes take seconds, and `head` is quick."""
+    """Print while rendering: the picture of thousands of nodes takes seconds, and `mgpu inspect | head` must not."""
     terminal = Terminal()
     segments = iter(terminal.render(renderable))
     while some := list(islice(segments, _SOME)):
@@ -41,7 +45,7 @@ def show(renderable: RenderableType) -> None:
 
 
 def show_json(answer: Any) -> None:
-    """Indented; control characters are escaped all, those beyond ASCII too, which JSON need not escape."""
+    """Print indented JSON. Control characters beyond ASCII are escaped too, although JSON allows them."""
     text = orjson.dumps(answer, option=orjson.OPT_INDENT_2).decode()
     click.echo(_BEYOND_ASCII.sub(_escaped, text))
 

@@ -1,4 +1,7 @@
-"""What a cluster's cards are used for, in figures: for `mgpu top`. Pure."""
+"""How much of a cluster's cards is in use, by node, by model and by pod.
+
+`mgpu top` prints these figures, as tables or as JSON. The JSON functions are API: scripts read their keys. Pure.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +13,14 @@ from mgpu.presentation.card_views import CardView, NodeView, Use, percent
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of some cards. core in milli, memory in bytes; used counts at most what a card has. models: in order."""
+    """The use of a group of cards.
+
+    Attributes:
+        core, core_used: in thousandths of a card. memory, memory_used: in bytes. A card over its capacity, which
+            only a record from elsewhere can cause, counts as full.
+        idle: healthy cards that no pod holds.
+        models: sorted.
+    """
 
     name: str
     nodes: int = 0
@@ -34,11 +44,14 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Fragmentation:
-    """What is free of healthy cards that are not cut into slices: core in milli, memory in bytes.
+    """How the free capacity of healthy cards is spread. Core in thousandths of a card, memory in bytes.
 
-    idle: cards that nobody uses, and what is free on them. part: cards that are in use and have some of both left; the
-    most that one of them has left. useless: what is free on cards that have nothing left of the other: no share fits.
-    cut: healthy cards that are cut, which are not counted else.
+    Attributes:
+        idle, idle_core, idle_memory: cards that no pod holds, and what is free on them.
+        part, part_core, part_memory: cards in use with both core and memory left, and what is free on them.
+        most_core, most_memory: the most that one of these cards has left.
+        useless_core, useless_memory: what is free on cards that have none of the other left, so that no share fits.
+        cut: cards divided into slices; they count nowhere else.
     """
 
     idle: int = 0
@@ -56,7 +69,7 @@ class Fragmentation:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A pod and what it holds of all its cards. nodes: where, mostly one."""
+    """A pod and the sum of what it holds. Core in thousandths of a card, memory in bytes."""
 
     pod: str
     dialect: str
@@ -78,7 +91,7 @@ SORTS: Mapping[str, Callable[[Figures], tuple[Any, ...]]] = MappingProxyType(
 
 
 def of_cards(name: str, rows: Iterable[tuple[str, CardView]]) -> Figures:
-    """rows: (node, card)."""
+    """Return the figures of these cards, each given with the name of its node."""
     nodes: set[str] = set()
     models: set[str] = set()
     found = Figures(name)
@@ -100,11 +113,12 @@ def of_cards(name: str, rows: Iterable[tuple[str, CardView]]) -> Figures:
 
 
 def by_node(nodes: Iterable[NodeView]) -> list[Figures]:
-    """Those that have cards."""
+    """Return the figures of each node that has cards, in the order given."""
     return [of_cards(node.name, ((node.name, card) for card in node.cards)) for node in nodes if node.cards]
 
 
 def by_model(nodes: Iterable[NodeView]) -> list[Figures]:
+    """Return the figures of each card model, sorted by model."""
     found: dict[str, list[tuple[str, CardView]]] = {}
     for node in nodes:
         for view in node.cards:
@@ -113,6 +127,7 @@ def by_model(nodes: Iterable[NodeView]) -> list[Figures]:
 
 
 def fragmentation(nodes: Iterable[NodeView]) -> Fragmentation:
+    """Return how the free capacity of all these nodes is spread over their cards."""
     found = Fragmentation()
     for view in (view for node in nodes for view in node.cards if view.state.card.healthy):
         state = view.state
@@ -138,7 +153,11 @@ def fragmentation(nodes: Iterable[NodeView]) -> Fragmentation:
 
 
 def holders(nodes: Iterable[NodeView]) -> list[Holder]:
-    """Those that hold most first; those whose cards nobody can tell are left out, since they are held everywhere."""
+    """Return the pods by what they hold, most first.
+
+    A pod whose allocation record is unreadable is held on every card of its node, so its sum has no meaning: it is left
+    out.
+    """
     found: dict[str, Holder] = {}
     for node in nodes:
         for view in node.cards:
