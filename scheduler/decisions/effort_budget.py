@@ -1,17 +1,19 @@
-"""Who may take how much of the engine's effort, and when it ends.
+"""Limits of the engine's effort per call and per namespace, so that no pod delays the pods of others.
 
-A pod of many different containers can take thousands of times as long to place as an ordinary one. Three rules keep
-such pods from delaying others:
+A pod of many different containers can take thousands of times as long to place as an ordinary pod. Three rules bound
+what that costs:
 
-- One call (a filter, a decision, a preemption) has a budget over all its nodes. First each node gets a full search,
-  then a short one, then none.
-- Each namespace has an allowance of effort that refills slowly. A namespace that has used it up gets short searches,
-  and in the end hardly any, until it has some again. Calls that take little are not counted, and pods of a single
-  container never are: for them the engine has a formula and does not search.
-- Calls that take long go one at a time, rest in between, and end when their caller is gone.
+- A call (filter, decision, preemption) has a budget for all its nodes together. While it lasts, each node gets a full
+  search, then a short one, and then none.
+- Each namespace has an allowance that refills slowly. A namespace that has used it up gets short searches, and in the
+  end hardly any, until it has some again. Small calls do not count. Pods of one container do not either, since the
+  engine places them by a formula, without a search.
+- Long calls run one at a time, pause in between, and end when their caller is gone.
 
-The effort is counted in steps (`scheduler/engine/effort.py`), so that what a search finds does not depend on the
-clock; only which of the limits a call gets does.
+Effort is counted in steps (`scheduler/engine/effort.py`) and not in seconds, so that the result of a search does not
+depend on the clock. Only the choice of the limits does. The filter, the decider and the preemption begin each call with
+`Rations.call`. The constants may be tuned; docs/attacks.md says what they keep out, and `python -m bench hostile`
+measures it.
 """
 
 import threading
@@ -30,47 +32,49 @@ SECOND = 1000 * STEPS_PER_MILLISECOND
 """Steps that take about a second of CPU time."""
 
 FULL_CALL = SECOND // 5
-"""A call searches in full on its next node until it has taken so many steps."""
+"""Steps of a call with full searches. The search that is under way when they are used up goes on to its own limit."""
 SHORT_CALL = SECOND // 10
-"""And shortly on so many more."""
+"""Steps of a call with short searches, after those."""
 FREE = SECOND // 100
-"""Steps of a call that are not counted."""
+"""Steps of each call that are not charged to its namespace."""
 FREE_IN_DEBT = SECOND // 1000
-"""All steps, but for those of the node where it gets there, of a call of a namespace that is deep in debt."""
+"""Steps of a call of a namespace whose debt is used up too."""
 
 ALLOWANCE = SECOND // 2
-"""What a namespace may take at once."""
+"""Steps that a namespace may use at once."""
 DEBT = SECOND // 4
-"""What it may take beyond that, in short searches."""
+"""Steps that it may use beyond its allowance, in short searches."""
 REFILL = 0.03
-"""Of the time, how much effort each namespace gets back."""
+"""Seconds of effort that a namespace gets back per second."""
 REFILL_OF_ALL = 0.15
-"""And all that wait for some together."""
+"""Seconds of effort that all namespaces together get back per second."""
 
 _WAITING = 8
-"""Long calls that wait for their turn at once; a thread of the server waits with each."""
-_LOOK_SECONDS = 0.02
+"""Long calls that may wait for their turn; each occupies a thread of the server."""
+_GONE_CHECK_SECONDS = 0.02
 _RESTS = 0.5
-"""How long a long call rests, as a part of the time for which it works: others have the interpreter then."""
+"""Pauses of a long call, as a part of the time that it works. They release the GIL to other requests."""
 
 Gone = Callable[[], bool]
-"""Whether the caller waits no more: its deadline has passed, or its connection is closed."""
+"""Tells whether the caller has given up: its deadline has passed, or its connection is closed."""
 
 
 class Rationed(RetryLater):
-    """The search was ended because others need the time; the same may be found later."""
+    """The search ended because others need the time. The pod may fit; a later attempt can find out."""
 
 
 def never() -> bool:
-    """Of work that nobody's connection waits for."""
+    """The `Gone` of work for which no connection waits."""
     return False
 
 
 class Call:
-    """The effort of one call for one pod. Not thread-safe.
+    """The budget of one call for one pod. Not thread-safe.
 
-    hard: on a node of this call the search has ended without proof. It will on others, so there what comes first is
-    whether the pod fits at all.
+    Attributes:
+        effort: what the call has used so far.
+        hard: a search of this call has ended without proof. It is likely to on other nodes too, so there a quick search
+            comes first, which at least tells whether the pod fits.
     """
 
     def __init__(self, limits: Limits, full: int, short: int, effort: Effort) -> None:
@@ -81,32 +85,34 @@ class Call:
         self.hard = False
 
     def next_limits(self) -> Limits | None:
-        """Those of the next node; None: the call has had its share, and the node is not looked at."""
+        """Return the limits for the next node, or None where the budget is used up and no node is to be examined."""
         spent = self.effort.spent
         if spent < self._full:
             return self._limits
-        return min(self._limits, SHORT, key=lambda limits: limits.search) if spent < self._full + self._short else None
+        if spent < self._full + self._short:
+            return min(self._limits, SHORT, key=lambda limits: limits.search)
+        return None
 
     def next_budget(self) -> Budget:
-        """Return the steps of one search on the next node; none where the call has had its share."""
+        """Return the steps of one search on the next node; none where the budget is used up."""
         limits = self.next_limits()
         return Budget(self.effort, limits.search if limits else 0)
 
     def last_budget(self) -> Budget:
-        """Return the steps of one search on a node that was chosen: few, where the call has had its share."""
+        """Return the steps of one search on a node that is chosen already: at least a few, whatever was used."""
         return Budget(self.effort, (self.next_limits() or LEAST).search)
 
     def allows(self, steps: int) -> bool:
-        """Whether the call may do work of so many steps at once, which no checkpoint divides."""
+        """Tell whether the call may do work of so many steps at once, which nothing can interrupt."""
         return steps <= FREE or self._limits is not LEAST
 
     @property
     def left(self) -> int:
-        """Steps until the call has had its share."""
+        """Steps until the budget is used up."""
         return max(0, self._full + self._short - self.effort.spent)
 
     def must_have_limits(self) -> Limits:
-        """The same. Raises Rationed in place of None."""
+        """Return the limits for the next node. Raises Rationed where the budget is used up."""
         limits = self.next_limits()
         if limits is None:
             raise Rationed(NOT_LOOKED_AT)
@@ -114,18 +120,18 @@ class Call:
 
 
 NOT_LOOKED_AT = (
-    "not looked at: searches for cards for this pod's containers, or for others of its namespace, take too long, and "
-    "whether they fit is not proven; it is tried again"
+    "not examined: searches for cards for the containers of this pod, or of other pods of its namespace, take too "
+    "long; whether they fit is not proven; the scheduler will retry"
 )
 
 
 def unlimited() -> Call:
-    """For one's own process, which keeps nobody waiting."""
+    """Return the budget of a call in a process that serves no one else, such as a command or a simulation."""
     return Call(FULL, FULL_CALL, SHORT_CALL, Effort())
 
 
 class Rations:
-    """Thread-safe."""
+    """The allowances of all namespaces, and the lane of long calls. Thread-safe."""
 
     def __init__(
         self,
@@ -133,7 +139,7 @@ class Rations:
         sleep: Callable[[float], object] = time.sleep,
         allowance: int = ALLOWANCE,
     ) -> None:
-        """allowance: what a namespace may take at once; 0 for work that needs no full search."""
+        """allowance: steps that a namespace may use at once; 0 for work that does without full searches."""
         self._clock = clock
         self._sleep = sleep
         self._allowance = allowance
@@ -146,10 +152,13 @@ class Rations:
     def call(
         self, namespace: str, request: GpuRequest, gone: Gone = never, *, single_too: bool = False
     ) -> Iterator[Call]:
-        """The effort of a call for a pod with this ask.
+        """Give the budget of a call for a pod with this request, and charge the namespace afterwards.
 
-        single_too: work that is long for a pod of one container as well. The engine raises Rationed and, where the
-        caller is gone, RetryLater.
+        Within the context the engine raises Rationed where other long calls are waiting, and RetryLater where the
+        caller is gone.
+
+        Args:
+            single_too: the work is long for a pod of one container as well (preemption).
         """
         if not single_too and len(request.containers) <= 1 and len(request.others) <= 1:
             yield Call(FULL, 1 << 62, 0, Effort())
@@ -158,7 +167,7 @@ class Rations:
         effort = Effort(turn.check)
         left = self.left(namespace)
         try:
-            if left > 0:  # full searches
+            if left > 0:
                 yield Call(FULL, FULL_CALL, SHORT_CALL, effort)
             elif left > -DEBT:
                 yield Call(SHORT, SHORT_CALL, 0, effort)
@@ -169,7 +178,7 @@ class Rations:
             self._charge(namespace, effort.spent - FREE)
 
     def left(self, namespace: str) -> float:
-        """Steps that the namespace may still take; negative where it has taken more."""
+        """Return the steps that the namespace may still use; negative where it is in debt."""
         with self._lock:
             return self._allowance - self._owed(namespace)
 
@@ -182,21 +191,21 @@ class Rations:
         if steps <= 0:
             return
         with self._lock:
-            # What they owe is brought up to date together, since how fast it shrinks depends on how many there are.
+            # All debts are brought up to date at once: how fast they shrink depends on how many there are.
             owed = {name: self._owed(name) for name in (*self._taken, namespace)}
             owed[namespace] += steps
             now = self._clock()
             self._taken = {name: (steps, now) for name, steps in owed.items() if steps > 0}
 
     def enter(self, gone: Gone) -> None:
-        """Wait for the turn of a long call. Raises Rationed and RetryLater."""
+        """Wait until no other long call runs. Raises Rationed where too many wait, RetryLater if the caller is gone."""
         with self._lock:
             if self._waiting >= _WAITING:
                 metrics.SEARCHES_ENDED.labels("busy").inc()
-                raise Rationed("other searches that take long are under way; it is tried again")
+                raise Rationed("other long searches are under way; the scheduler will retry")
             self._waiting += 1
         try:
-            while not self._lane.acquire(timeout=_LOOK_SECONDS):
+            while not self._lane.acquire(timeout=_GONE_CHECK_SECONDS):
                 _check(gone)
         finally:
             with self._lock:
@@ -210,14 +219,15 @@ class Rations:
 
 
 class _Turn:
-    """Where a call stands: within what is free, or one of those that go one at a time."""
+    """Turns a call into a long one once it has used its free steps."""
 
     def __init__(self, rations: Rations, gone: Gone) -> None:
-        self._rations, self._gone = rations, gone
+        self._rations = rations
+        self._gone = gone
         self._pace: Pace | None = None
 
     def check(self, spent: int) -> None:
-        """Now and then while the engine works. Raises Rationed and RetryLater."""
+        """Checkpoint, called by the engine every few thousand steps. Raises Rationed and RetryLater."""
         if spent < FREE:
             return
         _check(self._gone)
@@ -234,4 +244,4 @@ class _Turn:
 def _check(gone: Gone) -> None:
     if gone():
         metrics.SEARCHES_ENDED.labels("gone").inc()
-        raise RetryLater("whoever asked waits no more, and the search was ended")
+        raise RetryLater("the caller waits no longer; the search was ended")
