@@ -171,7 +171,7 @@ def _explained(
     meta = raw["metadata"]
     if state.uid_of(meta["namespace"], meta["name"]) != meta["uid"]:
         raise click.ClickException(
-            f"pod {meta['namespace']}/{meta['name']} was deleted meanwhile; run the command again"
+            f"pod {meta['namespace']}/{meta['name']} was deleted while the cluster was read; run the command again"
         )
     with_cards = state.nodes_with_cards()
     few = with_cards if len(with_cards) <= _FEW_NODES else ()
