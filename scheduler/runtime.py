@@ -91,7 +91,7 @@ class Process:
         self._recorder: Recorder | None = None
         own = settings.scheduler
         self._leader = self._elected() if own.leader_elect else None
-        self._label = LeaderLabel(api, own.namespace, own.pod_uid, self.leads) if own.pod_uid else None
+        self._label = LeaderLabel(api, own.namespace, own.pod_uid, self.not_deciding_reason) if own.pod_uid else None
         mtgpus = self.mtgpus
         watch = partial(Reflector, watch_seconds=_WATCH_SECONDS)
         self._pods = watch(api, "/api/v1/pods", mtgpus.pod_changed, mtgpus.pod_gone)
@@ -158,23 +158,23 @@ class Process:
         for thread in self._threads:
             thread.join(2)
 
-    def ready(self) -> str:
-        """Why this process cannot answer yet; "": it can, and decide as soon as it leads."""
+    def not_ready_reason(self) -> str | None:
+        """Return why this process cannot answer yet; None where it can, and can decide as soon as it leads."""
         for name, watch in self._awaited():
             if not watch.synced:
                 return f"not in sync yet: {name}"
             if watch.broken_for > _SILENT_SECONDS:
                 return f"the API server has not answered for {watch.broken_for:.0f} s: {name}"
-        return ""
+        return None
 
-    def leads(self) -> str:
-        """Why this process does not decide; "": it does."""
-        why = self.ready()
-        if why:
-            return why
+    def not_deciding_reason(self) -> str | None:
+        """Return why this process does not decide, or None where it does."""
+        reason = self.not_ready_reason()
+        if reason is not None:
+            return reason
         if not self._leading():
             return _ENDS if self._stop.is_set() else "another replica leads"
-        return "" if self._fresh_term == self._term() else "catching up with what the last leader wrote"
+        return None if self._fresh_term == self._term() else "catching up with what the last leader wrote"
 
     @property
     def leading(self) -> bool:
