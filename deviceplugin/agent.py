@@ -103,8 +103,9 @@ class Agent:
         self._records = RecordWriter(api, self._pods)
         self._limits = LimitsFiles(
             own.limits_dir,
-            lambda: self._pods.limited() if self._reflector.synced else None,
-            self._gpus,
+            self._pods,
+            self._reflector,
+            self._cards,
             lambda problem: self._warn_node(problem, "MgpuLimits"),
         )
         self._owners = PodResources(pod_resources_socket(own))
@@ -116,7 +117,7 @@ class Agent:
         )
         self._grants = Grants(handed(files.environments()) if own.cdi else {})
         self._mps = mps_of(
-            own, files, self._gpus, self._pods, self._pods_changed, self._warn_mps, self._warn_unenforced
+            own, files, self._cards, self._pods, self._pods_changed, self._warn_mps, self._warn_unenforced
         )
         self._whole = WholeCards(
             own.whole_cards,

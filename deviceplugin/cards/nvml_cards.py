@@ -1,7 +1,8 @@
-"""Real cards, through NVML (nvidia-ml-py, the `pynvml` module).
+"""The card source of real cards, through NVML (nvidia-ml-py, the `pynvml` module).
 
-Whether the driver is there, a card answers or one is pulled out can change at any time: every call may fail, none is
-trusted to. What is not known to be well is unhealthy.
+The driver may be missing, a card may stop answering or be pulled out at any time, so every call may fail. A card counts
+as healthy only where NVML has just answered about it and no error was reported for `QUIET_SECONDS`. `CardWatch` calls
+`read` and `wait` in turn.
 """
 
 import logging
@@ -23,16 +24,18 @@ from mgpu.model.slice_names import MPS
 log = logging.getLogger(__name__)
 
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-"""Errors of the application, not of the card (docs/design/koordinator.md, "Reporter")."""
+"""XIDs that an application causes, and not the card (docs/design/koordinator.md, "Reporter")."""
 QUIET_SECONDS = 60.0
-"""A card that reported an error is well again when it has answered for so long without another."""
+"""A card that reported an error is healthy again after this time without another one."""
 RESTART_SECONDS = 30.0
-"""So often NVML is started anew while a card is missing: its handle of a lost card stays lost."""
-_SLICE_MS, _SLICES = 1000, 5
+"""NVML is initialized again this often while a card is missing, since its handle of a lost card stays invalid."""
+_EVENT_WAIT_MS = 1000
+_EVENT_WAITS = 5
+"""One `wait` consists of this many short ones, so that the agent can stop in between."""
 
 
 class Nvml(Protocol):
-    """The functions of the `pynvml` module that are used here. Each may raise pynvml.NVMLError."""
+    """The functions of the `pynvml` module that the card source needs. Each may raise pynvml.NVMLError."""
 
     def nvmlInit(self) -> None: ...  # noqa: N802
     def nvmlShutdown(self) -> None: ...  # noqa: N802
@@ -54,20 +57,23 @@ class Nvml(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where the host tells of its cards: folders of the proc and sys file systems."""
+    """Folders of the proc and sys file systems in which the host lists its cards."""
 
     gpus: Path = Path("/proc/driver/nvidia/gpus")
     pci: Path = Path("/sys/bus/pci/devices")
 
     def present(self) -> frozenset[str]:
-        """The PCI addresses that the driver serves; changes when a card is plugged in or pulled out."""
+        """Return the PCI addresses that the driver serves. They change when a card is plugged in or pulled out."""
         try:
             return frozenset(entry.name for entry in self.gpus.iterdir())
         except OSError:
             return frozenset()
 
     def numa(self, bus_id: str) -> int | None:
-        """The NUMA node of a PCI device; NVML writes its address with a longer domain than the host does."""
+        """Return the NUMA node of a PCI device; None: not known.
+
+        NVML writes the domain of the address with eight digits, the host with four.
+        """
         domain, _, rest = bus_id.lower().partition(":")
         try:
             node = int((self.pci / f"{domain[-4:]}:{rest}" / "numa_node").read_text())
@@ -79,9 +85,15 @@ class Host:
 class NvmlCards:
     """A card that stops answering, or whose driver goes away, is reported as unhealthy until it answers again.
 
-    A card in MIG mode is not shared out as a whole: it is left out, unless `divided` says that this node's are cut
-    (MIG, MPS; ""). On a node for MPS it is unhealthy until its mode is off.
-    indexes: UUID → index of the cards as they were when another agent ran here; asked for once.
+    A card in MIG mode is left out on nodes whose cards are not cut by mgpu. On a node for MPS it is unhealthy until the
+    partitioner has switched its MIG mode off.
+
+    Args:
+        nvml: the `pynvml` module, or a stand-in.
+        host: where the host lists its cards.
+        clock: the monotonic time in seconds.
+        indexes: returns UUID → index of the cards as an earlier agent reported them. Called once.
+        divided: returns how this node's cards are cut: MIG, MPS, or "".
     """
 
     def __init__(
@@ -92,9 +104,11 @@ class NvmlCards:
         indexes: Callable[[], Mapping[str, int]] = dict,
         divided: Callable[[], str] = lambda: "",
     ) -> None:
-        self._nvml, self._host, self._clock = nvml, host or Host(), clock
+        self._nvml = nvml
+        self._host = host or Host()
+        self._clock = clock
         self._divided = divided
-        self._ask_indexes = indexes
+        self._read_indexes = indexes
         self._indexes: Mapping[str, int] | None = None
         self._in_mig_mode: set[str] = set()
         self.driver = ""
@@ -103,7 +117,8 @@ class NvmlCards:
         self._present: frozenset[str] = frozenset()
         self._known: dict[str, Card] = {}
         self._errors: dict[str, float] = {}
-        self._missing, self._started = False, 0.0
+        self._missing = False
+        self._started = 0.0
 
     def read(self) -> tuple[Card, ...]:
         try:
@@ -112,7 +127,7 @@ class NvmlCards:
             if not self._open:
                 self._start()
             if self._indexes is None:
-                self._indexes = self._ask_indexes()
+                self._indexes = self._read_indexes()
             self._known = self._enumerate()
         except pynvml.NVMLError as error:
             self.close()
@@ -123,7 +138,7 @@ class NvmlCards:
         return tuple(sorted(self._known.values(), key=lambda card: card.index))
 
     def wait(self, stop: threading.Event) -> None:
-        for _ in range(_SLICES):
+        for _ in range(_EVENT_WAITS):
             if stop.is_set() or self._changed(stop):
                 return
 
@@ -139,7 +154,7 @@ class NvmlCards:
             self._events = None
 
     def _outdated(self) -> bool:
-        """Whether NVML must be started anew: what it knew at its start are all the cards it will ever know."""
+        """Return whether NVML must be initialized again: it never sees cards that were plugged in later."""
         if self._host.present() != self._present:
             return True
         return self._missing and self._clock() - self._started >= RESTART_SECONDS
@@ -180,7 +195,7 @@ class NvmlCards:
         return found | missing
 
     def _in_mig(self, handle: Any) -> bool:
-        """A card, or a driver, that has no MIG says so by an error."""
+        """Return whether MIG mode is on. A card or a driver without MIG answers with an error."""
         try:
             current, _ = self._nvml.nvmlDeviceGetMigMode(handle)
         except pynvml.NVMLError as error:
@@ -205,7 +220,10 @@ class NvmlCards:
         )
 
     def _index(self, uuid: str, position: int, found: Mapping[str, Card]) -> int:
-        """NVML renumbers when a card is pulled out; records name indexes, so a card keeps the one it had."""
+        """Return the index of a new card.
+
+        NVML renumbers when a card is pulled out. Allocation records name indexes, so a card keeps the one that it had.
+        """
         used, before = {card.index for card in (*self._known.values(), *found.values())}, self._indexes or {}
         if uuid in before and before[uuid] not in used:
             return before[uuid]
@@ -213,17 +231,17 @@ class NvmlCards:
         return position if position not in used else max(used) + 1
 
     def _changed(self, stop: threading.Event) -> bool:
-        """Wait for an event for a second; whether one came that concerns a card's health."""
+        """Wait for an event for a second, and return whether one came that concerns a card's health."""
         if not self._open:
-            stop.wait(_SLICE_MS / 1000)
+            stop.wait(_EVENT_WAIT_MS / 1000)
             return False
         try:
-            event = self._nvml.nvmlEventSetWait(self._events, _SLICE_MS)
+            event = self._nvml.nvmlEventSetWait(self._events, _EVENT_WAIT_MS)
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_TIMEOUT:
                 return False
             log.warning("waiting for health events failed: %s", error)
-            stop.wait(_SLICE_MS / 1000)
+            stop.wait(_EVENT_WAIT_MS / 1000)
             return True
         if event.eventType != pynvml.nvmlEventTypeXidCriticalError or event.eventData in APPLICATION_XIDS:
             return False
@@ -234,7 +252,7 @@ class NvmlCards:
         try:
             uuids = [self._nvml.nvmlDeviceGetUUID(event.device)]
         except pynvml.NVMLError:
-            # The card that it names cannot even say who it is: it could be any.
+            # The card of the event does not answer for its UUID, so it may be any.
             uuids = sorted(self._known)
         log.error("XID %d on %s", event.eventData, ", ".join(uuids), extra={"xid": event.eventData})
         self._errors.update(dict.fromkeys(uuids, self._clock()))

@@ -1,10 +1,9 @@
-"""What the MtgpuPods of each card are limited to, for isolation back ends that read it.
+"""Writes for each card the limits of its MtgpuPods into a file, for isolation back ends outside of mgpu.
 
-Source: docs/design/mtgpu.md, "Per-card limits file".
-
-A file per card: the count, then `namespace/name request limit memBytes` for each Pod. A back end watches the file or
-its folder, so a file keeps its inode, and is closed once for every change. Who reads in the middle of one, or after an
-agent that ended there, finds all the lines that the count tells of; what may follow them says nothing.
+Source of the format: docs/design/mtgpu.md, "Per-card limits file". A file holds the number of Pods, and then a line
+`namespace/name request limit memBytes` for each Pod. A back end watches the file or its folder, so a file keeps its
+inode and is closed once for every change. A reader in the middle of a change, or after an agent that ended there, finds
+as many complete lines as the number says; it ignores what follows them.
 """
 
 import logging
@@ -13,42 +12,67 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
+from deviceplugin.cards import NodeGpus
 from deviceplugin.pods.gpu_pod import LimitedPod
-from mgpu.model.cards import Card
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 10.0
-"""So often at least: what somebody else wrote is put right, and what could not be written is tried again."""
+_INTERVAL_SECONDS = 10.0
+"""The files are compared at least this often: another program may have changed one, or a write may have failed."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 def content(rows: Iterable[LimitedPod]) -> bytes:
-    """By namespace, name and UID. A decimal is the shortest that says the same: `0.2` for 0.200, `1` for 1.0."""
+    """Return the content of a card's file, by namespace, name and UID. Decimals are as short as possible: `0.2`,
+    `1`."""
     lines = [f"{r.namespace}/{r.name} {r.request / 1000:g} {r.limit / 1000:g} {r.memory}" for r in sorted(rows)]
     return "\n".join([str(len(lines)), *lines, ""]).encode()
 
 
-class LimitsFiles:
-    """On a thread of its own, from `start` to `stop`; the files stay, since the Pods do.
+class PodList(Protocol):
+    """What is needed of the Reflector that feeds `NodePods`."""
 
-    folder: "": nothing is written. pods: those that hold a share of a card; None: not all are known yet.
-    warn: hears once that the files cannot be written, and again after they could.
+    @property
+    def synced(self) -> bool:
+        """Whether all pods of the node are known."""
+
+
+class LimitedPods(Protocol):
+    """What is needed of `NodePods`."""
+
+    def limited(self) -> Sequence[LimitedPod]: ...
+
+
+class LimitsFiles:
+    """Keeps the files current on a thread of its own, from `start` to `stop`. They stay afterwards, as the Pods do.
+
+    Args:
+        folder: the setting `deviceplugin.limitsDir`. With "" nothing is written.
+        pods: the Pods of MtgpuPods. Nothing is written until all are known (`pod_list`).
+        node: a file is written for each of its GPUs that has had Pods.
+        warn: reports once that the files cannot be written, and again after a success.
     """
 
     def __init__(
         self,
         folder: str,
-        pods: Callable[[], Sequence[LimitedPod] | None],
-        cards: Callable[[], Sequence[Card]],
+        pods: LimitedPods,
+        pod_list: PodList,
+        node: NodeGpus,
         warn: Callable[[str], None],
-        look_seconds: float = _LOOK_SECONDS,
+        interval_seconds: float = _INTERVAL_SECONDS,
     ) -> None:
         self._folder = Path(folder) if folder else None
-        self._pods, self._cards, self._warn = pods, cards, warn
-        self._look_seconds, self._failed = look_seconds, False
-        self._wake, self._stop = threading.Event(), threading.Event()
+        self._pods = pods
+        self._pod_list = pod_list
+        self._node = node
+        self._warn = warn
+        self._interval_seconds = interval_seconds
+        self._failed = False
+        self._wake = threading.Event()
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="limits", daemon=True)
 
     def start(self) -> None:
@@ -56,7 +80,7 @@ class LimitsFiles:
             self._thread.start()
 
     def stop(self) -> None:
-        """A file system that hangs is left behind: the thread is a daemon."""
+        """End the thread. Where a file system hangs it is left behind after two seconds: the thread is a daemon."""
         self._stop.set()
         self._wake.set()
         if self._thread.ident is not None:
@@ -65,13 +89,14 @@ class LimitsFiles:
     def wake(self) -> None:
         self._wake.set()
 
-    def look(self) -> None:
-        """Make the files say what is so now."""
-        pods = self._pods()
-        if self._folder is None or pods is None:
+    def write(self) -> None:
+        """Bring the files up to date."""
+        if self._folder is None or not self._pod_list.synced:
             return
+        pods = self._pods.limited()
         problems = []
-        for card in self._cards():
+        for card in self._node.gpus:
+            # UUIDs come from NVML or a file of simulated cards; one with a slash would leave the folder.
             if not _FILE_NAME.fullmatch(card.uuid):
                 continue
             try:
@@ -85,21 +110,21 @@ class LimitsFiles:
     def _run(self) -> None:
         while not self._stop.is_set():
             self._wake.clear()
-            self.look()
-            self._wake.wait(self._look_seconds)
+            self.write()
+            self._wake.wait(self._interval_seconds)
 
 
 def _write(file: Path, pods: Sequence[LimitedPod]) -> None:
-    """A file is made with the first Pod of its card. Raises OSError."""
+    """Write the file of a card, if it is to change. It is created with the first Pod of the card. Raises OSError."""
     before, new = _read(file), content(pods)
     if before == new or (before is None and not pods):
         return
     size = len(before or b"")
     file.parent.mkdir(parents=True, exist_ok=True)
-    # Never through a link: the folder may be one that others write to.
+    # Links are not followed, since other programs may write to the folder.
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    with open(descriptor, "wb") as stream:  # what is opened by its descriptor is not emptied
-        # First what makes it longer: a count is never there before its lines are.
+    with open(descriptor, "wb") as stream:  # opening by the descriptor does not truncate the file
+        # The part that makes the file longer is written first: a number never appears before its lines.
         stream.seek(size)
         stream.write(new[size:])
         stream.seek(0)
@@ -109,7 +134,7 @@ def _write(file: Path, pods: Sequence[LimitedPod]) -> None:
 
 
 def _read(file: Path) -> bytes | None:
-    """Not through what a writer opens: its closing would tell those who watch of a change."""
+    """Read the file without opening it for writing: watchers would take the closing for a change."""
     try:
         return file.read_bytes()
     except FileNotFoundError:

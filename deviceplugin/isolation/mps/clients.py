@@ -1,10 +1,15 @@
-"""Which containers are clients of which MPS daemon, and that it answers before they start."""
+"""Keeps track of which containers are clients of which MPS daemon, and lets them start once it answers.
+
+The allocator calls `Mps.ready` before a container starts and `Mps.given` when it may; the MPS partitioner names the
+cards that are cut. Clients survive the agent: the CDI files say which daemon a container was given.
+"""
 
 import asyncio
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from deviceplugin.cards import NodeGpus
 from deviceplugin.delivery.cdi import CdiFiles, Edits
 from deviceplugin.event_loop import Wakeup
 from deviceplugin.isolation.mps.daemons import Daemons
@@ -13,23 +18,28 @@ from deviceplugin.isolation.mps.limits import Client, Unenforceable, client_of, 
 from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.identity import Refused, Target
 from deviceplugin.pods.node_pods import NodePods
-from mgpu.model.cards import Card
 from mgpu.model.slice_names import is_mps
 from mgpu.settings import DevicePluginSettings
 
 Key = tuple[str, str]
-"""Pod UID, container."""
+"""(pod UID, container)."""
 
 
 class Mps:
-    """On one event loop, except where it says otherwise.
+    """Used on one event loop, except for the methods that are called thread-safe.
 
-    A card has a daemon while it is cut into slices, and from the moment that a container asks to start as its client
-    until that container's pod has ended or is gone. Who was given one stands in the CDI files, whatever the settings
-    say now.
+    A card has a daemon while it is cut into slices, and from the moment that a container is to start as its client
+    until that container's pod has ended or is gone. A container stays a client when the settings change.
 
-    gpus: all of the node. changed: wakes when its pods do. enforce: shares of cards are held to their limits; slices
-    always are. unenforced: hears of pods whose shares cannot be, and why.
+    Args:
+        daemons: the daemons of all cards.
+        files: say which containers an earlier agent made clients.
+        folder: the setting `deviceplugin.mpsDir`.
+        node: all GPUs of the node.
+        pods: the pods of the node.
+        changed: is woken when pods change.
+        unenforced: reports a pod whose shares cannot be enforced, and why.
+        enforce: whether shares of cards are held to their limits; slices always are.
     """
 
     def __init__(
@@ -37,43 +47,48 @@ class Mps:
         daemons: Daemons,
         files: CdiFiles,
         folder: Path,
-        gpus: Callable[[], Sequence[Card]],
+        node: NodeGpus,
         pods: NodePods,
         changed: Wakeup,
         unenforced: Callable[[GpuPod, str], None],
         *,
         enforce: bool,
     ) -> None:
-        self._daemons, self._folder, self._gpus, self._pods = daemons, folder, gpus, pods
-        self._changed, self._unenforced, self._enforce = changed, unenforced, enforce
+        self._daemons = daemons
         self._files = files
+        self._folder = folder
+        self._node = node
+        self._pods = pods
+        self._changed = changed
+        self._unenforced = unenforced
+        self._enforce = enforce
         self._clients: dict[Key, str] = {}
         self._given: set[Key] = set()
         self._cut: frozenset[str] = frozenset()
         self.recover()
 
     def recover(self) -> None:
-        """Take over the clients that another agent has made up to now, by their CDI files."""
+        """Take over the clients that another agent has made until now, by their CDI files."""
         named = {key: daemon_of(env, self._folder) for key, env in self._files.environments().items()}
-        self._clients = {key: card for key, card in named.items() if card}
+        self._clients = {key: card for key, card in named.items() if card is not None}
         self._given = {*self._clients}
 
     def cut(self, cards: Collection[str]) -> None:
-        """The cards that are cut into slices, by UUID, all of them. From any thread."""
+        """Take over which cards, by UUID, are cut into slices. Thread-safe."""
         if self._cut != (cut := frozenset(cards)):
             self._cut = cut
             self._changed.wake()
 
     def well(self, card: str) -> bool:
-        """Whether the card's daemon answers, as far as is known. From any thread."""
+        """Return whether the card's daemon answers. Thread-safe."""
         return self._daemons.well(card)
 
     def unbounded(self) -> bool:
-        """Return whether containers of this node may fill the node's own file system by MPS. From any thread."""
+        """Return whether containers of this node may fill the node's own file system by MPS. Thread-safe."""
         return self._daemons.unbounded()
 
     async def ready(self, targets: Sequence[Target], deadline: float) -> Mapping[Key, Edits]:
-        """What these containers get as clients, once all of their daemons answer. Raises Refused at the deadline."""
+        """Return what these containers get as clients, once their daemons answer. Raises Refused at the deadline."""
         clients = {t.key: client for t in targets if (client := self._client(t)) is not None}
         if not clients:
             return {}
@@ -88,16 +103,16 @@ class Mps:
         return {key: edits(client, self._folder) for key, client in clients.items()}
 
     def given(self, keys: Iterable[Key]) -> None:
-        """These containers may start, as the clients that they were made ready as."""
+        """Note that these containers may start as the clients that `ready` made them."""
         self._given |= self._clients.keys() & {*keys}
         self._keep()
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """All other pods are gone."""
+        """Forget all pods but these."""
         self._clients = {key: card for key, card in self._clients.items() if key[0] in uids}
 
     async def run(self) -> None:
-        """Once all pods of the node are known; until cancelled, and then what runs goes on."""
+        """Keep the daemons, from when all pods of the node are known until cancelled. Daemons that run go on then."""
         async with asyncio.TaskGroup() as group:
             self._keep()
             group.create_task(self._daemons.run())
@@ -106,19 +121,15 @@ class Mps:
                 self._keep()
 
     def _keep(self) -> None:
-        clients = {key: card for key, card in self._clients.items() if self._runs(key[0])}
+        clients = {key: card for key, card in self._clients.items() if self._pods.is_active(key[0])}
         self._given &= self._clients.keys()
         used = {card for key, card in clients.items() if key in self._given}
         self._daemons.keep({*clients.values(), *self._cut}, used)
 
-    def _runs(self, uid: str) -> bool:
-        known = self._pods.by_uid(uid)
-        return known is not None and not known.pod.ended
-
     def _client(self, target: Target) -> Client | None:
         shares = [share for share in target.known.shares or () if share.container == target.container]
         try:
-            return client_of(shares, self._gpus(), enforce=self._enforce)
+            return client_of(shares, self._node.gpus, enforce=self._enforce)
         except Unenforceable as error:
             if any(is_mps(share.type) for share in shares):
                 raise Refused(f"{target}: {error}", target.known.pod.uid) from error
@@ -129,14 +140,14 @@ class Mps:
 def mps_of(
     own: DevicePluginSettings,
     files: CdiFiles,
-    gpus: Callable[[], Sequence[Card]],
+    node: NodeGpus,
     pods: NodePods,
     changed: Wakeup,
     warn_node: Callable[[str], None],
     warn_pod: Callable[[GpuPod, str], None],
 ) -> Mps:
-    """As the settings have it."""
+    """Return the `Mps` that the settings describe."""
     folder = Path(own.mps_dir)
     mounts = KernelMounts() if own.mps_require_mounts else None
     daemons = Daemons(folder, shlex.split(own.mps_control), warn_node, changed.wake, mounts=mounts)
-    return Mps(daemons, files, folder, gpus, pods, changed, warn_pod, enforce=own.enforce == "mps")
+    return Mps(daemons, files, folder, node, pods, changed, warn_pod, enforce=own.enforce == "mps")

@@ -1,7 +1,8 @@
-"""nvidia-cuda-mps-control of one card: starting its daemon, asking it, ending it.
+"""Starts, queries and ends the nvidia-cuda-mps-control daemon of one card.
 
-A daemon runs in a session of its own and outlives the agent: what computes on the card would end with it. Who it is
-stands in a file, so that the next agent finds it again.
+A daemon runs in a session of its own and outlives the agent, since the processes that compute on the card would end
+with it. Its pid and start time are in a file, by which the next agent finds it. Only
+`deviceplugin.isolation.mps.daemons` uses a `Control`.
 """
 
 import asyncio
@@ -18,20 +19,20 @@ from deviceplugin.isolation.mps.folders import Mounts, Unbounded
 from deviceplugin.isolation.mps.limits import PIPE, pipe_dir, shm_dir
 
 _MAX_PATH = 107
-"""Of a unix socket (sun_path is 108 bytes)."""
+"""The longest path of a unix socket (sun_path has 108 bytes)."""
 _LONGEST_SOCKET = "control_privileged"
 _KILL_SECONDS = 1.0
 _MOST_ANSWER = 4096
-"""Bytes. A root container with a share can listen in place of the daemon (its pipe directory is writable, since MPS
-clients make files there), and the agent's memory is all that such an answer would fill."""
+"""Bytes. A root container with a share can listen in place of the daemon, since the pipe directory is writable for MPS
+clients, and an endless answer would fill the agent's memory."""
 _TAIL = 200
-"""Bytes of its last words that an Event can hold."""
+"""Bytes of the daemon's output that are searched for the last line, which goes into an Event."""
 MOST_LOG = 4 << 20
-"""Bytes of each file that it, or its server, writes: they lie in the node's memory, and every question adds to them."""
+"""Bytes of each log file. They are on a tmpfs, and every query makes the daemon write some more."""
 
 
 class Answer(Enum):
-    """healthy: as it should be. absent: nobody is there, or not up yet. silent: nothing in time."""
+    """HEALTHY: a valid answer. ABSENT: no daemon listens, or not yet. SILENT: no answer in time."""
 
     HEALTHY, ABSENT, SILENT = range(3)
 
@@ -47,8 +48,11 @@ class Control:
     """
 
     def __init__(self, command: Sequence[str], folder: Path, card: str, mounts: Mounts | None = None) -> None:
-        self._command, self._folder, self._mounts = list(command), folder, mounts
-        self._pipe, self._log = pipe_dir(folder, card), folder / card / "log"
+        self._command = list(command)
+        self._folder = folder
+        self._mounts = mounts
+        self._pipe = pipe_dir(folder, card)
+        self._log = folder / card / "log"
         self._record = folder / card / "daemon"
         mine = {"CUDA_VISIBLE_DEVICES": card, PIPE: str(self._pipe), "CUDA_MPS_LOG_DIRECTORY": str(self._log)}
         self._environ = {k: v for k, v in os.environ.items() if not k.startswith("CUDA_")} | mine
@@ -56,7 +60,7 @@ class Control:
         self._asking: asyncio.subprocess.Process | None = None
 
     def running(self) -> int | None:
-        """The pid of the daemon that this or an earlier agent started, while it runs."""
+        """Return the pid of the daemon that this or an earlier agent started, if it runs."""
         try:
             pid, born = map(int, self._record.read_text().split())
         except (OSError, ValueError):
@@ -117,25 +121,26 @@ class Control:
         self._record.write_text(f"{pid} {_born(pid) or 0}")
         return pid
 
-    def said(self) -> str:
-        """The last line that it wrote; "" where none."""
+    def last_output(self) -> str | None:
+        """Return the last line that the daemon wrote; None: it wrote nothing."""
         try:
             with self._output.open("rb") as output:
                 output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL))
                 lines = output.read().decode(errors="replace").split("\n")
         except OSError:
-            return ""
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+            return None
+        return next((line.strip() for line in reversed(lines) if line.strip()), None)
 
     def trim(self) -> None:
-        """Empty what of its logs has become too large. Who writes on past the hole that this leaves fills nothing."""
+        """Empty log files that have become too large. A writer that goes on at its old offset leaves a hole, without
+        data."""
         for file in self._log.glob("*"):
             with contextlib.suppress(OSError):
                 if file.stat().st_blocks * 512 > MOST_LOG:
                     os.truncate(file, 0)
 
     async def healthy(self, seconds: float) -> Answer:
-        """It tells its default thread percentage, as NVIDIA's own device plugin asks it."""
+        """Query the daemon's default thread percentage, as NVIDIA's own device plugin does."""
         answer, text = await self._say("get_default_active_thread_percentage", seconds)
         try:
             float(text)
@@ -144,18 +149,18 @@ class Control:
         return answer
 
     async def quit(self, seconds: float) -> None:
-        """Ask it to end; it may not."""
+        """Ask the daemon to end, which it may ignore."""
         await self._say("quit", seconds)
 
     def kill(self) -> None:
-        """It and its servers, at once."""
+        """Kill the daemon and its servers."""
         if (pid := self.running()) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 
     async def _say(self, line: str, seconds: float) -> tuple[Answer, str]:
         if self._asking is not None and self._asking.returncode is None:
-            return Answer.SILENT, ""  # the last call cannot even be killed: no second one beside it
+            return Answer.SILENT, ""  # the last client hangs and cannot be killed; a second one would hang too
         pipe, out = asyncio.subprocess.PIPE, asyncio.subprocess.STDOUT
         try:
             self._asking = asking = await asyncio.create_subprocess_exec(
@@ -185,7 +190,7 @@ class Control:
         return self._log / "output"
 
     def _make_folders(self, *, clients: bool) -> None:
-        """Containers of any user come in by the pipe directory, and write into the shared memory."""
+        """Make the folders with modes for containers of any user. Raises OSError and Unbounded."""
         if len(os.fsencode(self._pipe / _LONGEST_SOCKET)) > _MAX_PATH:
             raise OSError(errno.ENAMETOOLONG, "too long for unix sockets in it", str(self._pipe))
         shared = shm_dir(self._folder)
@@ -201,10 +206,10 @@ class Control:
 
 
 async def _answered(asking: asyncio.subprocess.Process, line: str) -> bytes | None:
-    """Return what it prints until its end; None where that is longer than any answer."""
+    """Return what the client prints until its end; None where that is longer than any answer."""
     assert asking.stdin is not None
     assert asking.stdout is not None
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended already, and its output says why
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the client has ended, and its output says why
         asking.stdin.write(f"{line}\n".encode())
         await asking.stdin.drain()
     asking.stdin.close()
@@ -225,7 +230,7 @@ async def _discarded(asking: asyncio.subprocess.Process) -> None:
 
 
 def _born(pid: int) -> int | None:
-    """When it started, in ticks since boot: another process under its number is not it. None: it runs no more."""
+    """Return when the process started, in ticks since boot; None: it has ended. A reused pid has another start time."""
     try:
         # The second field, the program's name in brackets, may hold anything.
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,9 @@
-"""The MPS control daemons of this node, one for each card that has clients."""
+"""Keeps the MPS control daemons of this node: one for each card that is cut or has clients.
+
+`Mps` says which cards need a daemon (`Daemons.keep`) and waits for it (`Daemons.ready`). One task per card starts the
+daemon, queries its health, and starts it again after it ends. A daemon that containers were given is never killed while
+it may serve them: their work would be lost. Daemons outlive the agent, and the next agent takes them over.
+"""
 
 import asyncio
 import contextlib
@@ -19,9 +24,16 @@ _UNKNOWN = "has not answered yet"
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """In seconds. ask: for an answer. health: between two questions. start: until the first answer.
+    """Seconds.
 
-    silent: without an answer, until it is replaced. quit: until it is killed. pauses: before it is started again.
+    Attributes:
+        request: for an answer.
+        health: between two queries.
+        start: until the first answer of a new daemon.
+        silent: without an answer, until a daemon without clients is replaced.
+        quit: until a daemon that was asked to end is killed.
+        first_pause: before it is started again; doubled up to `longest_pause`.
+        first_poll: between the queries until the first answer; doubled up to `health`.
     """
 
     request: float = 2.0
@@ -35,23 +47,34 @@ class Times:
 
 
 class _Daemon:
-    """One card's daemon. used: containers were given it, so it is never killed while it may serve them.
+    """One card's daemon.
 
-    node: what the daemons of the node share.
+    Attributes:
+        wanted: whether the card needs a daemon.
+        used: whether containers were given it, so that it is never killed while it may serve them.
+        problem: why it is not well.
+        well: whether it answers.
     """
 
     def __init__(self, card: str, control: Control, node: "_Node") -> None:
-        self._card, self._control, self._node = card, control, node
-        self._told, self._changed, self._times = node.told, node.changed, node.times
-        self.wanted = self.used = self._refused = False
+        self._card = card
+        self._control = control
+        self._node = node
+        self._times = node.times
+        self._refused = False
+        self._had_clients = False
+        self._wake = asyncio.Event()
+        self.wanted = False
+        self.used = False
         self.problem = _UNKNOWN
         self.well = asyncio.Event()
-        self._stir = asyncio.Event()
 
     def want(self, *, wanted: bool, used: bool) -> None:
         if (wanted, used) != (self.wanted, self.used):
             self.wanted, self.used = wanted, used
-            self._stir.set()
+            # Noted here, since a client may come and go during one query.
+            self._had_clients = self._had_clients or used
+            self._wake.set()
 
     @property
     def present(self) -> bool:
@@ -64,32 +87,32 @@ class _Daemon:
         return self.wanted and (self._refused or (self.well.is_set() and self._control.unbounded()))
 
     async def run(self) -> None:
-        """Until it is not wanted and has ended. Cancelled, it leaves the daemon as it is."""
+        """Keep the daemon until it is not wanted and has ended. When cancelled, leave it as it is."""
         pause = self._times.first_pause
         while True:
             while self.wanted:
                 begun = _now()
-                if not (why := await self._live()):
+                reason = await self._live()
+                if reason is None:
                     break
                 if _now() - begun > self._times.longest_pause:
                     pause = self._times.first_pause
-                self._unwell(f"{why}; it is started again in {pause:g} s")
-                await self._stirred(pause)
+                self._unwell(f"{reason}; it is started again in {pause:g} s")
+                await self._woken(pause)
                 pause = min(pause * 2, self._times.longest_pause)
             self._set(well=False, problem=_UNKNOWN)
             await self._end()
             if not self.wanted:
                 return
 
-    async def _live(self) -> str:
-        """Start it, or find the one that an earlier agent left, and look after it.
+    async def _live(self) -> str | None:
+        """Start the daemon, or find the one that an earlier agent left, and look after it.
 
-        Why it is no more; "": it is not wanted any more.
+        Return why it has ended; None: it is not wanted any more.
         """
         fresh = False
-        if (pid := self._control.running()) is None and await self._control.healthy(
-            self._times.request
-        ) is Answer.ABSENT:
+        pid = self._control.running()
+        if pid is None and await self._control.healthy(self._times.request) is Answer.ABSENT:
             self._refused = False
             try:
                 pid, fresh = await self._started(), True
@@ -109,18 +132,25 @@ class _Daemon:
             await asyncio.to_thread(self._control.prepare, clients=self.used, alone=alone)
             return self._control.start()
 
-    async def _look_after(self, pid: int | None, *, fresh: bool) -> str:
-        """fresh: it has just been started, so nobody is its client yet. pid None: nobody knows who started it."""
-        times, heard, answered = self._times, _now(), False
-        pause, had_clients = times.first_poll, not fresh
+    async def _look_after(self, pid: int | None, *, fresh: bool) -> str | None:
+        """Query the daemon until it ends, and return why; None: it is not wanted any more.
+
+        Args:
+            pid: None: an unknown program started the daemon.
+            fresh: whether it has just been started, so that it has no clients yet.
+        """
+        times = self._times
+        heard = _now()
+        answered = False
+        pause = times.first_poll
+        self._had_clients = self.used or not fresh
         while self.wanted:
             answer = await self._control.healthy(times.request)
             self._control.trim()
             if pid is not None and self._control.running() is None:
-                return f"ended: {self._control.said() or 'it said nothing'}"
-            had_clients = had_clients or self.used
-            if had_clients and not self.used and self._control.crowded():
-                self._set(well=False, problem="starts anew")
+                return f"ended: {self._control.last_output() or 'it wrote nothing'}"
+            if self._had_clients and not self.used and self._control.crowded():
+                self._set(well=False, problem="starts again")
                 await self._quitted()
                 return "was ended, since ended containers left its folder more than half full"
             if answer is Answer.HEALTHY:
@@ -135,12 +165,12 @@ class _Daemon:
                     return f"has not answered for {limit:g} s and was ended"
                 if answered or not fresh:
                     self._unwell("does not answer; what runs stays, nothing new starts")
-            await self._stirred(pause)
+            await self._woken(pause)
             pause = times.first_poll if answer is Answer.HEALTHY else min(pause * 2, times.health)
-        return ""
+        return None
 
     async def _end(self) -> None:
-        """Nobody is its client: it quits, or it is killed."""
+        """End the daemon, which has no clients: it quits, or it is killed."""
         if self._control.running() is not None or await self._control.healthy(self._times.request) is not Answer.ABSENT:
             await self._quitted()
             log.info("MPS daemon ended", extra={"card": self._card})
@@ -155,35 +185,39 @@ class _Daemon:
             await asyncio.sleep(self._times.first_poll)
 
     async def _free_shared(self) -> None:
-        """Give the memory back that ended containers left in /dev/shm, where no daemon of the node uses it."""
+        """Free the memory that ended containers left in /dev/shm, where no daemon of the node uses it."""
         async with self._node.folders:
             if self._node.any_present():
                 return
             try:
                 await asyncio.to_thread(self._control.empty_shared)
             except OSError as error:
-                self._told(f"the shared memory of MPS is not emptied: {error.strerror}: {error.filename}")
+                self._node.warn(f"the shared memory of MPS is not emptied: {error.strerror}: {error.filename}")
 
-    def _unwell(self, why: str) -> None:
-        if why != self.problem:
-            self._told(f"the MPS daemon of card {self._card} {why}")
-        self._set(well=False, problem=why)
+    def _unwell(self, reason: str) -> None:
+        if reason != self.problem:
+            self._node.warn(f"the MPS daemon of card {self._card} {reason}")
+        self._set(well=False, problem=reason)
 
     def _set(self, *, well: bool, problem: str) -> None:
-        changed, self.problem = well != self.well.is_set(), problem
-        (self.well.set if well else self.well.clear)()
-        if changed:
-            self._changed()
+        self.problem = problem
+        if well == self.well.is_set():
+            return
+        if well:
+            self.well.set()
+        else:
+            self.well.clear()
+        self._node.changed()
 
-    async def _stirred(self, seconds: float) -> None:
+    async def _woken(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._stir.wait()
-        self._stir.clear()
+                await self._wake.wait()
+        self._wake.clear()
 
     @contextlib.contextmanager
     def _watching(self, pid: int | None) -> Iterator[None]:
-        """Its end stirs at once. Where the kernel cannot tell, the next question does."""
+        """Wake when the process ends. Without pidfds (a kernel before 5.3) the next query notices the end."""
         loop = asyncio.get_running_loop()
         try:
             end = None if pid is None else os.pidfd_open(pid)
@@ -195,7 +229,7 @@ class _Daemon:
 
         def ended() -> None:
             loop.remove_reader(end)
-            self._stir.set()
+            self._wake.set()
 
         loop.add_reader(end, ended)
         try:
@@ -207,9 +241,13 @@ class _Daemon:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """What the daemons of one node share. folders: held while one of them changes the shared memory."""
+    """What the daemons of one node share.
 
-    told: Callable[[str], None]
+    Attributes:
+        folders: is held while one of them changes the shared memory.
+    """
+
+    warn: Callable[[str], None]
     changed: Callable[[], None]
     times: Times
     any_present: Callable[[], bool]
@@ -217,46 +255,53 @@ class _Node:
 
 
 class Daemons:
-    """Used on one event loop. command: how nvidia-cuda-mps-control is called. folder: the setting `mpsDir`.
+    """Used on one event loop, except for the methods that are called thread-safe.
 
-    told: hears what the node's Events shall say. changed: is called when one is well that was not, or the reverse.
-    mounts: makes the folders that containers write mounts of their own; None: they may be plain folders.
-    Daemons outlive the agent; the next one takes them over.
+    Args:
+        folder: the setting `deviceplugin.mpsDir`.
+        command: how nvidia-cuda-mps-control is called.
+        warn: reports a problem in an Event of the node.
+        changed: is called when a daemon begins or ceases to be well.
+        mounts: makes the folders that containers write mounts of their own; None: they may be plain folders.
     """
 
     def __init__(
         self,
         folder: Path,
         command: Sequence[str],
-        told: Callable[[str], None],
+        warn: Callable[[str], None],
         changed: Callable[[], None],
         times: Times | None = None,
         mounts: Mounts | None = None,
     ) -> None:
-        self._folder, self._command, self._mounts = folder, command, mounts
-        self._node = _Node(told, changed, times or Times(), self._any_present, asyncio.Lock())
+        self._folder = folder
+        self._command = command
+        self._mounts = mounts
+        self._node = _Node(warn, changed, times or Times(), self._any_present, asyncio.Lock())
         self._cards: dict[str, _Daemon] = {}
         self._kept = asyncio.Event()
 
     def keep(self, wanted: Collection[str], used: Collection[str]) -> None:
-        """These cards have a daemon from now on, the others none. used: those that containers were given.
+        """Keep daemons for exactly these cards from now on.
 
-        wanted, used: UUIDs of cards; used is a part of wanted.
+        Args:
+            wanted: UUIDs of cards.
+            used: those of them whose daemon containers were given.
         """
         for card in sorted({*wanted, *self._cards}):
             self._daemon(card).want(wanted=card in wanted, used=card in used)
         self._kept.set()
 
     def well(self, card: str) -> bool:
-        """From any thread."""
+        """Return whether the card's daemon answers. Thread-safe."""
         return card in self._cards and self._cards[card].well.is_set()
 
     def unbounded(self) -> bool:
-        """Return whether containers of this node may fill the node's own file system by MPS. From any thread."""
+        """Return whether containers of this node may fill the node's own file system by MPS. Thread-safe."""
         return any(daemon.unbounded for daemon in tuple(self._cards.values()))
 
     async def ready(self, card: str, deadline: float) -> None:
-        """Until the card's daemon answers. Raises Refused at the deadline (of the loop's clock)."""
+        """Wait until the card's daemon answers. Raises Refused at the deadline (in the loop's time)."""
         daemon = self._daemon(card)
         try:
             async with asyncio.timeout_at(deadline):
@@ -265,7 +310,7 @@ class Daemons:
             raise Refused(f"the MPS daemon of card {card} {daemon.problem}") from None
 
     async def run(self) -> None:
-        """From the first `keep` on until cancelled. Those of earlier agents are taken over, or ended; all then stay."""
+        """Keep the daemons until cancelled; they then go on. Daemons of earlier agents are taken over, or ended."""
         for left in sorted(self._folder.glob("*/pipe")):
             self._daemon(left.parent.name)
         running: dict[str, asyncio.Task[None]] = {}

@@ -1,4 +1,4 @@
-"""The folders of MPS that containers can write: mounts of their own with bounds, and emptied of what containers left.
+"""Bounds and empties the folders of MPS that containers can write.
 
 The pipe folder of a card and the node's shared memory are mounted read-write into containers. On the node's own /run,
 which is a tmpfs that the container runtime and the kubelet need too, one container could fill all of it, and the files
@@ -18,11 +18,11 @@ _NOSUID, _NODEV, _NOEXEC, _NOSYMFOLLOW = 2, 4, 8, 256
 _FLAGS = _NOSUID | _NODEV | _NOEXEC | _NOSYMFOLLOW
 """mount(2) ignores flags that the kernel does not know: MS_NOSYMFOLLOW came with Linux 5.10."""
 _BOUNDS = b"size=4m,nr_inodes=1024,mode=0755"
-"""Of a card's pipe folder: it holds sockets, locks and files with a process id."""
+"""The size of a card's pipe folder, which holds sockets, locks and files with a process id."""
 MOST_ENTRIES = 200_000
-"""How many entries one attempt removes. More than the tmpfs of the shared memory has inodes."""
+"""The most entries that one attempt removes: more than the tmpfs of the shared memory has inodes."""
 _BATCH = 1000
-"""Entries listed at once, so that a folder with many long names does not fill the agent's memory."""
+"""The most entries that are listed at once: a folder with many long names must not fill the agent's memory."""
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOUNTINFO = Path("/proc/self/mountinfo")
 
@@ -87,10 +87,11 @@ def reaches_node(mountinfo: str, folder: Path) -> bool:
 
 
 def empty(folder: Path, most: int = MOST_ENTRIES) -> None:
-    """Remove everything in the folder, and follow no link. Raises OSError, also where there is more than `most`.
+    """Remove everything in the folder without following links. Raises OSError, also after `most` entries.
 
-    Containers made what is in there, and one may still run. Every name is resolved relative to an open directory.
-    Folders in folders are moved up before they are removed: a chain of thousands costs neither stack nor descriptors.
+    Containers made the entries, and one may still run and race with the removal. So every name is resolved relative to
+    an open directory. Nested folders are moved up before they are removed: a chain of thousands needs neither stack nor
+    descriptors.
     """
     left, root = iter(range(most)), _opened(folder)
     try:
@@ -106,7 +107,7 @@ def empty(folder: Path, most: int = MOST_ENTRIES) -> None:
 
 
 def remove_links(folder: Path, most: int = MOST_ENTRIES) -> None:
-    """Remove the symbolic links that lie directly in the folder, which a daemon never makes. Raises OSError."""
+    """Remove the symbolic links directly in the folder. A daemon makes none, and would follow them. Raises OSError."""
     root = _opened(folder)
     try:
         with os.scandir(root) as entries:

@@ -1,6 +1,6 @@
-"""What makes a container a client of its card's MPS daemon, within the limits of its share. Pure.
+"""What a container gets as a client of its card's MPS daemon: environment and mounts, with its share's limits. Pure.
 
-They bind programs that leave them alone: docs/mps.md says what they are good for.
+A program can change the variables of its own environment: the limits bind cooperative programs (docs/mps.md).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ PIPE, ACTIVE, MEMORY = (
     "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
 )
 SHM = "/dev/shm"
-"""Where client and server meet, beside the pipes."""
+"""Client and server share memory here, beside the pipes."""
 _GIB, _MIB = 1 << 30, 1 << 20
 
 
@@ -28,30 +28,37 @@ class Unenforceable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A container of one card. card: its UUID. memory: as MPS reads it (`4G`); "": no limit. percent: of the card's
-    threads; None: no limit.
+    """A container as the client of one card's daemon.
+
+    Attributes:
+        card: the card's UUID.
+        memory: the limit as MPS reads it (`4G`); None: no limit.
+        percent: the limit of the card's threads; None: no limit.
     """
 
     card: str
-    memory: str = ""
+    memory: str | None = None
     percent: int | None = None
 
 
 def pipe_dir(folder: Path, card: str) -> Path:
-    """The pipe directory of the daemon of the card with this UUID; `folder`: the setting `mpsDir`."""
+    """Return the pipe directory of a card's daemon, below the setting `deviceplugin.mpsDir`."""
     return folder / card / "pipe"
 
 
 def shm_dir(folder: Path) -> Path:
-    """What is /dev/shm for the daemons of all cards and for their clients."""
+    """Return the folder that is /dev/shm for the daemons of all cards and for their clients."""
     return folder / "shm"
 
 
 def client_of(shares: Iterable[Share], gpus: Sequence[Card], *, enforce: bool) -> Client | None:
-    """What one container is a client of, given its shares and the node's GPUs, divided ones too; None: of nothing.
+    """Return what a container with these shares is a client of; None: of no daemon. Raises Unenforceable.
 
-    An MPS slice always is one; a share of a card only where limits are to be enforced, a whole card never.
-    Raises Unenforceable.
+    A container with an MPS slice always is a client, one with a share of a card only with `enforce`, and one with a
+    whole card never.
+
+    Args:
+        gpus: all of the node's, also those that are cut.
     """
     found: list[Client] = []
     for share in shares:
@@ -68,20 +75,20 @@ def client_of(shares: Iterable[Share], gpus: Sequence[Card], *, enforce: bool) -
 
 
 def of_slice(name: str, card: Card) -> Client:
-    """The client that has the MPS slice `name` (`4gb`) of `card`: its GiB, and as much of the card's threads."""
+    """Return the client that has the MPS slice `name` (`4gb`): its GiB, and the same fraction of the card's threads."""
     size = gigabytes(name)
     return Client(card.uuid, f"{size}G", _percent(100 * size, max(1, card.memory // _GIB)))
 
 
 def of_share(share: Share, card: Card) -> Client:
-    """The client that has this share of `card`. Of what it does not ask for it has no limit.
+    """Return the client that has this share of `card`. What the share does not mention has no limit.
 
-    Raises Unenforceable where another system's record gives a pod's amounts as one, for all its containers.
+    Raises Unenforceable where another system's record gives the amounts of all the pod's containers together.
     """
     amount = share.amount(card)
     if not amount.memory and not amount.core:
         raise Unenforceable("its record does not say how much of the pod's share is its own")
-    memory = f"{max(1, amount.memory // _MIB)}M" if amount.memory else ""
+    memory = f"{max(1, amount.memory // _MIB)}M" if amount.memory else None
     return Client(card.uuid, memory, _percent(100 * amount.core, card.core) if amount.core else None)
 
 
@@ -90,17 +97,17 @@ def _percent(hundredfold: int, whole: int) -> int:
 
 
 def edits(client: Client, folder: Path) -> Edits:
-    """The container has the card alone in sight, so for CUDA its number is 0."""
+    """Return what the client's container gets. It sees this card alone, so that CUDA numbers it 0."""
     pipe = str(pipe_dir(folder, client.card))
     env = {PIPE: pipe}
-    if client.memory:
+    if client.memory is not None:
         env[MEMORY] = f"0={client.memory}"
     if client.percent is not None:
         env[ACTIVE] = str(client.percent)
     return Edits(env, ((pipe, pipe), (str(shm_dir(folder)), SHM)))
 
 
-def daemon_of(env: Mapping[str, str], folder: Path) -> str:
-    """The UUID of the card whose daemon a container with this environment is a client of; "": of none of ours."""
+def daemon_of(env: Mapping[str, str], folder: Path) -> str | None:
+    """Return the card whose daemon a container with this environment is a client of; None: of none of the agent's."""
     pipe = Path(env.get(PIPE, ""))
-    return pipe.parent.name if pipe == pipe_dir(folder, pipe.parent.name) else ""
+    return pipe.parent.name if pipe == pipe_dir(folder, pipe.parent.name) else None

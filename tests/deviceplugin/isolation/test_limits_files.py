@@ -32,18 +32,22 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.file = folder / "limits", folder / "limits" / CARD
-        self.pods: list[LimitedPod] | None = []
-        self.cards = cards(2)
+        self.pods: list[LimitedPod] = []
+        self.synced = True
+        self.gpus = cards(2)
         self.warned: list[str] = []
         self.restart()
 
     def restart(self) -> None:
-        self.files = LimitsFiles(str(self.folder), lambda: self.pods, lambda: self.cards, self.warned.append)
+        self.files = LimitsFiles(str(self.folder), self, self, self, self.warned.append)
 
-    def look(self, *pods: LimitedPod) -> str:
-        """What the file says then; "" where there is none."""
+    def limited(self) -> list[LimitedPod]:
+        return self.pods
+
+    def write(self, *pods: LimitedPod) -> str:
+        """Return the content of the file for these pods; "" where there is no file."""
         self.pods = list(pods)
-        self.files.look()
+        self.files.write()
         return self.file.read_text() if self.file.exists() else ""
 
 
@@ -65,29 +69,29 @@ def test_a_decimal_is_the_one_that_was_written(text: str) -> None:
 
 
 def test_a_file_lives_with_its_card_and_says_zero_when_all_have_gone(place: Place) -> None:
-    assert place.look() == ""
+    assert place.write() == ""
     assert not place.folder.exists(), "a node without MtgpuPods has no such folder"
-    assert place.look(limited("a"), limited("other", "GPU-n1-0")) == f"1\ndefault/a 0.2 1 {GIB}\n"
+    assert place.write(limited("a"), limited("other", "GPU-n1-0")) == f"1\ndefault/a 0.2 1 {GIB}\n"
     inode = place.file.stat().st_ino
-    assert place.look(limited("a"), limited("b")) == f"2\ndefault/a 0.2 1 {GIB}\ndefault/b 0.2 1 {GIB}\n"
-    assert place.look() == "0\n"
+    assert place.write(limited("a"), limited("b")) == f"2\ndefault/a 0.2 1 {GIB}\ndefault/b 0.2 1 {GIB}\n"
+    assert place.write() == "0\n"
     assert place.file.stat().st_ino == inode
     assert sorted(file.name for file in place.folder.iterdir()) == ["GPU-n1-0", CARD]
 
 
 def test_what_was_left_from_before_is_put_right(place: Place) -> None:
-    place.look(limited("a"))
+    place.write(limited("a"))
     place.restart()
-    assert place.look() == "0\n"
+    assert place.write() == "0\n"
     place.file.write_text("")
-    assert place.look() == "0\n", "an agent ended between making and writing it"
+    assert place.write() == "0\n", "an agent ended between making and writing it"
     place.file.write_text("1\ndefault/a 0.2 1 1\nleft behind\n")
-    assert place.look(limited("a", memory=1)) == "1\ndefault/a 0.2 1 1\n"
+    assert place.write(limited("a", memory=1)) == "1\ndefault/a 0.2 1 1\n"
 
 
 def test_what_somebody_else_wrote_is_put_right_though_nothing_else_happens(place: Place) -> None:
-    right = place.look(limited("a"))
-    files = LimitsFiles(str(place.folder), lambda: place.pods, lambda: place.cards, place.warned.append, 0.01)
+    right = place.write(limited("a"))
+    files = LimitsFiles(str(place.folder), place, place, place, place.warned.append, 0.01)
     place.file.write_text("7\n")
     files.start()
     try:
@@ -99,22 +103,22 @@ def test_what_somebody_else_wrote_is_put_right_though_nothing_else_happens(place
 
 
 def test_before_all_pods_are_known_nothing_is_written(place: Place) -> None:
-    before = place.look(limited("a"))
-    place.pods = None
-    place.files.look()
+    before = place.write(limited("a"))
+    place.synced = False
+    assert place.write() == before
     assert place.file.read_text() == before
 
 
 @pytest.mark.parametrize("named", ["../../outside", "/etc/mgpu-test", "..", "GPU-of-another-node", "GPU-n1-0,GPU-n1-1"])
 def test_only_cards_of_the_node_become_files(place: Place, named: str) -> None:
-    place.look(limited("a", named), limited("b", "GPU-n1-0"))
+    place.write(limited("a", named), limited("b", "GPU-n1-0"))
     assert [file.name for file in place.folder.iterdir()] == ["GPU-n1-0"]
     assert not (place.folder.parent.parent / "outside").exists()
 
 
 def test_a_card_whose_uuid_is_a_path_becomes_none(place: Place) -> None:
-    place.cards = (card(0), *(type(card())(i, uuid, "", GIB) for i, uuid in ((1, "../up"), (2, ".."), (3, "a/b"))))
-    place.look(*(limited(f"p{one.index}", one.uuid) for one in place.cards))
+    place.gpus = (card(0), *(type(card())(i, uuid, "", GIB) for i, uuid in ((1, "../up"), (2, ".."), (3, "a/b"))))
+    place.write(*(limited(f"p{one.index}", one.uuid) for one in place.gpus))
     assert [file.name for file in place.folder.iterdir()] == ["GPU-n1-0"]
     assert not (place.folder.parent / "up").exists()
 
@@ -124,32 +128,33 @@ def test_nothing_is_written_through_a_link(place: Place, tmp_path: Path) -> None
     target = tmp_path / "target"
     target.write_text("precious")
     place.file.symlink_to(target)
-    place.look(limited("a"))
+    place.write(limited("a"))
     assert target.read_text() == "precious"
     assert len(place.warned) == 1
 
 
 def test_what_cannot_be_written_is_told_once_and_tried_again(place: Place) -> None:
     place.folder.write_text("a file where the folder belongs")
-    place.look(limited("a"))
-    place.look(limited("a"), limited("b"))
+    place.write(limited("a"))
+    place.write(limited("a"), limited("b"))
     (warned,) = place.warned
     assert warned.startswith("the limits of MtgpuPods on card 0 cannot be written: ")
     place.folder.unlink()
-    assert place.look(limited("a")).startswith("1\n")
+    assert place.write(limited("a")).startswith("1\n")
     place.file.unlink()
     place.file.mkdir()
     place.pods = [limited("a"), limited("b", "GPU-n1-0")]
-    place.files.look()
+    place.files.write()
     assert (place.folder / "GPU-n1-0").read_text() == f"1\ndefault/b 0.2 1 {GIB}\n", "the other card's is written"
     assert len(place.warned) == 2
 
 
 def test_without_a_folder_nothing_is_written_and_nothing_runs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place.folder.parent)
-    files = LimitsFiles("", lambda: [limited("a")], lambda: place.cards, place.warned.append)
+    files = LimitsFiles("", place, place, place, place.warned.append)
+    place.pods = [limited("a")]
     files.start()
-    files.look()
+    files.write()
     files.stop()
     assert not list(place.folder.parent.iterdir())
     assert not place.warned
@@ -182,13 +187,13 @@ def closed(place: Place) -> Iterator[Callable[[], list[str]]]:
 def test_who_watches_hears_of_each_change_once_and_of_nothing_else(
     place: Place, closed: Callable[[], list[str]]
 ) -> None:
-    place.look(limited("a"))
+    place.write(limited("a"))
     assert closed() == [CARD]
-    place.look(limited("a"))
+    place.write(limited("a"))
     assert closed() == []
-    place.look(limited("a"), limited("b"))
+    place.write(limited("a"), limited("b"))
     assert closed() == [CARD]
-    place.look()
+    place.write()
     assert closed() == [CARD]
 
 
@@ -205,8 +210,8 @@ def test_in_the_middle_of_a_change_all_lines_of_the_count_are_there(
     place: Place, monkeypatch: pytest.MonkeyPatch, before: list[LimitedPod], after: list[LimitedPod]
 ) -> None:
     """What a reader would find, or what an agent that is killed leaves behind, after each call to the kernel."""
-    place.look(A)
-    place.look(*before)
+    place.write(A)
+    place.write(*before)
     seen: list[list[str]] = []
 
     class Raw(io.FileIO):
@@ -224,7 +229,7 @@ def test_in_the_middle_of_a_change_all_lines_of_the_count_are_there(
             return result
 
     monkeypatch.setattr(limits_files, "open", lambda fd, _: io.BufferedWriter(Raw(fd, "w")), raising=False)
-    place.look(*after)
+    place.write(*after)
     whole = [content(rows).decode().split("\n")[1:-1] for rows in (before, after)]
     assert seen
     assert all(lines in whole for lines in seen)

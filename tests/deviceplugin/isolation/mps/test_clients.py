@@ -27,6 +27,7 @@ from proto import deviceplugin_pb2 as api
 from tests.builders import CORE, cards, container, pod
 from tests.deviceplugin.desk import ASSUMED, RECORD, asking, decided
 from tests.deviceplugin.isolation.mps.fake import CARD, COMMAND, OTHER, TIMES, kill, lives, pid_of, until
+from tests.deviceplugin.stand_ins import FixedGpus
 
 MULTIPLE = "vke.volcengine.com/container-multiple-gpu"
 
@@ -59,7 +60,7 @@ class Bench:
             daemons,
             files,
             self.folder,
-            lambda: cards(2),
+            FixedGpus(cards(2)),
             self.pods,
             changed,
             lambda known, why: self.unenforced.append(f"{known.pod.name}: {why}"),

@@ -128,7 +128,7 @@ def test_the_end_of_a_daemon_is_told_and_it_is_started_again(folder: Path) -> No
             assert pid_of(folder) != before
 
     asyncio.run(work())
-    assert told == [f"the MPS daemon of card {CARD} ended: it said nothing; it is started again in 0.01 s"]
+    assert told == [f"the MPS daemon of card {CARD} ended: it wrote nothing; it is started again in 0.01 s"]
 
 
 def test_one_that_does_not_come_up_is_tried_in_growing_pauses(folder: Path) -> None:

@@ -53,11 +53,11 @@ def test_a_slice_has_its_gib_and_as_much_of_the_threads(name: str, memory: int, 
         (shared(core=1000, mib=1), ("1M", 100)),
         (Share("c", 0, 500, 1024 * MIB - 1), ("1023M", 50)),
         (Share("c", 0, 500, 5), ("1M", 50)),
-        (Share("c", 0, 500, 0), ("", 50)),
+        (Share("c", 0, 500, 0), (None, 50)),
         (Share("c", 0, 250, ratio=25), (f"{20 * 1024}M", 25)),  # koordinator, of 80 GiB
     ],
 )
-def test_a_share_has_what_it_asks_for(share: Share, limits: tuple[str, int | None]) -> None:
+def test_a_share_has_what_it_asks_for(share: Share, limits: tuple[str | None, int | None]) -> None:
     assert of_share(share, card()) == Client("GPU-n1-0", *limits)
 
 
@@ -114,6 +114,6 @@ def test_environment_and_mounts_of_a_client() -> None:
 def test_an_environment_says_whose_client_it_makes() -> None:
     env = dict(edits(Client("GPU-n1-0", "4G", 5), FOLDER).env)
     assert daemon_of(env, FOLDER) == "GPU-n1-0"
-    assert daemon_of(env, Path("/elsewhere")) == ""
-    assert daemon_of({"CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps"}, FOLDER) == ""
-    assert daemon_of({}, FOLDER) == ""
+    assert daemon_of(env, Path("/elsewhere")) is None
+    assert daemon_of({"CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps"}, FOLDER) is None
+    assert daemon_of({}, FOLDER) is None
