@@ -32,7 +32,7 @@ from scheduler.decisions.filter import Filter
 from scheduler.decisions.late_binding import LateDecisions
 from scheduler.decisions.preemption import Preemption
 from scheduler.leadership import LeaderLabel, OwnKubeScheduler
-from scheduler.mtgpupods.mtgpupod_controller import Controller
+from scheduler.mtgpupods.mtgpupod_controller import MtgpuPodController
 from scheduler.mtgpupods.mtgpupod_status import Transition
 from scheduler.partitioning.partition_controller import Planning
 from scheduler.partitioning.plan_writer import Writer
@@ -87,7 +87,7 @@ class Process:
         self.late = LateDecisions(
             self.state, self.decider, writes, settings, self._warn, self.may_decide, recut=self.planning.can_serve
         )
-        self.mtgpus = Controller(self.state, writes, settings, self._tell, self._may_serve_mtgpupods)
+        self.mtgpus = MtgpuPodController(self.state, writes, settings, self._tell, self._may_serve_mtgpupods)
         self._recorder: Recorder | None = None
         own = settings.scheduler
         self._leader = self._elected() if own.leader_elect else None

@@ -20,7 +20,7 @@ from mgpu.model.pods import Node as ModelNode
 from mgpu.settings import Settings, load_settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.decisions.decider import Decider
-from scheduler.mtgpupods.mtgpupod_controller import Controller
+from scheduler.mtgpupods.mtgpupod_controller import MtgpuPodController
 from scheduler.mtgpupods.mtgpupod_status import Transition
 from tests import builders
 from tests.clock import Clock
@@ -48,7 +48,7 @@ class Scheduler:
         client: Any = self.wire
         sure: Any = cluster
         self.state = ClusterCache(settings, clock=clock, touched=lambda node: self.controller.touched(node))
-        self.controller = Controller(self.state, client, settings, self._tell, self._may_decide, clock)
+        self.controller = MtgpuPodController(self.state, client, settings, self._tell, self._may_decide, clock)
         self.decider = Decider(self.state, sure, settings)
         control, state = self.controller, self.state
         self._fed: dict[str, tuple[_Fed, _Fed]] = {

@@ -20,12 +20,11 @@ from playground.simulate.simulated_cluster import SimulatedCluster
 from playground.simulate.world import Raw
 from scheduler.cluster.gpuids import Bound, Used
 from scheduler.engine import nvidia_plugin
-from scheduler.mtgpupods.node_plan import plan
-from scheduler.mtgpupods.observed_node import Seen
-from scheduler.mtgpupods.occupy_pods import Create, Delete, Occupy
+from scheduler.mtgpupods.mtgpupod_status import DesiredMtgpuPod
+from scheduler.mtgpupods.node_plan import plan_node
+from scheduler.mtgpupods.observed_node import ObservedNode, OwnedPod, is_owned, read_owned_pod
+from scheduler.mtgpupods.occupy_pods import CreateOccupyPod, DeleteOccupyPod, OccupyPod
 from scheduler.mtgpupods.occupy_pods import manifest as occupy_pod
-from scheduler.mtgpupods.outcome import Verdict
-from scheduler.mtgpupods.owned_pods import Made, made_for, read_made
 
 _NOT_SERVED = "MtgpuPods are not enabled in the settings"
 
@@ -41,7 +40,7 @@ class _Row:
     pod: mtgpu.MtgpuPod
     raw: Raw
     outcome: Outcome | None = None
-    made: Made | None = None
+    made: OwnedPod | None = None
 
 
 class MtgpuPods:
@@ -68,7 +67,7 @@ class MtgpuPods:
         self._unfit = unfit
         self._rows: dict[str, _Row] = {}
         self._admitted: dict[str, Holding] = {}
-        self._occupies: dict[tuple[str, str], Occupy] = {}
+        self._occupies: dict[tuple[str, str], OccupyPod] = {}
         self._submitted = 0
 
     def take_in(self, bound: Iterable[Raw], pods: Sequence[Raw], note: Callable[[str], None]) -> None:
@@ -87,8 +86,8 @@ class MtgpuPods:
 
     def _running(self, row: _Row) -> _Row:
         there, card = self._names.get(row.pod.key), self._card(row.pod.node, row.pod.bound)
-        if there is not None and made_for(there, row.pod.uid, row.pod.pod_uid):
-            row.made = Made(there["metadata"]["uid"], "Running", card=row.pod.bound)
+        if there is not None and is_owned(there, row.pod.uid, row.pod.pod_uid):
+            row.made = OwnedPod(there["metadata"]["uid"], "Running", card=row.pod.bound)
         elif there is None and card is not None:
             self._make(row, card)
         return row
@@ -98,7 +97,7 @@ class MtgpuPods:
         for node in sorted({row.pod.node for row in self._rows.values()}):
             self._settle(node)
 
-    def follow(self, pod: Pod, message: str = "") -> None:
+    def follow(self, pod: Pod, message: str | None = None) -> None:
         """Take note of a Pod, which may be an occupy pod. Without a node it waits; `message` says why."""
         node, gpuid = mtgpu.occupied(pod) or ("", "")
         if gpuid and pod.node in ("", node):
@@ -106,7 +105,7 @@ class MtgpuPods:
             phase = pod.phase if pod.ended else phase
             holding = self._cluster.ledger.holding(pod.uid)
             cards = (card.uuid for card in self._cards(node) if holding and holding.is_known_on(card))
-            self._occupies[node, gpuid] = Occupy(pod.uid, True, phase, pod.deleting, next(cards, ""), message)
+            self._occupies[node, gpuid] = OccupyPod(pod.uid, True, phase, pod.deleting, next(cards, None), message)
 
     def submit(self, raw: Raw, outcome: Outcome) -> None:
         """Add an MtgpuPod that was admitted. The order of submission counts, not its creationTimestamp."""
@@ -117,7 +116,7 @@ class MtgpuPods:
         self._submitted += 1
         pod = replace(mtgpu.read_mtgpupod({**raw, "status": {}}), created=f"{self._submitted:09}")
         there = self._names.get(pod.key)
-        made = read_made(there) if there is not None and made_for(there, pod.uid, pod.pod_uid) else None
+        made = read_owned_pod(there) if there is not None and is_owned(there, pod.uid, pod.pod_uid) else None
         self._rows[pod.uid] = _Row(pod, raw, outcome, made)
         self._settle(pod.node)
 
@@ -134,19 +133,19 @@ class MtgpuPods:
 
     def _step(self, node: str) -> bool:
         """Carry out the plan for a node once. Return whether it has to be planned again."""
-        planned = plan(self._observed(node))
-        starting = {step.gpuid for step in planned.occupy if isinstance(step, Create)}
-        for held in planned.holdings:
+        planned = plan_node(self._observed(node))
+        starting = {step.gpuid for step in planned.occupy_pod_steps if isinstance(step, CreateOccupyPod)}
+        for held in planned.reservations:
             if self._refused(self._rows[held.uid], int(held.gpuid in starting)):
                 return True
-        self._admit(node, planned.holdings)
-        again = [self._occupy(node, step) for step in planned.occupy]
-        again += [self._bind(self._rows[uid], verdict) for uid, verdict in planned.verdicts.items()]
-        for uid, verdict in planned.verdicts.items():
-            self._report(self._rows[uid], verdict)
+        self._admit(node, planned.reservations)
+        again = [self._occupy(node, step) for step in planned.occupy_pod_steps]
+        again += [self._bind(self._rows[uid], desired) for uid, desired in planned.desired.items()]
+        for uid, desired in planned.desired.items():
+            self._report(self._rows[uid], desired)
         return any(again)
 
-    def _observed(self, node: str) -> Seen:
+    def _observed(self, node: str) -> ObservedNode:
         """Return the observed state that the plan starts from."""
         known = self._cluster.nodes[node]
         rows = {uid: row for uid, row in self._rows.items() if row.pod.node == node}
@@ -155,19 +154,19 @@ class MtgpuPods:
         for gpuid in {row.pod.gpuid for row in rows.values()} - set(occupies):
             there = self._names.get(f"{mtgpu.OCCUPY_NAMESPACE}/{mtgpu.occupy_name(node, gpuid)}")
             if there is not None:
-                occupies[gpuid] = Occupy(there["metadata"]["uid"], ours=False)
-        return Seen(
+                occupies[gpuid] = OccupyPod(there["metadata"]["uid"], ours=False)
+        return ObservedNode(
             node,
             tuple(row.pod for row in rows.values()),
             self._cards(node),
             self._cluster.ledger.holdings(node),
             unschedulable=bool((self._cluster.raw[node].get("spec") or {}).get("unschedulable")),
-            stock=nvidia_plugin.is_there(known),
-            made=own,
-            conflicts=frozenset(uid for uid, row in rows.items() if uid not in own and row.pod.key in self._names),
-            occupies=occupies,
-            admitted={uid: held for uid, held in self._admitted.items() if held.node == node},
-            bound=self._bound(node, {row.pod.namespace for row in rows.values()}),
+            nvidia_plugin=nvidia_plugin.is_there(known),
+            owned_pods=own,
+            name_conflicts=frozenset(uid for uid, row in rows.items() if uid not in own and row.pod.key in self._names),
+            occupy_pods=occupies,
+            reservations={uid: held for uid, held in self._admitted.items() if held.node == node},
+            gpuid_limit=self._bound(node, {row.pod.namespace for row in rows.values()}),
         )
 
     def _bound(self, node: str, namespaces: set[str]) -> Bound | None:
@@ -197,9 +196,9 @@ class MtgpuPods:
             self._admitted[held.uid] = held
             self._cluster.hold(held)
 
-    def _occupy(self, node: str, step: Create | Delete) -> bool:
+    def _occupy(self, node: str, step: CreateOccupyPod | DeleteOccupyPod) -> bool:
         """Create or delete an occupy pod. One without users stays, because a later MtgpuPod may need it."""
-        if isinstance(step, Delete):
+        if isinstance(step, DeleteOccupyPod):
             gone = self._occupies[node, step.gpuid].ended
             if gone:
                 del self._occupies[node, step.gpuid]
@@ -218,16 +217,16 @@ class MtgpuPods:
             self._cluster.hold(held)
         return True
 
-    def _bind(self, row: _Row, verdict: Verdict) -> bool:
-        new = bool(verdict.bind) and not row.pod.bound
-        if new:
-            row.pod = replace(row.pod, bound=verdict.bind)
+    def _bind(self, row: _Row, desired: DesiredMtgpuPod) -> bool:
+        new = desired.bind is not None and not row.pod.bound
+        if desired.bind is not None and new:
+            row.pod = replace(row.pod, bound=desired.bind)
             self._admitted.pop(row.pod.uid, None)
-            self._cluster.hold(mtgpu.holding(row.pod, verdict.bind))
-        make = verdict.make and row.made is None
-        if make and verdict.card:
-            self._make(row, verdict.card)
-        return new or make
+            self._cluster.hold(mtgpu.holding(row.pod, desired.bind))
+        create = desired.create_pod and row.made is None
+        if create and desired.card:
+            self._make(row, desired.card)
+        return new or create
 
     def _make(self, row: _Row, card: Card) -> None:
         """Create the MtgpuPod's own Pod, which runs at once."""
@@ -236,15 +235,15 @@ class MtgpuPods:
         raw["metadata"]["uid"] = uid
         self._names[row.pod.key] = raw
         self._cluster.reserve(read_pod(raw), raw, row.pod.node)
-        row.made = Made(uid, "Running", card=card.uuid)
+        row.made = OwnedPod(uid, "Running", card=card.uuid)
 
-    def _report(self, row: _Row, verdict: Verdict) -> None:
+    def _report(self, row: _Row, desired: DesiredMtgpuPod) -> None:
         outcome = row.outcome
         if outcome is None:
             return
         card = self._card(row.pod.node, row.pod.bound) if row.made else None
         if card is None:
-            condition = verdict.created if row.pod.bound else verdict.bound
+            condition = desired.created if row.pod.bound else desired.bound
             outcome.reason = condition.reason if condition else ""
             outcome.rejections = {row.pod.node: condition.message} if condition else {}
             return

@@ -8,7 +8,6 @@ from mgpu.dialects import mtgpu
 from mgpu.dialects.record_verification import UNSEALED, RecordVerifier
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.raw_objects import table_at
-from scheduler.mtgpupods.owned_pods import made_for
 from scheduler.mtgpupods.stored_objects import Texts, of_mtgpupod, of_occupy_pod, of_own_pod, read_text, text_of
 from scheduler.mtgpupods.taints import evicting
 
@@ -137,12 +136,6 @@ def node_of(item: Raw) -> str:
     """Where an MtgpuPod wants to be; "" where that cannot be read."""
     node = table_at(item, "spec").get("nodeName")
     return node if isinstance(node, str) else ""
-
-
-def is_own(pod: Raw, item: Raw) -> bool:
-    """Whether a Pod of the MtgpuPod's name was made for it (`made_for`); it may be unreadable."""
-    made = (item.get("status") or {}).get("PodObjectMeta") or {}
-    return made_for(pod, item["metadata"]["uid"], str(made.get("uid") or ""))
 
 
 def _is_made(pod: Raw) -> bool:

@@ -1,25 +1,72 @@
-"""An MtgpuPod's status: what was decided, and what its Pod says. And what of it is worth an Event."""
+"""The desired state of one MtgpuPod, its status as it is written, and the Events of that. Pure.
+
+The node plan decides a `DesiredMtgpuPod` for every MtgpuPod of its node. The controller writes `next_status`, which
+adds what the Pod of the MtgpuPod says. docs/mtgpu.md lists every reason of a condition, which a test compares: write
+reasons out as literals.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scheduler.mtgpupods.outcome import FALSE, Said, Verdict
-from scheduler.mtgpupods.owned_pods import interrupted
+from mgpu.model.cards import Card
+from scheduler.mtgpupods.observed_node import is_interrupted
 
+Raw = Mapping[str, Any]
+
+TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
 _TYPES = ("Bound", "PodCreated", "Degraded")
-_LONGEST = 1024
-"""Characters of a condition's message, which may repeat what an API server says. The schema allows 32 KiB."""
+_LONGEST_MESSAGE = 1024
+"""Characters. A message may repeat an error of the API server. The schema of the CRD allows 32 KiB."""
 _ENDED = ("Succeeded", "Failed")
-_ORDINARY = {
+_NORMAL = {
     *("Bound", "Occupying", "Retiring", "Ended", "PodCreated", "PodTerminating", "OccupyPodNotRunning", "AsBound")
 }
-"""Reasons that nobody has to do anything about."""
+"""Reasons whose Events are of type Normal: nothing has to be done about them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition without its type: status, reason in CamelCase, message."""
+
+    status: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredMtgpuPod:
+    """What the node plan decides about one MtgpuPod.
+
+    Attributes:
+        bound, created, degraded: conditions; None leaves the condition as it is. `created` is None if the Pod is to be
+            created, because only the API server knows what comes of it.
+        bind: UUID of the card to write as BoundDeviceID, or None.
+        create_pod: create its Pod on `card`, after BoundDeviceID was written.
+        delete_pod: delete its Pod.
+        force: delete without grace period, because the node that could end the Pod is gone.
+        remove_finalizer: it is being deleted and has no Pod as far as observed. Read that again from the API server
+            before the finalizer is removed.
+    """
+
+    bound: Condition | None = None
+    created: Condition | None = None
+    degraded: Condition | None = None
+    bind: str | None = None
+    create_pod: bool = False
+    card: Card | None = None
+    delete_pod: bool = False
+    force: bool = False
+    remove_finalizer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A condition that is another one than before. warning: the kind of the Event that tells of it."""
+    """A condition whose status or reason has changed: one Event.
+
+    Attributes:
+        warning: whether the Event is of type Warning.
+    """
 
     type: str
     status: str
@@ -28,82 +75,100 @@ class Transition:
     warning: bool
 
 
-def next_status(raw: Mapping[str, Any], verdict: Verdict, own: Mapping[str, Any] | None, now: str) -> dict[str, Any]:
-    """The whole status of an MtgpuPod (`raw`) as it shall be: equal to the one it has where nothing changes.
+def next_status(raw: Raw, desired: DesiredMtgpuPod, pod: Raw | None, now: str) -> dict[str, Any]:
+    """Return the whole status to write for an MtgpuPod; it equals the present one if nothing changes.
 
-    own: its Pod. now: RFC 3339. That an MtgpuPod has ended stays true when its Pod goes.
+    Args:
+        raw: the MtgpuPod.
+        pod: the Pod that was created for it. Its metadata and status are mirrored.
+        now: time in the form of RFC 3339, for conditions whose status changes.
     """
-    meta, old = raw["metadata"], raw.get("status") or {}
-    if own is None and meta.get("deletionTimestamp"):
+    meta = raw["metadata"]
+    old = raw.get("status") or {}
+    if pod is None and meta.get("deletionTimestamp"):
         return dict(old)
-    new = {**old, "conditions": _conditions(old, verdict, meta.get("generation"), now)}
-    if verdict.bind:
-        new["BoundDeviceID"] = verdict.bind
+    new = {**old, "conditions": _conditions(old, desired, meta.get("generation"), now)}
+    if desired.bind:
+        new["BoundDeviceID"] = desired.bind
     if meta.get("generation") is not None:
         new["observedGeneration"] = meta["generation"]
-    if own is not None:
-        status = _without_null(own.get("status") or {})
-        new |= {"phase": _phase(own, status, old), "PodStatus": status, "PodObjectMeta": _meta(own)}
-    elif old.get("phase") not in _ENDED:
+    if pod is not None:
+        status = _without_null(pod.get("status") or {})
+        new |= {"phase": _phase(pod, status, old), "PodStatus": status, "PodObjectMeta": _mirrored_metadata(pod)}
+    elif old.get("phase") not in _ENDED:  # an MtgpuPod that has ended stays so when its Pod goes
         new = {key: value for key, value in new.items() if key not in ("PodStatus", "PodObjectMeta")}
         new["phase"] = "Pending"
     return new
 
 
-def refused(raw: Mapping[str, Any], verdict: Verdict, message: str, now: str) -> dict[str, Any]:
-    """The same where the API server calls its Pod invalid, so that there will never be one."""
-    said = replace(verdict, created=Said(FALSE, "PodRefused", message))
-    return {**next_status(raw, said, None, now), "phase": "Failed"}
+def failed_status(raw: Raw, desired: DesiredMtgpuPod, message: str, now: str) -> dict[str, Any]:
+    """Return the status if the API server calls the Pod invalid, so that the MtgpuPod can never run."""
+    refused = replace(desired, created=Condition(FALSE, "PodRefused", message))
+    return {**next_status(raw, refused, None, now), "phase": "Failed"}
 
 
-def transitions(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> tuple[Transition, ...]:
-    """What of a status that was written is an Event, against the one that the API had: one per condition that has
-    another status or reason. That nothing is degraded is worth none by itself.
+def transitions(old: Raw | None, new: Raw) -> tuple[Transition, ...]:
+    """Return the changes of conditions between two statuses that Events report.
+
+    A first `Degraded: False` is not reported: it is the normal state.
     """
-    before, found = _by_type(old or {}), []
+    before = _by_type(old or {})
+    found = []
     for type, row in _by_type(new).items():
-        had = before.get(type)
-        calm = type == "Degraded" and had is None and row.get("status") == FALSE
-        if type in _TYPES and not calm and (had is None or _said(had) != _said(row)):
-            status, reason = _said(row)
-            found.append(Transition(type, status, reason, str(row.get("message") or ""), reason not in _ORDINARY))
+        previous = before.get(type)
+        first_normal = type == "Degraded" and previous is None and row.get("status") == FALSE
+        changed = previous is None or _state(previous) != _state(row)
+        if type in _TYPES and changed and not first_normal:
+            status, reason = _state(row)
+            found.append(Transition(type, status, reason, str(row.get("message") or ""), reason not in _NORMAL))
     return tuple(found)
 
 
-def _conditions(old: Mapping[str, Any], verdict: Verdict, generation: int | None, now: str) -> list[dict[str, Any]]:
+def _conditions(old: Raw, desired: DesiredMtgpuPod, generation: int | None, now: str) -> list[dict[str, Any]]:
     found = _by_type(old)
-    for type, said in zip(_TYPES, (verdict.bound, verdict.created, verdict.degraded), strict=True):
-        if said is None:
+    for type, condition in zip(_TYPES, (desired.bound, desired.created, desired.degraded), strict=True):
+        if condition is None:
             continue
-        had = found.get(type, {})
-        same = had.get("status") == said.status
-        row = {"type": type, "status": said.status, "reason": said.reason, "message": said.message[:_LONGEST]}
-        row["lastTransitionTime"] = had["lastTransitionTime"] if same and had.get("lastTransitionTime") else now
-        found[type] = row if generation is None else {**row, "observedGeneration": generation}
+        previous = found.get(type, {})
+        changed_at = previous.get("lastTransitionTime") if previous.get("status") == condition.status else None
+        found[type] = {
+            "type": type,
+            "status": condition.status,
+            "reason": condition.reason,
+            "message": condition.message[:_LONGEST_MESSAGE],
+            "lastTransitionTime": changed_at or now,
+        }
+        if generation is not None:
+            found[type]["observedGeneration"] = generation
     ours = [found.pop(type) for type in _TYPES if type in found]
     return [*ours, *found.values()]
 
 
-def _phase(own: Mapping[str, Any], status: Mapping[str, Any], old: Mapping[str, Any]) -> str:
-    """A Pod that ends because somebody deletes it is made again: its MtgpuPod has not ended with it."""
+def _phase(pod: Raw, status: Raw, old: Raw) -> str:
+    """Return the phase of an MtgpuPod that has a Pod.
+
+    A Pod that ends because it is being deleted is created again, so the MtgpuPod keeps its phase.
+    """
     phase = status.get("phase") or "Pending"
-    return old.get("phase") or "Pending" if phase in _ENDED and interrupted(own) else phase
+    if phase in _ENDED and is_interrupted(pod):
+        phase = old.get("phase") or "Pending"
+    return str(phase)
 
 
-def _by_type(status: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _by_type(status: Raw) -> dict[str, dict[str, Any]]:
     return {str(row.get("type")): dict(row) for row in status.get("conditions") or ()}
 
 
-def _said(row: Mapping[str, Any]) -> tuple[str, str]:
+def _state(row: Raw) -> tuple[str, str]:
     return str(row.get("status")), str(row.get("reason"))
 
 
-def _meta(own: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _without_null(value) for key, value in own["metadata"].items() if key != "managedFields"}
+def _mirrored_metadata(pod: Raw) -> dict[str, Any]:
+    return {key: _without_null(value) for key, value in pod["metadata"].items() if key != "managedFields"}
 
 
 def _without_null(value: Any) -> Any:
-    """An API server may leave nulls out of what it stores; then a status would seem to differ for ever."""
+    """Remove null fields: an API server may not store them, and the status would then differ from it for ever."""
     if isinstance(value, dict):
         return {key: _without_null(row) for key, row in value.items() if row is not None}
     return [_without_null(row) for row in value] if isinstance(value, list) else value

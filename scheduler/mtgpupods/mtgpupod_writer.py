@@ -1,64 +1,77 @@
-"""What the controller of MtgpuPods writes: their finalizer and status, their Pods, and occupy pods."""
+"""The writes for MtgpuPods: finalizers, statuses, their Pods and occupy pods.
 
-from collections.abc import Callable, Mapping
+`MtgpuPodApi` has the single calls. `MtgpuPodWriter` carries out what the node plan decided about one MtgpuPod, or about
+the occupy pods of a node. Every write is of an object as it was observed: if that is out of date, the API server
+refuses it (409, 404), and the watch soon delivers the present one. Used on the controller's thread only.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
 from mgpu.dialects import mtgpu
+from mgpu.dialects.mtgpu import MtgpuPod
+from mgpu.dialects.mtgpu_pods import manifest
+from mgpu.dialects.record_verification import RecordVerifier
 from mgpu.kube import Api, ApiError
 from mgpu.kube.client import JSON_PATCH
+from mgpu.settings import Settings
 from scheduler.decisions.decider import pod_path
+from scheduler.mtgpupods import occupy_pods
+from scheduler.mtgpupods.fairness import Backoffs
+from scheduler.mtgpupods.mtgpupod_cache import key_of
+from scheduler.mtgpupods.mtgpupod_status import (
+    FALSE,
+    Condition,
+    DesiredMtgpuPod,
+    Transition,
+    failed_status,
+    next_status,
+    transitions,
+)
+from scheduler.mtgpupods.observation import is_pod_of, occupy_pod_key, read_stored
+from scheduler.mtgpupods.observed_node import ObservedNode
+from scheduler.mtgpupods.occupy_pods import CreateOccupyPod, DeleteOccupyPod
 from scheduler.mtgpupods.stored_objects import FINALIZERS
+from scheduler.work_queue import Queue
+
+log = logging.getLogger(__name__)
 
 Raw = Mapping[str, Any]
+RecordEvent = Callable[[dict[str, Any], Transition], None]
+"""Records an Event about an object reference. Must return at once."""
+_DENIED_BY_ADMISSION = ("admission webhook", "is forbidden: ")
+"""In the message of an admission that denies a Pod: webhooks (400 unless they say otherwise) and policies
+(ValidatingAdmissionPolicy, 422). These may change their minds; a Pod that the API server calls invalid stays so.
+"""
 
 
-class Writer:
-    """Every write is of what the caller has seen: where that is out of date the API server refuses it (409, 404).
+class StaleObject(Exception):
+    """What was observed is out of date, as the API server says. The watch is about to deliver the present object."""
 
-    may_decide raises RetryLater while this process must not write; it is asked before each write. Every call raises
-    that, ApiError and Unreachable.
+
+class MtgpuPodApi:
+    """Single API calls.
+
+    Every call raises RetryLater, ApiError and Unreachable.
+
+    Args:
+        before_write: called before each write; raises RetryLater while this process must not write.
     """
 
-    def __init__(self, api: Api, may_decide: Callable[[], None]) -> None:
-        self._api, self._may_decide = api, may_decide
-
-    def put_finalizer(self, item: Raw) -> Raw:
-        """The MtgpuPod as it is then."""
-        item = self._with_all_finalizers(item)
-        return self._finalizers(item, [*_finalizers(item), mtgpu.FINALIZER])
-
-    def take_finalizer(self, item: Raw) -> None:
-        item = self._with_all_finalizers(item)
-        self._finalizers(item, [name for name in _finalizers(item) if name != mtgpu.FINALIZER])
-
-    def _with_all_finalizers(self, item: Raw) -> Raw:
-        """Return the MtgpuPod with all its finalizers: `of_mtgpupod` keeps a bounded number of them."""
-        if len(_finalizers(item)) <= FINALIZERS:
-            return item
-        whole = self.mtgpupod(item)
-        if whole["metadata"]["resourceVersion"] != item["metadata"]["resourceVersion"]:
-            raise ApiError(409, "Conflict", f"{_path(item)} has changed since it was looked at")
-        return whole
-
-    def status(self, item: Raw, status: Raw) -> Raw:
-        """The MtgpuPod as it is then. The whole status at once: a merge patch could not remove fields. That nobody has
-        changed the MtgpuPod meanwhile is said by its version, which the API server compares (409).
-        """
-        self._may_decide()
-        version = item["metadata"]["resourceVersion"]
-        patch = [
-            {"op": "replace", "path": "/metadata/resourceVersion", "value": version},
-            {"op": "add", "path": "/status", "value": status},
-        ]
-        return self._api.patch(f"{_path(item)}/status", patch, JSON_PATCH)
+    def __init__(self, api: Api, before_write: Callable[[], None]) -> None:
+        self._api = api
+        self._before_write = before_write
 
     def mtgpupod(self, item: Raw) -> Raw:
-        """As the API server has it now, with all its parts."""
+        """Read the MtgpuPod with all its parts."""
         return self._api.get(_path(item))
 
     def pod(self, namespace: str, name: str) -> Raw | None:
-        """As it is now, whatever the watch has brought; None: there is none."""
+        """Read a Pod, or None if there is none."""
         try:
             return self._api.get(pod_path(namespace, name))
         except ApiError as error:
@@ -66,13 +79,38 @@ class Writer:
                 return None
             raise
 
-    def make(self, pod: Raw) -> None:
-        self._may_decide()
+    def add_finalizer(self, item: Raw) -> Raw:
+        """Return the MtgpuPod as it is then."""
+        item = self._with_all_finalizers(item)
+        return self._write_finalizers(item, [*_finalizers(item), mtgpu.FINALIZER])
+
+    def remove_finalizer(self, item: Raw) -> None:
+        item = self._with_all_finalizers(item)
+        self._write_finalizers(item, [name for name in _finalizers(item) if name != mtgpu.FINALIZER])
+
+    def write_status(self, item: Raw, status: Raw) -> Raw:
+        """Replace the whole status and return the MtgpuPod as it is then.
+
+        A merge patch could not remove fields. The patch of the version has the API server compare it (409).
+        """
+        self._before_write()
+        patch = [
+            {"op": "replace", "path": "/metadata/resourceVersion", "value": item["metadata"]["resourceVersion"]},
+            {"op": "add", "path": "/status", "value": status},
+        ]
+        return self._api.patch(f"{_path(item)}/status", patch, JSON_PATCH)
+
+    def create_pod(self, pod: Raw) -> None:
+        self._before_write()
         self._api.create(f"/api/v1/namespaces/{quote(pod['metadata']['namespace'], safe='')}/pods", pod)
 
-    def delete(self, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
-        """Nothing where it is another pod by now, or none. force: without grace."""
-        self._may_decide()
+    def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
+        """Delete the Pod with this uid, if there is one.
+
+        Args:
+            force: without grace period.
+        """
+        self._before_write()
         grace = {"gracePeriodSeconds": 0} if force else {}
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}, **grace}
         try:
@@ -81,8 +119,17 @@ class Writer:
             if error.status not in (404, 409):
                 raise
 
-    def _finalizers(self, item: Raw, names: list[str]) -> Raw:
-        self._may_decide()
+    def _with_all_finalizers(self, item: Raw) -> Raw:
+        """Return the MtgpuPod with all its finalizers, of which the cache keeps a bounded number."""
+        if len(_finalizers(item)) <= FINALIZERS:
+            return item
+        whole = self.mtgpupod(item)
+        if whole["metadata"]["resourceVersion"] != item["metadata"]["resourceVersion"]:
+            raise ApiError(409, "Conflict", f"{_path(item)} has changed since it was observed")
+        return whole
+
+    def _write_finalizers(self, item: Raw, names: list[str]) -> Raw:
+        self._before_write()
         version = item["metadata"]["resourceVersion"]
         return self._api.patch(_path(item), {"metadata": {"resourceVersion": version, "finalizers": names}})
 
@@ -99,3 +146,159 @@ def _path(item: Raw) -> str:
     meta = item["metadata"]
     namespace, name = (quote(meta[key], safe="") for key in ("namespace", "name"))
     return f"/apis/{mtgpu.API_VERSION}/namespaces/{namespace}/mtgpupods/{name}"
+
+
+@dataclass(slots=True)
+class OccupyPodFailures:
+    """The occupy pods of a node that could not be created.
+
+    Attributes:
+        any: whether there are any.
+        conditions: by GPUID, the condition Bound of its MtgpuPods, if the API server gave a reason.
+    """
+
+    any: bool = False
+    conditions: dict[str, Condition] = field(default_factory=dict)
+
+
+class MtgpuPodWriter:
+    """Carries out node plans."""
+
+    def __init__(
+        self,
+        api: MtgpuPodApi,
+        settings: Settings,
+        records: RecordVerifier,
+        queue: Queue,
+        backoffs: Backoffs,
+        event: RecordEvent,
+    ) -> None:
+        self._api = api
+        self._settings = settings
+        self._records = records
+        self._queue = queue
+        self._backoffs = backoffs
+        self._record_event = event
+
+    # Occupy pods.
+
+    def create_occupy_pods(
+        self, node: ObservedNode, steps: Sequence[CreateOccupyPod | DeleteOccupyPod]
+    ) -> OccupyPodFailures:
+        failures = OccupyPodFailures()
+        for gpuid, occupy_pod in node.occupy_pods.items():
+            if occupy_pod.running:
+                self._backoffs.reset(node.name, gpuid)
+        for step in steps:
+            if isinstance(step, CreateOccupyPod) and self._is_due(node.name, step.gpuid):
+                try:
+                    self._api.create_pod(occupy_pods.manifest(node.name, step.gpuid, self._settings))
+                except ApiError as error:
+                    failures.any = True
+                    if error.status != 409:
+                        extra = {"node": node.name, "gpuid": step.gpuid}
+                        log.warning("occupy pod not created: %s", error, extra=extra)
+                        text = f"the occupy pod of GPUID {step.gpuid} could not be created: {error.message}"
+                        failures.conditions[step.gpuid] = Condition(FALSE, "OccupyPodRefused", text)
+        return failures
+
+    def delete_occupy_pods(self, node: ObservedNode, steps: Sequence[CreateOccupyPod | DeleteOccupyPod]) -> None:
+        for step in steps:
+            if isinstance(step, DeleteOccupyPod):
+                self._api.delete_pod(*occupy_pod_key(node.name, step.gpuid), step.uid, force=step.force)
+                occupy_pod = node.occupy_pods.get(step.gpuid)
+                if occupy_pod is not None and occupy_pod.ended:
+                    self._backoffs.extend(node.name, step.gpuid)  # it may end again as soon as it is created
+
+    # One MtgpuPod.
+
+    def write(self, item: Raw, pod: MtgpuPod | None, own: Raw | None, desired: DesiredMtgpuPod) -> None:
+        """Carry out what was decided about one MtgpuPod.
+
+        Args:
+            item, pod: the MtgpuPod; `pod` is None if it cannot be read.
+            own: the Pod that was created for it, if there is one.
+        """
+        if desired.delete_pod and own is not None:
+            self._api.delete_pod(*key_of(item), own["metadata"]["uid"], force=desired.force)
+        if desired.remove_finalizer:
+            if has_finalizer(item):
+                self._remove_finalizer(item, force=desired.force)
+            return
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        if desired.bind:
+            # BoundDeviceID is written before there is a Pod: a Pod on a card that no status names could be moved.
+            item = self._write_status(item, next_status(item, desired, own, now))
+            desired = replace(desired, bind=None)
+        status: Raw | None = None
+        if desired.create_pod and pod is not None and desired.card is not None and self._is_due(pod.node, pod.uid):
+            made = manifest(self._whole(item, pod), pod, desired.card.uuid, desired.card.index)
+            made["metadata"]["annotations"] |= self._records.sealed_mtgpu(made, pod.uid)
+            failure = self._create_pod(pod, made)
+            if isinstance(failure, str):
+                status = failed_status(item, desired, failure, now)
+            else:
+                desired = replace(desired, created=failure)
+        self._write_status(item, status or next_status(item, desired, own, now))
+
+    def _whole(self, item: Raw, pod: MtgpuPod) -> Raw:
+        """Read the MtgpuPod with all its parts. What it requests must be what was decided on."""
+        whole = self._api.mtgpupod(item)
+        present = read_stored(whole)
+        if not isinstance(present, MtgpuPod) or present.decided_by != pod.decided_by:
+            raise StaleObject(f"MtgpuPod {pod.key} has changed since it was observed")
+        return whole
+
+    def _create_pod(self, pod: MtgpuPod, made: Raw) -> Condition | str | None:
+        """Create the Pod of an MtgpuPod.
+
+        Returns:
+            None: it was created, or will be soon. A condition: it was denied now. A text: it is invalid for ever.
+        """
+        try:
+            self._api.create_pod(made)
+        except ApiError as error:
+            if error.status in (400, 422) and not any(text in error.message for text in _DENIED_BY_ADMISSION):
+                return error.message
+            # A user chooses how many Pods the API server denies: each waits longer each time.
+            self._backoffs.extend(pod.node, pod.uid)
+            self._queue.add(pod.node, self._backoffs.remaining(pod.node, pod.uid))
+            if error.status in (404, 409, 429) or error.status >= 500:
+                return None
+            return Condition(FALSE, "PodForbidden", error.message)
+        self._backoffs.extend(pod.node, pod.uid)
+        return None
+
+    def _is_due(self, node: str, name: str) -> bool:
+        """Return whether a pod may be created now; if not, the node is reconciled again when it may.
+
+        Without pauses that would never end for a pod that the kubelet refuses each time, or that a scheduler preempts
+        for a pod which then finds it there again.
+
+        Args:
+            name: the GPUID of an occupy pod, or the uid of an MtgpuPod.
+        """
+        remaining = self._backoffs.remaining(node, name)
+        if remaining:
+            self._queue.add(node, remaining)
+        return not remaining
+
+    def _remove_finalizer(self, item: Raw, *, force: bool) -> None:
+        """Remove the finalizer, unless the MtgpuPod has a Pod that the watch has not delivered yet."""
+        found = self._api.pod(*key_of(item))
+        if found is not None and is_pod_of(found, item):
+            self._api.delete_pod(*key_of(item), found["metadata"]["uid"], force=force)
+            raise StaleObject(f"Pod {'/'.join(key_of(item))} was not observed yet")
+        self._api.remove_finalizer(item)
+
+    def _write_status(self, item: Raw, status: Raw) -> Raw:
+        """Return the MtgpuPod as it is then."""
+        before = item.get("status") or {}
+        if status == before:
+            return item
+        written = self._api.write_status(item, status)
+        meta = item["metadata"]
+        named = {key: meta[key] for key in ("namespace", "name", "uid")}
+        for transition in transitions(before, status):
+            self._record_event({"apiVersion": mtgpu.API_VERSION, "kind": mtgpu.KIND, **named}, transition)
+        return written

@@ -1,6 +1,8 @@
-"""What shall happen to the MtgpuPods of one node: pure, for the scheduler's controller and `mgpu simulate` alike.
+"""The plan for the MtgpuPods of one node: from their observed state to the desired state of each. Pure.
 
-It follows from what is seen alone, whatever was planned before: so a new leader goes on where the old one ended.
+The controller carries a plan out in a cluster, `mgpu simulate` in a simulated one. A plan follows from the observed
+state alone, not from earlier plans, so a new leader goes on where the old one ended, and a crash between two writes
+loses nothing. tests/scheduler/mtgpupods/test_plan_machine.py carries plans out in every order.
 """
 
 from collections.abc import Iterator, Mapping
@@ -8,170 +10,204 @@ from dataclasses import dataclass, replace
 
 from mgpu.dialects.mtgpu import MtgpuPod
 from mgpu.model.ledger import Holding, Ledger
-from scheduler.mtgpupods.card_assignment import Admission, account, conflict, held_up, name_taken, strangers, tainted
-from scheduler.mtgpupods.observed_node import Seen
-from scheduler.mtgpupods.occupy_pods import Create, Delete, Occupy
-from scheduler.mtgpupods.outcome import FALSE, TRUE, UNKNOWN, Said, Verdict
-from scheduler.mtgpupods.owned_pods import Made
+from scheduler.mtgpupods.card_assignment import (
+    CardAssignments,
+    assign_cards,
+    deleted_pods_running,
+    foreign_holdings,
+    ledger_of,
+    name_conflict,
+    occupy_name_conflict,
+    tainted,
+)
+from scheduler.mtgpupods.mtgpupod_status import FALSE, TRUE, UNKNOWN, Condition, DesiredMtgpuPod
+from scheduler.mtgpupods.observed_node import ObservedNode, OwnedPod
+from scheduler.mtgpupods.occupy_pods import CreateOccupyPod, DeleteOccupyPod, OccupyPod
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """holdings: of those that are admitted and have no BoundDeviceID yet, in the order of their turn.
+class NodePlan:
+    """What is to happen to the MtgpuPods of a node.
 
-    verdicts: by uid. occupy: what shall happen to occupy pods, by GPUID. limited: the namespaces of which MtgpuPods
-    wait until they use fewer GPUIDs, on whichever node.
+    Attributes:
+        reservations: the holdings of MtgpuPods that have no BoundDeviceID yet, the oldest first.
+        desired: by uid, for every MtgpuPod.
+        occupy_pod_steps: in the order of GPUIDs.
+        limited_namespaces: namespaces with MtgpuPods that wait until fewer GPUIDs are in use, on whichever node.
     """
 
-    holdings: tuple[Holding, ...]
-    verdicts: Mapping[str, Verdict]
-    occupy: tuple[Create | Delete, ...]
-    limited: frozenset[str]
+    reservations: tuple[Holding, ...]
+    desired: Mapping[str, DesiredMtgpuPod]
+    occupy_pod_steps: tuple[CreateOccupyPod | DeleteOccupyPod, ...]
+    limited_namespaces: frozenset[str]
 
 
-def plan(seen: Seen) -> Plan:
-    seen = replace(seen, pods=tuple(sorted(seen.pods, key=lambda pod: pod.turn)))
-    ledger = account(seen)
-    degraded = _degraded(seen, ledger)
-    of_gpuid = {pod.gpuid: _to_others(degraded[pod.uid]) for pod in seen.pods if pod.uid in degraded}
-    admission = Admission(seen, ledger, of_gpuid)
-    verdicts = {pod.uid: _verdict(seen, pod, admission, degraded.get(pod.uid)) for pod in seen.pods}
-    for broken in seen.broken:
-        said = None if broken.deleting else Said(FALSE, "Invalid", broken.problems)
-        verdicts[broken.uid] = _with_deletion(Verdict(said), seen, broken.uid, deleting=broken.deleting)
-    holdings = tuple(admission.admitted[pod.uid] for pod in seen.pods if pod.uid in admission.admitted)
-    return Plan(holdings, verdicts, tuple(_occupy(seen, ledger, admission.pending)), frozenset(admission.limited))
+def plan_node(node: ObservedNode) -> NodePlan:
+    node = replace(node, pods=tuple(sorted(node.pods, key=lambda pod: pod.turn)))
+    ledger = ledger_of(node)
+    degraded = _degraded(node, ledger)
+    by_gpuid = {pod.gpuid: _for_other_namespaces(degraded[pod.uid]) for pod in node.pods if pod.uid in degraded}
+    assigned = assign_cards(node, ledger, by_gpuid)
+    desired = {pod.uid: _desired(node, pod, assigned, degraded.get(pod.uid)) for pod in node.pods}
+    for broken in node.unreadable:
+        condition = None if broken.deleting else Condition(FALSE, "Invalid", broken.problems)
+        desired[broken.uid] = _with_deletion(DesiredMtgpuPod(condition), node, broken.uid, deleting=broken.deleting)
+    reservations = tuple(assigned.reservations[pod.uid] for pod in node.pods if pod.uid in assigned.reservations)
+    steps = tuple(_occupy_pod_steps(node, ledger, assigned.awaited_gpuids))
+    return NodePlan(reservations, desired, steps, frozenset(assigned.limited_namespaces))
 
 
-def _degraded(seen: Seen, ledger: Ledger) -> dict[str, Said]:
-    """What is wrong with the cards of those that have one, by uid. Nobody is moved for it."""
-    found: dict[str, Said] = {}
-    cards: dict[str, str] = {}
-    for pod in filter(seen.holds, seen.pods):
-        uuid = seen.card_of(pod)
-        why = _wrong(seen, ledger, pod, cards.setdefault(pod.gpuid, uuid)) if seen.present else None
-        if why is not None:
-            found[pod.uid] = why
+def _degraded(node: ObservedNode, ledger: Ledger) -> dict[str, Condition]:
+    """Return by uid what is wrong with the cards of MtgpuPods that have one. No MtgpuPod is moved because of it."""
+    found: dict[str, Condition] = {}
+    card_of_gpuid: dict[str, str | None] = {}
+    for pod in filter(node.holds, node.pods):
+        first = card_of_gpuid.setdefault(pod.gpuid, node.card_of(pod))
+        problem = _card_problem(node, ledger, pod, first) if node.exists else None
+        if problem is not None:
+            found[pod.uid] = problem
     return found
 
 
-def _to_others(said: Said) -> Said:
-    """Return what is said of it to MtgpuPods of other namespaces, which must not learn the names of its pods."""
-    return replace(said, message="another pod is on its card") if said.reason == "CardShared" else said
+def _for_other_namespaces(condition: Condition) -> Condition:
+    """Return the condition without names of pods, which MtgpuPods of other namespaces must not learn."""
+    if condition.reason == "CardShared":
+        return replace(condition, message="another pod is on its card")
+    return condition
 
 
-def _wrong(seen: Seen, ledger: Ledger, pod: MtgpuPod, first: str) -> Said | None:
-    """first: the card of whoever of its GPUID came first."""
-    uuid, occupy = seen.card_of(pod), seen.occupies.get(pod.gpuid)
-    card = seen.card(uuid)
-    if occupy and not occupy.ours:
-        return replace(name_taken(seen.node, pod.gpuid), status=TRUE)
+def _card_problem(node: ObservedNode, ledger: Ledger, pod: MtgpuPod, first: str | None) -> Condition | None:
+    """Return what is wrong with the card of an MtgpuPod that has one, or None.
+
+    Args:
+        first: the card of the oldest MtgpuPod of its GPUID.
+    """
+    uuid = node.card_of(pod)
+    card = node.card(uuid)
+    occupy_pod = node.occupy_pods.get(pod.gpuid)
+    if occupy_pod and not occupy_pod.ours:
+        return replace(occupy_name_conflict(node.name, pod.gpuid), status=TRUE)
     if card is None:
-        return Said(TRUE, "CardMissing", f"its card {uuid} is not among those of node {seen.node}")
+        return Condition(TRUE, "CardMissing", f"node {node.name} has no card {uuid} that pods could share")
     if uuid != first:
-        return Said(TRUE, "OtherCard", f"others of GPUID {pod.gpuid} are on card {first}, it is on {uuid}")
-    if occupy and occupy.alive and occupy.card not in ("", uuid):
-        return Said(TRUE, "OtherCard", f"the occupy pod of GPUID {pod.gpuid} has card {occupy.card}, not {uuid}")
-    others = strangers(seen, ledger, pod.gpuid, card)
-    if others:
-        own = [other.key for other in others if other.namespace == pod.namespace]
-        return Said(TRUE, "CardShared", f"{own[0] if own else 'a pod of another namespace'} is on its card {uuid} too")
+        return Condition(
+            TRUE, "OtherCard", f"other MtgpuPods of GPUID {pod.gpuid} are on card {first}, it is on {uuid}"
+        )
+    if occupy_pod and occupy_pod.alive and occupy_pod.card not in (None, uuid):
+        return Condition(
+            TRUE, "OtherCard", f"the occupy pod of GPUID {pod.gpuid} has card {occupy_pod.card}, not {uuid}"
+        )
+    foreign = foreign_holdings(node, ledger, pod.gpuid, card)
+    if foreign:
+        named = [held.key for held in foreign if held.namespace == pod.namespace]
+        name = named[0] if named else "a pod of another namespace"
+        return Condition(TRUE, "CardShared", f"{name} is on its card {uuid} too")
     if not card.healthy:
-        return Said(TRUE, "CardUnhealthy", f"its card {card.index} ({uuid}) is unhealthy")
+        return Condition(TRUE, "CardUnhealthy", f"its card {card.index} ({uuid}) is unhealthy")
     return None
 
 
-def _verdict(seen: Seen, pod: MtgpuPod, admission: Admission, degraded: Said | None) -> Verdict:
+def _desired(
+    node: ObservedNode, pod: MtgpuPod, assigned: CardAssignments, degraded: Condition | None
+) -> DesiredMtgpuPod:
     if pod.deleting:
-        verdict = Verdict()
-    elif seen.holds(pod):
-        verdict = _bound(seen, pod, degraded)
+        desired = DesiredMtgpuPod()
+    elif node.holds(pod):
+        desired = _with_card(node, pod, degraded)
     elif pod.ended:
-        verdict = Verdict(Said(FALSE, "Ended", f"it has ended ({pod.phase}) and its share is free again"))
-    elif pod.uid in admission.admitted:
-        verdict = _admitted(seen, pod, admission.admitted[pod.uid])
+        desired = DesiredMtgpuPod(Condition(FALSE, "Ended", f"it has ended ({pod.phase}), and its share is free again"))
+    elif pod.uid in assigned.reservations:
+        desired = _with_reservation(node, pod, assigned.reservations[pod.uid])
     else:
-        verdict = Verdict(admission.waiting[pod.uid])
-    return _with_deletion(verdict, seen, pod.uid, deleting=pod.deleting)
+        desired = DesiredMtgpuPod(assigned.waiting[pod.uid])
+    return _with_deletion(desired, node, pod.uid, deleting=pod.deleting)
 
 
-def _bound(seen: Seen, pod: MtgpuPod, degraded: Said | None) -> Verdict:
-    uuid = seen.card_of(pod)
-    card = seen.card(uuid)
-    bound = Said(TRUE, "Bound", f"it has card {card.index} ({uuid})" if card else f"it has card {uuid}")
-    if not seen.present:
-        bound = Said(UNKNOWN, "NodeNotFound", f"there is no node {seen.node}")
-    made = seen.made.get(pod.uid)
-    created = _created(seen, pod, made, degraded)
-    wrong = degraded or (Said(FALSE, "AsBound", "its GPUID has the card that it was given") if seen.present else None)
-    return Verdict(bound, created, wrong, "" if pod.bound else uuid, make=created is None, card=card)
+def _with_card(node: ObservedNode, pod: MtgpuPod, degraded: Condition | None) -> DesiredMtgpuPod:
+    uuid = node.card_of(pod)
+    card = node.card(uuid)
+    bound = Condition(TRUE, "Bound", f"it has card {card.index} ({uuid})" if card else f"it has card {uuid}")
+    if not node.exists:
+        bound = Condition(UNKNOWN, "NodeNotFound", f"node {node.name} does not exist")
+    elif degraded is None:
+        degraded = Condition(FALSE, "AsBound", "its GPUID has the card that it was given")
+    created = _pod_created(node, pod, degraded)
+    return DesiredMtgpuPod(
+        bound, created, degraded, bind=None if pod.bound else uuid, create_pod=created is None, card=card
+    )
 
 
-def _created(seen: Seen, pod: MtgpuPod, made: Made | None, degraded: Said | None) -> Said | None:
-    """What is to be said of the Pod of one that has its card; None: the Pod shall be made."""
-    occupy = seen.occupies.get(pod.gpuid)
-    if made is not None:
-        if made.deleting and not pod.ended:
-            return Said(FALSE, "PodTerminating", "its Pod is being deleted; it is made again")
-        return Said(TRUE, "PodCreated", f"its Pod was made (uid {made.uid})")
-    if not seen.present:
-        return Said(FALSE, "NodeNotFound", f"there is no node {seen.node}")
-    if pod.uid in seen.conflicts:
-        return conflict(pod)
-    if seen.unschedulable:
-        return Said(FALSE, "NodeUnschedulable", f"node {seen.node} is cordoned")
-    if pod.uid in seen.untolerated:
-        return tainted(seen, pod)
-    if pod.namespace in seen.held_up:
-        return held_up()
-    if degraded:
-        return Said(FALSE, "Degraded", degraded.message)
-    if not (occupy and occupy.running and occupy.card == seen.card_of(pod)):
-        return Said(FALSE, "OccupyPodNotRunning", _awaited(pod, occupy))
+def _pod_created(node: ObservedNode, pod: MtgpuPod, degraded: Condition | None) -> Condition | None:
+    """Return the condition PodCreated of an MtgpuPod that has its card, or None if its Pod is to be created now."""
+    owned = node.owned_pods.get(pod.uid)
+    occupy_pod = node.occupy_pods.get(pod.gpuid)
+    if owned is not None:
+        if owned.deleting and not pod.ended:
+            return Condition(FALSE, "PodTerminating", "its Pod is being deleted and will be created again")
+        return Condition(TRUE, "PodCreated", f"its Pod was created (uid {owned.uid})")
+    if not node.exists:
+        return Condition(FALSE, "NodeNotFound", f"node {node.name} does not exist")
+    if pod.uid in node.name_conflicts:
+        return name_conflict(pod)
+    if node.unschedulable:
+        return Condition(FALSE, "NodeUnschedulable", f"node {node.name} is cordoned")
+    if pod.uid in node.untolerated:
+        return tainted(node, pod)
+    if pod.namespace in node.held_up:
+        return deleted_pods_running()
+    if degraded is not None and degraded.status == TRUE:
+        return Condition(FALSE, "Degraded", degraded.message)
+    if not (occupy_pod and occupy_pod.running and occupy_pod.card == node.card_of(pod)):
+        return Condition(FALSE, "OccupyPodNotRunning", _awaited(pod, occupy_pod))
     return None
 
 
-def _admitted(seen: Seen, pod: MtgpuPod, held: Holding) -> Verdict:
-    """With a share of a card: it is bound as soon as the GPUID's occupy pod runs on that card."""
-    occupy = seen.occupies.get(pod.gpuid)
-    card = seen.card(occupy.card) if occupy and occupy.running and occupy.card else None
-    if card is None or not held.is_known_on(card):
-        return Verdict(Said(FALSE, "Occupying", _awaited(pod, occupy)))
-    return replace(_bound(seen, replace(pod, bound=card.uuid), None), bind=card.uuid)
+def _with_reservation(node: ObservedNode, pod: MtgpuPod, reservation: Holding) -> DesiredMtgpuPod:
+    """Bind an MtgpuPod as soon as the occupy pod of its GPUID runs on the reserved card."""
+    occupy_pod = node.occupy_pods.get(pod.gpuid)
+    card = node.card(occupy_pod.card) if occupy_pod and occupy_pod.running else None
+    if card is None or not reservation.is_known_on(card):
+        return DesiredMtgpuPod(Condition(FALSE, "Occupying", _awaited(pod, occupy_pod)))
+    return replace(_with_card(node, replace(pod, bound=card.uuid), None), bind=card.uuid)
 
 
-def _awaited(pod: MtgpuPod, occupy: Occupy | None) -> str:
-    if occupy and occupy.running:
-        return f"the occupy pod of GPUID {pod.gpuid} runs; on which card, the node has not told yet"
+def _awaited(pod: MtgpuPod, occupy_pod: OccupyPod | None) -> str:
+    if occupy_pod and occupy_pod.running:
+        return f"the occupy pod of GPUID {pod.gpuid} runs; the node has not reported its card yet"
     text = f"the occupy pod of GPUID {pod.gpuid} does not run yet"
-    return f"{text}: {occupy.message}" if occupy and occupy.message else text
+    return f"{text}: {occupy_pod.message}" if occupy_pod and occupy_pod.message else text
 
 
-def _with_deletion(verdict: Verdict, seen: Seen, uid: str, *, deleting: bool) -> Verdict:
-    made = seen.made.get(uid)
-    if made is None:
-        return replace(verdict, finish=deleting)
-    lost = not seen.present and (deleting or not made.ended)
-    return replace(verdict, delete=lost or (deleting and not made.deleting), force=lost)
+def _with_deletion(desired: DesiredMtgpuPod, node: ObservedNode, uid: str, *, deleting: bool) -> DesiredMtgpuPod:
+    """Add what is to happen to the Pod of an MtgpuPod, and to its finalizer if it is being deleted."""
+    owned: OwnedPod | None = node.owned_pods.get(uid)
+    if owned is None:
+        return replace(desired, remove_finalizer=deleting)
+    lost = not node.exists and (deleting or not owned.ended)
+    return replace(desired, delete_pod=lost or (deleting and not owned.deleting), force=lost)
 
 
-def _occupy(seen: Seen, ledger: Ledger, pending: set[str]) -> Iterator[Create | Delete]:
-    """Each GPUID in use has an occupy pod, and none else has: one that nobody needs is swept."""
-    users = [h for h in ledger.holdings(seen.node) if h.gpuid and not h.occupies]
-    needed = {h.gpuid for h in users} | pending
-    going = {pod.uid for pod in seen.pods if pod.deleting} | {broken.uid for broken in seen.broken if broken.deleting}
-    wanted = {h.gpuid for h in users if h.uid not in going and _can_come(seen, h)}
-    for gpuid in sorted(needed | set(seen.occupies)):
-        occupy = seen.occupies.get(gpuid)
-        if occupy is None:
-            if gpuid in wanted and seen.present and not seen.unschedulable:
-                yield Create(gpuid)
-        elif occupy.ours and not seen.present:
-            yield Delete(gpuid, occupy.uid, force=True)
-        elif occupy.ours and not occupy.deleting and (occupy.ended or gpuid not in needed):
-            yield Delete(gpuid, occupy.uid)
+def _occupy_pod_steps(
+    node: ObservedNode, ledger: Ledger, awaited_gpuids: set[str]
+) -> Iterator[CreateOccupyPod | DeleteOccupyPod]:
+    """Yield the steps after which exactly the GPUIDs in use have an occupy pod."""
+    users = [h for h in ledger.holdings(node.name) if h.gpuid and not h.occupies]
+    needed = {h.gpuid for h in users} | awaited_gpuids
+    deleting = {pod.uid for pod in node.pods if pod.deleting} | {b.uid for b in node.unreadable if b.deleting}
+    # An MtgpuPod that is being deleted still needs the occupy pod that there is, but no new one.
+    wanted = {h.gpuid for h in users if h.uid not in deleting and _can_get_its_card(node, h)}
+    for gpuid in sorted(needed | set(node.occupy_pods)):
+        occupy_pod = node.occupy_pods.get(gpuid)
+        if occupy_pod is None:
+            if gpuid in wanted and node.exists and not node.unschedulable:
+                yield CreateOccupyPod(gpuid)
+        elif occupy_pod.ours and not node.exists:
+            yield DeleteOccupyPod(gpuid, occupy_pod.uid, force=True)
+        elif occupy_pod.ours and not occupy_pod.deleting and (occupy_pod.ended or gpuid not in needed):
+            yield DeleteOccupyPod(gpuid, occupy_pod.uid)
 
 
-def _can_come(seen: Seen, user: Holding) -> bool:
-    """Whether the occupy pod could get its user's card: without that it would take another one."""
-    return all(s.card is None for s in user.shares) or any(user.is_known_on(c) and c.healthy for c in seen.cards)
+def _can_get_its_card(node: ObservedNode, user: Holding) -> bool:
+    """Return whether a new occupy pod could get the card of this user; otherwise it would be given another one."""
+    is_any_card = all(share.card is None for share in user.shares)
+    return is_any_card or any(user.is_known_on(card) and card.healthy for card in node.cards)

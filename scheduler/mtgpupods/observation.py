@@ -1,4 +1,7 @@
-"""A snapshot of the MtgpuPods of a node: from the watches, and of its cards from the ClusterCache."""
+"""How a node is observed: the MtgpuPods of the watches, joined with what `ClusterCache` has of the node.
+
+The controller calls `observe` for each attempt; the node plan works on the `ObservedNode` that is returned.
+"""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -12,141 +15,164 @@ from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpuids import Bound
 from scheduler.cluster.mtgpupod_holdings import MtgpuNode
 from scheduler.engine import nvidia_plugin
-from scheduler.mtgpupods.mtgpupod_cache import Key, Known, OnNode, Raw, is_own
-from scheduler.mtgpupods.observed_node import Broken, Seen
-from scheduler.mtgpupods.occupy_pods import Occupy, read_occupy
-from scheduler.mtgpupods.owned_pods import Made, read_made
+from scheduler.mtgpupods.mtgpupod_cache import Key, Known, OnNode, Raw
+from scheduler.mtgpupods.observed_node import (
+    ObservedNode,
+    OwnedPod,
+    UnreadableMtgpuPod,
+    is_owned,
+    read_owned_pod,
+)
+from scheduler.mtgpupods.occupy_pods import OccupyPod, read_occupy_pod
 from scheduler.mtgpupods.stored_objects import EXCESS, Texts
 from scheduler.mtgpupods.taints import untolerated
 
-_PROBLEMS = 4096
+_LONGEST_PROBLEMS = 4096
 """Characters of the problems of an MtgpuPod that cannot be read. Its condition repeats fewer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """items, own: the MtgpuPods and the Pods made for them, by the uid of the MtgpuPod, as the API has them. version:
-    of the node, as the cache counts. recheck: seconds after which a namespace is no longer held up; None: none is.
+class Observation:
+    """A node at one moment, with the objects that were read.
+
+    Attributes:
+        items: by uid, the MtgpuPods.
+        pods: by uid of the MtgpuPod, the Pods that were created for them.
+        version: of the node in `ClusterCache`. Reservations are refused if it has changed.
+        recheck_seconds: time after which a namespace is no longer held up by remnants; None if none is.
     """
 
-    seen: Seen
+    node: ObservedNode
     version: int
     items: Texts[str]
-    own: Texts[str]
-    recheck: float | None = None
+    pods: Texts[str]
+    recheck_seconds: float | None = None
+
+
+def observe(
+    cache: Known,
+    cluster: ClusterCache,
+    name: str,
+    *,
+    enabled: bool,
+    gpuid_limit: int | None = None,
+    left_out: Collection[str] = (),
+) -> Observation:
+    """Observe the MtgpuPods of a node.
+
+    Both caches must not be fed meanwhile: if only one had a Pod that was just created, it would look like a foreign
+    one.
+
+    Args:
+        enabled: whether MtgpuPods are served. If not, only those that are bound or being deleted are observed.
+        gpuid_limit: the number of GPUIDs that a namespace may use; None: any number.
+        left_out: uids of MtgpuPods that are ignored unless they are bound or being deleted.
+    """
+    cached, known = cache.on(name), cluster.mtgpus.on(name)
+    found = _Objects()
+    for key, raw in cached.items.items():
+        pod = read_stored(raw)
+        begins = isinstance(pod, MtgpuPod) and not pod.bound and not pod.deleting
+        if begins and (not enabled or pod.uid in left_out):
+            continue
+        found.add(pod, key, raw, cached, cluster.uid_of(*key))
+    namespaces = {key[0] for key in cached.items}
+    held_up = cluster.mtgpus.held_up(namespaces, name)
+    limit = None if gpuid_limit is None else Bound(gpuid_limit, cluster.mtgpus.elsewhere(namespaces, name))
+    node = ObservedNode(
+        name,
+        tuple(found.readable),
+        tuple(state.card for state in known.cards),
+        known.held,
+        exists=known.node is not None,
+        unschedulable=cached.unschedulable,
+        nvidia_plugin=nvidia_plugin.is_there(known.node),
+        untolerated=found.untolerated,
+        unreadable=tuple(found.unreadable),
+        owned_pods=found.owned,
+        name_conflicts=frozenset(found.conflicts),
+        occupy_pods=_occupy_pods(name, found.readable, cached.occupies, known, cluster),
+        reservations=known.admitted,
+        gpuid_limit=limit,
+        held_up=frozenset(held_up),
+        remnant_gpuids=known.remnants,
+    )
+    recheck_seconds = min(held_up.values(), default=None)
+    return Observation(node, known.version, Texts(found.item_texts), Texts(found.pod_texts), recheck_seconds)
 
 
 @dataclass(slots=True)
-class _Items:
-    pods: list[MtgpuPod] = field(default_factory=list)
-    broken: list[Broken] = field(default_factory=list)
-    texts: dict[str, bytes] = field(default_factory=dict)
-    own: dict[str, bytes] = field(default_factory=dict)
+class _Objects:
+    """The MtgpuPods of a node, sorted by what was found out about them."""
+
+    readable: list[MtgpuPod] = field(default_factory=list)
+    unreadable: list[UnreadableMtgpuPod] = field(default_factory=list)
+    item_texts: dict[str, bytes] = field(default_factory=dict)
+    pod_texts: dict[str, bytes] = field(default_factory=dict)
     untolerated: dict[str, str] = field(default_factory=dict)
-    made: dict[str, Made] = field(default_factory=dict)
+    owned: dict[str, OwnedPod] = field(default_factory=dict)
     conflicts: set[str] = field(default_factory=set)
 
+    def add(
+        self, pod: MtgpuPod | UnreadableMtgpuPod, key: Key, raw: Raw, cached: OnNode, uid_of_name: str | None
+    ) -> None:
+        """Add an MtgpuPod.
 
-def look(
-    known: Known,
-    state: ClusterCache,
-    name: str,
-    *,
-    serving: bool,
-    most: int | None = None,
-    left_out: Collection[str] = (),
-) -> Look:
-    """serving False: those that are not bound yet are not looked at. left_out: those of which nothing is to be begun.
-    most: the number of GPUIDs that a namespace may use; None: any number.
-
-    What feeds both must not go on meanwhile: else a Pod that was just made would look like somebody else's.
-    """
-    there, node = known.on(name), state.mtgpus.on(name)
-    items = _Items()
-    for key, raw in there.items.items():
-        pod = read(raw)
-        if isinstance(pod, MtgpuPod) and not _is_served(pod, serving=serving, left_out=left_out):
-            continue
-        _take(items, pod, there, key, raw)
-        _find_pod(items, raw, there, key, state.uid_of(*key))
-    namespaces = {key[0] for key in there.items}
-    held_up = state.mtgpus.held_up(namespaces, name)
-    seen = Seen(
-        name,
-        tuple(items.pods),
-        tuple(card.card for card in node.cards),
-        node.held,
-        present=node.node is not None,
-        unschedulable=there.unschedulable,
-        stock=nvidia_plugin.is_there(node.node),
-        untolerated=items.untolerated,
-        broken=tuple(items.broken),
-        made=items.made,
-        conflicts=frozenset(items.conflicts),
-        occupies=_occupies(name, items.pods, there.occupies, node, state),
-        admitted=node.admitted,
-        bound=None if most is None else Bound(most, state.mtgpus.elsewhere(namespaces, name)),
-        held_up=frozenset(held_up),
-        remnants=node.remnants,
-    )
-    return Look(seen, node.version, Texts(items.texts), Texts(items.own), min(held_up.values(), default=None))
+        Args:
+            uid_of_name: uid of the Pod that has its name, whoever created it.
+        """
+        self.item_texts[pod.uid] = cached.items.text(key)
+        if isinstance(pod, UnreadableMtgpuPod):
+            self.unreadable.append(pod)
+        else:
+            self.readable.append(pod)
+            taint = untolerated(table_at(raw, "spec"), cached.taints)
+            if taint:
+                self.untolerated[pod.uid] = taint
+        own = cached.made.get(key)
+        if own is not None and is_pod_of(own, raw):
+            self.pod_texts[pod.uid] = cached.made.text(key)
+            self.owned[pod.uid] = read_owned_pod(own)
+        elif uid_of_name is not None:
+            self.conflicts.add(pod.uid)
 
 
-def read(raw: Raw) -> MtgpuPod | Broken:
-    """Return the MtgpuPod. One that is bound is read even where its spec is too large: its account does not need it."""
+def read_stored(raw: Raw) -> MtgpuPod | UnreadableMtgpuPod:
+    """Read a stored MtgpuPod. A bound one is readable although its spec is too large: its holding does not need it."""
     excess = raw.get(EXCESS)
     if excess and not table_at(raw, "status").get("BoundDeviceID"):
-        return _broken(raw, excess)
+        return _unreadable(raw, excess)
     try:
         return mtgpu.read_mtgpupod(raw)
     except BadObject as error:
-        return _broken(raw, str(error))
+        return _unreadable(raw, str(error))
 
 
-def _broken(raw: Raw, problems: str) -> Broken:
+def _unreadable(raw: Raw, problems: str) -> UnreadableMtgpuPod:
     meta = raw["metadata"]
     key = f"{meta['namespace']}/{meta['name']}"
-    return Broken(meta["uid"], key, problems[:_PROBLEMS], deleting="deletionTimestamp" in meta)
+    return UnreadableMtgpuPod(meta["uid"], key, problems[:_LONGEST_PROBLEMS], deleting="deletionTimestamp" in meta)
 
 
-def _is_served(pod: MtgpuPod, *, serving: bool, left_out: Collection[str]) -> bool:
-    """One that is bound stays so, and one that is being deleted has to go, whatever else."""
-    return bool(pod.bound) or pod.deleting or (serving and pod.uid not in left_out)
-
-
-def _take(items: _Items, pod: MtgpuPod | Broken, there: OnNode, key: Key, raw: Raw) -> None:
-    items.texts[pod.uid] = there.items.text(key)
-    if isinstance(pod, Broken):
-        items.broken.append(pod)
-        return
-    items.pods.append(pod)
-    taint = untolerated(table_at(raw, "spec"), there.taints)
-    if taint:
-        items.untolerated[pod.uid] = taint
-
-
-def _find_pod(items: _Items, raw: Raw, there: OnNode, key: Key, uid_of_name: str | None) -> None:
-    """Take the Pod of its name for its own, or for somebody else's."""
-    uid, made = raw["metadata"]["uid"], there.made.get(key)
-    if made is not None and is_own(made, raw):
-        items.own[uid], items.made[uid] = there.made.text(key), read_made(made)
-    elif uid_of_name is not None:
-        items.conflicts.add(uid)
-
-
-def _occupies(
-    node: str, pods: Collection[MtgpuPod], ours: Mapping[str, Raw], there: MtgpuNode, state: ClusterCache
-) -> dict[str, Occupy]:
+def _occupy_pods(
+    node: str, pods: Collection[MtgpuPod], cached: Mapping[str, Raw], known: MtgpuNode, cluster: ClusterCache
+) -> dict[str, OccupyPod]:
     found = {}
-    for gpuid, raw in sorted(ours.items()):
+    for gpuid, raw in sorted(cached.items()):
         pod = read_pod(raw)
-        found[gpuid] = read_occupy(raw, pod, there.occupied.get(pod.uid, ""))
+        found[gpuid] = read_occupy_pod(raw, pod, known.occupied.get(pod.uid))
     for gpuid in sorted({pod.gpuid for pod in pods} - set(found)):
-        uid = state.uid_of(*occupy_key(node, gpuid))
+        uid = cluster.uid_of(*occupy_pod_key(node, gpuid))
         if uid is not None:
-            found[gpuid] = Occupy(uid, ours=False)
+            found[gpuid] = OccupyPod(uid, ours=False)
     return found
 
 
-def occupy_key(node: str, gpuid: str) -> Key:
+def is_pod_of(pod: Raw, item: Raw) -> bool:
+    """Return whether a Pod with the name of this MtgpuPod, which may be unreadable, was created for it (`is_owned`)."""
+    mirrored = (item.get("status") or {}).get("PodObjectMeta") or {}
+    return is_owned(pod, item["metadata"]["uid"], str(mirrored.get("uid") or ""))
+
+
+def occupy_pod_key(node: str, gpuid: str) -> Key:
     return mtgpu.OCCUPY_NAMESPACE, mtgpu.occupy_name(node, gpuid)

@@ -1,19 +1,29 @@
-"""What is seen of the MtgpuPods of one node."""
+"""The observed state of the MtgpuPods of one node: the input of the node plan. Pure.
+
+`mtgpupod_cache.observe` takes it from the scheduler's caches, `mgpu simulate` from its simulated cluster, and tests
+build it by hand. The node plan depends on nothing else: what it needs to know becomes a field of `ObservedNode`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from mgpu.dialects.mtgpu import MtgpuPod
+from mgpu.dialects.mtgpu import MtgpuPod, card_of
 from mgpu.model.cards import Card
 from mgpu.model.ledger import Holding
 from scheduler.cluster.gpuids import Bound
-from scheduler.mtgpupods.occupy_pods import Occupy
-from scheduler.mtgpupods.owned_pods import Made
+from scheduler.mtgpupods.occupy_pods import OccupyPod
+
+Raw = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
-    """An MtgpuPod that cannot be read. problems: why. What it is known to hold is among the holdings."""
+class UnreadableMtgpuPod:
+    """An MtgpuPod that breaks a rule, so that it cannot be read.
+
+    Attributes:
+        problems: the broken rules, with their fields.
+    """
 
     uid: str
     key: str
@@ -22,46 +32,110 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """Everything about the MtgpuPods of one node at one moment.
+class OwnedPod:
+    """The Pod that the controller created for an MtgpuPod.
 
-    present: there is such a Node. stock: NVIDIA's plugin chooses the card of an occupy pod
-    (scheduler/engine/nvidia_plugin.py).
-    pods: its MtgpuPods. cards: its GPUs that pods can be given. held: what anybody holds of them now.
-    untolerated: by uid, the taint of the node that would end an MtgpuPod's Pod, for those that have one.
-    made: by the MtgpuPod's uid, its own Pod. conflicts: those whose name a Pod has that is not theirs.
-    occupies: by GPUID, what has the name of its occupy pod. admitted: what those hold that have a reservation, and no
-    BoundDeviceID yet. bound: of the GPUIDs that a namespace may use; None: it may use any number. held_up: the
-    namespaces whose pods were deleted by force and still run. remnants: by uid, the GPUIDs of deleted
-    Pods that still run.
+    Attributes:
+        card: UUID of the card in its environment; None if it has none.
     """
 
-    node: str
+    uid: str
+    phase: str = "Pending"
+    deleting: bool = False
+    card: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedNode:
+    """The MtgpuPods of a node, and what decides about them, at one moment.
+
+    Attributes:
+        exists: whether there is a Node of this name. Its MtgpuPods may outlive it.
+        nvidia_plugin: NVIDIA's device plugin chooses the cards of occupy pods (scheduler/engine/nvidia_plugin.py).
+        cards: the GPUs of the node that are not partitioned.
+        held: the holdings of all pods on these cards, of whichever vocabulary.
+        untolerated: by uid of an MtgpuPod, the taint of the node that would end its Pod.
+        unreadable: MtgpuPods that break a rule. What they hold is among the holdings.
+        owned_pods: by uid of an MtgpuPod, the Pod that was created for it.
+        name_conflicts: uids of the MtgpuPods whose name a foreign Pod has.
+        occupy_pods: by GPUID, the pod that has the name of its occupy pod.
+        reservations: by uid, the holdings of MtgpuPods that were assigned a card earlier and are not bound yet.
+        gpuid_limit: the limit of GPUIDs for each namespace; None: there is none.
+        held_up: the namespaces with remnants (deleted pods that still run).
+        remnant_gpuids: by uid, the GPUID of each remnant of an MtgpuPod.
+    """
+
+    name: str
     pods: tuple[MtgpuPod, ...] = ()
     cards: tuple[Card, ...] = ()
     held: tuple[Holding, ...] = ()
-    present: bool = True
+    exists: bool = True
     unschedulable: bool = False
-    stock: bool = False
+    nvidia_plugin: bool = False
     untolerated: Mapping[str, str] = field(default_factory=dict)
-    broken: tuple[Broken, ...] = ()
-    made: Mapping[str, Made] = field(default_factory=dict)
-    conflicts: frozenset[str] = frozenset()
-    occupies: Mapping[str, Occupy] = field(default_factory=dict)
-    admitted: Mapping[str, Holding] = field(default_factory=dict)
-    bound: Bound | None = None
+    unreadable: tuple[UnreadableMtgpuPod, ...] = ()
+    owned_pods: Mapping[str, OwnedPod] = field(default_factory=dict)
+    name_conflicts: frozenset[str] = frozenset()
+    occupy_pods: Mapping[str, OccupyPod] = field(default_factory=dict)
+    reservations: Mapping[str, Holding] = field(default_factory=dict)
+    gpuid_limit: Bound | None = None
     held_up: frozenset[str] = frozenset()
-    remnants: Mapping[str, str] = field(default_factory=dict)
+    remnant_gpuids: Mapping[str, str] = field(default_factory=dict)
 
-    def card_of(self, pod: MtgpuPod) -> str:
-        """The UUID of the card that it was given, "" before. What its Pod has counts where its status was lost."""
-        made = self.made.get(pod.uid)
-        return pod.bound or (made.card if made else "")
+    def card_of(self, pod: MtgpuPod) -> str | None:
+        """Return the UUID of the card that the MtgpuPod was given, or None.
+
+        The environment of its Pod counts if its status has no card, as after a restore from a backup.
+        """
+        owned = self.owned_pods.get(pod.uid)
+        return pod.bound or (owned.card if owned else None) or None
 
     def holds(self, pod: MtgpuPod) -> bool:
-        """Whether it keeps its card: from BoundDeviceID on, until it has ended and its Pod too."""
-        made = self.made.get(pod.uid)
-        return bool(self.card_of(pod)) and (not pod.ended or (made is not None and not made.ended))
+        """Return whether the MtgpuPod holds its card: from BoundDeviceID on until it and its Pod have ended."""
+        owned = self.owned_pods.get(pod.uid)
+        is_running = owned is not None and not owned.ended
+        return self.card_of(pod) is not None and (is_running or not pod.ended)
 
-    def card(self, uuid: str) -> Card | None:
+    def card(self, uuid: str | None) -> Card | None:
         return next((card for card in self.cards if card.uuid == uuid), None)
+
+
+# Pods of MtgpuPods.
+
+
+def is_owned(pod: Raw, uid: str, pod_uid: str) -> bool:
+    """Return whether this Pod, which has the name of an MtgpuPod, was created for it.
+
+    Its owner reference says so, or the MtgpuPod's status does: `kubectl delete --cascade=orphan` removes the reference.
+
+    Args:
+        uid: of the MtgpuPod.
+        pod_uid: of the Pod in the status of the MtgpuPod; empty if it names none.
+    """
+    meta = pod["metadata"]
+    owners = meta.get("ownerReferences") or ()
+    has_owner = any(owner.get("uid") == uid and owner.get("controller") for owner in owners)
+    return (bool(uid) and has_owner) or (bool(pod_uid) and meta.get("uid") == pod_uid)
+
+
+def read_owned_pod(raw: Raw) -> OwnedPod:
+    meta = raw["metadata"]
+    phase = (raw.get("status") or {}).get("phase") or "Pending"
+    return OwnedPod(meta.get("uid") or "", phase, bool(meta.get("deletionTimestamp")), card_of(raw) or None)
+
+
+def is_interrupted(raw: Raw) -> bool:
+    """Return whether this Pod is being deleted, so that an end now is the end of the Pod and not of its work.
+
+    Kubelets write the last phase of a Pod before its deletion completes (Kubernetes 1.27 and later). The pod garbage
+    collector does so before it deletes the Pods of a node that is gone, and adds a condition.
+    """
+    conditions = (raw.get("status") or {}).get("conditions") or ()
+    return bool(raw["metadata"].get("deletionTimestamp")) or any(
+        (row.get("type"), row.get("status"), row.get("reason")) == ("DisruptionTarget", "True", "DeletionByPodGC")
+        for row in conditions
+    )

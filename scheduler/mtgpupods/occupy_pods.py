@@ -1,6 +1,7 @@
-"""Occupy pods: each keeps a card for a GPUID, from the kubelet and from everybody who counts `nvidia.com/gpu`.
+"""Occupy pods: each holds the card of a GPUID, so that the kubelet and kube-scheduler count that card as used. Pure.
 
-Source: docs/design/mtgpu.md, "Controller".
+The containers of MtgpuPods request no device-plugin resource. The occupy pod of their GPUID requests `nvidia.com/gpu:
+1` instead (docs/design/mtgpu.md, "Controller").
 """
 
 from collections.abc import Mapping
@@ -13,18 +14,21 @@ from mgpu.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Occupy:
-    """A pod that has the name of a GPUID's occupy pod. ours: it is one; else somebody else has taken the name.
+class OccupyPod:
+    """A pod that has the name of a GPUID's occupy pod.
 
-    card: its UUID, "" while that is not known. message: why it does not run, where its conditions say so.
+    Attributes:
+        ours: whether it is an occupy pod. Otherwise a foreign pod has taken the name.
+        card: UUID; None while it is not known which card the pod was given.
+        message: why it does not run, by its conditions; None if they do not say.
     """
 
     uid: str
     ours: bool = True
     phase: str = "Pending"
     deleting: bool = False
-    card: str = ""
-    message: str = ""
+    card: str | None = None
+    message: str | None = None
 
     @property
     def ended(self) -> bool:
@@ -40,51 +44,53 @@ class Occupy:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Create:
-    """The occupy pod of this GPUID shall be made."""
+class CreateOccupyPod:
+    """A step of the node plan."""
 
     gpuid: str
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Delete:
-    """This occupy pod shall go; force: without grace, since its node is gone."""
+class DeleteOccupyPod:
+    """A step of the node plan.
+
+    Attributes:
+        force: delete without grace period, because the node that could end the pod is gone.
+    """
 
     gpuid: str
     uid: str
     force: bool = False
 
 
-def read_occupy(raw: Mapping[str, Any], pod: Pod, card: str) -> Occupy:
-    """A pod (`raw`, and as read) that has an occupy pod's name. card: the UUID of the one that it was given, or ""."""
-    ours = occupied(pod) is not None
-    return Occupy(pod.uid, ours, pod.phase, pod.deleting, card, _why(raw))
+def read_occupy_pod(raw: Mapping[str, Any], pod: Pod, card: str | None) -> OccupyPod:
+    """Read a pod that has the name of an occupy pod.
+
+    Args:
+        pod: the same, as `read_pod` reads it.
+        card: UUID of the card that it was given, if that is known.
+    """
+    return OccupyPod(pod.uid, occupied(pod) is not None, pod.phase, pod.deleting, card, _message(raw))
 
 
-def _why(raw: Mapping[str, Any]) -> str:
-    """What its conditions say of why it does not run."""
+def _message(raw: Mapping[str, Any]) -> str | None:
     status = raw.get("status") or {}
     for row in status.get("conditions") or ():
         if row.get("status") == "False" and row.get("message"):
             return str(row["message"])
-    return str(status.get("message") or "")
+    return str(status["message"]) if status.get("message") else None
 
 
 def manifest(node: str, gpuid: str, settings: Settings) -> dict[str, Any]:
-    """The occupy pod of a GPUID, for the API server.
-
-    It is pinned by affinity and not by `nodeName`, so that the scheduler counts it and mgpu decides its card in its
-    binding; it tolerates everything, since its card is in use whatever the node's taints.
-    """
-    mtgpu, one = settings.dialects.mtgpu, {"nvidia.com/gpu": "1"}
-    here = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
-    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [here]}}}
+    """Return the occupy pod of a GPUID as it is created."""
+    mtgpu = settings.dialects.mtgpu
+    one_card = {"nvidia.com/gpu": "1"}
     container = {
         "name": "occupy",
         "image": mtgpu.occupy_image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["sleep", "infinity"],
-        "resources": {"requests": dict(one), "limits": dict(one)},
+        "resources": {"requests": dict(one_card), "limits": dict(one_card)},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
@@ -94,6 +100,9 @@ def manifest(node: str, gpuid: str, settings: Settings) -> dict[str, Any]:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
+    # Affinity and not `nodeName`: kube-scheduler then counts the pod, and mgpu decides its card in its binding.
+    this_node = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [this_node]}}}
     spec: dict[str, Any] = {
         "affinity": affinity,
         "automountServiceAccountToken": False,
@@ -101,6 +110,7 @@ def manifest(node: str, gpuid: str, settings: Settings) -> dict[str, Any]:
         "enableServiceLinks": False,
         "restartPolicy": "Always",
         "terminationGracePeriodSeconds": 0,
+        # The card is in use whatever the taints of the node: MtgpuPods that tolerate them run on.
         "tolerations": [{"operator": "Exists"}],
     }
     if mtgpu.occupy_priority_class:

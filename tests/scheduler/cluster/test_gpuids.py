@@ -23,27 +23,27 @@ TWO = load_settings("dialects: {mtgpu: {occupyPriorityClass: '', maxGPUIDsPerNam
 class TestPlan:
     def test_gpuid_beyond_the_bound_gets_no_card(self) -> None:
         mine, more = mtgpupod("mine", "x", **ON_CARD), mtgpupod("more", "y")
-        found = planned(mine, more, occupies=occupy("x", card=0), bound=Bound(1, {}))
+        found = planned(mine, more, occupy_pods=occupy("x", card=0), gpuid_limit=Bound(1, {}))
         assert (reason(found, "mine"), reason(found, "more")) == ("Bound", "TooManyGPUIDs")
-        assert found.limited == {"default"}
-        assert [step.gpuid for step in found.occupy] == []
+        assert found.limited_namespaces == {"default"}
+        assert [step.gpuid for step in found.occupy_pod_steps] == []
 
     def test_without_a_bound_it_gets_one(self) -> None:
-        found = planned(mtgpupod("mine", "x", **ON_CARD), mtgpupod("more", "y"), occupies=occupy("x", card=0))
+        found = planned(mtgpupod("mine", "x", **ON_CARD), mtgpupod("more", "y"), occupy_pods=occupy("x", card=0))
         assert cards_of(found) == {"more": uuid(1)}
-        assert found.limited == frozenset()
+        assert found.limited_namespaces == frozenset()
 
     def test_another_mtgpupod_of_the_same_gpuid_is_within_the_bound(self) -> None:
         pods = [mtgpupod("mine", "x", **ON_CARD), mtgpupod("more", "x")]
-        assert cards_of(planned(*pods, occupies=occupy("x", card=0), bound=Bound(1, {}))) == {"more": uuid(0)}
+        assert cards_of(planned(*pods, occupy_pods=occupy("x", card=0), gpuid_limit=Bound(1, {}))) == {"more": uuid(0)}
 
     def test_gpuids_of_other_nodes_count(self) -> None:
-        found = planned(mtgpupod("m"), bound=Bound(2, {"default": 2}))
+        found = planned(mtgpupod("m"), gpuid_limit=Bound(2, {"default": 2}))
         assert reason(found, "m") == "TooManyGPUIDs"
-        assert cards_of(planned(mtgpupod("m"), bound=Bound(2, {"default": 1, "other": 9}))) == {"m": uuid(0)}
+        assert cards_of(planned(mtgpupod("m"), gpuid_limit=Bound(2, {"default": 1, "other": 9}))) == {"m": uuid(0)}
 
     def test_of_two_that_come_at_once_the_first_gets_the_last_gpuid(self) -> None:
-        found = planned(mtgpupod("a", "x"), mtgpupod("b", "y"), bound=Bound(1, {}))
+        found = planned(mtgpupod("a", "x"), mtgpupod("b", "y"), gpuid_limit=Bound(1, {}))
         assert cards_of(found) == {"a": uuid(0)}
         assert reason(found, "b") == "TooManyGPUIDs"
 
@@ -51,18 +51,18 @@ class TestPlan:
         """Else two namespaces open cards for each other, and stay on them when the other one goes."""
         theirs = mtgpupod("theirs", "x", namespace="other", **ON_CARD)
         joins = mtgpupod("joins", "x")
-        found = planned(theirs, joins, occupies=occupy("x", card=0), bound=Bound(1, {"default": 1}))
+        found = planned(theirs, joins, occupy_pods=occupy("x", card=0), gpuid_limit=Bound(1, {"default": 1}))
         assert (reason(found, "theirs"), reason(found, "joins")) == ("Bound", "TooManyGPUIDs")
-        assert found.limited == {"default"}
+        assert found.limited_namespaces == {"default"}
 
     def test_one_that_has_a_card_keeps_it_when_the_bound_is_lowered(self) -> None:
         pods = [mtgpupod("a", "x", **ON_CARD), mtgpupod("b", "y", bound=uuid(1), phase="Running")]
         occupies = {**occupy("x", card=0), **occupy("y", card=1)}
-        found = planned(*pods, occupies=occupies, bound=Bound(1, {"default": 5}))
+        found = planned(*pods, occupy_pods=occupies, gpuid_limit=Bound(1, {"default": 5}))
         assert (reason(found, "a"), reason(found, "b")) == ("Bound", "Bound")
 
     def test_message_names_the_rule_and_the_remedy(self) -> None:
-        message = said(planned(mtgpupod("m"), bound=Bound(2, {"default": 2})), "m").message
+        message = said(planned(mtgpupod("m"), gpuid_limit=Bound(2, {"default": 2})), "m").message
         assert message == (
             "namespace default uses as many GPUIDs as it may (dialects.mtgpu.maxGPUIDsPerNamespace: 2); "
             "name a GPUID that it uses on node n1, or delete the MtgpuPods of another GPUID"

@@ -9,10 +9,10 @@ ROOT = Path(__file__).parents[3]
 
 
 def reasons() -> Iterator[str]:
-    """The second argument of every `Said(…)`."""
+    """The second argument of every `Condition(…)`."""
     for path in (ROOT / "scheduler" / "mtgpupods").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Said":
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Condition":
                 reason = node.args[1]
                 assert isinstance(reason, ast.Constant), f"{path.name}:{node.lineno}: a reason is written out"
                 yield str(reason.value)

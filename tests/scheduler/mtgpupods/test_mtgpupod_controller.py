@@ -134,7 +134,7 @@ def test_what_was_decided_in_an_earlier_term_is_not_written(rig: Rig) -> None:
     rig.create("a", "x")
     rig.scheduler.hear()
     rig.cluster.refuse = lambda *_: rig.scheduler.controller.begin()
-    rig.scheduler.controller.look_at("n1")
+    rig.scheduler.controller.reconcile("n1")
     assert rig.item("a")["metadata"]["finalizers"] == [mtgpu.FINALIZER]
     assert "status" not in rig.item("a")
     assert rig.occupy("x") is None

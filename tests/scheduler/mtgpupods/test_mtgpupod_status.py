@@ -5,14 +5,24 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.mtgpupods.mtgpupod_status import Transition, next_status, refused, transitions
-from scheduler.mtgpupods.outcome import FALSE, TRUE, Said, Verdict
+from scheduler.mtgpupods.mtgpupod_status import (
+    FALSE,
+    TRUE,
+    Condition,
+    DesiredMtgpuPod,
+    Transition,
+    failed_status,
+    next_status,
+    transitions,
+)
 from tests import builders
 from tests.examples import examples
 
 NOW, LATER = "2026-11-21T00:00:00Z", "2026-11-21T00:00:09Z"
-WAITS = Verdict(Said(FALSE, "ResourceExceeded", "no card"))
-BOUND = Verdict(Said(TRUE, "Bound", "it has card 0"), None, Said(FALSE, "AsBound", "fine"), bind="GPU-n1-0")
+WAITS = DesiredMtgpuPod(Condition(FALSE, "ResourceExceeded", "no card"))
+BOUND = DesiredMtgpuPod(
+    Condition(TRUE, "Bound", "it has card 0"), None, Condition(FALSE, "AsBound", "fine"), bind="GPU-n1-0"
+)
 
 
 def raw(status: dict[str, Any] | None = None, **meta: Any) -> dict[str, Any]:
@@ -64,7 +74,7 @@ def test_a_pod_that_is_gone_leaves_it_pending_on_its_card() -> None:
 
 def test_one_that_has_ended_stays_so_when_its_pod_goes() -> None:
     before = next_status(raw(), BOUND, own("Succeeded"), NOW)
-    after = next_status(raw(before), Verdict(Said(FALSE, "Ended", "done")), None, LATER)
+    after = next_status(raw(before), DesiredMtgpuPod(Condition(FALSE, "Ended", "done")), None, LATER)
     assert (after["phase"], after["PodStatus"]["phase"]) == ("Succeeded", "Succeeded")
 
 
@@ -82,7 +92,8 @@ def test_what_its_pod_comes_to_by_its_deletion_is_not_its_own_end() -> None:
 
 def test_one_that_goes_and_has_no_pod_is_left_as_it_is() -> None:
     before = next_status(raw(), BOUND, own(), NOW)
-    assert next_status(raw(before, deletionTimestamp=LATER, generation=2), Verdict(finish=True), None, LATER) == before
+    deleted = raw(before, deletionTimestamp=LATER, generation=2)
+    assert next_status(deleted, DesiredMtgpuPod(remove_finalizer=True), None, LATER) == before
 
 
 def test_what_does_not_change_is_written_as_it_was() -> None:
@@ -92,7 +103,7 @@ def test_what_does_not_change_is_written_as_it_was() -> None:
 
 def test_a_condition_keeps_its_time_while_its_status_is_the_same() -> None:
     before = next_status(raw(), WAITS, None, NOW)
-    other = next_status(raw(before), Verdict(Said(FALSE, "NameConflict", "taken")), None, LATER)
+    other = next_status(raw(before), DesiredMtgpuPod(Condition(FALSE, "NameConflict", "taken")), None, LATER)
     assert other["conditions"][0]["lastTransitionTime"] == NOW
     bound = next_status(raw(before), BOUND, None, LATER)
     assert bound["conditions"][0]["lastTransitionTime"] == LATER
@@ -112,7 +123,7 @@ def test_the_generation_that_was_looked_at_is_told() -> None:
 
 
 def test_a_pod_that_the_api_server_refuses_ends_it() -> None:
-    found = refused(raw(), BOUND, "spec.containers[0].image: Required value", NOW)
+    found = failed_status(raw(), BOUND, "spec.containers[0].image: Required value", NOW)
     assert found["phase"] == "Failed"
     assert conditions(found)["PodCreated"] == ("False", "PodRefused")
 
@@ -128,12 +139,17 @@ def test_each_condition_that_changed_is_one_event() -> None:
 
 def test_another_message_is_no_event() -> None:
     first = next_status(raw(), WAITS, None, NOW)
-    assert transitions(first, next_status(raw(first), Verdict(Said(FALSE, "ResourceExceeded", "1")), None, NOW)) == ()
+    assert (
+        transitions(
+            first, next_status(raw(first), DesiredMtgpuPod(Condition(FALSE, "ResourceExceeded", "1")), None, NOW)
+        )
+        == ()
+    )
 
 
 def test_degraded_and_in_order_again_are_events() -> None:
     first = next_status(raw(), BOUND, None, NOW)
-    bad = Verdict(BOUND.bound, None, Said(TRUE, "OtherCard", "moved"))
+    bad = DesiredMtgpuPod(BOUND.bound, None, Condition(TRUE, "OtherCard", "moved"))
     second = next_status(raw(first), bad, None, LATER)
     assert transitions(first, second) == (Transition("Degraded", "True", "OtherCard", "moved", warning=True),)
     assert transitions(second, first) == (Transition("Degraded", "False", "AsBound", "fine", warning=False),)
@@ -143,14 +159,16 @@ def test_conditions_of_others_are_nobodys_event() -> None:
     assert transitions({}, {"conditions": [{"type": "Audited", "status": "True", "reason": "x"}]}) == ()
 
 
-SAID = st.one_of(st.none(), st.builds(Said, st.sampled_from(["True", "False"]), st.sampled_from("xy"), st.just("m")))
-VERDICTS = st.builds(Verdict, SAID, SAID, SAID, st.sampled_from(["", "GPU-n1-0"]))
+CONDITIONS = st.one_of(
+    st.none(), st.builds(Condition, st.sampled_from(["True", "False"]), st.sampled_from("xy"), st.just("m"))
+)
+DESIRED = st.builds(DesiredMtgpuPod, CONDITIONS, CONDITIONS, CONDITIONS, st.sampled_from([None, "GPU-n1-0"]))
 OWN = st.one_of(st.none(), st.sampled_from(["Pending", "Running", "Succeeded"]).map(own))
 
 
 @examples(200)
-@given(st.lists(st.tuples(VERDICTS, OWN), min_size=1, max_size=4))
-def test_writing_again_changes_nothing(history: list[tuple[Verdict, dict[str, Any] | None]]) -> None:
+@given(st.lists(st.tuples(DESIRED, OWN), min_size=1, max_size=4))
+def test_writing_again_changes_nothing(history: list[tuple[DesiredMtgpuPod, dict[str, Any] | None]]) -> None:
     status: dict[str, Any] = {}
     for verdict, pod in history:
         status = next_status(raw(status), verdict, pod, NOW)

@@ -7,7 +7,7 @@ from mgpu.dialects import mtgpu
 from mgpu.model.gpu_requests import whole_cards
 from mgpu.model.pods import Stage, read_pod
 from mgpu.settings import load_settings
-from scheduler.mtgpupods.occupy_pods import Occupy, manifest, read_occupy
+from scheduler.mtgpupods.occupy_pods import OccupyPod, manifest, read_occupy_pod
 from tests.builders import occupy_pod
 
 SETTINGS = load_settings()
@@ -59,27 +59,27 @@ def test_one_that_cannot_be_scheduled_says_why() -> None:
     raw = occupy_pod()
     row = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
     raw["status"]["conditions"] = [{"type": "Initialized", "status": "True", "message": "fine"}, row]
-    found = read_occupy(raw, read_pod(raw), "")
-    assert found == Occupy("uid-mtgpupod-occupypod-n1-zxcvb", message="0/1 nodes are available")
+    found = read_occupy_pod(raw, read_pod(raw), None)
+    assert found == OccupyPod("uid-mtgpupod-occupypod-n1-zxcvb", message="0/1 nodes are available")
     assert (found.alive, found.running, found.ended) == (True, False, False)
 
 
 def test_one_that_failed_says_why_and_is_not_alive() -> None:
     raw = occupy_pod(phase="Failed")
     raw["status"]["message"] = "no such device"
-    found = read_occupy(raw, read_pod(raw), "GPU-n1-0")
+    found = read_occupy_pod(raw, read_pod(raw), "GPU-n1-0")
     assert (found.message, found.card, found.alive, found.ended) == ("no such device", "GPU-n1-0", False, True)
 
 
 def test_one_that_runs_and_goes_does_not_run() -> None:
     raw = occupy_pod(phase="Running")
-    assert read_occupy(raw, read_pod(raw), "").running
+    assert read_occupy_pod(raw, read_pod(raw), None).running
     raw["metadata"]["deletionTimestamp"] = "2026-11-21T00:00:00Z"
-    assert not read_occupy(raw, read_pod(raw), "").running
+    assert not read_occupy_pod(raw, read_pod(raw), None).running
 
 
 def test_a_pod_of_that_name_without_the_label_is_somebody_elses() -> None:
     raw = occupy_pod(phase="Running")
     raw["metadata"]["labels"] = {}
-    found = read_occupy(raw, read_pod(raw), "")
+    found = read_occupy_pod(raw, read_pod(raw), None)
     assert (found.ours, found.alive) == (False, False)

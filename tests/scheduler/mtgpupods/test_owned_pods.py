@@ -4,8 +4,8 @@ from typing import Any
 
 from mgpu.dialects.mtgpu import read_mtgpupod
 from mgpu.dialects.mtgpu_pods import manifest
-from scheduler.mtgpupods.mtgpupod_cache import is_own
-from scheduler.mtgpupods.owned_pods import Made, read_made
+from scheduler.mtgpupods.observation import is_pod_of
+from scheduler.mtgpupods.observed_node import OwnedPod, read_owned_pod
 from tests.builders import GIB, card, container, mtgpupod
 
 
@@ -81,27 +81,27 @@ def test_its_own_pod_is_known_by_its_owner_or_after_that_was_taken_off_by_its_ui
     raw = mtgpupod("a")
     made = of(raw)
     made["metadata"]["uid"] = "uid-pod"
-    assert is_own(made, raw)
+    assert is_pod_of(made, raw)
     del made["metadata"]["ownerReferences"]
-    assert not is_own(made, raw)
+    assert not is_pod_of(made, raw)
     raw["status"]["PodObjectMeta"] = {"uid": "uid-pod"}
-    assert is_own(made, raw)
+    assert is_pod_of(made, raw)
 
 
 def test_a_pod_of_its_predecessor_or_of_a_mere_co_owner_is_foreign() -> None:
     raw = mtgpupod("a")
     made = of(raw)
     again = mtgpupod("a", uid="uid-again")
-    assert not is_own(made, again)
+    assert not is_pod_of(made, again)
     made["metadata"]["ownerReferences"][0]["controller"] = False
-    assert not is_own(made, raw)
+    assert not is_pod_of(made, raw)
 
 
 def test_what_is_read_of_it_is_what_was_made() -> None:
     made = of(mtgpupod("a"))
     made["metadata"]["uid"] = "uid-pod"
-    assert read_made(made) == Made("uid-pod", "Pending", deleting=False, card="GPU-n1-1")
+    assert read_owned_pod(made) == OwnedPod("uid-pod", "Pending", deleting=False, card="GPU-n1-1")
     made["metadata"]["deletionTimestamp"] = "2026-11-21T00:00:00Z"
     made["status"] = {"phase": "Failed"}
-    assert read_made(made) == Made("uid-pod", "Failed", deleting=True, card="GPU-n1-1")
-    assert read_made(made).ended
+    assert read_owned_pod(made) == OwnedPod("uid-pod", "Failed", deleting=True, card="GPU-n1-1")
+    assert read_owned_pod(made).ended

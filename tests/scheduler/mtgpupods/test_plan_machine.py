@@ -14,11 +14,10 @@ from mgpu.dialects.mtgpu import MtgpuPod
 from mgpu.model.cards import Card
 from mgpu.model.ledger import Holding, Ledger, Share
 from scheduler.engine import nvidia_plugin
-from scheduler.mtgpupods.node_plan import Plan, plan
-from scheduler.mtgpupods.observed_node import Seen
-from scheduler.mtgpupods.occupy_pods import Create, Occupy
-from scheduler.mtgpupods.outcome import TRUE
-from scheduler.mtgpupods.owned_pods import Made
+from scheduler.mtgpupods.mtgpupod_status import TRUE
+from scheduler.mtgpupods.node_plan import NodePlan, plan_node
+from scheduler.mtgpupods.observed_node import ObservedNode, OwnedPod
+from scheduler.mtgpupods.occupy_pods import CreateOccupyPod, OccupyPod
 from tests.builders import GIB, card
 from tests.examples import examples
 from tests.scheduler.mtgpupods.scene import pool
@@ -35,8 +34,8 @@ class Node(RuleBasedStateMachine):
         self.cards = {c.index: c for c in (card(0), card(1, gib=40), card(2))}
         self.numbers = count()
         self.pods: dict[str, MtgpuPod] = {}
-        self.made: dict[str, Made] = {}
-        self.occupies: dict[str, Occupy] = {}
+        self.made: dict[str, OwnedPod] = {}
+        self.occupies: dict[str, OccupyPod] = {}
         self.given: dict[str, int] = {}
         self.told: set[str] = set()
         self.others: dict[str, Holding] = {}
@@ -160,9 +159,9 @@ class Node(RuleBasedStateMachine):
     @rule(steps=st.one_of(st.none(), st.integers(0, 6)))
     def reconcile(self, steps: int | None) -> None:
         """steps: so many writes, then it crashes and another one leads, with nothing in memory."""
-        found = plan(self.seen())
+        found = plan_node(self.seen())
         self.check(found)
-        self.admitted = {held.uid: held for held in found.holdings}
+        self.admitted = {held.uid: held for held in found.reservations}
         for step, write in enumerate(self.writes(found)):
             if step == steps:
                 break
@@ -170,14 +169,14 @@ class Node(RuleBasedStateMachine):
         if steps is not None:
             self.admitted = {}
 
-    def writes(self, found: Plan) -> list[Any]:
-        verdicts = [(uid, verdict) for uid, verdict in found.verdicts.items()]
+    def writes(self, found: NodePlan) -> list[Any]:
+        verdicts = [(uid, desired) for uid, desired in found.desired.items()]
         bind = [lambda uid=u, to=v.bind: self.bind(uid, to) for u, v in verdicts if v.bind]
-        ended = [lambda uid=u: self.mirror(uid) for u in found.verdicts]
-        make = [lambda uid=u, on=v.card: self.make(uid, on) for u, v in verdicts if v.make]
-        going = [lambda uid=u, force=v.force: self.delete_pod(uid, force=force) for u, v in verdicts if v.delete]
-        finish = [lambda uid=u: self.finish(uid) for u, v in verdicts if v.finish]
-        occupy = [lambda step=s: self.occupy(step) for s in found.occupy]
+        ended = [lambda uid=u: self.mirror(uid) for u in found.desired]
+        make = [lambda uid=u, on=v.card: self.make(uid, on) for u, v in verdicts if v.create_pod]
+        going = [lambda uid=u, force=v.force: self.delete_pod(uid, force=force) for u, v in verdicts if v.delete_pod]
+        finish = [lambda uid=u: self.finish(uid) for u, v in verdicts if v.remove_finalizer]
+        occupy = [lambda step=s: self.occupy(step) for s in found.occupy_pod_steps]
         return [*bind, *ended, *make, *going, *finish, *occupy]
 
     def bind(self, uid: str, to: str) -> None:
@@ -199,7 +198,7 @@ class Node(RuleBasedStateMachine):
         occupy = self.occupies[self.pods[uid].gpuid]
         assert occupy.running, "its card is not kept"
         assert self.cards[self.given[self.pods[uid].gpuid]].uuid == on.uuid, "its occupy pod is elsewhere"
-        self.made[uid] = Made(f"pod-{uid}", card=on.uuid)
+        self.made[uid] = OwnedPod(f"pod-{uid}", card=on.uuid)
 
     def delete_pod(self, uid: str, *, force: bool) -> None:
         self.made[uid] = replace(self.made[uid], deleting=True)
@@ -211,8 +210,8 @@ class Node(RuleBasedStateMachine):
         del self.pods[uid]
 
     def occupy(self, step: Any) -> None:
-        if isinstance(step, Create):
-            self.occupies[step.gpuid] = Occupy(f"occupy-{step.gpuid}-{next(self.numbers)}")
+        if isinstance(step, CreateOccupyPod):
+            self.occupies[step.gpuid] = OccupyPod(f"occupy-{step.gpuid}-{next(self.numbers)}")
         else:
             assert self.occupies[step.gpuid].uid == step.uid
             self.occupies[step.gpuid] = replace(self.occupies[step.gpuid], deleting=True)
@@ -221,27 +220,27 @@ class Node(RuleBasedStateMachine):
 
     # What must never be.
 
-    def check(self, found: Plan) -> None:
-        admitted = {held.uid: held for held in found.holdings}
+    def check(self, found: NodePlan) -> None:
+        admitted = {held.uid: held for held in found.reservations}
         for uid in admitted.keys() - self.admitted.keys():
             pod = self.pods[uid]
             before = [p for p in self.pods.values() if p.gpuid == pod.gpuid and p.turn < pod.turn]
             for other in before:
-                said = found.verdicts[other.uid].bound
+                said = found.desired[other.uid].bound
                 exceeded = said is not None and said.reason == "ResourceExceeded"
                 size = next((c.memory for c in self.cards.values() if admitted[uid].is_known_on(c)), 0)
                 assert not exceeded or other.memory > size, f"{uid} was served before {other.uid}"
         degraded = {
-            self.pods[uid].gpuid for uid, v in found.verdicts.items() if v.degraded and v.degraded.status == TRUE
+            self.pods[uid].gpuid for uid, v in found.desired.items() if v.degraded and v.degraded.status == TRUE
         }
         assert not degraded & {held.gpuid for held in admitted.values()}, "joined what is degraded"
         seen = self.seen()
         turned = replace(seen, pods=seen.pods[::-1], held=seen.held[::-1], cards=seen.cards[::-1])
-        assert plan(turned) == found
+        assert plan_node(turned) == found
         held = tuple(h for h in seen.held if h.uid not in self.admitted)
         bound = [uid for uid, pod in self.pods.items() if pod.bound]
-        afresh = plan(replace(seen, held=held, admitted={}))
-        assert {uid: afresh.verdicts[uid] for uid in bound} == {uid: found.verdicts[uid] for uid in bound}
+        afresh = plan_node(replace(seen, held=held, reservations={}))
+        assert {uid: afresh.desired[uid] for uid in bound} == {uid: found.desired[uid] for uid in bound}
 
     @invariant()
     def cards_are_nobody_elses(self) -> None:
@@ -273,7 +272,7 @@ class Node(RuleBasedStateMachine):
         for _ in range(4):
             self.what_is_deleted_goes()
             self.all_goes_well()
-        verdicts = plan(self.seen()).verdicts
+        verdicts = plan_node(self.seen()).desired
         for gpuid in "ab":
             waiting = [p for p in self.pods.values() if p.gpuid == gpuid and not (p.bound or p.ended or p.deleting)]
             states = [s for s in self.ledger().cards("n1") if s.gpuid == gpuid]
@@ -316,24 +315,24 @@ class Node(RuleBasedStateMachine):
                 found.append(held)
         return found
 
-    def seen(self) -> Seen:
+    def seen(self) -> ObservedNode:
         users = filter(None, (self.holding(pod) for pod in self.pods.values()))
         held = (*users, *self.admitted.values(), *self.kept(), *self.others.values())
         occupies = {
-            gpuid: replace(occupy, card=self.cards[self.given[gpuid]].uuid if gpuid in self.told else "")
+            gpuid: replace(occupy, card=self.cards[self.given[gpuid]].uuid if gpuid in self.told else None)
             for gpuid, occupy in self.occupies.items()
         }
-        return Seen(
+        return ObservedNode(
             "n1",
             tuple(self.pods.values()),
             tuple(self.cards.values()) if self.present else (),
             held,
-            present=self.present,
+            exists=self.present,
             unschedulable=self.cordoned,
-            stock=self.stock,
-            made=dict(self.made),
-            occupies=occupies,
-            admitted=dict(self.admitted),
+            nvidia_plugin=self.stock,
+            owned_pods=dict(self.made),
+            occupy_pods=occupies,
+            reservations=dict(self.admitted),
         )
 
     def ledger(self) -> Ledger:

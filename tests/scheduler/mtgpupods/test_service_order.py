@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.kube import ApiError, Unreachable
-from scheduler.mtgpupods.service_order import WRITES, in_turn
+from scheduler.mtgpupods.fairness import WRITES, in_turn
 from tests import builders as b
 from tests.mtgpu_rig import Rig, items_path
 
@@ -60,7 +60,7 @@ def test_an_mtgpupod_beside_many_of_another_namespace_is_served_in_the_first_att
     create(rig, victim, "v", "y", "0.5")
     rig.scheduler.hear()
     found = writes(rig)
-    rig.scheduler.controller.look_at("n1")
+    rig.scheduler.controller.reconcile("n1")
     assert any(f"/{victim}/mtgpupods/v/status" in path for path in found)
     assert len(found) <= WRITES + 8
 

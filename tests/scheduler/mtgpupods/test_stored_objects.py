@@ -12,12 +12,9 @@ from mgpu.model.errors import BadObject
 from mgpu.settings import load_settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.mtgpupods.mtgpupod_cache import Known
-from scheduler.mtgpupods.mtgpupod_status import next_status
-from scheduler.mtgpupods.observation import look
-from scheduler.mtgpupods.observation import read as looked
-from scheduler.mtgpupods.observed_node import Broken
-from scheduler.mtgpupods.outcome import FALSE, Said, Verdict
-from scheduler.mtgpupods.owned_pods import interrupted, read_made
+from scheduler.mtgpupods.mtgpupod_status import FALSE, Condition, DesiredMtgpuPod, next_status
+from scheduler.mtgpupods.observation import observe, read_stored
+from scheduler.mtgpupods.observed_node import UnreadableMtgpuPod, is_interrupted, read_owned_pod
 from scheduler.mtgpupods.stored_objects import FINALIZERS, of_mtgpupod, of_own_pod, read_text, text_of
 from scheduler.mtgpupods.taints import untolerated
 from tests import builders as b
@@ -58,6 +55,7 @@ def test_property_kept_mtgpupod_reads_as_the_whole_one(
     raw["status"] = status
     if deleting:
         raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    raw = read_text(text_of(raw))  # as it arrives: JSON has no infinity
     assert read(read_text(text_of(of_mtgpupod(raw)))) == read(raw)
 
 
@@ -71,8 +69,8 @@ def test_kept_pod_reads_as_the_whole_one_and_is_mirrored_alike() -> None:
     item, own = b.mtgpupod("m"), own_pod()
     own["spec"]["containers"][0]["env"] = [{"name": "A"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "GPU-1"}]
     own["metadata"]["managedFields"] = [{"manager": "kubectl"}]
-    kept, verdict = read_text(text_of(of_own_pod(own))), Verdict(Said(FALSE, "Bound", ""))
-    assert read_made(kept) == read_made(own)
+    kept, verdict = read_text(text_of(of_own_pod(own))), DesiredMtgpuPod(Condition(FALSE, "Bound", ""))
+    assert read_owned_pod(kept) == read_owned_pod(own)
     assert next_status(item, verdict, kept, "now") == next_status(item, verdict, own, "now")
 
 
@@ -111,11 +109,11 @@ def test_pod_with_large_status_is_mirrored_without_its_largest_fields() -> None:
     found = of_own_pod(own)
     assert len(text_of(found["status"])) <= 16 << 10
     assert (found["status"]["phase"], found["status"]["hostIP"]) == ("Failed", "10.0.0.1")
-    assert interrupted(found)
+    assert is_interrupted(found)
 
 
 def test_status_written_before_the_bounds_is_kept_small_and_written_again() -> None:
-    item, verdict = b.mtgpupod("m", bound="GPU-1", phase="Running"), Verdict(Said(FALSE, "Bound", ""))
+    item, verdict = b.mtgpupod("m", bound="GPU-1", phase="Running"), DesiredMtgpuPod(Condition(FALSE, "Bound", ""))
     item["status"] |= {"PodObjectMeta": {"uid": "u", "labels": keyed(1_000_000, lambda i: (f"a{i}", ""))}}
     kept = of_mtgpupod(item)
     assert len(text_of(kept)) < 2_000
@@ -126,11 +124,11 @@ def test_status_written_before_the_bounds_is_kept_small_and_written_again() -> N
 def test_mtgpupod_whose_spec_is_too_large_is_broken_with_the_reason_until_it_is_bound() -> None:
     item = b.mtgpupod("m")
     item["spec"]["containers"][0]["name"] = "x" * 1_000_000
-    found = looked(of_mtgpupod(item))
-    assert isinstance(found, Broken)
+    found = read_stored(of_mtgpupod(item))
+    assert isinstance(found, UnreadableMtgpuPod)
     assert "mgpu reads 10" in found.problems
     item["status"]["BoundDeviceID"] = "GPU-1"
-    assert isinstance(looked(of_mtgpupod(item)), MtgpuPod)
+    assert isinstance(read_stored(of_mtgpupod(item)), MtgpuPod)
     assert len(text_of(of_mtgpupod(item))) < 2_000
 
 
@@ -199,7 +197,7 @@ def test_what_a_look_takes_does_not_grow_with_what_tenants_write() -> None:
             state.mtgpupod_changed(raw)
         tracemalloc.start()
         try:
-            look(known, state, "n1", serving=True)
+            observe(known, state, "n1", enabled=True)
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

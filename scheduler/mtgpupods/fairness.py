@@ -1,0 +1,120 @@
+"""How the MtgpuPods of one tenant do not keep those of others waiting: bounded attempts, turns and pauses.
+
+One thread writes for all nodes and namespaces, and a tenant chooses how many MtgpuPods there are, how large they are,
+and whether the API server accepts what is written for them. docs/attacks.md describes what happened without these
+bounds. Used by the controller and its writer, on their thread only.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from scheduler.engine.round_robin import by_turns
+
+T = TypeVar("T")
+
+WRITES = 48
+"""Writes of one attempt on a node. Each takes 5 to 10 ms, so other nodes and namespaces wait for half a second."""
+FINALIZER_WRITES = WRITES // 2
+"""Of these, how many may begin something new; the rest is for MtgpuPods that have their finalizer."""
+WRITE_SECONDS = 1.0
+"""Time for the writes of one attempt: if each takes long, fewer are made."""
+SLOW_SECONDS = 1.0
+"""A write that takes this long is slow. A tenant can cause that by a large MtgpuPod."""
+_REST_FACTOR = 2
+"""After a slow write its namespace rests for its time multiplied by this, so slow writes take a third of all time."""
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 60.0
+_FEW = 100
+
+
+@dataclass(slots=True)
+class AttemptBudget:
+    """The writes that one attempt on a node has made.
+
+    Attributes:
+        seconds: that they took.
+        is_exceeded: whether something was left for the next attempt.
+    """
+
+    writes: int = 0
+    seconds: float = 0.0
+    is_exceeded: bool = False
+
+    def is_used_up(self, writes: int = WRITES) -> bool:
+        """Return whether so many writes, or their part of the time, are used up; then another attempt must follow."""
+        used_up = self.writes >= writes or self.seconds >= WRITE_SECONDS * writes / WRITES
+        self.is_exceeded |= used_up
+        return used_up
+
+
+def in_turn(items: Iterable[T], namespace: Callable[[T], str], after: str | None) -> Iterator[T]:
+    """Return the items, one of each namespace after the other.
+
+    Args:
+        after: the namespace that was served last; the next one begins. None: the first one begins.
+    """
+    return by_turns(items, namespace, lambda name: (after is not None and name <= after, name))
+
+
+class Backoffs:
+    """Pauses by any key, each twice as long as the one before.
+
+    A key that has not been extended for the longest pause starts again with the first one.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._pauses: dict[tuple[str, ...], tuple[float, float]] = {}  # key → pause, end of the pause
+        self._cleanup_size = _FEW
+
+    def remaining(self, *key: str) -> float:
+        """Return the seconds until the pause of this key ends; 0 if there is none."""
+        _, until = self._pauses.get(key, (0.0, 0.0))
+        return max(0.0, until - self._clock())
+
+    def extend(self, *key: str) -> None:
+        """Begin a pause that is longer than the last one of this key."""
+        now = self._clock()
+        before, until = self._pauses.get(key, (0.0, 0.0))
+        pause = FIRST_PAUSE if until <= now - LONGEST_PAUSE else min(max(2 * before, FIRST_PAUSE), LONGEST_PAUSE)
+        self._pauses[key] = pause, now + pause
+        if len(self._pauses) > self._cleanup_size:
+            self._pauses = {k: row for k, row in self._pauses.items() if row[1] > now - LONGEST_PAUSE}
+            self._cleanup_size = 2 * len(self._pauses) + _FEW
+
+    def reset(self, *key: str) -> None:
+        self._pauses.pop(key, None)
+
+
+class WriteBackoffs:
+    """Pauses of MtgpuPods, by node and uid, whose writes fail or are slow, and rests of their namespaces.
+
+    After a slow write the whole namespace rests: the other MtgpuPods of a tenant may be as slow.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._backoffs = Backoffs(clock)
+        self._rests: dict[str, float] = {}  # namespace → end of its rest
+
+    def remaining(self, node: str, namespace: str, uid: str) -> float:
+        """Return the seconds for which nothing is written for the MtgpuPod; 0 if it may be written."""
+        rest = self._rests.get(namespace, 0.0) - self._clock()
+        return max(0.0, rest, self._backoffs.remaining(node, uid))
+
+    def failed(self, node: str, namespace: str, uid: str, seconds: float) -> None:
+        """Record a write that failed after so many seconds."""
+        self._backoffs.extend(node, uid)
+        if seconds < SLOW_SECONDS:
+            return
+        now = self._clock()
+        self._rests = {name: until for name, until in self._rests.items() if until > now}
+        self._rests[namespace] = now + _REST_FACTOR * seconds
+
+    def succeeded(self, node: str, namespace: str, uid: str, seconds: float) -> None:
+        """Record a write that was accepted after so many seconds."""
+        if seconds < SLOW_SECONDS:
+            self._backoffs.reset(node, uid)
+        else:
+            self.failed(node, namespace, uid, seconds)
