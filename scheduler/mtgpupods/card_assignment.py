@@ -228,9 +228,9 @@ class _CardAssigner:
             listed = ", ".join(map(str, given))
             return _exceeded(f"NVIDIA's plugin could choose a card that mgpu has given to pods ({listed})")
         idle = [state.card for state in states if state.idle and state.card.healthy]
-        too_small = next((f"card {card.index}: {found.reason}" for card in idle if (found := _never_fits(pod, card))), None)
+        too_small = next(filter(None, (_never_fits(pod, card) for card in idle)), None)
         if too_small is not None:
-            return _exceeded(f"NVIDIA's plugin could choose {too_small}")
+            return _exceeded(f"NVIDIA's plugin could choose card {too_small.index}: {too_small.reason}")
         return holding(pod, None, bound=False) if idle else _exceeded(_no_card(pod, states))
 
 

@@ -106,8 +106,8 @@ class Cluster(RuleBasedStateMachine):
 
     def schedule(self, name: str, some: list[str]) -> bool:
         raw = self.api.pods.get(("default", name))
-        if not raw or raw["spec"].get("nodeName"):
-            return False
+        if not raw or raw["spec"].get("nodeName") or raw["status"]["phase"] in ("Succeeded", "Failed"):
+            return False  # kube-scheduler tries neither
         known = self.leader.decider.read(raw)
         assert known
         passed = self.leader.filter.filter(known, some).passed
