@@ -15,8 +15,7 @@ from mgpu.model.gpu_requests import Amount, GpuRequest
 from scheduler.engine.configurations import Configuration, configurations, kinds_of
 from scheduler.engine.constraints import exclusions
 from scheduler.engine.effort import Budget, Exhausted
-from scheduler.engine.search import search
-from scheduler.engine.ties import lowest
+from scheduler.engine.solver import lowest, solve
 
 _SEARCH = 100_000  # steps of one search over the cards
 _WAY = 8  # steps for one pod and one way to free a part of a card
@@ -94,7 +93,7 @@ class Freeing:
         if not order:
             return None
         part = self._budget.part(_SEARCH)
-        steps, proven = search(self._kinds, [options[i] for i in order], part)
+        steps, proven = solve(self._kinds, [options[i] for i in order], part)
         self._budget.give_back(part)
         if not proven:
             raise Exhausted

@@ -12,10 +12,8 @@ from scheduler.engine.configurations import Configuration, Kind, configurations,
 from scheduler.engine.constraints import crowded, exclusions
 from scheduler.engine.effort import FULL, LEAST, SHORT, Budget, Effort, Exhausted, Limits
 from scheduler.engine.first_fit import Packing, first_fit, together
-from scheduler.engine.problem import Option
 from scheduler.engine.refusals import emptied, impossible, not_together, unplaceable, without_proof
-from scheduler.engine.search import search
-from scheduler.engine.ties import EDGE, any_path, lowest
+from scheduler.engine.solver import EDGE, Option, any_path, lowest, solve
 
 _CONFIGURATION = 8  # steps that one configuration of one card takes to make
 _ALONE = 8  # steps to see whether a card can serve a container by itself
@@ -171,7 +169,7 @@ class _Several:
             options = _worse(options, [[one.held(largest) for one in here] for here in fitting])
         order = _equal_together(options)
         searching = budget.part(budget.left * 7 // 8)
-        edges, proven = search(kinds, [options[i] for i in order], searching)
+        edges, proven = solve(kinds, [options[i] for i in order], searching)
         if not edges:
             return None, proven
         budget.give_back(searching)

@@ -79,7 +79,7 @@ def test_a_volcano_configuration_without_arguments_is_the_defaults() -> None:
         ("a: [", "mgpu.yaml: is not YAML"),
         ("a: 2024-99-99", "mgpu.yaml: is not YAML"),
         ("colour: red", "mgpu.yaml: colour: unknown; allowed: cardPolicy, nodePolicy, dialects, webhook"),
-        ("cardPolicy: best", "mgpu.yaml: cardPolicy: Input should be 'binpack', 'spread', 'fragmentation' or 'fgd'"),
+        ("cardPolicy: best", "mgpu.yaml: cardPolicy: Input should be " + ", ".join(map(repr, CARD_POLICIES[:-1]))),
         ("card_policy: spread", "mgpu.yaml: card_policy: unknown; allowed: cardPolicy"),
         ("cardPolicyFlag: spread", "mgpu.yaml: cardPolicyFlag: unknown; allowed: cardPolicy"),
         ("webhook: {ports: 1}", "mgpu.yaml: webhook.ports: unknown; allowed: host, port"),

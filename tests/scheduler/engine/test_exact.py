@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mgpu.model.cards import Card, CardState
 from mgpu.model.gpu_requests import Amount, GpuRequest, Placement, Rejection, peak
-from scheduler.engine import FULL, Limits, place, search
+from scheduler.engine import FULL, Limits, place, solver
 from tests.builders import GIB
 from tests.scheduler.engine.oracle import Chosen, exhaustive, feasible
 from tests.scheduler.engine.strategies import named, policies, problems, whole_card_pods
@@ -38,7 +38,7 @@ def test_property_equals_exhaustive_search(way: str, problem: Problem, policy: t
     request, cards = problem
     with pytest.MonkeyPatch.context() as patch:
         for name, value in WAYS[way].items():
-            patch.setattr(search, name, value)
+            patch.setattr(solver, name, value)
         found = place(request, cards, named(policy))
     assert chosen(found, request) == exhaustive(request, cards, *policy)
     assert isinstance(found, Rejection) or found.proven
