@@ -37,7 +37,7 @@ from deviceplugin.pods.record_writer import RecordWriter
 from deviceplugin.pods.remnants import ForcedStops, Remnants, remove_gone_pods
 from deviceplugin.pods.unrecorded_pods import UnrecordedPods
 from deviceplugin.served_resources import ServedResources
-from mgpu.dialects import gpushare
+from mgpu import dialects
 from mgpu.dialects.record_verification import UNSEALED, RecordVerifier
 from mgpu.kube import Api
 from mgpu.kube.events import Recorder, node_reference, pod_reference
@@ -379,8 +379,8 @@ class Agent:
         return self._whole.server, write_entries(rows) if rows else ""
 
     def _mark_given(self, known: GpuPod) -> None:
-        """gpushare: the record says once the node has given the card out."""
-        if annotations := gpushare.assigned(known.pod):
+        """Write what the record of the pod's vocabulary says once the node has handed the cards out."""
+        if known.request and (annotations := dialects.acknowledgement(known.pod, known.request)):
             self._pods.amend(known, annotations)
             self._records.write(known, annotations)
 

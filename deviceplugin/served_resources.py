@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 
 from deviceplugin.allocation.allocator import Allocations, Node
@@ -17,7 +18,6 @@ from deviceplugin.partitioning.node_partitions import NodePartitions
 from deviceplugin.partitioning.service import PartitionService
 from deviceplugin.plugin.plugin_server import Plugin
 from deviceplugin.plugin.registration import Registration
-from mgpu.dialects import gpushare
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
 from mgpu.settings import Settings
@@ -56,10 +56,14 @@ class ServedResources:
         self._resumed = False
         self._allocations: dict[str, Allocations] = {}
         self.plugins: dict[str, Plugin] = {}
-        left = {WHOLE_CARDS: whole.left, gpushare.MEMORY: lambda: reporter.undrained(gpushare.MEMORY)}
+        served = as_ids((), settings)
+        left: dict[str, Callable[[], str]] = {
+            r.name: partial(reporter.undrained, r.name) for r in served if r.follows_settings
+        }
+        left[WHOLE_CARDS] = whole.left
         self._own = [
             Registration(folder, self.begin(r.name), left=left.get(r.name, lambda: ""), changed=node.changed)
-            for r in as_ids((), settings)
+            for r in served
         ]
 
     def begin(self, resource: str) -> Plugin:

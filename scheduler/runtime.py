@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from mgpu.dialects import gpushare, mtgpu
+from mgpu import dialects
+from mgpu.dialects import mtgpu
 from mgpu.dialects.record_verification import UNSEALED, RecordVerifier
 from mgpu.kube import Api, Unreachable
 from mgpu.kube.events import Recorder
@@ -105,8 +106,8 @@ class Process:
             "pods": self._pods,
             "mtgpupods": self._mtgpupods,
         }
-        if gpushare.enabled(settings):
-            maps = f"/api/v1/namespaces/{gpushare.UNHEALTHY_NAMESPACE}/configmaps"
+        for lists in dialects.unhealthy_card_lists(settings):
+            maps = f"/api/v1/namespaces/{lists.namespace}/configmaps"
             self._watches["configmaps"] = watch(
                 api, maps, self.state.configmap_changed, self.state.configmap_gone, optional=True
             )

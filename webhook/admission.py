@@ -1,4 +1,8 @@
-"""The webhook's HTTP side: `/mutate`, `/rebuild` and `/validate` of pods and MtgpuPods, `/healthz`, `/readyz`."""
+"""The Flask app of the webhook: `/mutate`, `/rebuild` and `/validate` for Pods and MtgpuPods, `/healthz` and `/readyz`.
+
+It checks that an object is within its budget before anything else reads it, picks the rules by kind and operation, and
+logs denials. The paths, the status codes and the shape of denials are API (manifests/base/webhook).
+"""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +20,7 @@ from mgpu.settings import Settings
 from webhook.mtgpupod_rebuild import Find, is_rebuilt, rebuild
 from webhook.mtgpupod_rules import validate_mtgpupod_create, validate_mtgpupod_update
 from webhook.pod_mutation import mutate
-from webhook.pod_rules import strange_wishes, validate_create, validate_update
+from webhook.pod_rules import unknown_constraints, validate_create, validate_update
 
 _log = logging.getLogger(__name__)
 
@@ -30,9 +34,9 @@ def make_app(
     """Return the app.
 
     Args:
-        ready: why it should not be asked yet, "": it should.
-        told: hears of every review.
-        find_mtgpupod: reads an MtgpuPod; without it Pods of MtgpuPods are denied.
+        ready: returns why the webhook is not ready, or "".
+        told: is called with every review and its reply, for the metrics.
+        find_mtgpupod: reads an MtgpuPod. Without it, new Pods of MtgpuPods are denied.
     """
 
     def mutating(review: Review) -> Reply:
@@ -67,7 +71,7 @@ def make_app(
 
 
 def _within_budget(review: Review) -> None:
-    """Before anything is built from the object. Raises BadObject."""
+    """Refuse an object that is too large, before anything is built from it. Raises BadObject."""
     problems = budget.excess(review.object, review.old)
     if review.kind == mtgpu.KIND and review.resource == "mtgpupods":
         problems += budget.excess_of_spec(review.object, review.old)
@@ -89,7 +93,7 @@ def _problems(review: Review, settings: Settings) -> Sequence[Problem]:
 
 
 def _problems_of_mtgpupod(review: Review, raw: Mapping[str, Any], settings: Settings) -> Sequence[Problem]:
-    """Writes of the status (`mtgpupods/status`) can change nothing that is looked at."""
+    """Return the rules that an MtgpuPod breaks. A write of its status cannot change anything that they concern."""
     if review.operation == "CREATE":
         return validate_mtgpupod_create(raw, settings)
     if review.operation == "UPDATE" and review.old is not None and review.resource == "mtgpupods":
@@ -100,7 +104,7 @@ def _problems_of_mtgpupod(review: Review, raw: Mapping[str, Any], settings: Sett
 def _warnings(review: Review) -> Sequence[str]:
     if review.object is None or review.operation not in ("CREATE", "UPDATE") or review.kind == mtgpu.KIND:
         return ()
-    return strange_wishes(review.object, review.old)
+    return unknown_constraints(review.object, review.old)
 
 
 def _log_denial(review: Review, problems: Sequence[Problem]) -> None:

@@ -1,4 +1,8 @@
-"""The webhook's metrics, summed over its workers: each writes its own into files of a folder that they share."""
+"""The metrics of the webhook. Each worker process counts into files of a shared folder, and the page sums them up.
+
+prometheus_client decides when it is imported whether it counts in files, by an environment variable. So nothing may
+import this module before `webhook.main` has made the folder.
+"""
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -14,7 +18,11 @@ say_version(REGISTRY, "webhook")
 
 
 def page(folder: str) -> bytes:
-    """What all workers have counted, those too that are gone. folder: `sharing.folder`'s."""
+    """Return what all workers have counted, including workers that have ended.
+
+    Args:
+        folder: the shared folder.
+    """
     registry = CollectorRegistry()
     MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
     return metrics.page(registry)

@@ -1,4 +1,4 @@
-"""`mgpu webhook`: settings, certificates, the app, gunicorn."""
+"""The command `mgpu webhook`: reads settings, prepares the certificate and serves the app."""
 
 import os
 from contextlib import ExitStack
@@ -12,11 +12,14 @@ from mgpu.kube import Api
 from mgpu.serving import logs
 from mgpu.serving.app import exposing, new_app, probes
 from mgpu.serving.callers import api_servers
+from mgpu.serving.folder import temporary
 from mgpu.serving.server import Listen, serve
 from mgpu.settings import Settings
-from webhook import sharing
 from webhook.admission import make_app
 from webhook.mtgpupod_rebuild import SECONDS, Find, finder
+
+_METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""The variable by which prometheus_client counts in files that all worker processes share."""
 
 EXAMPLES = """
 \b
@@ -64,13 +67,17 @@ def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str |
 
 
 def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
-    """Serve until told to stop. `stack`: what is to be undone afterwards."""
+    """Serve until the process is stopped.
+
+    Args:
+        stack: receives what has to be undone afterwards.
+    """
     own = settings.webhook
     certificate, keeper = prepare(own, kubeconfig, stack)
     find = _finder(kubeconfig, stack)
     if own.metrics_port >= 0:
-        folder = sharing.folder(stack)
-        from webhook import admission_metrics  # not before: `sharing` says why
+        folder = os.environ[_METRICS_FOLDER] = temporary(stack, "mgpu-metrics-")
+        from webhook import admission_metrics  # Not before: prometheus_client reads the variable when it is imported.
 
         app, exposed = make_app(settings, told=admission_metrics.ADMISSIONS, find_mtgpupod=find), new_app()
         probes(exposed, str)
@@ -91,7 +98,7 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
 
 
 def _finder(kubeconfig: str, stack: ExitStack) -> Find | None:
-    """None: this process has no API server. The workers connect when they first read."""
+    """Return what reads MtgpuPods, or None without an API server. The workers connect when they first read."""
     if not (kubeconfig or in_cluster(kubeconfig)):
         return None
     api = Api.connect(kubeconfig, timeout=SECONDS)

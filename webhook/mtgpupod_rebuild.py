@@ -1,9 +1,9 @@
-"""What admission makes of a new Pod of an MtgpuPod: the Pod that mgpu builds, whatever was sent. Pure.
+"""`/rebuild`: replaces the content of a new Pod of an MtgpuPod by what mgpu builds from the MtgpuPod.
 
-The scheduler may create Pods in every namespace. Its stolen token could run any program as any service account.
-So the content of such a Pod comes from the MtgpuPod, which only its tenant writes, and is put in place by a process
-with another identity. It is not compared: the API server and other admission plugins complete a Pod before a webhook
-sees it, so that an addition of theirs does not differ from an attacker's.
+The scheduler's account may create Pods in every namespace, so its stolen token could run any program as any service
+account. Therefore the content of such a Pod comes from the MtgpuPod, which only its tenant writes, and a process with
+another identity puts it in place. Comparing instead of replacing would not do: the API server and other admission
+plugins complete a Pod before this webhook sees it, and their additions cannot be told from an attacker's.
 """
 
 import re
@@ -20,61 +20,64 @@ from mgpu.model.raw_objects import table_at
 from mgpu.model.record_seals import SEAL, Seal
 from mgpu.serving.review import Patch
 from mgpu.settings import Settings
-from webhook.identities import identities, scheduler
 
 Find = Callable[[str, str], Mapping[str, Any] | None]
-"""The MtgpuPod of this namespace and name as the API server has it now; None: there is none. Raises RetryLater."""
+"""Reads the MtgpuPod of a namespace and name from the API server; None where there is none. Raises RetryLater."""
+SECONDS = 3.0
+"""Timeout of that read. The API server itself waits 5 s for the review."""
 
 _OWNERS = "metadata.ownerReferences"
 _INDEX = re.compile(r"\d{1,4}", re.ASCII)
 _UUID = re.compile(r"(?!\d+$)(?!(?:all|none|void)$)[A-Za-z0-9][-A-Za-z0-9._]{0,127}", re.ASCII)
-"""One card by its UUID. NVIDIA's runtime also accepts indexes, lists and these words in the variable."""
+"""The UUID of one card. NVIDIA's runtime accepts indexes, lists and these three words in the variable too."""
 
 
 def is_rebuilt(raw: Mapping[str, Any], user: str, settings: Settings) -> bool:
-    """Whether this new Pod is to be built from its MtgpuPod.
+    """Return whether a new Pod is to be built from its MtgpuPod.
 
-    Pods of users who may not create such Pods at all are denied by `validate_create`. Where MtgpuPods are not served,
-    another controller that `webhook.identities` names builds Pods in its own way.
+    `validate_create` denies such Pods of users who are not trusted. Where MtgpuPods are not served, another controller
+    that `webhook.identities` names builds their Pods in its own way; only mgpu's own scheduler still cannot.
     """
-    if not mtgpu.owner_of(raw) or user not in identities(settings):
+    if not mtgpu.owner_of(raw) or user not in settings.webhook.trusted_users:
         return False
-    return mtgpu.enabled(settings) or user == scheduler(settings)
+    return mtgpu.enabled(settings) or user == settings.webhook.scheduler_user
 
 
 def rebuild(raw: Mapping[str, Any], namespace: str, find: Find | None) -> Patch:
-    """Return the JSON Patch that makes of a new Pod the one that mgpu builds from its MtgpuPod.
+    """Return the JSON Patch that replaces a new Pod by the one that mgpu builds from its MtgpuPod.
 
-    Of what was sent remain the card, which must be that of the MtgpuPod, and the seal.
+    Only the card, which must be that of the MtgpuPod, and the seal are taken from what was sent.
 
     Args:
-        find: reads the MtgpuPod; None: this process has no connection to an API server.
+        find: reads the MtgpuPod; None where this process has no API server.
     Raises:
-        BadObject, RetryLater
+        BadObject: where the Pod names no existing MtgpuPod, or mgpu would not create its Pod now.
+        RetryLater: where the MtgpuPod cannot be read.
     """
     if find is None:
         text = f"names an {KIND}, which this webhook cannot read: start it in the cluster or with --kubeconfig"
         raise BadObject([Problem(_OWNERS, text)])
     meta = table_at(raw, "metadata")
     name = str(meta.get("name") or "")
-    whole = find(namespace, name) if name else None
-    if whole is None:
+    owner = find(namespace, name) if name else None
+    if owner is None:
         text = f"names an {KIND} as the controller of this Pod, and {KIND} {namespace}/{name or '?'} does not exist"
         raise BadObject([Problem(_OWNERS, f"{text}; the Pod of an {KIND} has its name")])
-    pod = mtgpu.read_mtgpupod(whole)
-    problems = [*_strange(raw, pod)]
+    pod = mtgpu.read_mtgpupod(owner)
+    problems = [*_mismatches(raw, pod)]
     if problems:
         raise BadObject(problems)
-    return tuple(_operations(meta, manifest(whole, pod, pod.bound, int(_variable(raw, CARDS)))))
+    return tuple(_operations(meta, manifest(owner, pod, pod.bound, int(_variable(raw, CARDS)))))
 
 
-def _strange(raw: Mapping[str, Any], pod: MtgpuPod) -> Iterator[Problem]:
-    """Why mgpu would not create the Pod of this MtgpuPod now, on this card."""
+def _mismatches(raw: Mapping[str, Any], pod: MtgpuPod) -> Iterator[Problem]:
+    """Yield the reasons why mgpu would not create this Pod for its MtgpuPod now."""
     if mtgpu.owner_of(raw) != pod.uid:
         yield Problem(_OWNERS, f"names another uid than that of {KIND} {pod.key}, which is {pod.uid}")
     if pod.deleting:
         yield Problem(_OWNERS, f"names {KIND} {pod.key}, which is being deleted")
-    path, card = f"spec.containers[*].env[{VISIBLE}]", mtgpu.card_of(raw)
+    path = f"spec.containers[*].env[{VISIBLE}]"
+    card = mtgpu.card_of(raw)
     if not pod.bound:
         yield Problem(path, f"must be the card of {KIND} {pod.key}, which has no card (status.BoundDeviceID)")
     elif card != pod.bound or not _UUID.fullmatch(card):
@@ -84,14 +87,14 @@ def _strange(raw: Mapping[str, Any], pod: MtgpuPod) -> Iterator[Problem]:
 
 
 def _variable(raw: Mapping[str, Any], name: str) -> str:
-    """The value of an environment variable in the first container that has it; "": none has."""
+    """Return the value of an environment variable in the first container that has it, or ""."""
     containers = table_at(raw, "spec").get("containers") or ()
     rows = (row for container in containers for row in container.get("env") or ())
     return next((str(row["value"]) for row in rows if row.get("name") == name and row.get("value")), "")
 
 
 def _operations(sent: Mapping[str, Any], built: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """What replaces the sent metadata and spec. `add` replaces what is there."""
+    """Yield the operations that replace metadata and spec. In JSON Patch, `add` replaces an existing member."""
     meta = built["metadata"]
     annotations = dict(meta["annotations"])
     seal = Seal.read(str(table_at(sent, "annotations").get(SEAL, "")))
@@ -104,10 +107,6 @@ def _operations(sent: Mapping[str, Any], built: Mapping[str, Any]) -> Iterator[M
         if sent.get(key):
             yield {"op": "remove", "path": f"/metadata/{key}"}
     yield {"op": "replace", "path": "/spec", "value": built["spec"]}
-
-
-SECONDS = 3.0
-"""How long the API server may take. The API server itself waits 5 s for the review."""
 
 
 def finder(api: Api) -> Find:

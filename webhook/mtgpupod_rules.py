@@ -1,64 +1,74 @@
-"""The rules that admission holds MtgpuPods to, and Pods with their annotations. Pure; `mgpu simulate` calls it too."""
+"""The admission rules for MtgpuPods, and for Pods that look like the Pods of MtgpuPods.
+
+`webhook.admission` and `webhook.pod_rules` call them, and `mgpu simulate`. Pure. What a valid MtgpuPod is, the
+vocabulary decides (`mgpu.dialects.mtgpu`); here is what may not change and who may create what (docs/security.md).
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mgpu import dialects
 from mgpu.dialects import mtgpu
-from mgpu.dialects.registry import MTGPU
-from mgpu.model.errors import BadObject, Problem
+from mgpu.dialects.registry import MTGPU_PREFIX
+from mgpu.model.errors import BadObject, Problem, Rule
 from mgpu.model.pods import Pod
-from mgpu.model.raw_objects import table_at
+from mgpu.model.raw_objects import annotation_path, table_at
 from mgpu.settings import Settings
 
 _OWNERS = "metadata.ownerReferences"
-_ANEW = "it cannot be changed; delete the MtgpuPod and make another"
+_FIXED = "it cannot be changed; delete the MtgpuPod and create another"
 
 
 def validate_mtgpupod_create(raw: Mapping[str, Any], settings: Settings) -> list[Problem]:
-    """Every rule that a new MtgpuPod breaks, parts of a wrong type too. What its `status` says does not count: the API
-    server drops it. Nothing where MtgpuPods are not served.
+    """Return every rule that a new MtgpuPod breaks; none where MtgpuPods are not served.
+
+    Its `status` does not count: the API server drops it.
     """
     return _broken(raw) if mtgpu.enabled(settings) else []
 
 
 def validate_mtgpupod_update(raw: Mapping[str, Any], old: Mapping[str, Any], settings: Settings) -> list[Problem]:
-    """What a change of an MtgpuPod may not touch: what its card is chosen by, and its spec, from which its Pod is made.
+    """Return the rules that an update of an MtgpuPod breaks.
 
-    Everything else may change, to what breaks no rule that it did not break before: whoever removes a finalizer of an
-    MtgpuPod that was never good is not held up.
+    What its card is chosen by and its spec, from which its Pod is made, are fixed. Everything else may change as long
+    as
+    it breaks no rule that was kept before: removing the finalizer of an invalid MtgpuPod must remain possible.
     """
     if not mtgpu.enabled(settings):
         return []
-    said = _differing(table_at(raw, "metadata", "annotations"), table_at(old, "metadata", "annotations"))
+    annotations = _differing(table_at(raw, "metadata", "annotations"), table_at(old, "metadata", "annotations"))
     spec = _differing(table_at(raw, "spec"), table_at(old, "spec"))
     before = {*_broken(old)}
+    share = [annotation_path(key) for key in annotations if key in mtgpu.ANNOTATIONS]
     return [
-        *(Problem(_path(key), f"is what the card is chosen by; {_ANEW}") for key in said if key in mtgpu.ANNOTATIONS),
-        *(Problem(f"spec.{key}", f"is what its Pod is made from; {_ANEW}") for key in spec),
+        *(Problem(path, f"is what the card is chosen by; {_FIXED}", Rule.REQUEST_IS_FIXED) for path in share),
+        *(Problem(f"spec.{key}", f"is what its Pod is made from; {_FIXED}", Rule.REQUEST_IS_FIXED) for key in spec),
         *(problem for problem in _broken(raw) if problem not in before),
     ]
 
 
 def foreign(pod: Pod, raw: Mapping[str, Any], settings: Settings) -> Iterator[Problem]:
-    """A new Pod that the suite did not create and that looks like the Pod of an MtgpuPod, which holds a card.
+    """Yield problems of a new Pod that no trusted user creates and that looks like the Pod of an MtgpuPod.
 
-    This holds where MtgpuPods are not served too: Pods that were made for them before hold their cards still.
+    Such a Pod would hold a card. The rule applies even where MtgpuPods are not served, since Pods that were created for
+    them before still hold their cards.
     """
     if mtgpu.enabled(settings):
         remedy = f"create an object of kind {mtgpu.KIND} ({mtgpu.API_VERSION}) in place of this Pod"
     else:
         remedy = "leave it out; where another controller creates these Pods, name its user in webhook.identities"
-    for key in sorted(key for key in pod.annotations if key.startswith(MTGPU))[:1]:
-        yield Problem(_path(key), f"is for MtgpuPods, whose Pods mgpu creates; {remedy}")
+    for key in sorted(key for key in pod.annotations if key.startswith(MTGPU_PREFIX))[:1]:
+        text = f"is for MtgpuPods, whose Pods mgpu creates; {remedy}"
+        yield Problem(annotation_path(key), text, Rule.MTGPU_ON_A_POD)
     if mtgpu.owner_of(raw):
         text = f"names an {mtgpu.KIND} as the controller of this Pod, and mgpu creates the Pods of MtgpuPods; {remedy}"
         yield Problem(_OWNERS, text)
 
 
 def adopted(raw: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[Problem]:
-    """A change that names an MtgpuPod as the controller of a Pod that had not named it. Removing one is allowed: the
-    garbage collector does so when the MtgpuPod is deleted and its Pod is orphaned.
+    """Yield a problem where an update makes an MtgpuPod the controller of a Pod.
+
+    Removing the owner is allowed: the garbage collector does so when an MtgpuPod is deleted with `--cascade=orphan`.
     """
     if mtgpu.owner_of(raw) not in ("", mtgpu.owner_of(old)):
         text = f"names an {mtgpu.KIND} as the controller of this Pod; mgpu sets it when it creates the Pod, and it"
@@ -66,16 +76,17 @@ def adopted(raw: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[Problem]
 
 
 def copied(changed: Iterable[str]) -> Iterator[Problem]:
-    """Of a Pod with these changed annotations. Pods that had them before mgpu came keep them, too."""
+    """Yield a problem for each changed annotation of MtgpuPods on a Pod, with or without an owner."""
     for key in changed:
-        if key.startswith(MTGPU):
+        if key.startswith(MTGPU_PREFIX):
             text = "is copied from an MtgpuPod when its Pod is made; it cannot be added, changed or removed afterwards"
-            yield Problem(_path(key), text)
+            yield Problem(annotation_path(key), text, Rule.REQUEST_IS_FIXED)
 
 
 def _broken(raw: Mapping[str, Any]) -> list[Problem]:
     recorded = sorted(filter(dialects.is_placement_annotation, table_at(raw, "metadata", "annotations")))
-    found = [Problem(_path(key), "records a placement, which only mgpu decides; leave it out") for key in recorded]
+    text = "records a placement, which only mgpu decides; leave it out"
+    found = [Problem(annotation_path(key), text, Rule.PLACEMENT_IS_RESERVED) for key in recorded]
     try:
         mtgpu.read_mtgpupod({key: value for key, value in raw.items() if key != "status"})
     except BadObject as error:
@@ -85,7 +96,3 @@ def _broken(raw: Mapping[str, Any]) -> list[Problem]:
 
 def _differing(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
     return sorted(key for key in {*now, *before} if now.get(key) != before.get(key))
-
-
-def _path(key: str) -> str:
-    return f"metadata.annotations[{key}]"

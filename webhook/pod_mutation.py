@@ -1,72 +1,78 @@
-"""What admission changes in a new GPU pod. Pure; `mgpu simulate` calls it too."""
+"""What `/mutate` changes in a new Pod.
+
+`webhook.admission` calls `mutate`, and `mgpu simulate`. Pure. The mutation completes valid GPU pods so that the kubelet
+calls the node agent for their containers; it leaves what is wrong for the validation to deny as the user wrote it.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mgpu import dialects
-from mgpu.dialects import koordinator
-from mgpu.dialects.protocol import SHARE
+from mgpu.dialects.protocol import SHARE, Amounts
 from mgpu.dialects.registry import vocabularies, vocabulary_of
 from mgpu.model import budget
-from mgpu.model.errors import BadObject, Problem
+from mgpu.model.errors import BadObject, Problem, Rule
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.pods import VISIBLE_DEVICES, Container, Pod, Stage, read_new_pod
-from mgpu.model.quantities import same_quantity
 from mgpu.model.slice_names import is_mps
 from mgpu.serving.review import pointer
 from mgpu.settings import Settings
-from webhook.identities import identities
 
 _DEFAULT_SCHEDULER = "default-scheduler"
 
 Operation = Mapping[str, Any]
-Amounts = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A JSON Patch (RFC 6902), and what to tell the user. Mutating the patched pod again changes nothing more."""
+    """A JSON Patch (RFC 6902) and warnings for the user. Mutating the patched pod again changes nothing more."""
 
     patch: tuple[Operation, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
 def mutate(raw: Mapping[str, Any], settings: Settings, user: str = "") -> Mutation:
-    """The changes to a pod that is being created. user: who creates it; "": nobody of the suite.
+    """Return the changes to a pod that is being created.
 
-    Placement annotations are removed from every pod, whether it asks for GPU or not and whether their vocabulary is
-    enabled or not, unless one of the suite's identities creates the pod. Nothing else changes in a pod that asks for no
-    GPU. Raises BadObject where the pod's JSON has parts of a wrong type, or needs more changes than a patch may hold.
+    Placement annotations are removed from every pod unless a trusted user creates it, whether their vocabulary is
+    enabled or not. Nothing else changes in a pod that requests no GPU.
+
+    Args:
+        user: who creates the pod; "" for a user without a name.
+    Raises:
+        BadObject: where parts of the pod's JSON have a wrong type, or where it needs more changes than a patch may
+            have.
     """
     pod = read_new_pod(raw)
-    trusted = user in identities(settings)
+    trusted = user in settings.webhook.trusted_users
     placed = [] if trusted else sorted(filter(dialects.is_placement_annotation, pod.annotations))
     patch: list[Operation] = [{"op": "remove", "path": pointer("metadata", "annotations", key)} for key in placed]
     rule = "removed; it records a placement, which only mgpu decides"
     warnings = [f"metadata.annotations[{key}]: {rule}" for key in placed]
-    # The request is read without them: an exported pod has a node and a record, and looks like one that has its cards.
+    # The request is read without the record: an exported pod with node and record would look as if it had its cards.
     pod = replace(pod, annotations={k: v for k, v in pod.annotations.items() if k not in placed})
-    spoken = vocabularies(pod)
-    if not spoken:
+    used = vocabularies(pod)
+    if not used:
         return Mutation(_within_budget(patch), tuple(warnings))
-    request = _ask(pod, settings) if len(spoken) == 1 else None
+    request = _request(pod, settings) if len(used) == 1 else None
     if request is not None and _schedules(pod, settings):
         patch.append({"op": "add", "path": pointer("spec", "schedulerName"), "value": settings.webhook.scheduler_name})
         if pod.scheduler not in ("", _DEFAULT_SCHEDULER):
             warnings.append(f"spec.schedulerName: {pod.scheduler!r} is replaced; this cluster sets it for GPU pods")
-    given = dialects.served(request) if request is not None else frozenset()
+    served = dialects.served(request) if request is not None else frozenset()
     for container in pod.containers:
         requests, limits = _completed(container)
         if request is not None:
-            if koordinator.enabled(settings):
-                requests, limits = _translated(requests, limits)
-            requests, limits = _carried(container, requests, limits, settings, needed=container.name in given)
-            if container.asked(SHARE) and SHARE not in requests:
+            dialect = dialects.by_name(request.dialect)
+            if dialect.enabled(settings):
+                requests, limits = dialect.normalized(requests, limits)
+            requests, limits = _with_share(container, requests, limits, settings, needed=container.name in served)
+            if container.requested(SHARE) and SHARE not in requests:
                 warnings.append(f"{container.path}.resources[{SHARE}]: removed; mgpu sets it where it is needed")
         patch += _set(container, "requests", container.requests, requests)
         patch += _set(container, "limits", container.limits, limits)
-        if container.name in given:
+        if container.name in served:
             removed = list(_without_visible_devices(container))
             patch += removed
             if removed:
@@ -78,15 +84,15 @@ def mutate(raw: Mapping[str, Any], settings: Settings, user: str = "") -> Mutati
 
 
 def _within_budget(patch: Sequence[Operation]) -> tuple[Operation, ...]:
-    """Raises BadObject."""
+    """Return the patch as it is. Raises BadObject where it has too many operations."""
     if len(patch) > budget.PATCH:
         text = f"needs {len(patch)} changes before it can run, more than the {budget.PATCH} of one patch; split the pod"
-        raise BadObject([Problem("spec.containers", text)])
+        raise BadObject([Problem("spec.containers", text, Rule.TOO_LARGE)])
     return tuple(patch)
 
 
-def _ask(pod: Pod, settings: Settings) -> GpuRequest | None:
-    """None for a vocabulary that is not served, and for a broken ask: that is denied later, as it was written."""
+def _request(pod: Pod, settings: Settings) -> GpuRequest | None:
+    """Return the request; None for a vocabulary that is not served or a broken request."""
     try:
         return dialects.read_request(pod, settings)
     except BadObject:
@@ -94,7 +100,7 @@ def _ask(pod: Pod, settings: Settings) -> GpuRequest | None:
 
 
 def _missing_for_mps(raw: Mapping[str, Any], pod: Pod, request: GpuRequest) -> Iterator[str]:
-    """What a pod with slices under MPS may need beside them (docs/design/slices.md, "MPS"); it is the user's to add."""
+    """Yield warnings about fields that a pod with MPS shares may need (docs/design/slices.md, "MPS")."""
     shares = {one.container for one in dialects.handed(request) if is_mps(one.type)}
     if not shares:
         return
@@ -114,7 +120,7 @@ def _missing_for_mps(raw: Mapping[str, Any], pod: Pod, request: GpuRequest) -> I
 
 
 def _items(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The containers as the pod has them, in the order of `Pod.containers`."""
+    """Return the containers of the raw pod in the order of `Pod.containers`."""
     return [item or {} for kind in ("initContainers", "containers") for item in spec.get(kind) or ()]
 
 
@@ -132,31 +138,33 @@ def _schedules(pod: Pod, settings: Settings) -> bool:
 
 
 def _completed(container: Container) -> tuple[Amounts, Amounts]:
-    """Requests for limits and the reverse: extended resources need both, equal (docs/design/kubernetes.md, "Pods")."""
-    requests, limits = dict(container.requests), dict(container.limits)
+    """Return requests and limits, each completed by the other.
+
+    Extended resources need both, and equal ones (docs/design/kubernetes.md, "Pods").
+    """
+    requests = dict(container.requests)
+    limits = dict(container.limits)
     return (
         requests | {n: limits[n] for n in limits.keys() - requests.keys() if vocabulary_of(n)},
         limits | {n: requests[n] for n in requests.keys() - limits.keys() if vocabulary_of(n)},
     )
 
 
-def _translated(requests: Amounts, limits: Amounts) -> tuple[Amounts, Amounts]:
-    """`koordinator.sh/gpu` replaced by what it stands for; unequal amounts of it are left for the validation."""
-    if not same_quantity(requests.get(koordinator.GPU, ""), limits.get(koordinator.GPU, "")):
-        return requests, limits
-    return koordinator.translated(requests), koordinator.translated(limits)
-
-
-def _carried(
+def _with_share(
     container: Container, requests: Amounts, limits: Amounts, settings: Settings, *, needed: bool
 ) -> tuple[Amounts, Amounts]:
-    """With one `mgpu.io/share` where a container gets cards (needed) and asks for nothing served as device ids."""
+    """Return the amounts with `mgpu.io/share: 1` where the container needs it, and without it otherwise.
+
+    Args:
+        needed: whether the node hands the container cards or slices. Unless it requests another resource that is served
+            as device ids, the kubelet would not call the node agent for it.
+    """
     bare = replace(container, requests=_without_share(requests), limits=_without_share(limits))
     share = {SHARE: "1"} if needed and not dialects.carrier(bare, settings) else {}
     return {**bare.requests, **share}, {**bare.limits, **share}
 
 
-def _without_share(amounts: Amounts) -> Amounts:
+def _without_share(amounts: Amounts) -> dict[str, str]:
     return {name: amount for name, amount in amounts.items() if name != SHARE}
 
 
@@ -172,9 +180,10 @@ def _set(container: Container, kind: str, before: Mapping[str, str], after: Amou
 
 
 def _without_visible_devices(container: Container) -> Iterator[Operation]:
-    """The pod's own variable would win over Allocate's (docs/design/kubernetes.md, "Device manager").
+    """Yield operations that remove the pod's own `NVIDIA_VISIBLE_DEVICES`, from the back of the list.
 
-    From the back: each operation of a patch sees the list as the one before left it.
+    The pod's variable would override the one from Allocate (docs/design/kubernetes.md, "Device manager"). Each
+    operation of a patch sees the list as the one before left it, so removing from the front would shift the positions.
     """
     for i in reversed(container.visible):
         yield {"op": "remove", "path": _pointer(container, "env", i)}

@@ -239,7 +239,7 @@ def _amounts(pod: Pod) -> dict[str, tuple[tuple[Container, int], ...]]:
 
 
 def _amount(container: Container, resource: str) -> int:
-    asked = container.asked(resource)
+    asked = container.requested(resource)
     try:
         return whole_number(asked[0]) if asked else 0
     except QuantityError:

@@ -53,7 +53,8 @@ def mtgpupods(api: Api) -> Iterator[Raw]:
 
 def unhealthy_lists(api: Api) -> Iterator[Raw]:
     """List the ConfigMaps in which gpushare reports unhealthy cards; none if the user may not read their namespace."""
-    return _listed(api, f"/api/v1/namespaces/{gpushare.UNHEALTHY_NAMESPACE}/configmaps", without=403)
+    namespace = gpushare.UNHEALTHY_CARD_LISTS.namespace
+    return _listed(api, f"/api/v1/namespaces/{namespace}/configmaps", without=403)
 
 
 def _listed(api: Api, path: str, *, fields: str = "", without: int = 0) -> Iterator[Raw]:

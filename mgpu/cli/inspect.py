@@ -86,7 +86,7 @@ def _json(found: Overview) -> dict[str, Any]:
         "pending": list(found.pending),
         "unclear": dict(found.unclear),
         "dialects": {use.pod: use.dialect for node in found.nodes for device in node.devices for use in device.uses},
-        "wishes": {pod: constraints.shown() for pod, constraints in found.constraints.items()},
+        "wishes": {pod: constraints.texts() for pod, constraints in found.constraints.items()},
         "groups": [
             {
                 "wish": view.group.constraint,

@@ -16,7 +16,6 @@ from mgpu.cli.main import BadInput
 from mgpu.cli.process_settings import UNITS, read_settings
 from mgpu.dialects import gpushare
 from mgpu.kube import Api
-from mgpu.model.device_object import equal_cards
 from mgpu.model.errors import BadObject
 from mgpu.model.gpu_requests import Amount, GpuRequest, peak
 from mgpu.model.pods import Pod, read_node, read_pod
@@ -79,7 +78,7 @@ def main(
 
 def unit_of_nodes(nodes: Iterable[Raw]) -> str | None:
     """The unit that the nodes count `gpu-mem` in; None: none of them reports any."""
-    per_card = [card.memory for raw in nodes for card in equal_cards(read_node(raw), unit=1)]
+    per_card = [found[1] for raw in nodes if (found := gpushare.card_units(read_node(raw)))]
     return None if not per_card else "MiB" if max(per_card) > _MOST_GIB else "GiB"
 
 

@@ -1,130 +1,95 @@
-"""The API vocabularies, each one module of the same shape (`Dialect`), and their registry.
+"""Pods of every vocabulary: what a pod requests, which cards its record gives it, and what its containers see.
 
-To add one: write a module with the names of `Dialect`, add it to `ALL`, its resources to `vocabulary`, its settings
-to `mgpu.settings`, and a case to the contract suite (tests/mgpu/dialects/contract.py). No dialect imports another.
+The processes call these functions and see no difference between the vocabularies. Each vocabulary is one module of the
+shape `mgpu.dialects.protocol.Dialect`; `mgpu.dialects.registry` lists them. All functions are pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any
 
-from mgpu.dialects import gpushare, koordinator, mgpu, slices
-from mgpu.dialects.mtgpu import ANNOTATIONS as OF_MTGPUPODS
-from mgpu.dialects.protocol import SHARE, NodeResource
-from mgpu.dialects.registry import MTGPU
+from mgpu.dialects.mtgpu import ANNOTATIONS as MTGPU_ANNOTATIONS
+from mgpu.dialects.protocol import SHARE, Dialect, UnhealthyCardLists
+from mgpu.dialects.registry import (
+    ALL,
+    MTGPU_PREFIX,
+    REQUEST_ANNOTATIONS,
+    by_name,
+    enabled,
+    is_placement_annotation,
+    vocabulary_of,
+)
 from mgpu.model.cards import Card
-from mgpu.model.errors import BadObject, Problem
-from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement
+from mgpu.model.errors import BadObject, Problem, Rule
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest
 from mgpu.model.ledger import Share
-from mgpu.model.pod_constraints import ALL as WISHES
+from mgpu.model.pod_constraints import ALL as CONSTRAINTS
 from mgpu.model.pod_constraints import (
     CARD_UUIDS,
     PREFIX,
     SAME_CARD_GROUP,
     Constraints,
     contradictions,
-    field,
     read_constraints,
 )
-from mgpu.model.pods import Container, Pod
+from mgpu.model.pods import Container, Node, Pod
 from mgpu.model.quantities import same_quantity
-from mgpu.model.record_seals import SEAL
+from mgpu.model.raw_objects import annotation_path
 from mgpu.model.slice_names import is_slice
 from mgpu.settings import CARD_POLICIES, Settings
 
+__all__ = [
+    "ALL",
+    "REQUEST_ANNOTATIONS",
+    "Dialect",
+    "acknowledgement",
+    "by_name",
+    "card_policy",
+    "cards_from_capacity",
+    "carrier",
+    "constraint_problems",
+    "enabled",
+    "environment_of",
+    "handed",
+    "has_run",
+    "is_placement_annotation",
+    "is_read",
+    "read_bare_request",
+    "read_placement",
+    "read_request",
+    "served",
+    "unhealthy_card_lists",
+    "unhealthy_list_of",
+    "waits",
+    "without_unread",
+]
 
-class Dialect(Protocol):
-    """What a dialect's module offers. All functions are pure."""
-
-    @property
-    def NAME(self) -> str: ...  # noqa: N802
-
-    @property
-    def DEFAULT_CARD_POLICY(self) -> str: ...  # noqa: N802
-
-    @property
-    def ASK_ANNOTATIONS(self) -> tuple[str, ...]:  # noqa: N802
-        """The annotations that `read_ask` reads; it reads no others."""
-
-    @property
-    def RECORD_KEYS(self) -> tuple[str, ...]:  # noqa: N802
-        """What each annotation begins with that `owns_annotation` is true of."""
-
-    def enabled(self, settings: Settings) -> bool:
-        """Whether pods in this vocabulary are served."""
-
-    def card_policy(self, settings: Settings) -> str | None:
-        """The dialect's own setting of the card policy, if it has one."""
-
-    def read_request(self, pod: Pod, settings: Settings) -> GpuRequest | None:
-        """What the pod asks for in this vocabulary; None: nothing. Raises BadObject with every broken rule."""
-
-    def write_placement(
-        self,
-        pod: Pod,
-        request: GpuRequest,
-        placement: Placement,
-        cards: Sequence[Card],
-        settings: Settings,
-        now_ns: int,
-    ) -> dict[str, str]:
-        """The annotations that record `placement` on `cards` (all of the node's, of all types).
-
-        now_ns: nanoseconds since 1970.
-        """
-
-    def read_placement(self, pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
-        """The shares that the pod's annotations record, as `read_placement` of this package promises."""
-
-    def owns_annotation(self, key: str) -> bool:
-        """Whether the key is written by `write_placement` (or the node): nobody else may set it."""
-
-    def resources(self, cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, ...]:
-        """What a node with these cards offers in this vocabulary."""
-
-    def environment(
-        self, pod: Pod, request: ContainerRequest, cards: Sequence[Card], gpus: Sequence[Card]
-    ) -> dict[str, str]:
-        """The dialect's own variables for a container of `pod` that got `cards`, beside and over the common ones.
-
-        gpus: all of the node's.
-        """
-
-
-ALL: tuple[Dialect, ...] = (mgpu, gpushare, koordinator, slices)
-ASK_ANNOTATIONS = frozenset(key for dialect in ALL for key in dialect.ASK_ANNOTATIONS)
-"""The annotations that say what a pod asks for, in whatever vocabulary."""
-_READ = frozenset((*ASK_ANNOTATIONS, *WISHES, *OF_MTGPUPODS))
-"""The annotations that are read, beside records."""
-_RECORD_KEYS = (SEAL, *(key for dialect in ALL for key in dialect.RECORD_KEYS))
-_BY_NAME: Mapping[str, Dialect] = {dialect.NAME: dialect for dialect in ALL}
-
-
-def enabled(settings: Settings) -> Iterator[Dialect]:
-    return (dialect for dialect in ALL if dialect.enabled(settings))
-
-
-def by_name(name: str) -> Dialect:
-    return _BY_NAME[name]
+_READ = frozenset((*REQUEST_ANNOTATIONS, *CONSTRAINTS, *MTGPU_ANNOTATIONS))
+"""The annotations that are read, beside those of records."""
+_MOST_TEXT = 16_384
+"""Characters of an annotation of a request that are read. The longest constraint has 100 entries of 128 characters."""
 
 
 def read_request(pod: Pod, settings: Settings) -> GpuRequest | None:
-    """What the pod asks for, in whichever enabled vocabulary, and its wishes; None: it asks for no GPU of ours.
+    """Return what the pod requests in whichever enabled vocabulary, with its constraints; None for a pod without GPUs.
 
-    Raises BadObject. A pod that mixes vocabularies is refused at admission (`vocabulary.mixing`); here the first
-    dialect that knows the pod reads it. A pod that has its cards keeps them: wishes count until they are decided, and
-    what was admitted under other settings (a dialect enabled then, a smaller minimum) is read as it was. Nor does one
-    that is bound ask for what it says 0 of: admission denies that, but it may have come before.
+    A pod that mixes vocabularies is denied at admission (`registry.mixing`); here the first dialect that knows the pod
+    reads it. A pod that has its cards keeps them: constraints count until the cards are decided, a pod that was
+    admitted under other settings (a dialect enabled then, a smaller minimum) is read as it was then, and amounts of 0
+    in a bound pod count as absent. Admission denies these, but the pod may have come before mgpu.
+
+    Raises:
+        BadObject: with every broken rule.
     """
     try:
         request = _read_request(pod, settings)
     except BadObject:
-        if (bare := _without_zeros(pod)) != pod:
-            return read_request(bare, settings)
-        request = _admitted_once(pod, settings)
+        if (without_zeros := _without_zeros(pod)) != pod:
+            return read_request(without_zeros, settings)
+        request = _read_as_admitted(pod, settings)
         if request is None:
             raise
-    return request or _admitted_once(pod, settings)
+    return request or _read_as_admitted(pod, settings)
 
 
 def _read_request(pod: Pod, settings: Settings) -> GpuRequest | None:
@@ -138,14 +103,14 @@ def _read_request(pod: Pod, settings: Settings) -> GpuRequest | None:
 
 
 def _without_zeros(pod: Pod) -> Pod:
-    """A pod that is bound without the amounts that are 0: for those its kubelet gives it nothing."""
+    """Return a bound pod without amounts of 0, for which its kubelet gives it nothing; any other pod as it is."""
     if not pod.node:
         return pod
-    some = [
+    containers = [
         replace(container, requests=_above_zero(container.requests), limits=_above_zero(container.limits))
         for container in pod.containers
     ]
-    return replace(pod, containers=tuple(some))
+    return replace(pod, containers=tuple(containers))
 
 
 def _above_zero(amounts: Mapping[str, str]) -> dict[str, str]:
@@ -153,64 +118,70 @@ def _above_zero(amounts: Mapping[str, str]) -> dict[str, str]:
 
 
 _WIDEST = {"enabled": True, "mgpu_enable": True, "min_gpu_memory": 0, "min_gpu_memory_ratio": 1}
-"""Of the dialects' settings: under these, each reads all that it has ever admitted."""
+"""Settings of the dialects under which each reads every pod that it has ever admitted."""
 
 
-def _admitted_once(pod: Pod, settings: Settings) -> GpuRequest | None:
-    """The ask of a pod that is bound and whose record can be read, whatever the settings are now."""
+def _read_as_admitted(pod: Pod, settings: Settings) -> GpuRequest | None:
+    """Return the request of a bound pod with a readable record, whatever the settings are now; else None."""
     if not pod.node or not any(map(is_placement_annotation, pod.annotations)):
         return None
     blocks = {
         name: block.model_copy(update={k: v for k, v in _WIDEST.items() if k in type(block).model_fields})
         for name, block in settings.dialects
     }
-    then = settings.model_copy(update={"dialects": settings.dialects.model_copy(update=blocks)})
+    widest = settings.model_copy(update={"dialects": settings.dialects.model_copy(update=blocks)})
     try:
-        request = _read_request(pod, then)
+        request = _read_request(pod, widest)
         return request if request and read_placement(pod, request) else None
     except BadObject:
         return None
 
 
 def read_bare_request(pod: Pod, settings: Settings) -> GpuRequest | None:
-    """What the pod asks for without its wishes. Raises BadObject."""
+    """Return what the pod requests, without its constraints; None for a pod without GPUs. Raises BadObject."""
     return next((request for dialect in enabled(settings) if (request := dialect.read_request(pod, settings))), None)
 
 
 def constraint_problems(pod: Pod, request: GpuRequest | None) -> tuple[Problem, ...]:
-    """What is wrong with the wishes of a pod with this ask. None: an ask that cannot be read, or not in use here."""
+    """Return what is wrong with the constraints of a pod.
+
+    Args:
+        request: None where the request cannot be read or its vocabulary is not served.
+    """
     constraints, problems = _constraints(pod, request)
     return (*problems, *contradictions(constraints))
 
 
 def _constraints(pod: Pod, request: GpuRequest | None) -> tuple[Constraints, tuple[Problem, ...]]:
     constraints, problems = read_constraints(pod.annotations, pod.namespace, CARD_POLICIES)
-    return constraints, (*problems, *_unmeetable(constraints, request))
+    return constraints, (*problems, *_impossible(constraints, request))
 
 
-def _unmeetable(constraints: Constraints, request: GpuRequest | None) -> Iterator[Problem]:
-    """Wishes that no cluster can meet for this ask: at the first container that asks for too many cards.
-
-    And all wishes of a pod that asks for slices: they are cut wherever they can be.
-    """
+def _impossible(constraints: Constraints, request: GpuRequest | None) -> Iterator[Problem]:
+    """Yield the constraints that no cluster can meet for this request, at the first container with too many cards."""
+    rule = Rule.CONSTRAINT_IMPOSSIBLE
     if request and not request.containers and handed(request):
-        text = "is a wish for cards, while the pod asks for slices, which are cut from any card; leave it out"
-        yield from (Problem(field(PREFIX + key), text) for key in constraints.shown())
+        text = "is a constraint on cards, while the pod asks for slices, which are cut from any card; leave it out"
+        yield from (Problem(annotation_path(PREFIX + key), text, rule) for key in constraints.texts())
         return
-    asking = [
-        (c, f"container {c.container!r} asks for {c.cards} cards") for c in (request.containers if request else ())
-    ]
-    several = next((text for c, text in asking if c.cards > 1), None)
+    containers = request.containers if request else ()
+    several = next((c for c in containers if c.cards > 1), None)
     if constraints.same_card and several:
-        yield Problem(field(SAME_CARD_GROUP), f"all containers of the group share one card, {several}")
+        text = f"all containers of the group share one card, {_cards_of(several)}"
+        yield Problem(annotation_path(SAME_CARD_GROUP), text, rule)
     uuids = len(constraints.uuids)
-    more = next((text for c, text in asking if c.cards > uuids), None)
+    more = next((c for c in containers if c.cards > uuids), None)
     if uuids and more:
-        yield Problem(field(CARD_UUIDS), f"names {uuids} card{'' if uuids == 1 else 's'}, {more}")
+        text = f"names {uuids} card{'' if uuids == 1 else 's'}, {_cards_of(more)}"
+        yield Problem(annotation_path(CARD_UUIDS), text, rule)
+
+
+def _cards_of(container: ContainerRequest) -> str:
+    return f"container {container.container!r} asks for {container.cards} cards"
 
 
 def card_policy(request: GpuRequest, settings: Settings) -> str:
-    """The name of the card policy that holds for a pod with this ask: its own wish, else as the settings say."""
+    """Return the name of the card policy for a pod: its own constraint, else as the settings say."""
     dialect = by_name(request.dialect)
     return request.constraints.card_policy or settings.card_policy_for(
         dialect.card_policy(settings), dialect.DEFAULT_CARD_POLICY
@@ -218,101 +189,133 @@ def card_policy(request: GpuRequest, settings: Settings) -> str:
 
 
 def carrier(container: Container, settings: Settings) -> str | None:
-    """The resource that a container's cards are handed out with: of those that it asks for and that are served as
-    device ids the first by order of the dialects and of their resources, then `SHARE`; None: it asks for none.
+    """Return the resource whose Allocate call brings the container's cards, or None where it requests none such.
+
+    It is the first resource of the container that is served as device ids, by the order of the dialects and of their
+    resources, then `SHARE`.
     """
-    served = [r.name for dialect in enabled(settings) for r in dialect.resources((), settings) if r.as_ids]
-    if slices.enabled(settings):
-        served += slices.asked_by(container)  # which slices a node serves depends on how its cards are cut
-    return next((name for name in (*served, SHARE) if container.asked(name)), None)
-
-
-_LONGEST = 16_384
-"""Characters of an annotation of an ask. The longest wish has 100 entries of 128 characters."""
-
-
-def is_placement_annotation(key: str) -> bool:
-    """Return whether only the suite itself may write this annotation: it records a placement, or seals a record.
-
-    Vocabularies that are disabled count too: whether one is enabled may change while the pod exists. A pod may have
-    20,000 annotations, and each is asked about whenever the pod is read.
-    """
-    return key.startswith(_RECORD_KEYS) and (key == SEAL or any(dialect.owns_annotation(key) for dialect in ALL))
+    served: list[str] = []
+    for dialect in enabled(settings):
+        served += (resource.name for resource in dialect.resources((), settings) if resource.as_ids)
+    for dialect in enabled(settings):
+        if dialect.RESOURCES_FOLLOW_CARDS:
+            names = {*container.requests, *container.limits}
+            served += sorted(name for name in names if vocabulary_of(name) == dialect.NAME)
+    return next((name for name in (*served, SHARE) if container.requested(name)), None)
 
 
 def is_read(key: str) -> bool:
-    """Return whether an annotation is read: it is part of an ask, a wish, of an MtgpuPod or of a record."""
+    """Return whether mgpu reads an annotation: part of a request, a constraint, of an MtgpuPod or of a record."""
     return key in _READ or is_placement_annotation(key)
 
 
 def without_unread(pod: Pod, *also: str) -> Pod:
-    """Return the pod with those of its annotations that mgpu reads, and `also`: others may take 256 KiB of every pod.
+    """Return the pod with those of its annotations that mgpu reads, and `also`.
 
-    Of a text that is longer than any that says something, only the beginning is read, which says as little. Records are
-    read as a whole. Of the annotations of MtgpuPods that say nothing, one tells that the pod has some.
+    Other annotations may take 256 KiB of every pod. Of a text that is too long to be valid, only the beginning is kept,
+    which is not valid either; records are kept whole. Of unknown annotations with the prefix of MtgpuPods one is kept,
+    which tells that the pod has some.
     """
     read: dict[str, str] = {}
-    told = False
+    has_mtgpu = False
     for key, text in pod.annotations.items():
         if is_placement_annotation(key):
             read[key] = text
-        elif key in _READ or key in also or (key.startswith(MTGPU) and not told):
-            told = told or key.startswith(MTGPU)
-            read[key] = text if len(text) <= _LONGEST else text[:_LONGEST]
+        elif key in _READ or key in also or (key.startswith(MTGPU_PREFIX) and not has_mtgpu):
+            has_mtgpu = has_mtgpu or key.startswith(MTGPU_PREFIX)
+            read[key] = text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT]
     return pod if len(read) == len(pod.annotations) and read == pod.annotations else replace(pod, annotations=read)
 
 
 def read_placement(pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
-    """The shares that the pod's annotations record; None: no record.
+    """Return the shares that the pod's annotations record, or None where the pod has no record.
 
-    A record says which cards a container has. How much of each is what the pod asks for: a record that gives a
-    container more or less than that, or gives a container something that does not ask for it, is refused like one that
-    cannot be read. Raises BadObject.
+    A record says which cards a container has. How much of each it holds follows from the request: a record with other
+    amounts, or with cards for a container that requests none, is refused like an unreadable one.
+
+    Raises:
+        BadObject
     """
     return by_name(request.dialect).read_placement(pod, request)
 
 
-def handed(request: GpuRequest, container: str | None = None) -> tuple[ContainerRequest, ...]:
-    """What of an ask its node hands to containers: cards and slices; of other devices the node does nothing.
+def acknowledgement(pod: Pod, request: GpuRequest) -> dict[str, str]:
+    """Return the annotations that the node writes once it has handed the pod its cards; {} where none are missing."""
+    return by_name(request.dialect).acknowledgement(pod)
 
-    container: of this one alone.
+
+def handed(request: GpuRequest, container: str | None = None) -> tuple[ContainerRequest, ...]:
+    """Return what of a request the node hands to containers: cards and slices, but no devices of other types.
+
+    Args:
+        container: this container alone; None: all.
     """
-    asks = (*request.containers, *(other for other in request.others if is_slice(other.type)))
-    return tuple(one for one in asks if container in (None, one.container))
+    requests = (*request.containers, *(other for other in request.others if is_slice(other.type)))
+    return tuple(one for one in requests if container in (None, one.container))
 
 
 def served(request: GpuRequest) -> frozenset[str]:
-    """The containers that the node hands something to: all at once, since a pod may have hundreds."""
+    """Return the names of the containers that the node hands something to.
+
+    One set for all of them, since a pod may have hundreds of containers.
+    """
     return frozenset(one.container for one in handed(request))
 
 
 def has_run(pod: Pod, request: GpuRequest | None) -> bool:
-    """Whether a container of this ask that waits for what its node hands to it has ever run: then that cannot be chosen
-    anew. None: of an ask that cannot be read, any container.
+    """Return whether a container that needs cards or slices has ever run: then they cannot be chosen any more.
+
+    Args:
+        request: None for a request that cannot be read; then any container counts.
     """
     return pod.started if request is None else pod.has_run(one.container for one in handed(request) or request.others)
 
 
 def waits(pod: Pod, request: GpuRequest) -> bool:
-    """Return whether a container that waits for what its node hands to it has not run yet."""
+    """Return whether a container that needs cards or slices has not run yet."""
     return not all(pod.has_run((container,)) for container in served(request))
 
 
 def environment_of(
     pod: Pod, request: GpuRequest, container: str, devices: Sequence[Card], gpus: Sequence[Card]
 ) -> dict[str, str]:
-    """What a container of `pod`, which has this ask, sees of `devices`: its own, cards or slices, by type and index.
+    """Return the environment of a container; {} where the node hands it nothing.
 
-    gpus: all of the node's. {}: the node hands nothing to this container.
-    `MGPU_MEMORY_BYTES` is per card or slice; of those that differ, the smallest.
+    `MGPU_MEMORY_BYTES` is per card or slice, the smallest where they differ.
+
+    Args:
+        devices: the container's own cards or slices, by type and index.
+        gpus: all GPUs of the node.
     """
-    asks = handed(request, container)
-    if not asks:
+    requests = handed(request, container)
+    if not requests:
         return {}
     return {
         "NVIDIA_VISIBLE_DEVICES": ",".join(device.uuid for device in devices),
         "MGPU_CARDS": ",".join(str(device.index) for device in devices),
-        "MGPU_CORE_PERCENT": f"{asks[0].core / 10:g}",
-        "MGPU_MEMORY_BYTES": str(min((asks[0].takes(device).memory for device in devices), default=0)),
-        **by_name(request.dialect).environment(pod, asks[0], devices, gpus),
+        "MGPU_CORE_PERCENT": f"{requests[0].core / 10:g}",
+        "MGPU_MEMORY_BYTES": str(min((requests[0].takes(device).memory for device in devices), default=0)),
+        **by_name(request.dialect).environment(pod, requests[0], devices, gpus),
     }
+
+
+def cards_from_capacity(node: Node, settings: Settings) -> tuple[Card, ...]:
+    """Return the cards of a node without a Device object, as the capacity of a vocabulary describes them; () for none.
+
+    Disabled vocabularies count too: the cards are there, whoever advertises them.
+    """
+    return next(filter(None, (dialect.cards_from_capacity(node, settings) for dialect in ALL)), ())
+
+
+def unhealthy_card_lists(settings: Settings) -> tuple[UnhealthyCardLists, ...]:
+    """Return where the tools of the enabled vocabularies list unhealthy cards."""
+    return tuple(lists for dialect in enabled(settings) if (lists := dialect.UNHEALTHY_CARD_LISTS))
+
+
+def unhealthy_list_of(raw: Mapping[str, Any]) -> tuple[str, UnhealthyCardLists] | None:
+    """Return the node whose unhealthy cards a ConfigMap lists and how to read it, or None for any other ConfigMap."""
+    for dialect in ALL:
+        lists = dialect.UNHEALTHY_CARD_LISTS
+        if lists and (node := lists.node_of(raw)) is not None:
+            return node, lists
+    return None

@@ -1,9 +1,9 @@
-"""Koordinator fine-grained devices (seeds/koordinator-fine-grained-device.md; spec page koordinator.md).
+"""The vocabulary of Koordinator's fine-grained device scheduling (docs/design/koordinator.md).
 
-GPU in percent of cards (`gpu`, `gpu-core`, `gpu-memory-ratio`) and bytes (`gpu-memory`), in total over a container's
-cards; whole cards as `nvidia.com/gpu`. Every other `koordinator.sh/<type>` is percent of devices of that type, whether
-any node has such a device or not: types are an open set. Names that begin with `gpu` are never types, nor are those of
-MIG instances.
+GPUs are requested in percent of cards (`gpu`, `gpu-core`, `gpu-memory-ratio`) and bytes (`gpu-memory`), in total over a
+container's cards, whole cards as `nvidia.com/gpu`. Every other `koordinator.sh/<type>` is percent of devices of that
+type, whether any node has such a device or not: types are an open set. Names that begin with `gpu` are never types, nor
+are those of MIG instances. The record is in `koordinator_record`.
 """
 
 import json
@@ -14,21 +14,21 @@ from difflib import get_close_matches
 from mgpu.dialects.koordinator_record import (
     ALLOCATED,
     PER_CONTAINER,
-    Device,
-    by_container,
-    of_pod,
-    path_of,
-    read,
-    write,
+    DeviceAllocation,
+    pod_shares,
+    read_allocations,
+    recorded_shares,
+    write_allocations,
 )
-from mgpu.dialects.protocol import NodeResource
+from mgpu.dialects.protocol import Amounts, NodeResource, no_cards_from_capacity, no_variables, nothing_to_acknowledge
 from mgpu.model.cards import GPU as GPU_TYPE
 from mgpu.model.cards import WHOLE_CORE, WHOLE_RATIO, Card
-from mgpu.model.errors import PROBLEMS, BadObject, Problem
+from mgpu.model.errors import PROBLEMS, BadObject, Problem, Rule
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, by_index, peak, whole_cards
 from mgpu.model.ledger import Share
-from mgpu.model.pods import Container, Pod, is_none
-from mgpu.model.quantities import MAX, QuantityError, quantity_of_bytes, whole_bytes, whole_number
+from mgpu.model.pods import Container, Pod, RequestedAmount, is_none
+from mgpu.model.quantities import MAX, quantity_of_bytes, same_quantity, whole_bytes
+from mgpu.model.raw_objects import annotation_path
 from mgpu.settings import KoordinatorSettings, Settings
 
 NAME = "koordinator"
@@ -43,11 +43,11 @@ SHARED = PREFIX + "gpu.shared"
 NVIDIA = "nvidia.com/gpu"
 
 _LONGEST = 2 * len(RATIO)
-"""Characters of a name that is close to one of ours."""
+"""Characters of a misspelt name for which a similar one is looked up."""
 MIB = 1 << 20
 MAX_DEVICES = 1024
 MAX_MEMORY = MAX // 1000
-"""Of one container, in bytes; no node has more."""
+"""Bytes of one container; no node has more."""
 _COMBINATIONS = (
     (NVIDIA,),
     (GPU,),
@@ -65,8 +65,16 @@ _VALID = frozenset(map(frozenset, _COMBINATIONS))
 _ALLOWED = ", ".join("{" + ", ".join(name.removeprefix(PREFIX) for name in names) + "}" for names in _COMBINATIONS)
 _TYPE = re.compile(r"(?!gpu|mig-\d+g\.)[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
 
-ASK_ANNOTATIONS: tuple[str, ...] = ()
+RESOURCE_PREFIXES: tuple[str, ...] = (PREFIX, NVIDIA)
+RESOURCES_FOLLOW_CARDS = False
+REQUEST_ANNOTATIONS: tuple[str, ...] = ()
 RECORD_KEYS: tuple[str, ...] = (ALLOCATED, PER_CONTAINER)
+ACKNOWLEDGEMENTS: frozenset[str] = frozenset()
+UNHEALTHY_CARD_LISTS = None
+
+acknowledgement = nothing_to_acknowledge
+cards_from_capacity = no_cards_from_capacity
+environment = no_variables  # Koordinator sets NVIDIA_VISIBLE_DEVICES alone, which every container gets.
 
 
 def enabled(settings: Settings) -> bool:
@@ -75,6 +83,10 @@ def enabled(settings: Settings) -> bool:
 
 def card_policy(settings: Settings) -> str | None:
     return settings.dialects.koordinator.policy
+
+
+def owns_resource(name: str) -> bool:
+    return name == NVIDIA or name.startswith(PREFIX)
 
 
 def read_request(pod: Pod, settings: Settings) -> GpuRequest | None:
@@ -101,38 +113,35 @@ def write_placement(
     settings: Settings,  # noqa: ARG001
     now_ns: int,  # noqa: ARG001
 ) -> dict[str, str]:
-    asks = (*request.containers, *request.others)
-    devices: list[Device] = []
-    for type in dict.fromkeys(a.type for a in asks):
+    requests = (*request.containers, *request.others)
+    devices: list[DeviceAllocation] = []
+    for type in dict.fromkeys(one.type for one in requests):
         known = by_index(cards, type)
-        chosen = [(a, i) for a in asks if a.type == type for i in placement.cards(a.container, type)]
+        chosen = [(one, i) for one in requests if one.type == type for i in placement.cards(one.container, type)]
         for index in sorted({i for _, i in chosen}):
             card = known[index]
-            of_pod = peak((a.stage, a.takes(card)) for a, i in chosen if i == index)
-            percent, memory, ratio = of_pod.core * WHOLE_RATIO // WHOLE_CORE, of_pod.memory, of_pod.ratio
-            devices.append(Device(type, _minor(card), card.uuid, percent, memory, ratio))
-    written = {ALLOCATED: write(devices)}
-    if len({a.container for a in asks}) > 1:
-        written[PER_CONTAINER] = _per_container(asks, placement, cards)
+            of_pod = peak((one.stage, one.takes(card)) for one, i in chosen if i == index)
+            percent = of_pod.core * WHOLE_RATIO // WHOLE_CORE
+            devices.append(DeviceAllocation(type, _minor(card), card.uuid, percent, of_pod.memory, of_pod.ratio))
+    written = {ALLOCATED: write_allocations(devices)}
+    if len({one.container for one in requests}) > 1:
+        written[PER_CONTAINER] = _per_container(requests, placement, cards)
     return written
 
 
 def read_placement(pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
-    """What is recorded: by container, as mgpu does; else as Koordinator itself leaves it, one allocation for the pod.
-
-    There every container of the pod that asks for a type may use all of the pod's devices of it; which holds how much
-    is not known, so that the first one is said to hold all that the pod holds.
-    """
-    text, per_container = pod.annotations.get(ALLOCATED), pod.annotations.get(PER_CONTAINER)
+    """Return the shares by mgpu's record per container, else by Koordinator's own, one allocation for the whole pod."""
+    text = pod.annotations.get(ALLOCATED)
+    per_container = pod.annotations.get(PER_CONTAINER)
     if text is None:
         if per_container is not None:
-            raise BadObject([Problem(path_of(PER_CONTAINER), f"is a part of {ALLOCATED}, which is missing")])
+            raise BadObject([Problem(annotation_path(PER_CONTAINER), f"is a part of {ALLOCATED}, which is missing")])
         return None
-    devices = read(text)
-    asks = (*request.containers, *request.others)
+    devices = read_allocations(text)
+    requests = (*request.containers, *request.others)
     if per_container is not None:
-        return tuple(by_container(asks, devices, per_container))
-    return tuple(of_pod(asks, devices))
+        return tuple(recorded_shares(requests, devices, per_container))
+    return tuple(pod_shares(requests, devices))
 
 
 def owns_annotation(key: str) -> bool:
@@ -140,7 +149,7 @@ def owns_annotation(key: str) -> bool:
 
 
 def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, ...]:
-    """Types other than GPU are numbers in node status: there is nothing that the node would give to a container."""
+    """Types other than GPU are numbers in the node's status: the node hands nothing of them to a container."""
     if not enabled(settings):
         return ()
     gpus = [card for card in cards if card.type == GPU_TYPE]
@@ -156,117 +165,114 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
     )
 
 
-def environment(pod: Pod, request: ContainerRequest, cards: Sequence[Card], gpus: Sequence[Card]) -> dict[str, str]:  # noqa: ARG001
-    """None: what Koordinator sets is `NVIDIA_VISIBLE_DEVICES`, which every container gets."""
-    return {}
+def normalized(requests: Amounts, limits: Amounts) -> tuple[Amounts, Amounts]:
+    """Replace `koordinator.sh/gpu` by the core and ratio that it stands for, as Koordinator's webhook does.
 
-
-def translated(amounts: Mapping[str, str]) -> dict[str, str]:
-    """A container's requests or limits, `koordinator.sh/gpu` in them replaced by the core and ratio that it stands for.
-
-    Where it stands beside other names for GPU, or is no amount of it, it is left for the validation.
+    Unequal amounts of it, and invalid uses, are left for the validation to refuse.
     """
-    named = [name for name in _OF_GPU if name in amounts and not is_none(name, amounts[name])]
-    if named != [GPU]:
-        return dict(amounts)
-    numbers, problems = _numbers({GPU: (amounts[GPU], "")})
-    if problems or any(_broken(named, numbers)):
-        return dict(amounts)
-    of_gpu = {CORE: amounts[GPU], RATIO: amounts[GPU]}
-    return {name: amount for name, amount in amounts.items() if name != GPU} | of_gpu
+    if not same_quantity(requests.get(GPU, ""), limits.get(GPU, "")):
+        return requests, limits
+    return _normalized(requests), _normalized(limits)
+
+
+def _normalized(amounts: Amounts) -> Amounts:
+    of_gpu = [name for name in _OF_GPU if name in amounts and not is_none(name, amounts[name])]
+    if of_gpu != [GPU]:
+        return amounts
+    numbers, problems = _numbers({GPU: RequestedAmount(amounts[GPU], "")})
+    if problems or any(_broken(of_gpu, numbers)):
+        return amounts
+    others = {name: amount for name, amount in amounts.items() if name != GPU}
+    return others | {CORE: amounts[GPU], RATIO: amounts[GPU]}
 
 
 def _container_requests(container: Container, own: KoordinatorSettings, hints: int) -> Iterable[ContainerRequest]:
-    """Return the asks of one container, one per type. Raises BadObject.
+    """Return the requests of one container, one per type. Raises BadObject.
 
-    hints: the number of wrong names for which a close name is looked up, which takes 50 µs each.
+    Args:
+        hints: the number of misspelt names for which a similar one is looked up, which takes 50 µs each.
     """
-    names = sorted({name for name in (*container.requests, *container.limits) if _is_own(name)})
-    asked = {name: found for name in names if (found := container.asked(name))}
-    if not asked:
+    names = sorted({name for name in (*container.requests, *container.limits) if owns_resource(name)})
+    amounts = {name: amount for name in names if (amount := container.requested(name))}
+    if not amounts:
         return ()
-    strange = {name: "is no resource of a GPU" for name in asked if _is_strange(name)}
-    strange |= {name: text + _close(name) for name, text in [*strange.items()][:hints]}
-    numbers, problems = _numbers({name: found for name, found in asked.items() if name not in strange})
-    problems += (Problem(asked[name][1], text) for name, text in strange.items())
-    problems += (Problem(asked[name][1], text) for name, text in _broken(asked, numbers))
+    misspelt = dict.fromkeys(name for name in amounts if _is_strange(name))
+    numbers, problems = _numbers({name: amount for name, amount in amounts.items() if name not in misspelt})
+    for i, name in enumerate(misspelt):
+        text = "is no resource of a GPU" + (_similar(name) if i < hints else "")
+        problems.append(Problem(amounts[name].path, text, Rule.RESOURCE_NAME))
+    problems += (Problem(amounts[name].path, text, rule) for name, text, rule in _broken(amounts, numbers))
     if not problems:
-        problems += (Problem(asked[name][1], text) for name, text in _too_little(numbers, own))
+        minimum = Rule.MEMORY_MINIMUM
+        problems += (Problem(amounts[name].path, text, minimum) for name, text in _too_little(numbers, own))
     if problems:
         raise BadObject(sorted(problems))
     return _requests_of(container, numbers)
 
 
-def _is_own(name: str) -> bool:
-    return name == NVIDIA or name.startswith(PREFIX)
-
-
 def _is_strange(name: str) -> bool:
-    """Whether no device of any type has this name."""
+    """Return whether no device of any type can have this name."""
     return name not in _OF_GPU and not _TYPE.fullmatch(name.removeprefix(PREFIX))
 
 
-def _close(name: str) -> str:
-    """A hint at the resource that a name is meant to be, where one is close."""
+def _similar(name: str) -> str:
+    """Return a hint at the resource that a misspelt name may stand for, or nothing."""
     close = get_close_matches(name, _OF_GPU, n=1, cutoff=0.8) if len(name) <= _LONGEST else []
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _numbers(asked: Mapping[str, tuple[str, str]]) -> tuple[dict[str, int], list[Problem]]:
-    """The amounts that are in bounds, and what is wrong with the others."""
+def _numbers(amounts: Mapping[str, RequestedAmount]) -> tuple[dict[str, int], list[Problem]]:
+    """Return the amounts that are within bounds, and what is wrong with the others."""
     numbers: dict[str, int] = {}
     problems: list[Problem] = []
-    for name, (text, path) in asked.items():
-        most = MAX_MEMORY if name == MEMORY else MAX_DEVICES * (1 if name in (NVIDIA, SHARED) else 100)
-        try:
-            number = whole_bytes(text) if name == MEMORY else whole_number(text)
-        except QuantityError as error:
-            problems.append(Problem(path, str(error)))
-            continue
-        if number <= 0:
-            problems.append(Problem(path, f"must be greater than 0, not {text}"))
-        elif number > most:
-            problems.append(Problem(path, f"{text} is more than any node has"))
+    for name, amount in amounts.items():
+        if name == MEMORY:
+            number = amount.positive(problems, most=MAX_MEMORY, read=whole_bytes)
         else:
+            number = amount.positive(problems, most=MAX_DEVICES * (1 if name in (NVIDIA, SHARED) else 100))
+        if number is not None:
             numbers[name] = number
     return numbers, problems
 
 
-def _broken(names: Collection[str], numbers: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """Yield (resource, message) for each rule that a container breaks by asking for `names` together.
+def _broken(names: Collection[str], numbers: Mapping[str, int]) -> Iterator[tuple[str, str, Rule]]:
+    """Yield (resource, message, rule) for each rule that a container breaks by requesting `names` together.
 
     Source: docs/design/koordinator.md, "Resources".
 
-    numbers: those of its amounts that are in bounds.
+    Args:
+        numbers: those of its amounts that are within bounds.
     """
     of_gpu = [name for name in _OF_GPU if name in names]
     known = not of_gpu or frozenset(of_gpu) in _VALID
     if not known:
         one = "cannot be asked for alone" if len(of_gpu) == 1 else f"cannot stand beside {' and '.join(of_gpu[1:])}"
-        yield of_gpu[0], f"{one}; a container asks for one of {_ALLOWED}"
+        yield of_gpu[0], f"{one}; a container asks for one of {_ALLOWED}", Rule.RESOURCE_COMBINATION
     free = (NVIDIA, MEMORY, SHARED, *((CORE, RATIO) if SHARED in names else ()))
     odd = [name for name, number in numbers.items() if name not in free and number > 100 and number % 100]
     for name in odd:
-        yield name, f"above 100 must be a multiple of 100 (whole devices), not {numbers[name]}"
+        yield name, f"above 100 must be a multiple of 100 (whole devices), not {numbers[name]}", Rule.WHOLE_CARDS
     if not known or not numbers.keys() >= {*of_gpu} or not {*odd}.isdisjoint(of_gpu):
         return
-    cards = _cards(numbers)
+    cards = _card_count(numbers)
     for name in (CORE, RATIO):
         if numbers.get(name, 0) % cards:
-            yield name, f"must be divisible by the number of cards: {numbers[name]} over {cards} cards"
+            text = f"must be divisible by the number of cards: {numbers[name]} over {cards} cards"
+            yield name, text, Rule.EVEN_OVER_CARDS
         elif numbers.get(name, 0) > 100 * cards:
-            yield name, f"must be at most 100 per card: {numbers[name]} over {cards} card{'' if cards == 1 else 's'}"
+            text = f"must be at most 100 per card: {numbers[name]} over {cards} card{'' if cards == 1 else 's'}"
+            yield name, text, Rule.AT_MOST_A_CARD
 
 
 def _too_little(numbers: Mapping[str, int], own: KoordinatorSettings) -> Iterator[tuple[str, str]]:
-    """Yield each amount of a share that is below the least of the settings, with the rule that it breaks.
+    """Yield (resource, message) for each amount of a share below the minimum of the settings.
 
-    A share of any size keeps whole-card pods off its cards, so the least amount is what lets a ResourceQuota bound
-    the number of these cards (docs/quotas.md).
+    A share of any size keeps whole-card pods off its cards. The minimum is what lets a ResourceQuota bound the number
+    of cards that a namespace can touch (docs/quotas.md).
     """
     if not {GPU, MEMORY, RATIO} & numbers.keys():
         return
-    cards = _cards(numbers)
+    cards = _card_count(numbers)
     over = f"{cards} card{'' if cards == 1 else 's'}"
     least = own.min_gpu_memory * MIB
     if MEMORY in numbers and numbers[MEMORY] < least * cards:
@@ -277,7 +283,7 @@ def _too_little(numbers: Mapping[str, int], own: KoordinatorSettings) -> Iterato
             yield name, f"must be at least {own.min_gpu_memory_ratio} percent per card, not {numbers[name]} over {over}"
 
 
-def _cards(numbers: Mapping[str, int]) -> int:
+def _card_count(numbers: Mapping[str, int]) -> int:
     if NVIDIA in numbers:
         return numbers[NVIDIA]
     if SHARED in numbers:
@@ -288,7 +294,8 @@ def _cards(numbers: Mapping[str, int]) -> int:
 def _requests_of(container: Container, numbers: Mapping[str, int]) -> Iterator[ContainerRequest]:
     name, stage = container.name, container.stage
     if any(resource in numbers for resource in _OF_GPU):
-        cards, both = _cards(numbers), numbers.get(GPU, 0)
+        cards = _card_count(numbers)
+        both = numbers.get(GPU, 0)
         core, ratio = (numbers.get(resource, both) // cards for resource in (CORE, RATIO))
         memory = -(-numbers.get(MEMORY, 0) // cards)
         whole = NVIDIA in numbers or (core, ratio) == (100, WHOLE_RATIO)
@@ -302,10 +309,11 @@ def _requests_of(container: Container, numbers: Mapping[str, int]) -> Iterator[C
         yield ContainerRequest(name, devices, percent * 10 // devices, stage=stage, type=type)
 
 
-def _per_container(asks: Iterable[ContainerRequest], placement: Placement, cards: Sequence[Card]) -> str:
+def _per_container(requests: Iterable[ContainerRequest], placement: Placement, cards: Sequence[Card]) -> str:
     minors: dict[str, dict[str, list[int]]] = {}
-    for request in asks:
-        known, chosen = by_index(cards, request.type), placement.cards(request.container, request.type)
+    for request in requests:
+        known = by_index(cards, request.type)
+        chosen = placement.cards(request.container, request.type)
         minors.setdefault(request.container, {})[request.type] = [_minor(known[i]) for i in chosen]
     return json.dumps(minors, separators=(",", ":"))
 

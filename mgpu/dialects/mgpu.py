@@ -1,19 +1,27 @@
-"""Volcano mGPU (seeds/volcano-mgpu.md; spec page mgpu.md).
+"""The vocabulary of Volcano mGPU (docs/design/mgpu.md): percent of compute and MiB of memory.
 
-Core is percent of cards and memory is MiB, both in total over a container's cards. `container-multiple-gpu` makes a
-"multiple" pod: its list gives the cards of each app container; without it, core in whole hundreds is whole cards.
+Core is percent of cards and memory is MiB, both in total over a container's cards. A "multiple" pod has the annotation
+`container-multiple-gpu`, which lists the number of cards of each app container; without it, core in whole hundreds
+means whole cards. Names and formats are Volcano's; they cannot change.
 """
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from mgpu.dialects.protocol import NodeResource
+from mgpu.dialects.protocol import (
+    NodeResource,
+    no_cards_from_capacity,
+    no_variables,
+    nothing_to_acknowledge,
+    unchanged,
+)
 from mgpu.model.cards import GPU, Card
-from mgpu.model.errors import BadObject, Problem
+from mgpu.model.errors import BadObject, Problem, Rule
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Requirement, by_index, whole_cards
 from mgpu.model.ledger import Share
-from mgpu.model.pods import Container, Pod, Stage
-from mgpu.model.quantities import MAX, QuantityError, whole_number
+from mgpu.model.pods import Container, Pod, RequestedAmount, Stage
+from mgpu.model.quantities import MAX
+from mgpu.model.raw_objects import annotation_path
 from mgpu.settings import MgpuSettings, Settings
 
 NAME = "mgpu"
@@ -32,17 +40,26 @@ NATIVE_BURST_SHARE = "native-burst-share"
 COMPUTE_POLICIES = (FIXED_SHARE, "guaranteed-burst-share", NATIVE_BURST_SHARE)
 MAX_CARDS = 16
 NORMAL = -1
-"""In place of a container's entry in `container-multiple-gpu`, where the rules of normal pods hold for it."""
+"""Stands for a container's entry in `container-multiple-gpu` where the rules of normal pods hold for the container."""
 MAX_NAME = 63 - len("gpu-index-container-")
-"""Of a container: the name of an annotation that records its cards has at most 63 characters."""
+"""Characters of a container's name: it is part of an annotation's name, which has at most 63."""
 MIB = 1 << 20
 
-_UNASKED = "gives cards to a container that does not ask for any"
-_MULTIPLE_PATH = f"metadata.annotations[{MULTIPLE}]"
+_NOT_REQUESTED = "gives cards to a container that does not ask for any"
+_MULTIPLE_PATH = annotation_path(MULTIPLE)
 _CARD = re.compile(r"(?P<index>\d{1,9})|(?P<uuid>(?:GPU|MIG)-[\w.:/-]+)", re.ASCII)
 
-ASK_ANNOTATIONS: tuple[str, ...] = (MULTIPLE, COMPUTE_POLICY)
+RESOURCE_PREFIXES: tuple[str, ...] = (CORE, MEMORY)
+RESOURCES_FOLLOW_CARDS = False
+REQUEST_ANNOTATIONS: tuple[str, ...] = (MULTIPLE, COMPUTE_POLICY)
 RECORD_KEYS: tuple[str, ...] = (ASSUMED, INDEX_PREFIX)
+ACKNOWLEDGEMENTS: frozenset[str] = frozenset()
+UNHEALTHY_CARD_LISTS = None
+
+normalized = unchanged
+acknowledgement = nothing_to_acknowledge
+cards_from_capacity = no_cards_from_capacity
+environment = no_variables
 
 
 def enabled(settings: Settings) -> bool:
@@ -54,16 +71,21 @@ def card_policy(settings: Settings) -> str | None:
     return settings.dialects.mgpu.policy
 
 
+def owns_resource(name: str) -> bool:
+    return name in (CORE, MEMORY)
+
+
 def read_request(pod: Pod, settings: Settings) -> GpuRequest | None:
-    asking = [c for c in pod.containers if c.asked(CORE) or c.asked(MEMORY)]
     entries, problems = _entries(pod)
-    if not asking and not problems and not any(entries.values()):
+    is_requested = any(c.requested(CORE) or c.requested(MEMORY) for c in pod.containers)
+    if not is_requested and not problems and not any(entries.values()):
         return None
     own = settings.dialects.mgpu
     policy = pod.annotations.get(COMPUTE_POLICY, FIXED_SHARE)
     if policy not in COMPUTE_POLICIES:
         allowed = ", ".join(COMPUTE_POLICIES)
-        problems.append(Problem(f"metadata.annotations[{COMPUTE_POLICY}]", f"must be one of {allowed}, not {policy!r}"))
+        text = f"must be one of {allowed}, not {policy!r}"
+        problems.append(Problem(annotation_path(COMPUTE_POLICY), text, Rule.POLICY))
     requests: list[ContainerRequest] = []
     for container in pod.containers:
         multiple = MULTIPLE in pod.annotations and container.stage is Stage.APP
@@ -89,7 +111,8 @@ def write_placement(
     written = {ASSUMED: "true"}
     for container in request.containers:
         chosen = placement.cards(container.container)
-        # A UUID that could not be read back (a hand-written card list may have any) is written as its index.
+        # A UUID that `read_placement` would refuse is written as the card's index. NVML never reports such a UUID, but
+        # a simulated card list may have any.
         names = [known[i].uuid if by_id and _CARD.fullmatch(known[i].uuid) else str(i) for i in chosen]
         written[INDEX_PREFIX + container.container] = ",".join(names)
     return written
@@ -103,19 +126,18 @@ def read_placement(pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
     problems: list[Problem] = []
     names = {c.name for c in pod.containers}
     positions = {c.name: str(c.position) for c in pod.app_containers}
-    asking = {c.container for c in request.containers} | {
-        positions.get(c.container, "") for c in request.containers
-    } - names
-    for wanted in request.containers:
-        key = _record_key(pod.annotations, wanted.container, positions.get(wanted.container), names)
-        cards, problem = _cards(pod.annotations.get(key), wanted.cards)
-        if problem:
-            problems.append(Problem(f"metadata.annotations[{key}]", problem))
-        shares += (
-            Share(wanted.container, card, wanted.core, wanted.memory, wanted.whole, wanted.stage) for card in cards
-        )
-    strange = (key for key in recorded if key.removeprefix(INDEX_PREFIX) not in asking)
-    problems += (Problem(f"metadata.annotations[{key}]", _UNASKED) for key in strange)
+    requesting = {c.container for c in request.containers}
+    # Volcano's own plugin names a container by its position, unless that is the name of another container.
+    requesting |= {positions.get(c.container, "") for c in request.containers} - names
+    for one in request.containers:
+        key = _record_key(pod.annotations, one.container, positions.get(one.container), names)
+        cards = _read_cards(pod.annotations.get(key), one.cards)
+        if isinstance(cards, str):
+            problems.append(Problem(annotation_path(key), cards))
+        else:
+            shares += (Share(one.container, card, one.core, one.memory, one.whole, one.stage) for card in cards)
+    strange = (key for key in recorded if key.removeprefix(INDEX_PREFIX) not in requesting)
+    problems += (Problem(annotation_path(key), _NOT_REQUESTED) for key in strange)
     if problems:
         raise BadObject(problems)
     return tuple(shares)
@@ -135,58 +157,63 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
     )
 
 
-def environment(pod: Pod, request: ContainerRequest, cards: Sequence[Card], gpus: Sequence[Card]) -> dict[str, str]:  # noqa: ARG001
-    return {}
-
-
 def _entries(pod: Pod) -> tuple[dict[int, int], list[Problem]]:
-    """The usable entries of `container-multiple-gpu` by position of the app container, and what is wrong with it."""
+    """Return the valid entries of `container-multiple-gpu` by position of the app container, and its problems."""
     text = pod.annotations.get(MULTIPLE)
     if text is None:
         return {}, []
     containers = pod.app_containers
-    # One entry more than there are containers tells that the list does not fit; a text of 256 KiB has 130,000 entries.
+    # One entry more than there are containers suffices to refuse the list; a text of 256 KiB has 130,000 entries.
     parts = [part.strip() for part in text.split(",", len(containers) + 1)]
     more = text.count(",") + 1 - len(parts)
     entries = {i: int(part) for i, part in enumerate(parts) if re.fullmatch(r"\d{1,9}", part, re.ASCII)}
     problems = [
-        Problem(_MULTIPLE_PATH, f"entry {i} must be an integer of at least 0, not {part[:40]!r}")
-        for i, part in enumerate(parts[: len(containers) + 1])  # that there are more is told by their number
+        Problem(_MULTIPLE_PATH, f"entry {i} must be an integer of at least 0, not {part[:40]!r}", Rule.CONTAINER_LIST)
+        for i, part in enumerate(parts[: len(containers) + 1])
         if i not in entries
     ]
     found = len(parts) + more
     if found != len(containers):
         count = f"{found} entr{'y' if found == 1 else 'ies'}, {len(containers)} container"
         count += "" if len(containers) == 1 else "s"
-        problems.append(Problem(_MULTIPLE_PATH, f"must have one entry per container of spec.containers: {count}"))
+        text = f"must have one entry per container of spec.containers: {count}"
+        problems.append(Problem(_MULTIPLE_PATH, text, Rule.CONTAINER_LIST))
     return entries, problems
 
 
 def _container_request(container: Container, cards: int | None, own: MgpuSettings) -> Iterable[ContainerRequest]:
-    """The ask of one container, if it asks. Raises BadObject.
+    """Return the request of one container, none or one. Raises BadObject.
 
-    cards: its entry in a multiple pod, or NORMAL; None: its entry is unusable, then only the amounts are checked.
+    Args:
+        cards: the container's entry in a multiple pod, or `NORMAL`; None for an invalid entry, where only the amounts
+            are checked.
     """
-    core, memory = container.asked(CORE), container.asked(MEMORY)
+    core = container.requested(CORE)
+    memory = container.requested(MEMORY)
     if core is None and memory is None:
         if cards is not None and cards > 0:
             text = f"gives {cards} to container {container.name!r}, which asks for no GPU"
-            raise BadObject([Problem(_MULTIPLE_PATH, text)])
+            raise BadObject([Problem(_MULTIPLE_PATH, text, Rule.CONTAINER_LIST)])
         return ()
-    core_path, memory_path = _paths(container)
+    core_path, memory_path = _paths(core, memory)
     problems: list[Problem] = []
-    percent = _amount(core, problems)
-    mib = _amount(memory, problems)
+    percent = (core.positive(problems, most=MAX // MIB) if core else None) or 0
+    mib = (memory.positive(problems, most=MAX // MIB) if memory else None) or 0
     if core is None:
-        problems.append(Problem(core_path, f"must be set where {MEMORY} is"))
+        problems.append(Problem(core_path, f"must be set where {MEMORY} is", Rule.CORE_WITH_MEMORY))
     if cards == 0:
-        problems.append(Problem(_MULTIPLE_PATH, f"gives 0 to container {container.name!r}, which asks for GPU"))
+        text = f"gives 0 to container {container.name!r}, which asks for GPU"
+        problems.append(Problem(_MULTIPLE_PATH, text, Rule.CONTAINER_LIST))
     if len(container.name) > MAX_NAME:
         text = f"must be at most {MAX_NAME} characters long where the container asks for GPU: it names an annotation"
-        problems.append(Problem(f"{container.path}.name", text))
+        problems.append(Problem(f"{container.path}.name", text, Rule.CONTAINER_NAME))
     if not problems and cards is not None:
-        check = _normal(percent, memory, mib, own) if cards == NORMAL else _multiple(percent, memory, mib, cards, own)
-        problems += (Problem(core_path if what == CORE else memory_path, text) for what, text in check)
+        has_memory = memory is not None
+        if cards == NORMAL:
+            broken = _normal(percent, mib, own, has_memory=has_memory)
+        else:
+            broken = _multiple(percent, mib, cards, own, has_memory=has_memory)
+        problems += (Problem(core_path if name == CORE else memory_path, text, rule) for name, text, rule in broken)
     if problems:
         raise BadObject(problems)
     if cards is None:
@@ -197,63 +224,51 @@ def _container_request(container: Container, cards: int | None, own: MgpuSetting
     return (ContainerRequest(container.name, count, percent * 10 // count, mib * MIB // count, stage=container.stage),)
 
 
-def _paths(container: Container) -> tuple[str, str]:
-    """Where core and memory stand, or would stand beside the other one."""
-    core, memory = container.asked(CORE), container.asked(MEMORY)
-    core_path = core[1] if core else memory[1].replace(MEMORY, CORE) if memory else ""
-    return core_path, memory[1] if memory else core_path.replace(CORE, MEMORY)
+def _paths(core: RequestedAmount | None, memory: RequestedAmount | None) -> tuple[str, str]:
+    """Return the paths of core and memory. One that is not set is expected beside the other."""
+    core_path = core.path if core else ""
+    memory_path = memory.path if memory else ""
+    return core_path or memory_path.replace(MEMORY, CORE), memory_path or core_path.replace(CORE, MEMORY)
 
 
-def _amount(asked: tuple[str, str] | None, problems: list[Problem]) -> int:
-    if asked is None:
-        return 0
-    text, path = asked
-    try:
-        number = whole_number(text)
-    except QuantityError as error:
-        problems.append(Problem(path, str(error)))
-        return 0
-    if number <= 0:
-        problems.append(Problem(path, f"must be greater than 0, not {text}"))
-    elif number > MAX // MIB:
-        problems.append(Problem(path, f"{text} is more than any node has"))
-    return number
-
-
-def _normal(core: int, memory: tuple[str, str] | None, mib: int, own: MgpuSettings) -> Iterable[tuple[str, str]]:
-    """The seed's rules for a container of a normal pod, as (resource, message)."""
+def _normal(core: int, mib: int, own: MgpuSettings, *, has_memory: bool) -> Iterator[tuple[str, str, Rule]]:
+    """Yield (resource, message, rule) for each rule that a container of a normal pod breaks."""
     if core % 100 == 0:
-        if memory:
-            yield MEMORY, f"must not be set for whole cards ({CORE} is {core}, a multiple of 100)"
+        if has_memory:
+            text = f"must not be set for whole cards ({CORE} is {core}, a multiple of 100)"
+            yield MEMORY, text, Rule.MEMORY_OF_WHOLE_CARDS
         if core > 100 * MAX_CARDS:
-            yield CORE, f"asks for {core // 100} cards; a container may hold at most {MAX_CARDS}"
+            yield CORE, f"asks for {core // 100} cards; a container may hold at most {MAX_CARDS}", Rule.TOO_MUCH
     elif core > 100:
-        yield CORE, f"above 100 must be a multiple of 100 (whole cards), not {core}"
+        yield CORE, f"above 100 must be a multiple of 100 (whole cards), not {core}", Rule.WHOLE_CARDS
     if core < 100 and mib < own.min_gpu_memory:
-        yield MEMORY, f"must be at least {own.min_gpu_memory} (MiB) for a share of a card, not {mib}"
+        text = f"must be at least {own.min_gpu_memory} (MiB) for a share of a card, not {mib}"
+        yield MEMORY, text, Rule.MEMORY_MINIMUM
 
 
 def _multiple(
-    core: int, memory: tuple[str, str] | None, mib: int, cards: int, own: MgpuSettings
-) -> Iterable[tuple[str, str]]:
-    """The seed's rules for a container of a multiple pod that gets `cards` cards, as (resource, message)."""
+    core: int, mib: int, cards: int, own: MgpuSettings, *, has_memory: bool
+) -> Iterator[tuple[str, str, Rule]]:
+    """Yield (resource, message, rule) for each rule that a container with `cards` cards of a multiple pod breaks."""
     if cards > MAX_CARDS:
-        yield CORE, f"asks for {cards} cards; a container may hold at most {MAX_CARDS}"
+        yield CORE, f"asks for {cards} cards; a container may hold at most {MAX_CARDS}", Rule.TOO_MUCH
     if core > 100 * cards:
-        yield CORE, f"must be at most 100 per card: {core} over {cards} cards"
+        yield CORE, f"must be at most 100 per card: {core} over {cards} cards", Rule.AT_MOST_A_CARD
     if core % cards:
-        yield CORE, f"must be divisible by the number of cards: {core} over {cards} cards"
+        yield CORE, f"must be divisible by the number of cards: {core} over {cards} cards", Rule.EVEN_OVER_CARDS
     if mib % cards:
-        yield MEMORY, f"must be divisible by the number of cards: {mib} over {cards} cards"
+        yield MEMORY, f"must be divisible by the number of cards: {mib} over {cards} cards", Rule.EVEN_OVER_CARDS
     if core == 100 * cards:
-        if memory:
-            yield MEMORY, f"must not be set for whole cards ({core} over {cards} cards is 100 per card)"
+        if has_memory:
+            text = f"must not be set for whole cards ({core} over {cards} cards is 100 per card)"
+            yield MEMORY, text, Rule.MEMORY_OF_WHOLE_CARDS
     elif mib < own.min_gpu_memory * cards:
-        yield MEMORY, f"must be at least {own.min_gpu_memory} (MiB) per card: {mib} over {cards} cards"
+        text = f"must be at least {own.min_gpu_memory} (MiB) per card: {mib} over {cards} cards"
+        yield MEMORY, text, Rule.MEMORY_MINIMUM
 
 
 def _requirements(pod: Pod, requests: Sequence[ContainerRequest], policy: str) -> tuple[Requirement, ...]:
-    """docs/design/mgpu.md, "Filter", rules 1 and 2. Rule 3 and the fit itself are the placement's."""
+    """Return what a node must be. Source: docs/design/mgpu.md, "Filter", rules 1 and 2; `place` checks the others."""
     serves = Requirement(NODE_LABEL, (NAME,), f"node label {NODE_LABEL} is {{found}}, not {NAME}")
     found = "node's compute policy is {found}"
     if MULTIPLE in pod.annotations:
@@ -268,25 +283,28 @@ def _requirements(pod: Pod, requests: Sequence[ContainerRequest], policy: str) -
 
 
 def _record_key(annotations: Collection[str], container: str, position: str | None, names: Collection[str]) -> str:
-    """Where a container's cards stand: by its name, else by its position unless that is another one's name."""
+    """Return the annotation with a container's cards: by its name, else by its position.
+
+    Volcano's own plugin writes positions. A position that is also the name of a container means that container.
+    """
     key = INDEX_PREFIX + container
     if key in annotations or position is None or position in names:
         return key
     return INDEX_PREFIX + position if INDEX_PREFIX + position in annotations else key
 
 
-def _cards(text: str | None, wanted: int) -> tuple[list[int | str], str]:
-    """The cards of a record's value, and what is wrong with it ("" where nothing is)."""
+def _read_cards(text: str | None, count: int) -> list[int | str] | str:
+    """Return the cards that a record's value names, or what is wrong with it."""
     if text is None:
-        return [], "is missing"
+        return "is missing"
     found: list[int | str] = []
     for part in text.split(","):
         match = _CARD.fullmatch(part.strip())
         if match is None:
-            return [], f"{part!r} is neither a card index nor a UUID"
+            return f"{part!r} is neither a card index nor a UUID"
         found.append(int(match["index"]) if match["index"] else match["uuid"])
     if len(set(found)) != len(found):
-        return [], f"names a card twice: {text}"
-    if len(found) != wanted:
-        return [], f"names {len(found)} cards, the container asks for {wanted}"
-    return found, ""
+        return f"names a card twice: {text}"
+    if len(found) != count:
+        return f"names {len(found)} cards, the container asks for {count}"
+    return found

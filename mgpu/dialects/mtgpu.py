@@ -1,8 +1,10 @@
-"""MtgpuPods (seeds/k8s-gpu-sharing.md; spec page mtgpu.md): the fifth vocabulary, a kind of its own.
+"""The vocabulary of MtgpuPods, which are a kind of their own (docs/design/mtgpu.md).
 
-A user names the card (GPUID) that the pods of a node share; what is asked for stands in annotations. The Pod that runs
-is made by the scheduler's controller and asks the kubelet for nothing: the card is kept by an occupy pod, which asks
-for `nvidia.com/gpu: 1`. So this is no `Dialect` of `dialects.ALL`: those read what a Pod asks for.
+A user names the card (GPUID) that the pods of a node share, and requests a part of it in annotations. The scheduler's
+controller creates the Pod that runs. That Pod requests nothing of the kubelet: an occupy pod, which requests
+`nvidia.com/gpu: 1`, keeps the card. So this module is no `Dialect` of the registry: a dialect reads what a Pod
+requests, and MtgpuPods have a controller. The processes therefore import it by name (CONTRIBUTING.md, "Adding a
+dialect").
 """
 
 import re
@@ -11,14 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from mgpu.dialects.protocol import SHARE
-from mgpu.dialects.registry import MTGPU, vocabulary_of
+from mgpu.dialects.registry import MTGPU_PREFIX, vocabulary_of
 from mgpu.model.cards import WHOLE_CORE
-from mgpu.model.errors import BadObject, Problem
+from mgpu.model.errors import BadObject, Problem, Rule
 from mgpu.model.ledger import Holding, Share
-from mgpu.model.pod_constraints import ALL as WISHES
+from mgpu.model.pod_constraints import ALL as CONSTRAINTS
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.quantities import MAX
-from mgpu.model.raw_objects import table_at
+from mgpu.model.raw_objects import annotation_path, table_at
 from mgpu.model.record_seals import SEAL, Seal, Subject
 from mgpu.settings import Settings
 
@@ -32,32 +34,37 @@ LIMIT = "lsalab.nthu/gpu_limit"
 MEMORY = "lsalab.nthu/gpu_mem"
 GPUID = "lsalab.nthu/GPUID"
 ANNOTATIONS = (REQUEST, LIMIT, MEMORY, GPUID)
-"""What an MtgpuPod says of its share: all are required, and none ever changes."""
+"""The annotations that describe an MtgpuPod's share. All are required, and none ever changes."""
 
 FINALIZER = "mgpu.io/mtgpupod"
 OCCUPY_NAMESPACE = "kube-system"
 OCCUPY_LABEL = "mgpu.io/occupies"
-"""Of an occupy pod: its GPUID."""
+"""The label of an occupy pod whose value is its GPUID."""
 _OCCUPY = "mtgpupod-occupypod-"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 CARDS = "MGPU_CARDS"
 
 _NODE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
-"""A DNS subdomain (RFC 1123), which every node's name is."""
+"""A DNS subdomain (RFC 1123), as every node's name is."""
 _DECIMAL = re.compile(r"(0|[1-9]\d{0,3})(?:\.(\d{1,3}))?", re.ASCII)
 _BYTES = re.compile(r"[1-9]\d{0,18}", re.ASCII)
 _GPUID = re.compile(r"[a-z0-9]{1,63}", re.ASCII)
 _LONGEST_NAME = 253
-_NO_NODE = Problem("spec.nodeName", "is missing; the user of an MtgpuPod chooses its node")
+_NO_NODE = Problem("spec.nodeName", "is missing; the user of an MtgpuPod chooses its node", Rule.MTGPU_INCOMPLETE)
 MOST_MEMORY = MAX // 1000
 
 
 @dataclass(frozen=True, slots=True)
 class MtgpuPod:
-    """An MtgpuPod. request, limit: milli of its card. memory: bytes.
+    """An MtgpuPod.
 
-    bound: the UUID of the card that it was given (`status.BoundDeviceID`), "" before. pod_uid: of the Pod that was made
-    for it. phase: `status.phase`, Pending before there is any. created: its creationTimestamp.
+    Attributes:
+        request: milli of its card. limit: the same.
+        memory: bytes.
+        created: its creationTimestamp.
+        bound: the UUID of its card (`status.BoundDeviceID`); "" before it has one.
+        phase: `status.phase`; Pending before it has one.
+        pod_uid: the uid of the Pod that runs for it; "" before there is one.
     """
 
     namespace: str
@@ -80,7 +87,7 @@ class MtgpuPod:
 
     @property
     def decided_by(self) -> tuple[str, str, str, int, int, int]:
-        """What its card is decided by; it never changes."""
+        """Everything that the choice of its card depends on. None of it ever changes."""
         return self.uid, self.node, self.gpuid, self.request, self.limit, self.memory
 
     @property
@@ -89,7 +96,7 @@ class MtgpuPod:
 
     @property
     def turn(self) -> tuple[str, str, str]:
-        """First come first served: the order in which those that wait are looked at."""
+        """The sort key of waiting MtgpuPods: first come, first served."""
         return self.created, self.key, self.uid
 
 
@@ -98,124 +105,133 @@ def enabled(settings: Settings) -> bool:
 
 
 def read_mtgpupod(raw: Mapping[str, Any]) -> MtgpuPod:
-    """Raises BadObject with every broken rule, in the order of the fields.
+    """Return the MtgpuPod in `raw`. Raises BadObject with every broken rule, in the order of the fields.
 
-    One that has its card was admitted once: only what its account is made of is looked at, so that neither a stricter
-    rule nor an annotation that came later takes the account away.
+    An MtgpuPod that has its card was admitted once. Only what its holding consists of is checked then, so that neither
+    a stricter rule nor an annotation that came later makes mgpu forget what it holds.
     """
     pod = read_pod(raw)
     status = raw.get("status") or {}
-    bound, made = status.get("BoundDeviceID"), status.get("PodObjectMeta") or {}
-    problems = [*(_of_the_account(pod) if bound else _problems(pod))]
+    bound = status.get("BoundDeviceID")
+    created_pod = status.get("PodObjectMeta") or {}
+    problems = [*(_holding_problems(pod) if bound else _problems(pod))]
     if problems:
         raise BadObject(problems)
-    said = pod.annotations
     return MtgpuPod(
         pod.namespace,
         pod.name,
         pod.uid,
         pod.node,
-        said[GPUID],
-        *read_share(said),
+        pod.annotations[GPUID],
+        *read_share(pod.annotations),
         pod.created,
         bound if isinstance(bound, str) else "",
         pod.phase,
-        str(made.get("uid") or "") if isinstance(made, dict) else "",
+        str(created_pod.get("uid") or "") if isinstance(created_pod, dict) else "",
         pod.deleting,
     )
 
 
-def read_share(said: Mapping[str, str]) -> tuple[int, int, int]:
-    """Request and limit (milli of the card) and memory (bytes), as the annotations of an MtgpuPod or its Pod say.
+def read_share(annotations: Mapping[str, str]) -> tuple[int, int, int]:
+    """Return request and limit (milli of the card) and memory (bytes) from the annotations of an MtgpuPod or its Pod.
 
     Raises BadObject.
     """
-    problems = [*_of_the_share(said)]
+    problems = [*_share_problems(annotations)]
     if problems:
         raise BadObject(problems)
-    return milli(said[REQUEST]) or 0, milli(said[LIMIT]) or 0, int(said[MEMORY])
+    return milli(annotations[REQUEST]) or 0, milli(annotations[LIMIT]) or 0, int(annotations[MEMORY])
 
 
 def milli(text: str) -> int | None:
-    """`0.25` in thousandths, exactly; None for anything but a plain decimal with at most three places."""
+    """Return `0.25` in thousandths, exactly; None for anything but a plain decimal with at most three places."""
     match = _DECIMAL.fullmatch(text)
     return int(match[1]) * 1000 + int((match[2] or "").ljust(3, "0")) if match else None
 
 
 def _problems(pod: Pod) -> Iterator[Problem]:
-    yield from _of_the_share(pod.annotations)
-    for key in sorted(set(WISHES) & set(pod.annotations)):
-        yield Problem(_path(key), f"is a wish for cards, while an MtgpuPod names its card by {GPUID}; leave it out")
-    yield from _of_the_node(pod)
+    yield from _share_problems(pod.annotations)
+    for key in sorted(set(CONSTRAINTS) & set(pod.annotations)):
+        text = f"is a constraint on cards, while an MtgpuPod names its card by {GPUID}; leave it out"
+        yield Problem(annotation_path(key), text, Rule.CONSTRAINT_IMPOSSIBLE)
+    yield from _node_problems(pod)
     if not pod.app_containers:
-        yield Problem("spec.containers", "is missing; an MtgpuPod runs at least one container")
+        text = "is missing; an MtgpuPod runs at least one container"
+        yield Problem("spec.containers", text, Rule.MTGPU_INCOMPLETE)
     for container in pod.containers:
         if container.visible:
-            yield Problem(f"{container.path}.env[{VISIBLE}]", "is set by mgpu to the card of the GPUID; leave it out")
+            text = "is set by mgpu to the card of the GPUID; leave it out"
+            yield Problem(f"{container.path}.env[{VISIBLE}]", text, Rule.MTGPU_ONE_REQUEST)
         for name in dict.fromkeys((*container.requests, *container.limits)):
-            asked = container.asked(name)
-            if asked and (vocabulary_of(name) or name == SHARE):
+            amount = container.requested(name)
+            if amount and (vocabulary_of(name) or name == SHARE):
                 text = f"asks for GPU a second time; an MtgpuPod's share stands in {REQUEST} and {MEMORY}"
-                yield Problem(asked[1], text)
+                yield Problem(amount.path, text, Rule.MTGPU_ONE_REQUEST)
 
 
-def _of_the_account(pod: Pod) -> Iterator[Problem]:
-    yield from _of_the_share(pod.annotations)
+def _holding_problems(pod: Pod) -> Iterator[Problem]:
+    yield from _share_problems(pod.annotations)
     if not pod.node:
         yield _NO_NODE
 
 
-def _of_the_node(pod: Pod) -> Iterator[Problem]:
+def _node_problems(pod: Pod) -> Iterator[Problem]:
     gpuid = pod.annotations.get(GPUID, "")
     if not pod.node:
         yield _NO_NODE
     elif len(pod.node) > _LONGEST_NAME or not _NODE.fullmatch(pod.node):
-        text = "must be the name of a node: lower-case letters, digits, '-' and '.'"
-        yield Problem("spec.nodeName", f"{text}, not {pod.node[:64]!r}")
+        text = f"must be the name of a node: lower-case letters, digits, '-' and '.', not {pod.node[:64]!r}"
+        yield Problem("spec.nodeName", text, Rule.MTGPU_MALFORMED)
     elif _GPUID.fullmatch(gpuid) and len(occupy_name(pod.node, gpuid)) > _LONGEST_NAME:
         text = f"is too long: with the GPUID, the name of the occupy pod has more than {_LONGEST_NAME} characters"
-        yield Problem("spec.nodeName", text)
+        yield Problem("spec.nodeName", text, Rule.MTGPU_MALFORMED)
 
 
-def _of_the_share(said: Mapping[str, str]) -> Iterator[Problem]:
+def _share_problems(annotations: Mapping[str, str]) -> Iterator[Problem]:
     for key in ANNOTATIONS:
-        if key not in said:
-            yield Problem(_path(key), f"is missing; an MtgpuPod has all of {', '.join(ANNOTATIONS)}")
+        if key not in annotations:
+            text = f"is missing; an MtgpuPod has all of {', '.join(ANNOTATIONS)}"
+            yield Problem(annotation_path(key), text, Rule.MTGPU_INCOMPLETE)
     amounts: dict[str, int] = {}
     for key in (REQUEST, LIMIT):
-        if key in said:
-            amount = milli(said[key])
+        if key in annotations:
+            amount = milli(annotations[key])
             if amount is None or amount > WHOLE_CORE:
                 text = "must be a decimal from 0 to 1 with at most three places, such as 0.25"
-                yield Problem(_path(key), f"{text}, not {said[key][:64]!r}")
+                yield _malformed(key, f"{text}, not {annotations[key][:64]!r}")
             else:
                 amounts[key] = amount
     if amounts.get(LIMIT) == 0:
-        yield Problem(_path(LIMIT), "must be above 0")
+        yield _malformed(LIMIT, "must be above 0")
     if amounts.get(REQUEST, 0) > amounts.get(LIMIT, WHOLE_CORE):
-        yield Problem(_path(REQUEST), f"is {said[REQUEST]}, more than {LIMIT}, which is {said[LIMIT]}")
-    if MEMORY in said and not (_BYTES.fullmatch(said[MEMORY]) and int(said[MEMORY]) <= MOST_MEMORY):
+        yield _malformed(REQUEST, f"is {annotations[REQUEST]}, more than {LIMIT}, which is {annotations[LIMIT]}")
+    memory = annotations.get(MEMORY)
+    if memory is not None and not (_BYTES.fullmatch(memory) and int(memory) <= MOST_MEMORY):
         text = f"must be a whole number of bytes from 1 to {MOST_MEMORY}, such as 1073741824"
-        yield Problem(_path(MEMORY), f"{text}, not {said[MEMORY][:64]!r}")
-    if GPUID in said and not _GPUID.fullmatch(said[GPUID]):
+        yield _malformed(MEMORY, f"{text}, not {memory[:64]!r}")
+    gpuid = annotations.get(GPUID)
+    if gpuid is not None and not _GPUID.fullmatch(gpuid):
         text = "must be 1 to 63 lower-case letters and digits, such as zxcvb"
-        yield Problem(_path(GPUID), f"{text}, not {said[GPUID][:64]!r}")
+        yield _malformed(GPUID, f"{text}, not {gpuid[:64]!r}")
 
 
-def _path(key: str) -> str:
-    return f"metadata.annotations[{key}]"
+def _malformed(key: str, text: str) -> Problem:
+    return Problem(annotation_path(key), text, Rule.MTGPU_MALFORMED)
 
 
 def holding(pod: MtgpuPod, card: str | int | None, *, bound: bool = True) -> Holding:
-    """What it holds of a card of its node, by UUID or index. None: of a card that it is not known yet which, all of
-    each.
+    """Return what an MtgpuPod holds.
+
+    Args:
+        card: its card, by UUID or index; None while it is not known which, so that it holds all of every card.
+        bound: whether the API server shows it so.
     """
     share = Share("", card, whole=True) if card is None else Share("", card, pod.request, pod.memory)
     return Holding(pod.uid, pod.namespace, pod.name, pod.node, NAME, (share,), bound=bound, gpuid=pod.gpuid)
 
 
 def owner_of(raw: Mapping[str, Any]) -> str:
-    """The uid of the MtgpuPod that a Pod names as its controller; "": none."""
+    """Return the uid of the MtgpuPod that a Pod names as its controller; "" for none."""
     owners = table_at(raw, "metadata").get("ownerReferences")
     tables = (owner for owner in owners if isinstance(owner, dict)) if isinstance(owners, list) else ()
     named = (o for o in tables if o.get("controller") and (o.get("apiVersion"), o.get("kind")) == (API_VERSION, KIND))
@@ -223,10 +239,10 @@ def owner_of(raw: Mapping[str, Any]) -> str:
 
 
 def mtgpupod_of(raw: Mapping[str, Any]) -> str:
-    """The uid of the MtgpuPod that a Pod names as its controller, or else that its seal names; "": neither does.
+    """Return the uid of the MtgpuPod that a Pod names as its controller, else the one in its seal; "" for neither.
 
-    Whoever may change Pods may take a Pod's owner off, and the Pod keeps running on its card. Its seal cannot be taken
-    off, so the card stays held. The caller checks the seal (`RecordVerifier.finding_of_mtgpu`).
+    Users who may change Pods may remove the owner of a Pod that keeps running on its card. They cannot remove the seal,
+    so the card stays held. The caller verifies the seal (`RecordVerifier.finding_of_mtgpu`).
     """
     annotations = annotations_of(raw)
     seal = Seal.read(annotations[SEAL]) if {SEAL, GPUID} <= annotations.keys() else None
@@ -234,27 +250,39 @@ def mtgpupod_of(raw: Mapping[str, Any]) -> str:
 
 
 def card_of(raw: Mapping[str, Any]) -> str:
-    """The UUID of the card that the Pod of an MtgpuPod sees, whatever containers others have put beside its own."""
+    """Return the UUID of the card that the Pod of an MtgpuPod sees; "" for none.
+
+    The first container with the variable counts: other webhooks may have added containers without it.
+    """
     containers = (raw.get("spec") or {}).get("containers") or ()
     rows = (row for container in containers for row in container.get("env") or ())
     return next((str(row["value"]) for row in rows if row.get("name") == VISIBLE and row.get("value")), "")
 
 
 def holding_of_pod(pod: Pod, raw: Mapping[str, Any]) -> Holding | None:
-    """What a Pod (as read, and raw) says that its MtgpuPod holds; None: it says nothing, or is no MtgpuPod's."""
-    owner, card = mtgpupod_of(raw), card_of(raw)
+    """Return what the MtgpuPod of a Pod holds by the Pod's own account, or None where the Pod is no MtgpuPod's.
+
+    Args:
+        pod: the Pod as read. raw: the same as decoded JSON.
+    """
+    owner = mtgpupod_of(raw)
+    card = card_of(raw)
     if not (owner and card and pod.node):
         return None
     try:
         request, _, memory = read_share(pod.annotations)
     except BadObject:
         return None
-    share, gpuid = Share("", card, request, memory), pod.annotations[GPUID]
-    return Holding(owner, pod.namespace, pod.name, pod.node, NAME, (share,), gpuid=gpuid)
+    share = Share("", card, request, memory)
+    return Holding(owner, pod.namespace, pod.name, pod.node, NAME, (share,), gpuid=pod.annotations[GPUID])
 
 
 def environment(pod: MtgpuPod, uuid: str, index: int) -> dict[str, str]:
-    """What every container of its Pod sees, init containers too. uuid, index: of its card."""
+    """Return the variables of every container of its Pod, init containers too.
+
+    Args:
+        uuid: of its card. index: of its card.
+    """
     return {
         VISIBLE: uuid,
         CARDS: str(index),
@@ -268,9 +296,9 @@ def occupy_name(node: str, gpuid: str) -> str:
 
 
 def occupied(pod: Pod) -> tuple[str, str] | None:
-    """(node, GPUID) that this pod occupies a card for; None: it is no occupy pod.
+    """Return the (node, GPUID) for which an occupy pod keeps a card, or None for any other pod.
 
-    Known by namespace, label and exact name (docs/design/mtgpu.md, "Controller").
+    An occupy pod has the right namespace, label and exact name (docs/design/mtgpu.md, "Controller").
     """
     gpuid = pod.labels.get(OCCUPY_LABEL, "")
     if pod.namespace != OCCUPY_NAMESPACE or not _GPUID.fullmatch(gpuid):
@@ -280,27 +308,29 @@ def occupied(pod: Pod) -> tuple[str, str] | None:
 
 
 def occupy_label(raw: Mapping[str, Any]) -> str | None:
-    """Return the GPUID that a Pod says it occupies, where its namespace is that of occupy pods."""
+    """Return the label of an occupy pod, or None for a Pod of another namespace or without the label."""
     meta = table_at(raw, "metadata")
     return table_at(meta, "labels").get(OCCUPY_LABEL) if meta.get("namespace") == OCCUPY_NAMESPACE else None
 
 
 def annotations_of(raw: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the annotations of an unchecked object that are strings."""
     return {key: text for key, text in table_at(raw, "metadata", "annotations").items() if isinstance(text, str)}
 
 
 def created(raw: Mapping[str, Any]) -> str:
-    """When the API server created the object; "": never, it is about to be created."""
+    """Return the object's creationTimestamp; "" for an object that is about to be created."""
     return str(table_at(raw, "metadata").get("creationTimestamp") or "")
 
 
-def said(raw: Mapping[str, Any]) -> dict[str, str]:
-    """What a Pod says of the share of a card that its MtgpuPod has: its annotations of the vocabulary, and the card."""
-    own = {key: text for key, text in annotations_of(raw).items() if key.startswith(MTGPU)}
+def sealed_content(raw: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the seal of an MtgpuPod's Pod covers: its annotations of the vocabulary, and its card."""
+    own = {key: text for key, text in annotations_of(raw).items() if key.startswith(MTGPU_PREFIX)}
     return {**own, VISIBLE: card_of(raw)}
 
 
 def subject(raw: Mapping[str, Any], owner: str) -> Subject:
-    """Of the seal of the Pod `raw` of the MtgpuPod with the uid `owner`."""
-    meta, node = table_at(raw, "metadata"), table_at(raw, "spec").get("nodeName")
+    """Return the subject of the seal of the Pod `raw`, whose MtgpuPod has the uid `owner`."""
+    meta = table_at(raw, "metadata")
+    node = table_at(raw, "spec").get("nodeName")
     return Subject(owner, str(meta.get("namespace", "")), str(meta.get("name", "")), str(node or ""))

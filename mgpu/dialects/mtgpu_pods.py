@@ -1,4 +1,8 @@
-"""The Pod that runs for an MtgpuPod: what the scheduler creates, and what admission makes of any that it creates."""
+"""The manifest of the Pod that runs for an MtgpuPod.
+
+The scheduler's controller creates it, and the webhook builds it again in place of whatever the controller's account
+sent (`webhook.mtgpupod_rebuild`), so both call this function.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +13,12 @@ _NOT_COPIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def manifest(raw: Mapping[str, Any], pod: MtgpuPod, uuid: str, index: int) -> dict[str, Any]:
-    """Return the Pod of an MtgpuPod (`raw`, and as read) on the card with this UUID and index, for the API server."""
+    """Return the Pod of an MtgpuPod for the API server.
+
+    Args:
+        raw: the MtgpuPod as decoded JSON. pod: the same as read.
+        uuid: of its card. index: of its card.
+    """
     meta, spec = raw["metadata"], raw["spec"]
     env = [{"name": name, "value": value} for name, value in environment(pod, uuid, index).items()]
     containers = {
@@ -25,14 +34,14 @@ def manifest(raw: Mapping[str, Any], pod: MtgpuPod, uuid: str, index: int) -> di
         "controller": True,
         "blockOwnerDeletion": True,
     }
-    made: dict[str, Any] = {"namespace": pod.namespace, "name": pod.name, "ownerReferences": [owner]}
+    made_meta: dict[str, Any] = {"namespace": pod.namespace, "name": pod.name, "ownerReferences": [owner]}
     if meta.get("labels"):
-        made["labels"] = dict(meta["labels"])
-    made["annotations"] = {key: text for key, text in meta["annotations"].items() if key != _NOT_COPIED}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": made, "spec": {**spec, **containers}}
+        made_meta["labels"] = dict(meta["labels"])
+    made_meta["annotations"] = {key: text for key, text in meta["annotations"].items() if key != _NOT_COPIED}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": made_meta, "spec": {**spec, **containers}}
 
 
 def _with_environment(container: Mapping[str, Any], env: list[dict[str, str]]) -> dict[str, Any]:
-    """First, so that the container's own variables may refer to them."""
+    """Return the container with `env` before its own variables, so that these may refer to it."""
     ours = {row["name"] for row in env}
     return {**container, "env": [*env, *(row for row in container.get("env") or () if row.get("name") not in ours)]}

@@ -1,7 +1,8 @@
-"""Which records count: those that mgpu sealed, those from before sealing came into force, and those of named peers.
+"""Which allocation records count: sealed ones, those from before sealing came into force, and those of named peers.
 
-The scheduler and the node agent read the placement annotations of a pod through `RecordVerifier.judge`. A record that
-does not count is taken from the pod before anything else reads it, as if it had never been written.
+The scheduler and the node agent pass every pod with a record through `RecordVerifier.judge`. A record that does not
+count is removed from the pod before anything else reads it, as if it had never been written. docs/security.md describes
+what this prevents; every refusal here has a test.
 """
 
 from collections.abc import Mapping
@@ -10,15 +11,15 @@ from enum import StrEnum
 from hashlib import sha256
 
 from mgpu import dialects
-from mgpu.dialects import gpushare, mtgpu
+from mgpu.dialects import mtgpu
 from mgpu.model.budget import ANNOTATIONS, CONTAINERS
 from mgpu.model.pods import Pod
 from mgpu.model.record_seals import SEAL, Keys, Subject
 
-_MUTABLE = frozenset((gpushare.ASSIGNED,))
-"""The node agent changes it after the decision, and nothing is derived from it."""
+_UNSIGNED = frozenset((SEAL, *(key for dialect in dialects.ALL for key in dialect.ACKNOWLEDGEMENTS)))
+"""The node writes acknowledgements after the decision, and nothing is derived from them."""
 _MOST = 2 * CONTAINERS
-"""Annotations of a record. No vocabulary writes more than one for each container, and a few for the pod."""
+"""Annotations of a record. No vocabulary writes more than one for each container and a few for the pod."""
 
 
 class Reason(StrEnum):
@@ -30,7 +31,10 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A record that does not count. Its pod is read without its annotations, of which users choose the number."""
+    """Why a record does not count.
+
+    It does not hold the annotations of the record: users choose how many these are.
+    """
 
     reason: Reason
     message: str
@@ -38,9 +42,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found of a record, with all that this depends on: the same again needs no second verification.
+    """The result of a verification with all that it depends on, so that an equal record needs no second one.
 
-    record: the digest of its annotations, its seal included.
+    Attributes:
+        record: the digest of the record's annotations, its seal included.
+        finding: why the record does not count; None where it counts.
     """
 
     subject: Subject
@@ -51,15 +57,21 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class RecordVerifier:
-    """keys None: records are not sealed on this cluster. peers: vocabularies whose records count without a seal."""
+    """Decides which records count. Immutable, and so safe for all threads.
+
+    Attributes:
+        keys: None where records are not sealed in this cluster.
+        peers: vocabularies whose records count without a seal, since another scheduler writes them.
+    """
 
     keys: Keys | None = None
     peers: frozenset[str] = frozenset()
 
     def judge(self, pod: Pod, before: Verdict | None = None) -> tuple[Pod, Verdict | None]:
-        """The pod with the record that counts, and what was found; None: there is nothing to find.
+        """Return the pod without a record that does not count, and the verdict; None where there is nothing to verify.
 
-        before: what was found when the pod was read the last time.
+        Args:
+            before: the verdict when the pod was read the last time.
         """
         if not pod.node or not pod.annotations:
             return pod, None
@@ -78,7 +90,7 @@ class RecordVerifier:
         return replace(pod, annotations=kept), judged
 
     def sealed(self, subject: Subject, record: Mapping[str, str]) -> dict[str, str]:
-        """The annotations of a decision with their seal, where records are sealed. An empty record needs none."""
+        """Return the annotations of a decision, with their seal where records are sealed. An empty record has none."""
         if self.keys is None or self.keys.signer is None or not record:
             return dict(record)
         return {**record, SEAL: str(self.keys.signer.sign(subject, _signed(record)))}
@@ -107,24 +119,22 @@ class RecordVerifier:
         owners = [dialect for dialect in dialects.ALL if dialect.NAME in self.peers]
         return all(any(dialect.owns_annotation(key) for dialect in owners) for key in record)
 
-    # The Pods of MtgpuPods.
-
     def sealed_mtgpu(self, raw: Mapping[str, object], owner: str) -> dict[str, str]:
-        """The annotations of the Pod that the controller creates for the MtgpuPod with this uid, with their seal."""
-        said = mtgpu.said(raw)
+        """Return the seal annotation of the Pod that the controller creates for the MtgpuPod with the uid `owner`."""
         if self.keys is None or self.keys.signer is None:
             return {}
-        return {SEAL: str(self.keys.signer.sign(mtgpu.subject(raw, owner), said))}
+        return {SEAL: str(self.keys.signer.sign(mtgpu.subject(raw, owner), mtgpu.sealed_content(raw)))}
 
     def finding_of_mtgpu(self, raw: Mapping[str, object]) -> Finding | None:
-        """Why a Pod that poses as the one of an MtgpuPod is none; None: it is one, or does not pose as one.
+        """Return why a Pod that claims to be an MtgpuPod's is not, or None where it is, or claims nothing.
 
-        Its subject is the MtgpuPod, since the uid of a Pod is not known before it is created; so its seal names it. A
-        Pod without an owner was orphaned; one with another owner than its seal says was not made for that owner.
+        The subject of its seal is the MtgpuPod, since the uid of a Pod is not known before it is created. A Pod without
+        an owner was orphaned; a Pod whose seal names another owner was not created for its owner.
         """
         if self.keys is None:
             return None
-        owner, annotations = mtgpu.mtgpupod_of(raw), mtgpu.annotations_of(raw)
+        owner = mtgpu.mtgpupod_of(raw)
+        annotations = mtgpu.annotations_of(raw)
         if not (owner or mtgpu.GPUID in annotations):
             return None
         text = annotations.get(SEAL)
@@ -134,31 +144,32 @@ class RecordVerifier:
             if mtgpu.NAME in self.peers:
                 return None
             return Finding(Reason.UNSEALED, "poses as the Pod of an MtgpuPod, and mgpu did not create it: no seal")
-        said = mtgpu.said(raw)
-        if len(said) > ANNOTATIONS + 1:  # the card is one of them
-            why: str | None = f"it has {len(said) - 1} annotations, more than the {ANNOTATIONS} of any MtgpuPod"
+        content = mtgpu.sealed_content(raw)
+        if len(content) > ANNOTATIONS + 1:  # the card is one of them
+            why: str | None = f"it has {len(content) - 1} annotations, more than the {ANNOTATIONS} of any MtgpuPod"
         else:
-            why = self.keys.refusal(mtgpu.subject(raw, owner), said, text)
+            why = self.keys.refusal(mtgpu.subject(raw, owner), content, text)
         if why is None:
             return None
         return Finding(Reason.FORGED, f"poses as the Pod of an MtgpuPod, and its seal does not count: {why}")
 
 
 UNSEALED = RecordVerifier()
-"""Records are not sealed: every one that can be read counts."""
+"""Of a cluster where records are not sealed: every readable record counts."""
 
 
 def _is_of_before(created: str, seal: str | None, keys: Keys) -> bool:
-    """Return whether the API server created this before sealing came into force, and no key of now has sealed it.
+    """Return whether an object was created before sealing came into force and has no seal of a present key.
 
-    The times of the API server sort as their texts do. A seal of an unknown key is what an installation leaves on pods
-    that outlive it: its successor has a key of its own. Whoever could write such a seal could as well leave it out.
+    The API server's times sort as their texts do. A seal of an unknown key comes from an earlier installation, whose
+    pods outlive it. It proves nothing, so it counts as no seal: an attacker who could write one could also leave it
+    out.
     """
     return bool(created) and created < keys.since and (seal is None or not keys.know(seal))
 
 
 def _digest(record: Mapping[str, str]) -> bytes:
-    """Each text after its length: no two records have one digest, so no verdict counts for another record."""
+    """Return the digest of a record. Each text follows its length, so that no two records have the same digest."""
     digest = sha256()
     for row in sorted(record.items()):
         for text in row:
@@ -167,4 +178,4 @@ def _digest(record: Mapping[str, str]) -> bytes:
 
 
 def _signed(record: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in record.items() if key != SEAL and key not in _MUTABLE}
+    return {key: value for key, value in record.items() if key not in _UNSIGNED}

@@ -1,52 +1,84 @@
-"""All five vocabularies' resource names, known from the start, so that mixing them is denied always."""
+"""The registry of the dialects, and which vocabulary a resource name or an annotation belongs to.
 
-import re
+To add a dialect: write its module and add it to `ALL` (CONTRIBUTING.md, "Adding a dialect"). The order of `ALL` is the
+order in which dialects read a pod and in which their resources are served.
+"""
 
-from mgpu.model.errors import Problem
+from collections.abc import Iterator, Mapping
+
+from mgpu.dialects import gpushare, koordinator, mgpu, slices
+from mgpu.dialects.protocol import Dialect
+from mgpu.model.errors import Problem, Rule
 from mgpu.model.pods import Pod
+from mgpu.model.raw_objects import annotation_path
+from mgpu.model.record_seals import SEAL
+from mgpu.settings import Settings
 
-_NAMES = {
-    "vke.volcengine.com/mgpu-core": "mgpu",
-    "vke.volcengine.com/mgpu-memory": "mgpu",
-    "aliyun.com/gpu-mem": "gpushare",
-    "aliyun.com/gpu-count": "gpushare",
-    "nvidia.com/gpu": "koordinator",
-}
-_SLICE = re.compile(r"nvidia\.com/(gpu-\d+[A-Za-z]*|mig-.+)", re.ASCII)
-"""Misspelt ones too: the dialect denies them, which nobody else would."""
-MTGPU = "lsalab.nthu/"
-"""How the annotations of MtgpuPods begin; the Pods that are made for them have them too."""
+ALL: tuple[Dialect, ...] = (mgpu, gpushare, koordinator, slices)
+REQUEST_ANNOTATIONS = frozenset(key for dialect in ALL for key in dialect.REQUEST_ANNOTATIONS)
+"""The annotations that are part of a pod's request, in whichever vocabulary."""
+MTGPU_PREFIX = "lsalab.nthu/"
+"""Begins the annotations of MtgpuPods and of the Pods that run for them. MtgpuPods are the fifth vocabulary and a kind
+of their own, so they have no `Dialect`; a Pod with such an annotation must not use another vocabulary all the same."""
+
+_BY_NAME: Mapping[str, Dialect] = {dialect.NAME: dialect for dialect in ALL}
+_RECORD_KEYS = (SEAL, *(key for dialect in ALL for key in dialect.RECORD_KEYS))
+_RESOURCE_PREFIXES = tuple(prefix for dialect in ALL for prefix in dialect.RESOURCE_PREFIXES)
+
+
+def by_name(name: str) -> Dialect:
+    """Return the dialect of this name. Raises KeyError."""
+    return _BY_NAME[name]
+
+
+def enabled(settings: Settings) -> Iterator[Dialect]:
+    """Yield the dialects that are served, in the order of the registry."""
+    return (dialect for dialect in ALL if dialect.enabled(settings))
 
 
 def vocabulary_of(resource: str) -> str | None:
-    """The dialect that a resource name belongs to; None: no GPU resource."""
-    if resource in _NAMES:
-        return _NAMES[resource]
-    if resource.startswith("koordinator.sh/"):
-        return "koordinator"
-    return "slices" if resource.startswith("nvidia.com/") and _SLICE.fullmatch(resource) else None
+    """Return the name of the dialect that a resource belongs to, or None where it is no GPU resource.
+
+    Disabled vocabularies count too, so that mixing them is denied whatever the settings are. Not cached: names come
+    from users, who could fill a cache with long ones.
+    """
+    if not resource.startswith(_RESOURCE_PREFIXES):
+        return None
+    return next((dialect.NAME for dialect in ALL if dialect.owns_resource(resource)), None)
 
 
 def vocabularies(pod: Pod) -> dict[str, str]:
-    """Each vocabulary that the pod uses, with the path of the first place where it does."""
+    """Return each vocabulary that the pod uses, with the path of the first field that uses it."""
     found: dict[str, str] = {}
     for container, resource in pod.resources():
-        name, asked = vocabulary_of(resource), container.asked(resource)
-        if name and asked:
-            found.setdefault(name, asked[1])
+        name = vocabulary_of(resource)
+        amount = container.requested(resource) if name else None
+        if name and amount:
+            found.setdefault(name, amount.path)
     for key in pod.annotations:
-        if key.startswith(MTGPU):
-            found.setdefault("mtgpu", f"metadata.annotations[{key}]")
+        if key.startswith(MTGPU_PREFIX):
+            found.setdefault("mtgpu", annotation_path(key))
     return found
 
 
 def mixing(pod: Pod) -> list[Problem]:
-    """A problem at the first use of each further vocabulary of a pod that uses several."""
+    """Return a problem at the first use of each further vocabulary of a pod that uses several."""
     (first, _), *others = list(vocabularies(pod).items()) or [("", "")]
     return [
         Problem(
             path,
             f"belongs to {name}, while the pod already asks for GPU as {first}; a pod uses one vocabulary",
+            Rule.ONE_VOCABULARY,
         )
         for name, path in others
     ]
+
+
+def is_placement_annotation(key: str) -> bool:
+    """Return whether only mgpu may write this annotation: it records a placement, or seals a record.
+
+    Disabled vocabularies count too: a vocabulary may be enabled while the pod exists. A pod may have 20,000
+    annotations, each of which is checked whenever the pod is read, so one comparison of prefixes decides for nearly all
+    of them.
+    """
+    return key.startswith(_RECORD_KEYS) and (key == SEAL or any(dialect.owns_annotation(key) for dialect in ALL))

@@ -1,23 +1,23 @@
-"""Slices of cards that are made when a pod needs them (seeds/dynamic-mps-mig-slice.md; spec page slices.md).
+"""The vocabulary of slices: MIG instances and MPS shares (docs/design/slices.md).
 
-`nvidia.com/mig-2g.20gb: n` are n MIG instances, `nvidia.com/gpu-4gb: 1` is one share under MPS. A slice is a device of
-its own type (`mgpu.model.slice_names`); a record names places, since instances are made anew after a reboot.
+`nvidia.com/mig-2g.20gb: n` requests n MIG instances, `nvidia.com/gpu-4gb: 1` one share under MPS. Cards are partitioned
+when a pod needs slices. A slice is a device of its own type (`mgpu.model.slice_names`). The record names places on
+cards instead of UUIDs, since instances get new UUIDs after a reboot.
 """
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from mgpu.dialects.protocol import NodeResource
-from mgpu.dialects.registry import vocabulary_of
+from mgpu.dialects.protocol import NodeResource, no_cards_from_capacity, nothing_to_acknowledge, unchanged
 from mgpu.model.cards import WHOLE_CORE, Card
-from mgpu.model.errors import BadObject, Problem
+from mgpu.model.errors import BadObject, Problem, Rule
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Requirement
 from mgpu.model.ledger import Share, share_of
 from mgpu.model.mig import canonical
 from mgpu.model.node_slices import LABEL
-from mgpu.model.pods import Container, Pod
-from mgpu.model.quantities import QuantityError, whole_number
+from mgpu.model.pods import Container, Pod, RequestedAmount
+from mgpu.model.raw_objects import annotation_path
 from mgpu.model.slice_names import (
     MIG,
     MPS,
@@ -36,17 +36,27 @@ NAME = "slices"
 DEFAULT_CARD_POLICY = "minor"
 
 GIVEN = "mgpu.io/slices-given"
-"""`{"a":{"mig-2g.20gb":["0:4"]}}`: by container and type the places, card:start, of the slices that it has."""
+"""`{"a":{"mig-2g.20gb":["0:4"]}}`: by container and type the places, card:start, of the container's slices."""
 
 MOST = 1024
 """Instances of one container; no node has more."""
 
-_PATH = f"metadata.annotations[{GIVEN}]"
+_PATH = annotation_path(GIVEN)
+_RESOURCE = re.compile(r"nvidia\.com/(gpu-\d+[A-Za-z]*|mig-.+)", re.ASCII)
+"""Matches misspelt names too, so that `read_request` refuses them; no other vocabulary would."""
 _PLACE = re.compile(r"(\d{1,3}):(\d{1,2})", re.ASCII)
 _EXAMPLES = "nvidia.com/mig-2g.20gb, nvidia.com/mig-1g.10gb.me (MIG) or nvidia.com/gpu-4gb (MPS, whole GiB)"
 
-ASK_ANNOTATIONS: tuple[str, ...] = ()
+RESOURCE_PREFIXES: tuple[str, ...] = ("nvidia.com/gpu-", "nvidia.com/mig-")
+RESOURCES_FOLLOW_CARDS = True
+REQUEST_ANNOTATIONS: tuple[str, ...] = ()
 RECORD_KEYS: tuple[str, ...] = (GIVEN,)
+ACKNOWLEDGEMENTS: frozenset[str] = frozenset()
+UNHEALTHY_CARD_LISTS = None
+
+normalized = unchanged
+acknowledgement = nothing_to_acknowledge
+cards_from_capacity = no_cards_from_capacity
 
 
 def enabled(settings: Settings) -> bool:
@@ -54,32 +64,38 @@ def enabled(settings: Settings) -> bool:
 
 
 def card_policy(settings: Settings) -> str | None:  # noqa: ARG001
-    """Slices are taken in the order of their minors, whatever the policy for cards is."""
+    """Return the one policy for slices: they are taken in the order of their minors, whatever the policy for cards
+    is."""
     return DEFAULT_CARD_POLICY
 
 
-def asked_by(container: Container) -> tuple[str, ...]:
-    """The slice resources that a container asks for, ascending."""
-    named = {name for name in (*container.requests, *container.limits) if vocabulary_of(name) == NAME}
-    return tuple(sorted(filter(container.asked, named)))
+def owns_resource(name: str) -> bool:
+    return _RESOURCE.fullmatch(name) is not None
+
+
+def _amounts(container: Container) -> dict[str, RequestedAmount]:
+    """Return the slice resources that a container requests, by name, ascending."""
+    names = sorted({name for name in (*container.requests, *container.limits) if owns_resource(name)})
+    return {name: amount for name in names if (amount := container.requested(name))}
 
 
 def read_request(pod: Pod, settings: Settings) -> GpuRequest | None:  # noqa: ARG001
-    asks: list[ContainerRequest] = []
+    requests: list[ContainerRequest] = []
     problems: list[Problem] = []
     for container in pod.containers:
         try:
-            asks += _container_requests(container)
+            requests += _container_requests(container)
         except BadObject as error:
             problems += error.problems
-    problems += _both_ways(pod)
+    problems += _mixed_modes(pod)
     if problems:
         raise BadObject(problems)
-    if not asks:
+    if not requests:
         return None
-    mode = MPS if is_mps(asks[0].type) else MIG
-    cut = Requirement(LABEL, (mode,), f"node label {LABEL} is {{found}}, not {mode}")
-    return GpuRequest(NAME, (), requirements=(cut,), others=tuple(sorted(asks, key=lambda request: request.type)))
+    mode = MPS if is_mps(requests[0].type) else MIG
+    partitioned = Requirement(LABEL, (mode,), f"node label {LABEL} is {{found}}, not {mode}")
+    in_order = tuple(sorted(requests, key=lambda request: request.type))
+    return GpuRequest(NAME, (), requirements=(partitioned,), others=in_order)
 
 
 def write_placement(
@@ -90,11 +106,11 @@ def write_placement(
     settings: Settings,  # noqa: ARG001
     now_ns: int,  # noqa: ARG001
 ) -> dict[str, str]:
-    given: dict[str, dict[str, list[str]]] = {}
-    for wanted in request.others:
-        places = [place_of(index) for index in placement.cards(wanted.container, wanted.type)]
-        given.setdefault(wanted.container, {})[wanted.type] = [f"{card}:{start}" for card, start in places]
-    return {GIVEN: json.dumps(given, separators=(",", ":"))}
+    record: dict[str, dict[str, list[str]]] = {}
+    for one in request.others:
+        places = [place_of(index) for index in placement.cards(one.container, one.type)]
+        record.setdefault(one.container, {})[one.type] = [f"{card}:{start}" for card, start in places]
+    return {GIVEN: json.dumps(record, separators=(",", ":"))}
 
 
 def read_placement(pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
@@ -104,18 +120,19 @@ def read_placement(pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
     table = _table(text)
     shares: list[Share] = []
     problems: list[Problem] = []
-    for wanted in request.others:
-        row = table.get(wanted.container)
-        indexes, why = _indexes(row.get(wanted.type) if isinstance(row, dict) else None, wanted.cards)
-        if why:
-            problems.append(Problem(_PATH, f"{wanted.type} of container {wanted.container!r} {why}"))
-        shares += (share_of(wanted, index) for index in indexes)
-    asked = {(wanted.container, wanted.type) for wanted in request.others}
+    for one in request.others:
+        row = table.get(one.container)
+        indexes = _indexes(row.get(one.type) if isinstance(row, dict) else None, one.cards)
+        if isinstance(indexes, str):
+            problems.append(Problem(_PATH, f"{one.type} of container {one.container!r} {indexes}"))
+        else:
+            shares += (share_of(one, index) for index in indexes)
+    requested = {(one.container, one.type) for one in request.others}
     named = ((name, type) for name, row in table.items() for type in (row if isinstance(row, dict) else (row,)))
     problems += (
         Problem(_PATH, f"gives {str(type)[:40]!r} to container {name[:63]!r}, which does not ask for it")
         for name, type in named
-        if (name, type) not in asked
+        if (name, type) not in requested
     )
     if problems:
         raise BadObject(problems)
@@ -127,7 +144,7 @@ def owns_annotation(key: str) -> bool:
 
 
 def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, ...]:
-    """One for each type of slices that there is: which ones a node serves changes as its cards are cut."""
+    """Return one resource for each type of slice that the node has now; they change as its cards are partitioned."""
     if not enabled(settings):
         return ()
     slices: dict[str, list[int]] = {}
@@ -141,20 +158,21 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
 
 
 def environment(pod: Pod, request: ContainerRequest, cards: Sequence[Card], gpus: Sequence[Card]) -> dict[str, str]:  # noqa: ARG001
-    """What is seen of a slice is, under MIG, the instance, and under MPS the card that it is a share of.
+    """Return the variables for slices: a MIG slice is visible as its instance, an MPS slice as its card.
 
-    MGPU_CARDS: those that they are on. MGPU_CORE_PERCENT: of a card, per slice; of slices that differ, the smallest.
+    `MGPU_CARDS` are the cards of the slices. `MGPU_CORE_PERCENT` is per slice, of a card; the smallest where they
+    differ.
     """
     parents = {gpu.index: gpu.uuid for gpu in gpus}
     on = sorted({place_of(card.index)[0] for card in cards})
-    shown = {
+    variables = {
         "MGPU_CARDS": ",".join(map(str, on)),
         "MGPU_CORE_PERCENT": f"{min((card.core for card in cards), default=0) * 100 / WHOLE_CORE:g}",
         "MGPU_SLICES": ",".join(_slice(card.type) for card in cards),
     }
     if any(is_mps(card.type) for card in cards):
-        shown["NVIDIA_VISIBLE_DEVICES"] = ",".join(parents[index] for index in on if index in parents)
-    return shown
+        variables["NVIDIA_VISIBLE_DEVICES"] = ",".join(parents[index] for index in on if index in parents)
+    return variables
 
 
 def _slice(type: str) -> str:
@@ -162,21 +180,21 @@ def _slice(type: str) -> str:
 
 
 def _container_requests(container: Container) -> Iterator[ContainerRequest]:
-    """The asks of one container, one per type. Raises BadObject."""
+    """Yield the requests of one container, one per type. Raises BadObject."""
     problems: list[Problem] = []
     counts: dict[str, int] = {}
-    for resource in asked_by(container):
-        text, path = container.asked(resource) or ("", "")
-        why = _misnamed(resource)
-        if not why:
-            counts[resource], why = _count(text)
-        if why:
-            problems.append(Problem(path, why))
+    amounts = _amounts(container)
+    for resource, amount in amounts.items():
+        misnamed = _misnamed(resource)
+        if misnamed:
+            problems.append(Problem(amount.path, misnamed, Rule.RESOURCE_NAME))
+        elif (count := amount.positive(problems, most=MOST)) is not None:
+            counts[resource] = count
     shares = [name for name in counts if mode_of(slice_named(name) or "") == MPS]
-    if sum(counts[name] for name in shares) > 1:
-        path = (container.asked(shares[-1]) or ("", ""))[1]
+    total = sum(counts[name] for name in shares)
+    if total > 1:
         rule = "a container gets one slice of a card at most under MPS (failRequestsGreaterThanOne)"
-        problems.append(Problem(path, f"{rule}, this one asks for {sum(counts[name] for name in shares)}"))
+        problems.append(Problem(amounts[shares[-1]].path, f"{rule}, this one asks for {total}", Rule.TOO_MUCH))
     if problems:
         raise BadObject(problems)
     for resource, count in counts.items():
@@ -184,37 +202,26 @@ def _container_requests(container: Container) -> Iterator[ContainerRequest]:
         yield ContainerRequest(container.name, count, WHOLE_CORE, whole=True, stage=container.stage, type=type)
 
 
-def _misnamed(resource: str) -> str:
-    """What is wrong with a name; "": nothing."""
+def _misnamed(resource: str) -> str | None:
+    """Return what is wrong with the name of a slice resource, or None."""
     name = slice_named(resource)
     if name is None:
         return f"is no slice; ask for one such as {_EXAMPLES}"
-    return "" if canonical(name) == name else f"is called {resource_of(canonical(name))} here"
+    return None if canonical(name) == name else f"is called {resource_of(canonical(name))} here"
 
 
-def _count(text: str) -> tuple[int, str]:
-    """The amount, and what is wrong with it ("": nothing)."""
-    try:
-        number = whole_number(text)
-    except QuantityError as error:
-        return 0, str(error)
-    if number <= 0:
-        return 0, f"must be greater than 0, not {text}"
-    return (0, f"{text} is more than any node has") if number > MOST else (number, "")
-
-
-def _both_ways(pod: Pod) -> Iterator[Problem]:
-    """A problem at the first use of the second way of cutting cards: no node is cut both ways."""
-    first = ""
+def _mixed_modes(pod: Pod) -> Iterator[Problem]:
+    """Yield a problem at the first slice of the second partitioning mode: no node has both MIG and MPS."""
+    first: str | None = None
     for container in pod.containers:
-        for resource in asked_by(container):
+        for resource, amount in _amounts(container).items():
             name = slice_named(resource)
             mode = mode_of(name) if name else first
             first = first or mode
-            if mode != first:
+            if first and mode and mode != first:
                 text = f"is cut by {mode.upper()}, while the pod already asks for slices of {first.upper()}"
-                path = (container.asked(resource) or ("", ""))[1]
-                yield Problem(path, f"{text}; a node's cards are cut one way, so a pod uses one")
+                rule = "a node's cards are cut one way, so a pod uses one"
+                yield Problem(amount.path, f"{text}; {rule}", Rule.ONE_PARTITIONING_MODE)
                 return
 
 
@@ -228,18 +235,18 @@ def _table(text: str) -> dict[str, object]:
     return table
 
 
-def _indexes(places: object, wanted: int) -> tuple[Iterable[int], str]:
-    """The devices that these places are, or why the record does not say."""
+def _indexes(places: object, count: int) -> list[int] | str:
+    """Return the devices at these places, or what is wrong with the list."""
     if not isinstance(places, list):
-        return (), "is missing"
+        return "is missing"
     found: list[int] = []
     for place in places:
         match = _PLACE.fullmatch(place) if isinstance(place, str) else None
         if match is None:
-            return (), f"has {str(place)[:40]!r}, which is no place such as 0:4 (card:start)"
+            return f"has {str(place)[:40]!r}, which is no place such as 0:4 (card:start)"
         found.append(int(match[1]) * PLACES + int(match[2]))
     if len(set(found)) != len(found):
-        return (), "names a place twice"
-    if len(found) != wanted:
-        return (), f"names {len(found)} place{'' if len(found) == 1 else 's'}, the container asks for {wanted}"
-    return found, ""
+        return "names a place twice"
+    if len(found) != count:
+        return f"names {len(found)} place{'' if len(found) == 1 else 's'}, the container asks for {count}"
+    return found

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from mgpu.model.errors import Problem
+from mgpu.model.errors import Problem, Rule
 from mgpu.model.raw_objects import table_at
 
 CONTAINERS = 256
@@ -105,12 +105,12 @@ def excess_of_spec(raw: object, old: object = None) -> list[Problem]:
     deep, deep_before = _is_deep(spec), _is_deep(spec_before)
     if deep:
         text = f"is nested more than {NESTING} levels deep; remove what is no field of a PodSpec"
-        return [] if deep_before else [Problem("spec", text)]
+        return [] if deep_before else [Problem("spec", text, Rule.TOO_LARGE)]
     size, before = len(orjson.dumps(spec)), 0 if deep_before else len(orjson.dumps(spec_before))
     if size <= max(SPEC, before):
         return []
     text = f"has {size} bytes as JSON, more than the {SPEC} that mgpu accepts; move scripts and data into ConfigMaps"
-    return [Problem("spec", text)]
+    return [Problem("spec", text, Rule.TOO_LARGE)]
 
 
 def _is_deep(value: object) -> bool:
@@ -130,7 +130,8 @@ def _above(now: Size, before: Size) -> Iterator[Problem]:
     for what, path, text, most, remedy in _BOUNDS:
         count = getattr(now, what)
         if count > max(most, getattr(before, what)):
-            yield Problem(path, f"has {count} {text}, more than the {most} that mgpu accepts; {remedy}")
+            message = f"has {count} {text}, more than the {most} that mgpu accepts; {remedy}"
+            yield Problem(path, message, Rule.TOO_LARGE)
 
 
 def _list(value: Any) -> list[Any]:

@@ -228,21 +228,6 @@ def _listed(row: object, path: str, node: str, following: int) -> list[Card]:
     ]
 
 
-def equal_cards(node: Node, unit: int = 1 << 30) -> tuple[Card, ...]:
-    """The cards of a node that has no Device but `aliyun.com/gpu-mem` and `gpu-count` in its capacity.
-
-    unit: bytes of one `gpu-mem`. Until both are there it has none.
-    """
-    try:
-        total = whole_number(node.capacity.get("aliyun.com/gpu-mem", "0"))
-        count = whole_number(node.capacity.get("aliyun.com/gpu-count", "0"))
-    except QuantityError:
-        return ()
-    if not 0 < count <= min(total, MOST_GPUS) or total * unit > _MOST_MEMORY * count:
-        return ()
-    return tuple(Card(i, f"GPU-{node.name}-{i}", "", total // count * unit) for i in range(count))
-
-
 def _too_many_gpus(cards: Iterable[Card], path: str) -> list[Problem]:
     count = sum(card.type == GPU for card in cards)
     return [Problem(path, f"has {count} GPUs, a node has at most {MOST_GPUS}")] if count > MOST_GPUS else []

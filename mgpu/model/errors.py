@@ -1,49 +1,99 @@
-"""Errors that carry the decision: a bad object (which field, which rule) or retry later. Nothing else.
+"""The two errors of mgpu, and the problems that the first one lists.
 
-"Does not fit" is no error: it is a `Rejection`.
+`BadObject` says that the object itself is wrong, `RetryLater` that the answer is not known yet. Each server maps them
+to its protocol in one place. "Does not fit" is no error: it is a value, `mgpu.model.gpu_requests.Rejection`.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from enum import StrEnum
+
+
+class Rule(StrEnum):
+    """The rule that a problem breaks: the label `rule` of the metric `mgpu_admission_denials` (docs/metrics.md).
+
+    The values are API. A message may be put into better words, a value stays.
+    """
+
+    ONE_VOCABULARY = "one-vocabulary"
+    ONE_PARTITIONING_MODE = "one-way-of-cutting"
+    REQUEST_EQUALS_LIMIT = "request-equals-limit"
+    PLACEMENT_IS_RESERVED = "placement-is-ours"
+    REQUEST_IS_FIXED = "ask-is-fixed"
+    MTGPU_ON_A_POD = "mtgpu-on-a-pod"
+    SHARE_RESOURCE = "share-resource"
+    CONSTRAINT_IN_TIME = "wish-in-time"
+    CONSTRAINT_IMPOSSIBLE = "wish-cannot-be-met"
+    CONSTRAINT_MALFORMED = "wish-malformed"
+    POLICY = "policy"
+    QUANTITY = "quantity"
+    TOO_MUCH = "too-much"
+    EVEN_OVER_CARDS = "even-over-cards"
+    WHOLE_CARDS = "whole-cards"
+    AT_MOST_A_CARD = "at-most-a-card"
+    MEMORY_OF_WHOLE_CARDS = "memory-of-whole-cards"
+    MEMORY_MINIMUM = "memory-minimum"
+    CORE_WITH_MEMORY = "core-with-memory"
+    CONTAINER_LIST = "container-list"
+    CONTAINER_NAME = "container-name"
+    RESOURCE_COMBINATION = "resource-combination"
+    RESOURCE_NAME = "resource-name"
+    MTGPU_INCOMPLETE = "mtgpu-incomplete"
+    MTGPU_MALFORMED = "mtgpu-malformed"
+    MTGPU_ONE_REQUEST = "mtgpu-asks-once"
+    TOO_LARGE = "too-large"
+    FIELD_TYPE = "field-type"
+    OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """One broken rule: the path of the field and a sentence that a user can act on."""
+    """One broken rule: the path of the field, a sentence that a user can act on, and the rule for counting.
+
+    The rule takes no part in comparisons: it follows from where the problem is found. Problems outside admission
+    (settings, inventories, records) are not counted and keep `OTHER`.
+    """
 
     field: str
     message: str
+    rule: Rule = dataclass_field(default=Rule.OTHER, compare=False)
 
     def __str__(self) -> str:
         return f"{self.field}: {self.message}"
 
 
 PROBLEMS = 20
-"""Problems that one message lists. People mend the first ones first; an answer must not be larger than its question."""
+"""Problems that one message lists. Users fix the first ones first, and an answer must not outgrow its question."""
 TEXT = 1024
 """Characters of one text that a message repeats: resource names and annotation keys have at most 317."""
 
 
 def shortened(text: str) -> str:
+    """Return the text, cut to `TEXT` characters."""
     return text if len(text) <= TEXT else f"{text[:TEXT]}…"
 
 
 def summary(problems: Sequence[Problem]) -> str:
-    """All problems in one line: the first ones, and how many more there are."""
+    """Return the first problems in one line, and how many more there are."""
     more = len(problems) - PROBLEMS
     texts = [shortened(str(problem)) for problem in problems[:PROBLEMS]]
     return "; ".join([*texts, f"and {more} more"] if more > 0 else texts)
 
 
 def first(problems: Sequence[Problem]) -> tuple[Problem, ...]:
-    """The problems that a message lists, for keeping: an object from outside may have any number, of any length."""
-    return tuple(Problem(shortened(p.field), shortened(p.message)) for p in problems[:PROBLEMS])
+    """Return the problems that a message lists, shortened.
+
+    For those who keep problems: an object from outside may have any number of them, of any length.
+    """
+    return tuple(Problem(shortened(p.field), shortened(p.message), p.rule) for p in problems[:PROBLEMS])
 
 
 class BadObject(Exception):
-    """The object itself is wrong; asking again with the same object cannot help.
+    """The object itself is wrong; trying again with the same object cannot help.
 
-    Holds every problem that was found; its message lists the first ones.
+    Attributes:
+        problems: every problem that was found. The message lists the first ones.
     """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
@@ -52,4 +102,4 @@ class BadObject(Exception):
 
 
 class RetryLater(Exception):
-    """The answer is not known yet (caches not in sync, another replica leads, the API did not answer)."""
+    """The answer is not known yet: caches are not in sync, another replica leads, or the API server did not answer."""

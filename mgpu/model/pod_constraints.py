@@ -1,4 +1,8 @@
-"""What any pod of any dialect may wish beside its ask, as annotations `mgpu.io/…`."""
+"""Constraints: what a pod of any vocabulary may demand of its cards beside its request, as annotations `mgpu.io/…`.
+
+Admission checks them (`constraint_problems` of `mgpu.dialects`), the placement engine applies them. They count until
+the pod's cards are decided. Annotations, their syntax and the matching of models are API (docs/wishes.md).
+"""
 
 import re
 from bisect import bisect_left
@@ -7,8 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from mgpu.model.cards import Card
-from mgpu.model.errors import Problem
+from mgpu.model.errors import Problem, Rule
 from mgpu.model.groups import Group
+from mgpu.model.raw_objects import annotation_path
 
 PREFIX = "mgpu.io/"
 CARD_POLICY = PREFIX + "card-policy"
@@ -20,22 +25,27 @@ SAME_CARD_GROUP = PREFIX + "same-card-group"
 ALL = (CARD_POLICY, CARD_MODELS, EXCLUDE_CARD_MODELS, CARD_UUIDS, SPREAD_GROUP, SAME_CARD_GROUP)
 
 MOST = 100
-"""Entries of a list: what a filter over thousands of nodes can afford."""
+"""Entries of a list, which a filter over thousands of nodes can afford."""
 LONGEST = 128
-"""Characters of an entry. A UUID has 40, a model name 30. Their words are remembered, text and all."""
+"""Characters of an entry. A UUID has 40, a model name 30. `_words` caches entries."""
 
 NOT_LISTED = "not among card-uuids"
-"""Why a card is out that is not one of those wished for."""
+"""The reason against a card that is not in the list."""
 
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """card_policy: how cards are chosen for this pod; "": as set for others.
+    """The constraints of one pod.
 
-    models, excluded_models: as the user spells them (`matches` says what they match). uuids: only these cards.
-    spread: its pods take different cards while there are any. same_card: its pods share one card, or wait.
+    Attributes:
+        card_policy: how cards are chosen for this pod; "" for the policy of the settings.
+        models: allowed models as the user spells them (`matches`); () for all.
+        excluded_models: spelt likewise.
+        uuids: the allowed cards; () for all.
+        spread: the group whose pods take different cards while there are any.
+        same_card: the group whose pods share one card, or wait.
     """
 
     card_policy: str = ""
@@ -51,28 +61,29 @@ class Constraints:
 
     @property
     def limits_cards(self) -> bool:
-        """Whether some cards are out whatever is on them."""
+        """Whether the constraints exclude some cards regardless of what is free on them."""
         return bool(self.models or self.excluded_models or self.uuids)
 
     def allows_model(self, model: str) -> bool:
+        """Return whether cards of this model are allowed."""
         return self.against(model) is None
 
     def bar(self, card: Card) -> str | None:
-        """Why this card is out, as a kind to add up by; None: it is not. Looks at its model and UUID only."""
+        """Return the reason against this card by its model and UUID, or None. Equal reasons are counted together."""
         if self.uuids and card.uuid not in self.uuids:
             return NOT_LISTED
         return self.against(card.model)
 
     def against(self, model: str) -> str | None:
-        """Why cards of this model are out; None: they are not."""
-        if self.models and not any(matches(wanted, model) for wanted in self.models):
+        """Return the reason against cards of this model, or None."""
+        if self.models and not any(matches(allowed, model) for allowed in self.models):
             return f"model {model or 'unknown'} not among card-models"
         if any(matches(excluded, model) for excluded in self.excluded_models):
             return f"model {model} excluded by exclude-card-models"
         return None
 
-    def shown(self) -> dict[str, str]:
-        """The annotations that say the same, without prefix: `{"card-models": "A100,H100"}`."""
+    def texts(self) -> dict[str, str]:
+        """Return the equivalent annotations without prefix: `{"card-models": "A100,H100"}`."""
         texts = {
             CARD_POLICY: self.card_policy,
             CARD_MODELS: ",".join(self.models),
@@ -84,46 +95,41 @@ class Constraints:
         return {key.removeprefix(PREFIX): text for key, text in texts.items() if text}
 
     def __str__(self) -> str:
-        """`card-models A100,H100; spread-group web`."""
-        return "; ".join(f"{key} {text}" for key, text in self.shown().items())
+        """Return `card-models A100,H100; spread-group web`."""
+        return "; ".join(f"{key} {text}" for key, text in self.texts().items())
 
 
 NONE = Constraints()
 
 
-def matches(wanted: str, model: str) -> bool:
-    """Whether a model as a user names it is the `model` that a card reports.
+def matches(name: str, model: str) -> bool:
+    """Return whether a user's name for a model means the `model` that a card reports.
 
-    Both are cut into words at spaces, dashes, slashes and underscores; the wanted words must stand in the card's
-    model one after the other, in any case. So `A100` and `a100-sxm4` are an `NVIDIA A100-SXM4-80GB`, while `H100` is
-    no `GH100`, and `A10` no `A100`.
+    Both are split into words at spaces, dashes, slashes and underscores. The words of the name must occur in the model
+    in a row, in any case: `A100` and `a100-sxm4` match `NVIDIA A100-SXM4-80GB`, but `H100` does not match `GH100`.
     """
-    words = _words(wanted)
+    words = _words(name)
     return bool(words) and words in _words(model)
 
 
 @lru_cache(maxsize=10_000)
 def _words(model: str) -> str:
-    """The words in lower case, a space before and after each; "" where there are none.
+    """Return the words in lower case with a space before and after each; "" for none.
 
-    Words in a row are a part of the text then, which is found in linear time. Working a text out again is cheap too:
-    a user's pods can push others out of the memory.
+    Words in a row are then a substring, which is found in linear time. A user can evict entries from the cache with
+    many names, so computing one again has to be cheap too.
     """
     words = " ".join(model.lower().replace("_", " ").replace("/", " ").replace("-", " ").split())
     return f" {words} " if words else ""
 
 
-def field(key: str) -> str:
-    """The path of an annotation."""
-    return f"metadata.annotations[{key}]"
-
-
 def read_constraints(
     annotations: Mapping[str, str], namespace: str, policies: Collection[str]
 ) -> tuple[Constraints, tuple[Problem, ...]]:
-    """The wishes in a pod's annotations as far as they can be read, and what is wrong with them.
+    """Return the constraints in a pod's annotations as far as they can be read, and what is wrong with them.
 
-    policies: the card policies that there are.
+    Args:
+        policies: the names of all card policies.
     """
     if not any(key in annotations for key in ALL):
         return NONE, ()
@@ -131,7 +137,7 @@ def read_constraints(
     models = _listed(annotations, CARD_MODELS, problems)
     excluded = _listed(annotations, EXCLUDE_CARD_MODELS, problems)
     for key, names in ((CARD_MODELS, models), (EXCLUDE_CARD_MODELS, excluded)):
-        problems += (Problem(field(key), f"{name!r} names no model") for name in names if not _words(name))
+        problems += (_malformed(key, f"{name!r} names no model") for name in names if not _words(name))
     constraints = Constraints(
         _policy(annotations, policies, problems),
         models,
@@ -142,7 +148,7 @@ def read_constraints(
     )
     if constraints.spread and constraints.same_card and constraints.spread.name == constraints.same_card.name:
         text = f"{constraints.same_card.name!r} is the spread-group too; pods cannot both share a card and avoid it"
-        problems.append(Problem(field(SAME_CARD_GROUP), text))
+        problems.append(_malformed(SAME_CARD_GROUP, text))
     return constraints, tuple(problems)
 
 
@@ -150,7 +156,8 @@ def _policy(annotations: Mapping[str, str], policies: Collection[str], problems:
     text = annotations.get(CARD_POLICY)
     if text is None or text.strip().lower() in policies:
         return (text or "").strip().lower()
-    problems.append(Problem(field(CARD_POLICY), f"must be one of {', '.join(policies)}, not {text[:80]!r}"))
+    message = f"must be one of {', '.join(policies)}, not {text[:80]!r}"
+    problems.append(Problem(annotation_path(CARD_POLICY), message, Rule.POLICY))
     return ""
 
 
@@ -160,37 +167,38 @@ def _listed(annotations: Mapping[str, str], key: str, problems: list[Problem]) -
     count = annotations[key].count(",") + 1
     entries = [entry.strip() for entry in annotations[key].split(",", MOST)]
     if not any(entries):
-        problems.append(Problem(field(key), "must name at least one; without a wish, leave it out"))
+        problems.append(_malformed(key, "must name at least one; leave it out to allow any"))
         return ()
     if count > MOST:
-        problems.append(Problem(field(key), f"may name at most {MOST}, not {count}"))
-        return ()  # each would be compared with each of another list
-    problems += (Problem(field(key), f"entry {i} is empty") for i, entry in enumerate(entries) if not entry)
+        problems.append(_malformed(key, f"may name at most {MOST}, not {count}"))
+        return ()  # Each entry would be compared with each of the other list.
+    problems += (_malformed(key, f"entry {i} is empty") for i, entry in enumerate(entries) if not entry)
     long = [i for i, entry in enumerate(entries) if len(entry) > LONGEST]
     if long:
-        problems += (Problem(field(key), f"entry {i} has more than {LONGEST} characters") for i in long)
+        text = f"has more than {LONGEST} characters"
+        problems += (Problem(annotation_path(key), f"entry {i} {text}", Rule.TOO_LARGE) for i in long)
         return ()
     return tuple(dict.fromkeys(filter(None, entries)))
 
 
 def contradictions(constraints: Constraints) -> Iterator[Problem]:
-    """What the wishes want and exclude at the same time: for admission, which looks at a pod once.
+    """Yield a problem for each model that is allowed and excluded at the same time.
 
-    Where such a pod exists all the same, no card fits it. The lists are as long as a tenant likes, so that they are not
-    compared model by model: excluded words are a part of wanted ones where they begin a tail of them, and of all tails
-    in their order the first that can begin with them is found by bisection.
+    Only admission calls this. Where such a pod exists all the same, no card fits it. Users choose the length of the
+    lists, so they are not compared pair by pair. An excluded name matches an allowed one exactly where its words are a
+    prefix of some suffix of the other's words. Among all suffixes in order, bisection finds the first candidate.
     """
-    wanted: dict[str, str] = {}
+    suffixes: dict[str, str] = {}
     for model in constraints.models if constraints.excluded_models else ():
         words = _words(model)
-        wanted.update((words[at:], model) for at, sign in enumerate(words[:-1]) if sign == " ")
-    tails = sorted(wanted)
+        suffixes.update((words[at:], model) for at, sign in enumerate(words[:-1]) if sign == " ")
+    in_order = sorted(suffixes)
     for other in constraints.excluded_models:
         words = _words(other)
-        at = bisect_left(tails, words)
-        if words and at < len(tails) and tails[at].startswith(words):
-            text = f"{other!r} excludes {wanted[tails[at]]!r}, which {CARD_MODELS} wants"
-            yield Problem(field(EXCLUDE_CARD_MODELS), text)
+        at = bisect_left(in_order, words)
+        if words and at < len(in_order) and in_order[at].startswith(words):
+            text = f"{other!r} excludes {suffixes[in_order[at]]!r}, which {CARD_MODELS} wants"
+            yield _malformed(EXCLUDE_CARD_MODELS, text)
 
 
 def _group(annotations: Mapping[str, str], key: str, namespace: str, problems: list[Problem]) -> Group | None:
@@ -200,5 +208,9 @@ def _group(annotations: Mapping[str, str], key: str, namespace: str, problems: l
     if _NAME.fullmatch(name):
         return Group(key.removeprefix(PREFIX), namespace, name)
     rule = "must be a name of 1 to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends"
-    problems.append(Problem(field(key), f"{rule}, not {name[:80]!r}"))
+    problems.append(_malformed(key, f"{rule}, not {name[:80]!r}"))
     return None
+
+
+def _malformed(key: str, text: str) -> Problem:
+    return Problem(annotation_path(key), text, Rule.CONSTRAINT_MALFORMED)

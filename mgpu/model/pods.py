@@ -1,10 +1,15 @@
-"""Pods and nodes, read once from the API's JSON into what mgpu needs of them."""
+"""Pods and nodes, read once from decoded JSON into what mgpu needs of them.
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+Every process reads the objects of its watches and reviews through `read_pod` and `read_node`, so this is a hot path,
+and the first code that sees what users write. It checks types and bounds sizes; what a pod requests is for
+`mgpu.dialects`.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from mgpu.model.compute_resources import (
     NO_CPU_MEMORY,
@@ -13,43 +18,82 @@ from mgpu.model.compute_resources import (
     allocatable_cpu_memory,
     requested_cpu_memory,
 )
-from mgpu.model.errors import BadObject, Problem
-from mgpu.model.quantities import QuantityError, same_quantity
+from mgpu.model.errors import BadObject, Problem, Rule
+from mgpu.model.quantities import QuantityError, same_quantity, whole_number
 from mgpu.model.raw_objects import table_at
 from mgpu.model.record_seals import SEAL
 
 _NODE_ANNOTATIONS = ("mgpu.io/", "dynamicgpuslice")
-"""Prefixes of the annotations of a Node that mgpu reads. Others can have 256 KiB per node."""
+"""Prefixes of the annotations of a Node that mgpu reads. The others may take 256 KiB of each node."""
 _MOST_TEXT = 1 << 18
-"""Characters of a Node's labels, annotations and capacity each; the API server's own limit for annotations."""
+"""Characters of a Node's labels, annotations and capacity each: the API server's own limit for annotations."""
 _MOST_ENTRIES = 1024
-"""Entries of each of them. 50,000 short labels fit into 256 KiB, and take 6 MiB once decoded."""
+"""Entries of a Node's labels, annotations and capacity each. 50,000 short labels fit into 256 KiB, and take 6 MiB once
+decoded."""
 GATED = "the pod has scheduling gates (spec.schedulingGates), so it cannot be bound yet"
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 
 
 class Stage(StrEnum):
-    """When a container runs (core/v1 Pod: init containers one by one, then the app containers)."""
+    """When a container runs: init containers one by one, then the app containers together (core/v1 Pod)."""
 
     INIT = "init"
-    SIDECAR = "sidecar"  # an init container with restartPolicy Always: keeps running beside the app containers
+    SIDECAR = "sidecar"  # an init container with restartPolicy Always, which keeps running beside the app containers
     APP = "app"
 
 
-def is_none(resource: str, amount: str) -> bool:
-    """Whether this asks for nothing: 0 of one of NVIDIA's, as LimitRanges and charts write it for pods without GPU.
+class RequestedAmount(NamedTuple):
+    """A container's amount of one resource as the pod states it, and the path of the field."""
 
-    The kubelet gives such a container none. Of the vocabularies' own resources 0 is denied (docs/design/mgpu.md,
-    "Validation").
+    text: str
+    path: str
+
+    def positive(
+        self,
+        problems: list[Problem],
+        *,
+        most: int,
+        limit: str = "any node has",
+        read: Callable[[object], int] = whole_number,
+    ) -> int | None:
+        """Return the amount, or None and a problem in `problems` where it is no number from 1 to `most`.
+
+        Args:
+            limit: what `most` is, for the message.
+            read: reads the quantity; raises QuantityError.
+        """
+        try:
+            number = read(self.text)
+        except QuantityError as error:
+            problems.append(Problem(self.path, str(error), Rule.QUANTITY))
+            return None
+        if number <= 0:
+            problems.append(Problem(self.path, f"must be greater than 0, not {self.text}", Rule.QUANTITY))
+            return None
+        if number > most:
+            problems.append(Problem(self.path, f"{self.text} is more than {limit}", Rule.TOO_MUCH))
+            return None
+        return number
+
+
+def is_none(resource: str, amount: str) -> bool:
+    """Return whether an amount requests nothing: 0 of an NVIDIA resource.
+
+    LimitRanges and charts write such amounts for pods without GPUs, and the kubelet gives such a container none. For
+    the vocabularies' own resources 0 is denied (docs/design/mgpu.md, "Validation").
     """
     return resource.startswith("nvidia.com/") and same_quantity(amount, "0")
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """`path` is where it stands in the pod, for messages: `spec.containers[0]`.
+    """A container of any stage.
 
-    visible: the positions of `NVIDIA_VISIBLE_DEVICES` in its `env`. Other variables are not kept: there may be many.
+    Attributes:
+        path: where it is in the pod, for messages: `spec.containers[0]`.
+        position: its index in the list of its stage.
+        visible: the positions of `NVIDIA_VISIBLE_DEVICES` in its `env`. Other variables are not kept, since there may
+            be many.
     """
 
     name: str
@@ -60,21 +104,26 @@ class Container:
     limits: Mapping[str, str] = field(default_factory=dict, hash=False)
     visible: tuple[int, ...] = ()
 
-    def asked(self, resource: str) -> tuple[str, str] | None:
-        """(quantity, path) of a resource, from requests, else from limits; None where it is in neither or `is_none`."""
+    def requested(self, resource: str) -> RequestedAmount | None:
+        """Return the amount from requests, else from limits; None where both lack it or where it `is_none`."""
         for kind, amounts in (("requests", self.requests), ("limits", self.limits)):
             if resource in amounts:
                 amount = amounts[resource]
-                return None if is_none(resource, amount) else (amount, f"{self.path}.resources.{kind}[{resource}]")
+                path = f"{self.path}.resources.{kind}[{resource}]"
+                return None if is_none(resource, amount) else RequestedAmount(amount, path)
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """`containers` are in the order in which they start: init containers and sidecars, then app containers.
+    """A pod as mgpu needs it.
 
-    gated: whether it has scheduling gates, so that it cannot be bound; cards for it would be held without a limit.
-    needs: the cpu and memory of its node that it reserves. ran: the names of its containers that have ever run.
+    Attributes:
+        containers: in the order in which they start: init containers and sidecars, then app containers.
+        needs: the cpu and memory of its node that it reserves.
+        ran: the names of its containers that have ever run.
+        gated: whether it has scheduling gates, so that it cannot be bound. Cards reserved for it would be held without
+            a limit in time.
     """
 
     namespace: str
@@ -101,15 +150,16 @@ class Pod:
 
     @property
     def ended(self) -> bool:
-        """Succeeded and Failed pods hold nothing; terminating ones still do (docs/design/design.md, "The model")."""
+        """Whether the pod has ended and holds nothing; a terminating pod holds (docs/design/design.md, "The model")."""
         return self.phase in ("Succeeded", "Failed")
 
     @property
     def started(self) -> bool:
+        """Whether any container has ever run."""
         return self.phase == "Running" or bool(self.ran)
 
     def has_run(self, containers: Iterable[str]) -> bool:
-        """Whether any of these has ever run; in phase Running all have."""
+        """Return whether any of these containers has ever run. In phase Running all have."""
         return self.phase == "Running" or not self.ran.isdisjoint(containers)
 
     @property
@@ -117,14 +167,19 @@ class Pod:
         return tuple(c for c in self.containers if c.stage is Stage.APP)
 
     def resources(self) -> Iterator[tuple[Container, str]]:
-        """Every (container, resource name) that the pod names, in requests or limits."""
+        """Yield every container with each resource name in its requests or limits."""
         for container in self.containers:
             yield from ((container, name) for name in {**container.requests, **container.limits})
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """`room`: its allocatable cpu and memory."""
+    """A node as mgpu needs it.
+
+    Attributes:
+        annotations: those that mgpu reads.
+        room: its allocatable cpu and memory.
+    """
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -134,22 +189,23 @@ class Node:
 
 
 def read_new_pod(raw: object) -> Pod:
-    """The pod in the CREATE request of a user. Raises BadObject as `read_pod` does.
+    """Return the pod in a user's CREATE request, without its `status`. Raises BadObject as `read_pod` does.
 
-    Its `status` is not read: the API server resets the status of a new pod only after mutating admission, so at
-    admission that is what the user wrote, such as a ResourceClaim that takes the pod's request away.
+    The API server resets the status of a new pod only after mutating admission. At admission the status is what the
+    user wrote, such as a ResourceClaim that would take the pod's request away.
     """
     return read_pod({k: v for k, v in raw.items() if k != "status"} if isinstance(raw, dict) else raw)
 
 
 def read_pod(raw: object) -> Pod:
-    """The pod in `raw` (decoded JSON). Raises BadObject with the paths of the parts of a wrong type."""
+    """Return the pod in `raw` (decoded JSON). Raises BadObject with the path of every part of a wrong type."""
     reader = _Reader()
     top = reader.table(raw, "pod")
     meta, spec, status = (reader.table(top.get(k), k) for k in ("metadata", "spec", "status"))
     node = reader.text(spec.get("nodeName"), "spec.nodeName")
-    # A pod that has its cards keeps its request: a scheduler's token may write a claim into the status of any pod, and
-    # would free the cards of one that runs. A claim is made before a pod is bound, and such a pod has no record.
+    # A ResourceClaim in the status means that a DRA driver serves the request instead of a device plugin. It counts
+    # only while the pod has no sealed record: claims are made before a pod is bound, and otherwise a stolen scheduler
+    # token could free the cards of a running pod by writing a claim into its status.
     sealed = bool(node) and SEAL in table_at(meta, "annotations")
     claimed = frozenset(() if sealed else _claimed(status))
     gated = bool(reader.rows(spec.get("schedulingGates"), "spec.schedulingGates")) and not node
@@ -166,10 +222,10 @@ def read_pod(raw: object) -> Pod:
         labels=reader.texts(meta.get("labels"), "metadata.labels"),
         containers=containers,
         node=node,
-        nominated_node="" if gated else nominated,  # a nomination keeps cards
+        nominated_node="" if gated else nominated,  # a nomination reserves cards
         phase=reader.text(status.get("phase"), "status.phase") or "Pending",
         deleting=bool(meta.get("deletionTimestamp")),
-        ran=frozenset(that_ran(status)) & {container.name for container in containers},
+        ran=frozenset(containers_that_ran(status)) & {container.name for container in containers},
         created=reader.text(meta.get("creationTimestamp"), "metadata.creationTimestamp"),
         scheduler=reader.text(spec.get("schedulerName"), "spec.schedulerName"),
         priority=reader.integer(spec.get("priority"), "spec.priority"),
@@ -183,10 +239,12 @@ def read_pod(raw: object) -> Pod:
 
 
 def read_node(raw: object) -> Node:
-    """Read the node in `raw` (decoded JSON), with those of its annotations that mgpu reads.
+    """Return the node in `raw` (decoded JSON).
 
-    Raises BadObject with the path of every part of a wrong type, and where labels, annotations or capacity are larger
-    than `_MOST_TEXT` and `_MOST_ENTRIES`: a node's kubelet and agent write them, and every process keeps them of all.
+    Raises:
+        BadObject: with the path of every part of a wrong type, and where labels, annotations or capacity exceed
+            `_MOST_TEXT` or `_MOST_ENTRIES`. A node's kubelet and agent write them, and processes keep those of all
+            nodes.
     """
     reader = _Reader()
     top = reader.table(raw, "node")
@@ -194,7 +252,7 @@ def read_node(raw: object) -> Node:
     node = Node(
         name=reader.text(meta.get("name"), "metadata.name"),
         labels=reader.texts(meta.get("labels"), "metadata.labels"),
-        annotations=_ours(reader.texts(meta.get("annotations"), "metadata.annotations")),
+        annotations=_known_annotations(reader.texts(meta.get("annotations"), "metadata.annotations")),
         capacity=reader.amounts(status.get("capacity"), "status.capacity"),
         room=reader.room(top, status),
     )
@@ -208,7 +266,7 @@ def read_node(raw: object) -> Node:
     return node
 
 
-def _ours(annotations: Mapping[str, str]) -> dict[str, str]:
+def _known_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
     return {key: text for key, text in annotations.items() if key.startswith(_NODE_ANNOTATIONS)}
 
 
@@ -217,7 +275,7 @@ def _containers(
 ) -> Iterable[Container]:
     for i, item in enumerate(reader.rows(raw, path)):
         if reader.is_full:
-            return  # the pod is refused, and a body of 1 MiB may have 150,000 entries of a wrong type
+            return  # The pod is refused already, and a body of 1 MiB may have 150,000 entries of a wrong type.
         here = _place(path, i)
         entry = reader.table(item, here)
         stage = Stage.APP
@@ -242,21 +300,19 @@ def _containers(
 
 @lru_cache(maxsize=1024)
 def _place(path: str, position: int) -> str:
-    """One text for all pods: a scheduler keeps those of tens of thousands."""
+    """Return one text for all pods: a scheduler keeps the containers of tens of thousands of pods."""
     return f"{path}[{position}]"
 
 
 def _claimed(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(container, resource) for which kube-scheduler made a ResourceClaim (KEP-5004): a DRA driver gives the devices,
-    and no device plugin is asked for them.
-    """
+    """Yield (container, resource) for which kube-scheduler made a ResourceClaim: a DRA driver serves it (KEP-5004)."""
     rows = table_at(status, "extendedResourceClaimStatus").get("requestMappings")
     for row in rows if isinstance(rows, list) else ():
         found = table_at(row)
         yield str(found.get("containerName", "")), str(found.get("resourceName", ""))
 
 
-def that_ran(status: Mapping[str, Any]) -> Iterator[str]:
+def containers_that_ran(status: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of the containers that have ever run, as the status of their pod says."""
     lists = [status.get(key) for key in ("initContainerStatuses", "containerStatuses")]
     for row in (row for rows in lists if isinstance(rows, list) for row in rows if isinstance(row, dict)):
@@ -266,16 +322,17 @@ def that_ran(status: Mapping[str, Any]) -> Iterator[str]:
 
 
 _PROBLEMS = 1000
-"""Problems that are kept of one object: a list of 100,000 numbers in place of objects must not become as many texts."""
+"""Problems that are kept of one object. A list of 100,000 numbers in place of objects must not become as many texts."""
 
 
 class _Reader:
-    """Collects the parts of a wrong type instead of stopping at the first."""
+    """Reads values of decoded JSON and collects the parts of a wrong type instead of stopping at the first."""
 
     def __init__(self) -> None:
         self._problems: list[Problem] = []
 
     def finish(self) -> None:
+        """Raise BadObject with what was found, if anything."""
         if self._problems:
             raise BadObject(self._problems)
 
@@ -284,14 +341,15 @@ class _Reader:
         """Whether no further problem is kept."""
         return len(self._problems) >= _PROBLEMS
 
-    def _wrong(self, path: str, wanted: str, value: object) -> None:
-        self._add(path, f"must be {wanted}, not {type(value).__name__}")
+    def _wrong(self, path: str, expected: str, value: object) -> None:
+        self._add(path, f"must be {expected}, not {type(value).__name__}", Rule.FIELD_TYPE)
 
-    def _add(self, path: str, message: str) -> None:
+    def _add(self, path: str, message: str, rule: Rule = Rule.OTHER) -> None:
         if not self.is_full:
-            self._problems.append(Problem(path, message))
+            self._problems.append(Problem(path, message, rule))
 
     def limit(self, table: Mapping[str, str], path: str) -> None:
+        """Add a problem where a table of a Node is larger than mgpu keeps."""
         size = sum(len(key) + len(text) for key, text in table.items())
         if size > _MOST_TEXT:
             self._add(path, f"has {size} characters, more than the {_MOST_TEXT} that mgpu keeps")
@@ -299,16 +357,22 @@ class _Reader:
             self._add(path, f"has {len(table)} entries, more than the {_MOST_ENTRIES} that mgpu keeps")
 
     def unique_names(self, containers: Iterable[Container]) -> None:
-        """Records name containers: two of one name (which the API server refuses too) could not be told apart."""
+        """Add a problem for containers of the same name.
+
+        Records name containers by name. The API server refuses such pods too, but only after mutating admission.
+        """
         seen: dict[str, str] = {}
         for container in containers:
             if container.name and container.name in seen:
                 text = f"{container.name!r} is the name of {seen[container.name]} already"
-                self._add(f"{container.path}.name", text)
+                self._add(f"{container.path}.name", text, Rule.CONTAINER_NAME)
             seen.setdefault(container.name, container.path)
 
     def needs(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> CpuMemory:
-        """After the containers. An amount that is none, which the API server is to refuse, counts as nothing."""
+        """Return the cpu and memory that the pod reserves. Called after its containers have been read.
+
+        An amount that is no quantity counts as nothing here; the API server refuses it after admission.
+        """
         self.amounts(spec.get("overhead"), "spec.overhead")
         of_pod = self.table(spec.get("resources"), "spec.resources")
         for kind in ("requests", "limits"):
@@ -319,6 +383,7 @@ class _Reader:
             return NO_CPU_MEMORY
 
     def room(self, node: Mapping[str, Any], status: Mapping[str, Any]) -> CpuMemory:
+        """Return the allocatable cpu and memory of a node; unbounded where they cannot be read."""
         self.amounts(status.get("allocatable"), "status.allocatable")
         try:
             return UNBOUNDED if self._problems else allocatable_cpu_memory(node)
@@ -360,11 +425,11 @@ class _Reader:
     def texts(self, value: object, path: str) -> Mapping[str, str]:
         table = self.table(value, path)
         if all(type(text) is str for text in table.values()):
-            return dict(table)  # a pod may have 100,000 labels: no path is made for each
+            return dict(table)  # A pod may have 100,000 labels, so no path is built for each.
         return {k: self.text(v, f"{path}[{k}]") for k, v in table.items()}
 
     def amounts(self, value: object, path: str) -> Mapping[str, str]:
-        """Quantities; the API accepts bare numbers too and stores them as text."""
+        """Return quantities as text. The API accepts bare numbers too and stores them as text."""
         table = self.table(value, path)
         for name, amount in table.items():
             if isinstance(amount, bool) or not isinstance(amount, str | int | float):

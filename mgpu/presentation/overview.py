@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mgpu import dialects
-from mgpu.dialects import gpushare
 from mgpu.model import device_object, node_slices
 from mgpu.model.agent_pods import AgentPod, nodes_without_agent
 from mgpu.model.cards import GPU, Card
@@ -151,7 +150,7 @@ def overview(
     stocked: set[str] = set()
     for raw in nodes:
         node = read_node(raw)
-        cards = inventories.get(node.name, device_object.equal_cards(node, gpushare.unit(settings)))
+        cards = inventories.get(node.name, dialects.cards_from_capacity(node, settings))
         cards = marked(cards, unhealthy.get(node.name, frozenset()))
         sliced, problem = sliced_of(node, cards)
         if problem:
@@ -263,10 +262,11 @@ def sliced_of(node: Node, cards: Iterable[Card]) -> tuple[Sliced, str]:
 def _unhealthy(configmaps: Iterable[Raw], unclear: dict[str, str]) -> dict[str, frozenset[int]]:
     found = {}
     for raw in configmaps:
-        node = gpushare.node_of_unhealthy(raw)
-        if node is not None:
+        listed = dialects.unhealthy_list_of(raw)
+        if listed is not None:
+            node, lists = listed
             try:
-                found[node] = gpushare.unhealthy_cards(raw)
+                found[node] = lists.cards_of(raw)
             except BadObject as error:
                 unclear[f"ConfigMap {raw['metadata']['name']}"] = str(error)
     return found

@@ -18,7 +18,6 @@ from prometheus_client import (
 )
 
 from mgpu.serving.review import Reply, Review
-from mgpu.serving.rules import rule_of
 from mgpu.version import own_version
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -84,8 +83,7 @@ class Admissions:
         response: Mapping[str, Any] = reply.body.get("response", {}) if reply else {}
         self._reviews.labels(path, review.kind, _result(reply, response)).inc()
         if reply and not reply.allowed:
-            causes = (response.get("status") or {}).get("details", {}).get("causes", ())
-            for rule in sorted({rule_of(cause["message"]) for cause in causes}):
+            for rule in sorted(reply.broken_rules):
                 self._denials.labels(path, rule).inc()
 
 

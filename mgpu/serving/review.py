@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from mgpu.model.errors import PROBLEMS, Problem, shortened, summary
+from mgpu.model.errors import PROBLEMS, Problem, Rule, shortened, summary
 
 API_VERSION = "admission.k8s.io/v1"
 _LONGEST = 1024
@@ -54,11 +54,17 @@ class Review:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What goes back: a JSON body. close: the connection ends with it, so that the caller goes elsewhere next time."""
+    """What goes back: a JSON body.
+
+    Attributes:
+        close: whether the connection ends with it, so that the caller reaches another replica next time.
+        broken_rules: the rules for which the object is denied, for the metrics.
+    """
 
     body: Mapping[str, Any]
     status: int = 200
     close: bool = False
+    broken_rules: frozenset[Rule] = frozenset()
 
     @property
     def allowed(self) -> bool:
@@ -128,6 +134,7 @@ def deny(
     Without a code the API server would make it 400, with 429 or 5xx its clients would retry (kubernetes.md).
     """
     status: dict[str, Any] = {"status": "Failure", "code": code, "reason": _REASONS.get(code, "Forbidden")}
+    problems: list[Problem] = []
     if isinstance(why, str):
         status["message"] = why
     else:
@@ -141,7 +148,8 @@ def deny(
                 for p in problems[:PROBLEMS]
             ],
         }
-    return _reply({"uid": review.uid, "allowed": False, "status": status}, warnings)
+    rules = frozenset(problem.rule for problem in problems)
+    return _reply({"uid": review.uid, "allowed": False, "status": status}, warnings, rules)
 
 
 def pointer(*parts: str | int) -> str:
@@ -149,11 +157,12 @@ def pointer(*parts: str | int) -> str:
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
 
 
-def _reply(response: dict[str, Any], warnings: Sequence[str]) -> Reply:
+def _reply(response: dict[str, Any], warnings: Sequence[str], rules: frozenset[Rule] = frozenset()) -> Reply:
     if warnings:
         more = len(warnings) - WARNINGS
         response["warnings"] = [*map(shortened, warnings[:WARNINGS]), *([f"and {more} more"] if more > 0 else ())]
-    return Reply({"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response})
+    body = {"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response}
+    return Reply(body, broken_rules=rules)
 
 
 def _get(table: Mapping[str, Any], path: str, kind: type, wanted: str) -> Any:

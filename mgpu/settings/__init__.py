@@ -4,7 +4,7 @@ Keys are spelled as in the dialects' own documents. A Volcano `volcano-scheduler
 `predicate.MGPU…` and `dynamicgpuslice.…` arguments are settings here, its other keys are Volcano's own.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -88,6 +88,9 @@ class DialectSettings(Block):
     mtgpu: MtgpuSettings = MtgpuSettings()  # type: ignore[call-arg]
 
 
+_PROCESSES = ("scheduler", "deviceplugin", "webhook")
+
+
 class WebhookSettings(Block):
     """Where /mutate and /validate are served.
 
@@ -118,6 +121,19 @@ class WebhookSettings(Block):
     api_servers: AddressBlocks | None = Field(None, alias="apiServers")
     metrics_host: str = Field("0.0.0.0", alias="metricsHost")
     metrics_port: ExtraPort = Field(-1, alias="metricsPort")
+
+    @property
+    def trusted_users(self) -> Collection[str]:
+        """The users that may write placement annotations and create the Pods of MtgpuPods."""
+        return self.identities or [self._service_account(f"mgpu-{name}") for name in _PROCESSES]
+
+    @property
+    def scheduler_user(self) -> str:
+        """The user that mgpu's own scheduler is in a cluster."""
+        return self._service_account("mgpu-scheduler")
+
+    def _service_account(self, name: str) -> str:
+        return f"system:serviceaccount:{self.namespace}:{name}"
 
 
 class SchedulerSettings(Block):

@@ -33,7 +33,7 @@ from scheduler.engine import nvidia_plugin
 from scheduler.engine.assessment import Foresight, assess, record, score
 from webhook.mtgpupod_rules import validate_mtgpupod_create
 from webhook.pod_mutation import mutate
-from webhook.pod_rules import strange_wishes, validate_create
+from webhook.pod_rules import unknown_constraints, validate_create
 
 _OPTIONAL = ("cpu", "memory", "ephemeral-storage", "pods")
 
@@ -181,7 +181,7 @@ class _Simulation:
         outcome.denied = validate_create(raw, self._settings) or _unreadable(raw)
         if outcome.pod.key in self._names and not outcome.denied:
             outcome.denied = [Problem("metadata.name", "is the name of a Pod that was created for an MtgpuPod")]
-        for warning in strange_wishes(raw, None):
+        for warning in unknown_constraints(raw, None):
             self._note(f"pod {outcome.pod.key}: {warning}")
         outcome.pod = read_pod(raw)
         return raw

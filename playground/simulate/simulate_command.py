@@ -13,7 +13,6 @@ from rich.padding import Padding
 from rich.text import Text
 
 from mgpu.cli.process_settings import read_settings
-from mgpu.dialects import gpushare
 from mgpu.presentation.card_map import card_map
 from mgpu.settings import CARD_POLICIES, NODE_POLICIES
 from playground.simulate.outcomes import Outcome, Result, result_json
@@ -76,7 +75,7 @@ def command(
     others are submitted in order. Exit code 0 whenever the input could be read, else 2.
     """
     settings = read_settings(config, os.environ, {"card_policy": card_policy, "node_policy": node_policy})
-    world = read_world(read(files, sys.stdin), _note, gpushare.unit(settings))
+    world = read_world(read(files, sys.stdin), _note, settings)
     result = simulate(world, settings, _note)
     if output == "json":
         click.echo(orjson.dumps(result_json(result), option=orjson.OPT_INDENT_2).decode())

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import yaml
 
-from mgpu.dialects import gpushare
+from mgpu import dialects
 from mgpu.dialects.mtgpu import KIND
 from mgpu.model import device_object
 from mgpu.model.cards import Card
@@ -22,6 +22,7 @@ from mgpu.model.ledger import Share
 from mgpu.model.pods import read_node, read_pod
 from mgpu.model.quantities import QuantityError
 from mgpu.presentation.overview import marked
+from mgpu.settings import Settings
 
 Raw = dict[str, Any]
 
@@ -133,12 +134,11 @@ class World:
     mtgpupods: list[Raw] = field(default_factory=list)
 
 
-def read_world(documents: Iterable[Document], skipped: Callable[[str], None], unit: int) -> World:
+def read_world(documents: Iterable[Document], skipped: Callable[[str], None], settings: Settings) -> World:
     """Sort documents into a world. Raises BadObject with one problem.
 
     Args:
         skipped: receives a line for every object that plays no part.
-        unit: bytes of one `aliyun.com/gpu-mem`.
     """
     found = list(documents)
     world = World()
@@ -147,7 +147,7 @@ def read_world(documents: Iterable[Document], skipped: Callable[[str], None], un
     for document in _of(found, "Device"):
         _add_device(world, document)
     for name in world.nodes:
-        world.cards.setdefault(name, device_object.equal_cards(read_node(world.nodes[name]), unit))
+        world.cards.setdefault(name, dialects.cards_from_capacity(read_node(world.nodes[name]), settings))
     for document in _of(found, "ConfigMap"):
         _mark(world, document, skipped)
     seen: dict[tuple[str, str, str], str] = {}
@@ -205,11 +205,12 @@ def _add_device(world: World, document: Document) -> None:
 
 def _mark(world: World, document: Document, skipped: Callable[[str], None]) -> None:
     """Mark the cards that a list of unhealthy cards names (docs/design/gpushare.md); a malformed list marks none."""
-    node = gpushare.node_of_unhealthy(document.raw)
-    if node not in world.cards:
+    listed = dialects.unhealthy_list_of(document.raw)
+    if listed is None or listed[0] not in world.cards:
         return
+    node, lists = listed
     try:
-        world.cards[node] = marked(world.cards[node], gpushare.unhealthy_cards(document.raw))
+        world.cards[node] = marked(world.cards[node], lists.cards_of(document.raw))
     except BadObject as error:
         skipped(f"{document.where}: ConfigMap {document.name} marks no card: {error}")
 

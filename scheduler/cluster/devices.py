@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from mgpu.dialects import gpushare
+from mgpu import dialects
 from mgpu.kube.events import node_reference
 from mgpu.model import device_object, node_slices
 from mgpu.model.cards import GPU, Card
@@ -67,19 +67,21 @@ class Inventories:
             self._given.pop(name, None)
 
     def configmap_changed(self, raw: Raw) -> str | None:
-        """What a ConfigMap says of unhealthy cards (gpushare.md); one that cannot be read says nothing."""
-        name, node = raw["metadata"]["name"], gpushare.node_of_unhealthy(raw)
-        if node is None:
+        """Mark the cards that a ConfigMap lists as unhealthy; an unreadable list marks none."""
+        found = dialects.unhealthy_list_of(raw)
+        if found is None:
             return None
+        node, lists = found
         try:
-            return self._mark(node, gpushare.unhealthy_cards(raw))
+            return self._mark(node, lists.cards_of(raw))
         except BadObject as error:
+            name = raw["metadata"]["name"]
             self._warn(node_reference(node), "BadUnhealthyList", f"ConfigMap {name} marks no card: {error}")
             return self._mark(node, frozenset())
 
     def configmap_gone(self, raw: Raw) -> str | None:
-        node = gpushare.node_of_unhealthy(raw)
-        return None if node is None else self._mark(node, frozenset())
+        found = dialects.unhealthy_list_of(raw)
+        return None if found is None else self._mark(found[0], frozenset())
 
     def _mark(self, node: str, unhealthy: frozenset[int]) -> str | None:
         if self._unhealthy.get(node, frozenset()) == unhealthy:
@@ -109,7 +111,7 @@ class Inventories:
         """
         cards = self._cards.get(node.name)
         if cards is None:
-            cards = () if AGENT in node.annotations else device_object.equal_cards(node, gpushare.unit(self._settings))
+            cards = () if AGENT in node.annotations else dialects.cards_from_capacity(node, self._settings)
         listed = self._unhealthy.get(node.name)
         if not listed:
             return cards

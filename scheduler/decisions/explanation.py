@@ -114,7 +114,7 @@ class Explainer:
                 found,
                 dialect=request.dialect,
                 request=tuple(request_text.by_container(request)),
-                constraints=request.constraints.shown(),
+                constraints=request.constraints.texts(),
                 chosen=self._chosen(request),
             )
         found = _with(found, problems=problems)

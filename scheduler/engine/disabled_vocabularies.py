@@ -15,7 +15,9 @@ from mgpu.settings import Settings
 def unserved(pod: Pod, settings: Settings) -> dict[str, str]:
     """What the pod asks for in vocabularies that are disabled: resource → vocabulary."""
     enabled = {dialect.NAME for dialect in dialects.enabled(settings)}
-    asked = {name for container, name in pod.resources() if not same_quantity((container.asked(name) or "0")[0], "0")}
+    asked = {
+        name for container, name in pod.resources() if not same_quantity((container.requested(name) or "0")[0], "0")
+    }
     found = {name: vocabulary_of(name) for name in sorted(asked)}
     return {name: of for name, of in found.items() if of and of not in enabled}
 

@@ -10,7 +10,7 @@ import pytest
 
 from deviceplugin.kubelet.checkpoint import read_checkpoint
 from deviceplugin.pods.gpu_pod import read_gpu_pod
-from mgpu.dialects.gpushare import unhealthy_cards
+from mgpu.dialects.gpushare import UNHEALTHY_CARD_LISTS
 from mgpu.model.device_checkpoints import CHECKPOINTS, read_entries
 from mgpu.model.device_object import read_device
 from mgpu.model.errors import BadObject
@@ -114,8 +114,11 @@ OBJECTS: dict[str, tuple[Callable[[Any], object], Callable[[int], Any]]] = {
         read_entries,
         lambda size: {"metadata": {"annotations": {CHECKPOINTS: _json(hostile.filled(size, _given))}}},
     ),
-    "a ConfigMap": (unhealthy_cards, lambda size: {"data": {"gpus": "1," * (size // 2)}}),
-    "a ConfigMap of indexes": (unhealthy_cards, lambda size: {"data": {"gpus": ",".join(["1"] * (size // 2))}}),
+    "a ConfigMap": (UNHEALTHY_CARD_LISTS.cards_of, lambda size: {"data": {"gpus": "1," * (size // 2)}}),
+    "a ConfigMap of indexes": (
+        UNHEALTHY_CARD_LISTS.cards_of,
+        lambda size: {"data": {"gpus": ",".join(["1"] * (size // 2))}},
+    ),
     "a Node": (read_node, lambda size: b.node(**hostile.keyed(size, lambda i: (f"mgpu.io/{i}", "")))),
 }
 

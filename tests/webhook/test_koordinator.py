@@ -8,7 +8,7 @@ from mgpu.settings import load_settings
 from tests.builders import CORE, container, pod
 from tests.mgpu.serving.reviews import patch_of, patched, review
 from webhook.admission import make_app
-from webhook.pod_rules import strange_wishes, validate_update
+from webhook.pod_rules import unknown_constraints, validate_update
 
 SETTINGS = load_settings()
 GPU, GPU_CORE, MEMORY, RATIO, SHARED, RDMA, FPGA = (
@@ -100,7 +100,7 @@ def test_both_parts_of_the_record_are_the_suites_own() -> None:
     for key in (ALLOCATED, PER_CONTAINER):
         new = {**old, "metadata": {**old["metadata"], "annotations": {key: "{}"}}}
         assert [p.field for p in validate_update(new, old, "alice", SETTINGS)] == [f"metadata.annotations[{key}]"]
-        assert strange_wishes(new, old) == []
+        assert unknown_constraints(new, old) == []
         written = {**raw, "metadata": {**raw["metadata"], "annotations": {key: "{}"}}}
         answer: Any = make_app(SETTINGS).test_client().post("/mutate", json=review(written)).json
         assert key not in patched(written, patch_of(answer))["metadata"]["annotations"]

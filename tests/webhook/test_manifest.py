@@ -10,7 +10,7 @@ import yaml
 from mgpu.dialects import is_placement_annotation, mtgpu
 from mgpu.dialects.mgpu import MULTIPLE
 from mgpu.dialects.protocol import SHARE
-from mgpu.dialects.registry import MTGPU, vocabulary_of
+from mgpu.dialects.registry import MTGPU_PREFIX, vocabulary_of
 from mgpu.settings import load_settings
 
 FILE = Path(__file__).parents[2] / "manifests" / "base" / "webhook.yaml"
@@ -67,7 +67,7 @@ def test_a_pod_reaches_the_webhook_exactly_for_the_annotations_that_are_not_free
     patterns = set(re.findall(r"key[.]matches\( '(.+?)'\)", hook(configuration)["matchConditions"][0]["expression"]))
     (pattern,) = patterns
     assert bool(re.search(pattern, key)) == asked
-    assert asked == (is_placement_annotation(key) or key == MULTIPLE or key.startswith(MTGPU))
+    assert asked == (is_placement_annotation(key) or key == MULTIPLE or key.startswith(MTGPU_PREFIX))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ OFF = load_settings(flags={"dialects.mtgpu.enabled": "false"})
 SCHEDULER = "system:serviceaccount:mgpu-system:mgpu-scheduler"
 SAID = {REQUEST: "0.2", LIMIT: "1", MEMORY: "1024", GPUID: "zxcvb"}
 PLACED, WISH = "vke.volcengine.com/gpu-index-container-c", "mgpu.io/card-models"
-ANEW = "it cannot be changed; delete the MtgpuPod and make another"
+ANEW = "it cannot be changed; delete the MtgpuPod and create another"
 
 
 def mtgpupod(said: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from mgpu.model import budget
 from mgpu.model.errors import BadObject
 from mgpu.settings import Settings, load_settings
 from tests.builders import CORE, MEMORY, container, pod, share
-from webhook.pod_rules import strange_wishes, validate_create, validate_update
+from webhook.pod_rules import unknown_constraints, validate_create, validate_update
 
 SETTINGS = load_settings()
 ASSUMED, INDEX = "vke.volcengine.com/assumed", "vke.volcengine.com/gpu-index-container-c"
@@ -151,7 +151,7 @@ def test_a_pod_without_gpu_may_have_any_other_annotation() -> None:
 
 def test_of_strange_annotations_as_many_are_told_as_anybody_hears_of() -> None:
     odd = share(annotations={f"mgpu.io/{i:05}": "" for i in range(1000)})
-    assert [text[:35] for text in strange_wishes(odd, None)] == [
+    assert [text[:35] for text in unknown_constraints(odd, None)] == [
         f"metadata.annotations[mgpu.io/{i:05}]" for i in range(20)
     ]
 

@@ -9,7 +9,7 @@ from mgpu.settings import load_settings
 from tests.builders import CORE, container, pod, share
 from tests.mgpu.serving.reviews import review
 from webhook.admission import make_app
-from webhook.pod_rules import strange_wishes, validate_create, validate_update
+from webhook.pod_rules import unknown_constraints, validate_create, validate_update
 
 SETTINGS = load_settings()
 MODELS, UUIDS = "mgpu.io/card-models", "mgpu.io/card-uuids"
@@ -42,7 +42,7 @@ def test_a_bad_wish_is_denied_with_field_and_rule_beside_all_other_problems() ->
 def test_a_pod_without_gpu_may_say_anything() -> None:
     raw = pod("p", {"name": "c"}, annotations={MODELS: "", "mgpu.io/odd": "x"})
     assert fields(raw) == []
-    assert strange_wishes(raw, None) == []
+    assert unknown_constraints(raw, None) == []
 
 
 def test_wishes_of_a_vocabulary_that_is_not_served_yet_are_held_to_the_rules_too() -> None:
@@ -69,7 +69,7 @@ def test_until_a_pod_has_a_node_its_wishes_may_change_to_good_ones() -> None:
     assert changes({MODELS: "A100"}, {MODELS: "H100", SPREAD: "web"}) == []
     assert changes({MODELS: "A100"}, {}) == []
     assert changes({}, {MODELS: ","}) == [
-        f"metadata.annotations[{MODELS}]: must name at least one; without a wish, leave it out"
+        f"metadata.annotations[{MODELS}]: must name at least one; leave it out to allow any"
     ]
 
 
@@ -93,16 +93,16 @@ def test_once_a_pod_has_a_node_its_wishes_stay() -> None:
     [
         ("mgpu.io/card-model", "did you mean mgpu.io/card-models?"),
         ("mgpu.io/Spread-Group", "did you mean mgpu.io/spread-group?"),
-        ("mgpu.io/xyz", "a pod may wish mgpu.io/card-policy, mgpu.io/card-models"),
+        ("mgpu.io/xyz", "the constraints are mgpu.io/card-policy, mgpu.io/card-models"),
     ],
 )
 def test_what_only_looks_like_a_wish_is_warned_of_once(key: str, hint: str) -> None:
     raw = share(annotations={key: "A100", MODELS: "A100", "team": "a"})
-    (warning,) = strange_wishes(raw, None)
+    (warning,) = unknown_constraints(raw, None)
     assert warning.startswith(f"metadata.annotations[{key}]: is not known to mgpu and has no effect; ")
     assert hint in warning
-    assert strange_wishes(raw, raw) == []
-    assert strange_wishes(raw, share(annotations={MODELS: "A100"})) == [warning]
+    assert unknown_constraints(raw, raw) == []
+    assert unknown_constraints(raw, share(annotations={MODELS: "A100"})) == [warning]
 
 
 def test_warnings_reach_the_user_with_a_denial_too() -> None:

@@ -15,7 +15,7 @@ def asked_by(pod: Pod, names: Collection[str]) -> dict[str, int]:
     found = {}
     for name in names:
         try:
-            amounts = [(c.stage, Amount(whole_number(at[0]))) for c in pod.containers if (at := c.asked(name))]
+            amounts = [(c.stage, Amount(whole_number(at[0]))) for c in pod.containers if (at := c.requested(name))]
         except QuantityError:
             continue
         if amounts:

@@ -297,7 +297,7 @@ def test_property_wishes_stand_beside_any_ask(case: Case, data: st.DataObject) -
     request = dialects.read_request(read_pod(with_annotations(raw, WISHES)), DEFAULT)
     assert request is not None
     assert replace(request, constraints=NONE) == bare == dialects.read_request(read_pod(raw), DEFAULT)
-    assert {f"mgpu.io/{key}": text for key, text in request.constraints.shown().items()} == WISHES
+    assert {f"mgpu.io/{key}": text for key, text in request.constraints.texts().items()} == WISHES
     assert (dialects.card_policy(request, DEFAULT), request.constraints.groups) == (
         "spread",
         (Group("spread-group", "default", "web"),),

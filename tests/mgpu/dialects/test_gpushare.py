@@ -10,7 +10,7 @@ from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject
 from mgpu.model.gpu_requests import GpuRequest, Placement
 from mgpu.model.ledger import Share
-from mgpu.model.pods import Pod, Stage, read_pod
+from mgpu.model.pods import Node, Pod, Stage, read_pod
 from mgpu.settings import Settings, load_settings
 from tests.builders import GIB, cards, pod
 from tests.scheduler.gpushare import allocated, asking, container
@@ -167,11 +167,11 @@ def test_a_record_keeps_its_unit_once_the_pod_is_bound() -> None:
     assert read(raw, MIB)[1].containers[0].memory == 3 << 20
 
 
-def test_the_node_says_that_it_gave_the_card_out() -> None:
+def test_acknowledgement_marks_a_record_once() -> None:
     raw = asking("p", 3, annotations=written(asking("p", 3), c=0))
-    assert gpushare.assigned(read_pod(raw)) == {"ALIYUN_COM_GPU_MEM_ASSIGNED": "true"}
-    raw["metadata"]["annotations"] |= gpushare.assigned(read_pod(raw))
-    assert gpushare.assigned(read_pod(raw)) == gpushare.assigned(read_pod(asking("q"))) == {}
+    assert gpushare.acknowledgement(read_pod(raw)) == {"ALIYUN_COM_GPU_MEM_ASSIGNED": "true"}
+    raw["metadata"]["annotations"] |= gpushare.acknowledgement(read_pod(raw))
+    assert gpushare.acknowledgement(read_pod(raw)) == gpushare.acknowledgement(read_pod(asking("q"))) == {}
 
 
 @pytest.mark.parametrize(("settings", "unit"), [(SETTINGS, 1), (MIB, 1024)])
@@ -201,3 +201,21 @@ def test_bytes_held_are_counted_in_whole_units() -> None:
     card = Card(0, "GPU-0", "P40", 22919 << 20)
     counted = [gpushare.units_of(held, card, GIB) for held in (0, 1, GIB, GIB + 1, card.memory, card.memory + 1)]
     assert counted == [0, 1, 1, 2, 22, 23]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "gib"),
+    [
+        ({"aliyun.com/gpu-mem": "32", "aliyun.com/gpu-count": "2"}, [16, 16]),
+        ({"aliyun.com/gpu-mem": "33", "aliyun.com/gpu-count": "2"}, [16, 16]),
+        ({"aliyun.com/gpu-mem": "1", "aliyun.com/gpu-count": "2"}, []),
+        ({"aliyun.com/gpu-mem": "x", "aliyun.com/gpu-count": "2"}, []),
+        ({"aliyun.com/gpu-mem": "9E", "aliyun.com/gpu-count": "8E"}, []),
+        ({"aliyun.com/gpu-mem": "9E", "aliyun.com/gpu-count": "2"}, []),
+        ({"aliyun.com/gpu-mem": "-32", "aliyun.com/gpu-count": "2"}, []),
+        ({"aliyun.com/gpu-count": "2"}, []),
+        ({}, []),
+    ],
+)
+def test_cards_of_a_node_without_device_are_equal(capacity: dict[str, str], gib: list[int]) -> None:
+    assert [card.memory >> 30 for card in gpushare.cards_from_capacity(Node("n1", capacity=capacity), SETTINGS)] == gib

@@ -98,7 +98,7 @@ def test_wishes_are_for_cards(constraint: str) -> None:
     value = "spread" if constraint == "mgpu.io/card-policy" else "x"
     raw = pod("p", requests(mig2=1), annotations={constraint: value})
     assert problems(raw) == [
-        "is a wish for cards, while the pod asks for slices, which are cut from any card; leave it out"
+        "is a constraint on cards, while the pod asks for slices, which are cut from any card; leave it out"
     ]
     assert dialects.read_bare_request(read_pod(raw), SETTINGS) is not None
 

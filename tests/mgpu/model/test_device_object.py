@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.model.cards import Card
-from mgpu.model.device_object import equal_cards, read_card_list, read_device, write_device
+from mgpu.model.device_object import read_card_list, read_device, write_device
 from mgpu.model.errors import BadObject
 from mgpu.model.pods import Node
 from tests.builders import GIB, cards
@@ -178,21 +178,3 @@ def test_a_wrong_list_is_named(rows: object, path: str) -> None:
 def test_every_problem_of_a_list_is_named() -> None:
     found = problems(read_card_list, [{"memory": "x", "count": 0}, 5], "n1", "cards")
     assert [line.split(":")[0] for line in found] == ["cards[0].count", "cards[0].memory", "cards[1]"]
-
-
-@pytest.mark.parametrize(
-    ("capacity", "gib"),
-    [
-        ({"aliyun.com/gpu-mem": "32", "aliyun.com/gpu-count": "2"}, [16, 16]),
-        ({"aliyun.com/gpu-mem": "33", "aliyun.com/gpu-count": "2"}, [16, 16]),
-        ({"aliyun.com/gpu-mem": "1", "aliyun.com/gpu-count": "2"}, []),
-        ({"aliyun.com/gpu-mem": "x", "aliyun.com/gpu-count": "2"}, []),
-        ({"aliyun.com/gpu-mem": "9E", "aliyun.com/gpu-count": "8E"}, []),
-        ({"aliyun.com/gpu-mem": "9E", "aliyun.com/gpu-count": "2"}, []),
-        ({"aliyun.com/gpu-mem": "-32", "aliyun.com/gpu-count": "2"}, []),
-        ({"aliyun.com/gpu-count": "2"}, []),
-        ({}, []),
-    ],
-)
-def test_a_node_without_device_has_equal_cards(capacity: dict[str, str], gib: list[int]) -> None:
-    assert [card.memory >> 30 for card in equal_cards(Node("n1", capacity=capacity))] == gib

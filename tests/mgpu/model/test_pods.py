@@ -31,15 +31,15 @@ def test_containers_stand_in_start_order_with_their_paths() -> None:
 def test_a_resource_is_asked_by_requests_else_by_limits() -> None:
     both = {"resources": {"requests": {"a": "1"}, "limits": {"a": "2", "b": "3"}}}
     read = read_pod(pod("p", {"name": "c", **both})).containers[0]
-    assert read.asked("a") == ("1", "spec.containers[0].resources.requests[a]")
-    assert read.asked("b") == ("3", "spec.containers[0].resources.limits[b]")
-    assert read.asked("c") is None
+    assert read.requested("a") == ("1", "spec.containers[0].resources.requests[a]")
+    assert read.requested("b") == ("3", "spec.containers[0].resources.limits[b]")
+    assert read.requested("c") is None
 
 
 @pytest.mark.parametrize("resource", ["nvidia.com/gpu", "nvidia.com/mig-1g.10gb"])
 def test_zero_of_nvidias_resources_is_no_ask(resource: str) -> None:
     amounts = {"requests": {resource: "0"}, "limits": {resource: 0}}
-    assert read_pod(pod("p", {"name": "c", "resources": amounts})).containers[0].asked(resource) is None
+    assert read_pod(pod("p", {"name": "c", "resources": amounts})).containers[0].requested(resource) is None
 
 
 def test_bare_numbers_are_quantities() -> None:

@@ -60,7 +60,7 @@ def test_wishes_and_groups_are_shown() -> None:
         share("bad", annotations={"mgpu.io/card-models": ""}),
     ]
     found = overview([node()], [DEVICE], pods, load_settings())
-    assert {pod: constraints.shown() for pod, constraints in found.constraints.items()} == {
+    assert {pod: constraints.texts() for pod, constraints in found.constraints.items()} == {
         "default/a": {"same-card-group": "pair"},
         "default/b": {"same-card-group": "pair"},
         "default/waits": {"card-models": "H100"},
@@ -173,7 +173,7 @@ def test_a_wish_that_went_bad_takes_no_cards_away() -> None:
     found = overview([node()], [DEVICE], [odd], load_settings())
     assert [len(card.uses) for card in found.nodes[0].cards] == [0, 1]
     assert not found.unclear
-    assert found.constraints["default/odd"].shown() == {"spread-group": "web"}
+    assert found.constraints["default/odd"].texts() == {"spread-group": "web"}
 
 
 def sliced(made: list[Slice], mode: str = "mig", refused: tuple[int, str] | None = None) -> Raw:
