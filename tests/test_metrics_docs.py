@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from mgpu.model.errors import Rule
 from mgpu.model.gpu_requests import RejectionKind
-from mgpu.serving import rules
 from tests.metrics import metrics
 
 TEXT = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
@@ -22,7 +22,7 @@ def test_the_table_of_each_process(process: str) -> None:
     assert told == sorted((m.name + suffix.get(m.type, ""), m.type, m.documentation) for m in metrics(process))
 
 
-@pytest.mark.parametrize(("label", "known"), [("`rule`", rules.ALL), ("`reason` of refusals", tuple(RejectionKind))])
+@pytest.mark.parametrize(("label", "known"), [("`rule`", tuple(Rule)), ("`reason` of refusals", tuple(RejectionKind))])
 def test_what_labels_can_be(label: str, known: tuple[str, ...]) -> None:
     line = TEXT.partition(f"- {label}: ")[2].partition("\n-")[0]
     assert re.findall(r"`([\w-]+)`", line) == list(known)

@@ -1,22 +1,30 @@
-"""What the blocks of the settings share."""
+"""Types of settings that several blocks share.
 
-from typing import Annotated
+Blocks are frozen and refuse unknown keys. A field's alias is its key in files and variables, which is API.
+"""
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from mgpu.model.addresses import Block as AddressBlock
 from mgpu.model.addresses import read_block
+from mgpu.model.card_policies import SELECTABLE
 
 
 class Block(BaseModel):
+    """A block of settings."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
 
 
 def lower(value: object) -> object:
+    """Return text in lower case, and any other value as it is."""
     return value.lower() if isinstance(value, str) else value
 
 
 def listed(value: object) -> object:
+    """Return the parts of a comma-separated text, and any other value as it is."""
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
@@ -32,3 +40,15 @@ def _address_block(value: object) -> object:
 
 
 AddressBlocks = Annotated[tuple[Annotated[AddressBlock, BeforeValidator(_address_block)], ...], BeforeValidator(listed)]
+
+CARD_POLICIES = SELECTABLE
+NODE_POLICIES = CARD_POLICIES
+
+if TYPE_CHECKING:
+    _Policy = str
+else:
+    _Policy = Literal[SELECTABLE]  # of the registry's names, so that this module repeats none of them
+Policy = Annotated[_Policy, BeforeValidator(lower)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+ExtraPort = Annotated[int, Field(ge=-1, le=65535)]
+"""-1: nothing listens on it."""

@@ -1,0 +1,195 @@
+"""All settings as one frozen object, and how they are loaded: one YAML file, environment variables over it, flags over
+both. Every error names the key.
+
+A Volcano `volcano-scheduler.conf` is read too: its `predicate.MGPU…` and `dynamicgpuslice.…` arguments are settings
+here, its other keys are Volcano's own.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError
+
+from mgpu.model.errors import BadObject, Problem
+from mgpu.settings.component_settings import DevicePluginSettings, RecordSettings, SchedulerSettings, WebhookSettings
+from mgpu.settings.dialect_settings import DialectSettings, MgpuSettings
+from mgpu.settings.fields import Block, Policy
+from mgpu.settings.slice_settings import SlicesSettings, impossible, with_weights
+
+_SLICES = "dialects.slices"
+
+
+class Settings(Block):
+    """All settings. `main` of each process parses them once and passes them on."""
+
+    card_policy: Policy | None = Field(None, alias="cardPolicy")
+    node_policy: Policy = Field("binpack", alias="nodePolicy")
+    dialects: DialectSettings = DialectSettings()
+    webhook: WebhookSettings = WebhookSettings()  # type: ignore[call-arg]
+    scheduler: SchedulerSettings = SchedulerSettings()  # type: ignore[call-arg]
+    deviceplugin: DevicePluginSettings = DevicePluginSettings()  # type: ignore[call-arg]
+    records: RecordSettings = RecordSettings()  # type: ignore[call-arg]
+    card_policy_flag: Policy | None = Field(None, alias="cardPolicyFlag", exclude=True)
+
+    def card_policy_for(self, dialect_setting: str | None, dialect_default: str) -> str:
+        """Return the flag, else the dialect's setting, else `cardPolicy`, else the dialect's default."""
+        return self.card_policy_flag or dialect_setting or self.card_policy or dialect_default
+
+
+def load_settings(
+    text: str = "",
+    source: str = "settings",
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Return the settings from YAML, `MGPU_*` variables and flags, later ones over earlier ones.
+
+    Args:
+        text: YAML.
+        source: what errors call it.
+        environ: `MGPU_CARD_POLICY`, `MGPU_NODE_POLICY`, and for other settings the path with `__` between its keys in
+            any case: `MGPU_WEBHOOK__PORT`, `MGPU_DIALECTS__MGPU__MGPUPOLICY`. A single `_` would not do: Kubernetes
+            itself sets `MGPU_WEBHOOK_PORT` in every pod beside a Service of this name.
+        flags: dotted path (`webhook.port`) → value; None for a flag that is not given. `cardPolicy` overrides the
+            dialects' settings too.
+    Raises:
+        BadObject: with the path of each wrong key, and the allowed values.
+    """
+    tree = _parse(text, source)
+    problems = []
+    for name, value in (environ or {}).items():
+        path = _environment_path(name)
+        if path and not _put(tree, path, value):
+            problems.append(Problem(name, "names no setting"))
+    for dotted, value in (flags or {}).items():
+        if value is not None:
+            _put(tree, ["cardPolicyFlag"] if dotted == "cardPolicy" else dotted.split("."), value)
+    try:
+        settings = Settings.model_validate(tree, by_alias=True, by_name=False)
+    except ValidationError as error:
+        problems += [_problem(source, e) for e in error.errors(include_url=False)]
+    else:
+        problems += impossible(settings.dialects.slices, f"{source}: {_SLICES}")
+    if problems:
+        raise BadObject(problems)
+    return settings
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses duplicate keys: plain YAML would silently drop what is below the first one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _parse(text: str, source: str) -> dict[str, Any]:
+    try:
+        tree = yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise BadObject([Problem(source, f"is not YAML: {' '.join(str(error).split())}")]) from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise BadObject([Problem(source, "must be an object with the settings' keys")])
+    if "cardPolicyFlag" in tree:  # It holds the flag; a file has `cardPolicy`.
+        raise BadObject([Problem(f"{source}: cardPolicyFlag", f"unknown; allowed: {_keys(Settings)}")])
+    tree = _from_volcano(tree, source) if "tiers" in tree else tree
+    match tree:
+        case {"dialects": {"slices": dict(block)} as blocks}:
+            return {**tree, "dialects": {**blocks, "slices": with_weights(block, f"{source}: {_SLICES}")}}
+    return tree
+
+
+_VOLCANO: Mapping[str, tuple[str, type[BaseModel]]] = {
+    "predicate.MGPU": ("mgpu", MgpuSettings),
+    "dynamicgpuslice.": ("slices", SlicesSettings),
+}
+"""Prefix of a Volcano argument → the dialect and the block that it sets. Keys that only mgpu has have no alias."""
+
+
+def _from_volcano(tree: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return the arguments of a Volcano scheduler configuration that are settings here."""
+    own = sorted(field.alias or name for name, field in Settings.model_fields.items())
+    beside = next((key for key in own if key in tree), None)
+    if beside:
+        text = f"cannot stand beside tiers: of a Volcano configuration its {' and '.join(_VOLCANO)}… arguments alone"
+        raise BadObject([Problem(f"{source}: {beside}", f"{text} are read")])
+    found: dict[str, dict[str, Any]] = {}
+    for path, arguments in _arguments(tree, source):
+        for key, value in arguments.items():
+            prefix = next((prefix for prefix in _VOLCANO if str(key).startswith(prefix)), None)
+            if prefix is None:
+                continue
+            (dialect, block), name = _VOLCANO[prefix], str(key).partition(".")[2]
+            allowed = [field.alias for field in block.model_fields.values() if field.alias]
+            if name.partition(".")[0] not in allowed:
+                raise BadObject([Problem(f"{path}.{key}", f"unknown; allowed: {', '.join(allowed)}")])
+            found.setdefault(dialect, {})[name] = value
+    return {"dialects": found}
+
+
+def _arguments(tree: Mapping[str, Any], source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        for i, tier in enumerate(tree["tiers"] or ()):
+            for j, plugin in enumerate(tier.get("plugins") or ()):
+                yield f"{source}: tiers[{i}].plugins[{j}].arguments", dict(plugin.get("arguments") or {})
+    except (AttributeError, TypeError, ValueError) as error:
+        raise BadObject([Problem(f"{source}: tiers", "is not a Volcano scheduler configuration")]) from error
+
+
+def _environment_path(name: str) -> list[str]:
+    known = {"MGPU_CARD_POLICY": ["cardPolicy"], "MGPU_NODE_POLICY": ["nodePolicy"]}
+    if name in known:
+        return known[name]
+    return name.removeprefix("MGPU_").split("__") if name.startswith("MGPU_") and "__" in name else []
+
+
+def _put(tree: dict[str, Any], path: list[str], value: object) -> bool:
+    """Set the value at a path, whose keys match in any case. Return False where no setting has this path."""
+    block: type[BaseModel] | None = Settings
+    for i, part in enumerate(path):
+        match = next(
+            (
+                (field.alias or name, field.annotation)
+                for name, field in (block.model_fields.items() if block else ())
+                if part.lower() in ((field.alias or name).lower(), name)
+            ),
+            None,
+        )
+        if match is None:
+            return False
+        key, kind = match
+        if i == len(path) - 1:
+            tree[key] = value
+            return True
+        block = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+        if block is None:
+            return False
+        inner = tree.setdefault(key, {})
+        if not isinstance(inner, dict):
+            return True  # The validation reports it.
+        tree = inner
+    return False
+
+
+def _keys(block: type[BaseModel]) -> str:
+    return ", ".join(f.alias or name for name, f in block.model_fields.items() if not f.exclude)
+
+
+def _problem(source: str, error: Any) -> Problem:
+    path = ".".join(str(part) for part in error["loc"] if part != "tagged-union")
+    if error["type"] == "extra_forbidden":
+        block: Any = Settings
+        for part in error["loc"][:-1]:
+            if isinstance(part, int):
+                (block, *_) = get_args(block)
+            else:
+                block = next(f.annotation for n, f in block.model_fields.items() if part in (n, f.alias))
+        return Problem(f"{source}: {path}", f"unknown; allowed: {_keys(block)}")
+    return Problem(f"{source}: {path}", f"{error['msg'].removeprefix('Value error, ')}, not {error['input']!r}")
