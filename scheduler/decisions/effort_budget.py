@@ -115,11 +115,11 @@ class Call:
         """Return the limits for the next node. Raises Rationed where the budget is used up."""
         limits = self.next_limits()
         if limits is None:
-            raise Rationed(NOT_LOOKED_AT)
+            raise Rationed(NOT_EXAMINED)
         return limits
 
 
-NOT_LOOKED_AT = (
+NOT_EXAMINED = (
     "not examined: searches for cards for the containers of this pod, or of other pods of its namespace, take too "
     "long; whether they fit is not proven; the scheduler will retry"
 )

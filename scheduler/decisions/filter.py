@@ -1,4 +1,13 @@
-"""Which nodes can take a pod, and how good each is: thousands of nodes per call, nothing written."""
+"""Which nodes a pod fits on, and the score of each: thousands of nodes per call, and nothing is written.
+
+The extender, the web page and `mgpu explain` call it. Each call goes the same way: take a snapshot of the nodes,
+evaluate the arrays of all of them (`scheduler/decisions/array_filter.py`), evaluate the nodes that remain one by one
+with the engine, answer. Requests for slices go to `scheduler/decisions/slice_filter.py` instead, and requests for
+devices that the arrays do not hold to the engine alone.
+
+What must hold: a node that passes here is one on which the decider finds cards while nothing changes. A refused binding
+costs the pod a back-off without preemption.
+"""
 
 import threading
 from collections import OrderedDict
@@ -15,7 +24,7 @@ from scheduler.cluster.arrays import UNKNOWN
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.array_filter import Members, Remaining, filter_nodes, score_nodes
-from scheduler.decisions.effort_budget import NOT_LOOKED_AT, Call, Gone, Rations, never
+from scheduler.decisions.effort_budget import NOT_EXAMINED, Call, Gone, Rations, never
 from scheduler.decisions.scores import Ranking
 from scheduler.decisions.slice_filter import Slices
 from scheduler.engine import FULL, LEAST, QUICK, Limits
@@ -25,17 +34,21 @@ from scheduler.engine.node_fit import NodeFit
 from scheduler.engine.nvidia_plugin import asks_stock
 from scheduler.engine.partitioning.partitionable_node import wanted_by
 
-_ASKS_KEPT = 256
+_REQUESTS_KEPT = 256
 _ANSWERS_KEPT = 40_000
-"""Over all asks: some 40 MB."""
+"""Answers of the engine that are cached, over all requests: some 40 MB."""
 
 
 @dataclass(slots=True)
 class Filtered:
-    """`passed` in the order asked; the others with the reason, apart where no eviction there can help.
+    """The answer of the filter for the nodes of a call.
 
-    recut: those of the failed ones where the pod fits once their cards are cut anew.
-    kinds: the kind of each of the reasons.
+    Attributes:
+        passed: The nodes on which the pod fits, in the order of the call.
+        failed: The other nodes, with the reason.
+        hopeless: Those of the other nodes where evicting pods cannot help, with the reason.
+        recut: Those of the failed nodes on which the pod fits once their cards are partitioned again.
+        kinds: The kind of each reason.
     """
 
     passed: list[str] = field(default_factory=list)
@@ -45,7 +58,7 @@ class Filtered:
     kinds: dict[str, RejectionKind] = field(default_factory=dict)
 
     def reject(self, names: Iterable[str], rejection: Rejection) -> None:
-        """Note that these nodes are rejected, with the rejection's reason as the text."""
+        """Add nodes that are rejected for the same reason."""
         (self.hopeless if rejection.hopeless else self.failed).update(dict.fromkeys(names, rejection.reason))
         self.kinds[rejection.reason] = rejection.kind
 
@@ -56,34 +69,54 @@ def _all_rejected(names: Iterable[str], rejection: Rejection) -> Filtered:
     return found
 
 
-Known = dict[tuple[bytes, Limits], NodeFit]
-"""By the state of a node's cards and the limits of the search. What no higher limits can change stands under FULL."""
+def _of_answers(names: Sequence[str], answers: Iterable[NodeFit]) -> Filtered:
+    found = Filtered()
+    for name, answer in zip(names, answers, strict=True):
+        if answer.rejection:
+            found.reject((name,), answer.rejection)
+        else:
+            found.passed.append(name)
+        if answer.fits_repartitioned:
+            found.recut.append(name)
+    return found
 
-_UNSEEN = NodeFit(Rejection(RejectionKind.NOT_PROVEN, NOT_LOOKED_AT, proven=False))
+
+Answers = dict[tuple[bytes, Limits], NodeFit]
+"""The engine's answers by the state of a node's cards and the limits of the search. Answers that higher limits cannot
+change are stored under FULL."""
+
+_NOT_EXAMINED = Rejection(RejectionKind.NOT_PROVEN, NOT_EXAMINED, proven=False)
 
 
 class _Memo:
-    """What the engine has said of an ask by the state of a node's cards; the latest asks."""
+    """The engine's answers to the latest requests. Thread-safe.
+
+    kube-scheduler filters a waiting pod again and again, and pods of one Deployment have equal requests, while most
+    nodes are in a state that was evaluated before. The dictionaries that `of` returns are shared between threads: two
+    of them may work out the same answer, which is harmless.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[GpuRequest, Known] = OrderedDict()
+        self._answers: OrderedDict[GpuRequest, Answers] = OrderedDict()
 
-    def of(self, request: GpuRequest) -> Known:
+    def of(self, request: GpuRequest) -> Answers:
         with self._lock:
-            self._known.setdefault(request, {})
-            self._known.move_to_end(request)
-            while sum(map(len, self._known.values())) > _ANSWERS_KEPT or len(self._known) > _ASKS_KEPT:
-                self._known.popitem(last=False)
-            return self._known.setdefault(request, {})
+            self._answers.setdefault(request, {})
+            self._answers.move_to_end(request)
+            while sum(map(len, self._answers.values())) > _ANSWERS_KEPT or len(self._answers) > _REQUESTS_KEPT:
+                self._answers.popitem(last=False)
+            return self._answers.setdefault(request, {})
 
 
 class Filter:
-    """Thread-safe. What the arrays can tell they tell of all nodes at once; the rest is the engine's, node by node.
+    """Filters and scores nodes for pods. Thread-safe.
 
-    recut: told of each pod that asks for slices, with the nodes that could be cut for it and those where it fits now.
-    nowhere: told of each that fits nowhere. Both must return at once. pace: called after each node that was judged by
-    itself.
+    Args:
+        recut: Called for each pod that requests slices, with the nodes that could be partitioned for it and those where
+            it fits now. Must return at once.
+        nowhere: Called for each pod that fits on no node. Must return at once.
+        pace: Called after each node that was evaluated by itself; work in the background sleeps there.
     """
 
     def __init__(
@@ -95,156 +128,171 @@ class Filter:
         nowhere: Callable[[], None] = lambda: None,
         rations: Rations | None = None,
     ) -> None:
-        self._state, self._settings, self._tell_recut, self._pace = state, settings, recut, pace
-        self._tell_nowhere = nowhere
+        self._cache = state
+        self._settings = settings
+        self._report_recut = recut
+        self._report_nowhere = nowhere
+        self._pace = pace
         self._rations = rations or Rations()
         self._memo = _Memo()
         self._ranking = Ranking(state, settings)
         self._slices = Slices(state, settings)
 
     def refresh(self) -> None:
-        """Take in all nodes and what was learnt, now and not in a call's time."""
-        self._state.refresh()
-        self._state.sites.refresh()
+        """Bring arrays, partitionable nodes and learned policies up to date in the background, before a call has to."""
+        self._cache.refresh()
+        self._cache.sites.refresh()
         self._ranking.refresh()
 
-    def filter(self, known: GpuPod, names: Sequence[str], gone: Gone = never) -> Filtered:
-        """A malformed ask fits nowhere, and its problems are the reason.
+    def filter(self, gpu_pod: GpuPod, names: Sequence[str], gone: Gone = never) -> Filtered:
+        """Tell on which of these nodes the pod fits.
 
-        gone: whether the caller waits no more. Raises RetryLater then, and where others that take long are waiting.
+        Args:
+            gone: Tells whether the caller has given up.
+
+        Raises:
+            RetryLater: The caller has given up, or too many other long calls wait.
         """
-        if known.request is None:
-            text = "; ".join(map(str, known.problems))
-            return _all_rejected(names, Rejection(RejectionKind.MALFORMED, text, hopeless=True))
-        if (
-            known.pod.ended
-        ):  # of what it asked for, the cache keeps nothing; kube-scheduler may not know yet that it ended
-            text = f"the pod has {known.pod.phase.lower()}"
-            return _all_rejected(names, Rejection(RejectionKind.BOUND_ALREADY, text, hopeless=True))
-        if known.pod.gated:  # its plans for slices would be carried out for a pod that nobody binds
-            return _all_rejected(names, Rejection(RejectionKind.GATED, GATED, hopeless=True))
-        if problem := self._state.remnant_problem(known.pod):
-            return _all_rejected(names, Rejection(RejectionKind.OTHER, problem, hopeless=True))
-        with self._rations.call(known.pod.namespace, known.request, gone) as call:
-            found = self._of_all(known, known.request, names, call)
+        rejection = self._rejection_everywhere(gpu_pod)
+        if rejection is not None:
+            return _all_rejected(names, rejection)
+        request = gpu_pod.request
+        assert request is not None, "malformed requests are rejected above"
+        with self._rations.call(gpu_pod.pod.namespace, request, gone) as call:
+            found = self._filter(gpu_pod, request, names, call)
         if not found.passed:
-            self._tell_nowhere()
-        return found
-
-    def _of_all(self, known: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Filtered:
-        theirs = self._state.chosen_by_nvidia(names, known.pod, request) if asks_stock(request) else {}
-        if not theirs:
-            return self._of_ours(known, request, names, call)
-        found = self._of_ours(known, request, [name for name in names if name not in theirs], call)
-        for name, refused in theirs.items():
-            if refused is not None:
-                found.reject((name,), refused)
-        found.passed = [name for name in names if name not in found.failed and name not in found.hopeless]
+            self._report_nowhere()
         return found
 
     def pass_on(self, pod: Pod, names: Sequence[str]) -> Filtered:
-        """Of a pod that is none of ours: all nodes, but where it asks for what was disabled and nobody serves."""
+        """Answer for a pod without a request: all nodes pass, unless it uses a disabled vocabulary no one serves."""
         resources = unserved(pod, self._settings)
-        nodes = self._state.nodes(names) if resources else []
+        nodes = self._cache.nodes(names) if resources else []
         refused = {name: why for name, node in zip(names, nodes, strict=False) if (why := refusal(resources, node))}
         return Filtered(passed=[name for name in names if name not in refused], hopeless=refused)
 
-    def _of_ours(self, known: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Filtered:
-        silent = self._state.without_agent(names)
-        if not silent:
-            return self._of_served(known, request, names, call)
-        found = self._of_served(known, request, [name for name in names if name not in silent], call)
-        for name, problem in silent.items():  # hopeless: evicting pods there does not bring the agent back
+    def scores(self, gpu_pod: GpuPod, names: Sequence[str], gone: Gone = never) -> list[int]:
+        """Return 0 to 10 for each node; 0 where the pod does not fit (any more) or the node was not examined.
+
+        Args and errors are those of `filter`.
+        """
+        if gpu_pod.request is None or gpu_pod.pod.ended:
+            return [0] * len(names)
+        with self._rations.call(gpu_pod.pod.namespace, gpu_pod.request, gone) as call:
+            ranked = self._ranking.points(gpu_pod, names, call)
+            return self._scores(gpu_pod, gpu_pod.request, names, call) if ranked is None else ranked
+
+    def _rejection_everywhere(self, gpu_pod: GpuPod) -> Rejection | None:
+        """Return why the pod fits on no node whatever is free, or None."""
+        pod = gpu_pod.pod
+        if gpu_pod.request is None:
+            text = "; ".join(map(str, gpu_pod.problems))
+            return Rejection(RejectionKind.MALFORMED, text, hopeless=True)
+        if pod.ended:
+            # The cache keeps nothing of its request. kube-scheduler may not know yet that the pod has ended.
+            return Rejection(RejectionKind.BOUND_ALREADY, f"the pod has {pod.phase.lower()}", hopeless=True)
+        if pod.gated:
+            # A partition plan would be carried out for a pod that no scheduler binds.
+            return Rejection(RejectionKind.GATED, GATED, hopeless=True)
+        problem = self._cache.remnant_problem(pod)
+        return Rejection(RejectionKind.OTHER, problem, hopeless=True) if problem else None
+
+    def _filter(self, gpu_pod: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Filtered:
+        """Answer for the nodes that mgpu does not serve now by themselves, and evaluate the others."""
+        by_nvidia = self._cache.chosen_by_nvidia(names, gpu_pod.pod, request) if asks_stock(request) else {}
+        served = [name for name in names if name not in by_nvidia] if by_nvidia else names
+        silent = self._cache.without_agent(served)
+        if silent:
+            served = [name for name in served if name not in silent]
+        found = self._evaluate(gpu_pod, request, served, call)
+        for name, problem in silent.items():
+            # Hopeless: evicting pods there does not bring the agent back.
             found.reject((name,), Rejection(RejectionKind.AGENT, problem, hopeless=True))
+        for name, rejection in by_nvidia.items():
+            if rejection is not None:
+                found.reject((name,), rejection)
+        if by_nvidia:
+            found.passed = [name for name in names if name not in found.failed and name not in found.hopeless]
         return found
 
-    def _of_served(self, known: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Filtered:
+    def _evaluate(self, gpu_pod: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Filtered:
         if wanted_by(request):
-            found = _sorted(names, self._paced(self._slices.answers(known, request, names, call)))
-            self._tell_recut(known, found.recut, found.passed)
+            found = _of_answers(names, self._paced(self._slices.answers(gpu_pod, request, names, call)))
+            self._report_recut(gpu_pod, found.recut, found.passed)
             return found
         if request.others:
-            return _sorted(names, self._paced(self._answers(known, request, names, call)))
-        steps = _steps_to_look(request, names)
+            return _of_answers(names, self._paced(self._one_by_one(gpu_pod, request, names, call)))
+        steps = _steps_of_arrays(request, names)
         if not call.allows(steps):
-            return _all_rejected(names, Rejection(RejectionKind.NOT_PROVEN, NOT_LOOKED_AT, proven=False))
-        members = self._members(known, request)
-        seen = filter_nodes(self._state.table(names, known.pod, request), names, request, members)
+            return _all_rejected(names, _NOT_EXAMINED)
+        members = self._members(gpu_pod, request)
+        verdict = filter_nodes(self._cache.table(names, gpu_pod.pod, request), names, request, members)
         call.effort.spend(steps)
-        found = Filtered(hopeless={names[i]: rejection.reason for i, rejection in seen.unmet.items()})
-        found.kinds.update({rejection.reason: rejection.kind for rejection in seen.unmet.values()})
-        for i, answer in self._by_engine(request, seen.remaining, members.seats, call):
+        found = Filtered(hopeless={names[i]: rejection.reason for i, rejection in verdict.unmet.items()})
+        found.kinds.update({rejection.reason: rejection.kind for rejection in verdict.unmet.values()})
+        for i, answer in self._by_engine(request, verdict.remaining, members.seats, call):
             if answer.rejection:
                 found.reject((names[i],), answer.rejection)
             else:
-                seen.fits[i] = True
-        for nodes, rejection in seen.rejected:
-            found.reject(map(names.__getitem__, nodes.tolist()), rejection)
-        found.passed = list(compress(names, seen.fits.tolist()))
+                verdict.fits[i] = True
+        for positions, rejection in verdict.rejected:
+            found.reject(map(names.__getitem__, positions.tolist()), rejection)
+        found.passed = list(compress(names, verdict.fits.tolist()))
         return found
 
-    def _answers(self, known: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Iterator[NodeFit]:
-        """For asks that the arrays do not hold: those for devices of other types than GPU."""
-        seats = self._state.seats(request, known.pod.uid)
-        for name in names:
-            view = self._state.view(name, known.pod.uid)
-            if view.node is None:
-                yield NodeFit(UNKNOWN)
-            else:
-                cards = (*view.unkept, *view.unkept_others)
-                limits = call.next_limits()
-                yield self._assess(request, view.node, cards, seats, limits, call) if limits else _UNSEEN
-
-    def scores(self, known: GpuPod, names: Sequence[str], gone: Gone = never) -> list[int]:
-        """0..10 for each node; 0 where the pod does not fit (any more), or where nobody has looked.
-
-        gone: as for `filter`.
-        """
-        if known.request is None or known.pod.ended:
-            return [0] * len(names)
-        with self._rations.call(known.pod.namespace, known.request, gone) as call:
-            ranked = self._ranking.points(known, names, call)
-            return self._scores(known, known.request, names, call) if ranked is None else ranked
-
-    def _scores(self, known: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> list[int]:
+    def _scores(self, gpu_pod: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> list[int]:
         if wanted_by(request):
-            return [answer.score for answer in self._slices.answers(known, request, names, call, scoring=True)]
+            return [answer.score for answer in self._slices.answers(gpu_pod, request, names, call, scoring=True)]
         if request.others:
-            return [answer.score for answer in self._answers(known, request, names, call)]
-        steps = _steps_to_look(request, names)
+            return [answer.score for answer in self._one_by_one(gpu_pod, request, names, call)]
+        steps = _steps_of_arrays(request, names)
         if not call.allows(steps):
             return [0] * len(names)
-        members = self._members(known, request)
-        table, weight = self._state.table(names, known.pod, request), self._settings.dialects.mgpu.weight_of_core
-        seen = score_nodes(table, names, request, members, self._settings.node_policy, weight)
+        members = self._members(gpu_pod, request)
+        table = self._cache.table(names, gpu_pod.pod, request)
+        weight_of_core = self._settings.dialects.mgpu.weight_of_core
+        scored = score_nodes(table, names, request, members, self._settings.node_policy, weight_of_core)
         call.effort.spend(steps)
-        for i, answer in self._by_engine(request, seen.remaining, members.seats, call):
-            seen.points[i] = answer.score
-        points: list[int] = seen.points.tolist()
+        for i, answer in self._by_engine(request, scored.remaining, members.seats, call):
+            scored.points[i] = answer.score
+        points: list[int] = scored.points.tolist()
         return points
 
-    def _members(self, known: GpuPod, request: GpuRequest) -> Members:
-        # Pods of a same-card group are where its card is; nominations of others do not matter to it.
-        seats = self._state.seats(request, known.pod.uid)
-        return Members(seats, {seat.node for seat in seats} or self._state.group_nodes(request))
+    def _members(self, gpu_pod: GpuPod, request: GpuRequest) -> Members:
+        # Once a same-card group has a card, only that matters; before, the nodes of its nominated pods count too.
+        seats = self._cache.seats(request, gpu_pod.pod.uid)
+        return Members(seats, {seat.node for seat in seats} or self._cache.group_nodes(request))
+
+    def _one_by_one(self, gpu_pod: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Iterator[NodeFit]:
+        """Evaluate all nodes with the engine, for requests for devices of other types than GPU."""
+        seats = self._cache.seats(request, gpu_pod.pod.uid)
+        for name in names:
+            view = self._cache.view(name, gpu_pod.pod.uid)
+            limits = call.next_limits() if view.node is not None else None
+            if view.node is None:
+                yield NodeFit(UNKNOWN)
+            elif limits is None:
+                yield NodeFit(_NOT_EXAMINED)
+            else:
+                yield self._assess(request, view.node, (*view.unkept, *view.unkept_others), seats, limits, call)
 
     def _by_engine(
         self, request: GpuRequest, remaining: Remaining, seats: Sequence[Seat], call: Call
     ) -> Iterator[tuple[int, NodeFit]]:
         """Yield the engine's answer for each remaining node by its position; nodes in an equal state share an answer.
 
-        What a search with less than the full limits could not find is remembered apart, so that a pod that comes again
-        costs nothing until there is effort for a full one.
+        An answer that a search with lower limits could not prove is stored under those limits. A pod that comes again
+        costs nothing then, until its namespace has the effort for a full search.
         """
         if not len(remaining.positions):
-            return  # and no answer that is known is dropped for it
+            return  # without touching the memo, which would push out another request
         memo = self._memo.of(request)
         for i, position in enumerate(remaining.positions.tolist()):
             key = b"" if remaining.unique[i] else remaining.rows.key(i)
             answer = memo.get((key, FULL))
             limits = call.next_limits() if answer is None else FULL
             if limits is None:
-                answer = _UNSEEN
+                answer = NodeFit(_NOT_EXAMINED)
             elif answer is None:
                 answer = memo.get((key, limits))
             if answer is None and limits is not None:
@@ -269,6 +317,7 @@ class Filter:
         limits: Limits,
         call: Call,
     ) -> NodeFit:
+        """Ask the engine about one node. After a hard node a quick search comes first (`Call.hard`)."""
         found = None
         for some in (QUICK, limits) if call.hard and limits is not LEAST else (limits,):
             found = assess(request, node, cards, self._settings, seats=seats, limits=some, effort=call.effort)
@@ -281,18 +330,6 @@ class Filter:
         return NodeFit(found.summary())
 
 
-def _steps_to_look(request: GpuRequest, names: Sequence[str]) -> int:
-    """What it takes to compare the containers with all nodes at once, in steps of the engine."""
+def _steps_of_arrays(request: GpuRequest, names: Sequence[str]) -> int:
+    """Return what the evaluation of the arrays costs, in steps of the engine."""
     return len(request.containers) * len(names) // 2
-
-
-def _sorted(names: Sequence[str], answers: Iterable[NodeFit]) -> Filtered:
-    found = Filtered()
-    for name, answer in zip(names, answers, strict=True):
-        if answer.rejection:
-            found.reject((name,), answer.rejection)
-        else:
-            found.passed.append(name)
-        if answer.fits_repartitioned:
-            found.recut.append(name)
-    return found
