@@ -1,32 +1,43 @@
-"""The node agent: cards, pods, the kubelet and the API server, put together."""
+"""The node agent: its parts are built here, connected by events, and run until another agent takes the node over.
+
+The order of construction follows the dependencies: what the kubelet, the API server and the node say first, then what
+is derived from it, then what serves the kubelet, then what reports. No part is given anything that is built later.
+Changes travel as events (`deviceplugin.changes`); the table in `Agent._subscribe` has all of them.
+
+`deviceplugin.agent_process` runs agents, one after the other. `deviceplugin.reconciler` has what an agent does when
+pods change, `deviceplugin.handover` when it serves the node at all.
+"""
 
 import asyncio
 import logging
 from pathlib import Path
 from typing import Protocol
 
-from deviceplugin.allocation.allocator import Node
-from deviceplugin.allocation.whole_cards import OURS, WholeCards
+from deviceplugin.allocation.allocator import AllocationContext
+from deviceplugin.allocation.whole_cards import WholeCards
 from deviceplugin.cards import CardSource
 from deviceplugin.cards.card_watch import CardWatch
+from deviceplugin.changes import Change, Changes
 from deviceplugin.delivery.cdi import CdiFiles
-from deviceplugin.delivery.exchange import Exchange
-from deviceplugin.delivery.toolkit import read_toolkit
-from deviceplugin.delivery.visibility import exposure_of
+from deviceplugin.delivery.exchange import RecordExchange
+from deviceplugin.delivery.visibility import exposure_of, read_toolkit
 from deviceplugin.event_loop import HANGING_SECONDS, UNRESPONSIVE_SECONDS, Heartbeat, Wakeup
 from deviceplugin.handover.node_ownership import NodeOwnership, Outcome, Phase
+from deviceplugin.inventory.node_objects import NodeObjects
 from deviceplugin.inventory.offers import WHOLE_CARDS
-from deviceplugin.inventory.reporter import Reporter
+from deviceplugin.inventory.reporter import NodeFacts, Reporter
 from deviceplugin.isolation.limits_files import LimitsFiles
 from deviceplugin.isolation.mps.clients import mps_of
 from deviceplugin.kubelet.checkpoint import FILE
 from deviceplugin.kubelet.pod_resources import PodResources, pod_resources_socket
 from deviceplugin.metrics import CardHoldings
 from deviceplugin.mig.mig_driver import MigDriver
+from deviceplugin.node_devices import NodeDevices
+from deviceplugin.node_events import NodeEvents
 from deviceplugin.partitioning.node_partitions import NodePartitions
 from deviceplugin.partitioning.partition_worker import PartitionInputs
 from deviceplugin.partitioning.service import PartitionService
-from deviceplugin.plugin.registration import CHECK_SECONDS
+from deviceplugin.plugin.plugin_set import PluginSet
 from deviceplugin.pods.capacity_check import Grants, handed, holding
 from deviceplugin.pods.container_runtime import ContainerRuntime
 from deviceplugin.pods.gpu_pod import GpuPod
@@ -34,25 +45,22 @@ from deviceplugin.pods.lingering_processes import LingeringProcesses
 from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.receipts import Receipts
 from deviceplugin.pods.record_writer import RecordWriter
-from deviceplugin.pods.remnants import ForcedStops, Remnants, remove_gone_pods
+from deviceplugin.pods.remnants import ForcedStops, Remnants
 from deviceplugin.pods.unrecorded_pods import UnrecordedPods
+from deviceplugin.reconciler import Reconciler
 from deviceplugin.served_resources import ServedResources
-from mgpu import dialects
 from mgpu.dialects.record_verification import UNSEALED, RecordVerifier
 from mgpu.kube import Api
-from mgpu.kube.events import Recorder, node_reference, pod_reference
+from mgpu.kube.events import Recorder
 from mgpu.kube.reflector import Reflector
 from mgpu.model.cards import Card
 from mgpu.model.device_checkpoints import write_entries
-from mgpu.model.ledger import Holding, Share
-from mgpu.model.node_slices import LABEL
-from mgpu.model.slice_names import MIG, MPS
+from mgpu.model.errors import RetryLater
+from mgpu.model.ledger import Holding
 from mgpu.serving.record_keys import warn_if_unsealed
 from mgpu.settings import Settings
 
 log = logging.getLogger(__name__)
-
-_NODE_SECONDS = 5.0
 
 
 class _Part(Protocol):
@@ -61,222 +69,247 @@ class _Part(Protocol):
 
 
 class Agent:
-    """`run` until `stop`. settings.deviceplugin must name the node."""
+    """Call `run` once, on an event loop; everything else may be called from any thread.
+
+    Args:
+        settings: `settings.deviceplugin` must name the node.
+        objects: the Node and its Device, not started yet.
+        source: reads the cards.
+        driver: reads and makes MIG instances.
+        records: judges the seals of allocation records.
+    """
 
     def __init__(
         self,
         settings: Settings,
+        objects: NodeObjects,
         source: CardSource,
         api: Api,
         driver: MigDriver,
         records: RecordVerifier = UNSEALED,
     ) -> None:
         own = settings.deviceplugin
-        self._settings, self._node_name = settings, own.node
+        self._settings = settings
+        self._own = own
+        self._objects = objects
+        self._source = source
+        self._judge = records
         self._folder = Path(own.kubelet_dir) / "device-plugins"
-        self._recorder = Recorder(api, "mgpu-deviceplugin", own.node)
-        self._cards_changed, self._pods_changed = Wakeup(), Wakeup()
+        self._files = CdiFiles(Path(own.cdi_dir))
         self._started: list[_Part] = []
         self._ownership = NodeOwnership(self._folder, own.node)
         self._heartbeat = Heartbeat()
-        self._source = source
-        self._partitions = NodePartitions(enabled=settings.dialects.slices.enabled)
-        self._cards = CardWatch(source, self._take_cards, self._warn_node)
-        self._pods = NodePods(settings, self._take_pods, records)
-        self._sealed_by = records
-        self._reflector = Reflector(
-            api, "/api/v1/pods", self._pods.take, self._pods.drop, {"fieldSelector": f"spec.nodeName={own.node}"}
-        )
-        self._reporter = Reporter(
-            api,
-            own.node,
-            settings,
-            lambda: self._reflector.synced,
-            self._pods.held,
-            self._told_of_whole_cards,
-            self._partitions.whole,
-            lambda: self._slices.wake(),
-            lambda: self._runtime.has_cdi,
-            read_toolkit,
-            lambda: self._mps.unbounded(),
-        )
-        self._records = RecordWriter(api, self._pods)
-        self._limits = LimitsFiles(
-            own.limits_dir,
+        self._changes = Changes()
+        self._cards_changed = Wakeup()
+        self._pods_changed = Wakeup()
+        self._events = NodeEvents(Recorder(api, "mgpu-deviceplugin", own.node), own.node)
+        self._build_sources(api)
+        self._build_accounts(driver)
+        self._build_serving(api, driver)
+        self._reporter = Reporter(api, objects, settings, self._facts, self._pods.held)
+        self._reconciler = Reconciler(
+            self._watch,
             self._pods,
-            self._reflector,
-            self._cards,
-            lambda problem: self._warn_node(problem, "MgpuLimits"),
+            self._devices,
+            self._remnants,
+            self._whole_cards,
+            self._grants,
+            self._records,
+            self._plugin_set,
+            self._resources,
+            self._events,
+            self._changes,
+            self._pods_changed,
+            own,
         )
+        self._subscribe()
+
+    def _build_sources(self, api: Api) -> None:
+        """Build what follows the API server, the cards, the kubelet and the container runtime."""
+        own = self._own
+        self._cards = CardWatch(self._source, self._cards_read, self._events.warn_node)
+        self._partitions = NodePartitions(enabled=self._settings.dialects.slices.enabled)
+        self._devices = NodeDevices(self._cards, self._partitions)
+        self._pods = NodePods(self._settings, self._pods_read, self._judge)
+        query = {"fieldSelector": f"spec.nodeName={own.node}"}
+        self._watch = Reflector(api, "/api/v1/pods", self._pods.take, self._pods.drop, query)
+        self._records = RecordWriter(api, self._pods)
         self._owners = PodResources(pod_resources_socket(own))
         self._runtime = ContainerRuntime(Path(own.cri_socket) if own.cri_socket else None)
-        files = CdiFiles(Path(own.cdi_dir))
-        self._remnants = Remnants(Receipts(Path(own.cdi_dir)), self._pods, self._runtime, self._pods_changed)
-        self._stops = ForcedStops(
-            self._remnants, self._runtime, self._reflector, lambda why: self._warn_node(why, "MgpuStop")
-        )
-        self._grants = Grants(handed(files.environments()) if own.cdi else {})
-        self._mps = mps_of(
-            own, files, self._cards, self._pods, self._pods_changed, self._warn_mps, self._warn_unenforced
-        )
-        self._whole = WholeCards(
+
+    def _build_accounts(self, driver: MigDriver) -> None:
+        """Build what knows which pod has which cards."""
+        own = self._own
+        receipts = Receipts(Path(own.cdi_dir))
+        self._remnants = Remnants(receipts, self._pods, self._runtime, self._pods_changed)
+        self._stops = ForcedStops(self._remnants, self._runtime, self._watch, self._warn_of_stops)
+        self._lingering = LingeringProcesses(self._pods, driver)
+        self._grants = Grants(handed(self._files.environments()) if own.cdi else {})
+        self._whole_cards = WholeCards(
             own.whole_cards,
             self._folder,
             self._pods,
             self._owners,
             UnrecordedPods(self._runtime, self._pods, self._cards, self._grants, self._partitions),
-            lambda: self._reporter.capacity(WHOLE_CARDS),
-        )
-        self._node = self._node_with(files, driver)
-        self._slices = self._slices_with(files, api, driver)
-        self._resources = ServedResources(
-            settings,
-            self._folder,
-            self._node,
-            self._cards,
-            self._partitions,
-            self._slices,
-            self._whole,
-            self._reporter,
-            lambda: self._reflector.synced,
-            self._warn_node,
+            self._whole_cards_of_node,
         )
 
-    def _node_with(self, files: CdiFiles, driver: MigDriver) -> Node:
-        cdi = self._settings.deviceplugin.cdi
-        return Node(
+    def _build_serving(self, api: Api, driver: MigDriver) -> None:
+        """Build what answers the kubelet and what holds containers to their shares."""
+        own = self._own
+        self._limits = LimitsFiles(own.limits_dir, self._pods, self._watch, self._cards, self._warn_of_limits)
+        self._mps = mps_of(
+            own, self._files, self._cards, self._pods, self._pods_changed, self._warn_of_mps, self._unenforced
+        )
+        is_sealed = self._judge.keys is not None
+        exchange = RecordExchange(self._pods, self._devices.gpus, self._settings, self._records.write, sealed=is_sealed)
+        self._context = AllocationContext(
             pods=self._pods,
-            cards=lambda: self._partitions.devices(self._gpus()),
-            gpus=self._gpus,
+            devices=self._devices,
             owners=self._owners,
             checkpoint=self._folder / FILE,
-            delivery=files if cdi else self._exchange(),
+            delivery=self._files if own.cdi else exchange,
             grants=self._grants,
             changed=self._pods_changed,
-            refused=self._warn_pod,
-            resend=lambda resource: self._resources.plugins[resource].resend(),
-            given=self._mark_given,
-            foreign=self._whole.holdings,
-            undetermined=self._whole.is_undetermined,
+            listener=self,
+            unrecorded=self._whole_cards,
+            mps=self._mps if own.cdi else None,
+            exposure=exposure_of(own),
+            lingering=self._lingering,
             remnants=self._remnants,
-            mps=self._mps if cdi else None,
-            exposure=exposure_of(self._settings.deviceplugin),
-            leftovers=LingeringProcesses(self._pods, driver),
         )
-
-    def _exchange(self) -> Exchange:
-        return Exchange(
-            self._pods, self._gpus, self._settings, self._records.write, sealed=self._sealed_by.keys is not None
-        )
-
-    def _slices_with(self, files: CdiFiles, api: Api, driver: MigDriver) -> PartitionService:
+        self._plugin_set = PluginSet(self._context)
         inputs = PartitionInputs(
-            watch=self._reporter,
+            watch=self._objects,
             cards=self._cards,
             pods=self._pods,
-            pod_list=self._reflector,
-            files=files,
-            unrecorded=self._whole,
+            pod_list=self._watch,
+            files=self._files,
+            unrecorded=self._whole_cards,
             remnants=self._remnants,
-            warn=lambda problem: self._warn_node(problem, "MgpuSlices"),
-            changed=self._cut_anew,
+            warn=self._warn_of_slices,
+            changed=self._partitions_changed,
         )
-        return PartitionService(
+        self._slices = PartitionService(
             self._settings,
             api,
             inputs,
             self._partitions,
             driver,
             self._folder,
-            lambda resource: self._resources.begin(resource),
-            self._node.mps,
+            self._plugin_set.add,
+            self._context.mps,
+        )
+        self._resources = ServedResources(
+            self._settings,
+            self._folder,
+            self._context,
+            self._plugin_set,
+            self._devices,
+            self._slices,
+            self._whole_cards,
+            self._objects,
+            self._watch,
+            self._events,
+            self._cards_changed,
         )
 
-    def _unrecorded_holdings(self) -> tuple[Holding, ...]:
-        """Return what pods hold of which the API says nothing: another plugin's, and those that were deleted."""
-        return (*self._whole.holdings(), *self._remnants.holdings())
+    def _subscribe(self) -> None:
+        """Connect each change with what must look again."""
+        report, limit, partition = self._reporter.update, self._limits.wake, self._slices.wake
+        wake_cards, wake_pods = self._cards_changed.wake, self._pods_changed.wake
+        self._changes.subscribe(Change.CARDS, report, partition, limit, wake_cards, wake_pods)
+        self._changes.subscribe(Change.PODS, report, limit, wake_pods)
+        self._changes.subscribe(Change.PARTITIONS, report, wake_cards, wake_pods)
+        self._changes.subscribe(Change.HOLDINGS, report)
+        self._changes.subscribe(Change.RECONCILED, limit, partition)
+        self._objects.on_node_change.append(report)
+        self._objects.on_node_change.append(partition)
+        self._objects.on_device_change.append(report)
 
     async def run(self, *, requests: bool = True) -> Outcome:
-        """Stand by until this node is free, then serve it until `stop`, or until another agent takes over.
+        """Stand by until the node is free, then serve it until `stop`, or until another agent takes over.
 
-        Streams are ended and sockets removed before it returns. An agent runs once.
+        When it returns, streams have ended and sockets are removed.
 
         Args:
-            asks: whether to ask the agent that serves the node to hand it over (`deviceplugin.handover.takeover`). One
-            that has handed the node over itself does not: it waits for the other one's end.
+            requests: whether to ask the agent that serves the node to hand it over (`deviceplugin.handover.takeover`).
         """
         for wakeup in (self._cards_changed, self._pods_changed):
             wakeup.bind()
-        self._start(self._reflector, self._cards)
-        self._reporter.watch()
-        # Also while this agent stands by or hands over: it says that it is ready meanwhile.
+        # What this agent must know before it serves. It also answers its probes while it stands by or hands over.
+        self._start(self._watch, self._cards, self._objects)
         pulse = asyncio.create_task(self._heartbeat.run())
         try:
-            has_turn = await self._ownership.acquire(requests=requests, is_prepared=self._is_prepared)
-            return await self._serve_node() if has_turn else Outcome.STOPPED
+            if await self._ownership.acquire(requests=requests, is_prepared=self._is_prepared):
+                return await self._serve_node()
+            return Outcome.STOPPED
         finally:
             pulse.cancel()
             self._close()
             await self._owners.close()
             await self._runtime.close()
             self._ownership.release()
-            log.info("stopped", extra={"node": self._node_name})
+            log.info("stopped", extra={"node": self._own.node})
+
+    def stop(self) -> None:
+        """End `run`. May be called by a signal handler of the loop."""
+        self._ownership.stop()
 
     def _is_prepared(self) -> bool:
-        return self._cards.cards is not None and self._reflector.synced and self._reporter.node is not None
+        return self._cards.cards is not None and self._watch.synced and self._objects.node is not None
 
     async def _serve_node(self) -> Outcome:
-        if self._settings.deviceplugin.cdi:  # what another agent has handed out while this one stood by
-            self._node.grants.recover(handed(CdiFiles(Path(self._settings.deviceplugin.cdi_dir)).environments()))
+        # Another agent may have started pods since this one was built.
+        if self._own.cdi:
+            self._grants.recover(handed(self._files.environments()))
         self._mps.recover()
         self._remnants.recover()
         self._start(self._reporter, self._records, self._slices, self._limits)
-        log.info("started", extra={"node": self._node_name})
-        warn_if_unsealed(self._sealed_by)
-        if self._settings.deviceplugin.enforce == "mps" and self._node.mps is None:
-            self._warn_mps("deviceplugin.enforce is mps, and nothing is enforced: the runtime has no CDI")
-        serving = (self._resources.serve(self._cards_changed), self._slices.run())
-        works = (
-            self._follow_pods(),
-            self._follow_whole_cards(),
+        log.info("started", extra={"node": self._own.node})
+        warn_if_unsealed(self._judge)
+        if self._own.enforce == "mps" and self._context.mps is None:
+            self._warn_of_mps("deviceplugin.enforce is mps, and nothing is enforced: the runtime has no CDI")
+        keepers = (self._context.delivery, self._grants, self._mps, self._plugin_set)
+        serving = (self._resources.serve(), self._slices.run())
+        works = [
+            self._reconciler.follow_pods(keepers, self._mps.run()),
+            self._reconciler.follow_whole_cards(),
             self._runtime.follow(self._reporter.update),
-        )
+        ]
+        if self._own.cri_socket:
+            works.append(self._reconciler.follow_forced_stops(self._stops))
         return await self._ownership.serve(self._resources, serving, works, self._stop_writers)
 
-    def stop(self) -> None:
-        """From any thread, or a signal handler of the loop."""
-        self._ownership.stop()
-
-    def divided(self) -> str:
-        """How this node's cards are cut (MIG, MPS; ""), as its label says; waits for the Node at first."""
-        node = self._reporter.await_node(_NODE_SECONDS) or {}
-        mode = ((node.get("metadata") or {}).get("labels") or {}).get(LABEL)
-        return mode if mode in (MIG, MPS) else ""
+    # For probes and metrics
 
     @property
     def node(self) -> str:
-        return self._node_name
+        """The node's name."""
+        return self._own.node
 
     @property
     def watch(self) -> Reflector:
-        """Of the node's pods."""
-        return self._reflector
+        """The watch of the node's pods."""
+        return self._watch
 
     def card_holdings(self) -> CardHoldings:
-        """The cards and who holds them, as far as that is decided."""
+        """Return the cards and what pods hold of them; nothing while another agent serves, which reports them."""
         if not self._ownership.serves:
-            return CardHoldings((), (), ())  # the agent that serves reports them
-        gpus, foreign = self._gpus(), self._unrecorded_holdings()
-        devices, theirs = self._partitions.devices(gpus), {held.uid for held in foreign}
-        pods = (known for known in self._pods.all() if known.shares is not None and not known.pod.ended)
-        return CardHoldings(gpus, devices, (*(holding(p, devices) for p in pods if p.pod.uid not in theirs), *foreign))
+            return CardHoldings((), (), ())
+        devices = self._devices.devices()
+        unrecorded = self._unrecorded_holdings()
+        theirs = {held.uid for held in unrecorded}
+        pods = [gpu_pod for gpu_pod in self._pods.all() if gpu_pod.shares is not None and not gpu_pod.pod.ended]
+        recorded = [holding(gpu_pod, devices) for gpu_pod in pods if gpu_pod.pod.uid not in theirs]
+        return CardHoldings(self._devices.gpus(), devices, (*recorded, *unrecorded))
 
     def unhealthy_reason(self) -> str | None:
         """Return why the process should be restarted, or None."""
         if self._heartbeat.silence() > HANGING_SECONDS:
             return f"the event loop has not run for {self._heartbeat.silence():.0f} s"
         if self._slices.stalled:
-            return "cutting the cards hangs"
+            return "partitioning the cards hangs"
         return "reading the cards hangs" if self._cards.stalled else None
 
     def not_ready_reason(self) -> str | None:
@@ -285,141 +318,99 @@ class Agent:
             return f"the event loop has not run for {self._heartbeat.silence():.0f} s"
         if self._cards.cards is None:
             return f"cards: {self._cards.problem}"
-        if not self._reflector.synced:
+        if not self._watch.synced:
             return "the pods of this node are not known yet"
         if self._ownership.phase is Phase.STANDING_BY:
             return "another agent serves this node; this one stands by"
         if self._ownership.phase is Phase.WAITING:
-            return None
-        states = [
-            registration.state or "the kubelet has not asked for the devices"
+            return None  # see `Phase`
+        reasons = [
+            registration.problem or "the kubelet has not asked for the devices"
             for registration in self._resources.required()
             if not registration.registered
         ]
         if self._ownership.phase is Phase.TAKING_OVER:
-            states.append("taking over from the agent before")
+            reasons.append("taking over from the previous agent")
         if not self._reporter.reported:
-            states.append(self._reporter.problem)
-        return "; ".join(states) or None
+            reasons.append(self._reporter.problem or "nothing reported yet")
+        return "; ".join(reasons) or None
 
     def unreported_reason(self) -> str | None:
-        """Return what the API server has not been told of this node; None where it knows everything."""
-        return self._reporter.problem or None
+        """Return why the API server does not have the node's cards as they are, or None."""
+        return self._reporter.problem
 
-    async def _follow_pods(self) -> None:
-        """Nothing starts before all pods and cards are known, and what was of gone pods goes."""
-        while not self._reflector.synced:
-            await self._pods_changed.wait(1.0)
-        self._limits.wake()
-        async with asyncio.TaskGroup() as group:
-            keepers = (self._node.delivery, self._node.grants, self._mps, self._resources)
-            group.create_task(remove_gone_pods(self._pods, self._remnants, keepers, self._pods_changed))
-            group.create_task(self._mps.run())
-            while self._cards.cards is None:
-                await self._pods_changed.wait()
-            self._remnants.resume(self._running(), self._node.cards())
-            group.create_task(self._remnants.follow(self._reporter.update))
-            if self._settings.deviceplugin.cri_socket:
-                group.create_task(self._stops.follow())
-            self._resources.resume()
-            while True:
-                # Before this agent was there too.
-                for known in self._pods.all():
-                    if known.ran:
-                        self._mark_given(known)
-                self._note_others()
-                self._slices.wake()
-                await self._pods_changed.wait()
+    # What the parts ask for
 
-    def _running(self) -> list[tuple[GpuPod, tuple[Share, ...]]]:
-        """Return the pods that have run, with what they are known to hold.
+    def _whole_cards_of_node(self) -> int | None:
+        return self._objects.capacity(WHOLE_CARDS)
 
-        What a pod without a record holds is found out later (`UnrecordedPods`): a receipt for every card, of a pod that
-        was handed none, would outlive the pod.
-        """
-        cards, pods = self._node.cards(), (known for known in self._pods.all() if known.ran and not known.pod.ended)
-        held = [(known, self._grants.kept(known, cards) or holding(known, cards).shares) for known in pods]
-        known = [(known, tuple(share for share in shares if share.card is not None)) for known, shares in held]
-        return [(pod, shares) for pod, shares in known if shares]
+    def _unrecorded_holdings(self) -> tuple[Holding, ...]:
+        """Return what pods hold without a record: from another plugin, or because they were deleted and still run."""
+        return (*self._whole_cards.holdings(), *self._remnants.holdings())
 
-    def _note_others(self) -> None:
-        """Write receipts of pods whose cards do not come through this agent's answers."""
-        present, cards = self._pods.present(), self._gpus()
-        for held in self._whole.holdings():
-            if held.uid in present:
-                self._remnants.note(held.uid, held.shares, cards)
-        for row in self._pods.limited():
-            self._remnants.note(row.uid, (Share(row.name, row.card, row.request, row.memory),), cards)
+    def _facts(self) -> NodeFacts:
+        """Return what is known of the node, for the reporter and on its thread. Raises RetryLater."""
+        cards = self._devices.known_gpus()
+        whole = self._devices.whole()
+        server = self._whole_cards.server
+        if cards is None:
+            raise RetryLater("the cards are not known yet")
+        if not self._watch.synced:
+            raise RetryLater("the pods of this node are not known yet")
+        if server is None:
+            raise RetryLater("who serves whole cards is not known yet")
+        if whole is None:
+            raise RetryLater("which cards are partitioned is not known yet")
+        given = self._whole_cards.given
+        rows = (*(given or ()), *self._remnants.rows())
+        return NodeFacts(
+            cards,
+            self._source.driver,
+            whole,
+            server,
+            None if given is None else (write_entries(rows) if rows else ""),
+            self._runtime.has_cdi,
+            read_toolkit(),
+            self._mps.unbounded(),
+        )
 
-    async def _follow_whole_cards(self) -> None:
-        """Who serves them, and what another plugin gave out: whenever pods or the kubelet's checkpoint change."""
-        warned = ""
-        while True:
-            if await self._whole.look(synced=self._reflector.synced):
-                for uid in self._whole.bare:
-                    self._remnants.clear(uid)
-                self._reporter.update()
-                self._pods_changed.wake()
-                if self._whole.why not in (warned, "") and self._settings.deviceplugin.whole_cards == OURS:
-                    self._warn_node(f"{self._whole.left()}, while deviceplugin.wholeCards is {OURS}")
-                warned = self._whole.why
-            plugin = self._resources.plugins.get(WHOLE_CARDS)
-            if plugin is not None:
-                silent = bool(self._whole.left())
-                if plugin.silent and not silent:
-                    plugin.end_streams()  # the other plugin's registration took the place of this one's
-                plugin.silent = silent
-            await self._pods_changed.wait(CHECK_SECONDS)
+    # What the parts publish
 
-    def _told_of_whole_cards(self) -> tuple[str, str | None]:
-        """For the reporter, on its thread."""
-        if (given := self._whole.given) is None:
-            return self._whole.server, None
-        rows = (*given, *self._remnants.rows())
-        return self._whole.server, write_entries(rows) if rows else ""
+    def _cards_read(self, _cards: tuple[Card, ...]) -> None:
+        self._changes.publish(Change.CARDS)
 
-    def _mark_given(self, known: GpuPod) -> None:
-        """Write what the record of the pod's vocabulary says once the node has handed the cards out."""
-        if known.request and (annotations := dialects.acknowledgement(known.pod, known.request)):
-            self._pods.amend(known, annotations)
-            self._records.write(known, annotations)
+    def _pods_read(self) -> None:
+        self._changes.publish(Change.PODS)
 
-    def _take_cards(self, cards: tuple[Card, ...]) -> None:
-        self._reporter.update(cards, self._source.driver)
-        self._slices.wake()
-        self._limits.wake()
-        self._cards_changed.wake()
-        self._pods_changed.wake()
+    def _partitions_changed(self) -> None:
+        self._changes.publish(Change.PARTITIONS)
 
-    def _take_pods(self) -> None:
-        self._reporter.update()
-        self._limits.wake()
-        self._pods_changed.wake()
+    def start_refused(self, gpu_pod: GpuPod, reason: str) -> None:
+        """Tell the pod's owner why its container does not start (`StartListener`)."""
+        self._events.warn_pod(gpu_pod, reason, "MgpuStartRefused")
 
-    def _cut_anew(self) -> None:
-        """Which cards are whole, or which slices there are, has changed."""
-        self._reporter.update()
-        self._cards_changed.wake()
-        self._pods_changed.wake()
+    def start_granted(self, gpu_pod: GpuPod) -> None:
+        """Record that the node has given the pod's card out (`StartListener`)."""
+        self._reconciler.mark_assigned(gpu_pod)
 
-    def _gpus(self) -> tuple[Card, ...]:
-        """Those too that are cut into slices."""
-        return self._cards.cards or ()
+    def _unenforced(self, gpu_pod: GpuPod, reason: str) -> None:
+        self._events.warn_pod(gpu_pod, reason, "MgpuNotEnforced")
 
-    def _warn_node(self, problem: str, reason: str = "MgpuCards") -> None:
-        log.warning("%s", problem, extra={"node": self._node_name})
-        self._recorder.warn(node_reference(self._node_name), reason, problem)
+    def _warn_of_stops(self, problem: str) -> None:
+        self._events.warn_node(problem, "MgpuStop")
 
-    def _warn_pod(self, known: GpuPod, why: str, reason: str = "MgpuStartRefused") -> None:
-        reference = pod_reference(known.pod.namespace, known.pod.name, known.pod.uid)
-        self._recorder.warn(reference, reason, why)
+    def _warn_of_limits(self, problem: str) -> None:
+        self._events.warn_node(problem, "MgpuLimits")
 
-    def _warn_mps(self, problem: str) -> None:
-        self._warn_node(problem, "MgpuMps")
-        self._reporter.update()  # `mgpu doctor` names nodes whose MPS folders have no bound
+    def _warn_of_slices(self, problem: str) -> None:
+        self._events.warn_node(problem, "MgpuSlices")
 
-    def _warn_unenforced(self, known: GpuPod, why: str) -> None:
-        self._warn_pod(known, why, "MgpuNotEnforced")
+    def _warn_of_mps(self, problem: str) -> None:
+        self._events.warn_node(problem, "MgpuMps")
+        # `mgpu doctor` names the nodes whose MPS directories have no bound.
+        self._changes.publish(Change.HOLDINGS)
+
+    # Start and end
 
     def _start(self, *parts: _Part) -> None:
         for part in parts:
@@ -438,6 +429,4 @@ class Agent:
             wakeup.unbind()
         for part in self._started:
             part.stop()
-        if self._reporter not in self._started:  # it has watched all the same
-            self._reporter.stop()
-        self._recorder.stop()
+        self._events.stop()

@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import socket
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from deviceplugin.cards.nvml_cards import NvmlCards
 from deviceplugin.cards.simulated_cards import SimulatedCards, simulated_mig
 from deviceplugin.handover.takeover import SOCKET
 from deviceplugin.health import HealthServer
+from deviceplugin.inventory.node_objects import NodeObjects
 from deviceplugin.inventory.offers import as_ids
 from deviceplugin.inventory.reporter import known_indexes
 from deviceplugin.kubelet.pod_resources import pod_resources_socket
@@ -97,11 +97,15 @@ def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str |
 
 
 def _agent(settings: Settings, api: Api, records: RecordVerifier) -> Agent:
-    """Raises BadObject."""
+    """Make an agent with real or simulated cards. Raises BadObject."""
     own = settings.deviceplugin
-    source, driver = _simulated(own) or (_real(api, own.node, lambda: agent.divided()), NvmlMig())
-    agent = Agent(settings, source, api, driver, records)
-    return agent
+    objects = NodeObjects(api, own.node)
+    simulated = _simulated(own)
+    if simulated is not None:
+        source, driver = simulated
+        return Agent(settings, objects, source, api, driver, records)
+    cards = NvmlCards(indexes=partial(known_indexes, api, own.node), divided=objects.partition_mode)
+    return Agent(settings, objects, cards, api, NvmlMig(), records)
 
 
 async def _run(process: AgentProcess) -> None:
@@ -156,10 +160,6 @@ def _simulated(own: DevicePluginSettings) -> tuple[CardSource, MigDriver] | None
     source = SimulatedCards(Path(own.cards), own.node)
     source.read()
     return source, simulated_mig(Path(own.cards), own.node)
-
-
-def _real(api: Api, node: str, divided: Callable[[], str]) -> CardSource:
-    return NvmlCards(indexes=lambda: known_indexes(api, node), divided=divided)
 
 
 def _health(port: int, agent: AgentProcess) -> HealthServer | None:

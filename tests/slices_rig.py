@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from deviceplugin.kubelet.checkpoint import Given
+from deviceplugin.kubelet.checkpoint import PodDevicesEntry
 from deviceplugin.mig.mode_manager import ModeManager
 from deviceplugin.partitioning.mig_partitioner import MigPartitioner
 from deviceplugin.partitioning.mps_partitioner import MpsPartitioner
@@ -94,7 +94,7 @@ class Plugins:
         self.offered: dict[str, int] = {}
         self.heard: dict[str, int] = {}
 
-    def rows(self, resources: Iterable[str], alive: Callable[[str], bool]) -> Mapping[str, Sequence[Given]]:  # noqa: ARG002
+    def rows(self, resources: Iterable[str], alive: Callable[[str], bool]) -> Mapping[str, Sequence[PodDevicesEntry]]:  # noqa: ARG002
         return {}
 
     def offer(self, slices: Collection[Slice], unwell: Collection[Slice], alive: Callable[[str], bool]) -> None:  # noqa: ARG002
@@ -180,7 +180,7 @@ class Node:
     def remains(self, uid: str) -> bool:  # noqa: ARG002
         return False
 
-    def saw_node(self, before: Raw, after: Raw) -> None:
+    def wrote_node(self, before: Raw, after: Raw) -> None:
         if self.raw is before:
             self.raw = copy.deepcopy(after)
 

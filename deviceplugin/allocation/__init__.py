@@ -1,0 +1,17 @@
+"""What the agent answers to the kubelet's Allocate and PreStartContainer."""
+
+from collections.abc import Callable
+
+from deviceplugin.allocation.allocator import AllocationContext, Allocator
+from deviceplugin.allocation.allocator_without_cdi import AllocatorWithoutCdi
+from deviceplugin.delivery.exchange import RecordExchange
+
+
+def make_allocator(resource: str, context: AllocationContext, resend: Callable[[], None]) -> Allocator:
+    """Make the allocator of a resource, for a container runtime with or without CDI.
+
+    Args:
+        resend: sends the resource's device list to the kubelet once more, upon which it writes its checkpoint.
+    """
+    kind = AllocatorWithoutCdi if isinstance(context.delivery, RecordExchange) else Allocator
+    return kind(resource, context, resend)

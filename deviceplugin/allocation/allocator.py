@@ -1,25 +1,39 @@
-"""What Allocate and PreStartContainer answer for one resource; no gRPC in here, and no call to the API server.
+"""Allocate and PreStartContainer for one resource: which container a call is for, and what that container gets.
 
-Of a container with several such resources only one is its carrier: its answer brings the cards. The others' answers
-say nothing, so that the order in which the kubelet asks and merges them does not matter; and since every one of them
-has to pass PreStartContainer, none starts a container that the carrier's refuses.
+What the kubelet does (docs/design/kubernetes.md, "Device manager"), and what follows from it:
+
+1. When it admits a pod it calls Allocate for each container and resource, with device ids and no pod. Its sync loop
+   waits for the answer without a timeout. So `Allocator.allocate` answers from memory, and does not need to be right:
+   the answer names a CDI device that does not exist yet.
+2. It writes its checkpoint: pod UID, container, ids and answer.
+3. Before it creates a container it calls PreStartContainer with the container's ids, and waits up to 30 seconds.
+   `Allocator.pre_start` finds the owner of the ids in the checkpoint, waits for the pod's allocation record, and writes
+   the CDI file that the answer has named. The runtime cannot create a container whose CDI device has no file, so no
+   container starts on cards that were not decided for it, whatever went wrong before.
+
+A container that requests several resources gets its cards by the answer of one of them, its carrier. The answers of the
+others carry nothing, so the order in which the kubelet asks and merges them does not matter; and since each of them has
+to pass PreStartContainer, none starts a container that the carrier's call refuses.
+
+The plugin server calls this module (`deviceplugin.plugin.plugin_server`). There is no gRPC in here, and no call to the
+API server. `deviceplugin.allocation.allocator_without_cdi` has what differs where the runtime has no CDI.
 """
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
-from deviceplugin.allocation.id_owners import Owners, Whose
-from deviceplugin.allocation.wait_budget import Patience
-from deviceplugin.delivery.cdi import ANSWER_ANNOTATION, CARRIER_VARIABLE, CdiFiles, Edits, new_name
-from deviceplugin.delivery.exchange import Exchange
+from deviceplugin.allocation.id_owners import IdOwners, Owners
+from deviceplugin.allocation.wait_budget import WaitBudget
+from deviceplugin.delivery.cdi import CARRIER_VARIABLE, CdiFiles, Edits, new_name
+from deviceplugin.delivery.exchange import RecordExchange
 from deviceplugin.delivery.visibility import Exposure
 from deviceplugin.event_loop import Wakeup
 from deviceplugin.isolation.mps.clients import Mps
-from deviceplugin.kubelet.checkpoint import Given, read_checkpoint
+from deviceplugin.kubelet.checkpoint import PodDevicesEntry, read_checkpoint
 from deviceplugin.metrics import CORRECTIONS
 from deviceplugin.pods.capacity_check import Grants, holding
 from deviceplugin.pods.gpu_pod import GpuPod
@@ -33,17 +47,19 @@ from mgpu.model.ledger import Holding
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 5.0
-"""The kubelet waits for 30 s, and tries again 10 s after an error (docs/design/kubernetes.md, "Device manager")."""
-_LOOK_SECONDS = 0.5
-GUESS_SECONDS = 1.0
-"""Without CDI, of all answers together (`Patience`). The kubelet admits no other pod meanwhile."""
+"""How long a start waits for what is missing. The kubelet waits 30 s, and tries again 10 s after an error."""
+_POLL_SECONDS = 0.5
+
+Key = tuple[str, str]
+"""Pod UID and container."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """To Allocate. name: fresh with every answer; it tells answers apart, and where there is CDI it is the device's.
+    """The answer to Allocate for one container.
 
-    mounts, nodes: as of `Edits`, where there is no CDI.
+    name: fresh with every answer. It tells answers apart in the checkpoint, and is the name of the CDI device.
+    mounts, nodes: as in `Edits`; only where the runtime has no CDI.
     """
 
     name: str
@@ -54,374 +70,366 @@ class Answer:
     nodes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """What the answers are made from. delivery: CDI files, or where the runtime has none the exchange of records.
+class Devices(Protocol):
+    """`deviceplugin.cards.node_devices.NodeDevices`."""
 
-    cards: those that are whole, and slices. gpus: all, those too that are cut into slices.
-    changed: wakes when pods or cards change. resend: sends the device list of a resource to the kubelet once more.
-    given: hears of every pod that may start on its cards. foreign: what another plugin gave out.
-    mps: holds containers to their shares; None: nothing does. exposure: what tells the runtime of their cards.
-    leftovers: waits for what is left of pods that are gone; None: nothing does.
-    remnants: pods that were deleted and still run; None: nobody looks for them.
-    undetermined: whether it is being found out of a pod what it runs on.
-    patience: of the answers of all resources that wait while the kubelet does.
+    def gpus(self) -> Sequence[Card]: ...
+    def devices(self) -> Sequence[Card]: ...
+
+
+class UnrecordedHoldings(Protocol):
+    """What pods have without an allocation record that counts (`deviceplugin.allocation.whole_cards.WholeCards`)."""
+
+    def holdings(self) -> Sequence[Holding]: ...
+    def is_undetermined(self) -> bool: ...
+
+
+class StartListener(Protocol):
+    """Is notified of the decisions about starts. Called on the event loop; must not block."""
+
+    def start_refused(self, gpu_pod: GpuPod, reason: str) -> None:
+        """A container of this pod may not start now; the kubelet will try again."""
+
+    def start_granted(self, gpu_pod: GpuPod) -> None:
+        """A container of this pod starts on the cards of the pod's record."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationContext:
+    """The parts of the agent that the allocators of all resources share.
+
+    checkpoint: the kubelet's file.
+    changed: wakes when pods, cards or slices change.
+    mps: holds containers to their shares; None where nothing does.
+    exposure: device nodes and mounts that containers get beside their environment.
+    lingering, remnants: None where nothing looks for what is left of deleted pods.
+    guess_budget: how long the answers of all resources together may wait, where the runtime has no CDI.
     """
 
     pods: NodePods
-    cards: Callable[[], Sequence[Card]]
-    gpus: Callable[[], Sequence[Card]]
+    devices: Devices
     owners: Owners
     checkpoint: Path
-    delivery: CdiFiles | Exchange
+    delivery: CdiFiles | RecordExchange
     grants: Grants
     changed: Wakeup
-    refused: Callable[[GpuPod, str], None]
-    resend: Callable[[str], None]
-    given: Callable[[GpuPod], None]
-    foreign: Callable[[], Sequence[Holding]]
+    listener: StartListener
+    unrecorded: UnrecordedHoldings
     mps: Mps | None = None
     exposure: Exposure = field(default_factory=Exposure)
-    leftovers: LingeringProcesses | None = None
+    lingering: LingeringProcesses | None = None
     remnants: Remnants | None = None
-    undetermined: Callable[[], bool] = lambda: False
-    patience: Patience = field(default_factory=lambda: Patience(2 * GUESS_SECONDS, time.monotonic))
+    guess_budget: WaitBudget = field(default_factory=WaitBudget)
 
 
-class Allocations:
-    """Used on one event loop only."""
+class Allocator:
+    """The allocator of one resource, where the runtime has CDI. Used on one event loop."""
 
     def __init__(
         self,
         resource: str,
-        node: Node,
+        context: AllocationContext,
+        resend: Callable[[], None],
         wait_seconds: float | None = None,
-        guess_seconds: float = GUESS_SECONDS,
     ) -> None:
-        self._resource, self._node = resource, node
+        self._resource = resource
+        self._context = context
+        self._resend = resend
         self._wait_seconds = WAIT_SECONDS if wait_seconds is None else wait_seconds
-        self._guess_seconds = guess_seconds
-        self._whose = Whose(resource, node.checkpoint, node.pods, node.owners, lambda: node.resend(resource))
-        self._served: set[tuple[str, str]] = set()
-        self._corrected: set[tuple[str, str]] = set()
+        self._owners = IdOwners(resource, context.checkpoint, context.pods, context.owners, resend)
+        self._served: set[Key] = set()
+        self._corrected: set[Key] = set()
         self._resumed = False
 
     def resume(self) -> None:
-        """From here on all pods of the node, and its cards, are known: only then can anything start.
-
-        Without CDI what an agent before this one answered counts, and is settled.
-        """
+        """Let containers start: from here on all pods of the node, and its cards, are known."""
         self._resumed = True
-        delivery, mismatched = self._node.delivery, []
-        if not isinstance(delivery, Exchange):
-            return
-        for given in self._rows(self._resource):
-            known = self._node.pods.by_uid(given.uid)
-            if known is not None and not known.pod.ended:
-                target = Target(known, given.container)
-                self._served.add(target.key)
-                if known.shares is not None and self._carries(target) and not delivery.agrees(target, given.env):
-                    mismatched.append(given)
-        for given in mismatched:
-            known = self._node.pods.by_uid(given.uid)
-            if known is not None:
-                try:
-                    delivery.settle(Target(known, given.container), given.env, self._served)
-                except Refused as error:
-                    log.warning("not settled: %s", error, extra={"pod": given.uid})
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """All other pods are gone."""
+        """Forget all other pods."""
         self._served = {key for key in self._served if key[0] in uids}
         self._corrected = {key for key in self._corrected if key[0] in uids}
 
     async def allocate(self, ids: Sequence[str]) -> Answer:
-        """Answers at once, from memory. Only where there is no CDI to set things right later it may wait and refuse.
-
-        Raises Refused.
-        """
+        """Answer at once, from memory. Raises Refused where the runtime has no CDI."""
         name = new_name()
-        if isinstance(self._node.delivery, CdiFiles):
-            answer = Answer(name, self._certain(self._waiting(len(ids))), cdi=(name,))
-        else:
-            own = await self._guess(len(ids))
-            answer = Answer(name, own.env, (), {ANSWER_ANNOTATION: name}, own.mounts, own.nodes)
-        self._whose.answered(frozenset(ids), name)
+        answer = Answer(name, self._environment_of_only_candidate(len(ids)), cdi=(name,))
+        self._owners.answered(frozenset(ids), name)
         return answer
 
     async def pre_start(self, ids: Sequence[str]) -> GpuPod:
-        """Let the containers that hold `ids` have what their pod's record says. Raises Refused."""
+        """Let the containers that hold these ids have what the allocation record of their pod says. Raises Refused."""
         deadline = asyncio.get_running_loop().time() + self._wait_seconds
-        given = await self._whose.holders(frozenset(ids), deadline)
-        known = await self._known(given[0].uid, deadline)
-        if any(self._carries(Target(known, row.container)) for row in given):
-            known = await self._decided(known, given, deadline)
-            known = await self._sliced(known, given, deadline)
+        entries = await self._owners.entries(frozenset(ids), deadline)
+        gpu_pod = await self._pod(entries[0].uid, deadline)
+        if any(self._is_carrier(Target(gpu_pod, entry.container)) for entry in entries):
+            gpu_pod = await self._until_decided(gpu_pod, entries, deadline)
+            gpu_pod = await self._until_slices_exist(gpu_pod, entries, deadline)
         try:
-            if self._node.leftovers is not None:
-                await self._node.leftovers.ended(known, self._node.cards(), deadline)
-            await self._freed(known, deadline)
-            self._start(known, given, await self._limits(known, given, deadline))
+            if self._context.lingering is not None:
+                await self._context.lingering.ended(gpu_pod, self._context.devices.devices(), deadline)
+            await self._until_cards_free(gpu_pod, deadline)
+            limits = await self._prepare_mps(gpu_pod, entries, deadline)
+            self._start(gpu_pod, entries, limits)
         except Refused as error:
-            self._node.refused(known, str(error))
+            self._context.listener.start_refused(gpu_pod, str(error))
             raise
-        return known
+        return gpu_pod
 
-    def _certain(self, found: Iterator[Target]) -> Mapping[str, str]:
-        """The environment of the only container that can be meant, as far as the watch knows; else `void`."""
-        target, other = next(found, None), next(found, None)
-        if target is None or other is not None:
+    # Allocate
+
+    def _candidates(self, amount: int) -> Iterator[Target]:
+        return candidates(self._context.pods.all(), self._resource, amount, self._served)
+
+    def _environment_of_only_candidate(self, amount: int) -> Mapping[str, str]:
+        """Return the environment of the container that the call is for, if only one can be meant; `void` otherwise.
+
+        A wrong answer does no harm: the edits of the CDI device, which PreStartContainer writes, take precedence.
+        """
+        found = self._candidates(amount)
+        target = next(found, None)
+        if target is None or next(found, None) is not None:
             return VOID
         env: Mapping[str, str] = {}
         try:
-            if self._carries(target):
-                env = environment(target, self._node.cards(), self._node.gpus())
+            if self._is_carrier(target):
+                env = environment(target, self._context.devices.devices(), self._context.devices.gpus())
         except Refused:
-            return VOID  # PreStartContainer waits for the decision, or says what is wrong
+            return VOID  # not decided yet, or an invalid record: PreStartContainer waits, or says what is wrong
         self._served.add(target.key)
         return env
 
-    async def _guess(self, amount: int) -> Edits:
-        """Without CDI what is said now stands: the oldest decision of this amount. Raises Refused.
+    def _is_carrier(self, target: Target) -> bool:
+        """Return whether the container's cards come by this resource's answers.
 
-        The kubelet may have seen the pod before this agent has, and waits: so a little, while there is patience.
+        A container whose cards no resource can bring counts as carried by all, so that each of them reports it.
         """
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        try:
-            return await self._guessed(amount, began + min(self._guess_seconds, self._node.patience.left()))
-        finally:
-            self._node.patience.spend(loop.time() - began)
-
-    async def _guessed(self, amount: int, deadline: float) -> Edits:
-        loop = asyncio.get_running_loop()
-        while True:
-            why = f"no pod on this node waits for this amount of {self._resource}"
-            for target in self._waiting(amount) if self._resumed else ():
-                try:
-                    own = self._whole(target) if self._carries(target) else Edits()
-                except Refused as error:
-                    why = str(error)
-                else:
-                    self._served.add(target.key)
-                    return own
-            if not await self._node.changed.wait(max(0.0, deadline - loop.time())):
-                raise Refused(why)
-
-    def _whole(self, target: Target) -> Edits:
-        """What a container gets without CDI. Raises Refused."""
-        if target.sliced:
-            raise Refused(f"{target}: slices need a container runtime with CDI", target.known.pod.uid)
-        return self._exposed(target, environment(target, self._node.cards()))
-
-    def _exposed(self, target: Target, env: Mapping[str, str]) -> Edits:
-        """The environment, and what tells the runtime of the cards beside it. Raises Refused."""
-        shown = self._node.exposure.edits(target, env, self._node.cards(), self._node.gpus())
-        return Edits(env, shown.mounts, shown.nodes)
-
-    def _waiting(self, amount: int) -> Iterator[Target]:
-        return candidates(self._node.pods.all(), self._resource, amount, self._served)
-
-    def _carries(self, target: Target) -> bool:
-        """Whether the container's cards come by this resource's answers; what no resource can bring is told here."""
         return target.carrier in (self._resource, "")
 
-    async def _known(self, uid: str, deadline: float) -> GpuPod:
-        """Raises Refused at the deadline."""
-        loop = asyncio.get_running_loop()
+    # PreStartContainer: what a start waits for
+
+    async def _pod(self, uid: str, deadline: float) -> GpuPod:
+        """Wait for the pod to arrive from the API server: the kubelet may see it first. Raises Refused."""
         while True:
-            known = self._node.pods.by_uid(uid)
-            if self._resumed and known is not None:
-                return known
-            if not await self._node.changed.wait(max(0.0, deadline - loop.time())):
+            gpu_pod = self._context.pods.by_uid(uid)
+            if self._resumed and gpu_pod is not None:
+                return gpu_pod
+            if not await self._changed_before(deadline):
                 if not self._resumed:
                     raise Refused("the pods and cards of this node are not known yet", uid)
                 raise Refused(f"pod {uid} is not known from the API server yet")
 
-    def _kept(self, known: GpuPod, given: Sequence[Given]) -> GpuPod:
-        """Return the pod with the cards that these containers were handed before, where its record does not count.
-
-        Whatever made the record void (a key that this agent does not know, an agent's stolen token, a scheduler from
-        before seals), a container that has run starts again on what it had, and on nothing else. CDI files say what
-        that was: root alone can write them, and agents write one for a record that counts.
-        """
-        if known.finding is None or not known.ran or not isinstance(self._node.delivery, CdiFiles):
-            return known
-        shares = self._node.grants.kept(known, self._node.cards())
-        had = {share.container for share in shares}
-        carried = {row.container for row in given if self._carries(Target(known, row.container))}
-        return replace(known, shares=shares) if carried <= had else known
-
-    def _now(self, known: GpuPod) -> GpuPod | None:
-        """Return the pod as the API server tells of it by now, with the cards that it has kept; None: it is gone."""
-        now = self._node.pods.by_uid(known.pod.uid)
-        if now is None or now.finding is None or known.finding is None:
-            return now
-        return replace(now, shares=known.shares)
-
-    async def _decided(self, known: GpuPod, given: Sequence[Given], deadline: float) -> GpuPod:
-        """The pod, once its cards have been decided. Raises Refused at the deadline."""
-        loop = asyncio.get_running_loop()
-        while not (known := self._kept(known, given)).decided:
-            if not await self._node.changed.wait(max(0.0, deadline - loop.time())):
+    async def _until_decided(self, gpu_pod: GpuPod, entries: Sequence[PodDevicesEntry], deadline: float) -> GpuPod:
+        """Wait for the pod's allocation record, which a late binding decision may write only now. Raises Refused."""
+        while not (gpu_pod := self._with_kept_cards(gpu_pod, entries)).decided:
+            if not await self._changed_before(deadline):
                 limit = f"within {self._wait_seconds:g} s"
-                why = f"; {known.finding.message}" if known.finding else ""
-                raise Refused(f"{known.pod.key}: no cards have been decided for the pod {limit}{why}", known.pod.uid)
-            known = await self._known(known.pod.uid, deadline)
-        return known
+                why = f"; {gpu_pod.finding.message}" if gpu_pod.finding else ""
+                uid = gpu_pod.pod.uid
+                raise Refused(f"{gpu_pod.pod.key}: no cards have been decided for the pod {limit}{why}", uid)
+            gpu_pod = await self._pod(gpu_pod.pod.uid, deadline)
+        return gpu_pod
 
-    async def _sliced(self, known: GpuPod, given: Sequence[Given], deadline: float) -> GpuPod:
-        """The pod, once the slices that its record names are made, or at the deadline."""
-        loop = asyncio.get_running_loop()
-        while any(lacks_slice(Target(known, row.container), self._node.cards()) for row in given):
-            if not await self._node.changed.wait(max(0.0, deadline - loop.time())):
+    async def _until_slices_exist(self, gpu_pod: GpuPod, entries: Sequence[PodDevicesEntry], deadline: float) -> GpuPod:
+        """Wait until the slices that the record names are made. At the deadline `_start` refuses with the reason."""
+        while any(lacks_slice(Target(gpu_pod, entry.container), self._context.devices.devices()) for entry in entries):
+            if not await self._changed_before(deadline):
                 break
-            known = await self._known(known.pod.uid, deadline)
-        return known
+            gpu_pod = await self._pod(gpu_pod.pod.uid, deadline)
+        return gpu_pod
 
-    async def _limits(self, known: GpuPod, given: Sequence[Given], deadline: float) -> Mapping[tuple[str, str], Edits]:
-        """Of those of the containers that MPS holds to their shares. Raises Refused where it cannot now."""
-        if self._node.mps is None:
+    async def _until_cards_free(self, gpu_pod: GpuPod, deadline: float) -> None:
+        """Wait until nothing that is about to go holds the pod's cards. At the deadline `_start` refuses.
+
+        Both kinds of holder are outside the API's accounts: deleted pods whose containers still run, and pods without a
+        record, which hold everything until it is found out what they were handed (mostly nothing).
+        """
+        loop = asyncio.get_running_loop()
+        while gpu_pod.shares is not None and self._may_become_free(gpu_pod) and loop.time() < deadline:
+            await self._context.changed.wait(max(0.0, min(_POLL_SECONDS, deadline - loop.time())))
+
+    def _may_become_free(self, gpu_pod: GpuPod) -> bool:
+        if self._held_by_remnants(gpu_pod) is not None:
+            return True
+        return self._context.unrecorded.is_undetermined() and bool(self._over_capacity(gpu_pod))
+
+    async def _prepare_mps(
+        self, gpu_pod: GpuPod, entries: Sequence[PodDevicesEntry], deadline: float
+    ) -> Mapping[Key, Edits]:
+        """Return the edits of the containers that MPS holds to their shares, once its daemons run. Raises Refused."""
+        if self._context.mps is None:
             return {}
-        targets = [Target(known, row.container) for row in given if row.device]
-        limits = await self._node.mps.ready([target for target in targets if self._carries(target)], deadline)
-        now = self._now(known)
-        if limits and (now is None or now.shares != known.shares):
-            raise Refused(f"{known.pod.key}: its record has changed meanwhile", known.pod.uid)
+        targets = [Target(gpu_pod, entry.container) for entry in entries if entry.device]
+        carried = [target for target in targets if self._is_carrier(target)]
+        limits = await self._context.mps.ready(carried, deadline)
+        # A daemon takes seconds to start. The limits of a record that has changed meanwhile are wrong.
+        now = self._latest(gpu_pod)
+        if limits and (now is None or now.shares != gpu_pod.shares):
+            raise Refused(f"{gpu_pod.pod.key}: its record has changed meanwhile", gpu_pod.pod.uid)
         return limits
 
-    def _start(self, known: GpuPod, given: Sequence[Given], limits: Mapping[tuple[str, str], Edits]) -> None:
-        """All that share the ids are served, since any of them may be the one that starts; each by its own answer.
+    async def _changed_before(self, deadline: float) -> bool:
+        """Wait for a change; return False at the deadline."""
+        return await self._context.changed.wait(max(0.0, deadline - asyncio.get_running_loop().time()))
 
-        Raises Refused where none of them may start.
+    def _with_kept_cards(self, gpu_pod: GpuPod, entries: Sequence[PodDevicesEntry]) -> GpuPod:
+        """Return the pod with the cards that these containers were handed before, if its record does not count.
+
+        Whatever made the record void (a key that this agent does not have, a stolen token, a scheduler of a version
+        without seals), a container that has run starts again on what it had, and on nothing else. CDI files say what
+        that was: only root can write them, and agents write one only for a record that counts.
         """
-        ready: list[tuple[Given, Edits]] = []
-        refused: list[tuple[Given, Refused]] = []
-        carried = False
-        for row in given:
-            target = Target(known, row.container)
+        if gpu_pod.finding is None or not gpu_pod.ran:
+            return gpu_pod
+        shares = self._context.grants.kept(gpu_pod, self._context.devices.devices())
+        containers_with_cards = {share.container for share in shares}
+        carried = {entry.container for entry in entries if self._is_carrier(Target(gpu_pod, entry.container))}
+        return replace(gpu_pod, shares=shares) if carried <= containers_with_cards else gpu_pod
+
+    def _latest(self, gpu_pod: GpuPod) -> GpuPod | None:
+        """Return the pod as the API server has it by now, with the cards that it has kept; None if it is gone."""
+        now = self._context.pods.by_uid(gpu_pod.pod.uid)
+        if now is None or now.finding is None or gpu_pod.finding is None:
+            return now
+        return replace(now, shares=gpu_pod.shares)
+
+    # PreStartContainer: the decision. Nothing from here on waits, so that no other call comes in between.
+
+    def _start(self, gpu_pod: GpuPod, entries: Sequence[PodDevicesEntry], limits: Mapping[Key, Edits]) -> None:
+        """Deliver to all containers that hold the ids. Raises Refused if none of them may start.
+
+        The kubelet gives an init container's ids to later containers of the pod again, and does not say which of them
+        it is about to start. Each gets the file that its own answer has named.
+        """
+        ready: list[tuple[PodDevicesEntry, Edits]] = []
+        refused: list[tuple[PodDevicesEntry, Refused]] = []
+        is_carried = False
+        for entry in entries:
+            target = Target(gpu_pod, entry.container)
             try:
-                env = self._environment(target, row) if self._carries(target) else self._beside(target, row)
-                carried = carried or self._carries(target)
-                own = limits.get(target.key, Edits())
+                if self._is_carrier(target):
+                    env = self._environment(target, entry)
+                    is_carried = True
+                else:
+                    env = self._environment_beside_carrier(target, entry)
+                limit = limits.get(target.key, Edits())
                 shown = self._exposed(target, env)
-                ready.append((row, Edits({**env, **own.env}, (*own.mounts, *shown.mounts), shown.nodes)))
+                ready.append((entry, Edits({**env, **limit.env}, (*limit.mounts, *shown.mounts), shown.nodes)))
             except Refused as error:
-                refused.append((row, error))
+                refused.append((entry, error))
         if not ready:
             raise refused[0][1]
-        if not carried:
-            self._deliver(known, ready, refused)
+        if not is_carried:
+            self._deliver(gpu_pod, ready, refused)
             return
-        cards = self._node.cards()
-        known = self._now(known) or known
-        if short := self._node.grants.refusal(known, self._node.pods.all(), cards, self._node.foreign()):
-            raise Refused(f"{known.pod.key}: {short}", known.pod.uid)
-        if why := self._held_by_deleted(known):
-            raise Refused(f"{known.pod.key}: {why}", known.pod.uid)
-        self._write_receipt(known, cards)
-        self._deliver(known, ready, refused)
-        self._node.grants.grant(known, cards)
-        if self._node.mps is not None:
-            self._node.mps.given(limits)
-        self._node.given(known)
+        gpu_pod = self._latest(gpu_pod) or gpu_pod
+        if reason := self._over_capacity(gpu_pod) or self._held_by_remnants(gpu_pod):
+            raise Refused(f"{gpu_pod.pod.key}: {reason}", gpu_pod.pod.uid)
+        # The receipt comes first: an agent that dies in between must not forget that the pod may hold its cards.
+        self._write_receipt(gpu_pod)
+        self._deliver(gpu_pod, ready, refused)
+        self._context.grants.grant(gpu_pod, self._context.devices.devices())
+        if self._context.mps is not None:
+            self._context.mps.given(limits)
+        self._context.listener.start_granted(gpu_pod)
 
-    async def _freed(self, known: GpuPod, deadline: float) -> None:
-        """Wait until no deleted pod that still runs holds the pod's cards, or until the deadline.
+    def _over_capacity(self, gpu_pod: GpuPod, remnants: Sequence[Holding] = ()) -> str | None:
+        """Return why the pod does not fit beside what else has been handed out on this node, whatever records say."""
+        foreign = (*self._context.unrecorded.holdings(), *remnants)
+        pods, cards = self._context.pods.all(), self._context.devices.devices()
+        return self._context.grants.refusal(gpu_pod, pods, cards, foreign)
 
-        Nor a pod without a record, which holds everything until it is found out what it was handed: mostly nothing.
-        """
-        loop = asyncio.get_running_loop()
-        while known.shares is not None and self._may_be_freed(known) and loop.time() < deadline:
-            await self._node.changed.wait(max(0.0, min(_LOOK_SECONDS, deadline - loop.time())))
-
-    def _may_be_freed(self, known: GpuPod) -> bool:
-        if self._held_by_deleted(known):
-            return True
-        pods, cards, foreign = self._node.pods.all(), self._node.cards(), self._node.foreign()
-        return self._node.undetermined() and bool(self._node.grants.refusal(known, pods, cards, foreign))
-
-    def _held_by_deleted(self, known: GpuPod) -> str | None:
-        """Return why the pod must not start beside deleted pods that still run; None where it may.
+    def _held_by_remnants(self, gpu_pod: GpuPod) -> str | None:
+        """Return why the pod must not start beside deleted pods that still run.
 
         Those pods may be another tenant's, so the text names cards only.
         """
-        remnants = self._node.remnants.holdings() if self._node.remnants is not None else ()
-        if not remnants:
+        remnants = self._context.remnants.holdings() if self._context.remnants is not None else ()
+        if not remnants or self._over_capacity(gpu_pod, remnants) is None:
             return None
-        cards, pods, foreign = self._node.cards(), self._node.pods.all(), self._node.foreign()
-        if not self._node.grants.refusal(known, pods, cards, (*foreign, *remnants)):
-            return None
-        wanted = holding(known, cards)
-        on = [card for card in cards if wanted.is_on(card) and any(held.is_on(card) for held in remnants)]
-        named = ", ".join(f"{noun(card.type)} {card.index} ({card.uuid})" for card in on)
+        cards = self._context.devices.devices()
+        wanted = holding(gpu_pod, cards)
+        shared = [card for card in cards if wanted.is_on(card) and any(held.is_on(card) for held in remnants)]
+        named = ", ".join(f"{noun(card.type)} {card.index} ({card.uuid})" for card in shared)
         return (
             f"{named}: containers of a deleted pod still run there; the start is tried again, and succeeds once the "
             "container runtime reports that they have ended"
         )
 
-    def _write_receipt(self, known: GpuPod, cards: Sequence[Card]) -> None:
+    def _write_receipt(self, gpu_pod: GpuPod) -> None:
         """Raises Refused."""
-        if self._node.remnants is not None:
-            try:
-                self._node.remnants.give(known, holding(known, cards).shares, cards)
-            except OSError as error:
-                raise Refused(f"{known.pod.key}: receipt not written: {error}", known.pod.uid) from error
+        if self._context.remnants is None:
+            return
+        cards = self._context.devices.devices()
+        try:
+            self._context.remnants.give(gpu_pod, holding(gpu_pod, cards).shares, cards)
+        except OSError as error:
+            raise Refused(f"{gpu_pod.pod.key}: receipt not written: {error}", gpu_pod.pod.uid) from error
 
-    def _beside(self, target: Target, given: Given) -> Mapping[str, str]:
-        """What this resource brings a container that another one carries. Raises Refused.
+    # PreStartContainer: what a container gets
 
-        The kubelet gives no ids of a resource that the node does not have at all, and starts the container even so.
-        """
-        uid, carrier = target.known.pod.uid, target.carrier
-        if not any((row.uid, row.container) == (given.uid, given.container) for row in self._rows(carrier)):
-            self._node.resend(self._resource)
-            why = (
-                f"{target}: the kubelet gave it ids of {self._resource}, but none of {carrier}, which brings its cards"
-            )
-            raise Refused(why, uid)
-        if not given.device and VISIBLE in given.env:
-            raise Refused(f"{target}: at admission the cards of another pod were given to it", uid)
-        return {CARRIER_VARIABLE: carrier}
-
-    def _rows(self, resource: str) -> list[Given]:
-        return read_checkpoint(self._node.checkpoint, resource)
-
-    def _environment(self, target: Target, given: Given) -> Mapping[str, str]:
-        delivery = self._node.delivery
-        if isinstance(delivery, Exchange):
-            delivery.settle(target, given.env, self._served)
-            known = self._node.pods.by_uid(target.known.pod.uid) or target.known
-            target = Target(known, target.container)
-        env = environment(target, self._node.cards(), self._node.gpus())
-        if isinstance(delivery, CdiFiles) and not given.device and dict(given.env) != env:
+    def _environment(self, target: Target, entry: PodDevicesEntry) -> Mapping[str, str]:
+        """Return the environment of a container that this resource carries. Raises Refused."""
+        env = environment(target, self._context.devices.devices(), self._context.devices.gpus())
+        # An answer from the time before the runtime had CDI stands in the checkpoint for good, and no file corrects it.
+        if not entry.device and dict(entry.env) != env:
             raise Refused(f"{target} was admitted without CDI and given other cards", target.known.pod.uid)
-        if given.env.get(VISIBLE) not in (VOID[VISIBLE], env[VISIBLE], None) and target.key not in self._corrected:
-            self._corrected.add(target.key)  # it may start again
-            CORRECTIONS.labels("answer").inc()
+        self._count_correction(target, entry, env)
         return env
+
+    def _count_correction(self, target: Target, entry: PodDevicesEntry, env: Mapping[str, str]) -> None:
+        """Count an answer that named other cards; once for each container, which may start again."""
+        if entry.env.get(VISIBLE) not in (VOID[VISIBLE], env[VISIBLE], None) and target.key not in self._corrected:
+            self._corrected.add(target.key)
+            CORRECTIONS.labels("answer").inc()
+
+    def _environment_beside_carrier(self, target: Target, entry: PodDevicesEntry) -> Mapping[str, str]:
+        """Return what this resource brings a container that another one carries. Raises Refused.
+
+        The kubelet ignores requests for a resource that the node does not have at all, and starts the container
+        nevertheless. So this call must not pass unless the carrier's ids were given out too.
+        """
+        uid = target.known.pod.uid
+        carried = read_checkpoint(self._context.checkpoint, target.carrier)
+        if not any((row.uid, row.container) == (entry.uid, entry.container) for row in carried):
+            self._resend()  # the file may be older than the carrier's answer
+            missing = f"none of {target.carrier}, which brings its cards"
+            raise Refused(f"{target}: the kubelet gave it ids of {self._resource}, but {missing}", uid)
+        if not entry.device and VISIBLE in entry.env:
+            raise Refused(f"{target}: at admission the cards of another pod were given to it", uid)
+        # CDI accepts no device without edits.
+        return {CARRIER_VARIABLE: target.carrier}
+
+    def _exposed(self, target: Target, env: Mapping[str, str]) -> Edits:
+        """Return the environment with the mounts and device nodes that the settings ask for. Raises Refused."""
+        shown = self._context.exposure.edits(target, env, self._context.devices.devices(), self._context.devices.gpus())
+        return Edits(env, shown.mounts, shown.nodes)
 
     def _deliver(
         self,
-        known: GpuPod,
-        ready: Sequence[tuple[Given, Edits]],
-        refused: Sequence[tuple[Given, Refused]],
+        gpu_pod: GpuPod,
+        ready: Sequence[tuple[PodDevicesEntry, Edits]],
+        refused: Sequence[tuple[PodDevicesEntry, Refused]],
     ) -> None:
-        delivery, uid = self._node.delivery, known.pod.uid
-        pending = [error for row, error in refused if row.container not in known.done]
-        if isinstance(delivery, Exchange):
-            # Nothing can keep one of several back: what is refused for one holds for all.
-            if pending:
-                raise pending[0]
-            return
+        """Write the CDI files of the containers that are ready, and remove those of the refused ones. Raises Refused.
+
+        Without its file the runtime cannot create a refused container, which holds the same ids as one that is ready.
+        """
+        files, uid = self._context.delivery, gpu_pod.pod.uid
+        assert isinstance(files, CdiFiles)
         try:
-            for row, edits in ready:
-                if row.device:
-                    delivery.write(row.name, uid, row.container, edits.env, edits.mounts, edits.nodes)
+            for entry, edits in ready:
+                if entry.device:
+                    files.write(entry.name, uid, entry.container, edits.env, edits.mounts, edits.nodes)
         except OSError as error:
-            raise Refused(f"{known.pod.key}: CDI file not written: {error}", uid) from error
-        for row, _ in refused:
-            if row.device:
-                delivery.remove(row.name, uid, row.container)
-        for why in pending:
-            self._node.refused(known, str(why))
+            raise Refused(f"{gpu_pod.pod.key}: CDI file not written: {error}", uid) from error
+        for entry, _ in refused:
+            if entry.device:
+                files.remove(entry.name, uid, entry.container)
+        for reason in pending(gpu_pod, refused):
+            self._context.listener.start_refused(gpu_pod, str(reason))
+
+
+def pending(gpu_pod: GpuPod, refused: Sequence[tuple[PodDevicesEntry, Refused]]) -> list[Refused]:
+    """Return the refusals that matter: an init container that has ended well is not started again."""
+    return [error for entry, error in refused if entry.container not in gpu_pod.done]

@@ -1,12 +1,12 @@
-"""Which containers hold the ids of a `PreStartContainer`: certain, or not said at all."""
+"""The owners of device ids: which containers hold the ids of a PreStartContainer call, for certain or not at all."""
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from deviceplugin.kubelet.checkpoint import Given, read_checkpoint
+from deviceplugin.kubelet.checkpoint import PodDevicesEntry, read_checkpoint
 from deviceplugin.kubelet.pod_resources import Owner
 from deviceplugin.pods.identity import Refused
 from deviceplugin.pods.node_pods import NodePods
@@ -14,71 +14,90 @@ from mgpu.model.errors import RetryLater
 from mgpu.model.pod_references import named_to
 
 _RETRY_SECONDS = 0.2
-_REMEMBERED = 4096
+_REMEMBERED_ANSWERS = 4096
+"""More than a node has ids, of which every set that is held has at least one."""
 
 Ids = frozenset[str]
 
 
 class Owners(Protocol):
+    """`deviceplugin.kubelet.pod_resources.PodResources`."""
+
     async def owners(self, resource: str) -> list[Owner]:
-        """All containers that hold ids of `resource`. Raises RetryLater."""
+        """Return all containers that hold ids of the resource. Raises RetryLater."""
 
 
-class Whose:
-    """Of one resource. The kubelet's checkpoint says it, once it is known to be no older than the ids' last answer.
+class IdOwners:
+    """The owners of one resource's ids. Used on one event loop.
 
-    Two writers of the kubelet can overtake each other, so that an older state of the checkpoint stands in the file;
-    `resend` (the device list, once more) makes it write anew.
+    The kubelet's checkpoint says who holds which ids, but it may be out of date: two writers in the kubelet can
+    overtake each other, so that the older state stands in the file until something is written again. An entry is
+    current if it has the name of the last answer for its ids; otherwise `resend` makes the kubelet write once more.
+
+    Args:
+        resend: sends the resource's device list to the kubelet.
     """
 
     def __init__(
         self, resource: str, checkpoint: Path, pods: NodePods, owners: Owners, resend: Callable[[], None]
     ) -> None:
-        self._resource, self._checkpoint = resource, checkpoint
-        self._pods, self._owners, self._resend = pods, owners, resend
-        self._answered: OrderedDict[Ids, str] = OrderedDict()
+        self._resource = resource
+        self._checkpoint = checkpoint
+        self._pods = pods
+        self._owners = owners
+        self._resend = resend
+        self._names: OrderedDict[Ids, str] = OrderedDict()
 
     def answered(self, ids: Ids, name: str) -> None:
-        """Allocate answered for these ids, under a fresh name: whoever held them before does no longer."""
-        self._answered[ids] = name
-        self._answered.move_to_end(ids)
-        if len(self._answered) > _REMEMBERED:
-            self._answered.popitem(last=False)
+        """Note the name of an answer to Allocate for these ids. Their previous owner does not hold them any more."""
+        self._names[ids] = name
+        self._names.move_to_end(ids)
+        if len(self._names) > _REMEMBERED_ANSWERS:
+            self._names.popitem(last=False)
 
-    async def holders(self, ids: Ids, deadline: float) -> list[Given]:
-        """The containers, of one pod, that hold exactly `ids`. Raises Refused at the deadline (the loop's time).
+    async def entries(self, ids: Ids, deadline: float) -> list[PodDevicesEntry]:
+        """Return the entries of the containers that hold exactly these ids, all of one pod; at least one.
 
-        Several where the kubelet gave an init container's ids to later containers of its pod again.
+        There are several where the kubelet gave an init container's ids to later containers of the pod again. Raises
+        Refused if the owner is not certain at the deadline (the loop's time).
         """
         loop = asyncio.get_running_loop()
         while True:
-            given = read_checkpoint(self._checkpoint, self._resource, ids)
-            doubt = await self._doubt(ids, given)
-            if not doubt:
-                return given
+            entries = read_checkpoint(self._checkpoint, self._resource, ids)
+            doubt = await self._doubt(ids, entries)
+            if doubt is None:
+                return entries
             if loop.time() >= deadline:
                 raise Refused(doubt)
             self._resend()
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _doubt(self, ids: Ids, given: list[Given]) -> str:
-        """Why `given` may not be who holds the ids; "" where it is certain."""
-        if not given:
+    async def _doubt(self, ids: Ids, entries: Sequence[PodDevicesEntry]) -> str | None:
+        """Return why these may not be the owners; None if it is certain that they are."""
+        if not entries:
             return f"the kubelet's checkpoint names no owner of {len(ids)} ids of {self._resource}"
-        latest = self._answered.get(ids)
-        if latest is not None:
-            names = {row.name for row in given}
-            return "" if latest in names else "the kubelet's checkpoint does not have the last answer for these ids yet"
-        # An agent before this one answered. Then the kubelet itself must not say otherwise now.
-        known = self._pods.by_uid(given[0].uid)
-        if known is None:
-            return f"pod {given[0].uid} is not known from the API server yet"
+        name = self._names.get(ids)
+        if name is None:
+            return await self._doubt_of_earlier_answer(ids, entries[0].uid)
+        if all(entry.name != name for entry in entries):
+            return "the kubelet's checkpoint does not have the last answer for these ids yet"
+        return None
+
+    async def _doubt_of_earlier_answer(self, ids: Ids, uid: str) -> str | None:
+        """Return why the pod may not own ids for which an earlier agent answered: PodResources must not contradict.
+
+        PodResources alone would not do: it leaves regular init containers out and does not tell UIDs.
+        """
+        gpu_pod = self._pods.by_uid(uid)
+        if gpu_pod is None:
+            return f"pod {uid} is not known from the API server yet"
         try:
             owners = await self._owners.owners(self._resource)
         except RetryLater as error:
             return str(error)
-        pod = known.pod
-        pods = {(o.namespace, o.name) for o in owners if o.ids & ids} - {(pod.namespace, pod.name)}
-        if not pods:
-            return ""
-        return f"the kubelet's checkpoint gives the ids to {pod.key}, PodResources to {named_to(pod.namespace, pods)}"
+        pod = gpu_pod.pod
+        others = {(owner.namespace, owner.name) for owner in owners if owner.ids & ids} - {(pod.namespace, pod.name)}
+        if not others:
+            return None
+        named = named_to(pod.namespace, others)
+        return f"the kubelet's checkpoint gives the ids to {pod.key}, PodResources to {named}"

@@ -1,31 +1,37 @@
-"""How long all answers of an agent together may wait."""
+"""How long the answers of an agent together may wait while the kubelet does nothing else."""
 
+import time
 from collections.abc import Callable
 
-_PER_SECOND = 0.1
+_LIMIT_SECONDS = 2.0
+_REFILL = 0.1
+"""Seconds of waiting that are regained each second."""
 
 
-class Patience:
-    """Seconds of waiting that come back over time.
+class WaitBudget:
+    """Seconds that may be waited, regained over time.
 
-    The kubelet asks for one pod at a time and does nothing else meanwhile, so each answer that waits holds up the whole
-    node. Pods that will never get cards can be made as fast as a quota lets failed ones go.
+    The kubelet asks for one pod at a time, so each answer that waits holds up the whole node. Without a common budget a
+    user could stop it with pods that never get cards, created again as fast as a quota lets failed ones go.
 
     Args:
-        most: seconds that may be waited at once; a tenth of a second comes back each second.
+        limit: seconds that may be waited at once.
         clock: seconds, never set back.
     """
 
-    def __init__(self, most: float, clock: Callable[[], float]) -> None:
-        self._most, self._clock = most, clock
-        self._left, self._at = most, clock()
+    def __init__(self, limit: float = _LIMIT_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._remaining = limit
+        self._updated = clock()
 
-    def left(self) -> float:
+    def remaining(self) -> float:
         """Return how many seconds may be waited now."""
         now = self._clock()
-        self._left, self._at = min(self._most, self._left + _PER_SECOND * (now - self._at)), now
-        return max(0.0, self._left)
+        self._remaining = min(self._limit, self._remaining + _REFILL * (now - self._updated))
+        self._updated = now
+        return max(0.0, self._remaining)
 
     def spend(self, seconds: float) -> None:
         """Count seconds that were waited."""
-        self._left = self.left() - seconds
+        self._remaining = self.remaining() - seconds

@@ -74,7 +74,7 @@ class NodeWatch(Protocol):
     def node(self) -> Raw | None:
         """The Node; None: not known yet, or gone."""
 
-    def saw_node(self, before: Raw, after: Raw) -> None:
+    def wrote_node(self, before: Raw, after: Raw) -> None:
         """Take over the answer to a write, unless the watch has moved on from `before`."""
 
 
@@ -102,7 +102,7 @@ class NodeStatusWriter:
             else:
                 log.info("slices reported", extra={"annotations": changed})
                 if watched is not None:
-                    self._watch.saw_node(watched, answer)
+                    self._watch.wrote_node(watched, answer)
                 return
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from deviceplugin.kubelet.checkpoint import Given
+from deviceplugin.kubelet.checkpoint import PodDevicesEntry
 from deviceplugin.partitioning.node_partitions import NodePartitions
 from deviceplugin.partitioning.node_status import NodeWatch, SliceReport, reportable
 from deviceplugin.partitioning.partitioner import ObservedPartitions, Partitioner
@@ -103,7 +103,9 @@ class RemnantHoldings(Protocol):
 class Plugins(Protocol):
     """What is needed of `SlicePlugins`."""
 
-    def rows(self, resources: Iterable[str], alive: Callable[[str], bool]) -> Mapping[str, Sequence[Given]]: ...
+    def rows(
+        self, resources: Iterable[str], alive: Callable[[str], bool]
+    ) -> Mapping[str, Sequence[PodDevicesEntry]]: ...
     def offer(self, slices: Collection[Slice], unwell: Collection[Slice], alive: Callable[[str], bool]) -> None: ...
     def known(self, name: str) -> bool: ...
 

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from deviceplugin.event_loop import Wakeup
-from deviceplugin.kubelet.checkpoint import FILE, Given, read_known
+from deviceplugin.kubelet.checkpoint import FILE, PodDevicesEntry, read_entries
 from deviceplugin.plugin.plugin_server import Plugin
 from deviceplugin.plugin.registration import Registration
 from mgpu.model.errors import RetryLater
@@ -49,7 +49,7 @@ class SlicePlugins:
         """How many ids are offered."""
         return sum(map(len, self._ids.values()))
 
-    def rows(self, resources: Iterable[str], alive: Callable[[str], bool]) -> dict[str, list[Given]]:
+    def rows(self, resources: Iterable[str], alive: Callable[[str], bool]) -> dict[str, list[PodDevicesEntry]]:
         """Return what living pods hold of each resource, by the kubelet's checkpoint. Raises RetryLater."""
         return {name: [row for row in self._read(name)[0] if alive(row.uid)] for name in resources}
 
@@ -77,7 +77,7 @@ class SlicePlugins:
         """Return whether the kubelet knows all ids that are offered of such slices, and so admits their pods."""
         resource = resource_of(name)
         serving, ids = self._serving.get(resource), self._ids.get(resource)
-        if serving is None or not serving[1].registered or serving[0].devices != ids:
+        if serving is None or not serving[1].registered or serving[0].device_list.ids != ids:
             return False
         try:
             offered = self._read(resource)[1]
@@ -95,19 +95,19 @@ class SlicePlugins:
                         if resource not in self._serving:
                             plugin = self._begin(resource)
                             registration = Registration(self._folder, plugin)
-                            plugin.offer(ids)
+                            plugin.device_list.offer(ids)
                             self._serving = {**self._serving, resource: (plugin, registration)}
                             group.create_task(registration.run())
-                        elif self._serving[resource][0].devices != ids:
-                            self._serving[resource][0].offer(ids)
+                        elif self._serving[resource][0].device_list.ids != ids:
+                            self._serving[resource][0].device_list.offer(ids)
                     await self._changed.wait()
         finally:
             self._changed.unbind()
 
-    def _read(self, resource: str) -> tuple[list[Given], frozenset[str] | None]:
+    def _read(self, resource: str) -> tuple[list[PodDevicesEntry], frozenset[str] | None]:
         """Read the checkpoint. A kubelet that has never allocated anything has none."""
         file = self._folder / FILE
-        return read_known(file, resource) if file.exists() else ([], None)
+        return read_entries(file, resource) if file.exists() else ([], None)
 
 
 def slice_ids(

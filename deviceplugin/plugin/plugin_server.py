@@ -1,18 +1,23 @@
-"""The DevicePlugin service (v1beta1) of one resource, on grpc.aio."""
+"""The DevicePlugin service (v1beta1) of one resource, on grpc.aio.
+
+The kubelet is the only client. `Plugin` translates its calls for the resource's allocator, and holds them back while
+another agent takes over (`deviceplugin.handover.takeover`). `DeviceList` is what the kubelet follows by ListAndWatch.
+"""
 
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
 from deviceplugin import metrics
-from deviceplugin.allocation.allocator import Allocations, Answer
+from deviceplugin.allocation.allocator import Answer
 from deviceplugin.delivery.cdi import PERMISSIONS
 from deviceplugin.event_loop import Wakeup
+from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.identity import VISIBLE, VOID, Refused
 from proto import deviceplugin_pb2 as api
 from proto import deviceplugin_pb2_grpc as services
@@ -20,47 +25,87 @@ from proto import deviceplugin_pb2_grpc as services
 log = logging.getLogger(__name__)
 
 CHANNEL = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
-"""Of a channel to a socket: another process may listen there since the last one."""
+"""Options of a channel to a socket. A pooled connection could lead to the process that listened there before."""
 OPTIONS = api.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=False)
 
 
-class Plugin:
-    """`devices`: what is offered. `streams`: how many ListAndWatch streams are open now.
+class Allocator(Protocol):
+    """`deviceplugin.allocation.allocator.Allocator`."""
 
-    `opened`: how many were since `open`. `silent`: nothing more is sent; ending the stream would disconnect the plugin
-    that serves the resource now (`deviceplugin.plugin.registration`). One loop only.
-    `held_calls`: how many calls wait for the agent that takes over, or for its answer.
-    `withdrawing`: no options are told, so that the kubelet takes its registration back
-    (`deviceplugin.handover.takeover`).
+    async def allocate(self, ids: Sequence[str]) -> Answer: ...
+    async def pre_start(self, ids: Sequence[str]) -> GpuPod: ...
+
+
+class DeviceList:
+    """The device ids of a resource that are offered to the kubelet. Used on one event loop.
+
+    Attributes:
+        ids: each id, and whether it is healthy.
+        silent: send nothing more. Ending the stream instead would disconnect the plugin that serves the resource now
+            (`deviceplugin.plugin.registration`).
+        changed: wakes the streams.
     """
 
-    def __init__(self, resource: str, allocations: Allocations) -> None:
-        self.resource, self._allocations = resource, allocations
-        self.devices: dict[str, bool] = {}
+    def __init__(self) -> None:
+        self.ids: dict[str, bool] = {}
         self.silent = False
-        self.withdrawing = False
+        self.changed = Wakeup()
+        self._resends = 0
+
+    @property
+    def version(self) -> tuple[int, dict[str, bool]]:
+        """What a stream compares to find out whether it must send the list."""
+        return self._resends, self.ids
+
+    def offer(self, ids: Mapping[str, bool]) -> None:
+        """Offer these ids from now on."""
+        self.ids = dict(ids)
+        self.changed.wake()
+
+    def resend(self) -> None:
+        """Send the list once more although nothing has changed: with every list the kubelet writes its checkpoint."""
+        self._resends += 1
+        self.changed.wake()
+
+
+class Plugin:
+    """Used on one event loop.
+
+    Attributes:
+        streams: how many ListAndWatch streams are open now.
+        opened: how many were opened since `open`.
+        stream_ended: wakes whenever one has ended.
+        withdrawing: refuse to tell the options, upon which the kubelet drops its registration
+            (`deviceplugin.handover.takeover`).
+        held_calls: how many calls wait for the successor, or for its answer.
+    """
+
+    def __init__(self, resource: str, allocator: Allocator, device_list: DeviceList) -> None:
+        self.resource = resource
+        self.device_list = device_list
+        self._allocator = allocator
         self._ended = False
         self._generation = 0
-        self._busy = 0
-        self.held_calls = 0
+        self._calls = 0
         self._idle = Wakeup()
         self._successor: asyncio.Future[Path | None] | None = None
-        self._turn = 0
-        self._changed = Wakeup()
-        self.streams = self.opened = 0
+        self.streams = 0
+        self.opened = 0
         self.stream_ended = Wakeup()
+        self.withdrawing = False
+        self.held_calls = 0
 
     def open(self) -> None:
-        """From here on streams are served; called on the loop."""
-        self._ended, self.opened = False, 0
-        self._changed.bind()
-        self.stream_ended.bind()
-        self._idle.bind()
+        """Serve streams from now on. Call this on the event loop."""
+        self._ended = False
+        self.opened = 0
+        for wakeup in (self.device_list.changed, self.stream_ended, self._idle):
+            wakeup.bind()
 
     def end_streams(self) -> None:
-        """Streams end by themselves, the kubelet sees them out before anything else is served."""
+        """End all streams, so that the kubelet notices their end before anything else is served."""
         self._ended = True
-        self._changed.wake()
+        self.device_list.changed.wake()
 
     @property
     def ended(self) -> bool:
@@ -68,51 +113,41 @@ class Plugin:
         return self._ended
 
     def renew_streams(self) -> None:
-        """End the streams that are open now, and serve those that come."""
+        """End the streams that are open now, and serve new ones."""
         self._generation += 1
-        self._changed.wake()
+        self.device_list.changed.wake()
 
     async def hold(self) -> None:
-        """Hold new calls back from now on, and return once those before are answered.
+        """Hold back calls from now on; return once those in progress are answered.
 
-        What `PreStartContainer` waits for has a limit of its own (`allocation.WAIT_SECONDS`).
+        What PreStartContainer waits for has a limit of its own (`allocator.WAIT_SECONDS`).
         """
         self._successor = asyncio.get_running_loop().create_future()
-        while self._busy:
+        while self._calls:
             await self._idle.wait(1.0)
 
     def hand_on(self, socket: Path | None) -> None:
-        """Let another agent answer the calls that were held back, and all that come; None: nobody can."""
+        """Pass held calls, and all later ones, on to the successor's socket; None if there is no successor."""
         if self._successor is not None and not self._successor.done():
             self._successor.set_result(socket)
-
-    def offer(self, devices: Mapping[str, bool]) -> None:
-        """The device ids from now on, and whether each is healthy; sent to the kubelet where they changed."""
-        self.devices = dict(devices)
-        self._changed.wake()
-
-    def resend(self) -> None:
-        """Send the list once more: with every list the kubelet writes its checkpoint."""
-        self._turn += 1
-        self._changed.wake()
 
     async def GetDevicePluginOptions(self, request: api.Empty, context: Any) -> api.DevicePluginOptions:  # noqa: N802, ARG002
         if self.withdrawing:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the registration is withdrawn for a moment")
         return OPTIONS
 
-    async def ListAndWatch(self, request: api.Empty, context: Any) -> Any:  # noqa: N802, ARG002
+    async def ListAndWatch(self, request: api.Empty, context: Any) -> AsyncIterator[api.ListAndWatchResponse]:  # noqa: N802, ARG002
         self.streams += 1
         self.opened += 1
         try:
             sent: tuple[int, dict[str, bool]] | None = None
             generation = self._generation
             while not self._ended and generation == self._generation:
-                if not self.silent and (self._turn, self.devices) != sent:
-                    sent = self._turn, self.devices
-                    yield _list(self.devices)
+                if not self.device_list.silent and self.device_list.version != sent:
+                    sent = self.device_list.version
+                    yield _response_of_list(self.device_list.ids)
                 else:
-                    await self._changed.wait()
+                    await self.device_list.changed.wait()
         finally:
             self.streams -= 1
             self.stream_ended.wake()
@@ -122,84 +157,86 @@ class Plugin:
 
     async def Allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:  # noqa: N802
         if self._successor is not None:
-            forwarded: api.AllocateResponse = await self._forwarded("Allocate", request, context)
+            forwarded: api.AllocateResponse = await self._forward("Allocate", request, context)
             return forwarded
-        began, result = time.perf_counter(), "refused"
-        self._busy += 1
+        began = time.perf_counter()
+        result = "refused"
+        self._calls += 1
         try:
             response = await self._allocate(request, context)
             void = any(row.envs.get(VISIBLE) == VOID[VISIBLE] for row in response.container_responses)
             result = "void" if void else "granted"
         finally:
-            self._done()
+            self._call_ended()
             metrics.ALLOCATE.labels(result).observe(time.perf_counter() - began)
-        return response
-
-    def _done(self) -> None:
-        self._busy -= 1
-        if not self._busy:
-            self._idle.wake()
-
-    async def _forwarded(self, method: str, request: Any, context: Any) -> Any:
-        """The answer of the agent that takes over."""
-        assert self._successor is not None
-        self.held_calls += 1
-        try:
-            socket = await asyncio.shield(self._successor)
-            if socket is None:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "the agent of this node is being replaced")
-            return await self._asked_elsewhere(f"unix:{socket}", method, request, context)
-        finally:
-            self.held_calls -= 1
-
-    async def _asked_elsewhere(self, target: str, method: str, request: Any, context: Any) -> Any:
-        async with grpc.aio.insecure_channel(target, options=CHANNEL) as channel:
-            stub = services.DevicePluginStub(channel)  # type: ignore[no-untyped-call]
-            try:
-                return await getattr(stub, method)(request)
-            except grpc.aio.AioRpcError as error:
-                await context.abort(error.code(), error.details())
-
-    async def _allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:
-        response = api.AllocateResponse()
-        for asked in request.container_requests:
-            try:
-                answer = await self._allocations.allocate(asked.devices_ids)
-            except Refused as error:
-                log.warning("allocation refused: %s", error, extra={"resource": self.resource, "pod": error.uid})
-                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-                raise
-            response.container_responses.append(_response(answer))
         return response
 
     async def PreStartContainer(  # noqa: N802
         self, request: api.PreStartContainerRequest, context: Any
     ) -> api.PreStartContainerResponse:
         if self._successor is not None:
-            forwarded: api.PreStartContainerResponse = await self._forwarded("PreStartContainer", request, context)
+            forwarded: api.PreStartContainerResponse = await self._forward("PreStartContainer", request, context)
             return forwarded
-        began, result = time.perf_counter(), "refused"
-        self._busy += 1
+        began = time.perf_counter()
+        result = "refused"
+        self._calls += 1
         try:
             response = await self._pre_start(request, context)
             result = "granted"
         finally:
-            self._done()
+            self._call_ended()
             metrics.PRESTART.labels(result).observe(time.perf_counter() - began)
+        return response
+
+    async def _allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:
+        response = api.AllocateResponse()
+        for container in request.container_requests:
+            try:
+                answer = await self._allocator.allocate(container.devices_ids)
+            except Refused as error:
+                log.warning("allocation refused: %s", error, extra={"resource": self.resource, "pod": error.uid})
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+                raise
+            response.container_responses.append(_response_of(answer))
         return response
 
     async def _pre_start(self, request: api.PreStartContainerRequest, context: Any) -> api.PreStartContainerResponse:
         try:
-            known = await self._allocations.pre_start(request.devices_ids)
+            gpu_pod = await self._allocator.pre_start(request.devices_ids)
         except Refused as error:
             log.warning("start refused: %s", error, extra={"resource": self.resource, "pod": error.uid})
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             raise
-        log.info("start granted", extra={"pod": known.pod.uid, "resource": self.resource})
+        log.info("start granted", extra={"pod": gpu_pod.pod.uid, "resource": self.resource})
         return api.PreStartContainerResponse()
 
+    def _call_ended(self) -> None:
+        self._calls -= 1
+        if not self._calls:
+            self._idle.wake()
 
-def _response(answer: Answer) -> api.ContainerAllocateResponse:
+    async def _forward(self, method: str, request: Any, context: Any) -> Any:
+        """Wait for the successor, and return its answer.
+
+        The kubelet has no retry for Allocate: an error here would fail the pod for good, so the call waits instead.
+        """
+        assert self._successor is not None
+        self.held_calls += 1
+        try:
+            socket = await asyncio.shield(self._successor)
+            if socket is None:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the agent of this node is being replaced")
+            async with grpc.aio.insecure_channel(f"unix:{socket}", options=CHANNEL) as channel:
+                stub = services.DevicePluginStub(channel)  # type: ignore[no-untyped-call]
+                try:
+                    return await getattr(stub, method)(request)
+                except grpc.aio.AioRpcError as error:
+                    await context.abort(error.code(), error.details())
+        finally:
+            self.held_calls -= 1
+
+
+def _response_of(answer: Answer) -> api.ContainerAllocateResponse:
     return api.ContainerAllocateResponse(
         envs=answer.env,
         mounts=[api.Mount(host_path=at, container_path=to) for at, to in answer.mounts],
@@ -209,7 +246,7 @@ def _response(answer: Answer) -> api.ContainerAllocateResponse:
     )
 
 
-def _list(devices: Mapping[str, bool]) -> api.ListAndWatchResponse:
-    """No topology: an id stands for no card."""
-    rows = [api.Device(ID=i, health="Healthy" if healthy else "Unhealthy") for i, healthy in devices.items()]
+def _response_of_list(ids: Mapping[str, bool]) -> api.ListAndWatchResponse:
+    """Without topology, because an id stands for no card."""
+    rows = [api.Device(ID=i, health="Healthy" if healthy else "Unhealthy") for i, healthy in ids.items()]
     return api.ListAndWatchResponse(devices=rows)

@@ -1,8 +1,10 @@
 """Keeps one plugin registered with the kubelet, whatever happens to either of them.
 
-The kubelet removes every socket of its folder when it starts, and when an old stream ends it disconnects whichever
-plugin of that resource is registered then. So nothing is patched up: whenever the kubelet's socket is another one, our
-own is gone or a stream has ended, the streams are ended, a new server takes the old one's place, and it registers.
+The kubelet removes every socket of its folder when it starts. When a device list (ListAndWatch) ends, it disconnects
+whichever plugin of that resource is registered at that time, even if the list was another plugin's
+(docs/design/kubernetes.md, "Device manager"). So nothing is repaired in place: whenever the kubelet's socket is a new
+one, the plugin's own socket is gone or a device list has ended, `Registration.run` ends the streams, starts a new
+server and registers it.
 """
 
 import asyncio
@@ -23,34 +25,42 @@ from proto import deviceplugin_pb2_grpc as services
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 0.5
-_LOOK_SECONDS = 0.1
-"""A kubelet (1.36) that starts again fails the pods that were bound meanwhile 0.4 s after it has made its socket, if
-nobody has registered by then."""
+_POLL_SECONDS = 0.1
+"""A kubelet (1.36) that starts fails the pods that were bound meanwhile 0.4 s after it has made its socket, unless the
+plugin has registered by then."""
 _REGISTER_SECONDS = 15.0
-_FIRST_PAUSE, _LONGEST_PAUSE, _STABLE_SECONDS = 0.2, 10.0, 10.0
+_FIRST_PAUSE = 0.2
+_LONGEST_PAUSE = 10.0
+_STABLE_SECONDS = 10.0
 _GRACE_SECONDS = 1.0
-
-Stamp = tuple[int, int, int]
-
-
 _SETTLE_SECONDS = 0.5
-"""After the end of a stream, for the kubelet to see it before the plugin registers anew."""
+"""Time for the kubelet to notice the end of a stream, before the plugin registers again."""
+
+FileStamp = tuple[int, int, int]
 
 
 def socket_name(resource: str, *, second: bool = False) -> str:
-    """The file name of a resource's plugin socket: `mgpu-core.sock`, `mgpu-gpu-mem.sock`.
+    """Return the file name of a resource's plugin socket, such as `mgpu-core.sock` or `mgpu-gpu-mem.sock`.
 
-    second: the name for an agent that takes over from one which still serves on the first.
+    Args:
+        second: whether the agent takes over from one that still serves on the first name.
     """
     name = resource.rpartition("/")[2]
     return f"{name if name.startswith('mgpu-') else f'mgpu-{name}'}{'.2' if second else ''}.sock"
 
 
 class Registration:
-    """`run` until cancelled. `folder`: the kubelet's device-plugins folder.
+    """The registration of one plugin. Used on one event loop; properties may be read from any thread.
 
-    left: why the resource is another plugin's to serve now, "" where it is not: then nothing is begun anew.
-    changed: wakes when `left` may say something else.
+    Args:
+        folder: the kubelet's device-plugins folder.
+        check_seconds: how often the sockets are compared.
+        not_served_reason: returns why another plugin serves the resource now, or None. While it returns a reason,
+            nothing is registered again; a device list that is open stays open.
+        changed: wakes when `not_served_reason` may return something else.
+
+    Attributes:
+        problem: why the plugin is not registered; None if it is.
     """
 
     def __init__(
@@ -58,21 +68,25 @@ class Registration:
         folder: Path,
         plugin: Plugin,
         check_seconds: float = CHECK_SECONDS,
-        left: Callable[[], str] = lambda: "",
+        not_served_reason: Callable[[], str | None] | None = None,
         changed: Wakeup | None = None,
     ) -> None:
-        self._plugin, self._check, self.left = plugin, check_seconds, left
+        self._plugin = plugin
+        self._check_seconds = check_seconds
+        self.not_served_reason: Callable[[], str | None] = not_served_reason or _is_served_always
         self._changed = changed or Wakeup()
         self._kubelet = folder / "kubelet.sock"
         self._sockets = tuple(folder / socket_name(plugin.resource, second=second) for second in (False, True))
         self._socket = self._sockets[0]
-        self._renewing = self._retired = self._must_begin_anew = False
-        self.state = "not registered yet"
+        self._renewing = False
+        self._retired = False
+        self._must_begin_again = False
+        self.problem: str | None = "not registered yet"
 
     @property
     def registered(self) -> bool:
-        """Whether the kubelet follows our device list now."""
-        return self.state == "" and (self._plugin.streams > 0 or self._renewing)
+        """Whether the kubelet follows the plugin's device list now."""
+        return self.problem is None and (self._plugin.streams > 0 or self._renewing)
 
     @property
     def resource(self) -> str:
@@ -84,14 +98,15 @@ class Registration:
         return self._socket.name
 
     def retire(self) -> None:
-        """From now on another agent registers this resource: whatever ends, begin nothing anew."""
+        """Leave the resource to another agent: register nothing again, whatever ends."""
         self._retired = True
 
     async def withdraw(self) -> None:
-        """Make the kubelet forget whom it would disconnect when a device list ends (`deviceplugin.handover.takeover`).
+        """Make the kubelet forget which plugin it would disconnect when a device list ends.
 
-        It dials the plugin, which refuses to tell its options: so it drops its note of the registered client, and only
-        that. Calls still come here, and devices stay healthy.
+        On a registration the kubelet asks the plugin for its options. The plugin refuses, upon which the kubelet drops
+        its note of the registered client, and nothing else: calls still come here, and devices stay healthy. Step 4 of
+        `deviceplugin.handover.takeover`.
         """
         self._plugin.withdrawing = True
         try:
@@ -102,75 +117,78 @@ class Registration:
             log.warning("the kubelet did not withdraw the registration", extra={"resource": self.resource})
 
     async def renew(self) -> None:
-        """End the own device list while that has no effect, and register anew, so that the kubelet notices the end of
-        this agent.
+        """End the device list while that has no effect, and register again, so that the kubelet notices a later end.
 
-        A kubelet may refuse, or end after it has agreed and before it asks for the list. Then `run` begins anew.
+        A kubelet may refuse, or end after it has agreed and before it asks for the list. Then `run` begins again.
         """
         loop = asyncio.get_running_loop()
         self._renewing = True
         try:
             self._plugin.renew_streams()
             while self._plugin.streams:
-                await self._plugin.stream_ended.wait(_LOOK_SECONDS)
+                await self._plugin.stream_ended.wait(_POLL_SECONDS)
             await asyncio.sleep(_SETTLE_SECONDS)
             self._plugin.opened = 0
-            kubelet, deadline = _stamp(self._kubelet), loop.time() + _REGISTER_SECONDS
+            kubelet = _stamp(self._kubelet)
+            deadline = loop.time() + _REGISTER_SECONDS
             if await self._register():
                 while not self._plugin.opened and _stamp(self._kubelet) == kubelet and loop.time() < deadline:
-                    await asyncio.sleep(_LOOK_SECONDS / 10)
-            self._must_begin_anew = not self._plugin.opened
+                    await asyncio.sleep(_POLL_SECONDS / 10)
+            self._must_begin_again = not self._plugin.opened
         finally:
             self._renewing = False
 
     async def run(self) -> None:
+        """Keep the plugin registered until cancelled, or until `retire`. After failures the pauses grow."""
         loop = asyncio.get_running_loop()
         pause = _FIRST_PAUSE
         while not self._retired:
-            kubelet = await self._kubelet_there()
-            if why := self.left():
-                self._say(why)
-                await self._changed.wait(self._check)
+            kubelet = await self._kubelet_socket()
+            if reason := self.not_served_reason():
+                self._note(reason)
+                await self._changed.wait(self._check_seconds)
                 continue
             began = loop.time()
             try:
                 async with self._server():
                     if await self._register():
-                        why = await self._until_lost(kubelet)
-                        self._say(why)
+                        self._note(await self._until_lost(kubelet))
             except OSError as error:
-                self._say(f"no socket can be made or removed at {self._socket}: {error}")
+                self._note(f"no socket can be made or removed at {self._socket}: {error}")
             if loop.time() - began > _STABLE_SECONDS:
                 pause = _FIRST_PAUSE
             another = await self._another_kubelet(kubelet, pause)
             pause = _FIRST_PAUSE if another else min(pause * 2, _LONGEST_PAUSE)
 
-    async def _kubelet_there(self) -> Stamp:
+    async def _kubelet_socket(self) -> FileStamp:
         while (stamp := _stamp(self._kubelet)) is None:
-            self._say(f"waiting for the kubelet's socket {self._kubelet}")
-            await asyncio.sleep(_LOOK_SECONDS)
+            self._note(f"waiting for the kubelet's socket {self._kubelet}")
+            await asyncio.sleep(_POLL_SECONDS)
         return stamp
 
-    async def _another_kubelet(self, kubelet: Stamp, seconds: float) -> bool:
-        """Whether the kubelet's socket is another one; asked for so long. One that was killed leaves its own behind."""
+    async def _another_kubelet(self, kubelet: FileStamp, seconds: float) -> bool:
+        """Wait; return at once, and True, if a new kubelet has made its socket.
+
+        The socket's existence says nothing, since a kubelet that is killed leaves it behind.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while _stamp(self._kubelet) == kubelet:
             if (left := deadline - loop.time()) <= 0:
                 return False
-            await asyncio.sleep(min(left, _LOOK_SECONDS))
+            await asyncio.sleep(min(left, _POLL_SECONDS))
         return True
 
     @asynccontextmanager
     async def _server(self) -> AsyncIterator[None]:
         self._socket = next((path for path in self._sockets if not _is_served(path)), self._sockets[0])
         self._socket.unlink(missing_ok=True)
-        # Two servers on one path would share its calls without SO_REUSEPORT being off.
+        # With SO_REUSEPORT, gRPC's default, two servers on one path would share its calls.
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         services.add_DevicePluginServicer_to_server(self._plugin, server)  # type: ignore[no-untyped-call]
         try:
             server.add_insecure_port(f"unix:{self._socket}")
-        except RuntimeError as error:  # all that grpc says
+        except RuntimeError as error:  # the only error that grpc raises here
             raise OSError(str(error)) from error
         self._plugin.open()
         await server.start()
@@ -199,53 +217,61 @@ class Registration:
     async def _register(self) -> bool:
         error = await self._ask_to_register()
         if error is not None:
-            self._say(f"not registered with the kubelet: {error.code().name}: {error.details()}")
+            self._note(f"not registered with the kubelet: {error.code().name}: {error.details()}")
             return False
-        self.state = ""
+        self.problem = None
         log.info("registered with the kubelet", extra={"resource": self._plugin.resource})
         return True
 
-    async def _until_lost(self, kubelet: Stamp) -> str:
-        """Why it has to register again. The stream opens only after the registration is answered."""
+    async def _until_lost(self, kubelet: FileStamp) -> str:
+        """Wait until the plugin has to register again; return why.
+
+        The kubelet opens the stream only after it has answered the registration.
+        """
         loop = asyncio.get_running_loop()
-        own, deadline = _stamp(self._socket), loop.time() + _REGISTER_SECONDS
+        own = _stamp(self._socket)
+        deadline = loop.time() + _REGISTER_SECONDS
         repaired = -_STABLE_SECONDS
-        self._must_begin_anew = False
+        self._must_begin_again = False
         while True:
             if self._renewing or self._retired:
-                await self._plugin.stream_ended.wait(_LOOK_SECONDS)
+                await self._plugin.stream_ended.wait(_POLL_SECONDS)
                 continue
-            if self._must_begin_anew:
+            if self._must_begin_again:
                 return "the registration was not renewed"
             if _stamp(self._kubelet) != kubelet:
-                return "the kubelet's socket is another one"
+                return "the kubelet has a new socket"
             if own is None or _stamp(self._socket) != own:
-                return f"our socket {self._socket} was removed"
+                return f"the plugin's socket {self._socket} was removed"
             if self._plugin.opened and not self._plugin.streams:
-                # Until it has the list again it fails every pod: so at once, on the same socket. A kubelet that ends
-                # stream after stream is given rest by the caller.
+                # Until the kubelet has the list again it fails every pod: so register at once, on the same socket. A
+                # kubelet that ends stream after stream gets the pauses of `run`.
                 lately = loop.time() - repaired < _STABLE_SECONDS
                 self._plugin.opened = 0
-                if lately or self._plugin.ended or self.left() or not await self._register():
+                if lately or self._plugin.ended or self.not_served_reason() or not await self._register():
                     return "the kubelet ended the stream"
                 repaired = loop.time()
                 deadline = repaired + _REGISTER_SECONDS
                 continue
             if not self._plugin.opened and loop.time() > deadline:
                 return "the kubelet did not ask for the devices"
-            await self._plugin.stream_ended.wait(self._check)
+            await self._plugin.stream_ended.wait(self._check_seconds)
 
-    def _say(self, state: str) -> None:
-        if state != self.state:
-            self.state = state
-            log.warning("%s", state, extra={"resource": self._plugin.resource})
+    def _note(self, problem: str) -> None:
+        if problem != self.problem:
+            self.problem = problem
+            log.warning("%s", problem, extra={"resource": self._plugin.resource})
+
+
+def _is_served_always() -> None:
+    """Return no reason: nothing else serves the resource."""
 
 
 async def _stop(server: grpc.aio.Server) -> None:
-    """Ends what it began, even where it is cancelled meanwhile, and is cancelled then.
+    """Stop the server, even if this coroutine is cancelled meanwhile; then raise the cancellation.
 
-    `Server.stop` awaits Python 3.11's `wait_for`, which loses a cancellation that comes in the moment of its end: who
-    awaited it directly would begin anew, for ever.
+    `Server.stop` awaits `asyncio.wait_for`, which in Python 3.11 loses a cancellation that arrives as it ends. A caller
+    that awaited it directly would go on as if it had not been cancelled.
     """
     stopping = asyncio.create_task(server.stop(_GRACE_SECONDS))
     try:
@@ -256,7 +282,7 @@ async def _stop(server: grpc.aio.Server) -> None:
 
 
 def _is_served(path: Path) -> bool:
-    """Return whether a process listens on the socket; one that has ended leaves its file behind."""
+    """Return whether a process listens on the socket. A process that has ended leaves its file behind."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.setblocking(False)
         try:
@@ -268,8 +294,8 @@ def _is_served(path: Path) -> bool:
     return True
 
 
-def _stamp(path: Path) -> Stamp | None:
-    """What tells a file from another one that took its place."""
+def _stamp(path: Path) -> FileStamp | None:
+    """Return what distinguishes a file from another one that takes its place; None if there is none."""
     try:
         found = os.stat(path)
     except OSError:

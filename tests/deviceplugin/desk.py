@@ -5,10 +5,11 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from deviceplugin.allocation.allocator import Allocations, Answer, Node
-from deviceplugin.allocation.wait_budget import Patience
+from deviceplugin.allocation.allocator import AllocationContext, Allocator, Answer
+from deviceplugin.allocation.allocator_without_cdi import AllocatorWithoutCdi
+from deviceplugin.allocation.wait_budget import WaitBudget
 from deviceplugin.delivery.cdi import CdiFiles
-from deviceplugin.delivery.exchange import Exchange
+from deviceplugin.delivery.exchange import RecordExchange
 from deviceplugin.delivery.visibility import Exposure
 from deviceplugin.event_loop import Wakeup
 from deviceplugin.inventory.offers import as_ids
@@ -71,11 +72,11 @@ class Desk:
         self.folder, self._cdi, self._wait = folder, cdi, wait_seconds
         self._exposure = exposure or Exposure()
         self.cards: tuple[Card, ...] = cards(2)
-        self.gpus: tuple[Card, ...] = ()
+        self.all_gpus: tuple[Card, ...] = ()
         self.entries: list[device_checkpoint.Entry] = []
         self.owned: list[Owner] = []
         self.silent = self.resent = 0
-        self.patience = Patience(1e6, lambda: 0.0)
+        self.budget = WaitBudget(1e6, lambda: 0.0)
         self.on_resend: Callable[[], None] = lambda: None
         self.refusals: list[tuple[str, str]] = []
         self.given: list[str] = []
@@ -91,35 +92,54 @@ class Desk:
             self.pods.take(raw)
         files = CdiFiles(self.folder / "cdi")
         sealed = self._records.keys is not None
-        exchange = Exchange(self.pods, lambda: self.cards, load_settings(), self._write, sealed=sealed)
-        node = Node(
+        exchange = RecordExchange(self.pods, lambda: self.cards, load_settings(), self._write, sealed=sealed)
+        context = AllocationContext(
             pods=self.pods,
-            cards=lambda: self.cards,
-            gpus=lambda: self.gpus or self.cards,
+            devices=self,
             owners=self,
             checkpoint=self.folder / "checkpoint",
             delivery=files if self._cdi else exchange,
             grants=Grants(handed(files.environments()) if self._cdi else {}),
             changed=self.changed,
-            refused=lambda known, why: self.refusals.append((known.pod.name, why)),
-            resend=self._resend,
-            given=lambda known: self.given.append(known.pod.name),
-            foreign=lambda: self.foreign,
+            listener=self,
+            unrecorded=self,
             exposure=self._exposure,
-            patience=self.patience,
+            guess_budget=self.budget,
         )
         names = [*(resource.name for resource in as_ids((), load_settings())), *SLICES]
-        self.each = {name: Allocations(name, node, self._wait, guess_seconds=self._wait) for name in names}
+        self.each = {name: self._allocator(name, context) for name in names}
         self.of = self.each[CORE]
         if synced:
-            for allocations in self.each.values():
-                allocations.resume()
+            for allocator in self.each.values():
+                allocator.resume()
 
     def _write(self, known: GpuPod, annotations: Any) -> None:
         self.written.append((known.pod.name, dict(annotations)))
 
-    def _resend(self, resource: str) -> None:
-        assert resource in self.each
+    def _allocator(self, resource: str, context: AllocationContext) -> Allocator:
+        if self._cdi:
+            return Allocator(resource, context, self._resend, self._wait)
+        return AllocatorWithoutCdi(resource, context, self._resend, self._wait, self._wait)
+
+    def gpus(self) -> tuple[Card, ...]:
+        return self.all_gpus or self.cards
+
+    def devices(self) -> tuple[Card, ...]:
+        return self.cards
+
+    def holdings(self) -> tuple[Holding, ...]:
+        return self.foreign
+
+    def is_undetermined(self) -> bool:
+        return False
+
+    def start_refused(self, gpu_pod: GpuPod, reason: str) -> None:
+        self.refusals.append((gpu_pod.pod.name, reason))
+
+    def start_granted(self, gpu_pod: GpuPod) -> None:
+        self.given.append(gpu_pod.pod.name)
+
+    def _resend(self) -> None:
         self.resent += 1
         self.on_resend()
 

@@ -12,6 +12,7 @@ from kubernetes import client
 
 from deviceplugin.agent import Agent
 from deviceplugin.cards.simulated_cards import SimulatedCards
+from deviceplugin.inventory.node_objects import NodeObjects
 from mgpu.kube import Api, ApiError
 from mgpu.settings import load_settings
 from playground.container_runtime import Runtime
@@ -108,7 +109,9 @@ class Node:
         own = {"node": "n1", **folders, "criSocket": str(self.folder / "cri.sock"), **settings}
         api = api_of(self.url, timeout=10.0)
         parsed = load_settings(flags={k if "." in k else f"deviceplugin.{k}": value for k, value in own.items()})
-        agent = Agent(parsed, SimulatedCards(self.file, "n1"), api, SimulatedMig(self.file, "n1"))
+        agent = Agent(
+            parsed, NodeObjects(api, "n1"), SimulatedCards(self.file, "n1"), api, SimulatedMig(self.file, "n1")
+        )
         yield agent
         api.close()
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deviceplugin.inventory.reporter import DEVICES
+from deviceplugin.inventory.node_objects import DEVICES
 from mgpu.kube import Api, ApiError
 from mgpu.kube.client import JSON_PATCH
 from mgpu.model.device_object import DEVICE_API, MODEL_LABEL

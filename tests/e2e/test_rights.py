@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.inventory.reporter import DEVICES, known_indexes
+from deviceplugin.inventory.node_objects import DEVICES
+from deviceplugin.inventory.reporter import known_indexes
 from mgpu.kube.events import Recorder, node_reference
 from mgpu.kube.leader import Leader
 from mgpu.kube.secrets import SecretStore

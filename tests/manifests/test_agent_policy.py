@@ -12,8 +12,8 @@ import yaml
 from cel_expr_python import cel
 from cel_expr_python.ext import ext_optional, ext_strings
 
+from deviceplugin.inventory.node_objects import PUBLISHED_ANNOTATION
 from deviceplugin.inventory.reporter import (
-    PUBLISHED_ANNOTATION,
     agent_patch,
     capacity_patch,
     device_patch,

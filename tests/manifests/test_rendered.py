@@ -11,7 +11,7 @@ import kubernetes.client as client
 import pytest
 import yaml
 
-from deviceplugin.delivery import toolkit
+from deviceplugin.delivery import visibility
 from mgpu.cli.process_settings import read_settings
 from mgpu.kube.leader import LABEL
 from mgpu.serving import server
@@ -266,7 +266,7 @@ def test_the_agent_sees_of_its_node_what_its_settings_name(tmp_path: Path) -> No
     paths = {v["name"]: v["hostPath"]["path"] for v in agent["spec"]["template"]["spec"]["volumes"] if "hostPath" in v}
     assert paths == {name: path for name, path in mounts.items() if name not in ("config", "record-keys")}
     needed = {f"{own.kubelet_dir}/device-plugins", f"{own.kubelet_dir}/pod-resources", own.cdi_dir}
-    needed |= {str(Path(own.cri_socket).parent), str(Path(own.mps_dir).parent), str(toolkit.CONFIG.parent)}
+    needed |= {str(Path(own.cri_socket).parent), str(Path(own.mps_dir).parent), str(visibility.TOOLKIT_CONFIG.parent)}
     assert set(paths.values()) == needed
     assert str(Path(own.limits_dir).parent) in needed
 

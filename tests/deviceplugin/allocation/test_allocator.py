@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.allocation.wait_budget import Patience
+from deviceplugin.allocation.wait_budget import WaitBudget
 from deviceplugin.kubelet.pod_resources import Owner
 from deviceplugin.pods.identity import VOID, Refused
 from playground.container_runtime import Unresolvable
@@ -283,7 +283,7 @@ def test_many_waits_do_not_hold_each_other_up(desk: Desk) -> None:
 def test_answers_without_cdi_wait_together_no_longer_than_there_is_patience(tmp_path: Path) -> None:
     """The kubelet admits one pod at a time: 80 pods that never get cards kept a node from others for 80 seconds."""
     desk = Desk(tmp_path, cdi=False, wait_seconds=0.2)
-    desk.patience = Patience(0.2, lambda: 0.0)
+    desk.budget = WaitBudget(0.2, lambda: 0.0)
     desk.restart()
     waited = []
     for _ in range(3):
@@ -295,12 +295,12 @@ def test_answers_without_cdi_wait_together_no_longer_than_there_is_patience(tmp_
     assert max(waited[1:]) < 0.1
 
 
-def test_patience_comes_back_over_time() -> None:
+def test_wait_budget_spent_refills_over_time() -> None:
     now = 0.0
-    patience = Patience(2.0, lambda: now)
-    patience.spend(5.0)
-    assert patience.left() == 0.0
+    budget = WaitBudget(2.0, lambda: now)
+    budget.spend(5.0)
+    assert budget.remaining() == 0.0
     now = 40.0
-    assert patience.left() == pytest.approx(1.0)
+    assert budget.remaining() == pytest.approx(1.0)
     now = 1000.0
-    assert patience.left() == 2.0
+    assert budget.remaining() == 2.0

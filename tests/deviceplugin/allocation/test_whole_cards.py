@@ -82,7 +82,7 @@ class Place:
             raise RetryLater("PodResources: UNAVAILABLE")
         return self.owned
 
-    def look(self, *, synced: bool = True, seconds: float = 0.0) -> tuple[str, Any]:
+    def look(self, *, synced: bool = True, seconds: float = 0.0) -> tuple[str | None, Any]:
         self.now += seconds
         loop = asyncio.new_event_loop()
         loop.time = lambda: self.now  # type: ignore[method-assign]
@@ -101,11 +101,11 @@ def place(tmp_path: Path) -> Place:
 
 
 def test_on_a_node_without_another_plugin_they_are_ours(place: Place) -> None:
-    assert place.look() == ("", ()), "neither the kubelet nor the API server has said anything"
-    assert place.whole.left()
+    assert place.look() == (None, ()), "neither the kubelet nor the API server has said anything"
+    assert place.whole.not_served_reason()
     place.capacity = 0
     assert place.look()[0] == "mgpu"
-    assert not place.whole.left()
+    assert not place.whole.not_served_reason()
     place.capacity = 2
     assert place.look()[0] == "mgpu", "it is ours"
 
@@ -135,7 +135,7 @@ def test_whoever_shows_signs_of_serving_them_is_left_alone(tmp_path: Path, setti
         place.write()
         place.capacity = 2
     assert place.look()[0] == "nvidia"
-    assert "is left to NVIDIA's plugin" in place.whole.left()
+    assert "is left to NVIDIA's plugin" in str(place.whole.not_served_reason())
 
 
 def test_a_plugin_that_comes_later_takes_over_and_when_it_has_gone_and_its_pods_too_they_are_ours(place: Place) -> None:

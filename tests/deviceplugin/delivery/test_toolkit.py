@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.delivery.toolkit import read_toolkit
+from deviceplugin.delivery.visibility import read_toolkit
 from mgpu.version import Toolkit
 
 VARIABLE = "accept-nvidia-visible-devices-envvar-when-unprivileged"

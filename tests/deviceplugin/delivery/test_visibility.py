@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deviceplugin.delivery.visibility import Exposure, exposure_of
-from deviceplugin.plugin.plugin_server import Plugin
+from deviceplugin.plugin.plugin_server import DeviceList, Plugin
 from deviceplugin.pods.identity import Refused
 from mgpu.model.node_slices import NodeSlices, devices
 from mgpu.model.slice_names import Slice
@@ -63,7 +63,7 @@ def test_mig_devices_are_named_by_their_own_uuids_and_have_their_cards_node(tmp_
     root = dev(tmp_path, "nvidia3", "nvidia7")
     desk = Desk(tmp_path, exposure=Exposure(mounts=True, nodes=True, dev=root))
     made = [Slice(0, place(text).start, "1g.10gb", f"MIG-{text}") for text in ("1g.10gb@4", "1g.10gb@5")]
-    desk.gpus, desk.cards = MINORS, (MINORS[1], *devices(NodeSlices("mig", made=tuple(made)), MINORS))
+    desk.all_gpus, desk.cards = MINORS, (MINORS[1], *devices(NodeSlices("mig", made=tuple(made)), MINORS))
     raw = slice_pod("p", *made, phase="Pending")
     raw["spec"]["containers"] = [asking("c", {"nvidia.com/mig-1g.10gb": 2})]
     edits = started(desk, raw, "nvidia.com/mig-1g.10gb")
@@ -73,7 +73,7 @@ def test_mig_devices_are_named_by_their_own_uuids_and_have_their_cards_node(tmp_
 
 def test_a_share_under_mps_has_the_card_that_it_is_of(tmp_path: Path) -> None:
     desk = Desk(tmp_path, exposure=Exposure(mounts=True, nodes=True, dev=dev(tmp_path, "nvidia3", "nvidia7")))
-    desk.gpus, desk.cards = MINORS, (MINORS[1], *devices(NodeSlices("mps", made=(place("4gb@3"),)), MINORS))
+    desk.all_gpus, desk.cards = MINORS, (MINORS[1], *devices(NodeSlices("mps", made=(place("4gb@3"),)), MINORS))
     edits = started(desk, slice_pod("p", place("4gb@3"), phase="Pending"), "nvidia.com/gpu-4gb")
     assert edits.mounts == ((f"{LIST}/GPU-n1-0", "/dev/null"),)
     assert edits.nodes == ("/dev/nvidia3",)
@@ -125,7 +125,7 @@ def test_without_cdi_allocates_answer_brings_them(tmp_path: Path) -> None:
     async def allocate() -> api.AllocateResponse:
         desk.changed.bind()
         asked = api.ContainerAllocateRequest(devices_ids=IDS)
-        return await Plugin(CORE, desk.of).Allocate(api.AllocateRequest(container_requests=[asked]), None)
+        return await Plugin(CORE, desk.of, DeviceList()).Allocate(api.AllocateRequest(container_requests=[asked]), None)
 
     (answer,) = asyncio.run(allocate()).container_responses
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == "GPU-n1-1", "q's card has no node here"

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from deviceplugin.inventory.node_objects import PUBLISHED_ANNOTATION, NodeObjects
 from deviceplugin.inventory.reporter import (
-    PUBLISHED_ANNOTATION,
+    NodeFacts,
     Reporter,
     agent_patch,
     capacity_patch,
@@ -21,6 +22,7 @@ from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.cards import Card
 from mgpu.model.device_checkpoints import CHECKPOINTS
 from mgpu.model.device_object import write_device
+from mgpu.model.errors import RetryLater
 from mgpu.model.pods import read_node
 from mgpu.settings import load_settings
 from mgpu.version import AGENT, AgentSaid, Toolkit, own_version, read_agent
@@ -223,29 +225,44 @@ def published(node: Node) -> list[str]:
     return str(annotations.get(PUBLISHED_ANNOTATION, "")).split(",")
 
 
-def test_what_pods_hold_is_not_taken_away_before_they_are_known(node: Node) -> None:
+def test_amount_held_before_the_pods_are_known_is_not_taken_away(node: Node) -> None:
     """The pods of a node may be listed long after the node itself."""
-    api, pods_known, held = node.api, threading.Event(), dict[str, int]()
+    api, pods_synced, held = node.api, threading.Event(), dict[str, int]()
     until(lambda: api.list("/api/v1/nodes")[0])
     api.patch(NODE, {"metadata": {"annotations": {PUBLISHED_ANNOTATION: gpushare.MEMORY}}})
-    amounts = (pods_known.is_set, lambda name: held.get(name, 0), lambda: ("mgpu", ""))
-    reporter = Reporter(api, "n1", load_settings(), *amounts)
-    reporter.watch()
+
+    def facts() -> NodeFacts:
+        if not pods_synced.is_set():
+            raise RetryLater("the pods of this node are not known yet")
+        return NodeFacts(cards(2), "", cards(2), "mgpu", "")
+
+    def not_drained_reason() -> str:
+        amount = held.get(gpushare.MEMORY, 0)
+        return str(objects.not_drained_reason(gpushare.MEMORY, pods_synced=pods_synced.is_set(), held=amount))
+
+    objects = NodeObjects(api, "n1")
+    reporter = Reporter(api, objects, load_settings(), facts, lambda name: held.get(name, 0))
+    objects.on_node_change.append(reporter.update)
+    objects.on_device_change.append(reporter.update)
+    assert "n1 is not known yet" in not_drained_reason()
+    objects.start()
     reporter.start()
     try:
-        reporter.update(cards(2))
-        until(lambda: "pods of this node are not known" in reporter.problem)
-        assert "not known" in reporter.undrained(gpushare.MEMORY)
+        until(lambda: "pods of this node are not known" in str(reporter.problem) and objects.node)
+        assert "not known" in not_drained_reason()
         assert published(node) == [gpushare.MEMORY]
         assert read_agent(api.get(NODE)) is None
         held[gpushare.MEMORY] = 8138
-        pods_known.set()
+        pods_synced.set()
         until(lambda: not reporter.problem)
         assert gpushare.MEMORY in published(node)
         assert read_agent(api.get(NODE)) == AgentSaid(own_version(), None, 2, "mgpu")
-        assert "pods hold" in reporter.undrained(gpushare.MEMORY)
+        assert "pods hold" in not_drained_reason()
+        held.clear()
+        assert not_drained_reason() == "None"
     finally:
         reporter.stop()
+        objects.stop()
 
 
 def test_pods_that_the_kubelet_has_not_admitted_change_no_amount_of_the_node() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.kubelet.checkpoint import Given, read_checkpoint
+from deviceplugin.kubelet.checkpoint import PodDevicesEntry, read_checkpoint
 from playground.kubelet import device_checkpoint
 from proto import deviceplugin_pb2 as api
 
@@ -23,8 +23,8 @@ def test_it_has_init_containers_and_answers(tmp_path: Path) -> None:
     device_checkpoint.write(tmp_path / "checkpoint", entries, {})
     both = read_checkpoint(tmp_path / "checkpoint", "r")
     assert both == [
-        Given("u", "i", frozenset({"1", "2"}), "mgpu.io/card=n", device=True, env={"A": "1"}),
-        Given("u", "c", frozenset({"4"}), "m", device=False),
+        PodDevicesEntry("u", "i", frozenset({"1", "2"}), "mgpu.io/card=n", device=True, env={"A": "1"}),
+        PodDevicesEntry("u", "c", frozenset({"4"}), "m", device=False),
     ]
     assert read_checkpoint(tmp_path / "checkpoint", "r", frozenset({"2", "1"})) == both[:1]
     assert read_checkpoint(tmp_path / "checkpoint", "r", frozenset({"2"})) == []

@@ -4,29 +4,39 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from deviceplugin.allocation.allocator import Allocations, Node
+from deviceplugin.allocation.allocator import AllocationContext, Allocator
 from deviceplugin.delivery.cdi import CdiFiles
 from deviceplugin.event_loop import Wakeup
 from deviceplugin.inventory.offers import as_ids
 from deviceplugin.kubelet.device_ids import device_ids
 from deviceplugin.kubelet.pod_resources import Held, PodResources, held
-from deviceplugin.plugin.plugin_server import Plugin
+from deviceplugin.plugin.plugin_server import DeviceList, Plugin
 from deviceplugin.pods.capacity_check import Grants, handed
+from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.remnants import PodStore, remove_gone_pods
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
+from mgpu.model.ledger import Holding
 from mgpu.settings import load_settings
 from playground.kubelet.device_manager import PluginError
 from proto import deviceplugin_pb2 as api
 from proto import podresources_pb2
 from tests.deviceplugin.machine.cluster import Raw
 from tests.deviceplugin.machine.loop import VirtualLoop
-from tests.deviceplugin.stand_ins import NoRemnants
 
 WAIT_SECONDS = 1.0
 SETTINGS = load_settings()
 RESOURCES = tuple(resource.name for resource in as_ids((), SETTINGS))
+
+
+class _NoRemnants:
+    """In this machine the containers of a pod end with its object."""
+
+    removed = 0
+
+    def uids(self) -> tuple[str, ...]:
+        return ()
 
 
 class Listing(PodResources):
@@ -65,24 +75,40 @@ class Agent:
         self._changed = Wakeup()
         self._pods = NodePods(SETTINGS, self._changed.wake)
         self._grants = Grants(handed(cdi.environments()))
-        node = Node(
+        context = AllocationContext(
             pods=self._pods,
-            cards=cards,
-            gpus=cards,
+            devices=self,
             owners=listing,
             checkpoint=checkpoint,
             delivery=cdi,
             grants=self._grants,
             changed=self._changed,
-            refused=lambda *_: None,
-            resend=lambda resource: self.plugins[resource].resend(),
-            given=lambda _: None,
-            foreign=lambda: (),
+            listener=self,
+            unrecorded=self,
         )
-        self._allocations = {name: Allocations(name, node, WAIT_SECONDS) for name in RESOURCES}
-        self.plugins = {name: Plugin(name, allocations) for name, allocations in self._allocations.items()}
+        lists = {name: DeviceList() for name in RESOURCES}
+        self._allocators = {name: Allocator(name, context, lists[name].resend, WAIT_SECONDS) for name in RESOURCES}
+        self.plugins = {name: Plugin(name, self._allocators[name], lists[name]) for name in RESOURCES}
         self._loop, self._tasks = loop, [loop.create_task(self._clean_up())]
         loop.let_pass(0)
+
+    def gpus(self) -> Sequence[Card]:
+        return self._cards()
+
+    def devices(self) -> Sequence[Card]:
+        return self._cards()
+
+    def holdings(self) -> tuple[Holding, ...]:
+        return ()
+
+    def is_undetermined(self) -> bool:
+        return False
+
+    def start_refused(self, gpu_pod: GpuPod, reason: str) -> None:
+        """Ignore it: the machine looks at the call's error."""
+
+    def start_granted(self, gpu_pod: GpuPod) -> None:
+        """Ignore it: the machine looks at the containers."""
 
     def kill(self) -> None:
         self.alive = False
@@ -101,8 +127,8 @@ class Agent:
 
     def offer(self, name: str, held: dict[int, list[str]], taken: set[str]) -> None:
         resource = next(r for r in as_ids(self._cards(), SETTINGS) if r.name == name)
-        before = [i for i, healthy in self.plugins[name].devices.items() if not healthy]
-        self.plugins[name].offer(device_ids(resource, self._cards(), held=held, taken=taken, before=before))
+        before = [i for i, healthy in self.plugins[name].device_list.ids.items() if not healthy]
+        self.plugins[name].device_list.offer(device_ids(resource, self._cards(), held=held, taken=taken, before=before))
         self._loop.let_pass(0)
 
     def sync(self, pods: Sequence[Raw]) -> None:
@@ -133,7 +159,7 @@ class Agent:
         self._changed.bind()
         while not self.synced:
             await self._changed.wait()
-        for allocations in self._allocations.values():
-            allocations.resume()
-        keepers: list[PodStore] = [self._cdi, self._grants, *self._allocations.values()]
-        await remove_gone_pods(self._pods, NoRemnants(), keepers, self._changed)
+        for allocator in self._allocators.values():
+            allocator.resume()
+        keepers: list[PodStore] = [self._cdi, self._grants, *self._allocators.values()]
+        await remove_gone_pods(self._pods, _NoRemnants(), keepers, self._changed)

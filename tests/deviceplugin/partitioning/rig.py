@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from deviceplugin.delivery.cdi import CdiFiles
-from deviceplugin.kubelet.checkpoint import Given
+from deviceplugin.kubelet.checkpoint import PodDevicesEntry
 from deviceplugin.mig.mig_driver import NvmlMig
 from deviceplugin.mig.mode_manager import ModeManager
 from deviceplugin.partitioning.mig_partitioner import MigPartitioner
@@ -68,9 +68,9 @@ class Kubelet:
         self.offered: tuple[Slice, ...] = ()
         self.unwell: set[Slice] = set()
         self.slow = False
-        self.held: dict[str, list[Given]] = {}
+        self.held: dict[str, list[PodDevicesEntry]] = {}
 
-    def rows(self, resources: Iterable[str], alive: Callable[[str], bool]) -> dict[str, list[Given]]:
+    def rows(self, resources: Iterable[str], alive: Callable[[str], bool]) -> dict[str, list[PodDevicesEntry]]:
         return {name: [row for row in self.held.get(name, ()) if alive(row.uid)] for name in resources}
 
     def offer(self, slices: Collection[Slice], unwell: Collection[Slice], alive: Callable[[str], bool]) -> None:  # noqa: ARG002
@@ -96,7 +96,7 @@ class Nodes:
     def node(self) -> Json:
         return self.get("/api/v1/nodes/n1")
 
-    def saw_node(self, before: Json, after: Json) -> None:
+    def wrote_node(self, before: Json, after: Json) -> None:
         """The watch shows every write at once."""
 
     def patch(self, path: str, body: Mapping[str, Any]) -> Json:

@@ -60,9 +60,9 @@ def ids(node: Node, resource: str) -> int:
 
 def test_from_a_plan_to_a_container_on_its_slice_and_back(node: Node) -> None:
     with node.agent() as agent:
-        assert agent.divided() == ""
+        assert agent._objects.partition_mode() == ""
         label(node, "mig")
-        until(agent.divided)
+        until(agent._objects.partition_mode)
         cut(node, 5, *FULL)
         assert shown(node) == dict.fromkeys(FULL, "")
         assert not agent.unhealthy_reason()

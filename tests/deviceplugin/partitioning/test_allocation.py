@@ -30,7 +30,7 @@ def mig(text: str, uuid: str = "") -> Slice:
 @pytest.fixture
 def desk(tmp_path: Path) -> Desk:
     desk = Desk(tmp_path, wait_seconds=0.3)
-    desk.gpus = GPUS
+    desk.all_gpus = GPUS
     desk.cards = made(mig("2g.20gb@0"), mig("2g.20gb@2"), mig("1g.10gb@4"))
     return desk
 

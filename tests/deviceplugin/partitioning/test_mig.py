@@ -5,7 +5,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from deviceplugin.kubelet.checkpoint import Given
+from deviceplugin.kubelet.checkpoint import PodDevicesEntry
 from deviceplugin.mig.mig_driver import NvmlMig
 from mgpu.model.errors import RetryLater
 from mgpu.model.node_slices import ANNOTATION, LABEL, MADE, SOMEBODY
@@ -68,9 +68,9 @@ def test_what_another_plugin_gave_out_is_its_pods(rig: Rig) -> None:
     rig.make(*FULL).look()
     rig.pods.take(share("q", node="n1"))
     rig.kubelet.held["nvidia.com/mig-2g.20gb"] = [
-        Given("uid-q", "c", frozenset({rig.made()[FULL[1]]})),
-        Given("uid-gone", "c", frozenset({rig.made()[FULL[0]]})),
-        Given("uid-q", "d", frozenset({"3"}), "mgpu.io/card=1"),
+        PodDevicesEntry("uid-q", "c", frozenset({rig.made()[FULL[1]]})),
+        PodDevicesEntry("uid-gone", "c", frozenset({rig.made()[FULL[0]]})),
+        PodDevicesEntry("uid-q", "d", frozenset({"3"}), "mgpu.io/card=1"),
     ]
     rig.look()
     assert rig.shown == {FULL[0]: "", FULL[1]: "uid-q", FULL[2]: ""}
@@ -80,7 +80,7 @@ def test_a_plan_that_is_there_before_the_first_look_destroys_nothing_that_anothe
     """Cut by an administrator, then given the label; no process runs on it now."""
     rig.make(*FULL)
     rig.pods.take(share("q", node="n1"))
-    rig.kubelet.held["nvidia.com/mig-2g.20gb"] = [Given("uid-q", "c", frozenset({rig.made()[FULL[1]]}))]
+    rig.kubelet.held["nvidia.com/mig-2g.20gb"] = [PodDevicesEntry("uid-q", "c", frozenset({rig.made()[FULL[1]]}))]
     before = rig.made()
     rig.plan(5, place("7g.80gb@0")).look()
     assert rig.made()[FULL[1]] == before[FULL[1]]

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from deviceplugin.plugin.plugin_server import Plugin
+from deviceplugin.plugin.plugin_server import DeviceList, Plugin
 from deviceplugin.plugin.registration import Registration, socket_name
 from proto import deviceplugin_pb2 as api
 from proto import deviceplugin_pb2_grpc as services
@@ -95,8 +95,8 @@ def kubelet(folder: Path) -> Iterator[Kubelet]:
 
 @pytest.fixture
 def plugin() -> Plugin:
-    plugin = Plugin(CORE, NoAllocations())  # type: ignore[arg-type]
-    plugin.offer({"0": True, "1": False})
+    plugin = Plugin(CORE, NoAllocations(), DeviceList())  # type: ignore[arg-type]
+    plugin.device_list.offer({"0": True, "1": False})
     return plugin
 
 
@@ -115,7 +115,7 @@ def test_it_registers_and_sends_the_list_and_every_change(
         assert not request.options.get_preferred_allocation_available
         assert kubelet.lists.get(timeout=60) == {"0": "Healthy", "1": "Unhealthy"}
         until(lambda: registration.registered)
-        plugin.offer({"0": False, "1": False})
+        plugin.device_list.offer({"0": False, "1": False})
         assert kubelet.lists.get(timeout=60) == {"0": "Unhealthy", "1": "Unhealthy"}
 
 
@@ -131,7 +131,7 @@ def test_it_ends_its_stream_well_and_leaves_no_socket(
 
 def test_it_waits_for_a_kubelet_that_is_not_there_yet(folder: Path, registration: Registration) -> None:
     with running(registration.run):
-        until(lambda: "waiting for the kubelet" in registration.state)
+        until(lambda: "waiting for the kubelet" in str(registration.problem))
         kubelet = Kubelet(folder)
         kubelet.registered.get(timeout=60)
         until(lambda: registration.registered)
@@ -168,7 +168,7 @@ def test_a_kubelet_in_place_of_one_that_was_killed_waits_for_no_pause(
     monkeypatch.setattr("deviceplugin.plugin.registration._FIRST_PAUSE", 3600.0)
     (folder / "kubelet.sock").write_text("left by a kubelet that was killed")
     with running(registration.run):
-        until(lambda: "not registered with the kubelet" in registration.state)
+        until(lambda: "not registered with the kubelet" in str(registration.problem))
         kubelet = Kubelet(folder)
         kubelet.registered.get(timeout=60)
         until(lambda: registration.registered)
@@ -223,7 +223,7 @@ def test_renewal_refused_for_a_moment_agent_registers_again_at_once(
 def test_a_refusal_is_told_and_tried_again(kubelet: Kubelet, registration: Registration) -> None:
     kubelet.refuse = 2
     with running(registration.run):
-        until(lambda: "not now" in registration.state)
+        until(lambda: "not now" in str(registration.problem))
         assert not registration.registered
         kubelet.registered.get(timeout=60)
         until(lambda: registration.registered)
@@ -234,15 +234,14 @@ def test_a_folder_that_takes_no_socket_is_told_and_tried_again(folder: Path, plu
     away = folder.with_name(f"{folder.name}-away")
     looks = iter([folder.rename])
 
-    def left() -> str:
+    def not_served_reason() -> None:
         for rename in looks:  # once, after the kubelet was found in it
             rename(away)
-        return ""
 
-    registration = Registration(folder, plugin, check_seconds=0.02, left=left)
+    registration = Registration(folder, plugin, check_seconds=0.02, not_served_reason=not_served_reason)
     with running(registration.run):
         until(away.exists)
-        until(lambda: "waiting for the kubelet" in registration.state)
+        until(lambda: "waiting for the kubelet" in str(registration.problem))
         away.rename(folder)
         kubelet.registered.get(timeout=60)
         until(lambda: registration.registered)

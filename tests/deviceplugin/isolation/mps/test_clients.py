@@ -1,7 +1,7 @@
 """PreStartContainer with limits, without a kubelet: whose daemon is waited for, kept and let go; what is written."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.allocation.allocator import Allocations, Node
+from deviceplugin.allocation.allocator import AllocationContext, Allocator
 from deviceplugin.delivery.cdi import CdiFiles
 from deviceplugin.event_loop import Wakeup
 from deviceplugin.isolation.mps.clients import Mps
@@ -17,9 +17,12 @@ from deviceplugin.isolation.mps.daemons import Daemons, Times
 from deviceplugin.isolation.mps.limits import Client, edits
 from deviceplugin.kubelet.pod_resources import Owner
 from deviceplugin.pods.capacity_check import Grants
+from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.identity import Refused, Target
 from deviceplugin.pods.node_pods import NodePods
 from mgpu.dialects.slices import GIVEN
+from mgpu.model.cards import Card
+from mgpu.model.ledger import Holding
 from mgpu.settings import load_settings
 from playground.container_runtime import Edits, Unresolvable, resolve
 from playground.kubelet import device_checkpoint
@@ -66,23 +69,20 @@ class Bench:
             lambda known, why: self.unenforced.append(f"{known.pod.name}: {why}"),
             enforce=enforce,
         )
-        node = Node(
+        context = AllocationContext(
             pods=self.pods,
-            cards=lambda: cards(2),
-            gpus=lambda: cards(2),
+            devices=self,
             owners=self,
             checkpoint=self.folder / "checkpoint",
             delivery=files,
             grants=Grants({}),
             changed=changed,
-            refused=lambda known, why: self.refusals.append(f"{known.pod.name}: {why}"),
-            resend=lambda _: None,
-            given=lambda _: None,
-            foreign=lambda: (),
+            listener=self,
+            unrecorded=self,
             mps=self.mps,
         )
-        self.allocations = Allocations(CORE, node, wait_seconds)
-        self.allocations.resume()
+        self.allocator = Allocator(CORE, context, lambda: None, wait_seconds)
+        self.allocator.resume()
         task = asyncio.create_task(self.mps.run())
         try:
             yield self
@@ -91,19 +91,37 @@ class Bench:
             await asyncio.gather(task, return_exceptions=True)
             changed.unbind()
 
+    def gpus(self) -> Sequence[Card]:
+        return cards(2)
+
+    def devices(self) -> Sequence[Card]:
+        return cards(2)
+
+    def holdings(self) -> tuple[Holding, ...]:
+        return ()
+
+    def is_undetermined(self) -> bool:
+        return False
+
+    def start_refused(self, gpu_pod: GpuPod, reason: str) -> None:
+        self.refusals.append(f"{gpu_pod.pod.name}: {reason}")
+
+    def start_granted(self, gpu_pod: GpuPod) -> None:
+        """Ignore it: the tests look at what containers get."""
+
     async def owners(self, resource: str) -> list[Owner]:
         assert resource == CORE
         return []
 
     async def start(self, name: str, *ids: str, container: str = "c") -> Edits:
         """The kubelet admits and starts the container; what it gets."""
-        answer = await self.allocations.allocate(ids)
+        answer = await self.allocator.allocate(ids)
         response = api.ContainerAllocateResponse(
             envs=answer.env, cdi_devices=[api.CDIDevice(name=device) for device in answer.cdi]
         ).SerializeToString()
         self.entries.append(device_checkpoint.Entry(f"uid-{name}", container, CORE, ids, response))
         device_checkpoint.write(self.folder / "checkpoint", self.entries, {})
-        await self.allocations.pre_start(ids)
+        await self.allocator.pre_start(ids)
         return resolve(answer.cdi, self.folder / "cdi")
 
     def end(self, name: str) -> None:

@@ -1,0 +1,125 @@
+"""Allocate and PreStartContainer where the operator says that the container runtime has no CDI.
+
+Nothing can correct an answer to Allocate then: the kubelet keeps it for the life of the container. So Allocate guesses
+the oldest pod that waits for this amount, may wait a little for its decision, and refuses if there is none. Before the
+start the allocation records of equal requests are exchanged, if the guess was wrong (`deviceplugin.delivery.exchange`).
+Slices, MPS and requests of different kinds on one node need CDI.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from deviceplugin.allocation.allocator import AllocationContext, Allocator, Answer, pending
+from deviceplugin.delivery.cdi import ANSWER_ANNOTATION, Edits, new_name
+from deviceplugin.delivery.exchange import RecordExchange
+from deviceplugin.kubelet.checkpoint import PodDevicesEntry, read_checkpoint
+from deviceplugin.pods.gpu_pod import GpuPod
+from deviceplugin.pods.identity import Refused, Target, environment
+
+log = logging.getLogger(__name__)
+
+GUESS_SECONDS = 1.0
+"""How long one answer may wait for a decision. The kubelet admits no other pod meanwhile."""
+
+
+class AllocatorWithoutCdi(Allocator):
+    """The allocator of one resource, where the runtime has no CDI. Used on one event loop.
+
+    Args:
+        guess_seconds: how long one answer may wait.
+    """
+
+    def __init__(
+        self,
+        resource: str,
+        context: AllocationContext,
+        resend: Callable[[], None],
+        wait_seconds: float | None = None,
+        guess_seconds: float = GUESS_SECONDS,
+    ) -> None:
+        super().__init__(resource, context, resend, wait_seconds)
+        self._guess_seconds = guess_seconds
+
+    @property
+    def _exchange(self) -> RecordExchange:
+        assert isinstance(self._context.delivery, RecordExchange)
+        return self._context.delivery
+
+    def resume(self) -> None:
+        """Let containers start, after the answers of earlier agents are settled: they stand in the checkpoint.
+
+        Containers whose answer agrees with the record are settled first. Only the rest may exchange records.
+        """
+        super().resume()
+        mismatched = []
+        for entry in read_checkpoint(self._context.checkpoint, self._resource):
+            gpu_pod = self._context.pods.by_uid(entry.uid)
+            if gpu_pod is not None and not gpu_pod.pod.ended:
+                target = Target(gpu_pod, entry.container)
+                self._served.add(target.key)
+                is_decided = gpu_pod.shares is not None and self._is_carrier(target)
+                if is_decided and not self._exchange.agrees(target, entry.env):
+                    mismatched.append(entry)
+        for entry in mismatched:
+            gpu_pod = self._context.pods.by_uid(entry.uid)
+            if gpu_pod is not None:
+                try:
+                    self._exchange.settle(Target(gpu_pod, entry.container), entry.env, self._served)
+                except Refused as error:
+                    log.warning("record not settled: %s", error, extra={"pod": entry.uid})
+
+    async def allocate(self, ids: Sequence[str]) -> Answer:
+        """Answer with the cards of the oldest candidate, and wait a little if there is none. Raises Refused."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            deadline = began + min(self._guess_seconds, self._context.guess_budget.remaining())
+            edits = await self._edits_of_oldest_candidate(len(ids), deadline)
+        finally:
+            self._context.guess_budget.spend(loop.time() - began)
+        name = new_name()
+        self._owners.answered(frozenset(ids), name)
+        return Answer(name, edits.env, (), {ANSWER_ANNOTATION: name}, edits.mounts, edits.nodes)
+
+    async def _edits_of_oldest_candidate(self, amount: int, deadline: float) -> Edits:
+        while True:
+            reason = f"no pod on this node waits for this amount of {self._resource}"
+            for target in self._candidates(amount) if self._resumed else ():
+                try:
+                    edits = self._edits(target) if self._is_carrier(target) else Edits()
+                except Refused as error:
+                    reason = str(error)
+                else:
+                    self._served.add(target.key)
+                    return edits
+            if not await self._changed_before(deadline):
+                raise Refused(reason)
+
+    def _edits(self, target: Target) -> Edits:
+        if target.sliced:
+            raise Refused(f"{target}: slices need a container runtime with CDI", target.known.pod.uid)
+        return self._exposed(target, environment(target, self._context.devices.devices()))
+
+    def _with_kept_cards(self, gpu_pod: GpuPod, entries: Sequence[PodDevicesEntry]) -> GpuPod:  # noqa: ARG002
+        """Return the pod as it is: without CDI files nothing trustworthy says what it had."""
+        return gpu_pod
+
+    def _environment(self, target: Target, entry: PodDevicesEntry) -> Mapping[str, str]:
+        """Return the environment that the container was answered, after the records say the same. Raises Refused."""
+        self._exchange.settle(target, entry.env, self._served)
+        now = self._context.pods.by_uid(target.known.pod.uid) or target.known
+        target = Target(now, target.container)
+        env = environment(target, self._context.devices.devices(), self._context.devices.gpus())
+        self._count_correction(target, entry, env)
+        return env
+
+    def _deliver(
+        self,
+        gpu_pod: GpuPod,
+        ready: Sequence[tuple[PodDevicesEntry, Edits]],  # noqa: ARG002
+        refused: Sequence[tuple[PodDevicesEntry, Refused]],
+    ) -> None:
+        """Refuse all if one is refused: nothing can keep back one of several containers with the same ids."""
+        for reason in pending(gpu_pod, refused):
+            raise reason
