@@ -14,7 +14,7 @@ from mgpu.serving.server import Listen, serve
 from mgpu.settings import load_settings
 from scheduler.api.extender import Extender, make_app
 from scheduler.cluster.cache import ClusterCache
-from scheduler.cluster.reservations import Decision
+from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.decider import Decider
 from scheduler.decisions.effort_budget import Gone, Rations
 from scheduler.decisions.filter import Filter
@@ -24,10 +24,10 @@ from scheduler.runtime import SWITCH_SECONDS
 class _Open:
     """A gate that lets everything through."""
 
-    def not_ready_reason(self) -> str | None:
-        return None
+    def ready(self) -> str:
+        return ""
 
-    not_deciding_reason = not_ready_reason
+    leads = ready
 
     def may_answer(self) -> None:
         """Always."""
@@ -94,7 +94,7 @@ class _Timed(Decider):
         super().__init__(*arguments)
         self._took: list[float] = []
 
-    def decide(self, *arguments: Any, **options: Any) -> Decision | Rejection:
+    def decide(self, *arguments: Any, **options: Any) -> Reservation | Rejection:
         began = time.perf_counter()
         found = super().decide(*arguments, **options)
         self._took.append((time.perf_counter() - began) * 1000)

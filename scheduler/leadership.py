@@ -22,8 +22,7 @@ _REPEAT_SECONDS = 15.0
 
 
 class LeaderLabel:
-    """uid: of this process's own pod in `namespace`. not_deciding_reason: why this process
-    does not decide now; None where it does.
+    """uid: of this process's own pod in `namespace`. leads: why it does not decide now, "": it does.
 
     written: whether it decides and its pod had the label, alone, when that was looked at last.
     """
@@ -33,13 +32,11 @@ class LeaderLabel:
         api: Api,
         namespace: str,
         uid: str,
-        not_deciding_reason: Callable[[], str | None],
+        leads: Callable[[], str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api, self._path = api, f"/api/v1/namespaces/{namespace}/pods"
-        self._uid = uid
-        self._not_deciding_reason = not_deciding_reason
-        self._clock = clock
+        self._uid, self._leads, self._clock = uid, leads, clock
         self._due = 0.0
         self.written = False
         self._name = self._told = ""
@@ -53,7 +50,7 @@ class LeaderLabel:
 
     def round(self) -> None:
         """Label this pod alone, if that is due. Raises nothing."""
-        if self._not_deciding_reason() is not None:
+        if self._leads():
             self._due, self.written = 0.0, False
         elif self._clock() >= self._due:
             self.written = self._tried(self._label)
@@ -72,7 +69,7 @@ class LeaderLabel:
         writes = [(meta, None) for meta in replicas if meta is not own and LABEL in meta["labels"]]
         self._name = own["name"] if own else ""
         for meta, value in [*writes, *([(own, "true")] if own and own["labels"].get(LABEL) != "true" else [])]:
-            if self._not_deciding_reason() is not None:
+            if self._leads():
                 return
             # Written by another leader since, it is in another version.
             self._write(meta["name"], value, uid=meta["uid"], resourceVersion=meta["resourceVersion"])

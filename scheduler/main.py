@@ -15,7 +15,7 @@ from mgpu.serving.record_keys import read_records
 from mgpu.serving.server import serve
 from mgpu.settings import CARD_POLICIES, NODE_POLICIES, Settings
 from scheduler.api.app import listeners
-from scheduler.api.collector import ClusterCollector
+from scheduler.api.collector import Cluster
 from scheduler.runtime import Process
 
 EXAMPLES = """
@@ -89,8 +89,8 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
             api,
             settings,
             process,
-            process.mtgpus.items,
-            ClusterCollector(process.state, process, process.mtgpus.items),
+            process.state.mtgpupods,
+            Cluster(process.state, process, process.state.mtgpupods),
         ),
         certificate=certificate,
         workers=1,

@@ -25,6 +25,14 @@ from mgpu.settings import Settings
 from scheduler import metrics
 from scheduler.announcements import Announcements
 from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.events import (
+    CardsFreed,
+    MtgpuPodsAffected,
+    NodeMayFit,
+    ObjectWarning,
+    PartitionsChanged,
+    PodUndecided,
+)
 from scheduler.decisions import disruption_budgets
 from scheduler.decisions.decider import Decider
 from scheduler.decisions.disruption_budgets import Budgets
@@ -65,16 +73,7 @@ class Process:
     def __init__(self, settings: Settings, api: Api, identity: str, records: RecordVerifier = UNSEALED) -> None:
         self._settings, self._api, self._identity = settings, api, identity
         self.announcements = Announcements(api, self.may_decide)
-        self.state = ClusterCache(
-            settings,
-            self._warn,
-            self._add_late,
-            freed=self.announcements.add,
-            recut=lambda node: self.planning.changed(node),
-            touched=lambda node: self.mtgpus.touched(node),
-            left=self.announcements.left,
-            records=records,
-        )
+        self.state = ClusterCache(settings, records=records)
         writes = FencedApi(api, self._may_write)
         writer = Writer(writes, settings)
         rations = Rations()
@@ -92,25 +91,24 @@ class Process:
         self._recorder: Recorder | None = None
         own = settings.scheduler
         self._leader = self._elected() if own.leader_elect else None
-        self._label = LeaderLabel(api, own.namespace, own.pod_uid, self.not_deciding_reason) if own.pod_uid else None
-        mtgpus = self.mtgpus
+        self._label = LeaderLabel(api, own.namespace, own.pod_uid, self.leads) if own.pod_uid else None
+        self._subscribe()
         watch = partial(Reflector, watch_seconds=_WATCH_SECONDS)
-        self._pods = watch(api, "/api/v1/pods", mtgpus.pod_changed, mtgpus.pod_gone)
-        self._nodes = watch(api, "/api/v1/nodes", mtgpus.node_changed, mtgpus.node_gone)
-        self._mtgpupods = watch(api, mtgpu.COLLECTION, mtgpus.mtgpupod_changed, mtgpus.mtgpupod_gone, optional=True)
+        state = self.state
+        self._pods = watch(api, "/api/v1/pods", state.pod_changed, state.pod_gone)
+        self._nodes = watch(api, "/api/v1/nodes", state.node_changed, state.node_gone)
+        self._mtgpupods = watch(api, mtgpu.COLLECTION, state.mtgpupod_changed, state.mtgpupod_gone, optional=True)
         self._watches = {
             "nodes": self._nodes,
             "devices": watch(
-                api, f"/apis/{DEVICE_API}/devices", self.state.device_changed, self.state.device_gone, optional=True
+                api, f"/apis/{DEVICE_API}/devices", state.device_changed, state.device_gone, optional=True
             ),
             "pods": self._pods,
             "mtgpupods": self._mtgpupods,
         }
         for lists in dialects.unhealthy_card_lists(settings):
             maps = f"/api/v1/namespaces/{lists.namespace}/configmaps"
-            self._watches["configmaps"] = watch(
-                api, maps, self.state.configmap_changed, self.state.configmap_gone, optional=True
-            )
+            self._watches["configmaps"] = watch(api, maps, state.configmap_changed, state.configmap_gone, optional=True)
         # Nobody waits for these: who may not read budgets evicts as if there were none, and what a ConfigMap says is
         # read again before it is written.
         configs = self.planning.configs
@@ -123,6 +121,15 @@ class Process:
         self._threads: list[threading.Thread] = []
         self._writers: list[threading.Thread] = []
         self._leaving: list[threading.Thread] = []
+
+    def _subscribe(self) -> None:
+        """Register for each event of the cache the parts that act on it."""
+        self.state.subscribe(CardsFreed, lambda event: self.announcements.add(event.node))
+        self.state.subscribe(NodeMayFit, lambda event: self.announcements.left(event.node))
+        self.state.subscribe(PartitionsChanged, lambda event: self.planning.changed(event.node))
+        self.state.subscribe(MtgpuPodsAffected, self.mtgpus.affected)
+        self.state.subscribe(PodUndecided, lambda event: self.late.add(event.uid))
+        self.state.subscribe(ObjectWarning, lambda event: self._warn(event.regarding, event.reason, event.message))
 
     def start(self) -> None:
         warn_if_unsealed(self.state.records)
@@ -159,23 +166,23 @@ class Process:
         for thread in self._threads:
             thread.join(2)
 
-    def not_ready_reason(self) -> str | None:
-        """Return why this process cannot answer yet; None where it can, and can decide as soon as it leads."""
+    def ready(self) -> str:
+        """Why this process cannot answer yet; "": it can, and decide as soon as it leads."""
         for name, watch in self._awaited():
             if not watch.synced:
                 return f"not in sync yet: {name}"
             if watch.broken_for > _SILENT_SECONDS:
                 return f"the API server has not answered for {watch.broken_for:.0f} s: {name}"
-        return None
+        return ""
 
-    def not_deciding_reason(self) -> str | None:
-        """Return why this process does not decide, or None where it does."""
-        reason = self.not_ready_reason()
-        if reason is not None:
-            return reason
+    def leads(self) -> str:
+        """Why this process does not decide; "": it does."""
+        why = self.ready()
+        if why:
+            return why
         if not self._leading():
             return _ENDS if self._stop.is_set() else "another replica leads"
-        return None if self._fresh_term == self._term() else "catching up with what the last leader wrote"
+        return "" if self._fresh_term == self._term() else "catching up with what the last leader wrote"
 
     @property
     def leading(self) -> bool:
@@ -237,7 +244,7 @@ class Process:
             return  # those who write go on, and nobody knows what they are about
         for thread in self._writers:
             thread.join(max(0.0, until - time.monotonic()))
-        while self.state.lands(LAND_SECONDS) and time.monotonic() < until:
+        while self.state.has_unobserved_reservations(LAND_SECONDS) and time.monotonic() < until:
             time.sleep(_LOOK_SECONDS)
 
     def _leading(self) -> bool:
@@ -301,7 +308,7 @@ class Process:
             self._begin(term)
 
     def _begin(self, term: int) -> None:
-        self.state.mtgpus.drop_admissions()
+        self.state.drop_admissions()
         self._fresh_term = term
         log.info("deciding", extra={"term": term})
         self.planning.begin()
@@ -310,7 +317,7 @@ class Process:
             self.late.add(uid)
         # What came free while nobody led nobody has announced, and pods that wait for slices are known only to who was
         # asked about them: after a change of one Node kube-scheduler looks at all of them again.
-        for node in sorted({*self.state.sites.names(), *self.state.nodes_with_cards()})[:1]:
+        for node in sorted({*self.state.partitionable_nodes(), *self.state.nodes_with_cards()})[:1]:
             self.announcements.add(node)
 
     def _run(self, name: str, target: Any) -> threading.Thread:
@@ -329,6 +336,3 @@ class Process:
         log.info("%s: %s", what.reason, what.message, extra={"object": regarding.get("name")})
         if self._recorder:
             self._recorder.record(regarding, what.reason, what.message, "Warning" if what.warning else "Normal")
-
-    def _add_late(self, uid: str) -> None:
-        self.late.add(uid)

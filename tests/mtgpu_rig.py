@@ -19,6 +19,7 @@ from mgpu.model.ledger import Share
 from mgpu.model.pods import Node as ModelNode
 from mgpu.settings import Settings, load_settings
 from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.events import MtgpuPodsAffected
 from scheduler.decisions.decider import Decider
 from scheduler.mtgpupods.mtgpupod_controller import MtgpuPodController
 from scheduler.mtgpupods.mtgpupod_status import Transition
@@ -47,15 +48,16 @@ class Scheduler:
         self.told: list[tuple[str, Transition]] = []
         client: Any = self.wire
         sure: Any = cluster
-        self.state = ClusterCache(settings, clock=clock, touched=lambda node: self.controller.touched(node))
+        self.state = ClusterCache(settings, clock)
         self.controller = MtgpuPodController(self.state, client, settings, self._tell, self._may_decide, clock)
         self.decider = Decider(self.state, sure, settings)
-        control, state = self.controller, self.state
+        state = self.state
+        state.subscribe(MtgpuPodsAffected, self.controller.affected)
         self._fed: dict[str, tuple[_Fed, _Fed]] = {
-            "nodes": (control.node_changed, control.node_gone),
+            "nodes": (state.node_changed, state.node_gone),
             DEVICES: (state.device_changed, state.device_gone),
-            ITEMS: (control.mtgpupod_changed, control.mtgpupod_gone),
-            PODS: (control.pod_changed, control.pod_gone),
+            ITEMS: (state.mtgpupod_changed, state.mtgpupod_gone),
+            PODS: (state.pod_changed, state.pod_gone),
         }
         for resource, (changed, _) in self._fed.items():
             for raw in cluster.all(resource):
@@ -74,7 +76,7 @@ class Scheduler:
     def lead(self) -> None:
         """A new term, after a fresh list."""
         self.hear()
-        self.state.mtgpus.drop_admissions()
+        self.state.drop_admissions()
         self.leads = True
         self.controller.begin()
 

@@ -342,7 +342,7 @@ class Machine(RuleBasedStateMachine):
         known = self.rig.known(raw)
         assert known.request is not None
         for name in self.rig.nodes:
-            site = self.rig.scheduler.state.sites.of(name, known.pod.uid)
+            site = self.rig.scheduler.state.site(name, known.pod.uid)
             assert site is not None
             if known.request.unmet(site.node) is None:
                 assert not site.fits(wanted_by(known.request))

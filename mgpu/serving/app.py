@@ -74,22 +74,18 @@ def body() -> Iterator[bytearray]:
         yield found
 
 
-Reason = Callable[[], str | None]
-"""Returns why a probe is to fail, or None (or "") where it is to succeed."""
+def probes(app: Flask, ready: Callable[[], str], alive: Callable[[], str] = str) -> None:
+    """GET `/healthz` and `/readyz`."""
+    probe(app, "/healthz", alive)
+    probe(app, "/readyz", ready)
 
 
-def probes(app: Flask, not_ready_reason: Reason, not_alive_reason: Reason = lambda: None) -> None:
-    """Add GET `/healthz` and `/readyz`."""
-    probe(app, "/healthz", not_alive_reason)
-    probe(app, "/readyz", not_ready_reason)
-
-
-def probe(app: Flask, path: str, reason_not_ok: Reason) -> None:
-    """Add GET `path`, which answers 200 `ok`, or 503 with the reason."""
+def probe(app: Flask, path: str, reason: Callable[[], str]) -> None:
+    """GET `path`: 200 `ok`, or 503 with the reason that the callable gives ("": none)."""
 
     def answer() -> Response:
-        reason = reason_not_ok()
-        return Response(f"{reason or 'ok'}\n", 503 if reason else 200, mimetype="text/plain")
+        why = reason()
+        return Response(f"{why or 'ok'}\n", 503 if why else 200, mimetype="text/plain")
 
     app.add_url_rule(path, f"probe {path}", answer)
 

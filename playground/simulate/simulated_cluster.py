@@ -20,8 +20,8 @@ from mgpu.settings import Settings
 from playground.simulate.partitioned_node import PartitionedNode
 from playground.simulate.world import Raw, World
 from scheduler.cluster.forecast import Outlook
+from scheduler.cluster.node_snapshots import NodeSnapshot
 from scheduler.cluster.node_usage import Usage
-from scheduler.cluster.node_view import View
 from scheduler.engine import nvidia_plugin
 from scheduler.engine.effort import full_budget
 from scheduler.engine.partitioning.named_resources import NamedUsage
@@ -80,20 +80,20 @@ class SimulatedCluster:
             cards = self.ledger.for_gpuid(node, gpuid, without)
         return (*cards, *self.ledger.others(node, without))
 
-    def moved(self) -> Iterable[tuple[str, View]]:
+    def take_moved(self) -> Iterable[tuple[str, NodeSnapshot]]:
         """Return the nodes that have changed since the last call."""
         moved = [(name, self.view(name, "")) for name in sorted(self._moved)]
         self._moved.clear()
         return moved
 
-    def view(self, node: str, without: str) -> View:
+    def view(self, node: str, without: str) -> NodeSnapshot:
         known = self.nodes[node]
         cards = self.ledger.cards(node, without)
         others = self.ledger.others(node, without)
         room = known.room.less(self._usage.on(node, without))
-        return View(known, cards, 0, room, unkept=cards, others=others, unkept_others=others)
+        return NodeSnapshot(known, cards, 0, room, unkept=cards, others=others, unkept_others=others)
 
-    def decision(self, uid: str) -> None:  # noqa: ARG002
+    def reservation(self, uid: str) -> None:  # noqa: ARG002
         """Return no reservation: each pod is bound before the next one comes."""
         return
 

@@ -21,8 +21,8 @@ from mgpu.settings import Settings
 class GpuPod:
     """A pod that asks for GPU. `ask` None: malformed, `problems` say how. version: its resourceVersion.
 
-    judged: what was found of its record; where that does not count, `pod` is without it. said: the fingerprint of all
-    that was read of it, where it is one of a watch (`mgpu.dialects.watched_pods`).
+    judged: what was found of its record; where that does not count, `pod` is without it. fingerprint: of all
+    that was read of it, where an informer brought it (`mgpu.dialects.watched_pods`).
     """
 
     pod: Pod
@@ -30,7 +30,7 @@ class GpuPod:
     problems: tuple[Problem, ...] = ()
     version: str = ""
     judged: Verdict | None = None
-    said: bytes | None = field(default=None, compare=False)
+    fingerprint: bytes | None = field(default=None, compare=False)
 
     @property
     def finding(self) -> Finding | None:

@@ -1,9 +1,13 @@
-"""What pods hold, made from what the API says of them: records, reservations, and what the kubelet itself gave out."""
+"""What pods hold, derived from records, reservations and what the kubelet itself gave out.
+
+`Holdings` is the only one that writes the ledger. What it writes follows from what the API server says, in whatever
+order that came; only reservations are this process's own.
+"""
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from mgpu import dialects
 from mgpu.dialects import mtgpu
@@ -11,20 +15,22 @@ from mgpu.kube.events import pod_reference
 from mgpu.model.cards import GPU
 from mgpu.model.device_checkpoints import OTHERS
 from mgpu.model.errors import BadObject
-from mgpu.model.groups import Group, where
+from mgpu.model.groups import where
 from mgpu.model.ledger import Holding, Ledger, Share, absent, shares_of, unknown_shares
 from mgpu.model.node_slices import LABEL
-from mgpu.model.pods import Node, Pod
+from mgpu.model.pods import Pod
 from mgpu.model.slice_names import RESOURCE_PREFIX, mode_of, place_of, slice_named
-from scheduler.cluster.devices import Given
+from scheduler.cluster.events import HoldingsChanged, ObjectWarning, PodUndecided, Publisher
 from scheduler.cluster.gpu_pods import GpuPod, occupies, recorded, shares_unknown
+from scheduler.cluster.nodes import Nodes
+from scheduler.cluster.pods import Pods
 from scheduler.cluster.remnants import Remnants
-from scheduler.cluster.reservations import Decision, Decisions
+from scheduler.cluster.reservations import Reservation, Reservations
 from scheduler.engine import nvidia_plugin
 
 
-class _Stranger(NamedTuple):
-    """A pod that asks for nothing of ours, or of which only the uid is known."""
+class _OtherPod(NamedTuple):
+    """A pod without a GPU request, or one of which only the UID is known. The kubelet may have given it cards."""
 
     namespace: str = ""
     name: str = ""
@@ -33,41 +39,55 @@ class _Stranger(NamedTuple):
     node: str = ""
 
 
-class Accounts:
-    """Not thread-safe. The only one that changes who holds what in `ledger`.
+class Holdings:
+    """Part of the ClusterCache, which holds its lock around every call. It reads from `nodes`, `pods`, `reservations`.
 
-    nodes, pods: as they are now, by name and by uid. given: what the kubelet gave out on a node.
-    touch: told of each node where something changes, and of the same-card group that it is of. undecided: the uids of
-    pods that are bound without cards and have not started; each is told to `tell_undecided`.
+    It publishes HoldingsChanged with every change of the ledger, and PodUndecided for each pod that is bound without
+    cards and has not started.
     """
 
     def __init__(
         self,
-        nodes: Mapping[str, Node],
-        pods: Mapping[str, GpuPod],
-        given: Callable[[str], Given],
-        decisions: Decisions,
-        touch: Callable[[str, Group | None], None],
-        tell_undecided: Callable[[str], None],
-        warn: Callable[[dict[str, Any], str, str], None],
+        nodes: Nodes,
+        pods: Pods,
+        reservations: Reservations,
+        events: Publisher,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._nodes, self._pods, self._given, self._decisions = nodes, pods, given, decisions
-        self._touch, self._tell_undecided, self._warn = touch, tell_undecided, warn
-        self._strangers: dict[str, _Stranger] = {}
+        self._nodes = nodes
+        self._pods = pods
+        self._reservations = reservations
+        self._events = events
+        self._other_pods: dict[str, _OtherPod] = {}
+        self._undecided: set[str] = set()
         self.ledger = Ledger()
-        self.remnants = Remnants(clock)
-        self.undecided: set[str] = set()
+        self.remnants = Remnants(events, clock)
+
+    def undecided(self) -> tuple[str, ...]:
+        """Return the UIDs of the pods that are bound without cards and have not started, by the names of the pods."""
+        known = filter(None, map(self._pods.get, self._undecided))
+        return tuple(pod.pod.uid for pod in sorted(known, key=lambda known: (known.pod.key, known.pod.uid)))
+
+    def is_undecided(self, uid: str) -> bool:
+        """Return whether the pod is bound without cards and has not started."""
+        return uid in self._undecided
+
+    def publish_undecided_on(self, node: str) -> None:
+        """Ask again for late binding decisions of the pods on this node: its cards have changed."""
+        for uid in self._undecided:
+            known = self._pods.get(uid)
+            if known is not None and known.pod.node == node:
+                self._events.publish(PodUndecided(uid))
 
     def has_cards(self, uid: str) -> bool:
         """Return whether the pod is bound and its cards have been decided."""
         held = self.ledger.holding(uid)
-        return held is not None and held.bound and uid not in self.undecided
+        return held is not None and held.bound and uid not in self._undecided
 
     def settle(self, known: GpuPod) -> None:
         """Make the ledger say of this pod what the API says of it."""
         pod, uid = known.pod, known.pod.uid
-        self.undecided.discard(uid)
+        self._undecided.discard(uid)
         if pod.ended:
             self.release(uid)
             self._hold_given(uid, pod.node)
@@ -78,7 +98,7 @@ class Accounts:
             shares, unreadable = recorded(known), ""
         except BadObject as error:
             shares, unreadable = None, str(error)
-        dialect, given = known.dialect, self._given(pod.node).get(uid, ())
+        dialect, given = known.dialect, self._nodes.given(pod.node).get(uid, ())
         sliced = tuple(share for share in given if share.type != GPU)
         bare = shares is None and self._is_bare(known, unreadable)
         if shares is None and sliced:
@@ -111,7 +131,7 @@ class Accounts:
         without a record, one that is not listed has none; what it has all the same, the agent gives to nobody else. A
         pod that had a record, or that NVIDIA's plugin serves, counts as bare only once the agent names it.
         """
-        given, node = self._given(known.pod.node), known.pod.node
+        given, node = self._nodes.given(known.pod.node), known.pod.node
         if known.pod.uid in given:
             return not given[known.pod.uid] and dialects.has_run(known.pod, known.request)
         if unreadable or known.finding or nvidia_plugin.chooses(self._nodes.get(node), known.request):
@@ -126,7 +146,7 @@ class Accounts:
         """
         if known.request is None:
             return False
-        named = known.pod.uid in self._given(known.pod.node)
+        named = known.pod.uid in self._nodes.given(known.pod.node)
         return dialects.waits(known.pod, known.request) or (named and not known.request.containers)
 
     def _holding(self, known: GpuPod, dialect: str, shares: tuple[Share, ...]) -> Holding:
@@ -136,7 +156,7 @@ class Accounts:
         return Holding(*who, dialect, on_cards, constraints=known.constraints, gpuid=gpuid, occupies=bool(gpuid))
 
     def settle_all_on(self, node: str) -> None:
-        for known in [known for known in self._pods.values() if known.pod.node == node]:
+        for known in self._pods.on(node):
             self.settle(known)
 
     def follow_given(self, uid: str, node: str) -> None:
@@ -145,29 +165,30 @@ class Accounts:
         A node is believed about pods of its own alone: with its agent's token anybody may write of the pods of others.
         """
         held = self.ledger.holding(uid)
-        if uid in self._pods:
-            self.settle(self._pods[uid])
+        known = self._pods.get(uid)
+        if known is not None:
+            self.settle(known)
         elif held is not None and (held.node != node or held.dialect == mtgpu.NAME):
             return  # another node's, or the uid of an MtgpuPod, which no Pod has
-        elif self._decisions.get(uid) is None:
+        elif self._reservations.get(uid) is None:
             self.release(uid)
-            if self._strangers.get(uid, _Stranger()).node in ("", node):
+            if self._other_pods.get(uid, _OtherPod()).node in ("", node):
                 self._hold_given(uid, node)
 
-    def follow_stranger(self, pod: Pod, uid: str) -> None:
+    def follow_other_pod(self, pod: Pod, uid: str) -> None:
         """A pod that asks for nothing of ours may have been given cards all the same."""
         node = sys.intern(pod.node)
-        self._strangers[uid] = _Stranger(pod.namespace, pod.name, pod.ended, occupies(pod, node), node)
+        self._other_pods[uid] = _OtherPod(pod.namespace, pod.name, pod.ended, occupies(pod, node), node)
         self._hold_given(uid, pod.node)
 
     def gone(self, uid: str, known: GpuPod | None) -> None:
         """What the pod was given is held until its node says otherwise. known: the pod, if it asked for GPU."""
-        stranger, pod = self._strangers.pop(uid, _Stranger()), known.pod if known else None
+        stranger, pod = self._other_pods.pop(uid, _OtherPod()), known.pod if known else None
         if pod and pod.node and not pod.ended and not occupies(pod, pod.node):
             self.remnants.deleted(uid, pod.namespace, pod.name, pod.node)
         self._hold_given(uid, pod.node if pod else stranger.node)
 
-    def reserve(self, decision: Decision) -> None:
+    def reserve(self, decision: Reservation) -> None:
         """Hold what was decided, in place of what was reserved for the pod before."""
         request = decision.request
         dialect, shares = request.dialect, shares_of(request, decision.placement)
@@ -175,33 +196,34 @@ class Accounts:
             dialect, shares = nvidia_plugin.NVIDIA, unknown_shares(request)
         who, gpuid = (decision.uid, decision.namespace, decision.name, decision.node), decision.gpuid
         self.hold(Holding(*who, dialect, shares, False, request.constraints, gpuid, bool(gpuid)))
-        self._decisions.put(decision)
+        self._reservations.put(decision)
 
     def forget(self, uid: str) -> None:
         self.release(uid)
-        self.undecided.discard(uid)
+        self._undecided.discard(uid)
 
     def release(self, uid: str) -> None:
-        self._decisions.drop(uid)
+        self._reservations.drop(uid)
         before = self.ledger.release(uid)
         self.remnants.release(uid)
         if before is not None:
-            self._touch(before.node, before.constraints.same_card)
+            self._events.publish(HoldingsChanged(before.node, before.constraints.same_card))
 
     def hold(self, holding: Holding) -> None:
         """In place of what its uid held."""
         before = self.ledger.holding(holding.uid)
         if before is not None:
-            self._touch(before.node, before.constraints.same_card)
+            self._events.publish(HoldingsChanged(before.node, before.constraints.same_card))
         self.ledger.hold(holding)
-        self._touch(holding.node, holding.constraints.same_card)
+        self._events.publish(HoldingsChanged(holding.node, holding.constraints.same_card))
 
     def _hold_given(self, uid: str, node: str) -> None:
         """Cards until the pod has ended, slices until the node says that they are free."""
-        known = self._pods[uid].pod if uid in self._pods else None
-        who = _Stranger(known.namespace, known.name, known.ended) if known else _Stranger()
-        who = self._strangers.get(uid, who)
-        shares = tuple(s for s in self._given(node).get(uid, ()) if not (who.ended and s.type == GPU))
+        who = self._other_pods.get(uid, _OtherPod())
+        known = self._pods.get(uid)
+        if known is not None and uid not in self._other_pods:
+            who = _OtherPod(known.pod.namespace, known.pod.name, known.pod.ended)
+        shares = tuple(s for s in self._nodes.given(node).get(uid, ()) if not (who.ended and s.type == GPU))
         if shares:
             self.remnants.hold(uid, node)
             gpuid, nvidia = who.gpuid, nvidia_plugin.NVIDIA
@@ -210,7 +232,7 @@ class Accounts:
     def _await_decision(self, known: GpuPod, unreadable: str) -> None:
         """A pod that is bound without a readable record and has not started: its cards are decided late."""
         pod, uid = known.pod, known.pod.uid
-        decision = self._decisions.get(uid)
+        decision = self._reservations.get(uid)
         if decision is None or decision.node != pod.node:
             self.release(uid)
             if unreadable and known.request is not None:
@@ -219,10 +241,10 @@ class Accounts:
                 who = (uid, pod.namespace, pod.name, pod.node)
                 self.hold(Holding(*who, known.request.dialect, shares, constraints=known.constraints))
         if unreadable:
-            self._tell(pod, "UnreadableRecord", f"the record of its cards cannot be read: {unreadable}")
+            self._warn(pod, "UnreadableRecord", f"the record of its cards cannot be read: {unreadable}")
         if not pod.deleting:
-            self.undecided.add(uid)
-            self._tell_undecided(uid)
+            self._undecided.add(uid)
+            self._events.publish(PodUndecided(uid))
 
     def _cards_of(self, shares: Iterable[Share], node: str) -> Iterator[Share]:
         """The cards of the slices among these where the node's cards are not cut so (any more): all of each."""
@@ -241,7 +263,7 @@ class Accounts:
             message = (
                 "without a record of its cards, and was given none; it holds nothing. Make it anew, without nodeName"
             )
-        self._tell(pod, "UnknownCards", f"runs on {pod.node} {message}{why}")
+        self._warn(pod, "UnknownCards", f"runs on {pod.node} {message}{why}")
 
     def _warn_of_split(self, known: GpuPod) -> None:
         """No decision leads there, but a record can: one written by hand, or an account that was lost."""
@@ -249,7 +271,7 @@ class Accounts:
         seats = self.ledger.seats(group)
         if len(seats) > 1:
             message = f"{group} is on {where(seats)}; its pods may join it there, and on no further card"
-            self._tell(known.pod, "GroupSplit", message)
+            self._warn(known.pod, "GroupSplit", message)
 
     def _warn_of_absent(self, pod: Pod, shares: Sequence[Share]) -> None:
         """Where the node's cards are known: at the start pods may come before them."""
@@ -257,7 +279,7 @@ class Accounts:
         names = ", ".join(absent(shares, cards)) if cards else ""
         if names:
             text = f"its record names {names}, which {pod.node} does not have; held as soon as it does"
-            self._tell(pod, "UnknownCards", text)
+            self._warn(pod, "UnknownCards", text)
 
-    def _tell(self, pod: Pod, reason: str, message: str) -> None:
-        self._warn(pod_reference(pod.namespace, pod.name, pod.uid), reason, message)
+    def _warn(self, pod: Pod, reason: str, message: str) -> None:
+        self._events.publish(ObjectWarning(pod_reference(pod.namespace, pod.name, pod.uid), reason, message))

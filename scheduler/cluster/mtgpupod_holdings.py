@@ -1,11 +1,10 @@
-"""What MtgpuPods hold: the bound ones as the API says it, those on their way to a card as the controller decided.
+"""What MtgpuPods hold: the bound ones as the API server says, the others what the controller admitted them to.
 
-A bound one holds always, whatever the card's capacity. What the controller admits is in memory only, until the watch
-shows it bound; whoever leads next decides it again (docs/design/mtgpu.md, "Controller").
+A bound MtgpuPod holds its share whatever the capacity of the card is. An admission is in memory only, until the
+informer shows the MtgpuPod bound; the next leader decides it again (docs/design/mtgpu.md, "Controller").
 """
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,21 +16,28 @@ from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Holding, Share
 from mgpu.model.pods import Node, Pod
 from mgpu.model.raw_objects import table_at
+from scheduler.cluster.events import CardsFreed, MtgpuPodsAffected, ObjectWarning, Publisher, RemnantsEnded
 from scheduler.cluster.gpuids import Bound, Used
-from scheduler.cluster.holdings import Accounts
+from scheduler.cluster.holdings import Holdings
+from scheduler.cluster.node_snapshots import NodeSnapshots
+from scheduler.cluster.nodes import Nodes
 
 Raw = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class MtgpuNode:
-    """A node at one moment, as the controller of MtgpuPods needs it. version: moves with every change, as a View's.
+    """The cards of a node at one moment, as the controller of MtgpuPods needs them.
 
-    cards: the GPUs that are not cut. held: what anybody holds of them. admitted: by uid what MtgpuPods were admitted to
-    that are not bound yet; it is among what is held. occupied: by the uid of an occupy pod the UUID of its card, where
-    that is known. ours: the indexes of the cards that mgpu gave out and that nothing keeps from NVIDIA's plugin; where
-    that chooses the cards, the occupy pod of a new GPUID is refused while there are any. remnants: by uid the GPUIDs of
-    Pods that were deleted and still run.
+    Attributes:
+        version: That of a NodeSnapshot.
+        cards: The GPUs that are not partitioned.
+        held: All holdings on them.
+        admitted: By UID, what MtgpuPods were admitted to that are not bound yet; it is part of `held`.
+        occupied: By the UID of an occupy pod, the UUID of its card, where that is known.
+        ours: The indexes of the cards that mgpu gave out and that nothing keeps from NVIDIA's plugin. Where that plugin
+            chooses the cards, the occupy pod of a new GPUID is refused while there are any.
+        remnants: By UID, the GPUIDs of Pods that were deleted and still run.
     """
 
     node: Node | None
@@ -45,10 +51,12 @@ class MtgpuNode:
 
 
 @dataclass(frozen=True, slots=True)
-class _Own:
-    """The Pod of an MtgpuPod. owner: the uid of that, "" where the owner was taken off and no seal names it.
+class OwnPod:
+    """The Pod of an MtgpuPod.
 
-    holding: what it says itself that it has; None: it says nothing, or is nobody's.
+    Attributes:
+        owner: The UID of the MtgpuPod, or "" where the owner reference was removed and no seal names the MtgpuPod.
+        holding: What the Pod says that it has. None: it says nothing, or it was not made for any MtgpuPod.
     """
 
     namespace: str
@@ -60,182 +68,161 @@ class _Own:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """An MtgpuPod as the API has it; holding None: it is not bound."""
+class _Observed:
+    """An MtgpuPod as the API server has it. holding: None where it is not bound."""
 
     ended: bool
     pod_uid: str
     holding: Holding | None
 
 
-class MtgpuPods:
-    """Thread-safe, by its owner's lock. Its accounts follow from the MtgpuPods and Pods that there are, in whatever
-    order they came, and from what is admitted.
+class MtgpuPodHoldings:
+    """Part of the ClusterCache, which holds its lock around every call.
 
-    version: that of a node. nodes, accounts, ours: its owner's. freed: told of each node where something came free.
-    again: told of each node whose MtgpuPods wait for something of their namespace, once it may be over: that it uses
-    fewer GPUIDs, or that its pods that were deleted by force have ended.
+    What it writes into the holdings follows from the MtgpuPods and Pods that there are, in whatever order they came,
+    and from what is admitted. It publishes CardsFreed where a share came free, and MtgpuPodsAffected for each node
+    whose MtgpuPods wait for something of their namespace that may be over: the namespace uses fewer GPUIDs, or its pods
+    that were deleted by force have ended.
     """
 
-    def __init__(
-        self,
-        lock: threading.RLock,
-        nodes: Mapping[str, Node],
-        accounts: Accounts,
-        version: Callable[[str], int],
-        ours: Callable[[str], tuple[int, ...]],
-        freed: Callable[[str], None],
-        records: RecordVerifier,
-        warn: Callable[[dict[str, Any], str, str], None],
-        again: Callable[[str], None],
-    ) -> None:
-        self._records, self._warn, self._tell_again = records, warn, again
+    def __init__(self, nodes: Nodes, holdings: Holdings, snapshots: NodeSnapshots, events: Publisher) -> None:
+        self._nodes = nodes
+        self._holdings = holdings
+        self._snapshots = snapshots
+        self._events = events
         self._used = Used()
-        # Namespace → the nodes whose MtgpuPods wait for it, for either reason.
-        self._limited: dict[str, set[str]] = {}
-        self._held_up: dict[str, set[str]] = {}
-        self._findings: dict[str, Finding] = {}  # Pod → why it is no MtgpuPod's
-        self._lock, self._nodes, self._accounts, self._version = lock, nodes, accounts, version
-        self._ours, self._tell_freed = ours, freed
-        self._seen: dict[str, _Seen] = {}
-        self._own: dict[str, _Own] = {}
-        self._pods_of: dict[str, set[str]] = {}  # MtgpuPod → the Pods that name it as their owner
-        self._of_pod: dict[str, set[str]] = {}  # Pod → the MtgpuPods whose status names it
+        self._nodes_limited: dict[str, set[str]] = {}  # namespace → nodes where MtgpuPods wait for fewer GPUIDs of it
+        self._nodes_held_up: dict[str, set[str]] = {}  # namespace → nodes where MtgpuPods wait for its remnants to end
+        self._findings: dict[str, Finding] = {}  # UID of a Pod → why it was not made for an MtgpuPod
+        self._observed: dict[str, _Observed] = {}
+        self._own: dict[str, OwnPod] = {}
+        self._pods_of: dict[str, set[str]] = {}  # UID of an MtgpuPod → the Pods that name it as their owner
+        self._of_pod: dict[str, set[str]] = {}  # UID of a Pod → the MtgpuPods whose status names it
         self._admitted: dict[str, Holding] = {}
-        accounts.remnants.subscribe(lambda namespace: self._look_again(self._held_up, namespace))
+        events.subscribe(RemnantsEnded, lambda event: self._look_again(self._nodes_held_up, event.namespace))
 
-    # Fed by the watches.
-
-    def changed(self, raw: Raw) -> None:
-        uid, seen = raw["metadata"]["uid"], _seen(raw)
-        with self._lock:
-            self._forget(uid)
-            self._seen[uid] = seen
-            _add(self._of_pod, seen.pod_uid, uid)
-            if seen.ended or seen.holding:
-                self._admitted.pop(uid, None)
-            self._settle(uid)
-
-    def gone(self, raw: Raw) -> None:
+    def mtgpupod_changed(self, raw: Raw) -> None:
+        """Take in an MtgpuPod that was added or modified."""
         uid = raw["metadata"]["uid"]
-        with self._lock:
-            self._forget(uid)
+        observed = _observed(raw)
+        self._forget(uid)
+        self._observed[uid] = observed
+        _add(self._of_pod, observed.pod_uid, uid)
+        if observed.ended or observed.holding:
             self._admitted.pop(uid, None)
-            self._settle(uid)
+        self._settle(uid)
 
-    def pod_changed(self, pod: Pod, raw: Raw) -> None:
-        own = _own(pod, raw)
-        finding = self._records.finding_of_mtgpu(raw) if own is not None else None
-        with self._lock:
-            if finding is not None:
-                # It holds nothing, and keeps nothing held: a user may name any MtgpuPod as the owner of a Pod.
-                own = None
-                if self._findings.get(pod.uid) != finding and not pod.ended:
-                    reference = pod_reference(pod.namespace, pod.name, pod.uid)
-                    self._warn(reference, finding.reason, finding.message)
-                self._findings[pod.uid] = finding
-            else:
-                self._findings.pop(pod.uid, None)
-            if own is None:
-                self._drop_own(pod.uid)
-            elif own != self._own.get(pod.uid):
-                self._drop_own(pod.uid)
-                self._own[pod.uid] = own
-                _add(self._pods_of, own.owner, pod.uid)
-                self._settle_of_pod(pod.uid, own)
+    def mtgpupod_gone(self, raw: Raw) -> None:
+        """Take in that an MtgpuPod was deleted."""
+        uid = raw["metadata"]["uid"]
+        self._forget(uid)
+        self._admitted.pop(uid, None)
+        self._settle(uid)
+
+    def pod_changed(self, pod: Pod, own: OwnPod | None, finding: Finding | None) -> None:
+        """Take in a Pod of any kind: `own_pod` of it, and why it was not made for an MtgpuPod although it says so."""
+        if finding is not None:
+            # A user may name any MtgpuPod as the owner of a Pod, so this one neither holds anything nor keeps anything
+            # held.
+            own = None
+            if self._findings.get(pod.uid) != finding and not pod.ended:
+                reference = pod_reference(pod.namespace, pod.name, pod.uid)
+                self._events.publish(ObjectWarning(reference, finding.reason, finding.message))
+            self._findings[pod.uid] = finding
+        else:
+            self._findings.pop(pod.uid, None)
+        if own is None:
+            self._drop_own(pod.uid)
+        elif own != self._own.get(pod.uid):
+            self._drop_own(pod.uid)
+            self._own[pod.uid] = own
+            _add(self._pods_of, own.owner, pod.uid)
+            self._settle_of_pod(pod.uid, own)
 
     def pod_gone(self, uid: str) -> None:
-        """Remember it if it was deleted before it had ended: its containers may run on.
+        """Take in that a Pod was deleted. If it had not ended, its containers may run on: it may become a remnant.
 
-        On a node that is gone the controller itself deletes Pods by force. That is nothing that a user has to wait for.
+        On a node that is gone the controller itself deletes Pods by force, and no user has to wait for that.
         """
-        with self._lock:
-            self._findings.pop(uid, None)
-            own = self._own.get(uid)
-            if own is not None and not own.ended and own.node in self._nodes:
-                gpuid = own.holding.gpuid if own.holding is not None else ""
-                self._accounts.remnants.deleted(uid, own.namespace, own.name, own.node, gpuid)
-            self._drop_own(uid)
+        self._findings.pop(uid, None)
+        own = self._own.get(uid)
+        if own is not None and not own.ended and own.node in self._nodes:
+            gpuid = own.holding.gpuid if own.holding is not None else ""
+            self._holdings.remnants.deleted(uid, own.namespace, own.name, own.node, gpuid)
+        self._drop_own(uid)
 
     def _drop_own(self, uid: str) -> None:
-        with self._lock:
-            own = self._own.pop(uid, None)
-            if own is None:
-                return
-            _discard(self._pods_of, own.owner, uid)
-            self._settle_of_pod(uid, own)
-
-    # For the controller.
+        own = self._own.pop(uid, None)
+        if own is None:
+            return
+        _discard(self._pods_of, own.owner, uid)
+        self._settle_of_pod(uid, own)
 
     def on(self, node: str) -> MtgpuNode:
-        with self._lock:
-            ledger = self._accounts.ledger
-            cards, held = ledger.cards(node), ledger.holdings(node)
-            on = {h.uid: [s.card.uuid for s in cards if h.is_known_on(s.card)] for h in held if h.occupies and h.bound}
-            return MtgpuNode(
-                self._nodes.get(node),
-                self._version(node),
-                cards,
-                held,
-                self._ours(node),
-                {uid: self._admitted[uid] for uid in self._admitted_on(node)},
-                {uid: uuids[0] for uid, uuids in on.items() if uuids},
-                {h.uid: gpuid for h in held if (gpuid := self._accounts.remnants.gpuid(h.uid))},
-            )
+        """Return the cards of a node and what is held on them."""
+        ledger = self._holdings.ledger
+        cards = ledger.cards(node)
+        held = ledger.holdings(node)
+        on = {h.uid: [s.card.uuid for s in cards if h.is_known_on(s.card)] for h in held if h.occupies and h.bound}
+        return MtgpuNode(
+            self._nodes.get(node),
+            self._snapshots.version(node),
+            cards,
+            held,
+            self._snapshots.given_by_mgpu(node),
+            {uid: self._admitted[uid] for uid in self._admitted_on(node)},
+            {uid: uuids[0] for uid, uuids in on.items() if uuids},
+            {h.uid: gpuid for h in held if (gpuid := self._holdings.remnants.gpuid(h.uid))},
+        )
 
-    def elsewhere(self, namespaces: Iterable[str], node: str) -> Mapping[str, int]:
+    def gpuids_elsewhere(self, namespaces: Iterable[str], node: str) -> Mapping[str, int]:
         """Return how many GPUIDs each of these namespaces uses on other nodes than this one."""
-        with self._lock:
-            return self._used.elsewhere(namespaces, node)
+        return self._used.elsewhere(namespaces, node)
 
     def held_up(self, namespaces: Iterable[str], node: str) -> Mapping[str, float]:
         """Return those of the namespaces whose pods were deleted by force and still run.
 
-        For each, the seconds after which that no longer matters. The node is told `again` if it is over before.
+        Each with the seconds after which that no longer matters. If it is over before, MtgpuPodsAffected is published
+        for the node.
         """
-        with self._lock:
-            seconds = {name: self._accounts.remnants.seconds(name) for name in set(namespaces)}
-            found = {name: left for name, left in sorted(seconds.items()) if left > 0}
-            for name in found:
-                self._held_up.setdefault(name, set()).add(node)
-            return found
+        remnants = self._holdings.remnants
+        seconds = {name: remnants.seconds(name) for name in set(namespaces)}
+        found = {name: left for name, left in sorted(seconds.items()) if left > 0}
+        for name in found:
+            self._nodes_held_up.setdefault(name, set()).add(node)
+        return found
 
     def admit(
-        self,
-        node: str,
-        holdings: Iterable[Holding],
-        version: int,
-        bound: Bound | None = None,
-        limited: Iterable[str] = (),
+        self, node: str, holdings: Iterable[Holding], version: int, bound: Bound | None, limited: Iterable[str]
     ) -> bool:
-        """From now on exactly these are admitted to cards of this node, but for those that are bound or ended by now.
+        """Admit exactly these MtgpuPods to cards of this node, but for those that are bound or have ended by now.
 
-        Return False where the node has changed since `version`, a namespace uses more or fewer GPUIDs of other nodes
-        than `bound` says, or one of the MtgpuPods is not known here (yet, or any more). Nothing is admitted then; look
-        again. limited: the namespaces of which MtgpuPods wait until they use fewer GPUIDs.
+        Nothing is admitted, and False returned, where the node has changed since `version`, a namespace uses more or
+        fewer GPUIDs of other nodes than `bound` says, or one of the MtgpuPods is not known here (yet, or any more).
+
+        Args:
+            limited: The namespaces of which MtgpuPods wait until they use fewer GPUIDs.
         """
         wanted = {held.uid: held for held in holdings}
-        with self._lock:
-            if self._version(node) != version or not wanted.keys() <= self._seen.keys():
-                return False
-            if bound is not None and self._used.elsewhere(bound.elsewhere, node) != bound.elsewhere:
-                return False
-            for uid in self._admitted_on(node):
-                if uid not in wanted:
-                    self._withdraw(uid)
-            for uid, held in sorted(wanted.items()):
-                if not (self._seen[uid].ended or self._seen[uid].holding):
-                    self._admitted[uid] = held
-                    self._settle(uid)
-            for namespace in limited:
-                self._limited.setdefault(namespace, set()).add(node)
-            return True
+        if self._snapshots.version(node) != version or not wanted.keys() <= self._observed.keys():
+            return False
+        if bound is not None and self._used.elsewhere(bound.elsewhere, node) != bound.elsewhere:
+            return False
+        for uid in self._admitted_on(node):
+            if uid not in wanted:
+                self._withdraw(uid)
+        for uid, held in sorted(wanted.items()):
+            if not (self._observed[uid].ended or self._observed[uid].holding):
+                self._admitted[uid] = held
+                self._settle(uid)
+        for namespace in limited:
+            self._nodes_limited.setdefault(namespace, set()).add(node)
+        return True
 
     def drop_admissions(self) -> None:
-        """They were decided in an earlier term; another leader may have decided otherwise meanwhile."""
-        with self._lock:
-            for uid in sorted(self._admitted):
-                self._withdraw(uid)
+        """Withdraw all admissions. They were decided in an earlier term, and another leader may have decided since."""
+        for uid in sorted(self._admitted):
+            self._withdraw(uid)
 
     def _withdraw(self, uid: str) -> None:
         del self._admitted[uid]
@@ -245,46 +232,62 @@ class MtgpuPods:
         return sorted(uid for uid, held in self._admitted.items() if held.node == node)
 
     def _settle(self, uid: str) -> None:
-        wanted, before = self._account(uid), self._accounts.ledger.holding(uid)
+        """Make the holdings say of this MtgpuPod what follows from everything that is known of it."""
+        wanted = self._holding_of(uid)
+        before = self._holdings.ledger.holding(uid)
         if wanted == before:
             return
-        if uid not in self._seen and before is not None and before.dialect != mtgpu.NAME:
-            return  # what another Pod holds: who makes a Pod names any uid as its owner's
+        if uid not in self._observed and before is not None and before.dialect != mtgpu.NAME:
+            return  # the holding of another Pod: a user who creates a Pod can name any UID as its owner's
         if wanted is None:
-            self._accounts.release(uid)
+            self._holdings.release(uid)
         else:
-            self._accounts.hold(wanted)
+            self._holdings.hold(wanted)
         namespace = self._used.put(uid, wanted)
         if namespace is not None:
-            self._look_again(self._limited, namespace)
+            self._look_again(self._nodes_limited, namespace)
         if before is not None:
-            self._tell_freed(before.node)
+            self._events.publish(CardsFreed(before.node))
 
     def _look_again(self, waiting: dict[str, set[str]], namespace: str) -> None:
-        """The next look at each of these nodes finds out whether any MtgpuPods still wait there."""
+        """Have the controller look at these nodes. It registers those again where MtgpuPods still wait."""
         for node in sorted(waiting.pop(namespace, ())):
-            self._tell_again(node)
+            self._events.publish(MtgpuPodsAffected(node))
 
-    def _settle_of_pod(self, uid: str, own: _Own) -> None:
-        for of in sorted({own.owner, *self._of_pod.get(uid, ())} - {""}):
-            self._settle(of)
+    def _settle_of_pod(self, uid: str, own: OwnPod) -> None:
+        for mtgpupod in sorted({own.owner, *self._of_pod.get(uid, ())} - {""}):
+            self._settle(mtgpupod)
 
-    def _account(self, uid: str) -> Holding | None:
-        seen, running = self._seen.get(uid), [own for own in self._pods(uid) if not own.ended]
-        if seen and seen.holding and (running or not seen.ended):
-            return seen.holding
-        # What its Pod has outlives it: a finalizer that was taken off by hand, a status that was lost.
+    def _holding_of(self, uid: str) -> Holding | None:
+        observed = self._observed.get(uid)
+        running = [own for own in self._pods(uid) if not own.ended]
+        if observed and observed.holding and (running or not observed.ended):
+            return observed.holding
+        # What its Pod has outlives the MtgpuPod: the finalizer may be removed by hand, the status be lost.
         of_pod = next((own.holding for own in running if own.holding and own.owner == uid), None)
         return of_pod or self._admitted.get(uid)
 
-    def _pods(self, uid: str) -> Iterator[_Own]:
-        named = {self._seen[uid].pod_uid} if uid in self._seen else set()
+    def _pods(self, uid: str) -> Iterator[OwnPod]:
+        named = {self._observed[uid].pod_uid} if uid in self._observed else set()
         return (self._own[of] for of in sorted(self._pods_of.get(uid, set()) | named) if of in self._own)
 
     def _forget(self, uid: str) -> None:
-        before = self._seen.pop(uid, None)
+        before = self._observed.pop(uid, None)
         if before is not None:
             _discard(self._of_pod, before.pod_uid, uid)
+
+
+def own_pod(pod: Pod, raw: Raw, records: RecordVerifier) -> tuple[OwnPod | None, Finding | None]:
+    """Return the Pod as that of an MtgpuPod, and why it was not made for one although it says so.
+
+    The first is None for a Pod that does not say that it is one; the webhook denies such annotations to users. It may
+    verify a seal, so the caller does not hold the cache's lock.
+    """
+    owner = mtgpu.mtgpupod_of(raw)
+    if not owner and mtgpu.GPUID not in pod.annotations:
+        return None, None
+    own = OwnPod(pod.namespace, pod.name, pod.node, owner, pod.ended, mtgpu.holding_of_pod(pod, raw))
+    return own, records.finding_of_mtgpu(raw)
 
 
 def _add(index: dict[str, set[str]], key: str, value: str) -> None:
@@ -299,31 +302,23 @@ def _discard(index: dict[str, set[str]], key: str, value: str) -> None:
             del index[key]
 
 
-def _seen(raw: Raw) -> _Seen:
+def _observed(raw: Raw) -> _Observed:
     try:
         pod = mtgpu.read_mtgpupod(raw)
     except BadObject:
         return _unreadable(raw)
-    return _Seen(pod.ended, pod.pod_uid, mtgpu.holding(pod, pod.bound) if pod.bound else None)
+    return _Observed(pod.ended, pod.pod_uid, mtgpu.holding(pod, pod.bound) if pod.bound else None)
 
 
-def _unreadable(raw: Raw) -> _Seen:
-    """How much it has of its card nobody knows: all of it is taken for its own."""
-    meta, spec, status = raw["metadata"], table_at(raw, "spec"), table_at(raw, "status")
-    node, card, pod_uid = (
-        spec.get("nodeName"),
-        status.get("BoundDeviceID"),
-        table_at(status, "PodObjectMeta").get("uid"),
-    )
+def _unreadable(raw: Raw) -> _Observed:
+    """Return an MtgpuPod that cannot be read. How much of its card it has is unknown, so it holds the whole card."""
+    meta = raw["metadata"]
+    spec = table_at(raw, "spec")
+    status = table_at(raw, "status")
+    node = spec.get("nodeName")
+    card = status.get("BoundDeviceID")
+    pod_uid = table_at(status, "PodObjectMeta").get("uid")
     held = None
     if isinstance(node, str) and node and isinstance(card, str) and card:
         held = Holding(meta["uid"], meta["namespace"], meta["name"], node, mtgpu.NAME, (Share("", card, whole=True),))
-    return _Seen(status.get("phase") in ("Succeeded", "Failed"), pod_uid if isinstance(pod_uid, str) else "", held)
-
-
-def _own(pod: Pod, raw: Raw) -> _Own | None:
-    """None: it is no Pod of an MtgpuPod. Nobody else's may have such annotations (the webhook denies them)."""
-    owner = mtgpu.mtgpupod_of(raw)
-    if not owner and mtgpu.GPUID not in pod.annotations:
-        return None
-    return _Own(pod.namespace, pod.name, pod.node, owner, pod.ended, mtgpu.holding_of_pod(pod, raw))
+    return _Observed(status.get("phase") in ("Succeeded", "Failed"), pod_uid if isinstance(pod_uid, str) else "", held)

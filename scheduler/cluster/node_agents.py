@@ -9,9 +9,10 @@ NVIDIA's own plugin. Whether its resources can be allocated then stands in the N
 reads.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from mgpu.model.agent_pods import AgentPod, Raw, agent_pod, without_ready_agent
+from scheduler.cluster.events import CardsFreed, Publisher
 
 
 class Agents:
@@ -19,12 +20,12 @@ class Agents:
 
     Args:
         namespace: the namespace of the installation; None where agents are not followed.
-        recovered: called with the name of each node whose agent is ready again; must return at once.
+        events: publishes CardsFreed for each node whose agent is ready again. Its pods that were refused may come now.
     """
 
-    def __init__(self, namespace: str | None, recovered: Callable[[str], None]) -> None:
+    def __init__(self, namespace: str | None, events: Publisher) -> None:
         self._namespace = namespace
-        self._recovered = recovered
+        self._events = events
         self._pods: dict[str, AgentPod] = {}
         self._on_node: dict[str, dict[str, AgentPod]] = {}
         self._silent: dict[str, AgentPod] = {}
@@ -70,7 +71,7 @@ class Agents:
         if blamed is not None:
             self._silent[node] = blamed
         elif self._silent.pop(node, None) is not None:
-            self._recovered(node)
+            self._events.publish(CardsFreed(node))
 
 
 def brief(pod: AgentPod) -> str:

@@ -11,16 +11,17 @@ Which cards: what the engine chooses, first among those that are free now, then 
 stay the pod's until they are lost to a binding or to a fault; then others are chosen.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import GpuRequest, Placement
 from mgpu.model.groups import Group
 from mgpu.model.ledger import Holding, Ledger, shares_of
-from mgpu.model.pods import Node
 from mgpu.settings import Settings
 from scheduler.cluster.gpu_pods import GpuPod
+from scheduler.cluster.nodes import Nodes
+from scheduler.cluster.pods import Pods
 from scheduler.engine import Limits
 from scheduler.engine.assessment import assess
 from scheduler.engine.constraints import elsewhere
@@ -52,12 +53,13 @@ class _Nominee:
 
 
 class Nominations:
-    """Not thread-safe. Says what is kept; `ledger`, `nodes` and `pods` are its owner's, and only read."""
+    """Part of the ClusterCache, which holds its lock around every call. It reads from the other parts."""
 
-    def __init__(
-        self, ledger: Ledger, nodes: Mapping[str, Node], pods: Mapping[str, GpuPod], settings: Settings
-    ) -> None:
-        self._ledger, self._nodes, self._pods, self._settings = ledger, nodes, pods, settings
+    def __init__(self, ledger: Ledger, nodes: Nodes, pods: Pods, settings: Settings) -> None:
+        self._ledger = ledger
+        self._nodes = nodes
+        self._pods = pods
+        self._settings = settings
         self._node_of: dict[str, str] = {}
         self._on_node: dict[str, dict[str, _Nominee]] = {}
         self._stale: set[str] = set()
@@ -161,7 +163,8 @@ class Nominations:
         return Holding(*who, request.dialect, shares_of(request, found), bound=False, constraints=request.constraints)
 
     def _leaves(self, uid: str) -> bool:
-        return uid in self._pods and self._pods[uid].pod.deleting
+        known = self._pods.get(uid)
+        return known is not None and known.pod.deleting
 
 
 def _with(cards: Sequence[CardState], held: Iterable[Holding]) -> tuple[CardState, ...]:

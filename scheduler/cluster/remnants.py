@@ -10,6 +10,8 @@ could stop the pods of another node's tenants.
 from collections.abc import Callable
 from typing import NamedTuple
 
+from scheduler.cluster.events import Publisher, RemnantsEnded
+
 WAIT_SECONDS = 300.0
 """Since the deletion. Agents kill such containers after 60 s. One that cannot, or a node that is lost and whose Device
 still says so, must not stop a namespace for ever."""
@@ -33,19 +35,16 @@ class Remnants:
     enough small pods to be given cards again.
 
     Args:
-        clock: seconds, never set back.
+        events: Publishes RemnantsEnded with each namespace whose last remnant has ended.
+        clock: Seconds, never set back.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, events: Publisher, clock: Callable[[], float]) -> None:
+        self._events = events
         self._clock = clock
         self._unreported: dict[str, _Deleted] = {}
         self._reported: dict[str, _Deleted] = {}
         self._uids: dict[str, set[str]] = {}  # namespace → the pods of it that are reported
-        self._ended: Callable[[str], None] = lambda _: None
-
-    def subscribe(self, ended: Callable[[str], None]) -> None:
-        """Call this with each namespace whose last remnant has ended."""
-        self._ended = ended
 
     def deleted(self, uid: str, namespace: str, name: str, node: str, gpuid: str = "") -> None:
         """Remember a pod that was deleted before it had ended. gpuid: that of its MtgpuPod."""
@@ -69,7 +68,7 @@ class Remnants:
         uids.discard(uid)
         if not uids:
             del self._uids[deleted.namespace]
-            self._ended(deleted.namespace)
+            self._events.publish(RemnantsEnded(deleted.namespace))
 
     def gpuid(self, uid: str) -> str:
         """Return the GPUID of a remnant that ran for an MtgpuPod, else ""."""

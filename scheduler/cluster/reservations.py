@@ -15,7 +15,7 @@ _GONE_SECONDS, _MOST_GONE = 120.0, 1 << 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Decision:
+class Reservation:
     """Cards reserved for a pod on a node until it appears there. annotations: what its Binding is to carry.
 
     needs: what the pod reserves of the node's cpu and memory. gpuid: for which it occupies a card.
@@ -41,7 +41,7 @@ class _Row:
     until: float
 
 
-class Decisions:
+class Reservations:
     """Reservations in force, by the uid of the pod, each with the time until which the pod should have appeared.
 
     A reservation begins with the write of a Binding and is needed for as long as that write takes: gangs and Permit
@@ -57,14 +57,14 @@ class Decisions:
         self._seconds, self._clock = seconds, clock
         self._most = _LIVES * seconds
         self._moment = min(_MOMENT_SECONDS, seconds)
-        self._known: dict[str, tuple[Decision, float]] = {}
+        self._known: dict[str, tuple[Reservation, float]] = {}
         self._rows: dict[str, _Row] = {}
         self._gone: dict[str, float] = {}
 
-    def get(self, uid: str) -> Decision | None:
+    def get(self, uid: str) -> Reservation | None:
         return self._known[uid][0] if uid in self._known else None
 
-    def put(self, decision: Decision) -> None:
+    def put(self, decision: Reservation) -> None:
         """In place of the pod's last one. Its time is the full one, or a moment for a pod that used up its own."""
         now = self._clock()
         row = self._rows.setdefault(decision.uid, _Row(now, now, now))
@@ -74,7 +74,7 @@ class Decisions:
         row.until = now + (self._seconds if now - row.since < self._most else self._moment)
         self._known[decision.uid] = (decision, row.until)
 
-    def keep(self, decision: Decision) -> None:
+    def keep(self, decision: Reservation) -> None:
         """Give it its full time again: the pod is bound, or whether it is cannot be found out."""
         now = self._clock()
         self._rows[decision.uid].until = now + self._seconds
@@ -110,7 +110,7 @@ class Decisions:
         since = self._clock() - seconds
         return any(self._rows[uid].made > since for uid in self._known)
 
-    def overdue(self) -> tuple[Decision, ...]:
+    def overdue(self) -> tuple[Reservation, ...]:
         """Those whose pod has not appeared in time, oldest first."""
         now = self._clock()
         self._rows = {u: r for u, r in self._rows.items() if u in self._known or now - r.until <= self._most}

@@ -18,8 +18,8 @@ from mgpu.settings import Settings
 from scheduler import metrics
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod, occupies, read_gpu_pod
-from scheduler.cluster.node_view import View
-from scheduler.cluster.reservations import Decision
+from scheduler.cluster.node_snapshots import NodeSnapshot
+from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.effort_budget import Call, Gone, Rationed, Rations, never
 from scheduler.engine import FULL, nvidia_plugin
 from scheduler.engine.assessment import Foresight, assess, record
@@ -70,7 +70,7 @@ class Decider:
     def _read_pod(self, raw: Mapping[str, Any]) -> GpuPod | None:
         return read_gpu_pod(raw, self._settings, self._state.records)
 
-    def decide(self, known: GpuPod, node: str, *, reserve: bool = True, gone: Gone = never) -> Decision | Rejection:
+    def decide(self, known: GpuPod, node: str, *, reserve: bool = True, gone: Gone = never) -> Reservation | Rejection:
         """The cards of a pod on a node, or why there are none.
 
         reserve False (dry run): nothing is held for the pod. gone: whether the caller waits no more.
@@ -84,15 +84,15 @@ class Decider:
             metrics.REJECTIONS.labels("decision", found.kind).inc()
         return found
 
-    def _decide(self, known: GpuPod, node: str, gone: Gone, *, reserve: bool) -> Decision | Rejection:
+    def _decide(self, known: GpuPod, node: str, gone: Gone, *, reserve: bool) -> Reservation | Rejection:
         uid = known.pod.uid
         for _ in range(_TRIES):
             known = self._state.gpu_pod(uid) or known
-            request, refusal = known.request, self._state.refusal(uid, node)
+            request, refusal = known.request, self._state.binding_problem(uid, node)
             if request is None or refusal:
                 kind = RejectionKind.BOUND_ALREADY if request else RejectionKind.MALFORMED
                 return Rejection(kind, refusal or "; ".join(map(str, known.problems)), hopeless=True)
-            held, view = self._state.decision(uid), self._state.view(node, uid, occupies(known.pod, node))
+            held, view = self._state.reservation(uid), self._state.view(node, uid, occupies(known.pod, node))
             if not known.pod.node and (not_now := self._not_now(known.pod, reserve=reserve)):
                 return not_now
             if problem := self._agent_problem(known, request, node, view):
@@ -126,7 +126,7 @@ class Decider:
         text = f"bindings of this pod keep failing; cards are reserved again in {pause:.0f} s"
         return Rejection(RejectionKind.BINDINGS_FAIL, text, hopeless=True)
 
-    def _agent_problem(self, known: GpuPod, request: GpuRequest, node: str, view: View) -> str | None:
+    def _agent_problem(self, known: GpuPod, request: GpuRequest, node: str, view: NodeSnapshot) -> str | None:
         """Return why the agent of the node would not start the pod now.
 
         A pod that is bound already is not refused: it waits there for its cards, and its agent may come back. What
@@ -136,7 +136,7 @@ class Decider:
             return None
         return self._state.agent_problem(node)
 
-    def _reserve(self, decision: Decision, view: View) -> bool:
+    def _reserve(self, decision: Reservation, view: NodeSnapshot) -> bool:
         if not self._state.reserve(decision, view.version):
             return False
         theirs = nvidia_plugin.chooses(view.node, decision.request)
@@ -144,7 +144,7 @@ class Decider:
         metrics.DECISIONS.labels(policy, decision.request.dialect).inc()
         return True
 
-    def _stands(self, held: Decision, view: View) -> bool:
+    def _stands(self, held: Reservation, view: NodeSnapshot) -> bool:
         """Whether a reservation's cards may still be given to its pod.
 
         They are free, being reserved, but for what another replica decided that has led since, or a node gave away.
@@ -153,23 +153,27 @@ class Decider:
             return False
         return stands(held.request, shares_of(held.request, held.placement), (*view.cards, *view.others))
 
-    def _choose(self, known: GpuPod, request: GpuRequest, node: str, view: View, gone: Gone) -> Decision | Rejection:
+    def _choose(
+        self, known: GpuPod, request: GpuRequest, node: str, view: NodeSnapshot, gone: Gone
+    ) -> Reservation | Rejection:
         if view.node is None:
             return Rejection(RejectionKind.UNKNOWN_NODE, f"node {node} is not known to mgpu (yet)")
         pod, gpuid = known.pod, occupies(known.pod, node)
         who = (pod.uid, pod.namespace, pod.name, node)
         if nvidia_plugin.chooses(view.node, request):
             refused = nvidia_plugin.refusal(request, view.node, view.cards, view.ours)
-            return refused or Decision(*who, request, Placement(()), {}, pod.needs, gpuid)
+            return refused or Reservation(*who, request, Placement(()), {}, pod.needs, gpuid)
         with self._rations.call(pod.namespace, request, gone) as call:
             found = self._search(known, request, view.node, view, call)
         if isinstance(found, Rejection):
             return found
         written = record(pod, request, found, (*view.cards, *view.others), self._settings, time.time_ns())
         annotations = self._state.records.sealed(Subject(*who), written)
-        return Decision(*who, request, found, annotations, pod.needs, gpuid)
+        return Reservation(*who, request, found, annotations, pod.needs, gpuid)
 
-    def _search(self, known: GpuPod, request: GpuRequest, node: Node, view: View, call: Call) -> Placement | Rejection:
+    def _search(
+        self, known: GpuPod, request: GpuRequest, node: Node, view: NodeSnapshot, call: Call
+    ) -> Placement | Rejection:
         """Beside what is kept for nominated pods, and where that does not do without regard to it.
 
         A search that ends without proof under a policy that looks ahead is made again without looking ahead, as the
@@ -201,7 +205,7 @@ class Decider:
         for decision in self._state.overdue():
             self.check(decision)
 
-    def check(self, decision: Decision) -> None:
+    def check(self, decision: Reservation) -> None:
         """Release a reservation whose write has failed; keep it where the pod is bound or the API does not answer."""
         try:
             raw = self._read(decision.namespace, decision.name)
@@ -216,7 +220,7 @@ class Decider:
             self._state.cancel(decision)
             metrics.RELEASED.inc()
 
-    def _landed(self, held: Decision) -> str:
+    def _landed(self, held: Reservation) -> str:
         """Why a reservation may not be moved: its write has landed after all, or the pod is gone; "": it may."""
         raw = self._read(held.namespace, held.name)
         if raw is None or raw["metadata"]["uid"] != held.uid:

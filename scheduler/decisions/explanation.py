@@ -225,7 +225,7 @@ class Explainer:
         return self._rows(name, known.pod.uid, reasons)
 
     def _rows(self, name: str, uid: str, reasons: Mapping[int, str]) -> tuple[CardRow, ...]:
-        seen = self._state.seen(name)
+        seen = self._state.cards_and_holdings(name)
         if seen is None:
             return ()
         cards, holdings = seen

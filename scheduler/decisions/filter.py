@@ -141,7 +141,7 @@ class Filter:
     def refresh(self) -> None:
         """Bring arrays, partitionable nodes and learned policies up to date in the background, before a call has to."""
         self._cache.refresh()
-        self._cache.sites.refresh()
+        self._cache.refresh_sites()
         self._ranking.refresh()
 
     def filter(self, gpu_pod: GpuPod, names: Sequence[str], gone: Gone = never) -> Filtered:

@@ -17,9 +17,10 @@ from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.raw_objects import table_at
 from mgpu.settings import Settings
 from scheduler import metrics
-from scheduler.cluster.cache import ClusterCache, Warn
+from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.events import Warn
 from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod, recorded
-from scheduler.cluster.reservations import Decision
+from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.decider import Decider, pod_path
 from scheduler.work_queue import MAX_PAUSE, Queue
 
@@ -122,7 +123,7 @@ class LateDecisions:
                 return 0
         raise RetryLater("the pod changes faster than it can be written")
 
-    def _wanted(self, known: GpuPod) -> Decision | str | float:
+    def _wanted(self, known: GpuPod) -> Reservation | str | float:
         """The cards of the pod, why it fails, or in how many seconds to look again."""
         pod = known.pod
         if pod.uid in self._failed:
@@ -135,15 +136,15 @@ class LateDecisions:
             self._recut(known)
             return 1.0  # a node that is starting: Kubernetes itself removes pods of nodes that never come
         decision = self._decider.decide(known, pod.node)
-        if isinstance(decision, Decision):
+        if isinstance(decision, Reservation):
             return decision
         return 1.0 if waited < _RECUT_SECONDS and self._recut(known) else str(decision)
 
-    def _write(self, known: GpuPod, wanted: Decision | str) -> None:
+    def _write(self, known: GpuPod, wanted: Reservation | str) -> None:
         pod = known.pod
         meta: dict[str, Any] = {"uid": pod.uid, "resourceVersion": known.version}
         path = pod_path(pod.namespace, pod.name)
-        if isinstance(wanted, Decision):
+        if isinstance(wanted, Reservation):
             # What does not count of the pod's annotations goes in the same write: it would break the new seal.
             stale = self._recorded(path) if known.finding else {}
             self._api.patch(path, {"metadata": {**meta, "annotations": {**stale, **wanted.annotations}}})

@@ -19,7 +19,7 @@ from mgpu.model.raw_objects import table_at
 from mgpu.settings import Settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod
-from scheduler.cluster.node_view import View
+from scheduler.cluster.node_snapshots import NodeSnapshot
 from scheduler.decisions.disruption_budgets import Budgets
 from scheduler.decisions.effort_budget import FREE, Gone, Rations, never
 from scheduler.engine import BRIEF, Effort, nvidia_plugin
@@ -98,7 +98,7 @@ class Preemption:
         wanted = wanted_by(request)
         if wanted:
             # As for other devices; what they leave may have to be cut anew.
-            site = None if request.unmet(node) else self._state.sites.without(name, known.pod.uid, theirs.uids)
+            site = None if request.unmet(node) else self._state.site_without(name, known.pod.uid, theirs.uids)
             serves = (
                 site
                 and not site.found.waiting
@@ -126,7 +126,7 @@ class Preemption:
         found = victims(request, without(view.unkept, must), others, fits, highest=highest, exact=exact, budget=budget)
         return None if found is None else _told(theirs, tenants, [*must, *found[0]])
 
-    def _tenants(self, view: View, lower: Sequence[tuple[Holding, Pod]]) -> list[Tenant]:
+    def _tenants(self, view: NodeSnapshot, lower: Sequence[tuple[Holding, Pod]]) -> list[Tenant]:
         """Those that hold something of the node's cards."""
         cards, pods = [state.card for state in view.unkept], {pod.uid: pod for _, pod in lower}
         found = []
@@ -146,7 +146,7 @@ def _may_go(held: Holding, pod: Pod, wanting: Pod) -> bool:
     return held.bound and not held.occupies and pod.priority < wanting.priority
 
 
-def _has_room(view: View, pod: Pod, going: Iterable[Pod]) -> bool:
+def _has_room(view: NodeSnapshot, pod: Pod, going: Iterable[Pod]) -> bool:
     """Whether the node has the cpu and memory for the pod once those are gone."""
     rooms = [view.room, *(p.needs for p in going)]
     return sum(r.cpu for r in rooms) >= pod.needs.cpu and sum(r.memory for r in rooms) >= pod.needs.memory

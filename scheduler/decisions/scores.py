@@ -9,8 +9,8 @@ from mgpu.model.groups import Seat
 from mgpu.settings import Settings
 from scheduler.cluster.forecast import Outlook
 from scheduler.cluster.gpu_pods import GpuPod
-from scheduler.cluster.node_view import View
-from scheduler.cluster.reservations import Decision
+from scheduler.cluster.node_snapshots import NodeSnapshot
+from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.effort_budget import Call, unlimited
 from scheduler.engine.assessment import assess
 from scheduler.engine.constraints import beside_others
@@ -30,11 +30,11 @@ class Cluster(Protocol):
     @property
     def outlook(self) -> Outlook: ...
 
-    def moved(self) -> Iterable[tuple[str, View]]: ...
+    def take_moved(self) -> Iterable[tuple[str, NodeSnapshot]]: ...
 
-    def view(self, node: str, without: str) -> View: ...
+    def view(self, node: str, without: str) -> NodeSnapshot: ...
 
-    def decision(self, uid: str) -> Decision | None: ...
+    def reservation(self, uid: str) -> Reservation | None: ...
 
     def seats(self, request: GpuRequest, without: str) -> tuple[Seat, ...]: ...
 
@@ -88,7 +88,7 @@ class Ranking:
 
     def _follow(self) -> None:
         # The state's lock is taken within this one, never this one within the state's.
-        for name, view in self._state.moved():
+        for name, view in self._state.take_moved():
             if view.node is None:
                 self._field.drop(name)
             else:
@@ -109,7 +109,7 @@ class Ranking:
         and those with more cards than the board has columns.
         """
         uid, nodes = known.pod.uid, {*self._state.group_nodes(request), *wide}
-        decision = self._state.decision(uid)
+        decision = self._state.reservation(uid)
         if decision is not None:
             nodes.add(decision.node)
         for i in [i for i, name in enumerate(names) if name in nodes] if nodes else ():
@@ -118,7 +118,7 @@ class Ranking:
             )
 
     def _key(
-        self, request: GpuRequest, judge: Judge, shape: Shape, view: View, seats: Sequence[Seat], call: Call
+        self, request: GpuRequest, judge: Judge, shape: Shape, view: NodeSnapshot, seats: Sequence[Seat], call: Call
     ) -> int:
         limits = call.next_limits()
         if view.node is None or limits is None:

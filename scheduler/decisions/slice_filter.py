@@ -43,7 +43,7 @@ class Slices:
                 yield NodeFit(UNKNOWN)
                 continue
             unmet = request.unmet(node)
-            site = None if unmet else self._cache.sites.of(name, known.pod.uid)
+            site = None if unmet else self._cache.site(name, known.pod.uid)
             if site is None:
                 reason = unmet or f"node {name} has no label for slices"
                 yield NodeFit(Rejection(RejectionKind.NODE_LABEL, reason, hopeless=True))

@@ -19,6 +19,9 @@ from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.errors import RetryLater
 from mgpu.settings import Settings
 from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.events import MtgpuPodsAffected
+from scheduler.cluster.mtgpupod_objects import Raw, key_of
+from scheduler.cluster.stored_objects import of_mtgpupod, read_text, text_of
 from scheduler.mtgpupods.fairness import (
     FINALIZER_WRITES,
     SLOW_SECONDS,
@@ -27,11 +30,9 @@ from scheduler.mtgpupods.fairness import (
     WriteBackoffs,
     in_turn,
 )
-from scheduler.mtgpupods.mtgpupod_cache import Known, Raw, key_of
 from scheduler.mtgpupods.mtgpupod_writer import MtgpuPodApi, MtgpuPodWriter, RecordEvent, StaleObject, has_finalizer
 from scheduler.mtgpupods.node_plan import NodePlan, plan_node
 from scheduler.mtgpupods.observation import Observation, observe, read_stored
-from scheduler.mtgpupods.stored_objects import of_mtgpupod, read_text, text_of
 from scheduler.work_queue import MAX_PAUSE, Queue
 
 log = logging.getLogger(__name__)
@@ -45,8 +46,7 @@ _TRIES = 50
 class MtgpuPodController:
     """Reconciles the MtgpuPods of all nodes.
 
-    `…_changed` and `…_gone` are called by the watches and feed the ClusterCache too. `touched`, `items` and `wake` may
-    be called by any thread, the other methods by the thread of `run`.
+    `affected`, `begin` and `wake` may be called by any thread, the other methods by the thread of `run`.
 
     Args:
         may_decide: raises RetryLater while this process must not write.
@@ -66,8 +66,6 @@ class MtgpuPodController:
         self._settings = settings
         self._may_decide = may_decide
         self._clock = clock
-        self._cache = Known(cluster.records)
-        self._feeding = threading.Lock()
         self._queue = Queue(clock)
         self._write_backoffs = WriteBackoffs(clock)
         self._api = MtgpuPodApi(api, self._before_write)
@@ -79,52 +77,14 @@ class MtgpuPodController:
         self._failed = False
         self._budget = AttemptBudget()
 
-    # Called by the watches.
-
-    def mtgpupod_changed(self, raw: Raw) -> None:
-        self._feed(self._cluster.mtgpupod_changed, self._cache.mtgpupod_changed, raw)
-
-    def mtgpupod_gone(self, raw: Raw) -> None:
-        self._feed(self._cluster.mtgpupod_gone, self._cache.mtgpupod_gone, raw)
-
-    def pod_changed(self, raw: Raw) -> None:
-        self._feed(self._cluster.pod_changed, self._cache.pod_changed, raw)
-
-    def pod_gone(self, raw: Raw) -> None:
-        self._feed(self._cluster.pod_gone, self._cache.pod_gone, raw)
-
-    def node_changed(self, raw: Raw) -> None:
-        self._feed(self._cluster.node_changed, self._cache.node_changed, raw)
-
-    def node_gone(self, raw: Raw) -> None:
-        self._feed(self._cluster.node_gone, self._cache.node_gone, raw)
-
-    def _feed(self, cluster: Callable[[Raw], None], cache: Callable[[Raw], Collection[str]], raw: Raw) -> None:
-        # Both under one lock: `observe` must not see a Pod in one of the caches only.
-        with self._feeding:
-            cluster(raw)
-            nodes = cache(raw)
-        for node in nodes:
-            self._queue.add(node)
-
-    # Called by other threads.
-
-    def touched(self, node: str) -> None:
-        """Reconcile a node whose cards or holdings have changed."""
-        if self._cache.concerns(node):
-            self._queue.add(node)
-
-    def items(self) -> Iterator[Raw]:
-        """Return all MtgpuPods as they are stored (`stored_objects.of_mtgpupod`), in no particular order."""
-        with self._feeding:
-            return self._cache.items()
+    def affected(self, event: MtgpuPodsAffected) -> None:
+        """Reconcile the node of this event of the ClusterCache soon."""
+        self._queue.add(event.node)
 
     def begin(self) -> None:
         """Begin a term: this replica leads, and has listed all objects since."""
-        with self._feeding:
-            self._term += 1
-            nodes = self._cache.nodes()
-        for node in nodes:
+        self._term += 1
+        for node in self._cluster.mtgpupod_nodes():
             self._queue.add(node)
 
     def run(self, stop: threading.Event) -> None:
@@ -205,9 +165,9 @@ class MtgpuPodController:
             The uids of those that did not get it: nothing is created for them that could be left behind. And those that
             got it as they are since, by uid and the version before.
         """
-        with self._feeding:
-            items = self._cache.on(node).items
-        reservations = self._cluster.mtgpus.on(node).admitted
+        snapshot = self._cluster.mtgpu_snapshot(node)
+        items = snapshot.objects.items
+        reservations = snapshot.node.admitted
         left_out, fresh = set[str](), dict[tuple[str, str], bytes]()
 
         def add(item: Raw) -> None:
@@ -232,17 +192,9 @@ class MtgpuPodController:
         """Plan the node and hold the reservations of the plan."""
         limit = self._settings.dialects.mtgpu.max_gpuids
         for _ in range(_TRIES):
-            with self._feeding:
-                observed = observe(
-                    self._cache,
-                    self._cluster,
-                    node,
-                    enabled=self._is_enabled,
-                    gpuid_limit=limit,
-                    left_out=left_out,
-                )
+            observed = observe(self._cluster, node, enabled=self._is_enabled, gpuid_limit=limit, left_out=left_out)
             plan = plan_node(observed.node)
-            if self._cluster.mtgpus.admit(
+            if self._cluster.admit(
                 node, plan.reservations, observed.version, observed.node.gpuid_limit, plan.limited_namespaces
             ):
                 if observed.recheck_seconds is not None:

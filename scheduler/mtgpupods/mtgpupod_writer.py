@@ -19,10 +19,11 @@ from mgpu.dialects.record_verification import RecordVerifier
 from mgpu.kube import Api, ApiError
 from mgpu.kube.client import JSON_PATCH
 from mgpu.settings import Settings
+from scheduler.cluster.mtgpupod_objects import key_of
+from scheduler.cluster.stored_objects import FINALIZERS
 from scheduler.decisions.decider import pod_path
 from scheduler.mtgpupods import occupy_pods
 from scheduler.mtgpupods.fairness import Backoffs
-from scheduler.mtgpupods.mtgpupod_cache import key_of
 from scheduler.mtgpupods.mtgpupod_status import (
     FALSE,
     Condition,
@@ -35,7 +36,6 @@ from scheduler.mtgpupods.mtgpupod_status import (
 from scheduler.mtgpupods.observation import is_pod_of, occupy_pod_key, read_stored
 from scheduler.mtgpupods.observed_node import ObservedNode
 from scheduler.mtgpupods.occupy_pods import CreateOccupyPod, DeleteOccupyPod
-from scheduler.mtgpupods.stored_objects import FINALIZERS
 from scheduler.work_queue import Queue
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 The controller calls `observe` for each attempt; the node plan works on the `ObservedNode` that is returned.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from mgpu.dialects import mtgpu
@@ -14,8 +14,10 @@ from mgpu.model.raw_objects import table_at
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpuids import Bound
 from scheduler.cluster.mtgpupod_holdings import MtgpuNode
+from scheduler.cluster.mtgpupod_objects import Key, MtgpuObjects, Raw
+from scheduler.cluster.stored_objects import EXCESS, Texts
+from scheduler.cluster.taints import untolerated
 from scheduler.engine import nvidia_plugin
-from scheduler.mtgpupods.mtgpupod_cache import Key, Known, OnNode, Raw
 from scheduler.mtgpupods.observed_node import (
     ObservedNode,
     OwnedPod,
@@ -24,8 +26,6 @@ from scheduler.mtgpupods.observed_node import (
     read_owned_pod,
 )
 from scheduler.mtgpupods.occupy_pods import OccupyPod, read_occupy_pod
-from scheduler.mtgpupods.stored_objects import EXCESS, Texts
-from scheduler.mtgpupods.taints import untolerated
 
 _LONGEST_PROBLEMS = 4096
 """Characters of the problems of an MtgpuPod that cannot be read. Its condition repeats fewer."""
@@ -50,7 +50,6 @@ class Observation:
 
 
 def observe(
-    cache: Known,
     cluster: ClusterCache,
     name: str,
     *,
@@ -60,7 +59,7 @@ def observe(
 ) -> Observation:
     """Observe the MtgpuPods of a node.
 
-    Both caches must not be fed meanwhile: if only one had a Pod that was just created, it would look like a foreign
+    The snapshot is of one moment: if only a part of it had a Pod that was just created, that would look like a foreign
     one.
 
     Args:
@@ -68,17 +67,18 @@ def observe(
         gpuid_limit: the number of GPUIDs that a namespace may use; None: any number.
         left_out: uids of MtgpuPods that are ignored unless they are bound or being deleted.
     """
-    cached, known = cache.on(name), cluster.mtgpus.on(name)
+    snapshot = cluster.mtgpu_snapshot(name)
+    cached, known = snapshot.objects, snapshot.node
     found = _Objects()
     for key, raw in cached.items.items():
         pod = read_stored(raw)
         begins = isinstance(pod, MtgpuPod) and not pod.bound and not pod.deleting
         if begins and (not enabled or pod.uid in left_out):
             continue
-        found.add(pod, key, raw, cached, cluster.uid_of(*key))
+        found.add(pod, key, raw, cached)
     namespaces = {key[0] for key in cached.items}
-    held_up = cluster.mtgpus.held_up(namespaces, name)
-    limit = None if gpuid_limit is None else Bound(gpuid_limit, cluster.mtgpus.elsewhere(namespaces, name))
+    held_up = cluster.held_up(namespaces, name)
+    limit = None if gpuid_limit is None else Bound(gpuid_limit, snapshot.gpuids_elsewhere)
     node = ObservedNode(
         name,
         tuple(found.readable),
@@ -91,7 +91,7 @@ def observe(
         unreadable=tuple(found.unreadable),
         owned_pods=found.owned,
         name_conflicts=frozenset(found.conflicts),
-        occupy_pods=_occupy_pods(name, found.readable, cached.occupies, known, cluster),
+        occupy_pods=_occupy_pods(found.readable, cached, known),
         reservations=known.admitted,
         gpuid_limit=limit,
         held_up=frozenset(held_up),
@@ -113,14 +113,8 @@ class _Objects:
     owned: dict[str, OwnedPod] = field(default_factory=dict)
     conflicts: set[str] = field(default_factory=set)
 
-    def add(
-        self, pod: MtgpuPod | UnreadableMtgpuPod, key: Key, raw: Raw, cached: OnNode, uid_of_name: str | None
-    ) -> None:
-        """Add an MtgpuPod.
-
-        Args:
-            uid_of_name: uid of the Pod that has its name, whoever created it.
-        """
+    def add(self, pod: MtgpuPod | UnreadableMtgpuPod, key: Key, raw: Raw, cached: MtgpuObjects) -> None:
+        """Add an MtgpuPod, and the Pod of its name."""
         self.item_texts[pod.uid] = cached.items.text(key)
         if isinstance(pod, UnreadableMtgpuPod):
             self.unreadable.append(pod)
@@ -133,7 +127,7 @@ class _Objects:
         if own is not None and is_pod_of(own, raw):
             self.pod_texts[pod.uid] = cached.made.text(key)
             self.owned[pod.uid] = read_owned_pod(own)
-        elif uid_of_name is not None:
+        elif key in cached.uids:
             self.conflicts.add(pod.uid)
 
 
@@ -154,17 +148,14 @@ def _unreadable(raw: Raw, problems: str) -> UnreadableMtgpuPod:
     return UnreadableMtgpuPod(meta["uid"], key, problems[:_LONGEST_PROBLEMS], deleting="deletionTimestamp" in meta)
 
 
-def _occupy_pods(
-    node: str, pods: Collection[MtgpuPod], cached: Mapping[str, Raw], known: MtgpuNode, cluster: ClusterCache
-) -> dict[str, OccupyPod]:
+def _occupy_pods(pods: Collection[MtgpuPod], cached: MtgpuObjects, known: MtgpuNode) -> dict[str, OccupyPod]:
     found = {}
-    for gpuid, raw in sorted(cached.items()):
+    for gpuid, raw in sorted(cached.occupies.items()):
         pod = read_pod(raw)
         found[gpuid] = read_occupy_pod(raw, pod, known.occupied.get(pod.uid))
     for gpuid in sorted({pod.gpuid for pod in pods} - set(found)):
-        uid = cluster.uid_of(*occupy_pod_key(node, gpuid))
-        if uid is not None:
-            found[gpuid] = OccupyPod(uid, ours=False)
+        if gpuid in cached.impostors:
+            found[gpuid] = OccupyPod(cached.impostors[gpuid], ours=False)
     return found
 
 

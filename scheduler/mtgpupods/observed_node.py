@@ -1,6 +1,6 @@
 """The observed state of the MtgpuPods of one node: the input of the node plan. Pure.
 
-`mtgpupod_cache.observe` takes it from the scheduler's caches, `mgpu simulate` from its simulated cluster, and tests
+`observation.observe` takes it from the ClusterCache, `mgpu simulate` from its simulated cluster, and tests
 build it by hand. The node plan depends on nothing else: what it needs to know becomes a field of `ObservedNode`.
 """
 

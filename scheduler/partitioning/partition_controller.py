@@ -19,7 +19,8 @@ from mgpu.model.node_slices import next_plan
 from mgpu.model.slice_names import MPS, Slice
 from mgpu.settings import Settings
 from scheduler import metrics
-from scheduler.cluster.cache import ClusterCache, Warn
+from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.events import Warn
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.slice_state import Plan
 from scheduler.decisions.effort_budget import Rationed, Rations
@@ -68,7 +69,7 @@ class Planning:
         now: Callable[[], float] = time.time,
         rations: Rations | None = None,
     ) -> None:
-        self._state, self._sites, self._writer = state, state.sites, writer
+        self._state, self._writer = state, writer
         self._settings, self._warn, self._may_decide = settings.dialects.slices, warn, may_decide
         self._clock, self._now, self._rations = clock, now, rations or Rations()
         self.configs = Configs(self._configs_changed)
@@ -97,7 +98,7 @@ class Planning:
 
     def can_serve(self, known: GpuPod) -> bool:
         """Whether a bound pod may have its slices once its node is cut anew, or has said how it is; seen to, if so."""
-        site, request = self._sites.of(known.pod.node, known.pod.uid), known.request
+        site, request = self._state.site(known.pod.node, known.pod.uid), known.request
         wanted = wanted_by(request) if request else {}
         if site is None or request is None or not wanted or site.problem or request.unmet(site.node):
             return False
@@ -115,15 +116,15 @@ class Planning:
         self.wake()
 
     def _configs_changed(self, nodes: Collection[str]) -> None:
-        for node in self._sites.names():
+        for node in self._state.partitionable_nodes():
             if node in nodes:
                 self.changed(node)
 
     def begin(self) -> None:
         """A term begins: what was decided in an earlier one and not written is no more."""
-        for plan in self._sites.plans():
-            self._sites.drop_plan(plan)
-        for node in self._sites.names():
+        for plan in self._state.plans():
+            self._state.drop_plan(plan)
+        for node in self._state.partitionable_nodes():
             self.changed(node)
 
     def wake(self) -> None:
@@ -166,12 +167,12 @@ class Planning:
             return  # whoever may decide next begins with all nodes, and is asked about all pods
 
     def _pause(self) -> float | None:
-        busy = self._missing or self._unsaid or self._idle or self._sites.plans() or self._waiting
+        busy = self._missing or self._unsaid or self._idle or self._state.plans() or self._waiting
         return _PAUSE if busy else None
 
     def _look_at(self, changed: Iterable[str]) -> None:
         for name in sorted(changed):
-            site = self._sites.of(name)
+            site = self._state.site(name)
             if site is None:
                 for known in (self._missing, self._told, self._written, self._lost):
                     known.pop(name, None)
@@ -199,7 +200,7 @@ class Planning:
                 self._turns.missed(pod, pod.promise.node, pod.promise.plan)
         for pod in pods:
             if pod.promise:
-                site = self._sites.of(pod.promise.node, pod.known.pod.uid)
+                site = self._state.site(pod.promise.node, pod.known.pod.uid)
                 pod.promise = self._stands(pod, pod.promise, site) if site else None
 
     def _stands(self, pod: Waiting, promise: Promise, site: Site) -> Promise | None:
@@ -221,7 +222,7 @@ class Planning:
     def _restore(self, pods: Sequence[Waiting]) -> None:
         """Slices that bound pods hold and that are not there are a reason for a plan, whoever else waits or not."""
         for name, since in sorted(self._missing.items()):
-            site = self._sites.of(name)
+            site = self._state.site(name)
             if site is None or not site.missing:
                 del self._missing[name]
                 continue
@@ -240,7 +241,7 @@ class Planning:
         if not waiting:
             return
         names = sorted(frozenset().union(*(pod.nodes for pod in waiting)))
-        sites = {name: site for name in names if (site := self._sites.of(name)) is not None}
+        sites = {name: site for name in names if (site := self._state.site(name)) is not None}
         line = self._turns.line(waiting)
         self._promise_more(line, {name: site for name, site in sites.items() if site.found.waiting})
         finds_some: dict[tuple[frozenset[str], frozenset[tuple[str, int]]], bool] = {}
@@ -297,14 +298,14 @@ class Planning:
     def _is_kept_some(self, pod: Waiting) -> bool:
         """Whether there are slices that are kept for this pod, where it is nominated."""
         name = pod.known.pod.nominated_node
-        site = self._sites.of(name, pod.known.pod.uid) if name in pod.nodes else None
+        site = self._state.site(name, pod.known.pod.uid) if name in pod.nodes else None
         return site is not None and site.fits(pod.wanted)
 
     def _plan_for(self, pod: Waiting, others: Sequence[Waiting], all_: Sequence[Waiting]) -> None:
         """Make a plan for this pod, on the best node that can have one; of the others it serves whom it can."""
         known, request = pod.known.pod, pod.known.request
         names = sorted(name for name in pod.nodes if self._turns.may_cut(pod, name))
-        sites = (self._sites.of(name, known.uid) for name in names)
+        sites = (self._state.site(name, known.uid) for name in names)
         able = [site for site in sites if site and request and not request.unmet(site.node) and self._open(site)]
         if request is None:
             return
@@ -328,7 +329,7 @@ class Planning:
     def _undo(self, pods: Sequence[Waiting]) -> None:
         """Make cards whole again whose slices nobody has used for long, and that no pod has been promised."""
         for name in self._idle.names():
-            site = self._sites.of(name)
+            site = self._state.site(name)
             if site is None:
                 self._idle.drop(name)
                 continue
@@ -368,7 +369,7 @@ class Planning:
         ids = [number for number in (before.plan, before.applied) if number is not None]
         standing = site.found.by_others & {*slices}
         plan = Plan(name, next_plan(max(ids, default=None), int(self._now())), slices, before.plan, standing)
-        if not self._sites.plan(plan, site.version):
+        if not self._state.plan(plan, site.version):
             return False
         metrics.PLANS.labels("made").inc()
         log.info(
@@ -379,7 +380,7 @@ class Planning:
         return True
 
     def _write(self) -> None:
-        for plan in self._sites.plans():
+        for plan in self._state.plans():
             number, at = self._written.get(plan.node, (-1, 0.0))
             if number == plan.id and self._clock() < at + _SHOWN_SECONDS:
                 continue
@@ -392,8 +393,8 @@ class Planning:
             if why:
                 metrics.PLANS.labels("dropped").inc()
                 log.warning("plan dropped: %s", why, extra={"node": plan.node, "plan": plan.id})
-                self._sites.drop_plan(plan)
-                site = self._sites.of(plan.node)
+                self._state.drop_plan(plan)
+                site = self._state.site(plan.node)
                 self._lost[plan.node] = (site.version if site else -1, self._clock() + 5 * _PAUSE)
             else:
                 metrics.PLANS.labels("written").inc()
@@ -403,9 +404,9 @@ class Planning:
 
     def _write_configs(self) -> None:
         """Under MPS the annotation comes first, and the ConfigMap says what that says."""
-        unwritten = {p.node for p in self._sites.plans() if self._written.get(p.node, (-1,))[0] != p.id}
+        unwritten = {p.node for p in self._state.plans() if self._written.get(p.node, (-1,))[0] != p.id}
         for name in sorted(self._unsaid - unwritten):
-            site = self._sites.of(name)
+            site = self._state.site(name)
             if site is None or site.problem or site.found.mode != MPS or site.found.partitioning.plan is None:
                 self._unsaid.discard(name)
                 continue

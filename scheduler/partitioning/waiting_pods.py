@@ -102,7 +102,7 @@ class WaitingPods:
     def _has_come(self, uid: str, known: GpuPod | None) -> bool:
         """Whether a pod has its slices, or a decision gives them to it."""
         bound = known is not None and known.pod.node and not self._state.is_undecided(uid)
-        return bool(bound) or self._state.decision(uid) is not None
+        return bool(bound) or self._state.reservation(uid) is not None
 
     def _waits(self, waiting: Waiting) -> bool:
         uid, now = waiting.known.pod.uid, self._clock()

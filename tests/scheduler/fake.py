@@ -21,6 +21,7 @@ from mgpu.settings import load_settings
 from scheduler.api.app import listeners
 from scheduler.api.binding_webhook import BindingAdmission
 from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.events import CardsFreed, ObjectWarning, PartitionsChanged, PodUndecided
 from scheduler.decisions.decider import Decider
 from scheduler.decisions.disruption_budgets import Budgets
 from scheduler.decisions.filter import Filter
@@ -181,15 +182,7 @@ class Replica:
         self.events: list[tuple[str, str, str]] = []
         self.leading: Callable[[], None] = lambda: None
         self.freed: list[str] = []
-        self.state = ClusterCache(
-            settings,
-            self._warn,
-            lambda uid: self.late.add(uid),
-            self.clock,
-            self.freed.append,
-            lambda node: self.planning.changed(node),
-            records=records,
-        )
+        self.state = ClusterCache(settings, self.clock, records)
         client: Any = api
         self.now: Callable[[], float] = lambda: 1000
         self.planning = Planning(
@@ -215,6 +208,10 @@ class Replica:
             self.clock,
             self.planning.can_serve,
         )
+        self.state.subscribe(CardsFreed, lambda event: self.freed.append(event.node))
+        self.state.subscribe(PartitionsChanged, lambda event: self.planning.changed(event.node))
+        self.state.subscribe(PodUndecided, lambda event: self.late.add(event.uid))
+        self.state.subscribe(ObjectWarning, lambda event: self._warn(event.regarding, event.reason, event.message))
         self.admission = BindingAdmission(self.decider, lambda: self.leading())
         self.waiting: dict[str, deque[tuple[str, Raw]]] = {
             kind: deque() for kind in ("nodes", "devices", "configmaps", "pods", "mtgpupods")
@@ -253,15 +250,15 @@ class Replica:
             self.late.work()
             self.deliver()
 
-    def not_ready_reason(self) -> str | None:
-        return None
+    def ready(self) -> str:
+        return ""
 
-    def not_deciding_reason(self) -> str | None:
+    def leads(self) -> str:
         try:
             self.leading()
         except RetryLater as error:
             return str(error)
-        return None
+        return ""
 
     def may_answer(self) -> None:
         """Always."""

@@ -12,7 +12,8 @@ from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement
 from mgpu.model.pods import Node
 from scheduler.announcements import ANNOTATION, BEHIND_SECONDS, PAUSE, SPACING, Announcements
 from scheduler.cluster.cache import ClusterCache
-from scheduler.cluster.reservations import Decision
+from scheduler.cluster.events import CardsFreed, NodeMayFit
+from scheduler.cluster.reservations import Reservation
 from tests import builders as b
 from tests.clock import Clock
 from tests.scheduler.fake import SETTINGS
@@ -39,9 +40,9 @@ class Announcing:
         self.clock, self.api, self.leading = Clock(), NodesApi(), False
         api: Any = self.api
         self.announcements = Announcements(api, self.may_decide, self.clock)
-        self.state = ClusterCache(
-            SETTINGS, clock=self.clock, freed=self.announcements.add, left=self.announcements.left
-        )
+        self.state = ClusterCache(SETTINGS, self.clock)
+        self.state.subscribe(CardsFreed, lambda event: self.announcements.add(event.node))
+        self.state.subscribe(NodeMayFit, lambda event: self.announcements.left(event.node))
         self.state.node_changed(b.node("n1"))
         self.device(*b.cards(2))
         self.leading = True
@@ -94,7 +95,7 @@ def test_a_card_that_is_healthy_again_is_announced(one: Announcing) -> None:
 
 def test_a_reservation_that_came_to_nothing_is_announced(one: Announcing) -> None:
     request = GpuRequest("mgpu", (ContainerRequest("c", core=500),))
-    decision = Decision("uid-p", "default", "p", "n1", request, Placement((("c", (0,)),)), {})
+    decision = Reservation("uid-p", "default", "p", "n1", request, Placement((("c", (0,)),)), {})
     assert one.state.reserve(decision, one.state.view("n1", "").version)
     one.state.cancel(decision)
     assert one.announced() == ["n1"]

@@ -7,7 +7,7 @@ import pytest
 from mgpu.model.gpu_requests import Rejection
 from mgpu.model.pods import GATED, read_pod
 from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
-from scheduler.cluster.reservations import Decision
+from scheduler.cluster.reservations import Reservation
 from tests import builders as b
 from tests.scheduler.fake import SETTINGS, FakeApi, Replica, cluster
 
@@ -65,7 +65,7 @@ def test_a_gated_pod_is_not_nominated() -> None:
 def test_a_pod_whose_last_gate_has_gone_is_decided_before_the_watch_tells(replica: Replica) -> None:
     known = gated(replica, "p")
     replica.api.edit_pod("p", lambda raw: raw["spec"].update(schedulingGates=[]))
-    assert isinstance(replica.decider.decide(known, "n1"), Decision)
+    assert isinstance(replica.decider.decide(known, "n1"), Reservation)
 
 
 def hold_on(replica: Replica, known: GpuPod, seconds: float, *, nodes: tuple[str, ...] = ("n1",)) -> float:
@@ -93,11 +93,11 @@ def test_a_pod_whose_bindings_failed_for_long_is_bound_within_the_pause(replica:
     hold_on(replica, known, 6 * SECONDS)
     for _ in range(21):
         found = replica.decider.decide(known, "n1")
-        if isinstance(found, Decision):
+        if isinstance(found, Reservation):
             break
         assert "bindings of this pod keep failing; cards are reserved again in" in found.reason
         replica.clock.now += 1
-    assert isinstance(found, Decision)
+    assert isinstance(found, Reservation)
     assert replica.cards_held() == {"p": [(0, 600)]}
 
 
@@ -113,7 +113,7 @@ def test_a_pod_that_waits_between_its_tries_is_never_paused(replica: Replica) ->
     """A gang that is bound member by member, or a Permit plugin that waits: each begins with the write of a Binding."""
     known = submitted(replica, "p")
     for _ in range(10):
-        assert isinstance(replica.decider.decide(known, "n1"), Decision)
+        assert isinstance(replica.decider.decide(known, "n1"), Reservation)
         replica.clock.now += SECONDS + 1
         replica.decider.check_overdue()  # the write has failed: it is released
         assert replica.cards_held() == {}
@@ -123,7 +123,7 @@ def test_a_pod_that_waits_between_its_tries_is_never_paused(replica: Replica) ->
 def test_a_bound_pod_keeps_its_cards_however_long_its_event_takes(replica: Replica) -> None:
     known = submitted(replica, "p")
     decision = replica.decider.decide(known, "n1")
-    assert isinstance(decision, Decision)
+    assert isinstance(decision, Reservation)
     replica.api.edit_pod("p", lambda raw: raw["spec"].update(nodeName="n1"))
     for _ in range(20):
         replica.clock.now += SECONDS
@@ -135,4 +135,4 @@ def test_a_dry_run_is_answered_within_the_pause(replica: Replica) -> None:
     known = submitted(replica, "p")
     hold_on(replica, known, 6 * SECONDS)
     assert isinstance(replica.decider.decide(known, "n1"), Rejection)
-    assert isinstance(replica.decider.decide(known, "n1", reserve=False), Decision)
+    assert isinstance(replica.decider.decide(known, "n1", reserve=False), Reservation)

@@ -115,11 +115,10 @@ def test_a_pod_that_has_ended_holds_nothing_though_the_list_lags(api: FakeApi, o
 def test_cards_that_come_free_so_are_announced(api: FakeApi) -> None:
     told(api, json.dumps([row()]))
     replica = Replica(api)
-    freed: list[str] = []
-    replica.state._tell_freed = freed.append
+    replica.freed.clear()
     told(api, "[]")
     replica.deliver()
-    assert freed == ["n1"]
+    assert replica.freed == ["n1"]
 
 
 @pytest.mark.parametrize("order", [("nodes", "devices"), ("devices", "nodes")])

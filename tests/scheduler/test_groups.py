@@ -7,7 +7,7 @@ import pytest
 from mgpu.kube import ApiError
 from mgpu.model.gpu_requests import Rejection
 from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
-from scheduler.cluster.reservations import Decision
+from scheduler.cluster.reservations import Reservation
 from tests import builders as b
 from tests.scheduler.fake import SETTINGS, FakeApi, Replica, admitted, cluster
 
@@ -40,8 +40,8 @@ def bound(replica: Replica, name: str, node: str) -> None:
     replica.deliver()
 
 
-def card_of(found: Decision | Rejection) -> tuple[str, tuple[int, ...]]:
-    assert isinstance(found, Decision), str(found)
+def card_of(found: Reservation | Rejection) -> tuple[str, tuple[int, ...]]:
+    assert isinstance(found, Reservation), str(found)
     return found.node, found.placement.cards("c")
 
 
@@ -91,8 +91,8 @@ def test_a_reservation_that_comes_second_is_refused(replica: Replica) -> None:
     views = {node: replica.state.view(node, "") for node in ("n1", "n2")}
     one = replica.decider.decide(first, "n1", reserve=False)
     two = replica.decider.decide(second, "n2", reserve=False)
-    assert isinstance(one, Decision)
-    assert isinstance(two, Decision)
+    assert isinstance(one, Reservation)
+    assert isinstance(two, Reservation)
     assert replica.state.reserve(one, views["n1"].version)
     assert not replica.state.reserve(two, views["n2"].version)
     assert str(replica.decider.decide(second, "n2")) == "same-card-group pair is on card 0 of n1"
@@ -100,7 +100,7 @@ def test_a_reservation_that_comes_second_is_refused(replica: Replica) -> None:
 
 def test_first_pods_at_the_same_moment_do_not_split_the_group(replica: Replica) -> None:
     pods = [submitted(replica, f"p{i}", core=10) for i in range(8)]
-    begin, results = threading.Barrier(len(pods)), list[Decision | Rejection]()
+    begin, results = threading.Barrier(len(pods)), list[Reservation | Rejection]()
 
     def decide(known: GpuPod, node: str) -> None:
         begin.wait(60)
@@ -112,8 +112,8 @@ def test_first_pods_at_the_same_moment_do_not_split_the_group(replica: Replica) 
     for thread in threads:
         thread.join(60)
     assert len(results) == len(pods)
-    assert len({card_of(found) for found in results if isinstance(found, Decision)}) == 1
-    assert sum(isinstance(found, Decision) for found in results) == len(pods) // 2
+    assert len({card_of(found) for found in results if isinstance(found, Reservation)}) == 1
+    assert sum(isinstance(found, Reservation) for found in results) == len(pods) // 2
 
 
 def test_a_late_decision_elsewhere_fails_the_pod(replica: Replica) -> None:

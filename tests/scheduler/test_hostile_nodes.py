@@ -16,6 +16,7 @@ from mgpu.model.pods import Node
 from mgpu.settings import Settings, load_settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.eligibility import Eligibility
+from scheduler.cluster.events import ObjectWarning
 from scheduler.cluster.forecast import LEARNT
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.filter import Filter
@@ -165,7 +166,8 @@ def test_classes_of_nodes_that_no_node_has_any_more_are_forgotten() -> None:
 )
 def test_device_with_an_attribute_longer_than_any_real_one_is_refused(row: dict[str, Any], path: str) -> None:
     told: list[str] = []
-    state = ClusterCache(load_settings(), warn=lambda _, reason, message: told.append(f"{reason} {message}"))
+    state = ClusterCache(load_settings())
+    state.subscribe(ObjectWarning, lambda event: told.append(f"{event.reason} {event.message}"))
     state.node_changed(b.node("n0"))
     raw = device("n0", 1)
     raw["spec"]["devices"][0] |= row
@@ -205,7 +207,8 @@ def test_foreign_annotations_of_a_node_are_not_kept_and_too_many_labels_refused(
 )
 def test_node_with_more_slices_than_hardware_has_keeps_what_it_said_before(cards: int, slices: int, why: str) -> None:
     told: list[str] = []
-    state = ClusterCache(load_settings(), warn=lambda _, reason, message: told.append(f"{reason} {message}"))
+    state = ClusterCache(load_settings())
+    state.subscribe(ObjectWarning, lambda event: told.append(f"{event.reason} {event.message}"))
     raw = b.node("n0")
     raw["metadata"]["labels"] = {"gpu.partitioning": "mps"}
     rows = {str(i): [{"profile": "1gb", "start": start} for start in range(slices)] for i in range(cards)}

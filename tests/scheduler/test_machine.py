@@ -200,12 +200,12 @@ class Cluster(RuleBasedStateMachine):
     @rule(name=names, core=st.sampled_from([20, 60]), node=nodes)
     def a_worker_avoids_the_others_of_its_group(self, name: str, core: int, node: str) -> None:
         uid = self.pod(name, [core], {SPREAD: "web"})["metadata"]["uid"]
-        held, known = self.leader.state.decision(uid), self.api.pod(name)
+        held, known = self.leader.state.reservation(uid), self.api.pod(name)
         self.leader.deliver()
         cards = self.leader.state.view(node, uid).unkept
         with contextlib.suppress(ApiError, RetryLater):
             self.api.bind(name, node)
-        decision, request = self.leader.state.decision(uid), read_gpu_pod(known, SETTINGS)
+        decision, request = self.leader.state.reservation(uid), read_gpu_pod(known, SETTINGS)
         if held or decision is None or request is None or decision.node != node or not request.constraints.spread:
             return
         if [c.core for c in decision.request.containers] != [10 * core]:
@@ -325,7 +325,7 @@ class UnderAttack(Cluster):
         state = self.leader.state
         for holding in state.holdings():
             known = state.gpu_pod(holding.uid)
-            if known is not None and known.finding is not None and state.decision(holding.uid) is None:
+            if known is not None and known.finding is not None and state.reservation(holding.uid) is None:
                 assert known.pod.started, holding
 
 

@@ -13,7 +13,7 @@ from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Rej
 from mgpu.model.pods import Node
 from mgpu.settings import Settings, load_settings
 from scheduler.cluster.cache import ClusterCache
-from scheduler.cluster.reservations import Decision
+from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.preemption import Victims
 from scheduler.engine.assessment import assess, score
 from tests import builders as b
@@ -127,7 +127,7 @@ def test_only_nodes_with_such_devices_pass_and_what_is_decided_counts() -> None:
         "n3": "node n3 has no GPU cards (no Device)",
         "n4": "the node is not known to mgpu (yet)",
     }
-    assert isinstance(replica.decider.decide(first, "n1"), Decision)
+    assert isinstance(replica.decider.decide(first, "n1"), Reservation)
     assert replica.filter.filter(second, names).failed == {
         "n1": "insufficient rdma (1 rdma device: 1 20 percent short)"
     }
@@ -147,7 +147,7 @@ def test_a_learnt_node_policy_leaves_pods_without_gpus_to_fullness() -> None:
     assert gpu
     assert without
     assert replica.filter.scores(gpu, ["n1"]) == [10]
-    assert isinstance(replica.decider.decide(without, "n2"), Decision)
+    assert isinstance(replica.decider.decide(without, "n2"), Reservation)
     assert replica.filter.scores(without, ["n1", "n2"]) == [5, 2]
 
 
@@ -158,7 +158,7 @@ def test_what_is_recorded_is_held_while_the_device_is_away() -> None:
     known = replica.state.gpu_pod("uid-p")
     assert known
     made = replica.decider.decide(known, "n1")
-    assert isinstance(made, Decision)
+    assert isinstance(made, Reservation)
     bound = asking("p", {"gpu": 50, "rdma": 60}, {"rdma": 70}, node="n1", annotations=dict(made.annotations))
     device_object = replica.api.devices["n1"]
     replica.api.put("pods", bound)
@@ -182,7 +182,7 @@ def test_a_pod_that_waits_for_its_gang_keeps_its_devices() -> None:
     assert other
     assert third
     made = replica.decider.decide(other, "n1")
-    assert isinstance(made, Decision)
+    assert isinstance(made, Reservation)
     assert made.placement.cards("a", "rdma") == (1,)
     assert replica.filter.filter(third, ["n1"]).passed == []
 
@@ -197,7 +197,7 @@ def test_what_the_scheduler_evicts_for_devices_stands_where_it_helps(
     low = replica.state.gpu_pod("uid-low")
     assert low
     made = replica.decider.decide(low, "n1")
-    assert isinstance(made, Decision)
+    assert isinstance(made, Reservation)
     replica.api.put("pods", asking("low", {"rdma": 60}, node="n1", annotations=dict(made.annotations)))
     wanting = asking("high", {"rdma": 100})
     wanting["spec"]["priority"] = 10
@@ -225,8 +225,8 @@ def test_property_no_device_is_given_twice_and_the_order_of_events_does_not_matt
         known = replica.state.gpu_pod(f"uid-p{i}")
         assert known
         made = replica.decider.decide(known, "n1")
-        assert isinstance(made, Decision) == (replica.filter.filter(known, ["n1"]).passed == ["n1"])
-        if isinstance(made, Decision):
+        assert isinstance(made, Reservation) == (replica.filter.filter(known, ["n1"]).passed == ["n1"])
+        if isinstance(made, Reservation):
             raw = asking(f"p{i}", amounts, node="n1", annotations=dict(made.annotations))
             objects.append(("pods", replica.api.put("pods", raw)))
     replica.deliver()

@@ -18,7 +18,7 @@ from mgpu.model.gpu_requests import Rejection
 from mgpu.model.ledger import Share, shares_of
 from mgpu.model.pods import Node
 from scheduler.cluster.gpu_pods import read_gpu_pod, recorded
-from scheduler.cluster.reservations import Decision
+from scheduler.cluster.reservations import Reservation
 from tests import builders as b
 from tests.clock import Clock
 from tests.examples import examples
@@ -53,7 +53,7 @@ class Sides(RuleBasedStateMachine):
             self.put_node(name)
         self.created = 0
         self.shapes: dict[str, str] = {}
-        self.decided: dict[str, list[Decision]] = defaultdict(list)
+        self.decided: dict[str, list[Reservation]] = defaultdict(list)
         self.begin_replica()
 
     def put_node(self, name: str, *, healthy: bool = True) -> None:
@@ -67,9 +67,9 @@ class Sides(RuleBasedStateMachine):
         self.replica = Replica(self.api, self.clock)
         decide = self.replica.decider.decide
 
-        def remembered(*arguments: Any, **options: Any) -> Decision | Rejection:
+        def remembered(*arguments: Any, **options: Any) -> Reservation | Rejection:
             decision = decide(*arguments, **options)
-            if isinstance(decision, Decision):
+            if isinstance(decision, Reservation):
                 self.decided[decision.uid].append(decision)
             return decision
 

@@ -45,7 +45,7 @@ class Site:
     cards: NodeCards
     room: CpuMemory
     named: Mapping[str, int]
-    problem: str = ""
+    problem: str | None = None
 
     @property
     def made(self) -> frozenset[Slice]:
@@ -72,7 +72,7 @@ def site_of(
     room: CpuMemory,
     named: Mapping[str, int] = MappingProxyType({}),
     version: int = 0,
-    problem: str = "",
+    problem: str | None = None,
 ) -> Site:
     """gpus: all of the node's. states: its whole cards and its slices, with what is held of them."""
     states, holdings = tuple(states), tuple(holdings)

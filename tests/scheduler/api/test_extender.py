@@ -177,7 +177,7 @@ def test_a_replica_that_does_not_lead_leaves_the_decision_to_the_admission(repli
     replica.deliver()
     assert post(client, "/bind", PodName="p", PodNamespace="default", PodUID="uid-p", Node="n1") == {"Error": ""}
     assert replica.api.annotations("p")[INDEX] == "0"
-    assert replica.state.decision("uid-p") is None
+    assert replica.state.reservation("uid-p") is None
 
 
 @pytest.mark.parametrize("path", ["/filter", "/prioritize", "/bind"])

@@ -150,14 +150,13 @@ class TestController:
 
     def test_gpuid_freed_between_look_and_decision_is_not_missed(self, bounded: Rig) -> None:
         """What was seen of other nodes is checked again with the decision."""
-        mtgpus = bounded.scheduler.state.mtgpus
+        state = bounded.scheduler.state
         create(bounded, "a", "x", "n1")
         bounded.settle()
-        version = mtgpus.on("n2").version
-        assert mtgpus.elsewhere(["default"], "n2") == {"default": 1}
+        version = state.mtgpu_node("n2").version
         for stale in ({"default": 0}, {"default": 2}):
-            assert not mtgpus.admit("n2", (), version, Bound(2, stale), ("default",))
-        assert mtgpus.admit("n2", (), version, Bound(2, {"default": 1}))
+            assert not state.admit("n2", (), version, Bound(2, stale), ("default",))
+        assert state.admit("n2", (), version, Bound(2, {"default": 1}))
 
     def test_most_must_be_at_least_one(self) -> None:
         with pytest.raises(

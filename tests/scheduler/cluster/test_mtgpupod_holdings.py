@@ -15,9 +15,10 @@ from mgpu.model.ledger import Holding
 from mgpu.model.record_seals import Keys, Signer
 from mgpu.settings import load_settings
 from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.events import MtgpuPodsAffected
 from scheduler.cluster.gpu_pods import read_gpu_pod
 from scheduler.cluster.mtgpupod_holdings import MtgpuNode
-from scheduler.cluster.reservations import Decision
+from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.filter import Filtered
 from scheduler.decisions.preemption import Victims
 from tests import builders as b
@@ -70,15 +71,15 @@ def said(replica: Replica) -> list[tuple[str, int, int]]:
     return [(s.gpuid, s.core_used, s.core_free) for s in replica.state.view("n1", "").cards]
 
 
-def decided(replica: Replica, raw: Raw) -> Decision | Rejection:
+def decided(replica: Replica, raw: Raw) -> Reservation | Rejection:
     """With its reservation, as the Binding's admission does it."""
     known = read_gpu_pod(raw, SETTINGS)
     assert known is not None
     return replica.decider.decide(known, "n1")
 
 
-def cards_of(found: Decision | Rejection) -> list[int]:
-    assert isinstance(found, Decision), found
+def cards_of(found: Reservation | Rejection) -> list[int]:
+    assert isinstance(found, Reservation), found
     return [index for _, chosen in found.placement.containers for index in chosen]
 
 
@@ -88,11 +89,11 @@ def admit(replica: Replica, *rows: tuple[str, str, object], version: int | None 
     for name, gpuid, card in rows:
         given(replica, b.mtgpupod(name, gpuid))
         held.append(mtgpu.holding(mtgpu.read_mtgpupod(b.mtgpupod(name, gpuid)), card, bound=False))  # type: ignore[arg-type]
-    return replica.state.mtgpus.admit("n1", held, on(replica).version if version is None else version)
+    return replica.state.admit("n1", held, on(replica).version if version is None else version)
 
 
 def on(replica: Replica) -> MtgpuNode:
-    return replica.state.mtgpus.on("n1")
+    return replica.state.mtgpu_node("n1")
 
 
 def filtered(replica: Replica, raw: Raw) -> Filtered:
@@ -326,7 +327,7 @@ class TestAdmissions:
         given(replica, b.mtgpupod("a", "x", bound="GPU-n1-0"))
         assert not admit(replica, ("b", "y", "GPU-n1-1"), version=version)
         stale = mtgpu.holding(mtgpu.read_mtgpupod(b.mtgpupod("a", "x")), "GPU-n1-2", bound=False)
-        assert replica.state.mtgpus.admit("n1", [stale], on(replica).version)
+        assert replica.state.admit("n1", [stale], on(replica).version)
         assert on(replica).admitted == {}
         assert said(replica) == [("x", 200, 0), FREE, FREE]
 
@@ -344,19 +345,19 @@ class TestAdmissions:
     def test_one_that_is_not_known_here_is_not_admitted(self, replica: Replica) -> None:
         """Deleted meanwhile: nobody would ever withdraw it."""
         held = mtgpu.holding(mtgpu.read_mtgpupod(b.mtgpupod()), "GPU-n1-0", bound=False)
-        assert not replica.state.mtgpus.admit("n1", [held], on(replica).version)
+        assert not replica.state.admit("n1", [held], on(replica).version)
         assert said(replica) == [FREE] * 3
 
     def test_the_same_again_touches_nothing(self, replica: Replica) -> None:
         assert admit(replica, ("a", "x", "GPU-n1-0"))
         before = on(replica)
-        assert replica.state.mtgpus.admit("n1", before.admitted.values(), before.version)
+        assert replica.state.admit("n1", before.admitted.values(), before.version)
         assert on(replica) == before
 
     def test_another_term_begins_without_them(self, replica: Replica) -> None:
         given(replica, b.mtgpupod("a", "x", bound="GPU-n1-0"))
         assert admit(replica, ("b", "x", "GPU-n1-0"), ("c", "y", "GPU-n1-1"))
-        replica.state.mtgpus.drop_admissions()
+        replica.state.drop_admissions()
         assert said(replica) == [("x", 200, 0), FREE, FREE]
 
     def test_a_decision_made_meanwhile_is_made_again(self, replica: Replica) -> None:
@@ -366,7 +367,7 @@ class TestAdmissions:
         assert known is not None
         version = replica.state.view("n1", "uid-p").version
         first = replica.decider.decide(known, "n1", reserve=False)
-        assert isinstance(first, Decision)
+        assert isinstance(first, Reservation)
         assert admit(replica, ("a", "x", "GPU-n1-0"))
         assert not replica.state.reserve(first, version)
         assert cards_of(replica.decider.decide(known, "n1")) == [1]
@@ -451,7 +452,7 @@ class TestItsBindingWhereNvidiasPluginChooses:
         raw = given(replica, unbound(b.occupy_pod()))
         assert cards_of(decided(replica, raw)) == []
         assert filtered(replica, raw).passed == ["n1"]
-        replica.state.cancel(replica.state.decision(raw["metadata"]["uid"]))  # type: ignore[arg-type]
+        replica.state.cancel(replica.state.reservation(raw["metadata"]["uid"]))  # type: ignore[arg-type]
         other = given(replica, unbound(b.occupy_pod("other")))
         assert isinstance(decided(replica, other), Rejection)
         assert filtered(replica, other).passed == []
@@ -470,17 +471,20 @@ class TestItsBindingWhereNvidiasPluginChooses:
         assert isinstance(decided(replica, given(replica, unbound(b.occupy_pod()))), Rejection)
 
 
-def test_whoever_follows_a_node_is_told_of_what_changes_there_and_of_nothing_else() -> None:
-    told: list[str] = []
-    state = ClusterCache(SETTINGS, touched=told.append)
-    state.node_changed(b.node("n1"))
+def test_holdings_that_change_affect_mtgpupods_of_their_node_and_of_no_other() -> None:
+    state = ClusterCache(SETTINGS)
+    for name in ("n1", "n2"):
+        state.node_changed(b.node(name))
     state.mtgpupod_changed(b.mtgpupod())
-    told.clear()
-    state.mtgpupod_changed(b.mtgpupod(bound="GPU-n1-0"))
-    assert told == ["n1"]
-    state.mtgpupod_changed(b.mtgpupod(bound="GPU-n1-0", phase="Running"))
-    assert state.mtgpus.admit("n1", [], state.mtgpus.on("n1").version)
-    assert told == ["n1"]
+    affected: set[str] = set()
+    state.subscribe(MtgpuPodsAffected, lambda event: affected.add(event.node))
+    state.pod_changed(b.share("p", annotations={"vke.volcengine.com/gpu-index-container-c": "0"}, node="n2"))
+    assert affected == set(), "there is no MtgpuPod on that node"
+    state.pod_changed(b.share("q", annotations={"vke.volcengine.com/gpu-index-container-c": "0"}, node="n1"))
+    assert affected == {"n1"}
+    affected.clear()
+    assert state.admit("n1", [], state.mtgpu_node("n1").version)
+    assert affected == set(), "nothing was admitted or withdrawn"
 
 
 def test_an_occupy_pod_that_was_bound_without_a_record_is_decided_late(replica: Replica) -> None:

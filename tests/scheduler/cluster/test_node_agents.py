@@ -128,7 +128,7 @@ def test_binding_agent_not_ready_is_refused_and_nothing_is_reserved(two: Replica
     text = f"the mgpu agent of node n1 is not ready since {SINCE} \\(Pod agent-n1: CrashLoopBackOff\\)"
     with pytest.raises(ApiError, match=text):
         served(two).bind("p", "n1")
-    assert two.state.decision("uid-p") is None
+    assert two.state.reservation("uid-p") is None
     served(two).bind("p", "n2")
 
 
@@ -137,7 +137,7 @@ def test_binding_reservation_held_agent_fails_meanwhile_is_refused(two: Replica)
     two.api.refuse_bindings = True
     with pytest.raises(ApiError, match="refused"):
         served(two).bind("p", "n1")
-    assert two.state.decision("uid-p") is not None
+    assert two.state.reservation("uid-p") is not None
     two.api.refuse_bindings = False
     given(two, agent("n1", ready=False))
     with pytest.raises(ApiError, match="mgpu agent of node n1"):

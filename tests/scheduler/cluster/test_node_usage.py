@@ -10,7 +10,7 @@ from mgpu.model.compute_resources import NO_CPU_MEMORY, UNBOUNDED, CpuMemory
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement
 from mgpu.model.pods import Pod
 from scheduler.cluster.node_usage import Usage
-from scheduler.cluster.reservations import Decision
+from scheduler.cluster.reservations import Reservation
 from tests import builders as b
 from tests.examples import examples
 from tests.scheduler.fake import Replica, cluster
@@ -117,7 +117,7 @@ def test_a_pod_counts_where_its_cards_are_reserved_until_it_is_bound_or_given_up
     raw = b.share("p")
     raw["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "2"
     request = GpuRequest("mgpu", (ContainerRequest("c", core=500),))
-    decision = Decision("uid-p", "default", "p", "n1", request, Placement((("c", (0,)),)), {}, CpuMemory(2000, 0))
+    decision = Reservation("uid-p", "default", "p", "n1", request, Placement((("c", (0,)),)), {}, CpuMemory(2000, 0))
     assert one.state.reserve(decision, one.state.view("n1", "").version)
     assert one.state.view("n1", "").room.cpu == 62_000
     given_(one, raw)  # an event from before the decision

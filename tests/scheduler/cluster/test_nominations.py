@@ -5,7 +5,7 @@ import pytest
 from mgpu.model.device_object import write_device
 from mgpu.model.pods import Node
 from scheduler.cluster.gpu_pods import GpuPod
-from scheduler.cluster.reservations import Decision
+from scheduler.cluster.reservations import Reservation
 from tests import builders as b
 from tests.scheduler.fake import Replica, cluster
 
@@ -94,7 +94,7 @@ def test_while_it_is_decided_for_another_node_nothing_is_kept(replica: Replica) 
     known = replica.state.gpu_pod("uid-member")
     assert known is not None
     decision = replica.decider.decide(known, "n2")
-    assert isinstance(decision, Decision)
+    assert isinstance(decision, Reservation)
     assert passed(replica, "other", 60) == ["n1"]
     replica.state.cancel(decision)
     assert passed(replica, "other", 60) == ["n2"]
@@ -167,7 +167,7 @@ def test_nothing_is_kept_where_the_group_cannot_come_any_more() -> None:
     given(replica, *pods.values(), b.share("large", 90))
     assert replica.state.view("n2", "uid-next").unkept[0].core_free == 800
     assert replica.filter.filter(_known(replica, "large"), ["n1", "n2"]).passed == ["n1"]
-    assert isinstance(replica.decider.decide(_known(replica, "first"), "n1"), Decision)
+    assert isinstance(replica.decider.decide(_known(replica, "first"), "n1"), Reservation)
     assert replica.state.view("n2", "uid-next").unkept[0].core_free == 1000
     assert replica.filter.filter(_known(replica, "large"), ["n1", "n2"]).passed == ["n1", "n2"]
     refused = replica.decider.decide(_known(replica, "next"), "n2")

@@ -7,6 +7,7 @@ import pytest
 
 from mgpu.model.device_checkpoints import DELETED_POD
 from scheduler.cluster import remnants
+from scheduler.cluster.events import Publisher, RemnantsEnded
 from scheduler.cluster.remnants import WAIT_SECONDS, Remnants
 from tests import builders as b
 from tests.scheduler.fake import FakeApi, Replica, admitted, clients, cluster, review
@@ -129,7 +130,7 @@ def test_remnant_in_kube_system_does_not_keep_occupy_pods_from_their_cards(api: 
 
 def test_remnant_that_does_not_end_stops_its_namespace_for_a_while_only() -> None:
     now = 0.0
-    found = Remnants(lambda: now)
+    found = Remnants(Publisher(), lambda: now)
     found.deleted("u", "team", "old", "n1")
     found.hold("u", "n1")
     assert found.problem("team")
@@ -141,7 +142,7 @@ def test_remnant_that_does_not_end_stops_its_namespace_for_a_while_only() -> Non
 def found(monkeypatch: pytest.MonkeyPatch) -> Remnants:
     """Which remembers two deleted pods that no node reports."""
     monkeypatch.setattr(remnants, "_MOST_DELETED", 2)
-    return Remnants(lambda: 0.0)
+    return Remnants(Publisher(), lambda: 0.0)
 
 
 def delete(found: Remnants, *uids: str) -> None:
@@ -180,8 +181,10 @@ def test_remnant_whose_report_changes_stays_one(found: Remnants) -> None:
 
 
 def test_end_of_the_last_remnant_of_a_namespace_is_published() -> None:
-    found, ended = Remnants(lambda: 0.0), list[str]()
-    found.subscribe(ended.append)
+    events = Publisher()
+    ended: list[str] = []
+    events.subscribe(RemnantsEnded, lambda event: ended.append(event.namespace))
+    found = Remnants(events, lambda: 0.0)
     for uid in ("a", "b"):
         found.deleted(uid, "team", uid, "n1")
         found.hold(uid, "n1")
@@ -194,7 +197,7 @@ def test_end_of_the_last_remnant_of_a_namespace_is_published() -> None:
 
 def test_seconds_are_those_of_the_latest_remnant() -> None:
     now = 0.0
-    found = Remnants(lambda: now)
+    found = Remnants(Publisher(), lambda: now)
     for uid in ("a", "b"):
         found.deleted(uid, "team", uid, "n1")
         now += 100

@@ -5,7 +5,7 @@ import pytest
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import Rejection
 from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
-from scheduler.cluster.reservations import Decision, Decisions
+from scheduler.cluster.reservations import Reservation, Reservations
 from tests import builders as b
 from tests.clock import Clock
 from tests.scheduler.fake import SETTINGS, FakeApi, Replica, cluster
@@ -29,13 +29,13 @@ def submitted(replica: Replica, name: str, core: int = 60, **more: str) -> GpuPo
     return known
 
 
-def decided(replica: Replica, known: GpuPod, node: str = "n1", *, reserve: bool = True) -> Decision:
+def decided(replica: Replica, known: GpuPod, node: str = "n1", *, reserve: bool = True) -> Reservation:
     found = replica.decider.decide(known, node, reserve=reserve)
-    assert isinstance(found, Decision), found
+    assert isinstance(found, Reservation), found
     return found
 
 
-def chosen(decision: Decision) -> tuple[int, ...]:
+def chosen(decision: Reservation) -> tuple[int, ...]:
     return decision.placement.cards("c")
 
 
@@ -59,7 +59,7 @@ def test_nothing_is_reserved_for_a_pod_that_was_deleted_while_its_binding_was_un
 def test_deleted_pods_are_remembered_for_a_while_and_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler.cluster.reservations._MOST_GONE", 3)
     clock = Clock()
-    decisions = Decisions(30.0, clock)
+    decisions = Reservations(30.0, clock)
     for uid in "abcd":
         decisions.bury(uid)
     assert [uid for uid in "abcd" if decisions.is_gone(uid)] == ["b", "c", "d"]
@@ -89,17 +89,17 @@ def test_once_it_is_closed_nothing_is_reserved_and_nothing_that_is_given_again(r
 
 def test_a_reservation_lands_when_its_pod_is_seen_on_its_node(replica: Replica) -> None:
     known = submitted(replica, "p")
-    assert not replica.state.lands(5)
+    assert not replica.state.has_unobserved_reservations(5)
     decision = decided(replica, known)
-    assert replica.state.lands(5)
+    assert replica.state.has_unobserved_reservations(5)
     replica.clock.now += 5
-    assert not replica.state.lands(5)  # its write has failed, or nobody has begun it
+    assert not replica.state.has_unobserved_reservations(5)  # its write has failed, or nobody has begun it
     assert replica.state.renew(decision)
-    assert replica.state.lands(5)
+    assert replica.state.has_unobserved_reservations(5)
     replica.api.edit_pod("p", lambda raw: raw["metadata"].update(annotations=dict(decision.annotations)))
     replica.api.edit_pod("p", lambda raw: raw["spec"].update(nodeName="n1"))
     replica.deliver()
-    assert not replica.state.lands(5)
+    assert not replica.state.has_unobserved_reservations(5)
 
 
 def test_another_node_moves_the_reservation(replica: Replica) -> None:
@@ -204,7 +204,7 @@ class TestReservationsThatDoNotAppear:
         assert replica.cards_held() == {"p": [(0, 600)]}
         replica.deliver()
         assert [h.bound for h in replica.state.holdings()] == [True]
-        assert replica.state.decision("uid-p") is None
+        assert replica.state.reservation("uid-p") is None
 
     def test_unreachable_is_kept_and_asked_again(self, replica: Replica) -> None:
         decided(replica, submitted(replica, "p"))
@@ -274,7 +274,7 @@ def test_decisions_at_once_never_share_a_card_beyond_its_size(replica: Replica) 
         thread.start()
     for thread in threads:
         thread.join()
-    assert len([f for f in found if isinstance(f, Decision)]) == 6  # three of 30 % on each of two cards
+    assert len([f for f in found if isinstance(f, Reservation)]) == 6  # three of 30 % on each of two cards
     assert all(state.core_used <= 900 for state in replica.state.view("n1", "").cards)
 
 

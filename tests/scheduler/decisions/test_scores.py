@@ -16,7 +16,7 @@ from mgpu.settings import Settings, load_settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.forecast import LEARNT
 from scheduler.cluster.gpu_pods import GpuPod
-from scheduler.cluster.reservations import Decision
+from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.scores import Ranking
 from scheduler.engine.assessment import Foresight, assess
 from scheduler.engine.learning.board import UNFIT, Board
@@ -142,7 +142,7 @@ def test_a_pods_own_reservation_is_not_in_its_way() -> None:
     assert view.node is not None
     assert pod.request is not None
     placement = Placement((("c", (0,)),))
-    decision = Decision("uid-asked", "default", "asked", "n0", pod.request, placement, {}, CpuMemory(8000, 0))
+    decision = Reservation("uid-asked", "default", "asked", "n0", pod.request, placement, {}, CpuMemory(8000, 0))
     assert state.reserve(decision, view.version)
     assert a_ranking(state, "fgd").points(pod, ["n0", "n1"]) == [10, 0]
 

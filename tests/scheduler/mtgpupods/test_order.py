@@ -98,7 +98,7 @@ def feed(state: ClusterCache, kind: str, before: Raw | None, now: Raw | None) ->
 
 
 def shown(state: ClusterCache) -> object:
-    seen, view = state.mtgpus.on("n1"), state.view("n1", "")
+    seen, view = state.mtgpu_node("n1"), state.view("n1", "")
     return state.holdings(), replace(seen, version=0), replace(view, version=0)
 
 

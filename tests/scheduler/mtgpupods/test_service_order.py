@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.kube import ApiError, Unreachable
+from scheduler.cluster.events import MtgpuPodsAffected
 from scheduler.mtgpupods.fairness import WRITES, in_turn
 from tests import builders as b
 from tests.mtgpu_rig import Rig, items_path
@@ -87,7 +88,7 @@ def test_a_pod_that_is_forbidden_is_tried_again_after_pauses_that_grow(rig: Rig)
 
     rig.cluster.refuse = count
     for _ in range(20):
-        rig.scheduler.controller.touched("n1")
+        rig.scheduler.controller.affected(MtgpuPodsAffected("n1"))
         rig.control()
     assert len(tried) <= 10
     rig.cluster.refuse = lambda *_: None

@@ -7,7 +7,7 @@ import pytest
 from mgpu.model.errors import BadObject
 from mgpu.model.node_slices import ANNOTATION, undivided, with_spec
 from mgpu.settings import load_settings
-from scheduler.cluster.reservations import Decision
+from scheduler.cluster.reservations import Reservation
 from tests import builders as b
 from tests.scheduler.fake import SETTINGS, Replica
 from tests.scheduler.partitioning.cluster import MIG, MPS, Agent, cluster, known, slices, submit, turn, wants
@@ -33,7 +33,7 @@ def use(replica: Replica, agent: Agent, name: str, request: dict[str, int]) -> N
     replica.filter.filter(pod, ["n1"])
     run(replica, agent, 2)
     decision = replica.decider.decide(known(replica, name), "n1")
-    assert isinstance(decision, Decision)
+    assert isinstance(decision, Reservation)
     submit(replica, wants(name, request, node="n1", annotations=dict(decision.annotations)))
 
 
@@ -96,7 +96,7 @@ def test_a_pod_that_passed_the_filter_keeps_its_slice() -> None:
     for _ in range(8):
         assert replica.filter.filter(pod, ["n1"]).passed == ["n1"]
         run(replica, agent, 1)
-    assert isinstance(replica.decider.decide(pod, "n1"), Decision)
+    assert isinstance(replica.decider.decide(pod, "n1"), Reservation)
     run(replica, agent, 2 * IDLE)
     assert whole(agent, 1) == set()
 
@@ -108,7 +108,7 @@ def test_a_decision_that_comes_between_keeps_its_slice() -> None:
     run(replica, agent, 1)
     (pod,) = submit(replica, wants("b", {"gpu-10gb": 1}))
     replica.clock.now += IDLE
-    assert isinstance(replica.decider.decide(pod, "n1"), Decision)
+    assert isinstance(replica.decider.decide(pod, "n1"), Reservation)
     turn(replica, [agent])
     assert {s.name for s in agent.made} == {"10gb"}
 

@@ -294,7 +294,7 @@ class Cluster(RuleBasedStateMachine):
     def check_rest(self) -> None:
         """No plan is under way, everybody has what it holds, and who waits could not be served by any plan."""
         state = self.leader.state
-        assert state.sites.plans() == ()
+        assert state.plans() == ()
         assert all(holding.bound for holding in state.holdings())
         for node, agent in self.agents.items():
             assert not agent.found.waiting

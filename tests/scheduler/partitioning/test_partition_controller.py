@@ -5,7 +5,7 @@ from collections.abc import Collection
 import pytest
 
 from mgpu.model.node_slices import ANNOTATION, with_spec
-from scheduler.cluster.reservations import Decision
+from scheduler.cluster.reservations import Reservation
 from scheduler.partitioning.partition_controller import MISSING_SECONDS, PROMISED_SECONDS, Planning
 from tests.scheduler.fake import Replica
 from tests.scheduler.partitioning.cluster import MIG, MPS, cluster, known, slices, submit, turn, wants
@@ -23,7 +23,7 @@ def test_a_pod_that_finds_no_slice_gets_one() -> None:
     turn(replica, agents.values())
     assert replica.filter.filter(pod, ["n1"]).passed == ["n1"]
     decision = replica.decider.decide(pod, "n1")
-    assert isinstance(decision, Decision)
+    assert isinstance(decision, Reservation)
     (_, _, indexes) = decision.placement.others[0]
     assert {s.index for s in agents["n1"].found.made if s.name == "2g.20gb"}.issuperset(indexes)
     assert "n1" in replica.freed
@@ -103,7 +103,7 @@ def test_what_is_held_is_in_every_plan() -> None:
     replica, agents = cluster(("n1", MIG, 1))
     agents["n1"].make(*slices((0, 0, "1g.10gb"), (0, 4, "1g.10gb")))
     first, second = submit(replica, wants("p", {"mig-1g.10gb": 1}), wants("q", {"mig-3g.40gb": 1}))
-    assert isinstance(replica.decider.decide(first, "n1"), Decision)  # the one at 4: the highest start
+    assert isinstance(replica.decider.decide(first, "n1"), Reservation)  # the one at 4: the highest start
     replica.filter.filter(second, ["n1"])
     replica.planning.work()
     planned = agents["n1"].found.planned
@@ -116,9 +116,9 @@ def test_a_decision_that_comes_between_makes_the_plan_anew() -> None:
     replica, agents = cluster(("n1", MIG, 1))
     agents["n1"].make(*slices((0, 0, "1g.10gb")))
     small, large = submit(replica, wants("p", {"mig-1g.10gb": 1}), wants("q", {"mig-4g.40gb": 1}))
-    site = replica.state.sites.of("n1")
+    site = replica.state.site("n1")
     assert site
-    assert isinstance(replica.decider.decide(small, "n1"), Decision)
+    assert isinstance(replica.decider.decide(small, "n1"), Reservation)
     replica.filter.filter(large, ["n1"])
     replica.planning.work()
     assert agents["n1"].found.partitioning.plan is None  # 4g.40gb lies at 0 alone
@@ -130,9 +130,9 @@ def test_no_decision_gives_out_what_a_plan_takes_away() -> None:
     small, large = submit(replica, wants("p", {"mig-1g.10gb": 1}), wants("q", {"mig-7g.80gb": 1}))
     replica.filter.filter(large, ["n1"])
     replica.planning.work()  # not seen by the watch yet
-    assert not isinstance(replica.decider.decide(small, "n1"), Decision)
+    assert not isinstance(replica.decider.decide(small, "n1"), Reservation)
     replica.deliver()
-    assert not isinstance(replica.decider.decide(small, "n1"), Decision)
+    assert not isinstance(replica.decider.decide(small, "n1"), Reservation)
 
 
 def test_a_plan_whose_node_has_changed_is_dropped_and_made_anew() -> None:
@@ -144,7 +144,7 @@ def test_a_plan_whose_node_has_changed_is_dropped_and_made_anew() -> None:
     agents["n1"].give("stranger", *slices((0, 0, "1g.10gb")))  # the watch is late
     replica.planning.work()
     assert agents["n1"].found.partitioning.plan is None
-    assert replica.state.sites.plans() == ()
+    assert replica.state.plans() == ()
     replica.deliver()
     turn(replica)
     assert agents["n1"].found.partitioning.plan is None
@@ -156,11 +156,11 @@ def test_a_write_of_which_nobody_knows_is_looked_for() -> None:
     replica.filter.filter(pod, ["n1"])
     replica.api.reachable = False
     replica.planning.work()
-    assert len(replica.state.sites.plans()) == 1
+    assert len(replica.state.plans()) == 1
     replica.api.reachable = True
     replica.planning.work()
     replica.deliver()
-    assert replica.state.sites.plans() == ()
+    assert replica.state.plans() == ()
     assert agents["n1"].found.partitioning.plan == 1000
 
 
@@ -169,7 +169,7 @@ def test_slices_that_a_reboot_took_are_made_again_where_they_were() -> None:
     agents["n1"].make(*slices((0, 2, "2g.20gb"), (0, 6, "1g.10gb")))
     (pod,) = submit(replica, wants("p", {"mig-2g.20gb": 1}))
     decision = replica.decider.decide(pod, "n1")
-    assert isinstance(decision, Decision)
+    assert isinstance(decision, Reservation)
     submit(replica, wants("p", {"mig-2g.20gb": 1}, node="n1", annotations=dict(decision.annotations)))
     agents["n1"].reboot()
     replica.deliver()
@@ -280,7 +280,7 @@ def test_no_plan_takes_away_what_a_pod_is_about_to_be_bound_to() -> None:
     replica.filter.filter(large, ["n1"])
     replica.planning.work()
     assert {s.start for s in agents["n1"].found.planned or ()} >= {0, 6}  # 4g.40gb, and one is left to the pod
-    assert isinstance(replica.decider.decide(small, "n1"), Decision)
+    assert isinstance(replica.decider.decide(small, "n1"), Reservation)
 
 
 def test_a_pod_that_is_not_bound_after_all_keeps_nothing() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
-from scheduler.cluster.reservations import Decision
+from scheduler.cluster.reservations import Reservation
 from scheduler.partitioning.partition_controller import COMING_SECONDS
 from scheduler.partitioning.planning_order import CUT_SECONDS, CUTS, FIRST_PAUSE, LONGEST_PAUSE
 from tests.scheduler.fake import Replica
@@ -21,7 +21,7 @@ def request(replica: Replica, name: str) -> bool:
     """kube-scheduler's turn with a Pod; whether it is bound."""
     pod = known(replica, name)
     passed = replica.filter.filter(pod, ["n1"]).passed
-    return bool(passed) and isinstance(replica.decider.decide(pod, "n1"), Decision)
+    return bool(passed) and isinstance(replica.decider.decide(pod, "n1"), Reservation)
 
 
 def seconds(replica: Replica, agent: Agent, count: int) -> Iterator[int]:

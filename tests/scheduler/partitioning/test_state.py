@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mgpu.model.node_slices import ANNOTATION, LABEL, MADE
-from scheduler.cluster.reservations import Decision
+from scheduler.cluster.reservations import Reservation
 from scheduler.cluster.slice_state import Plan
 from scheduler.decisions.preemption import Victims
 from tests import builders as b
@@ -30,11 +30,11 @@ def offered(replica: Replica, node: str = "n1") -> dict[str, bool]:
     return {f"{s.card.type} {s.card.index}": s.idle for s in (*view.cards, *view.others)}
 
 
-def bind(replica: Replica, raw: dict[str, Any], node: str = "n1") -> Decision:
+def bind(replica: Replica, raw: dict[str, Any], node: str = "n1") -> Reservation:
     """As the API server does it, with the decision's record."""
     (pod,) = submit(replica, raw)
     decision = replica.decider.decide(pod, node)
-    assert isinstance(decision, Decision), str(decision)
+    assert isinstance(decision, Reservation), str(decision)
     raw["spec"]["nodeName"] = node
     raw["metadata"]["annotations"] |= decision.annotations
     replica.api.put("pods", raw)
@@ -83,7 +83,7 @@ def test_a_plan_that_a_gpuid_has_crossed_is_followed_by_one_that_leaves_its_card
     assert planned(replica, agents["n1"]) == {0}
     replica.api.put("mtgpupods", b.mtgpupod(bound="GPU-n1-0"))
     replica.deliver()
-    site = replica.state.sites.of("n1")
+    site = replica.state.site("n1")
     assert site is not None
     assert [index for index, _ in site.cards.cards] == [1]
 
@@ -92,7 +92,7 @@ def test_a_divided_card_is_no_gpuids() -> None:
     replica, agents = cluster(("n1", MPS, 2))
     agents["n1"].make(*slices((0, 0, "4gb")))
     replica.deliver()
-    assert [s.card.index for s in replica.state.mtgpus.on("n1").cards] == [1]
+    assert [s.card.index for s in replica.state.mtgpu_node("n1").cards] == [1]
     assert [s.card.index for s in replica.state.view("n1", "", "zxcvb").cards] == [1]
 
 
@@ -136,8 +136,8 @@ def test_a_reservation_moves_from_a_slice_that_somebody_else_has() -> None:
     agents["n1"].give("stranger", *slices((0, 4, "1g.10gb")))
     replica.deliver()
     second = replica.decider.decide(pod, "n1")
-    assert isinstance(first, Decision)
-    assert isinstance(second, Decision)
+    assert isinstance(first, Reservation)
+    assert isinstance(second, Reservation)
     assert [d.placement.others[0][2] for d in (first, second)] == [(4,), (0,)]
 
 
@@ -165,7 +165,7 @@ def test_what_cannot_be_read_is_told_and_the_last_good_state_stays(
     (pod,) = submit(replica, wants("p", {"mig-4g.40gb": 1}))
     assert replica.filter.filter(pod, ["n1"]).failed["n1"].startswith("what the node says of its slices cannot be read")
     replica.planning.work()
-    assert replica.state.sites.plans() == ()
+    assert replica.state.plans() == ()
     assert offered(Replica(agent.api)) == {}  # who has never read it knows of no card that is whole
 
 
@@ -204,29 +204,29 @@ def test_a_card_with_another_kind_of_slices_is_not_cut() -> None:
 def test_a_card_that_is_shared_is_not_cut_and_one_that_is_planned_is_not_shared() -> None:
     replica, _ = cluster(("n1", MPS, 1))
     (pod, share) = submit(replica, wants("p", {"gpu-4gb": 1}), b.share("q"))
-    site = replica.state.sites.of("n1")
+    site = replica.state.site("n1")
     assert site
-    assert isinstance(replica.decider.decide(share, "n1"), Decision)
-    assert not replica.state.sites.plan(Plan("n1", 1, slices((0, 0, "4gb"))), site.version)
+    assert isinstance(replica.decider.decide(share, "n1"), Reservation)
+    assert not replica.state.plan(Plan("n1", 1, slices((0, 0, "4gb"))), site.version)
     refused = "insufficient slices (1 card: 1 in use by pods that asked for no slice)"
     assert replica.filter.filter(pod, ["n1"]).failed == {"n1": refused}
-    decision = replica.state.decision("uid-q")
+    decision = replica.state.reservation("uid-q")
     assert decision
     replica.state.cancel(decision)
     replica.filter.filter(pod, ["n1"])
     replica.planning.work()
-    assert not isinstance(replica.decider.decide(share, "n1"), Decision)
+    assert not isinstance(replica.decider.decide(share, "n1"), Reservation)
 
 
 def test_a_node_that_comes_again_starts_anew(made: tuple[Replica, Agent]) -> None:
     replica, agent = made
-    site = replica.state.sites.of("n1")
+    site = replica.state.site("n1")
     assert site
-    assert replica.state.sites.plan(Plan("n1", 5, (), None), site.version)
+    assert replica.state.plan(Plan("n1", 5, (), None), site.version)
     agent.api.remove("nodes", "n1")
     replica.deliver()
-    assert replica.state.sites.of("n1") is None
-    assert replica.state.sites.plans() == ()
+    assert replica.state.site("n1") is None
+    assert replica.state.plans() == ()
     agent.api.put("nodes", b.node("n1", labels={LABEL: MIG}))
     replica.deliver()
     assert offered(replica) == {}

@@ -40,7 +40,7 @@ class Page:
     def __post_init__(self) -> None:
         state, filter_ = self.replica.state, self.replica.filter
         waiting = Waiting(state, filter_, lambda: self.mtgpupods, Pace(0), lambda work: self.beside(work), self.clock)
-        self.board = Board(self.replica.state.snapshots, waiting, self.clock)
+        self.board = Board(self.replica.state, waiting, self.clock)
 
     def requests(self, version: str | None = None) -> dict[str, Any]:
         self.replica.deliver()
@@ -131,7 +131,7 @@ def test_an_answer_is_made_once_for_all_who_have_the_same_version(page: Page, mo
 
 
 def test_a_large_cluster_comes_bit_by_bit(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board_module, "REFRESH_SECONDS", -1.0)
+    monkeypatch.setattr(board_module, "LOOK_SECONDS", -1.0)
     first = page.requests()
     assert (len(first["nodes"]), first["todo"]) == (1, 1)
     page.version = first["version"]
@@ -205,12 +205,12 @@ def test_looking_never_makes_a_plan(page: Page, monkeypatch: pytest.MonkeyPatch)
     (why,) = in_time(replica, monkeypatch)
     assert why["recut"] == 1
     replica.planning.work()
-    assert replica.state.sites.plans() == ()
+    assert replica.state.plans() == ()
     known = replica.decider.read(pod)
     assert known is not None
     replica.filter.filter(known, ["n1"])
     replica.planning.work()
-    assert len(replica.state.sites.plans()) == 1
+    assert len(replica.state.plans()) == 1
 
 
 def test_nobody_who_looks_waits_for_reasons(page: Page) -> None:
@@ -251,7 +251,7 @@ def test_a_reason_that_cannot_be_worked_out_keeps_back_no_other(
     monkeypatch.setattr(page.replica.filter, "filter", fails_for_p)
     for i, name in enumerate("pq"):
         page.replica.api.put("pods", b.share(name, 50, 90 * 1024 + i))
-    assert "the scheduler's log has the details" in why(page, "default/p")
+    assert "the scheduler's log says how" in why(page, "default/p")
     assert "short" in why(page, "default/q")
     assert "ZeroDivisionError" in caplog.text
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.mtgpupods.taints import evicting, untolerated
+from scheduler.cluster.taints import evicting, untolerated
 
 DRAIN = {"key": "drain", "value": "now", "effect": "NoExecute"}
 

@@ -11,12 +11,12 @@ from mgpu.dialects.mtgpu import FINALIZER, MtgpuPod, read_mtgpupod
 from mgpu.model.errors import BadObject
 from mgpu.settings import load_settings
 from scheduler.cluster.cache import ClusterCache
-from scheduler.mtgpupods.mtgpupod_cache import Known
+from scheduler.cluster.mtgpupod_objects import MtgpuPodObjects
+from scheduler.cluster.stored_objects import FINALIZERS, of_mtgpupod, of_own_pod, read_text, text_of
+from scheduler.cluster.taints import untolerated
 from scheduler.mtgpupods.mtgpupod_status import FALSE, Condition, DesiredMtgpuPod, next_status
 from scheduler.mtgpupods.observation import observe, read_stored
 from scheduler.mtgpupods.observed_node import UnreadableMtgpuPod, is_interrupted, read_owned_pod
-from scheduler.mtgpupods.stored_objects import FINALIZERS, of_mtgpupod, of_own_pod, read_text, text_of
-from scheduler.mtgpupods.taints import untolerated
 from tests import builders as b
 from tests.arbitrary import JSON
 from tests.fuzz.hostile import filled, keyed
@@ -191,13 +191,12 @@ def nested(name: str) -> dict[str, Any]:
 
 def test_what_a_look_takes_does_not_grow_with_what_tenants_write() -> None:
     def peak(raws: Sequence[dict[str, Any]]) -> int:
-        known, state = Known(), ClusterCache(load_settings(""))
+        state = ClusterCache(load_settings(""))
         for raw in raws:
-            known.mtgpupod_changed(raw)
             state.mtgpupod_changed(raw)
         tracemalloc.start()
         try:
-            observe(known, state, "n1", enabled=True)
+            observe(state, "n1", enabled=True)
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -218,7 +217,7 @@ def hostile(name: str, size: int) -> dict[str, Any]:
 
 def memory(raws: Sequence[dict[str, Any]]) -> int:
     """What the scheduler keeps of these."""
-    known = Known()
+    known = MtgpuPodObjects()
     tracemalloc.start()
     try:
         for raw in raws:
