@@ -49,7 +49,7 @@ def make(nvml: SimulatedNvml, profile: int, start: int, size: int) -> Any:
     return nvml.nvmlDeviceCreateGpuInstanceWithPlacement(card, profile, place(start, size))
 
 
-def test_what_overlaps_has_no_room(nvml: SimulatedNvml) -> None:
+def test_overlapping_instances_have_no_room(nvml: SimulatedNvml) -> None:
     make(nvml, SECOND, 2, 2)
     for profile, start, size in ((SECOND, 2, 2), (SEVENTH, 3, 1), (WHOLE, 0, 8)):
         assert code(make, nvml, profile, start, size) == pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES
@@ -66,19 +66,19 @@ def test_what_overlaps_has_no_room(nvml: SimulatedNvml) -> None:
         pytest.param(99, 0, 1, id="no profile"),
     ],
 )
-def test_arguments_without_sense_are_invalid(nvml: SimulatedNvml, profile: int, start: int, size: int) -> None:
+def test_invalid_arguments_are_refused(nvml: SimulatedNvml, profile: int, start: int, size: int) -> None:
     assert code(make, nvml, profile, start, size) == pynvml.NVML_ERROR_INVALID_ARGUMENT
     assert make(nvml, SECOND, 0, 2)
 
 
-def test_a_placement_is_given_by_reference(nvml: SimulatedNvml) -> None:
+def test_placement_is_given_by_reference(nvml: SimulatedNvml) -> None:
     card, by_value = nvml.nvmlDeviceGetHandleByUUID(GPU), pynvml.c_nvmlGpuInstancePlacement_t(0, 2)
     create = nvml.nvmlDeviceCreateGpuInstanceWithPlacement
     assert code(create, card, SECOND, by_value) == pynvml.NVML_ERROR_INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize(("profile", "most", "size"), [(20, 1, 1), (15, 4, 2), (SECOND, 3, 2)])
-def test_of_a_profile_there_are_only_so_many(nvml: SimulatedNvml, profile: int, most: int, size: int) -> None:
+def test_instances_of_a_profile_are_limited(nvml: SimulatedNvml, profile: int, most: int, size: int) -> None:
     for start in range(most):
         make(nvml, profile, start * size, size)
     assert code(make, nvml, profile, 3 if profile == 20 else 0, size) == pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES
@@ -99,7 +99,7 @@ def test_what_is_in_use_is_not_destroyed(nvml: SimulatedNvml, rig: Rig) -> None:
     assert rig.made() == {}
 
 
-def test_handles_of_what_is_gone_are_invalid(nvml: SimulatedNvml) -> None:
+def test_handles_of_destroyed_instances_are_invalid(nvml: SimulatedNvml) -> None:
     made = make(nvml, SECOND, 0, 2)
     nvml.nvmlGpuInstanceDestroy(made)
     again = make(nvml, SECOND, 0, 2)
@@ -110,7 +110,7 @@ def test_handles_of_what_is_gone_are_invalid(nvml: SimulatedNvml) -> None:
     assert code(nvml.nvmlGpuInstanceGetInfo, again) == pynvml.NVML_ERROR_INVALID_ARGUMENT
 
 
-def test_compute_instances_share_what_their_gpu_instance_has(nvml: SimulatedNvml) -> None:
+def test_compute_instances_divide_their_gpu_instance(nvml: SimulatedNvml) -> None:
     made = make(nvml, SECOND, 0, 2)
     nvml.nvmlGpuInstanceCreateComputeInstance(made, 0)
     create = nvml.nvmlGpuInstanceCreateComputeInstance
@@ -131,7 +131,7 @@ def test_without_permission_nothing_is_changed(nvml: SimulatedNvml, rig: Rig) ->
     assert make(nvml, SECOND, 0, 2)
 
 
-def test_a_card_without_mig_says_so(nvml: SimulatedNvml) -> None:
+def test_card_without_mig_is_not_supported(nvml: SimulatedNvml) -> None:
     card = nvml.nvmlDeviceGetHandleByIndex(1)
     for call in (nvml.nvmlDeviceGetMigMode, lambda c: nvml.nvmlDeviceSetMigMode(c, 1)):
         assert code(call, card) == pynvml.NVML_ERROR_NOT_SUPPORTED
@@ -150,7 +150,7 @@ def test_out_of_mig_mode_there_are_no_instances(nvml: SimulatedNvml) -> None:
     assert nvml.nvmlDeviceGetGpuInstanceProfileInfo(card, 0, version=1).id == SEVENTH
 
 
-def test_a_mode_changes_on_an_idle_card_only(nvml: SimulatedNvml, rig: Rig) -> None:
+def test_mode_changes_on_an_idle_card_only(nvml: SimulatedNvml, rig: Rig) -> None:
     card, h100 = nvml.nvmlDeviceGetHandleByIndex(0), nvml.nvmlDeviceGetHandleByIndex(2)
     make(nvml, SECOND, 0, 2)
     assert nvml.nvmlDeviceSetMigMode(card, 0) == pynvml.NVML_ERROR_IN_USE, "it has an instance"
@@ -175,7 +175,7 @@ def test_in_a_virtual_machine_an_a100_must_be_reset_from_outside(nvml: Simulated
     assert nvml.nvmlDeviceGetMigMode(card) == [0, 0]
 
 
-def test_a_reboot_takes_instances_and_processes_and_from_hopper_on_the_mode(tmp_path: Path) -> None:
+def test_reboot_takes_instances_and_processes_and_from_hopper_on_the_mode(tmp_path: Path) -> None:
     rig = Rig(tmp_path, gpu(), gpu(1, H100)).on("GPU-0", "GPU-1").make(instance("2g.20gb@0"))
     register(rig.file, rig.made()[instance("2g.20gb@0")], 1)
     reboot(rig.file, forgetful=forgetful(rig.cards))
@@ -185,7 +185,7 @@ def test_a_reboot_takes_instances_and_processes_and_from_hopper_on_the_mode(tmp_
     ]
 
 
-def test_uuids_last_and_are_never_used_again(rig: Rig) -> None:
+def test_uuids_are_stable_and_never_used_again(rig: Rig) -> None:
     two = instance("2g.20gb@2")
     first = rig.make(two).made()
     assert NvmlMig(SimulatedNvml(rig.file, rig.cards)).read()[0].instances[0].uuid == first[two]
@@ -193,7 +193,7 @@ def test_uuids_last_and_are_never_used_again(rig: Rig) -> None:
     assert rig.make(two).made()[two] not in ("", first[two])
 
 
-def test_a_state_that_is_half_written_is_never_read(rig: Rig) -> None:
+def test_state_that_is_half_written_is_never_read(rig: Rig) -> None:
     """The file is replaced, so an agent that dies while it writes leaves the one before."""
     rig.make(instance("7g.80gb@0"))
     rig.file.with_name("mig.json.new").write_text('{"cards": {"GPU-0"')
@@ -234,7 +234,7 @@ def test_profiles_are_what_nvidia_smi_prints(tmp_path: Path, model: str, gib: in
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-def test_the_driver_reads_the_layout_that_is_built_in(tmp_path: Path, layout: Any) -> None:
+def test_driver_reads_the_layout_that_is_built_in(tmp_path: Path, layout: Any) -> None:
     model, _, gib = layout.name.rpartition("-")
     card = NvmlMig(SimulatedNvml(tmp_path / "mig.json", (gpu(0, model, int(gib)),))).read()[0]
     assert card.layout is not None

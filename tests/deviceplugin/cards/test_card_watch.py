@@ -49,7 +49,7 @@ def watching(script: Script) -> Iterator[tuple[CardWatch, "queue.Queue[tuple[Car
     assert script.closed.wait(60)
 
 
-def test_it_tries_until_there_are_cards_and_keeps_the_last_good_ones() -> None:
+def test_watch_retries_and_keeps_the_last_good_cards() -> None:
     script = Script(RetryLater("no driver"), RetryLater("no driver"), cards(2))
     with watching(script) as (watch, changes, problems):
         assert changes.get(timeout=60) == cards(2)
@@ -61,7 +61,7 @@ def test_it_tries_until_there_are_cards_and_keeps_the_last_good_ones() -> None:
         assert problems.empty()
 
 
-def test_only_changes_are_told() -> None:
+def test_only_changes_are_reported() -> None:
     script = Script(cards(2), cards(2), (card(0), card(1, healthy=False)))
     with watching(script) as (watch, changes, _):
         assert changes.get(timeout=60) == cards(2)
@@ -70,7 +70,7 @@ def test_only_changes_are_told() -> None:
         assert not watch.stalled
 
 
-def test_a_card_that_vanishes_stays_unhealthy_unless_its_index_is_taken() -> None:
+def test_vanished_card_stays_as_unhealthy_unless_its_index_is_taken() -> None:
     assert keep_vanished(cards(2), (card(0),)) == (card(0), card(1, healthy=False))
     other = Card(1, "GPU-other", "", 1)
     assert keep_vanished(cards(2), (card(0), other)) == (card(0), other)

@@ -45,14 +45,14 @@ def events(source: NvmlCards) -> None:
     source.wait(threading.Event())
 
 
-def test_a_card_is_read_in_full(source: NvmlCards) -> None:
+def test_card_is_read_with_all_fields(source: NvmlCards) -> None:
     first, second = source.read()
     assert first == Card(0, "GPU-a", "NVIDIA A100-SXM4-80GB", 80 * GIB, numa=1, minor=1)
     assert (second.index, second.minor, second.numa) == (1, 0, None)
 
 
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED])
-def test_without_a_driver_it_is_to_be_tried_again(source: NvmlCards, nvml: FakeNvml, code: int) -> None:
+def test_missing_driver_raises_retry_later(source: NvmlCards, nvml: FakeNvml, code: int) -> None:
     nvml.driver = code
     with pytest.raises(RetryLater, match="NVML"):
         source.read()
@@ -60,7 +60,7 @@ def test_without_a_driver_it_is_to_be_tried_again(source: NvmlCards, nvml: FakeN
     assert health(source) == {"GPU-a": True, "GPU-b": True}
 
 
-def test_the_library_that_is_not_installed_here_is_to_be_tried_again() -> None:
+def test_missing_nvml_library_raises_retry_later() -> None:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -70,7 +70,7 @@ def test_the_library_that_is_not_installed_here_is_to_be_tried_again() -> None:
         pytest.skip("this machine has NVML")
 
 
-def test_a_driver_that_goes_away_makes_all_unhealthy_until_it_is_back(source: NvmlCards, nvml: FakeNvml) -> None:
+def test_cards_are_unhealthy_while_the_driver_is_gone(source: NvmlCards, nvml: FakeNvml) -> None:
     source.read()
     nvml.driver = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
     assert health(source) == {"GPU-a": False, "GPU-b": False}
@@ -78,7 +78,7 @@ def test_a_driver_that_goes_away_makes_all_unhealthy_until_it_is_back(source: Nv
     assert health(source) == {"GPU-a": True, "GPU-b": True}
 
 
-def test_a_lost_card_is_unhealthy_until_it_answers_again(source: NvmlCards, nvml: FakeNvml) -> None:
+def test_lost_card_is_unhealthy_until_it_answers_again(source: NvmlCards, nvml: FakeNvml) -> None:
     source.read()
     nvml.cards[0].lost = True
     assert health(source) == {"GPU-a": False, "GPU-b": True}
@@ -86,9 +86,7 @@ def test_a_lost_card_is_unhealthy_until_it_answers_again(source: NvmlCards, nvml
     assert health(source) == {"GPU-a": True, "GPU-b": True}
 
 
-def test_a_card_that_was_pulled_out_leaves_the_others_their_indexes(
-    source: NvmlCards, nvml: FakeNvml, clock: Clock
-) -> None:
+def test_indexes_stay_when_a_card_is_pulled_out(source: NvmlCards, nvml: FakeNvml, clock: Clock) -> None:
     source.read()
     gone = nvml.cards.pop(0)
     assert [(c.index, c.uuid, c.healthy) for c in source.read()] == [(0, "GPU-a", False), (1, "GPU-b", True)]
@@ -101,7 +99,7 @@ def test_a_card_that_was_pulled_out_leaves_the_others_their_indexes(
     assert [(c.index, c.healthy) for c in source.read()] == [(0, True), (1, True), (2, True)]
 
 
-def test_a_missing_card_does_not_start_nvml_over_and_over(source: NvmlCards, nvml: FakeNvml, clock: Clock) -> None:
+def test_missing_card_restarts_nvml_only_now_and_then(source: NvmlCards, nvml: FakeNvml, clock: Clock) -> None:
     source.read()
     nvml.cards[0].lost = True
     for _ in range(5):
@@ -112,7 +110,7 @@ def test_a_missing_card_does_not_start_nvml_over_and_over(source: NvmlCards, nvm
     assert nvml.starts == 2
 
 
-def test_a_card_that_is_plugged_in_is_found(source: NvmlCards, nvml: FakeNvml, host: Host) -> None:
+def test_card_that_is_plugged_in_is_found(source: NvmlCards, nvml: FakeNvml, host: Host) -> None:
     source.read()
     nvml.cards.append(FakeCard("GPU-c"))
     assert len(source.read()) == 2
@@ -120,9 +118,7 @@ def test_a_card_that_is_plugged_in_is_found(source: NvmlCards, nvml: FakeNvml, h
     assert [card.index for card in source.read()] == [0, 1, 2]
 
 
-def test_an_error_event_makes_its_card_unhealthy_until_it_was_quiet(
-    source: NvmlCards, nvml: FakeNvml, clock: Clock
-) -> None:
+def test_card_is_unhealthy_for_a_while_after_an_error_event(source: NvmlCards, nvml: FakeNvml, clock: Clock) -> None:
     source.read()
     nvml.events.put(("GPU-b", 79))
     events(source)
@@ -138,14 +134,14 @@ def test_an_error_event_makes_its_card_unhealthy_until_it_was_quiet(
 
 
 @pytest.mark.parametrize("xid", [13, 31, 43, 45, 68, 109])
-def test_an_applications_own_error_is_not_the_cards(source: NvmlCards, nvml: FakeNvml, xid: int) -> None:
+def test_error_of_an_application_leaves_the_card_healthy(source: NvmlCards, nvml: FakeNvml, xid: int) -> None:
     source.read()
     nvml.events.put(("GPU-a", xid))
     events(source)
     assert health(source) == {"GPU-a": True, "GPU-b": True}
 
 
-def test_an_event_of_a_card_that_cannot_say_its_name_counts_for_all(source: NvmlCards, nvml: FakeNvml) -> None:
+def test_event_of_an_unknown_card_makes_all_cards_unhealthy(source: NvmlCards, nvml: FakeNvml) -> None:
     source.read()
     nvml.cards[0].lost = True
     nvml.events.put(("GPU-a", 79))
@@ -153,7 +149,7 @@ def test_an_event_of_a_card_that_cannot_say_its_name_counts_for_all(source: Nvml
     assert health(source) == {"GPU-a": False, "GPU-b": False}
 
 
-def test_waiting_ends_when_told_to(source: NvmlCards) -> None:
+def test_wait_ends_after_stop(source: NvmlCards) -> None:
     stop = threading.Event()
     stop.set()
     source.wait(stop)
@@ -162,9 +158,7 @@ def test_waiting_ends_when_told_to(source: NvmlCards) -> None:
     source.close()
 
 
-def test_a_card_in_mig_mode_is_not_shared_out(
-    source: NvmlCards, nvml: FakeNvml, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_card_in_mig_mode_is_left_out(source: NvmlCards, nvml: FakeNvml, caplog: pytest.LogCaptureFixture) -> None:
     nvml.cards[0].mig = pynvml.NVML_DEVICE_MIG_ENABLE
     nvml.cards[1].mig = pynvml.NVML_DEVICE_MIG_DISABLE
     for _ in range(2):
@@ -174,9 +168,7 @@ def test_a_card_in_mig_mode_is_not_shared_out(
     assert [card.index for card in source.read()] == [0, 1]
 
 
-def test_a_card_that_is_put_into_mig_mode_is_lost_to_those_that_share_it(
-    source: NvmlCards, nvml: FakeNvml, clock: Clock
-) -> None:
+def test_card_that_is_put_into_mig_mode_becomes_unhealthy(source: NvmlCards, nvml: FakeNvml, clock: Clock) -> None:
     source.read()
     nvml.cards[0].mig = pynvml.NVML_DEVICE_MIG_ENABLE
     clock.now += RESTART_SECONDS
@@ -185,7 +177,7 @@ def test_a_card_that_is_put_into_mig_mode_is_lost_to_those_that_share_it(
     assert nvml.starts == 1, "it is not missing"
 
 
-def test_a_card_in_mig_mode_stays_where_the_nodes_cards_are_cut(nvml: FakeNvml, host: Host, clock: Clock) -> None:
+def test_card_in_mig_mode_is_kept_on_a_mig_node(nvml: FakeNvml, host: Host, clock: Clock) -> None:
     mode = "mig"
     source = NvmlCards(nvml, host, clock, divided=lambda: mode)
     nvml.cards[0].mig = pynvml.NVML_DEVICE_MIG_ENABLE
@@ -196,9 +188,7 @@ def test_a_card_in_mig_mode_stays_where_the_nodes_cards_are_cut(nvml: FakeNvml, 
     assert health(source) == {"GPU-a": True, "GPU-b": True}
 
 
-def test_under_mps_a_card_in_mig_mode_is_there_but_nobodys_until_its_mode_is_off(
-    nvml: FakeNvml, host: Host, clock: Clock
-) -> None:
+def test_card_in_mig_mode_is_unhealthy_on_an_mps_node(nvml: FakeNvml, host: Host, clock: Clock) -> None:
     source = NvmlCards(nvml, host, clock, divided=lambda: "mps")
     nvml.cards[0].mig = pynvml.NVML_DEVICE_MIG_ENABLE
     assert health(source) == {"GPU-a": False, "GPU-b": True}, "the MIG manager must know it, to switch it off"
@@ -206,12 +196,12 @@ def test_under_mps_a_card_in_mig_mode_is_there_but_nobodys_until_its_mode_is_off
     assert health(source) == {"GPU-a": True, "GPU-b": True}
 
 
-def test_a_driver_that_is_older_than_mig_has_cards(source: NvmlCards, nvml: FakeNvml) -> None:
+def test_driver_older_than_mig_has_cards(source: NvmlCards, nvml: FakeNvml) -> None:
     nvml.no_mig = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
     assert health(source) == {"GPU-a": True, "GPU-b": True}
 
 
-def test_the_indexes_that_an_agent_before_gave_stay(nvml: FakeNvml, host: Host, clock: Clock) -> None:
+def test_indexes_of_an_earlier_agent_stay(nvml: FakeNvml, host: Host, clock: Clock) -> None:
     """A card was pulled out while no agent ran, and another came."""
     before = {"GPU-gone": 0, "GPU-b": 1, "GPU-a": 2}
     nvml.cards.append(FakeCard("GPU-new"))
@@ -219,6 +209,6 @@ def test_the_indexes_that_an_agent_before_gave_stay(nvml: FakeNvml, host: Host, 
     assert [(card.index, card.uuid) for card in found] == [(1, "GPU-b"), (2, "GPU-a"), (3, "GPU-new")]
 
 
-def test_the_driver_says_its_version(source: NvmlCards) -> None:
+def test_driver_version_is_read(source: NvmlCards) -> None:
     source.read()
     assert source.driver == "570.86.15"

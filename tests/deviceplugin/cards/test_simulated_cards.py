@@ -34,13 +34,13 @@ def test_yaml_and_json_are_read_and_read_again_when_they_change(file: Path) -> N
         ("[{memory: 1Gi, color: red}]", r"cards.yaml\[0\].color: unknown"),
     ],
 )
-def test_what_makes_no_sense_is_told_with_its_place(file: Path, text: str, said: str) -> None:
+def test_invalid_card_list_is_refused_with_its_path(file: Path, text: str, said: str) -> None:
     file.write_text(text)
     with pytest.raises(BadObject, match=said):
         SimulatedCards(file, "n1").read()
 
 
-def test_a_file_that_is_not_there_or_is_binary_is_told(file: Path) -> None:
+def test_missing_or_binary_file_is_refused(file: Path) -> None:
     with pytest.raises(BadObject, match="cannot be read: No such file"):
         SimulatedCards(file, "n1").read()
     file.write_bytes(b"\x80\x81")

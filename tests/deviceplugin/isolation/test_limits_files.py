@@ -56,7 +56,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def test_a_line_for_each_pod_in_a_total_order_after_the_count() -> None:
+def test_content_is_the_count_and_a_line_for_each_pod_in_total_order() -> None:
     rows = [limited("b"), limited("a", request="0.30", limit="1", memory=1), limited("c", namespace="a", request="0")]
     expected = f"3\na/c 0 1 {GIB}\ndefault/a 0.3 1 1\ndefault/b 0.2 1 {GIB}\n"
     assert {content(rows), content(rows[::-1])} == {expected.encode()}
@@ -64,11 +64,11 @@ def test_a_line_for_each_pod_in_a_total_order_after_the_count() -> None:
 
 
 @pytest.mark.parametrize("text", ["0.001", "0.125", "0.2", "0.999", "1"])
-def test_a_decimal_is_the_one_that_was_written(text: str) -> None:
+def test_decimals_are_as_short_as_possible(text: str) -> None:
     assert content([limited("p", request=text, limit="1.000")]).split()[2:4] == [text.encode(), b"1"]
 
 
-def test_a_file_lives_with_its_card_and_says_zero_when_all_have_gone(place: Place) -> None:
+def test_file_stays_and_has_zero_lines_after_the_last_pod(place: Place) -> None:
     assert place.write() == ""
     assert not place.folder.exists(), "a node without MtgpuPods has no such folder"
     assert place.write(limited("a"), limited("other", "GPU-n1-0")) == f"1\ndefault/a 0.2 1 {GIB}\n"
@@ -79,7 +79,7 @@ def test_a_file_lives_with_its_card_and_says_zero_when_all_have_gone(place: Plac
     assert sorted(file.name for file in place.folder.iterdir()) == ["GPU-n1-0", CARD]
 
 
-def test_what_was_left_from_before_is_put_right(place: Place) -> None:
+def test_files_of_an_earlier_agent_are_corrected(place: Place) -> None:
     place.write(limited("a"))
     place.restart()
     assert place.write() == "0\n"
@@ -89,7 +89,7 @@ def test_what_was_left_from_before_is_put_right(place: Place) -> None:
     assert place.write(limited("a", memory=1)) == "1\ndefault/a 0.2 1 1\n"
 
 
-def test_what_somebody_else_wrote_is_put_right_though_nothing_else_happens(place: Place) -> None:
+def test_foreign_change_of_a_file_is_corrected_after_the_interval(place: Place) -> None:
     right = place.write(limited("a"))
     files = LimitsFiles(str(place.folder), place, place, place, place.warned.append, 0.01)
     place.file.write_text("7\n")
@@ -102,7 +102,7 @@ def test_what_somebody_else_wrote_is_put_right_though_nothing_else_happens(place
         files.stop()
 
 
-def test_before_all_pods_are_known_nothing_is_written(place: Place) -> None:
+def test_nothing_is_written_before_all_pods_are_known(place: Place) -> None:
     before = place.write(limited("a"))
     place.synced = False
     assert place.write() == before
@@ -116,7 +116,7 @@ def test_only_cards_of_the_node_become_files(place: Place, named: str) -> None:
     assert not (place.folder.parent.parent / "outside").exists()
 
 
-def test_a_card_whose_uuid_is_a_path_becomes_none(place: Place) -> None:
+def test_card_whose_uuid_is_a_path_gets_no_file(place: Place) -> None:
     place.gpus = (card(0), *(type(card())(i, uuid, "", GIB) for i, uuid in ((1, "../up"), (2, ".."), (3, "a/b"))))
     place.write(*(limited(f"p{one.index}", one.uuid) for one in place.gpus))
     assert [file.name for file in place.folder.iterdir()] == ["GPU-n1-0"]
@@ -133,7 +133,7 @@ def test_nothing_is_written_through_a_link(place: Place, tmp_path: Path) -> None
     assert len(place.warned) == 1
 
 
-def test_what_cannot_be_written_is_told_once_and_tried_again(place: Place) -> None:
+def test_failed_write_is_reported_once_and_retried(place: Place) -> None:
     place.folder.write_text("a file where the folder belongs")
     place.write(limited("a"))
     place.write(limited("a"), limited("b"))
@@ -184,9 +184,7 @@ def closed(place: Place) -> Iterator[Callable[[], list[str]]]:
     os.close(descriptor)
 
 
-def test_who_watches_hears_of_each_change_once_and_of_nothing_else(
-    place: Place, closed: Callable[[], list[str]]
-) -> None:
+def test_watcher_gets_one_event_for_each_change(place: Place, closed: Callable[[], list[str]]) -> None:
     place.write(limited("a"))
     assert closed() == [CARD]
     place.write(limited("a"))
@@ -206,7 +204,7 @@ CROWD = [limited(f"p{i:03}") for i in range(200)]
     [([], [A]), ([A], []), ([A], [A, B]), ([A, B], [B]), ([A], [LONG]), ([B], [A, *CROWD]), (CROWD, [A, *CROWD[7:]])],
     ids=["first", "last", "joins", "leaves", "longer", "a crowd comes", "a crowd changes"],
 )
-def test_in_the_middle_of_a_change_all_lines_of_the_count_are_there(
+def test_reader_in_the_middle_of_a_change_finds_all_counted_lines(
     place: Place, monkeypatch: pytest.MonkeyPatch, before: list[LimitedPod], after: list[LimitedPod]
 ) -> None:
     """What a reader would find, or what an agent that is killed leaves behind, after each call to the kernel."""

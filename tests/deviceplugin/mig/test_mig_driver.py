@@ -15,7 +15,7 @@ from tests.deviceplugin.mig.rig import GPU, H100, T4, Rig, gpu, instance
 TWO = instance("2g.20gb@2")
 
 
-def test_cards_are_read_with_what_is_made_on_them(tmp_path: Path) -> None:
+def test_cards_are_read_with_their_instances(tmp_path: Path) -> None:
     rig = Rig(tmp_path, gpu(), gpu(1, T4, 16), gpu(2, H100)).on()
     rig.make(instance("1g.10gb+me@6"), TWO)
     register(rig.file, rig.made()[TWO], 5)
@@ -27,7 +27,7 @@ def test_cards_are_read_with_what_is_made_on_them(tmp_path: Path) -> None:
     assert (h100.capable, h100.current, h100.instances) == (True, False, ())
 
 
-def test_making_and_destroying_again_changes_nothing(rig: Rig) -> None:
+def test_create_and_destroy_are_idempotent(rig: Rig) -> None:
     first = rig.driver.create(GPU, TWO)
     assert rig.driver.create(GPU, TWO) == first == Made(TWO, rig.made()[TWO], busy=False)
     for _ in range(2):
@@ -35,7 +35,7 @@ def test_making_and_destroying_again_changes_nothing(rig: Rig) -> None:
         assert rig.made() == {}
 
 
-def test_a_profile_has_the_name_that_pods_ask_by(tmp_path: Path) -> None:
+def test_profile_has_the_name_that_pods_request(tmp_path: Path) -> None:
     """Some drivers count a card's GB differently, or its memory is not what the model's name says."""
     rig = Rig(tmp_path, gpu(gib=39)).on()
     assert rig.driver.create(GPU, instance("7g.40gb@0")).uuid
@@ -50,13 +50,13 @@ def test_a_profile_has_the_name_that_pods_ask_by(tmp_path: Path) -> None:
         ("3g.71gb@0", "has no profile 3g.71gb; it has 1g.10gb"),
     ],
 )
-def test_what_nvml_refuses_is_told(rig: Rig, wanted: str, said: str) -> None:
+def test_refusal_of_nvml_is_reported(rig: Rig, wanted: str, said: str) -> None:
     rig.make(instance("3g.40gb@0"))
     with pytest.raises(MigRefused, match=said):
         rig.driver.create(GPU, instance(wanted))
 
 
-def test_what_is_in_use_is_refused(rig: Rig) -> None:
+def test_instance_in_use_is_not_destroyed(rig: Rig) -> None:
     uuid = rig.make(TWO).made()[TWO]
     register(rig.file, uuid, 5)
     with pytest.raises(MigRefused, match=r"destroying 2g.20gb at 2 on GPU-0: it is in use"):
@@ -70,7 +70,7 @@ def test_without_permission_no_card_looks_empty(rig: Rig) -> None:
         rig.driver.read()
 
 
-def test_no_driver_and_a_lost_card_are_to_be_tried_again(tmp_path: Path) -> None:
+def test_missing_driver_and_lost_card_raise_retry_later(tmp_path: Path) -> None:
     with pytest.raises(RetryLater):
         Rig(tmp_path).driver.create("GPU-gone", TWO)
     rig = Rig(tmp_path)
@@ -79,27 +79,27 @@ def test_no_driver_and_a_lost_card_are_to_be_tried_again(tmp_path: Path) -> None
         rig.driver.read()
 
 
-def test_a_card_that_does_not_answer_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_card_that_does_not_answer_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig(tmp_path, gpu(), gpu(1))
     rig.flaky.fail(0, pynvml.NVML_ERROR_GPU_IS_LOST, "nvmlDeviceGetMigMode")
     assert [card.uuid for card in rig.driver.read()] == ["GPU-1"]
     assert "card 0 does not answer about MIG" in caplog.text
 
 
-def test_what_nvml_does_not_say_is_busy(rig: Rig) -> None:
+def test_card_is_busy_where_nvml_does_not_list_processes(rig: Rig) -> None:
     rig.make(TWO)
     rig.flaky.fail(0, pynvml.NVML_ERROR_UNKNOWN, "nvmlDeviceGetComputeRunning")
     assert [made.busy for made in rig.driver.read()[0].instances] == [True]
 
 
-def test_a_compute_instance_that_cannot_be_made_leaves_no_gpu_instance(rig: Rig) -> None:
+def test_failed_compute_instance_leaves_no_gpu_instance(rig: Rig) -> None:
     rig.flaky.fail(0, pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, "nvmlGpuInstanceCreateComputeInstance")
     with pytest.raises(MigRefused):
         rig.driver.create(GPU, TWO)
     assert rig.made() == {}
 
 
-def test_what_is_half_made_is_nobodys_until_it_is_completed(rig: Rig) -> None:
+def test_half_made_instance_has_no_uuid_until_it_is_completed(rig: Rig) -> None:
     """An agent died between the two; or somebody made a compute instance that takes only a part."""
     rig.make(TWO)
     for compute in ([], [ComputeInstance(0, 0, mig_uuid(GPU, 99, 0))]):
@@ -109,7 +109,7 @@ def test_what_is_half_made_is_nobodys_until_it_is_completed(rig: Rig) -> None:
         assert rig.driver.create(GPU, TWO).uuid == rig.made()[TWO] != ""
 
 
-def test_it_holds_nvml_only_while_it_works(tmp_path: Path) -> None:
+def test_nvml_is_open_only_during_calls(tmp_path: Path) -> None:
     nvml = SimulatedNvml(tmp_path / "mig.json", (gpu(),))
     driver = NvmlMig(nvml)
     driver.set_mode(GPU, on=True)

@@ -28,15 +28,13 @@ MIB = 1 << 20
         (97887, 16, 2, 48512, "2g.48gb+me.all"),
     ],
 )
-def test_a_profile_is_named_as_nvidia_smi_names_it(
-    total: int, kind: int, slices: int, megabytes: int, name: str
-) -> None:
+def test_profile_is_named_as_nvidia_smi_names_it(total: int, kind: int, slices: int, megabytes: int, name: str) -> None:
     assert profile_name(kind, slices, megabytes, total * MIB) == name
 
 
 @pytest.mark.parametrize("name", [name for name in vars(Nvml) if name.startswith("nvml")])
 @pytest.mark.parametrize("nvml", [pynvml, SimulatedNvml(Path("unused"), ())], ids=["pynvml", "simulated"])
-def test_every_function_that_is_called_takes_what_it_is_given(nvml: object, name: str) -> None:
+def test_every_nvml_function_accepts_the_arguments_of_the_driver(nvml: object, name: str) -> None:
     """The module's functions have no types, so nothing else would say so without a card."""
     ours = list(inspect.signature(getattr(Nvml, name)).parameters)[1:]
     theirs = inspect.signature(getattr(nvml, name))

@@ -49,13 +49,13 @@ def test_capable_cards_are_switched_and_others_left_alone(tmp_path: Path) -> Non
     assert [card.current for card in rig.driver.read()] == [False, False, True, False]
 
 
-def test_a_card_that_is_as_it_shall_be_is_not_touched(desk: Desk) -> None:
+def test_card_in_its_desired_mode_is_not_touched(desk: Desk) -> None:
     for _ in range(3):
         assert desk.settle(ON) == ""
     assert desk.attempts == 1
 
 
-def test_nothing_is_switched_while_pods_or_processes_have_the_card(desk: Desk) -> None:
+def test_card_of_pods_or_processes_is_not_switched(desk: Desk) -> None:
     assert desk.settle(ON, GPU) == f"the MIG mode of {GPU} cannot be switched on yet: pods hold it"
     register(desk.rig.file, GPU, 3)
     assert desk.settle(ON) == f"the MIG mode of {GPU} cannot be switched on yet: processes run on it"
@@ -65,7 +65,7 @@ def test_nothing_is_switched_while_pods_or_processes_have_the_card(desk: Desk) -
     assert desk.settle(ON, GPU) == "", "nothing is to be done"
 
 
-def test_a_mode_that_is_pending_is_told_and_asked_for_again_ever_more_seldom(desk: Desk) -> None:
+def test_pending_mode_is_reported_and_retried_after_growing_pauses(desk: Desk) -> None:
     set_switch(desk.rig.file, passthrough=True)
     pending = f"the MIG mode of {GPU} is not on yet: the card must be reset, or the node rebooted"
     attempts = []
@@ -79,14 +79,14 @@ def test_a_mode_that_is_pending_is_told_and_asked_for_again_ever_more_seldom(des
     assert desk.settle(ON) == ""
 
 
-def test_what_is_pending_can_be_taken_back_at_once(desk: Desk) -> None:
+def test_pending_mode_can_be_reverted_at_once(desk: Desk) -> None:
     set_switch(desk.rig.file, passthrough=True)
     desk.settle(ON)
     assert desk.settle(OFF, GPU) == ""
     assert not desk.rig.card().pending
 
 
-def test_free_instances_go_with_the_mode_and_used_ones_keep_it(desk: Desk) -> None:
+def test_free_instances_are_destroyed_with_the_mode_and_used_ones_keep_it(desk: Desk) -> None:
     desk.settle(ON)
     one = instance("1g.10gb@0")
     uuid = desk.rig.make(one, instance("3g.40gb@4")).made()[one]
@@ -100,7 +100,7 @@ def test_free_instances_go_with_the_mode_and_used_ones_keep_it(desk: Desk) -> No
     assert not desk.rig.card().current
 
 
-def test_after_a_reboot_the_mode_is_set_again(tmp_path: Path) -> None:
+def test_mode_is_set_again_after_a_reboot(tmp_path: Path) -> None:
     rig = Rig(tmp_path, gpu(0, H100))
     ModeManager(rig.driver).settle(ON, ())
     reboot(rig.file, forgetful=forgetful(rig.cards))
@@ -109,7 +109,7 @@ def test_after_a_reboot_the_mode_is_set_again(tmp_path: Path) -> None:
     assert rig.card().current
 
 
-def test_what_nvml_refuses_is_told_for_its_card_only(tmp_path: Path) -> None:
+def test_refusal_of_nvml_is_reported_for_its_card_only(tmp_path: Path) -> None:
     rig = Rig(tmp_path, gpu(), gpu(1))
     rig.flaky.fail(0, pynvml.NVML_ERROR_GPU_IS_LOST, "nvmlDeviceSetMigMode")
     said = ModeManager(rig.driver).settle({"GPU-0": True, "GPU-1": True}, ())
@@ -118,7 +118,7 @@ def test_what_nvml_refuses_is_told_for_its_card_only(tmp_path: Path) -> None:
     assert rig.card("GPU-1").current
 
 
-def test_without_permission_it_says_so(desk: Desk) -> None:
+def test_missing_permission_is_reported(desk: Desk) -> None:
     set_switch(desk.rig.file, privileged=False)
     with pytest.raises(MigRefused, match="privileged"):
         desk.settle(ON)

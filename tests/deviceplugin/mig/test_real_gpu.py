@@ -22,7 +22,7 @@ def nvml() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("nvml")
-def test_the_layout_that_is_built_in_is_the_cards() -> None:
+def test_layout_that_is_built_in_is_the_cards() -> None:
     checked = []
     for index in range(pynvml.nvmlDeviceGetCount()):
         card = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -43,7 +43,7 @@ def test_the_layout_that_is_built_in_is_the_cards() -> None:
 
 
 @pytest.mark.usefixtures("nvml")
-def test_the_driver_reads_every_card() -> None:
+def test_driver_reads_every_card() -> None:
     try:
         cards = NvmlMig().read()
     except (MigRefused, RetryLater) as error:

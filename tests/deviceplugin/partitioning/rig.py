@@ -137,7 +137,7 @@ class Mps:
 
 
 class Rig:
-    """`look` is the agent's next look; `restart` makes another agent of it, of which nothing but files is left."""
+    """`reconcile` is the agent's next reconciliation; `restart` replaces the agent, and only files survive."""
 
     def __init__(self, folder: Path, mode: str = "mig", cards: tuple[Card, ...] = (gpu(),)) -> None:
         self.folder, self.cards = folder, cards
@@ -178,7 +178,7 @@ class Rig:
         """No pod holds cards without a record."""
         return ()
 
-    def look(self, times: int = 1) -> "Rig":
+    def reconcile(self, times: int = 1) -> "Rig":
         for _ in range(times):
             self.worker.reconcile()
         return self

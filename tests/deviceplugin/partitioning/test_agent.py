@@ -58,7 +58,7 @@ def ids(node: Node, resource: str) -> int:
     return node.kubelet.devices.capacity()[1].get(resource, 0)
 
 
-def test_from_a_plan_to_a_container_on_its_slice_and_back(node: Node) -> None:
+def test_plan_becomes_a_slice_with_a_container_and_ends_with_it(node: Node) -> None:
     with node.agent() as agent:
         assert agent._objects.partition_mode() == ""
         label(node, "mig")
@@ -79,7 +79,7 @@ def test_from_a_plan_to_a_container_on_its_slice_and_back(node: Node) -> None:
         until(lambda: shown(node) == dict.fromkeys(FULL, ""))
 
 
-def test_as_soon_as_a_slice_is_shown_its_pod_is_admitted(node: Node) -> None:
+def test_pod_is_admitted_as_soon_as_its_slice_is_reported(node: Node) -> None:
     """A kubelet that did not know the id would fail the pod for good."""
     with node.agent():
         label(node, "mig")
@@ -94,7 +94,7 @@ def test_as_soon_as_a_slice_is_shown_its_pod_is_admitted(node: Node) -> None:
             until(lambda: not any(shown(node).values()))
 
 
-def test_cards_that_are_cut_are_nobody_elses(node: Node) -> None:
+def test_cut_cards_are_not_offered_to_other_vocabularies(node: Node) -> None:
     node.set_cards([{"model": "A100-SXM4-80GB", "memory": "80Gi"}, {"model": "T4", "memory": "16Gi"}])
     with node.agent():
         until(lambda: node.allocatable().get(CORE) == "200")
@@ -107,7 +107,7 @@ def test_cards_that_are_cut_are_nobody_elses(node: Node) -> None:
         assert "its record names card 0, which this node does not have" in until(lambda: node.waits("q"))
 
 
-def test_an_agent_that_stops_leaves_nothing_free_and_the_next_one_does_again(node: Node) -> None:
+def test_stopped_agent_reports_no_free_slices_until_the_next_one_runs(node: Node) -> None:
     node.set_cards([{"model": "A100-SXM4-80GB", "memory": "80Gi"}, {"model": "T4", "memory": "16Gi"}])
     with node.agent():
         label(node, "mig")
@@ -120,7 +120,7 @@ def test_an_agent_that_stops_leaves_nothing_free_and_the_next_one_does_again(nod
         until(lambda: shown(node) == {FULL[0]: "", FULL[1]: "", FULL[2]: pod["metadata"]["uid"]})
 
 
-def test_without_the_label_no_ids_are_left_of_pods_that_have_gone(node: Node) -> None:
+def test_ids_of_gone_pods_are_removed_without_the_label(node: Node) -> None:
     with node.agent():
         label(node, "mig")
         cut(node, 5, *FULL)
@@ -133,7 +133,7 @@ def test_without_the_label_no_ids_are_left_of_pods_that_have_gone(node: Node) ->
         assert node.kubelet.devices.all_ids()["nvidia.com/mig-2g.20gb"] == ()
 
 
-def test_after_a_reboot_a_container_gets_its_slice_again(node: Node) -> None:
+def test_container_gets_its_slice_again_after_a_reboot(node: Node) -> None:
     node.set_cards([{"model": "A100-SXM4-80GB", "memory": "80Gi"}, {"model": "T4", "memory": "16Gi"}])
     with node.agent():
         label(node, "mig")
@@ -151,7 +151,7 @@ def test_after_a_reboot_a_container_gets_its_slice_again(node: Node) -> None:
         assert node.visible("p") == made(node)[FULL[2]] != old
 
 
-def test_a_kubelet_that_restarts_is_told_again(node: Node) -> None:
+def test_restarted_kubelet_gets_the_slices_again(node: Node) -> None:
     with node.agent() as agent:
         label(node, "mig")
         cut(node, 5, *FULL)
@@ -168,7 +168,7 @@ def test_a_kubelet_that_restarts_is_told_again(node: Node) -> None:
         assert node.pod("p")["status"]["phase"] == "Running"
 
 
-def test_what_is_bad_is_an_event_on_the_node(node: Node) -> None:
+def test_invalid_annotation_is_an_event_on_the_node(node: Node) -> None:
     with node.agent():
         label(node, "mig")
         node.api.patch(NODE, {"metadata": {"annotations": {ANNOTATION: "{"}}})
@@ -192,7 +192,7 @@ def configure(node: Node, *wanted: Slice) -> None:
         node.api.create(path, {"metadata": {"name": "mps-configmap"}, **data})
 
 
-def test_from_a_configmap_to_a_container_with_its_limits(node: Node) -> None:
+def test_configmap_becomes_a_container_with_its_limits(node: Node) -> None:
     shares = places("2gb@0", "4gb@1", "4gb@2")
     program = {"mpsDir": str(node.folder / "mps"), "mpsControl": shlex.join(COMMAND), "mpsRequireMounts": False}
     with node.agent(**program):

@@ -35,14 +35,14 @@ def desk(tmp_path: Path) -> Desk:
     return desk
 
 
-def test_a_container_sees_the_slices_of_its_record(desk: Desk) -> None:
+def test_container_sees_the_slices_of_its_record(desk: Desk) -> None:
     desk.pods.take(slice_pod("p", mig("2g.20gb@2"), mig("2g.20gb@0"), phase="Pending"))
     answer = desk.admit(["5", "9"], "uid-p", resource=TWO)
     desk.start(["5", "9"], resource=TWO)
     assert desk.visible(answer) == "MIG-2g.20gb@0,MIG-2g.20gb@2"
 
 
-def test_of_several_types_the_first_brings_all(desk: Desk) -> None:
+def test_first_of_several_types_carries_all_slices(desk: Desk) -> None:
     desk.pods.take(slice_pod("p", mig("2g.20gb@2"), mig("1g.10gb@4"), phase="Pending"))
     answers = [desk.admit(["0"], "uid-p", resource=resource) for resource in (TWO, ONE)]
     for resource in (TWO, ONE):
@@ -52,7 +52,7 @@ def test_of_several_types_the_first_brings_all(desk: Desk) -> None:
     assert "NVIDIA_VISIBLE_DEVICES" not in desk.env(answers[0])
 
 
-def test_a_share_of_a_card_under_mps_sees_the_card(desk: Desk) -> None:
+def test_share_of_a_card_under_mps_sees_the_card(desk: Desk) -> None:
     desk.cards = (GPUS[1], *devices(NodeSlices("mps", made=(place("4gb@3"),)), GPUS))
     desk.pods.take(slice_pod("p", place("4gb@3"), phase="Pending"))
     answer = desk.admit(["0"], "uid-p", resource=MPS)
@@ -62,7 +62,7 @@ def test_a_share_of_a_card_under_mps_sees_the_card(desk: Desk) -> None:
     assert desk.env(answer)["MGPU_MEMORY_BYTES"] == str(4 << 30)
 
 
-def test_a_slice_that_is_being_made_is_waited_for(desk: Desk) -> None:
+def test_start_waits_for_a_slice_that_is_being_made(desk: Desk) -> None:
     late = mig("1g.10gb@5")
     desk.pods.take(slice_pod("p", late, phase="Pending"))
     answer = desk.admit(["0"], "uid-p", resource=ONE)
@@ -75,7 +75,7 @@ def test_a_slice_that_is_being_made_is_waited_for(desk: Desk) -> None:
     assert desk.visible(answer) == "MIG-1g.10gb@5"
 
 
-def test_one_that_is_not_made_is_named(desk: Desk) -> None:
+def test_missing_slice_is_named_in_the_refusal(desk: Desk) -> None:
     desk.pods.take(slice_pod("p", mig("1g.10gb@5"), phase="Pending"))
     desk.admit(["0"], "uid-p", resource=ONE)
     with pytest.raises(Refused, match=r"its record names mig-1g.10gb slice 0:5, which does not exist on this node"):
@@ -83,7 +83,7 @@ def test_one_that_is_not_made_is_named(desk: Desk) -> None:
     assert not list((desk.folder / "cdi").glob("*.json"))
 
 
-def test_of_two_pods_with_one_slice_the_first_one_runs(desk: Desk) -> None:
+def test_first_of_two_pods_with_the_same_slice_runs(desk: Desk) -> None:
     for name, i in (("p", "0"), ("q", "1")):
         desk.pods.take(slice_pod(name, mig("2g.20gb@2"), phase="Pending"))
         desk.admit([i], f"uid-{name}", resource=TWO)
@@ -96,14 +96,14 @@ def test_of_two_pods_with_one_slice_the_first_one_runs(desk: Desk) -> None:
         desk.start(["1"], resource=TWO)
 
 
-def test_a_record_of_a_card_that_is_cut_is_refused(desk: Desk) -> None:
+def test_record_with_a_cut_card_is_refused(desk: Desk) -> None:
     desk.pods.take(share("p", core=2, annotations={ASSUMED: "true", RECORD + "c": "0"}))
     desk.admit(["0", "1"], "uid-p")
     with pytest.raises(Refused, match="names card 0, which this node does not have; it has 1"):
         desk.start(["0", "1"])
 
 
-def test_a_record_of_too_few_is_refused(desk: Desk) -> None:
+def test_record_with_too_few_slices_is_refused(desk: Desk) -> None:
     raw = slice_pod("p", mig("2g.20gb@2"), phase="Pending")
     raw["spec"]["containers"][0] = asking("c", {TWO: 2})
     desk.pods.take(raw)
@@ -112,7 +112,7 @@ def test_a_record_of_too_few_is_refused(desk: Desk) -> None:
         desk.start(["0", "1"], resource=TWO)
 
 
-def test_without_cdi_there_are_no_slices(tmp_path: Path) -> None:
+def test_slices_are_refused_without_cdi(tmp_path: Path) -> None:
     desk = Desk(tmp_path, cdi=False, wait_seconds=0.1)
     desk.cards = made(mig("2g.20gb@2"))
     desk.restart(slice_pod("p", mig("2g.20gb@2"), phase="Pending"))
@@ -120,7 +120,7 @@ def test_without_cdi_there_are_no_slices(tmp_path: Path) -> None:
         desk.allocate(["0"], resource=TWO)
 
 
-def test_init_containers_and_others_have_their_own(desk: Desk) -> None:
+def test_init_containers_and_containers_have_slices_of_their_own(desk: Desk) -> None:
     raw = pod(
         "p",
         asking("c", {TWO: 1}),

@@ -32,7 +32,7 @@ def cards(draw: st.DrawFn) -> tuple[Layout, frozenset[Instance], frozenset[Insta
 
 
 @given(cards())
-def test_counts_are_arranged_exactly_where_they_can_be_beside_what_is_used(
+def test_counts_are_arranged_wherever_they_fit_beside_slices_in_use(
     case: tuple[Layout, frozenset[Instance], frozenset[Instance], dict[str, int]],
 ) -> None:
     layout, made, used, wanted = case
@@ -52,7 +52,7 @@ def test_counts_are_arranged_exactly_where_they_can_be_beside_what_is_used(
         assert planned_instances(found, {0: layout}, {0: result}, {}, {0: used})[0] == result
 
 
-def test_places_that_are_said_are_taken_only_where_they_are_the_plans() -> None:
+def test_planned_places_count_only_where_they_match_the_plan() -> None:
     layout, spec = LAYOUTS[0], {0: {"1g.10gb": 1}}
     there = {0: frozenset({Instance(3, "1g.10gb")})}
     planned = (Slice(0, 5, "1g.10gb"),)
@@ -62,7 +62,7 @@ def test_places_that_are_said_are_taken_only_where_they_are_the_plans() -> None:
     assert planned_instances(other, {0: layout}, there, {}, {}) == there
 
 
-def test_what_was_before_is_preferred_to_what_is_there() -> None:
+def test_last_good_state_is_preferred_to_the_observed_one() -> None:
     """After a reboot there is nothing, or half of it."""
     spec, before = {0: {"1g.10gb": 2}}, {0: frozenset({Instance(3, "1g.10gb"), Instance(5, "1g.10gb")})}
     found = NodeSlices("mig", Partitioning(spec, 1))
@@ -77,7 +77,7 @@ slices = st.lists(
 
 
 @given(configs, slices, st.data())
-def test_shares_are_numbered_once_and_the_used_ones_stay(
+def test_shares_are_numbered_uniquely_and_used_ones_stay(
     config: dict[int, dict[str, int]], before: list[Slice], data: st.DataObject
 ) -> None:
     used = data.draw(st.sets(st.sampled_from(before))) if before else set()
@@ -96,7 +96,7 @@ def test_shares_are_numbered_once_and_the_used_ones_stay(
 
 
 @pytest.mark.parametrize("number", [48, 49])
-def test_a_card_has_no_more_clients_than_mps(number: int) -> None:
+def test_card_has_no_more_clients_than_mps(number: int) -> None:
     big = (gpu(0, gib=180),)
     if number > 48:
         with pytest.raises(Impossible, match="49 slices of card 0, MPS has at most 48 clients"):

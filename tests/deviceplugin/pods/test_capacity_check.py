@@ -32,11 +32,11 @@ def over(*known: GpuPod) -> str | None:
     return excess(wanted, others, CARDS)
 
 
-def test_what_fits_fits() -> None:
+def test_pods_that_fit_on_a_card_have_no_excess() -> None:
     assert over(decided("p", core=60), decided("q", core=40), decided("r", "1")) is None
 
 
-def test_every_dimension_counts_and_the_holders_are_named() -> None:
+def test_excess_names_the_dimension_and_the_holders() -> None:
     assert over(decided("p", mib=50 << 10, core=10), decided("q", mib=40 << 10, core=10)) == (
         "card 0 (GPU-n1-0) has no room: memory 50.0 GiB asked, 40.0 GiB free; held by default/q"
     )
@@ -52,12 +52,12 @@ def test_refusal_names_pods_of_its_own_namespace_alone() -> None:
     assert str(over(wanted, *both)).endswith("held by mine/q, pods of other namespaces")
 
 
-def test_a_whole_card_is_beside_nothing() -> None:
+def test_whole_card_leaves_no_room_for_a_share() -> None:
     whole = read(pod("w", container("c", 100), annotations={ASSUMED: "true", RECORD + "c": "0"}))
     assert "core 100% asked, 90% free" in str(over(whole, decided("q", core=10)))
 
 
-def test_a_slice_has_all_of_its_card_where_that_is_not_cut_any_more() -> None:
+def test_slice_of_a_card_that_is_no_longer_cut_holds_the_whole_card() -> None:
     """The label was taken off the node while the pod runs."""
     sliced = read(slice_pod("s", place("4gb@0")))
     assert over(decided("p", core=10), sliced) == (
@@ -66,30 +66,30 @@ def test_a_slice_has_all_of_its_card_where_that_is_not_cut_any_more() -> None:
     assert over(decided("p", "1", core=10), sliced) is None
 
 
-def test_containers_count_as_they_run() -> None:
+def test_init_containers_and_containers_count_at_the_busiest_moment() -> None:
     record = {ASSUMED: "true", RECORD + "c": "0", RECORD + "i": "0"}
     both = pod("p", container("c", 60, 1024), init=(container("i", 60, 1024),), annotations=record)
     assert over(read(both), decided("q", core=40)) is None
 
 
-def test_what_was_handed_out_counts_and_not_what_is_written_now() -> None:
+def test_holding_follows_what_was_handed_out_and_not_the_record() -> None:
     held = holding(decided("p", "garbage"), CARDS, {("uid-p", "c"): ("GPU-n1-1",)})
     assert [(s.card, s.core) for s in held.shares] == [(1, 600)]
     assert holding(decided("p", "GPU-n1-1"), CARDS) == held
 
 
-def test_what_nobody_can_tell_is_held_on_every_card() -> None:
+def test_pod_with_an_unreadable_record_holds_every_card() -> None:
     unknown = holding(decided("p", "garbage"), CARDS)
     assert all(unknown.uses(one).core == 600 for one in CARDS)
 
 
-def test_a_container_that_has_not_run_and_was_handed_nothing_holds_nothing() -> None:
+def test_container_that_has_not_run_and_was_handed_nothing_holds_nothing() -> None:
     raw = pod("p", container("ran", 10, 1024), container("waits", 50, 1024))
     known = read({**raw, "status": {"containerStatuses": [{"name": "ran", "containerID": "x"}]}})
     assert [share.container for share in holding(known, CARDS, {}).shares] == ["ran"]
 
 
-def test_the_first_that_was_granted_stays_whichever_is_older() -> None:
+def test_first_granted_pod_keeps_its_cards_also_against_an_older_one() -> None:
     grants, first, second = Grants({}), decided("z"), decided("a")
     assert grants.refusal(first, [first, second], CARDS) is None
     grants.grant(first, CARDS)
@@ -97,7 +97,7 @@ def test_the_first_that_was_granted_stays_whichever_is_older() -> None:
     assert grants.refusal(first, [first, second], CARDS) is None
 
 
-def test_who_has_ended_or_gone_holds_nothing() -> None:
+def test_ended_and_deleted_pods_hold_nothing() -> None:
     grants, first, second = Grants({}), decided("z"), decided("a")
     grants.grant(first, CARDS)
     assert grants.refusal(second, [decided("z", phase="Failed"), second], CARDS) is None
@@ -106,7 +106,7 @@ def test_who_has_ended_or_gone_holds_nothing() -> None:
     assert grants.refusal(second, [first, second], CARDS) is None
 
 
-def test_what_ran_or_was_handed_out_before_this_agent_is_granted() -> None:
+def test_pods_that_ran_or_were_handed_cards_before_this_agent_are_granted() -> None:
     mine = decided("p")
     assert "held by default/q" in str(Grants({}).refusal(mine, [mine, started("q")], CARDS))
     handed = {("uid-q", "c"): ("GPU-n1-0",)}
@@ -114,14 +114,14 @@ def test_what_ran_or_was_handed_out_before_this_agent_is_granted() -> None:
     assert Grants({}).refusal(mine, [mine, decided("q")], CARDS) is None
 
 
-def test_of_two_that_run_already_exactly_one_may_start_again() -> None:
+def test_of_two_running_pods_that_do_not_fit_exactly_one_may_start_again() -> None:
     """The card came back smaller, say."""
     both = [started("a"), started("b")]
     grants = Grants({})
     assert [bool(grants.refusal(known, both, CARDS)) for known in both] == [False, True]
 
 
-def test_a_record_that_was_changed_by_hand_has_to_wait_its_turn() -> None:
+def test_record_changed_by_hand_waits_for_earlier_grants() -> None:
     grants, first, second = Grants({}), decided("a", "0"), decided("b", "1")
     for known in (first, second):
         assert grants.refusal(known, [first, second], CARDS) is None
@@ -130,11 +130,11 @@ def test_a_record_that_was_changed_by_hand_has_to_wait_its_turn() -> None:
     assert "held by default/b" in str(grants.refusal(moved, [moved, second], CARDS))
 
 
-def test_a_card_that_is_not_there_is_not_counted() -> None:
+def test_card_that_does_not_exist_is_not_counted() -> None:
     assert excess(holding(decided("p", "7"), CARDS), (), (card(0),)) is None
 
 
-def test_what_containers_were_handed_is_known_again() -> None:
+def test_handed_reads_cards_and_slices_from_environments() -> None:
     told = {
         ("a", "c"): {"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1", "X": "1"},
         ("b", "c"): {"NVIDIA_VISIBLE_DEVICES": "MIG-1", "MGPU_SLICES": "2g.20gb", "MGPU_PLACES": "0:4"},

@@ -81,7 +81,7 @@ def ask(socket: Path | None, uid: str = "u") -> Any:
     return asyncio.run(run())
 
 
-def test_it_is_asked_about_the_containers_that_run_or_have_run(folder: Path) -> None:
+def test_environments_are_those_of_containers_that_run_or_have_run(folder: Path) -> None:
     shown = {"A": "1", "NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
     with serving(folder / "cri.sock", ENV):
         assert ask(folder / "cri.sock") == {"c": shown, "init": shown}
@@ -103,7 +103,7 @@ MOUNTS = [{"destination": "/var/run/nvidia-container-devices/GPU-5"}, {"destinat
         (["NVIDIA_VISIBLE_DEVICES=void"], {"mounts": None, "linux": None}, "void"),
     ],
 )
-def test_cards_that_a_container_sees_by_other_means_than_the_variable_are_found(
+def test_cards_by_mounts_or_device_nodes_are_found(
     folder: Path, env: list[str], spec: dict[str, Any], cards: str
 ) -> None:
     info = {"info": json.dumps({"runtimeSpec": {"process": {"env": env}, **spec}})}
@@ -114,12 +114,12 @@ def test_cards_that_a_container_sees_by_other_means_than_the_variable_are_found(
 @pytest.mark.parametrize(
     "info", [{}, {"info": "{"}, {"info": "{}"}, {"info": '{"runtimeSpec": {"process": {"env": 1}}}'}]
 )
-def test_a_runtime_that_reports_in_another_form_has_said_nothing(folder: Path, info: dict[str, str]) -> None:
+def test_report_in_another_form_raises_retry_later(folder: Path, info: dict[str, str]) -> None:
     with serving(folder / "cri.sock", info), pytest.raises(RetryLater, match="not readable"):
         ask(folder / "cri.sock")
 
 
-def test_without_a_runtime_nothing_is_known(folder: Path) -> None:
+def test_missing_runtime_raises_retry_later(folder: Path) -> None:
     for socket in (None, folder / "none.sock"):
         with pytest.raises(RetryLater, match="there is no container runtime"):
             ask(socket)
@@ -139,7 +139,9 @@ def test_without_a_runtime_nothing_is_known(folder: Path) -> None:
         ("cri-o", {}, True),
     ],
 )
-def test_whether_it_has_cdi(folder: Path, name: str, info: dict[str, str], wanted: bool | None) -> None:
+def test_cdi_is_read_from_the_runtimes_configuration(
+    folder: Path, name: str, info: dict[str, str], wanted: bool | None
+) -> None:
     async def first() -> bool | None:
         runtime, told = ContainerRuntime(folder / "cri.sock"), asyncio.Event()
         following = asyncio.create_task(runtime.follow(told.set))
@@ -157,6 +159,6 @@ def test_whether_it_has_cdi(folder: Path, name: str, info: dict[str, str], wante
         assert asyncio.run(first()) is wanted
 
 
-def test_a_runtime_that_is_not_there_says_nothing_of_cdi(folder: Path) -> None:
+def test_cdi_of_a_missing_runtime_is_not_known(folder: Path) -> None:
     with pytest.raises(RetryLater, match="there is no container runtime"):
         asyncio.run(ContainerRuntime(folder / "cri.sock").cdi())

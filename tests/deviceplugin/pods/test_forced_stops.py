@@ -157,6 +157,6 @@ def test_pod_without_receipt_is_not_stopped(place: Place) -> None:
     assert stopped(place, 10 * STOP_SECONDS) == []
 
 
-def test_runtime_that_is_not_there_is_an_error_and_not_an_end(folder: Path) -> None:
+def test_missing_runtime_is_an_error_and_stops_nothing(folder: Path) -> None:
     with pytest.raises(RetryLater, match="there is no container runtime"):
         asyncio.run(ContainerRuntime(folder / "cri.sock").stop("uid-p"))

@@ -27,31 +27,31 @@ def found(*pods: GpuPod, amount: int = 50, served: set[tuple[str, str]] | None =
     return [str(target) for target in candidates(pods, CORE, amount, served or set())]
 
 
-def test_every_pod_that_waits_for_the_amount_can_be_meant() -> None:
+def test_candidates_are_all_pods_that_wait_for_the_amount() -> None:
     assert found(read(share("a")), read(share("b")), read(share("c", core=20))) == [
         "default/a container c",
         "default/b container c",
     ]
 
 
-def test_started_ended_and_served_ones_cannot() -> None:
+def test_started_ended_and_served_pods_are_no_candidates() -> None:
     started = {**share("a"), "status": {"phase": "Running"}}
     assert found(read(started), read(share("b", phase="Failed")), read(share("c")), served={("uid-c", "c")}) == []
 
 
-def test_of_one_pod_the_containers_come_in_order() -> None:
+def test_candidate_of_a_pod_is_its_next_container() -> None:
     two = read(pod("p", container("a", 20, 512), container("b", 30, 512)))
     assert found(two, amount=30) == []
     assert found(two, amount=30, served={("uid-p", "a")}) == ["default/p container b"]
 
 
-def test_the_record_says_the_cards() -> None:
+def test_environment_has_the_cards_of_the_record() -> None:
     env = environment(Target(decided(), "c"), cards(2))
     assert env["NVIDIA_VISIBLE_DEVICES"] == "GPU-n1-1"
     assert environment(Target(decided("GPU-n1-0"), "c"), cards(2))["MGPU_CARDS"] == "0"
 
 
-def test_several_cards_come_in_the_order_of_their_indexes() -> None:
+def test_several_cards_are_in_the_order_of_their_indexes() -> None:
     whole = pod("p", container("c", 200), annotations={ASSUMED: "true", RECORD + "c": "2,0"})
     env = environment(Target(read(whole), "c"), cards(3))
     assert (env["NVIDIA_VISIBLE_DEVICES"], env["MGPU_CARDS"]) == ("GPU-n1-0,GPU-n1-2", "0,2")
@@ -68,12 +68,12 @@ def test_several_cards_come_in_the_order_of_their_indexes() -> None:
         (decided("zero"), "'zero' is neither"),
     ],
 )
-def test_a_start_is_refused_with_the_reason(known: GpuPod, why: str) -> None:
+def test_start_is_refused_with_the_reason(known: GpuPod, why: str) -> None:
     with pytest.raises(Refused, match=why):
         environment(Target(known, "c"), (card(0, healthy=False), card(1)))
 
 
-def test_two_names_of_one_card_are_not_two_cards() -> None:
+def test_two_names_of_one_card_count_once() -> None:
     twice = pod("p", container("c", 200), annotations={ASSUMED: "true", RECORD + "c": "0,GPU-n1-0"})
     with pytest.raises(Refused, match="names 1 cards, it asks for 2"):
         environment(Target(read(twice), "c"), cards(2))

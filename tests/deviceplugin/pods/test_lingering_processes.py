@@ -57,7 +57,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place()
 
 
-def test_nobody_starts_where_a_process_is_left_until_it_has_ended(place: Place) -> None:
+def test_start_waits_until_the_process_of_a_vanished_pod_has_ended(place: Place) -> None:
     why = r"default/q: processes of default/p, which was deleted by force, run on card 0 \(GPU-n1-0\)"
     with pytest.raises(Refused, match=why):
         place.start("q", "0")
@@ -74,17 +74,17 @@ def test_pod_of_another_namespace_that_was_deleted_by_force_is_not_named(place: 
         place.start("q", "0")
 
 
-def test_where_others_are_too_nobody_can_tell_whose_they_are(place: Place) -> None:
+def test_start_on_a_shared_card_does_not_wait_for_processes(place: Place) -> None:
     place.pods.take(ran("other", "0"))
     place.start("q", "0")
 
 
-def test_what_runs_may_be_the_pods_own(place: Place) -> None:
+def test_pod_that_runs_already_does_not_wait_for_its_own_processes(place: Place) -> None:
     place.pods.take(ran("q", "0"))
     place.start("q", "0")
 
 
-def test_an_occupy_pod_leaves_nothing_and_comes_back_beside_its_mtgpupods(place: Place) -> None:
+def test_vanished_occupy_pod_leaves_no_process(place: Place) -> None:
     place.pods.forget_vanished("uid-p")
     raw = occupy_pod(card=0)
     rows = [{"name": "occupy", "containerID": "x", "state": {"running": {}}}]
@@ -96,25 +96,25 @@ def test_an_occupy_pod_leaves_nothing_and_comes_back_beside_its_mtgpupods(place:
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_a_pod_that_had_ended_leaves_nothing(place: Place, phase: str) -> None:
+def test_pod_that_had_ended_leaves_no_process(place: Place, phase: str) -> None:
     place.pods.forget_vanished("uid-p")
     place.pods.take(ran("e", "0"))
     place.pods.drop(ran("e", "0", phase=phase))
     place.start("q", "0")
 
 
-def test_nvml_that_does_not_answer_keeps_nobody_back(place: Place) -> None:
+def test_start_does_not_wait_where_nvml_does_not_answer(place: Place) -> None:
     place.said = RetryLater("NVML: driver not loaded")
     place.start("q", "0")
 
 
-def test_what_runs_on_for_long_is_somebody_elses(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_runs_for_long_after_the_pod_is_ignored(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lingering_processes, "_LONGEST_SECONDS", -1.0)
     place.start("q", "0")
     assert not place.pods.vanished()
 
 
-def test_a_container_waits_for_what_a_pod_left_on_its_card(node: Node) -> None:
+def test_container_waits_for_a_process_that_a_vanished_pod_left_on_its_card(node: Node) -> None:
     processes = state_file(node.file)
     with node.agent():
         node.create(decided("p", "1", node="n1"))

@@ -1,67 +1,23 @@
-"""The node's pods as the agent reads them."""
+"""The pods of the node as the watch keeps them."""
 
-import pickle
 from typing import Any
 
-import pytest
-
-from deviceplugin.pods.gpu_pod import GpuPod, read_gpu_pod
 from deviceplugin.pods.node_pods import NodePods
 from mgpu.settings import load_settings
-from tests.builders import CORE, MEMORY, container, pod, share
+from tests.builders import container, pod, share
+from tests.deviceplugin.mtgpu import pod_of
 
 SETTINGS = load_settings()
 RECORD = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "1"}
+CARD = "GPU-n1-1"
 
 
-def read(raw: dict[str, Any]) -> GpuPod:
-    known = read_gpu_pod(raw, SETTINGS)
-    assert known is not None
-    return known
+def orphaned(name: str, **more: Any) -> dict[str, Any]:
+    raw = pod_of(name, CARD)
+    return {**raw, "metadata": {**raw["metadata"], "ownerReferences": []}, **more}
 
 
-def test_a_pod_without_gpu_is_none_of_ours() -> None:
-    assert read_gpu_pod(pod("p", container("c")), SETTINGS) is None
-
-
-def test_a_pod_whose_parts_are_of_a_wrong_type_is_left_out() -> None:
-    assert read_gpu_pod({"metadata": {"uid": "u"}, "spec": []}, SETTINGS) is None
-
-
-def test_a_record_decides_and_so_does_what_can_never_be_one() -> None:
-    assert not read(share()).decided
-    assert read(share(annotations=RECORD)).decided
-    garbage = read(share(annotations={**RECORD, "vke.volcengine.com/gpu-index-container-c": "x"}))
-    assert garbage.decided
-    assert "'x' is neither a card index nor a UUID" in str(garbage.problem)
-    assert "must be at least 256" in str(read(pod("p", container("c", 50))).problem)
-
-
-def test_asking_is_in_the_kubelets_order() -> None:
-    known = read(pod("p", container("a", 10, 512), container("b"), init=(container("i", 30, 512),)))
-    assert [(c.name, amount) for c, amount in known.asking(CORE)] == [("i", 30), ("a", 10)]
-
-
-def test_a_pod_holds_what_it_needs_at_its_busiest() -> None:
-    sidecar = container("s", 10, 500, restartPolicy="Always")
-    known = read(pod("p", container("a", 10, 300), container("b", 10, 400), init=(sidecar, container("i", 10, 900))))
-    assert known.held[MEMORY] == 1400
-
-
-def test_what_has_run_and_what_has_ended_well() -> None:
-    raw = pod("p", container("c", 10, 512), container("plain"), init=(container("i", 10, 512), container("j", 10, 512)))
-    ended = [{"name": n, "state": {"terminated": {"exitCode": code}}} for n, code in (("i", 0), ("j", 1))]
-    waiting = [
-        {"name": "c", "state": {"waiting": {"reason": "PodInitializing"}}},
-        {"name": "plain", "containerID": "x"},
-    ]
-    known = read({**raw, "status": {"initContainerStatuses": ended, "containerStatuses": waiting}})
-    assert known.ran == {"i", "j"}
-    assert known.done == {"i"}
-    assert read(raw).ran == set()
-
-
-def test_the_store_follows_the_watch() -> None:
+def test_node_pods_follow_the_watch() -> None:
     changes: list[int] = []
     pods = NodePods(SETTINGS, lambda: changes.append(1))
     pods.take(share("b"))
@@ -82,7 +38,7 @@ def test_the_store_follows_the_watch() -> None:
     assert pods.dropped == 2
 
 
-def test_a_static_pod_is_known_by_the_uid_that_the_kubelet_gave_it() -> None:
+def test_static_pod_is_found_by_the_kubelets_uid() -> None:
     pods = NodePods(SETTINGS, lambda: None)
     mirror = {"kubernetes.io/config.mirror": "5d41402abc4b2a76b9719d911017c592"}
     pods.take(share("static", uid="0b6f7a1e-0000", annotations=mirror))
@@ -95,7 +51,7 @@ def test_a_static_pod_is_known_by_the_uid_that_the_kubelet_gave_it() -> None:
     assert not pods.present(), "a pod that vanished while the watch was down is told without its annotations"
 
 
-def test_a_pod_that_poses_as_the_mirror_of_another_pod_takes_no_place_of_that_one() -> None:
+def test_pod_that_poses_as_a_mirror_does_not_replace_the_other_pod() -> None:
     pods, victim = NodePods(SETTINGS, lambda: None), "0b6f7a1e-0000"
     pods.take(share("victim", uid=victim))
     pods.take(share("thief", uid="0b6f7a1e-0001", annotations={"kubernetes.io/config.mirror": victim}))
@@ -105,7 +61,7 @@ def test_a_pod_that_poses_as_the_mirror_of_another_pod_takes_no_place_of_that_on
     }
 
 
-def test_what_was_amended_stands_until_the_api_server_says_so_too() -> None:
+def test_amended_record_counts_until_the_api_server_has_it() -> None:
     pods = NodePods(SETTINGS, lambda: None)
     pods.take(share(annotations=RECORD))
 
@@ -127,25 +83,38 @@ def test_what_was_amended_stands_until_the_api_server_says_so_too() -> None:
     assert not pods.all(), "it went before it was amended"
 
 
-@pytest.mark.parametrize("ran", [True, False])
-def test_pod_that_has_ended_is_kept_in_a_few_hundred_bytes(*, ran: bool) -> None:
-    """Quotas do not count such pods, and a cluster keeps 12,500 of them: each had cost an agent 57 to 141 KiB."""
-    names = [f"c{i}-{'x' * 30}" for i in range(200)]
-    record = {"vke.volcengine.com/assumed": "true"} | {
-        f"vke.volcengine.com/gpu-index-container-{n}": "1" for n in names
-    }
-    raw = pod("p", *(container(name, 1, 256) for name in names), annotations=record, node="n1", phase="Failed")
-    raw["status"]["containerStatuses"] = [{"name": name, "containerID": "x"} for name in names if ran]
-    running = {**raw, "status": {"phase": "Running"}}
-    assert len(pickle.dumps(read(running))) > 20_000
-    known = read(raw)
-    assert len(pickle.dumps(known)) < 1_000
-    assert (known.pod.key, known.pod.uid, known.pod.ended) == ("default/p", "uid-p", True)
-
-
 def test_static_pod_that_has_ended_is_still_found_by_the_kubelets_uid() -> None:
     pods = NodePods(SETTINGS, lambda: None)
     pods.take(share(annotations={**RECORD, "kubernetes.io/config.mirror": "a" * 32}, phase="Failed"))
     known = pods.by_uid("a" * 32)
     assert known is not None
     assert known.pod.ended
+
+
+def test_limited_pods_are_listed_until_they_end_and_each_change_is_reported() -> None:
+    changes: list[int] = []
+    pods = NodePods(load_settings(), lambda: changes.append(1))
+    pods.take(pod("plain", container("c")))
+    pods.take(pod_of("q", CARD))
+    pods.take(pod_of("p", CARD))
+    assert [one.name for one in pods.limited()] == ["p", "q"]
+    assert not pods.all(), "they ask the kubelet for nothing, so they are nobody's to refuse"
+    assert len(changes) == 3
+    pods.take(pod_of("q", CARD, phase="Running"))
+    assert len(changes) == 3
+    pods.take(pod_of("q", CARD, "0.3"))
+    assert [one.request for one in pods.limited()] == [200, 300]
+    pods.take(pod_of("q", CARD, "0.3", phase="Succeeded"))
+    assert [one.name for one in pods.limited()] == ["p"]
+    pods.drop(pod("p"))
+    assert not pods.limited()
+    assert len(changes) == 6
+
+
+def test_orphaned_pod_of_an_mtgpupod_is_limited_until_it_ends() -> None:
+    pods = NodePods(load_settings(), lambda: None)
+    pods.take(pod_of("p", CARD))
+    pods.take(orphaned("p"))
+    assert [one.name for one in pods.limited()] == ["p"]
+    pods.take(orphaned("p", status={"phase": "Failed"}))
+    assert not pods.limited()

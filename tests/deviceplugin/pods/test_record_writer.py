@@ -74,7 +74,7 @@ def test_record_whose_write_fails_is_written_again(writers: list[RecordWriter], 
     ],
     ids=lambda error: str(error.status),
 )
-def test_what_can_never_be_written_holds_up_nothing(writers: list[RecordWriter], error: ApiError) -> None:
+def test_record_that_is_refused_for_good_blocks_no_other(writers: list[RecordWriter], error: ApiError) -> None:
     api = FakeApi(error)
     writers.append(writer := RecordWriter(api, Here()))
     writer.start()
@@ -84,7 +84,7 @@ def test_what_can_never_be_written_holds_up_nothing(writers: list[RecordWriter],
     assert [path.rpartition("/")[2] for path, _ in api.patches[:2]] == ["p", "q"]
 
 
-def test_conflict_is_final_only_once_the_pod_is_not_here(writers: list[RecordWriter]) -> None:
+def test_conflict_is_retried_while_the_pod_is_on_the_node(writers: list[RecordWriter]) -> None:
     """The API server answers 409 too where it has lost five races with other writers of the same pod."""
     api = FakeApi(*(ApiError(409, "Conflict", "the object has been modified") for _ in range(2)))
     writers.append(writer := RecordWriter(api, Here()))
@@ -96,7 +96,7 @@ def test_conflict_is_final_only_once_the_pod_is_not_here(writers: list[RecordWri
     assert [path.rpartition("/")[2] for path, _ in api.patches] == ["gone", "p", "p"]
 
 
-def test_whoever_writes_does_not_wait(writers: list[RecordWriter]) -> None:
+def test_write_does_not_wait_for_the_api_server(writers: list[RecordWriter]) -> None:
     api = FakeApi()
     api.go_on.clear()
     writers.append(writer := RecordWriter(api, Here()))

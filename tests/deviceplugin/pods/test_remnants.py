@@ -45,7 +45,7 @@ def uid_of(node: Node, name: str) -> str:
 
 
 @pytest.mark.usefixtures("brief")
-def test_a_deleted_pod_that_still_runs_holds_its_cards_until_the_runtime_says_otherwise(node: Node) -> None:
+def test_remnant_holds_its_cards_until_the_runtime_reports_its_end(node: Node) -> None:
     with serving(node.folder / "cri.sock") as cri, node.agent():
         node.create(decided("hidden"))
         node.runs("hidden")
@@ -66,7 +66,7 @@ def test_a_deleted_pod_that_still_runs_holds_its_cards_until_the_runtime_says_ot
 
 
 @pytest.mark.usefixtures("brief")
-def test_what_a_deleted_pod_does_not_hold_is_given_out(node: Node) -> None:
+def test_share_that_a_remnant_does_not_hold_is_given_out(node: Node) -> None:
     with serving(node.folder / "cri.sock") as cri, node.agent():
         node.create(decided("hidden", core=40))
         node.runs("hidden")
@@ -81,7 +81,7 @@ def test_what_a_deleted_pod_does_not_hold_is_given_out(node: Node) -> None:
 
 
 @pytest.mark.usefixtures("brief")
-def test_a_pod_that_was_deleted_while_no_agent_ran_holds_its_cards(node: Node) -> None:
+def test_pod_deleted_while_no_agent_ran_holds_its_cards(node: Node) -> None:
     with serving(node.folder / "cri.sock") as cri:
         with node.agent():
             node.create(decided("hidden"))
@@ -97,7 +97,7 @@ def test_a_pod_that_was_deleted_while_no_agent_ran_holds_its_cards(node: Node) -
 
 
 @pytest.mark.usefixtures("brief")
-def test_a_namesake_of_a_deleted_pod_waits_for_its_end(node: Node) -> None:
+def test_pod_with_the_name_of_a_remnant_waits_for_its_end(node: Node) -> None:
     with serving(node.folder / "cri.sock") as cri, node.agent():
         node.create(decided("p"))
         node.runs("p")
@@ -109,7 +109,7 @@ def test_a_namesake_of_a_deleted_pod_waits_for_its_end(node: Node) -> None:
         node.runs("p")
 
 
-def test_a_usual_end_is_not_told_to_the_scheduler(node: Node) -> None:
+def test_usual_end_of_a_pod_does_not_write_the_device(node: Node) -> None:
     with serving(node.folder / "cri.sock"), node.agent():
         node.create(decided("p"))
         node.runs("p")
@@ -206,7 +206,7 @@ def test_without_a_runtime_a_pod_whose_containers_had_ended_holds_nothing(place:
     assert not place.holds()
 
 
-def test_a_pod_that_the_api_calls_ended_holds_its_cards_while_it_runs(place: Place) -> None:
+def test_pod_with_a_final_phase_holds_its_cards_while_it_runs(place: Place) -> None:
     place.runtime.running = {"uid-p"}
     place.pods.take(place.status("Failed", "terminated"))
     assert place.holds()
@@ -214,7 +214,7 @@ def test_a_pod_that_the_api_calls_ended_holds_its_cards_while_it_runs(place: Pla
     assert not place.holds()  # its sandbox goes a moment later, and it starts no container any more
 
 
-def test_a_deleted_pod_between_two_containers_holds_its_cards(place: Place) -> None:
+def test_remnant_between_two_containers_holds_its_cards(place: Place) -> None:
     place.runtime.running, place.runtime.ready = set(), {"uid-p"}
     place.pods.drop(place.raw)
     assert place.holds()
@@ -222,7 +222,7 @@ def test_a_deleted_pod_between_two_containers_holds_its_cards(place: Place) -> N
     assert not place.holds()
 
 
-def test_a_runtime_that_stops_answering_frees_nothing_before_the_grace_period(place: Place) -> None:
+def test_runtime_that_stops_answering_frees_nothing_before_the_grace_period(place: Place) -> None:
     place.runtime.running = {"uid-p"}
     place.pods.drop(place.raw)
     assert place.holds()
@@ -231,7 +231,7 @@ def test_a_runtime_that_stops_answering_frees_nothing_before_the_grace_period(pl
     assert place.holds()
 
 
-def test_a_static_pod_whose_mirror_is_made_again_is_no_remnant(place: Place) -> None:
+def test_static_pod_whose_mirror_is_created_again_is_no_remnant(place: Place) -> None:
     place.raw["metadata"]["annotations"][MIRROR] = "a" * 32
     Receipts(place.folder).remove("uid-p")
     place.start()
@@ -257,7 +257,7 @@ def test_receipts_of_another_agent_are_taken_over_and_damaged_ones_ignored(folde
     assert sorted(file.name for file in folder.iterdir()) == ["mgpu_v_receipt", "mgpu_w_receipt"]
 
 
-def test_a_receipt_has_one_share_for_each_card() -> None:
+def test_receipt_has_one_share_for_each_card() -> None:
     containers = [Share(f"c{i}", 0, 100, 1 << 30, stage=Stage.INIT) for i in range(200)]
     one, other = summed([*containers, Share("app", 1, whole=True)], cards(2))
     assert (one.card, one.core, one.memory) == ("GPU-n1-0", 100, 1 << 30)

@@ -25,7 +25,7 @@ def told(node: Node, reason: str) -> list[str]:
     return [event["message"] for event in node.api.get(EVENTS)["items"] if event["reason"] == reason]
 
 
-def test_a_container_runs_within_its_limits_and_its_daemon_goes_with_it(node: Node) -> None:
+def test_container_runs_within_its_limits_and_its_daemon_ends_with_it(node: Node) -> None:
     with node.agent(**settings(node)):
         node.create(decided("p"))
         node.create(decided("q", "1"))
@@ -48,7 +48,7 @@ def test_a_container_runs_within_its_limits_and_its_daemon_goes_with_it(node: No
         assert lives(pid_of(node.folder / "mps", OTHER))
 
 
-def test_daemons_outlive_the_agent_and_one_that_dies_is_told_on_the_node(node: Node) -> None:
+def test_daemons_outlive_the_agent_and_the_end_of_one_is_an_event(node: Node) -> None:
     with node.agent(**settings(node)):
         node.create(decided("p"))
         node.runs("p")
@@ -66,14 +66,14 @@ def test_daemons_outlive_the_agent_and_one_that_dies_is_told_on_the_node(node: N
         node.runs("r")
 
 
-def test_where_no_daemon_comes_up_it_is_told_on_the_node(node: Node) -> None:
+def test_daemon_that_does_not_come_up_is_an_event_on_the_node(node: Node) -> None:
     with node.agent(**settings(node, mpsControl="/no/such/control")):
         node.create(decided("p"))
         until(lambda: any("cannot be started: No such file" in text for text in told(node, "MgpuMps")))
         assert not node.runtime.containers()
 
 
-def test_it_is_off_unless_it_is_set(node: Node) -> None:
+def test_mps_is_off_by_default(node: Node) -> None:
     with node.agent(mpsDir=str(node.folder / "mps"), mpsControl="/no/such/control"):
         node.create(decided("p"))
         node.runs("p")
@@ -81,7 +81,7 @@ def test_it_is_off_unless_it_is_set(node: Node) -> None:
     assert not (node.folder / "mps").exists()
 
 
-def test_without_cdi_nothing_is_enforced_and_it_is_said(node: Node) -> None:
+def test_without_cdi_nothing_is_enforced_and_an_event_says_so(node: Node) -> None:
     with node.agent(**settings(node, cdi=False)):
         node.create(decided("p"))
         node.runs("p")

@@ -140,7 +140,7 @@ def bench(folder: Path) -> Bench:
     return Bench(folder)
 
 
-def test_a_share_is_a_client_of_its_cards_daemon_within_its_limits(bench: Bench) -> None:
+def test_share_is_a_client_of_its_cards_daemon_within_its_limits(bench: Bench) -> None:
     async def work() -> None:
         async with bench.running(decided("p", "1", core=50, mib=4096)):
             got = await bench.start("p", "1", "2")
@@ -160,7 +160,7 @@ def test_a_share_is_a_client_of_its_cards_daemon_within_its_limits(bench: Bench)
     assert not bench.unenforced
 
 
-def test_without_the_setting_nothing_changes(bench: Bench) -> None:
+def test_share_is_no_client_without_the_setting(bench: Bench) -> None:
     async def work() -> None:
         async with bench.running(decided("p", "1"), enforce=False):
             got = await bench.start("p", "1", "2")
@@ -171,7 +171,7 @@ def test_without_the_setting_nothing_changes(bench: Bench) -> None:
     assert sorted(file.name for file in bench.folder.iterdir()) == ["cdi", "checkpoint"]
 
 
-def test_a_start_waits_for_the_daemon_and_says_why_it_does_not_come(bench: Bench) -> None:
+def test_start_waits_for_the_daemon_and_is_refused_with_its_problem(bench: Bench) -> None:
     async def work() -> None:
         async with bench.running(decided("p", "0"), command=["/no/such/control"], wait_seconds=0.2):
             why = f"default/p container c: the MPS daemon of card {CARD} cannot be started: No such file or directory"
@@ -186,7 +186,7 @@ def test_a_start_waits_for_the_daemon_and_says_why_it_does_not_come(bench: Bench
     assert bench.told
 
 
-def test_the_daemon_stays_until_its_last_pod_has_ended_or_is_gone(bench: Bench) -> None:
+def test_daemon_stays_until_its_last_pod_has_ended_or_is_gone(bench: Bench) -> None:
     async def work() -> None:
         async with bench.running(decided("p", "0"), decided("q", "0"), decided("r", "0")):
             for i, name in enumerate("pqr"):
@@ -203,7 +203,7 @@ def test_the_daemon_stays_until_its_last_pod_has_ended_or_is_gone(bench: Bench) 
     assert not bench.told
 
 
-def test_the_next_agent_keeps_the_daemon_of_what_was_started_whatever_the_setting_says(bench: Bench) -> None:
+def test_next_agent_keeps_the_daemon_of_running_clients_whatever_the_setting(bench: Bench) -> None:
     async def first() -> int:
         async with bench.running(decided("p", "0")):
             await bench.start("p", "1", "2")
@@ -223,7 +223,7 @@ def test_the_next_agent_keeps_the_daemon_of_what_was_started_whatever_the_settin
     assert not bench.told
 
 
-def test_a_dead_daemon_comes_back_for_what_runs(bench: Bench) -> None:
+def test_dead_daemon_is_started_again_for_running_clients(bench: Bench) -> None:
     async def work() -> None:
         async with bench.running(decided("p", "0")):
             await bench.start("p", "1", "2")
@@ -237,7 +237,7 @@ def test_a_dead_daemon_comes_back_for_what_runs(bench: Bench) -> None:
     assert len(bench.told) == 1
 
 
-def test_a_silent_daemon_is_replaced_only_where_no_container_was_given_it(bench: Bench) -> None:
+def test_silent_daemon_is_replaced_only_where_no_container_was_given_it(bench: Bench) -> None:
     async def work() -> None:
         async with bench.running(
             decided("p", "0"), decided("q", "0"), times=replace(TIMES, request=0.5, silent=0.01), wait_seconds=0.2
@@ -258,7 +258,7 @@ def test_a_silent_daemon_is_replaced_only_where_no_container_was_given_it(bench:
     asyncio.run(work())
 
 
-def test_a_card_that_is_cut_has_a_daemon_before_anybody_starts(bench: Bench) -> None:
+def test_cut_card_has_a_daemon_before_any_container_starts(bench: Bench) -> None:
     async def work() -> None:
         async with bench.running(enforce=False):
             assert not bench.mps.well(CARD)
@@ -272,7 +272,7 @@ def test_a_card_that_is_cut_has_a_daemon_before_anybody_starts(bench: Bench) -> 
     asyncio.run(work())
 
 
-def test_an_mps_slice_is_a_client_whatever_the_setting_says(bench: Bench) -> None:
+def test_mps_slice_is_a_client_whatever_the_setting(bench: Bench) -> None:
     asking_slice = asking("c", {"nvidia.com/gpu-4gb": 1})
     raw = pod("p", asking_slice, annotations={GIVEN: '{"c": {"gpu-4gb": ["1:3"]}}'})
 
@@ -288,7 +288,7 @@ def test_an_mps_slice_is_a_client_whatever_the_setting_says(bench: Bench) -> Non
     asyncio.run(work())
 
 
-def test_shares_of_several_cards_are_not_enforced_and_it_is_said(bench: Bench) -> None:
+def test_shares_of_several_cards_are_not_enforced_and_an_event_says_so(bench: Bench) -> None:
     both = pod("p", container("c", 100, 4096), annotations={ASSUMED: "true", RECORD + "c": "0,1", MULTIPLE: "2"})
 
     async def work() -> None:
@@ -302,7 +302,7 @@ def test_shares_of_several_cards_are_not_enforced_and_it_is_said(bench: Bench) -
     assert said.startswith("p: container c is not held to its share: it has shares of 2 cards")
 
 
-def test_a_pod_that_changes_while_its_daemon_comes_up_does_not_start_on_what_it_was(bench: Bench) -> None:
+def test_pod_whose_record_changes_while_its_daemon_starts_is_refused(bench: Bench) -> None:
     async def work() -> None:
         async with bench.running(decided("p", "0")):
             start = asyncio.create_task(bench.start("p", "1", "2"))

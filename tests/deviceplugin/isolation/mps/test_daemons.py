@@ -27,7 +27,7 @@ from tests.deviceplugin.isolation.mps.fake import (
 )
 
 
-def test_a_wanted_daemon_answers_and_is_of_its_card_alone(folder: Path) -> None:
+def test_wanted_daemon_answers_and_serves_its_card_alone(folder: Path) -> None:
     told: list[str] = []
 
     async def work() -> None:
@@ -45,7 +45,7 @@ def test_a_wanted_daemon_answers_and_is_of_its_card_alone(folder: Path) -> None:
     assert not told
 
 
-def test_nothing_is_made_for_nobody(folder: Path) -> None:
+def test_no_daemon_runs_without_need(folder: Path) -> None:
     async def work() -> None:
         async with serving(folder / "none", []) as daemons:
             daemons.keep((), ())
@@ -55,7 +55,7 @@ def test_nothing_is_made_for_nobody(folder: Path) -> None:
     assert not (folder / "none").exists()
 
 
-def test_it_outlives_the_agent_and_the_next_one_finds_it(folder: Path) -> None:
+def test_daemon_outlives_the_agent_and_is_found_by_the_next(folder: Path) -> None:
     told: list[str] = []
     pids = []
 
@@ -73,7 +73,7 @@ def test_it_outlives_the_agent_and_the_next_one_finds_it(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-def test_what_an_earlier_agent_left_and_nobody_wants_ends(folder: Path, recorded: bool) -> None:
+def test_unwanted_daemon_of_an_earlier_agent_ends(folder: Path, recorded: bool) -> None:
     async def first() -> None:
         async with serving(folder, []) as daemons:
             daemons.keep({CARD}, ())
@@ -93,7 +93,7 @@ def test_what_an_earlier_agent_left_and_nobody_wants_ends(folder: Path, recorded
     assert lives(pid_of(folder, OTHER))
 
 
-def test_one_that_somebody_else_started_is_used_and_watched(folder: Path) -> None:
+def test_daemon_of_another_program_is_used_and_watched(folder: Path) -> None:
     pipe = folder / CARD / "pipe"
     pipe.mkdir(parents=True)
     told: list[str] = []
@@ -113,7 +113,7 @@ def test_one_that_somebody_else_started_is_used_and_watched(folder: Path) -> Non
     assert pid_of(folder) != pid
 
 
-def test_the_end_of_a_daemon_is_told_and_it_is_started_again(folder: Path) -> None:
+def test_end_of_a_daemon_is_reported_and_it_is_started_again(folder: Path) -> None:
     told: list[str] = []
 
     async def work() -> None:
@@ -131,7 +131,7 @@ def test_the_end_of_a_daemon_is_told_and_it_is_started_again(folder: Path) -> No
     assert told == [f"the MPS daemon of card {CARD} ended: it wrote nothing; it is started again in 0.01 s"]
 
 
-def test_one_that_does_not_come_up_is_tried_in_growing_pauses(folder: Path) -> None:
+def test_daemon_that_does_not_come_up_is_retried_after_growing_pauses(folder: Path) -> None:
     told: list[str] = []
     (folder / CARD).mkdir()
     (folder / CARD / "refuse").touch()
@@ -150,7 +150,7 @@ def test_one_that_does_not_come_up_is_tried_in_growing_pauses(folder: Path) -> N
     assert pauses[:4] == ["0.01 s", "0.02 s", "0.04 s", "0.08 s"]
 
 
-def test_a_program_that_is_not_there_is_told(folder: Path) -> None:
+def test_missing_program_is_reported(folder: Path) -> None:
     told: list[str] = []
 
     async def work() -> None:
@@ -163,7 +163,7 @@ def test_a_program_that_is_not_there_is_told(folder: Path) -> None:
     asyncio.run(work())
 
 
-def test_a_folder_too_long_for_sockets_is_told(folder: Path) -> None:
+def test_folder_too_long_for_sockets_is_reported(folder: Path) -> None:
     told: list[str] = []
 
     async def work() -> None:
@@ -175,7 +175,7 @@ def test_a_folder_too_long_for_sockets_is_told(folder: Path) -> None:
     assert "too long for unix sockets" in told[0]
 
 
-def test_a_silent_one_takes_no_starts_and_is_left_alone_while_it_may_serve(folder: Path) -> None:
+def test_silent_daemon_gets_no_new_clients_and_is_kept_for_those_it_has(folder: Path) -> None:
     told: list[str] = []
 
     async def work() -> None:
@@ -201,7 +201,7 @@ def test_a_silent_one_takes_no_starts_and_is_left_alone_while_it_may_serve(folde
     assert any("has not answered for 0.01 s and was ended" in line for line in told)
 
 
-def test_a_daemon_that_nobody_wants_quits_and_comes_back_when_wanted(folder: Path) -> None:
+def test_unwanted_daemon_quits_and_is_started_again_when_wanted(folder: Path) -> None:
     async def work() -> None:
         async with serving(folder, []) as daemons:
             daemons.keep({CARD}, {CARD})
@@ -224,7 +224,7 @@ def test_a_daemon_that_nobody_wants_quits_and_comes_back_when_wanted(folder: Pat
     assert not told
 
 
-def test_one_that_does_not_quit_is_killed(folder: Path) -> None:
+def test_daemon_that_does_not_quit_is_killed(folder: Path) -> None:
     async def work() -> None:
         async with serving(folder, [], replace(TIMES, request=1.0, quit=0.1, start=600)) as daemons:
             daemons.keep({CARD}, ())
@@ -237,7 +237,7 @@ def test_one_that_does_not_quit_is_killed(folder: Path) -> None:
     asyncio.run(work())
 
 
-def test_what_it_writes_does_not_fill_the_node(folder: Path) -> None:
+def test_log_files_are_bounded(folder: Path) -> None:
     log = folder / CARD / "log"
 
     async def work() -> None:
@@ -258,7 +258,7 @@ def _fdinfo(pid: int, descriptor: int) -> list[str]:
     return Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines()
 
 
-def test_asking_holds_up_nothing_else(folder: Path) -> None:
+def test_health_queries_do_not_block_the_event_loop(folder: Path) -> None:
     (folder / CARD / "pipe").mkdir(parents=True)
     control = Control(["/bin/sleep", "3600"], folder, CARD)
 
@@ -274,7 +274,7 @@ def test_asking_holds_up_nothing_else(folder: Path) -> None:
     asyncio.run(work())
 
 
-def test_another_process_under_its_number_is_not_it(folder: Path) -> None:
+def test_other_process_with_its_pid_is_not_the_daemon(folder: Path) -> None:
     (folder / CARD).mkdir()
     control = Control(COMMAND, folder, CARD)
     assert control.running() is None
@@ -285,7 +285,7 @@ def test_another_process_under_its_number_is_not_it(folder: Path) -> None:
     control.kill()
 
 
-def test_an_answer_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
+def test_endless_answer_is_not_read_to_its_end(tmp_path: Path) -> None:
     """A root container can listen in place of its card's daemon."""
     control = Control(["sh", "-c", "exec yes"], tmp_path, "GPU-0")
     assert asyncio.run(control.healthy(5.0)) is Answer.ABSENT

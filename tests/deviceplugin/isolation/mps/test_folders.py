@@ -106,7 +106,7 @@ def test_reaches_node_follows_the_propagation_of_the_innermost_mount(lines: list
     assert reaches_node("\n".join(lines), Path("/run/mgpu/mps/GPU-0/pipe")) is reaches
 
 
-def test_the_leftovers_of_ended_containers_are_gone_before_a_daemon_starts(folder: Path) -> None:
+def test_leftovers_of_ended_containers_are_gone_before_a_daemon_starts(folder: Path) -> None:
     leave(folder / CARD / "pipe", folder / "outside")
     leave(folder / "shm", folder / "outside")
 
@@ -122,7 +122,7 @@ def test_the_leftovers_of_ended_containers_are_gone_before_a_daemon_starts(folde
     assert (folder / "outside" / "kept").read_text() == "of the node"
 
 
-def test_a_daemon_with_clients_starts_again_beside_their_files_without_links(folder: Path) -> None:
+def test_daemon_with_clients_starts_again_beside_their_files_without_links(folder: Path) -> None:
     pipe = folder / CARD / "pipe"
 
     async def work() -> None:
@@ -164,7 +164,7 @@ def test_shared_memory_is_freed_when_the_last_daemon_ends_and_not_before(folder:
     asyncio.run(work())
 
 
-def test_a_daemon_does_not_start_in_folders_without_a_bound(folder: Path) -> None:
+def test_daemon_does_not_start_in_folders_without_a_bound(folder: Path) -> None:
     told: list[str] = []
     mounts = FakeMounts(allowed=False)
 
@@ -185,7 +185,7 @@ def test_a_daemon_does_not_start_in_folders_without_a_bound(folder: Path) -> Non
     assert mounts.own == {folder / "shm", folder / CARD / "pipe"}
 
 
-def test_a_daemon_of_a_former_manifest_goes_on_for_its_clients_and_is_reported(folder: Path) -> None:
+def test_daemon_of_a_former_manifest_goes_on_for_its_clients_and_is_reported(folder: Path) -> None:
     told: list[str] = []
 
     async def before() -> None:
@@ -208,7 +208,7 @@ def test_a_daemon_of_a_former_manifest_goes_on_for_its_clients_and_is_reported(f
     asyncio.run(after())
 
 
-def test_an_idle_daemon_starts_anew_when_ended_containers_left_its_folder_crowded(
+def test_idle_daemon_starts_again_when_ended_containers_left_its_folder_crowded(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = folder / CARD / "pipe"
@@ -279,7 +279,7 @@ except OSError as error:
 """
 
 
-def test_a_pipe_folders_mount_has_bounds_and_follows_no_link(folder: Path) -> None:
+def test_pipe_folders_mount_has_bounds_and_follows_no_link(folder: Path) -> None:
     unshare = ["unshare", "--mount", "--propagation", "slave"]
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
         pytest.skip("mounting needs CAP_SYS_ADMIN, which this user does not have")

@@ -39,7 +39,9 @@ def shared(on: object = 0, core: int = 500, mib: int = 1024, **more: object) -> 
         ("90gb", 80 * GIB, ("90G", 100)),  # a card that came back smaller
     ],
 )
-def test_a_slice_has_its_gib_and_as_much_of_the_threads(name: str, memory: int, limits: tuple[str, int]) -> None:
+def test_slice_has_its_gib_and_the_same_fraction_of_the_threads(
+    name: str, memory: int, limits: tuple[str, int]
+) -> None:
     assert of_slice(name, Card(0, "GPU-0", "A", memory)) == Client("GPU-0", *limits)
 
 
@@ -57,12 +59,12 @@ def test_a_slice_has_its_gib_and_as_much_of_the_threads(name: str, memory: int, 
         (Share("c", 0, 250, ratio=25), (f"{20 * 1024}M", 25)),  # koordinator, of 80 GiB
     ],
 )
-def test_a_share_has_what_it_asks_for(share: Share, limits: tuple[str | None, int | None]) -> None:
+def test_share_is_limited_to_what_it_requests(share: Share, limits: tuple[str | None, int | None]) -> None:
     assert of_share(share, card()) == Client("GPU-n1-0", *limits)
 
 
 @pytest.mark.parametrize("on", [1, "GPU-n1-1", Minor(1)])
-def test_the_card_is_found_however_the_record_names_it(on: object) -> None:
+def test_card_is_found_however_the_record_names_it(on: object) -> None:
     found = client_of([shared(on)], TWO, enforce=True)
     assert found is not None
     assert found.card == "GPU-n1-1"
@@ -81,18 +83,18 @@ def test_shares_have_no_limits_unless_they_are_enforced_and_slices_always() -> N
     assert client_of([piece], TWO, enforce=False) == Client("GPU-n1-1", "4G", 5)
 
 
-def test_a_slice_of_a_card_that_is_not_there_is_of_nothing() -> None:
+def test_slice_of_a_missing_card_is_no_client() -> None:
     assert client_of([Share("c", 903, 1000, whole=True, type="gpu-4gb")], TWO, enforce=True) is None
 
 
-def test_who_has_shares_of_several_cards_cannot_be_held_to_them() -> None:
+def test_shares_of_several_cards_are_unenforceable() -> None:
     with pytest.raises(Unenforceable, match="shares of 2 cards"):
         client_of([shared(0), shared(1)], TWO, enforce=True)
     with pytest.raises(Unenforceable, match="2 shares of a card"):
         client_of([Share("c", i, whole=True, type="gpu-4gb") for i in (0, 1)], TWO, enforce=False)
 
 
-def test_a_record_that_does_not_divide_the_pods_share_cannot_be_enforced() -> None:
+def test_record_without_amounts_per_container_is_unenforceable() -> None:
     with pytest.raises(Unenforceable, match="does not say how much"):
         client_of([Share("c", 0, ratio=0)], TWO, enforce=True)
 
@@ -111,7 +113,7 @@ def test_environment_and_mounts_of_a_client() -> None:
     assert edits(Client("GPU-n1-0"), FOLDER) == Edits({"CUDA_MPS_PIPE_DIRECTORY": pipe}, mounts)
 
 
-def test_an_environment_says_whose_client_it_makes() -> None:
+def test_environment_names_the_card_of_the_daemon() -> None:
     env = dict(edits(Client("GPU-n1-0", "4G", 5), FOLDER).env)
     assert daemon_of(env, FOLDER) == "GPU-n1-0"
     assert daemon_of(env, Path("/elsewhere")) is None

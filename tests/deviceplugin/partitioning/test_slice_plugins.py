@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 from deviceplugin.partitioning.slice_plugins import numbers_after, slice_ids
 
 
-def test_one_for_each_slice() -> None:
+def test_every_slice_has_one_id() -> None:
     assert slice_ids([("", True)] * 3, (), {}, count(0)) == {"0": True, "1": True, "2": True}
 
 
-def test_what_pods_hold_stays_and_free_ones_go() -> None:
+def test_held_ids_stay_and_free_ids_are_removed() -> None:
     held = {"2": "a"}
     assert slice_ids([("a", True), ("", True)], ("0", "1", "2"), held, count(3)) == {"2": True, "0": True}
     assert slice_ids([("a", True)], ("0", "1", "2"), held, count(3)) == {"2": True}
 
 
-def test_a_slice_that_comes_back_has_an_id_of_its_own() -> None:
+def test_slice_that_comes_back_has_a_new_id() -> None:
     fresh = count(0)
     first = slice_ids([("", True)], (), {}, fresh)
     none = slice_ids([], first, {}, fresh)
@@ -26,13 +26,13 @@ def test_a_slice_that_comes_back_has_an_id_of_its_own() -> None:
     assert slice_ids([("", True)], none, {}, fresh).keys().isdisjoint(first)
 
 
-def test_an_unhealthy_slice_is_an_id_that_its_pod_holds() -> None:
+def test_unhealthy_slice_marks_an_id_of_its_pod() -> None:
     rows = [("a", False), ("b", True), ("", True)]
     assert slice_ids(rows, (), {"0": "b", "1": "a"}, count(2)) == {"0": True, "1": False, "2": True}
     assert slice_ids([("a", True), ("", False)], (), {"0": "a"}, count(1)) == {"0": True, "1": False}
 
 
-def test_numbers_go_on_after_what_is_known() -> None:
+def test_numbers_continue_after_the_known_ids() -> None:
     assert next(numbers_after(("3", "11", "MIG-1"))) == 12
     assert next(numbers_after(())) == 0
 
@@ -41,7 +41,7 @@ rows = st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.booleans()), 
 
 
 @given(rows, st.sets(st.integers(0, 9).map(str)), st.dictionaries(st.integers(0, 9).map(str), st.sampled_from("abc")))
-def test_free_ids_are_never_more_than_slices_that_nobody_holds(
+def test_free_ids_are_never_more_than_free_slices(
     slices: list[tuple[str, bool]], before: set[str], held: dict[str, str]
 ) -> None:
     ids = slice_ids(slices, before, held, count(10))

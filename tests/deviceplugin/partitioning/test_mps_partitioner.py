@@ -10,8 +10,8 @@ from tests.deviceplugin.partitioning.rig import Rig, place, places, slice_pod
 CUT = places("2gb@0", "4gb@1", "4gb@2")
 
 
-def test_what_the_configmap_lists_is_made_and_other_cards_stay_whole(mps: Rig) -> None:
-    mps.plan(5, *CUT).configure(*CUT).look()
+def test_cards_in_the_configmap_are_cut_and_others_stay_whole(mps: Rig) -> None:
+    mps.plan(5, *CUT).configure(*CUT).reconcile()
     assert mps.shown == dict.fromkeys(CUT, "")
     assert mps.annotation["status-gpu-0-4gb-free"] == 2
     assert mps.annotation["status-partitioning-plan"] == 5
@@ -20,27 +20,27 @@ def test_what_the_configmap_lists_is_made_and_other_cards_stay_whole(mps: Rig) -
     assert found == {("gpu", 1), ("gpu-2gb", 0), ("gpu-4gb", 1), ("gpu-4gb", 2)}
 
 
-def test_the_plan_is_in_force_only_when_the_configmap_is_its_own(mps: Rig) -> None:
-    mps.plan(5, *CUT).configure(*CUT).look()
-    mps.plan(6, *CUT[:2]).look()
+def test_plan_is_applied_only_when_the_configmap_matches_it(mps: Rig) -> None:
+    mps.plan(5, *CUT).configure(*CUT).reconcile()
+    mps.plan(6, *CUT[:2]).reconcile()
     assert mps.said.waiting
     assert mps.shown == dict.fromkeys(CUT, "")
     assert [card.index for card in mps.partitions.whole(mps.cards) or ()] == [1]
-    mps.configure(*CUT[:2]).look()
+    mps.configure(*CUT[:2]).reconcile()
     assert (mps.said.waiting, mps.shown) == (False, dict.fromkeys(CUT[:2], ""))
 
 
-def test_a_configmap_written_by_hand_is_numbered_beside_what_is_used(mps: Rig) -> None:
-    mps.configure(*places("4gb@0", "4gb@1", "4gb@2")).look()
-    mps.take("p", place("4gb@1")).configure(*places("4gb@0", "2gb@0", "2gb@1")).look()
+def test_configmap_written_by_hand_is_numbered_beside_shares_in_use(mps: Rig) -> None:
+    mps.configure(*places("4gb@0", "4gb@1", "4gb@2")).reconcile()
+    mps.take("p", place("4gb@1")).configure(*places("4gb@0", "2gb@0", "2gb@1")).reconcile()
     assert mps.shown == {place("2gb@0"): "", place("4gb@1"): "uid-p", place("2gb@2"): ""}
-    mps.configure(*places("4gb@0", "4gb@1", "2gb@0")).look()
+    mps.configure(*places("4gb@0", "4gb@1", "2gb@0")).reconcile()
     assert mps.shown == {place("2gb@0"): "", place("4gb@1"): "uid-p", place("4gb@2"): ""}
 
 
-def test_the_plan_says_the_numbers(mps: Rig) -> None:
+def test_plan_decides_the_numbers(mps: Rig) -> None:
     far = places("4gb@7", "2gb@9")
-    mps.plan(5, *far).configure(*far).look()
+    mps.plan(5, *far).configure(*far).reconcile()
     assert mps.shown.keys() == {*far}
 
 
@@ -52,88 +52,88 @@ def test_the_plan_says_the_numbers(mps: Rig) -> None:
         ((*CUT, Slice(7, 0, "4gb")), "the node has no card 7"),
     ],
 )
-def test_a_plan_that_cannot_be_is_refused_and_all_stays(mps: Rig, wanted: tuple[Slice, ...], why: str) -> None:
-    mps.configure(*CUT).look()
-    mps.take("p", CUT[1]).plan(6, *wanted).configure(*wanted).look(2)
+def test_impossible_plan_is_refused_and_changes_nothing(mps: Rig, wanted: tuple[Slice, ...], why: str) -> None:
+    mps.configure(*CUT).reconcile()
+    mps.take("p", CUT[1]).plan(6, *wanted).configure(*wanted).reconcile(2)
     assert mps.shown.keys() == {*CUT}
     assert mps.said.refused is not None
     assert mps.said.refused[1] == f"ConfigMap m data[n1]: {why}"
     assert len([w for w in mps.warnings if "plan 6 is refused" in w]) == 1
 
 
-def test_a_card_that_others_share_is_not_cut(mps: Rig) -> None:
+def test_card_with_shares_of_other_vocabularies_is_not_cut(mps: Rig) -> None:
     record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "0"}
     mps.pods.take(share("p", node="n1", annotations=record))
-    mps.plan(5, *CUT).configure(*CUT).look()
+    mps.plan(5, *CUT).configure(*CUT).reconcile()
     assert "pods in other vocabularies have shares of card 0" in (mps.said.refused or (0, ""))[1]
     assert mps.said.made == ()
     assert mps.partitions.devices(mps.cards) == mps.cards
     assert mps.partitions.whole(mps.cards) == mps.cards[1:]
     mps.pods.drop(share("p"))
-    mps.look()
+    mps.reconcile()
     assert (mps.said.waiting, mps.said.made) == (True, ())
-    mps.look()
+    mps.reconcile()
     assert mps.shown.keys() == {*CUT}
 
 
-def test_what_is_not_yaml_is_named_and_changes_nothing(mps: Rig) -> None:
-    mps.configure(*CUT).look()
+def test_invalid_yaml_is_reported_and_changes_nothing(mps: Rig) -> None:
+    mps.configure(*CUT).reconcile()
     mps.mps.config = "sharing: ["
-    mps.look(2)
+    mps.reconcile(2)
     assert mps.shown.keys() == {*CUT}
     assert len([w for w in mps.warnings if w.startswith("ConfigMap m data[n1]: is not YAML")]) == 1
     assert mps.said.refused is None
 
 
-def test_without_its_daemon_a_card_gives_nothing(mps: Rig) -> None:
+def test_card_without_its_daemon_offers_nothing(mps: Rig) -> None:
     mps.mps.ill = {"GPU-0"}
     other = place("2gb@0", 1)
-    mps.take("p", place("4gb@1")).plan(5, *CUT, other).configure(*CUT, other).look()
+    mps.take("p", place("4gb@1")).plan(5, *CUT, other).configure(*CUT, other).reconcile()
     assert mps.shown == {place("4gb@1"): "uid-p", other: ""}
     assert {s.place for s in mps.kubelet.unwell} == {*CUT}
     assert mps.said.waiting
     mps.mps.ill = set()
-    mps.look()
+    mps.reconcile()
     assert mps.shown.keys() == {*CUT, other}
     assert not mps.said.waiting
 
 
-def test_a_restarted_agent_goes_on_from_what_was_reported(mps: Rig) -> None:
-    mps.configure(*places("4gb@0", "4gb@1")).look()
-    mps.configure(*places("4gb@0", "2gb@5")).take("p", place("4gb@1")).look()
+def test_restarted_agent_goes_on_from_the_reported_slices(mps: Rig) -> None:
+    mps.configure(*places("4gb@0", "4gb@1")).reconcile()
+    mps.configure(*places("4gb@0", "2gb@5")).take("p", place("4gb@1")).reconcile()
     before = mps.shown
-    mps.restart().look()
+    mps.restart().reconcile()
     assert mps.shown == before == {place("4gb@1"): "uid-p", place("2gb@0"): ""}
 
 
-def test_which_slice_a_container_was_handed_is_known_although_they_have_one_uuid(mps: Rig) -> None:
-    mps.configure(*CUT).look()
+def test_slices_of_one_uuid_are_told_apart_by_their_places(mps: Rig) -> None:
+    mps.configure(*CUT).reconcile()
     mps.pods.take(share("q", node="n1"))
-    mps.hand_out("q", place("4gb@1"), NVIDIA_VISIBLE_DEVICES="GPU-0").look()
+    mps.hand_out("q", place("4gb@1"), NVIDIA_VISIBLE_DEVICES="GPU-0").reconcile()
     assert mps.shown == {CUT[0]: "", CUT[1]: "uid-q", CUT[2]: ""}
 
 
-def test_an_unknown_configmap_changes_nothing(mps: Rig) -> None:
-    mps.configure(*CUT).look()
+def test_unknown_configmap_changes_nothing(mps: Rig) -> None:
+    mps.configure(*CUT).reconcile()
     before = dict(mps.nodes.raw["metadata"]["annotations"])
     mps.mps.config = None
     mps.restart()
     with pytest.raises(RetryLater):
-        mps.look()
+        mps.reconcile()
     assert mps.nodes.raw["metadata"]["annotations"] == before
 
 
 @pytest.mark.parametrize("mode", [None, "mig"])
-def test_no_daemon_is_kept_up_where_cards_are_not_cut_so(mps: Rig, mode: str | None) -> None:
-    mps.configure(*CUT).look()
-    mps.label(mode).look()
+def test_no_daemon_is_kept_on_a_node_of_another_mode(mps: Rig, mode: str | None) -> None:
+    mps.configure(*CUT).reconcile()
+    mps.label(mode).reconcile()
     assert mps.mps.cards == ()
 
 
-def test_an_empty_configmap_makes_cards_whole_again(mps: Rig) -> None:
-    mps.configure(*CUT).look()
+def test_empty_configmap_makes_cards_whole_again(mps: Rig) -> None:
+    mps.configure(*CUT).reconcile()
     mps.mps.config = ""
-    mps.look()
+    mps.reconcile()
     assert mps.said.made == ()
     assert mps.mps.cards == ()
     assert [card.type for card in mps.partitions.devices(mps.cards)] == ["gpu", "gpu"]
@@ -147,13 +147,13 @@ def test_instances_that_another_plugin_gave_out_stay_while_their_pod_runs(mps: R
     raw["metadata"]["annotations"] = {}
     raw["status"]["containerStatuses"] = [{"name": "c", "containerID": "containerd://1", "state": {"running": {}}}]
     mps.pods.take(raw)
-    mps.look()
+    mps.reconcile()
     assert mps.made() == before
     mps.bare = frozenset({raw["metadata"]["uid"]})
-    mps.look()
+    mps.reconcile()
     assert mps.made() == {}, "its containers run, and were handed nothing"
     mps.bare = frozenset()
     mps.make(*places("2g.20gb@0", "3g.40gb@4"))
     mps.pods.drop(raw)
-    mps.look()
+    mps.reconcile()
     assert mps.made() == {}

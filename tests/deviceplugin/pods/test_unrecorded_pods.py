@@ -209,7 +209,7 @@ def test_pod_with_hundreds_of_containers_has_one_row_for_what_they_hold_together
     assert row.share.core == 2000
 
 
-def test_container_that_shows_more_cards_than_it_asked_for_was_not_handed_them(runtime: Runtime) -> None:
+def test_container_with_more_cards_in_its_environment_than_requested_was_not_handed_them(runtime: Runtime) -> None:
     """CUDA images have `NVIDIA_VISIBLE_DEVICES=all`, and a ConfigMap may bring any value."""
     runtime.shown = {"c": {"NVIDIA_VISIBLE_DEVICES": "all"}}
     ran = {**pod("p", container("c", 30, 1024)), "status": RAN}
