@@ -1,4 +1,10 @@
-"""`/healthz`, `/readyz` and `/metrics` over plain HTTP, by the standard library alone: the agent has to stay small."""
+"""The agent's HTTP server: `/healthz` and `/readyz` for the kubelet's probes, `/metrics` for Prometheus.
+
+A tenant can flood this port. The probes of a pod may name any host, and the kubelet sends them from the node's own
+address, so neither a NetworkPolicy nor a list of addresses keeps them away. Therefore connections, bytes and seconds
+are bounded here; `prometheus_client.start_http_server`, which bounds none of them, would let a tenant exhaust the
+agent's memory (docs/security.md). The standard library does the rest, since the agent has to stay small.
+"""
 
 import sys
 import threading
@@ -13,47 +19,46 @@ from typing import Any
 from mgpu.serving.room import Room
 
 PATIENCE_SECONDS = 10.0
-"""Who has not asked, or not taken the answer, within so long is hung up on: each connection holds a thread."""
+"""How long a client may take to send its request, and to take the answer: each connection holds a thread."""
 
 REQUEST_BYTES = 16 << 10
-"""What a client may send. The kubelet and Prometheus send less than 2 KiB. http.client by itself allows 100 lines of
-64 KiB, all of which stay in memory until the last one: 35 such requests exceed the agent's limit.
+"""How long a request may be. The kubelet and Prometheus send less than 2 KiB. http.client itself allows 100 lines of
+64 KiB, which stay in memory until the last one has come: 35 such requests would exceed the agent's limit.
 """
 
 
 class _Request(RawIOBase):
-    """What a client sends. A limit for each read would be none, since a byte now and then meets it for ever."""
+    """A request as it is read, with one deadline: a byte now and then would keep any limit for each read."""
 
     def __init__(self, connection: socket) -> None:
-        self._connection, self._until = connection, time.monotonic() + PATIENCE_SECONDS
-        self._left = REQUEST_BYTES
+        self._connection = connection
+        self._deadline = time.monotonic() + PATIENCE_SECONDS
+        self._bytes_left = REQUEST_BYTES
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        left = self._until - time.monotonic()
-        if left <= 0:
+        seconds = self._deadline - time.monotonic()
+        if seconds <= 0:
             raise TimeoutError
-        if not self._left:
+        if not self._bytes_left:
             raise ConnectionAbortedError("the request is too long")
-        self._connection.settimeout(left)
-        read = self._connection.recv_into(buffer, min(len(buffer), self._left))
-        self._left -= read
+        self._connection.settimeout(seconds)
+        read = self._connection.recv_into(buffer, min(len(buffer), self._bytes_left))
+        self._bytes_left -= read
         return read
 
 
 MOST_CONNECTIONS = 256
-"""At a time. A tenant's probes may name any host, and the kubelet sends them from the node's own address, so neither
-NetworkPolicies nor addresses keep them away. A further connection therefore replaces the oldest one: the kubelet's own
-probe is answered long before it is the oldest.
-"""
+"""How many connections there may be at a time. A further one replaces the oldest: the kubelet's own probe is answered
+long before it is the oldest."""
 _METRICS_SECONDS = 1.0
-"""For so long the page of metrics is answered as it was made."""
+"""How long a page of metrics is served again without being made again."""
 
 
 class _Server(ThreadingHTTPServer):
-    """One thread for each connection, and no more connections than there is room for."""
+    """A thread for each connection, and a bounded number of connections."""
 
     daemon_threads = True
     request_queue_size = 2048  # with the default of 5 the kernel drops new connections during a flood
@@ -66,7 +71,7 @@ class _Server(ThreadingHTTPServer):
         replaced = self._room.add(request, client_address[0])
         if replaced is not None:
             with suppress(OSError):
-                replaced.shutdown(SHUT_RDWR)  # its thread finds the end of the request, and closes it
+                replaced.shutdown(SHUT_RDWR)  # its thread reads the end of the request, and closes the connection
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
@@ -74,27 +79,30 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that is gone is no error of this process."""
+        """Ignore connections that break: a client that has gone is no error of this process."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
 
-class _Remembered:
-    """What `make` returned, for `_METRICS_SECONDS`; whoever asks meanwhile waits while it is made."""
+class _CachedPage:
+    """Caches what `make` returns for `_METRICS_SECONDS`. Callers wait while it is being made."""
 
     def __init__(self, make: Callable[[], bytes]) -> None:
-        self._make, self._lock = make, threading.Lock()
-        self._page, self._until = b"", float("-inf")
+        self._make = make
+        self._lock = threading.Lock()
+        self._page = b""
+        self._expires = float("-inf")
 
     def __call__(self) -> bytes:
         with self._lock:
-            if time.monotonic() >= self._until:
-                self._page, self._until = self._make(), time.monotonic() + _METRICS_SECONDS
+            if time.monotonic() >= self._expires:
+                self._page = self._make()
+                self._expires = time.monotonic() + _METRICS_SECONDS
             return self._page
 
 
 class _Everywhere(_Server):
-    """On all addresses of both families: there are clusters with IPv6 alone."""
+    """Listens on all addresses of both families, since there are clusters with IPv6 only."""
 
     address_family = AF_INET6
 
@@ -104,9 +112,16 @@ class _Everywhere(_Server):
 
 
 class HealthServer:
-    """`healthy` and `ready` say what is wrong, "" where nothing: then 200 and `ok`, else 503 and the reason.
+    """Serves on threads, from `start` to `stop`.
 
-    host: "" is every address. metrics: the page of this content type; None: there is none.
+    Args:
+        port: 0 takes a free one.
+        healthy, ready: return why not (answered with 503 and the reason), or None (200 and `ok`).
+        host: "" listens on all addresses.
+        metrics: makes the page of metrics, of `content_type`; None serves none.
+
+    Attributes:
+        port: the port that the server listens on.
     """
 
     def __init__(
@@ -119,7 +134,7 @@ class HealthServer:
         content_type: str = "",
     ) -> None:
         checks = {"/healthz": healthy, "/readyz": ready}
-        page = None if metrics is None else _Remembered(metrics)
+        page = None if metrics is None else _CachedPage(metrics)
 
         class Handler(BaseHTTPRequestHandler):
             def setup(self) -> None:
@@ -129,14 +144,15 @@ class HealthServer:
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]
                 if path == "/metrics" and page is not None:
-                    self._say(200, page(), content_type)
+                    self._answer(200, page(), content_type)
                     return
-                check = checks.get(path)
-                problem = "not found" if check is None else check()
-                status = 404 if check is None else 503 if problem else 200
-                self._say(status, f"{problem or 'ok'}\n".encode(), "text/plain; charset=utf-8")
+                if path not in checks:
+                    self._answer(404, b"not found\n", "text/plain; charset=utf-8")
+                    return
+                reason = checks[path]()
+                self._answer(503 if reason else 200, f"{reason or 'ok'}\n".encode(), "text/plain; charset=utf-8")
 
-            def _say(self, status: int, body: bytes, content_type: str) -> None:
+            def _answer(self, status: int, body: bytes, content_type: str) -> None:
                 self.connection.settimeout(PATIENCE_SECONDS)
                 self.send_response(status)
                 self.send_header("Content-Type", content_type)
@@ -145,7 +161,7 @@ class HealthServer:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Probes are not worth a line each."""
+                """Log nothing: there are several probes a second."""
 
         kind = _Everywhere if not host and has_dualstack_ipv6() else _Server
         self._server = kind((host, port), Handler)

@@ -1,4 +1,7 @@
-"""`mgpu deviceplugin`: the node agent's command."""
+"""The command `mgpu deviceplugin`: reads the settings, checks what can be checked before the start, runs the agent.
+
+Only this module reads flags and environment variables.
+"""
 
 import asyncio
 import gc
@@ -40,7 +43,7 @@ from mgpu.settings import DevicePluginSettings, Settings
 _log = logging.getLogger(__name__)
 _LONGEST_SLICE = "nvidia.com/mig-1g.100gb.me"
 _MAX_PATH = 107
-"""Of a unix socket (sun_path is 108 bytes)."""
+"""The longest path of a unix socket in bytes: `sun_path` has 108, with the terminating zero."""
 
 EXAMPLES = """
 \b
@@ -84,7 +87,7 @@ def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str |
     """
     logs.setup(log_level)
     settings = _settings(config, flags)
-    _simulated(settings.deviceplugin)  # a wrong file is told before the cluster is looked for
+    _simulated(settings.deviceplugin)  # reports an invalid file before the cluster is connected
     records = read_records(settings, signing=False)
     api = Api.connect(kubeconfig)
     agents = AgentProcess(lambda: _agent(settings, api, records))
@@ -113,7 +116,7 @@ async def _run(process: AgentProcess) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, process.stop)
     gc.collect()
-    gc.freeze()  # a full collection would walk all that was imported, in the middle of a start
+    gc.freeze()  # so that a full collection, perhaps during a start, does not traverse all imported modules
     await process.run()
 
 
@@ -126,12 +129,13 @@ def _settings(config: Path | None, flags: dict[str, str | int | None]) -> Settin
 
 
 def _check_paths(own: DevicePluginSettings, settings: Settings) -> None:
+    """Check what would otherwise fail only when the first socket is made. Raises BadObject."""
     if not any(dialects.enabled(settings)):
         raise BadObject([Problem("dialects", "none is enabled: there is no resource to serve")])
     _check_command(own.mps_control)
     served = {r.name for r in as_ids((), settings)} | ({_LONGEST_SLICE} if settings.dialects.slices.enabled else set())
     folder = Path(own.kubelet_dir) / "device-plugins"
-    # The longer one of the two names that agents take turns with.
+    # Agents alternate between two names for each resource; this is the longer one.
     own_sockets = (socket_name(name, second=True) for name in sorted(served))
     sockets = [("kubeletDir", folder / name) for name in ("kubelet.sock", SOCKET, *own_sockets)]
     sockets.append(("podResources", pod_resources_socket(own)))
@@ -147,14 +151,14 @@ def _check_paths(own: DevicePluginSettings, settings: Settings) -> None:
 def _check_command(text: str) -> None:
     try:
         words = shlex.split(text)
-    except ValueError:  # an open quote
+    except ValueError:  # a quote that is not closed
         words = []
     if not words:
         raise BadObject([Problem("deviceplugin.mpsControl", f"must be a command, not {text!r}")])
 
 
 def _simulated(own: DevicePluginSettings) -> tuple[CardSource, MigDriver] | None:
-    """None: the cards are real. The file is read here once, so that a wrong one is told at once. Raises BadObject."""
+    """Return simulated cards and their MIG driver, or None for real ones. Raises BadObject if the file is invalid."""
     if not own.cards:
         return None
     source = SimulatedCards(Path(own.cards), own.node)
@@ -166,12 +170,10 @@ def _health(port: int, agent: AgentProcess) -> HealthServer | None:
     if not port:
         return None
     try:
-        present = CollectorRegistry()
-        present.register(NodeCards(agent))
-        shown = partial(page, REGISTRY, present)
-        server = HealthServer(
-            port, agent.unhealthy_reason, agent.not_ready_reason, metrics=shown, content_type=CONTENT_TYPE
-        )
+        of_agent = CollectorRegistry()
+        of_agent.register(NodeCards(agent))
+        metrics = partial(page, REGISTRY, of_agent)
+        server = HealthServer(port, agent.unhealthy_reason, agent.not_ready_reason, "", metrics, CONTENT_TYPE)
     except OSError as error:
         problem = Problem("deviceplugin.healthPort", f"cannot listen on {port}: {error.strerror}")
         raise BadObject([problem]) from error

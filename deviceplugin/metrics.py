@@ -1,4 +1,9 @@
-"""What the node agent tells Prometheus: how it answers the kubelet, and what is held of each of its cards."""
+"""The agent's metrics: how it answers the kubelet, and what pods hold of each card.
+
+`deviceplugin.health` serves the page. Counters and histograms are observed where the events happen (plugin server,
+allocator); what is a state is collected when Prometheus asks, by `NodeCards`. To add a metric, define it here and add
+it to docs/operations.md.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
@@ -18,7 +23,7 @@ say_version(REGISTRY, "deviceplugin")
 
 ALLOCATE = Histogram(
     "mgpu_allocate_seconds",
-    "Time that the answer to Allocate took. result void: which container it was for is settled before that starts.",
+    "Time that the answer to Allocate took. result void: PreStartContainer finds out which container it was for.",
     ["result"],
     registry=REGISTRY,
     buckets=SECONDS,
@@ -38,7 +43,8 @@ CORRECTIONS = Counter(
     registry=REGISTRY,
 )
 
-for _result in ("granted", "void", "refused"):  # from the start, so that the first of each is an increase
+# Series exist from the start, so that `increase()` sees the first event of each.
+for _result in ("granted", "void", "refused"):
     ALLOCATE.labels(_result)
 for _result in ("granted", "refused"):
     PRESTART.labels(_result)
@@ -49,7 +55,12 @@ _MILLI = 1000
 
 
 class CardHoldings(NamedTuple):
-    """gpus: all of the node's. devices: what pods can be given of them, cards and slices."""
+    """The cards of a node, and what pods hold of them.
+
+    gpus: all GPUs of the node.
+    devices: what containers can be started on, cards and slices.
+    held: by pod.
+    """
 
     gpus: Sequence[Card]
     devices: Sequence[Card]
@@ -57,7 +68,7 @@ class CardHoldings(NamedTuple):
 
 
 class Agent(Protocol):
-    """The part of `deviceplugin.agent.Agent` that is told of; from any thread."""
+    """The part of `deviceplugin.agent.Agent` that metrics report. Thread-safe."""
 
     @property
     def node(self) -> str: ...
@@ -73,13 +84,13 @@ class Agent(Protocol):
 
 
 class NodeCards(Collector):
-    """The cards as they are when somebody asks. A node has few."""
+    """Collects the state of the agent and its cards when Prometheus asks. A node has few cards."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
 
     def describe(self) -> Iterator[Metric]:
-        """Without asking anything: only for their names."""
+        """Yield the metrics without values. The registry asks for their names before the agent runs."""
         yield from _of_cards("", ())
         yield from _of_agent(None)
 
@@ -118,9 +129,9 @@ def _of_agent(agent: Agent | None) -> Iterator[Metric]:
     text = "1 where the API server knows the node's cards as they are, else 0."
     reported = GaugeMetricFamily("mgpu_agent_reported", text)
     synced = GaugeMetricFamily("mgpu_agent_watch_synced", "1 once the node's pods are known.")
-    text = "Seconds since the API server was last heard on them; 0 while the watch runs."
+    text = "Seconds since the watch of the node's pods last heard from the API server; 0 while it runs."
     broken = GaugeMetricFamily("mgpu_agent_watch_broken_seconds", text)
-    restarts = CounterMetricFamily("mgpu_agent_watch_restarts", "Times that this watch broke and began anew.")
+    restarts = CounterMetricFamily("mgpu_agent_watch_restarts", "Times that this watch broke and was started again.")
     if agent is not None:
         ready.add_metric([], not agent.not_ready_reason())
         reported.add_metric([], agent.unreported_reason() is None)

@@ -1,8 +1,11 @@
 """CDI spec files (Container Device Interface): what a container gets, applied by the runtime when it creates it.
 
-One file per allocated container. The name of its device is a nonce that Allocate gave out: a name made from device ids
-could name the file of their previous owner where the kubelet skips PreStartContainer (kubernetes.md). The file's own
-name says whose it is: so it can be removed when the pod is gone, and an agent that starts knows what was handed out.
+There is one file per allocated container, written by the allocator before the container starts. The name of its device
+is a nonce from the answer to Allocate. A name made from device ids could be the name of the ids' previous owner, whose
+file would take effect where the kubelet skips PreStartContainer (docs/design/kubernetes.md, "Device manager").
+
+The file name contains pod UID and container. So a file can be removed when its pod is gone, and an agent that starts
+knows what was handed out. Other versions of the agent read these files: keep name and content readable for them.
 """
 
 import logging
@@ -19,23 +22,25 @@ log = logging.getLogger(__name__)
 
 KIND = "mgpu.io/card"
 CARRIER_VARIABLE = "MGPU_CARRIER"
-"""All that is in the spec of a resource which is not its container's carrier. CDI takes no device without edits."""
+"""The only variable in the spec of a resource that is not its container's carrier. CDI needs at least one edit."""
 ANSWER_ANNOTATION = "mgpu.io/answer"
-"""Where an answer's name stands when the runtime has no CDI; the runtime itself makes nothing of it."""
+"""Holds the name of an answer if the runtime has no CDI. The runtime ignores it; the checkpoint keeps it."""
 PERMISSIONS = "rw"
-"""Of device nodes."""
+"""Cgroup permissions of device nodes."""
 _VERSION = "0.5.0"
 _BIND = ["rbind", "rw", "nosuid", "nodev"]
 _PREFIX = "mgpu"
 _NAME = re.compile(rf"{_PREFIX}_([^_]+)_([^_]+)_[^_]+\.json")
-"""Of a spec file. Neither UIDs nor names of containers have an underscore."""
+"""The name of a spec file. Neither UIDs nor names of containers contain an underscore."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """What a container gets besides its dialect's environment. mounts: (path on the host, path in the container).
+    """What a container gets.
 
-    nodes: device nodes, the same path on both sides.
+    env: environment variables.
+    mounts: path on the host, path in the container.
+    nodes: device nodes, by the path that they have on both sides.
     """
 
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -44,12 +49,12 @@ class Edits:
 
 
 def new_name() -> str:
-    """A fresh fully qualified device name; no spec of it exists yet."""
+    """Return a fresh, fully qualified device name, for which no spec exists yet."""
     return f"{KIND}={secrets.token_hex(8)}"
 
 
 class CdiFiles:
-    """The spec files in `folder`, which the runtime watches: `mgpu_<pod UID>_<container>_<nonce>.json`."""
+    """The spec files `mgpu_<pod UID>_<container>_<nonce>.json` in a folder that the container runtime reads."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -63,11 +68,12 @@ class CdiFiles:
         mounts: Iterable[tuple[str, str]] = (),
         nodes: Iterable[str] = (),
     ) -> None:
-        """Make device `name` (as `new_name` gave it) stand for `env`, for this container of the pod `uid`.
+        """Write the spec of a device. The runtime sees the old file, the new one or none. Raises OSError.
 
-        mounts: (path on the host, path in the container); over what the pod itself mounts there.
-        nodes: device nodes, on the host and in the container.
-        Atomic: the runtime sees the old file, the new one or none. Raises OSError.
+        Args:
+            name: of the device, from `new_name`.
+            uid, container: for which the device is.
+            env, mounts, nodes: as in `Edits`. Mounts cover what the pod itself mounts there.
         """
         edits: dict[str, object] = {"env": [f"{key}={value}" for key, value in sorted(env.items())]}
         if bound := [{"hostPath": at, "containerPath": to, "options": _BIND} for at, to in mounts]:
@@ -78,22 +84,22 @@ class CdiFiles:
         spec = {"cdiVersion": _VERSION, "kind": KIND, "devices": [device]}
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._file(name, uid, container)
-        # The runtime reads only what ends in .json or .yaml.
+        # The runtime reads only files that end in .json or .yaml, so it never sees this one.
         new = file.with_suffix(".new")
         new.write_bytes(orjson.dumps(spec))
         os.replace(new, file)
 
     def remove(self, name: str, uid: str, container: str) -> None:
-        """The container must not be created any more."""
+        """Remove the spec of a device, so that the runtime cannot create the container."""
         self._remove([self._file(name, uid, container)])
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """Remove the files of all other pods."""
+        """Remove the specs of all other pods."""
         ours = self._folder.glob(f"{_PREFIX}_*_*")
         self._remove(file for file in ours if file.name.split("_")[1] not in uids)
 
     def environments(self) -> dict[tuple[str, str], dict[str, str]]:
-        """Return by pod UID and container what its files say together.
+        """Return the environment in the specs of each container, by pod UID and container.
 
         Other programs may write to the folder: a file that is damaged, or has a name of another form, is ignored. It
         must not keep an agent from starting.
@@ -102,7 +108,7 @@ class CdiFiles:
         for file in sorted(self._folder.glob(f"{_PREFIX}_*_*_*.json")):
             named = _NAME.fullmatch(file.name)
             if named is None:
-                log.warning("CDI file %s has a name that mgpu does not give", file)
+                log.warning("Ignoring CDI file %s: mgpu gives no such name", file)
                 continue
             uid, container = named.groups()
             try:
@@ -110,7 +116,7 @@ class CdiFiles:
                 lines: list[str] = device["containerEdits"]["env"]
                 env = dict(line.split("=", 1) for line in lines)
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                log.warning("CDI file %s is not readable: %r", file, error)
+                log.warning("Ignoring unreadable CDI file %s: %r", file, error)
                 continue
             found.setdefault((uid, container), {}).update(env)
         return found

@@ -1,28 +1,30 @@
-"""How a new agent takes over from the one that serves, so that pods keep starting on the node.
+"""The protocol by which a new agent takes the node over from the one that serves it, while pods keep starting.
 
-In a rolling update with surge both run for some seconds. The kubelet fails every pod for good that it admits while a
-resource has no healthy device, and it marks all devices of a resource as unhealthy when the device list (ListAndWatch)
-of *any* agent ends: it disconnects whichever agent is registered last (devicemanager/plugin/v1beta1/handler.go,
-`runClient`). So the order of the steps matters:
+In a rolling update with surge both agents run for some seconds. The kubelet fails a pod for good if it admits it while
+a resource has no healthy device. It marks all devices of a resource as unhealthy when the device list (ListAndWatch) of
+*any* agent ends, because it then disconnects the agent that is registered last
+(devicemanager/plugin/v1beta1/handler.go, `runClient`). So the order of the steps matters:
 
 1. The new agent reads cards and pods, and asks for the node ("take over").
 2. The old agent stops writing and holds calls of the kubelet back. It releases the lock of the node and says "yours".
    Its device lists stay open, so the kubelet goes on admitting pods.
 3. The new agent takes the lock, reads what was handed out (CDI files, checkpoint), and registers. The kubelet sends it
    all new calls from here on; the devices stay healthy, since both offer the same ones.
-4. The new agent withdraws each resource: it registers once more and refuses to say its options. The kubelet drops its
-   note of whom to disconnect and nothing else, so the end of a device list now has no effect.
+4. The new agent withdraws each resource: it registers once more and refuses to tell its options. The kubelet drops its
+   note of which agent to disconnect, and nothing else, so the end of a device list now has no effect.
 5. It says "registered" with its sockets. The old agent hands the calls that it held back to them, ends its device
    lists, and says "ended".
-6. The new agent ends its own device lists, which have no effect either, and registers anew: now the kubelet notices
-   when this agent ends.
+6. The new agent ends its own device lists, which has no effect either, and registers again: from now on the kubelet
+   notices when this agent ends.
 
-An agent that has handed the node over stands by: it says "stand by", and the one that serves answers "yours" where it
-is told to end before anything else has replaced it (a rolling update that is changed half-way). Then the steps from 2
-on are the same.
+An agent that has handed the node over stands by: it says "stand by". The agent that serves answers "yours" if it is
+stopped before another one has replaced it (a rolling update that is reverted half-way). The steps from 2 on are the
+same.
 
-Where a step fails, the lock decides: it is free as soon as its holder has ended, and every agent that stands by takes
-it. Then the resource is without healthy devices until that one has registered.
+If a step fails, the lock decides: it is free as soon as its holder has ended, and an agent that stands by takes it. The
+resources are then without healthy devices until that agent has registered.
+
+This module has the messages; `deviceplugin.handover.node_ownership` carries out the steps.
 """
 
 import asyncio
@@ -36,8 +38,12 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 SOCKET = "mgpu-agent.sock"
-"""In the kubelet's folder. A kubelet that starts removes it; the agent makes it anew."""
-_ASK, _STAND_BY, _YOURS, _REGISTERED, _ENDED = "take over", "stand by", "yours", "registered", "ended"
+"""In the kubelet's folder. A kubelet that starts removes it, upon which the agent makes it again."""
+_TAKE_OVER = "take over"
+_STAND_BY = "stand by"
+_YOURS = "yours"
+_REGISTERED = "registered"
+_ENDED = "ended"
 _ANSWER_SECONDS = 20.0
 _GREETING_SECONDS = 5.0
 _CHECK_SECONDS = 1.0
@@ -58,7 +64,7 @@ class Peer:
         return self._reader.at_eof()
 
     async def receive(self, seconds: float | None = _ANSWER_SECONDS) -> list[str] | None:
-        """Return the next message: a word and what follows it; None where the other one has ended or says nothing."""
+        """Return the next message, a word and its arguments; None if the peer has ended or does not answer in time."""
         try:
             async with asyncio.timeout(seconds):
                 line = await self._reader.readline()
@@ -67,7 +73,7 @@ class Peer:
         return line.decode(errors="replace").strip().split("\t") if line.endswith(b"\n") else None
 
     async def send(self, *words: str) -> None:
-        """Send one message; nothing where the other one has ended."""
+        """Send one message; do nothing if the peer has ended."""
         with contextlib.suppress(OSError):
             self._writer.write("\t".join(words).encode() + b"\n")
             await self._writer.drain()
@@ -84,7 +90,7 @@ class Predecessor:
         self._peer = peer
 
     async def end(self, sockets: Sockets) -> bool:
-        """Say that all is registered; return whether the predecessor has ended its device lists."""
+        """Tell that all resources are registered; return whether the predecessor has ended its device lists."""
         await self._peer.send(_REGISTERED, json.dumps(dict(sockets)))
         answer = await self._peer.receive()
         self._peer.close()
@@ -106,31 +112,33 @@ class Successor:
         return self._peer.has_ended
 
     async def give(self) -> Sockets | None:
-        """Say that the node is free; return the successor's sockets, None where it has failed."""
+        """Tell that the node is free; return the successor's sockets once it has registered, None if it failed."""
         await self._peer.send(_YOURS)
         answer = await self._peer.receive()
         try:
             if answer is not None and answer[0] == _REGISTERED:
                 return {str(resource): str(name) for resource, name in json.loads(answer[1]).items()}
         except (IndexError, ValueError, AttributeError):
-            log.warning("the agent that takes over said something else than its sockets: %s", answer)
+            log.warning("unexpected message from the agent that takes over: %s", answer)
         return None
 
     async def ended(self) -> None:
+        """Tell that the device lists of this agent have ended."""
         await self._peer.send(_ENDED)
         self._peer.close()
 
     def hang_up(self) -> None:
+        """Tell the successor, by the end of the connection, that this agent hands nothing over."""
         self._peer.close()
 
 
 async def request(folder: Path) -> Predecessor | None:
-    """Ask the agent that serves the node for it; None where it does not hand over (an older version does not)."""
-    return await _say(folder, _ASK, _ANSWER_SECONDS)
+    """Request the node from the agent that serves it; None if it does not hand over, as old versions do not."""
+    return await _say(folder, _TAKE_OVER, _ANSWER_SECONDS)
 
 
 async def stand_by(folder: Path) -> Predecessor | None:
-    """Wait until the agent that serves the node ends and hands it over; None where it does not, or has ended so."""
+    """Wait until the agent that serves the node ends and hands it over; None if it ends without doing so."""
     return await _say(folder, _STAND_BY, None)
 
 
@@ -153,10 +161,10 @@ async def _say(folder: Path, word: str, seconds: float | None) -> Predecessor | 
 
 
 class OtherAgents:
-    """The other agents of the node, as they have spoken to the one that serves.
+    """The other agents that have connected to the one that serves.
 
     Attributes:
-        successor: resolves to the first one that asks to take over now.
+        successor: resolves to the first agent that requests the node.
     """
 
     def __init__(self) -> None:
@@ -164,25 +172,25 @@ class OtherAgents:
         self._standing_by: list[Successor] = []
 
     def standing_by(self) -> Successor | None:
-        """Return one that takes the node over when this agent ends; None where there is none."""
+        """Return the agent that takes the node over when this one ends; None if none stands by."""
         return next((other for other in reversed(self._standing_by) if not other.has_ended), None)
 
     def hang_up(self) -> None:
-        """End the connections of the others, so that those that stand by turn to the agent that serves from now on.
+        """End all connections, so that agents that stand by turn to the agent that serves from now on.
 
-        An agent that stands by waits without a limit. It would wait for one that has handed the node over to another
-        agent for as long as that process exists.
+        They wait without a limit. Without this they would wait for an agent that has handed the node over for as long
+        as its process exists.
         """
         for other in (*self._standing_by, *([self.successor.result()] if self.successor.done() else ())):
             other.hang_up()
 
     async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take in what another agent says on a new connection."""
+        """Handle a new connection of another agent."""
         peer = Peer(reader, writer)
-        said = await peer.receive(_GREETING_SECONDS)
-        if said == [_ASK] and not self.successor.done():
+        message = await peer.receive(_GREETING_SECONDS)
+        if message == [_TAKE_OVER] and not self.successor.done():
             self.successor.set_result(Successor(peer))
-        elif said == [_STAND_BY]:
+        elif message == [_STAND_BY]:
             self._standing_by = [*(other for other in self._standing_by if not other.has_ended), Successor(peer)]
         else:
             peer.close()
@@ -202,16 +210,16 @@ async def listening(folder: Path) -> AsyncIterator[OtherAgents]:
 
 
 async def _listen(path: Path, others: OtherAgents) -> None:
-    """Serve on the path until cancelled; anew where a kubelet that starts has removed it.
+    """Listen on the path until cancelled; again whenever a kubelet that starts has removed it.
 
-    Where another agent has put its own socket there, that agent serves the node: it is left alone.
+    A socket that another agent has put there is left alone, since that agent serves the node.
     """
     while True:
         try:
             path.unlink(missing_ok=True)
             server = await asyncio.start_unix_server(others.talk, path)
         except OSError as error:
-            log.warning("no agent can ask to take over: %s: %s", path, error)
+            log.warning("no agent can request the node: %s: %s", path, error)
             await asyncio.sleep(_CHECK_SECONDS)
             continue
         inode = _inode(path)
@@ -219,7 +227,7 @@ async def _listen(path: Path, others: OtherAgents) -> None:
             while _inode(path) is not None:
                 await asyncio.sleep(_CHECK_SECONDS)
         finally:
-            # The connection that the node is handed over on outlives its server.
+            # Only the listener is closed: the connection on which the node is handed over stays open.
             server.close()
             if inode is not None and _inode(path) == inode:
                 path.unlink(missing_ok=True)

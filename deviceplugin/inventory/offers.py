@@ -1,10 +1,12 @@
-"""What a node offers of each resource: as device ids, or as a number in its status. Pure.
+"""What a node offers of each resource: as device ids, or as an amount in its status. Pure.
 
-All ids of a node together have a limit. Where its cards have more units, the ids are divided evenly among the
-vocabularies, and what one of them does not need is the others'; the carrier and whole cards, few and of use to
-several, come first. A resource that has fewer ids than its cards have units is *not* published in node status instead:
-a container that asks for nothing else would then start without an Allocate, and so without its cards. The node takes
-fewer such pods, and says so; whoever disables the vocabularies that nobody uses there has room for all.
+All ids of a node together have a limit (`deviceplugin.kubelet.device_ids.MAX_IDS`). If its cards have more units, the
+ids are divided evenly among the vocabularies, and what one does not need goes to the others. `mgpu.io/share` and whole
+cards come first: they are few, and several vocabularies use them.
+
+A resource that gets fewer ids than its cards have units is not published in node status instead: a container that
+requests nothing else would then start without an Allocate, and so without its cards. The node takes fewer such pods,
+and an Event says so; disabling the vocabularies that are not used leaves room for all units.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,12 +20,12 @@ WHOLE_CARDS = "nvidia.com/gpu"
 
 
 def as_ids(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, ...]:
-    """The resources that are served as device ids, each once; their names do not depend on the cards."""
+    """Return the resources that are served as device ids, each once. Their names do not depend on the cards."""
     return tuple(resource for _, resource in _by_vocabulary(cards, settings))
 
 
 def in_status(cards: Sequence[Card], settings: Settings) -> dict[str, int]:
-    """Resource → amount in node status, summed over healthy cards. `cards`: devices of all types."""
+    """Return resource → amount in node status, summed over the healthy ones of `cards` (devices of all types)."""
     found: dict[str, int] = {}
     healthy = {(card.type, card.index) for card in cards if card.healthy}
     for dialect in dialects.enabled(settings):
@@ -35,7 +37,7 @@ def in_status(cards: Sequence[Card], settings: Settings) -> dict[str, int]:
 
 
 def budget(cards: Sequence[Card], settings: Settings, limit: int) -> dict[str, int]:
-    """Resource → how many ids it has, `limit` in all."""
+    """Return resource → how many ids it has, `limit` in all."""
     needs: dict[str, dict[str, int]] = {}
     for vocabulary, resource in _by_vocabulary(cards, settings):
         needs.setdefault(vocabulary, {})[resource.name] = sum(amount for _, amount in resource.amounts)
@@ -48,7 +50,7 @@ def budget(cards: Sequence[Card], settings: Settings, limit: int) -> dict[str, i
 
 
 def _by_vocabulary(cards: Sequence[Card], settings: Settings) -> Iterator[tuple[str, NodeResource]]:
-    """(vocabulary, resource); "": what is of use to several."""
+    """Yield vocabulary and resource, each resource once; "" for resources that several vocabularies use."""
     gpus, seen = [card for card in cards if card.type == GPU], {SHARE}
     yield "", NodeResource(SHARE, tuple((card.index, SHARES_PER_CARD) for card in gpus), as_ids=True)
     for dialect in dialects.enabled(settings):
@@ -59,7 +61,7 @@ def _by_vocabulary(cards: Sequence[Card], settings: Settings) -> Iterator[tuple[
 
 
 def _divided(needs: Mapping[str, int], limit: int) -> dict[str, int]:
-    """As much as each needs; where that is more than `limit`, evenly, the small ones' rest among the others."""
+    """Give each what it needs. If that is too much, divide evenly; what small ones do not need goes to the others."""
     found = {}
     for left, (name, need) in zip(range(len(needs), 0, -1), sorted(needs.items(), key=_by_need), strict=True):
         found[name] = min(need, limit // left)

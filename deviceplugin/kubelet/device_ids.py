@@ -1,6 +1,7 @@
-"""The device ids that stand for a resource's units: short names of no card, healthy or not.
+"""The device ids that stand for a resource's units: short names of no particular card, each healthy or not.
 
-Which id a pod gets says nothing about which card; only how many there are, and how many are unhealthy, does.
+Which id a pod gets says nothing about its cards. Only two numbers matter: how many ids there are, and how many of them
+are unhealthy. Pure.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -24,11 +25,17 @@ def device_ids(
     taken: Collection[str] = (),
     before: Collection[str] = (),
 ) -> dict[str, bool]:
-    """Every id and whether it is healthy: one per unit of all cards, `limit` at most.
+    """Return every id and whether it is healthy: one per unit of all cards, at most `limit`.
 
-    Those that pods hold (`taken`) are among them, also when there were more before.
-    As many are unhealthy as the unhealthy cards have units: of each such card first ids that its own pods hold
-    (`held`: card index → ids), then those that were unhealthy before, then free ones (not in `taken`), then any.
+    Ids that pods hold are always among them, even if there were more before: the kubelet fails a pod whose id is gone.
+    As many are unhealthy as the unhealthy cards have units. Those are, for each such card: first ids that its own pods
+    hold, since the kubelet reports them in the status of these pods; then ids that were unhealthy before, so that few
+    change; then free ids; then any.
+
+    Args:
+        held: card index → ids of the pods on that card.
+        taken: all ids that pods hold.
+        before: the ids that are unhealthy now.
     """
     amounts = dict(resource.amounts)
     total = min(limit, sum(amounts.values()))

@@ -1,5 +1,8 @@
-"""Who holds device ids now: asked of the kubelet's PodResources API. It names pods, not their UIDs, and leaves regular
-init containers out."""
+"""The owners of device ids by the kubelet's PodResources API.
+
+The API names pods without their UIDs, and leaves regular init containers out. So the checkpoint is the first source
+(`deviceplugin.kubelet.checkpoint`), and this is asked where the checkpoint may be out of date or cannot be read.
+"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -16,9 +19,9 @@ from proto import podresources_pb2_grpc
 
 _QUERY_SECONDS = 2.0
 _LARGEST = 16 << 20
-"""Bytes of an answer, which lists every container of the node. Their authors choose how many there are and how long
-their names are, and decoding takes three times as much memory as the answer: the agent's limit is 256 MiB. 250 pods
-of 20 containers take less than 1 MiB.
+"""The largest answer in bytes. It lists every container of the node; users choose how many there are and how long their
+names are, and decoding takes three times the memory, of which the agent has 256 MiB. 250 pods of 20 containers take
+less than 1 MiB.
 """
 _OPTIONS = [
     ("grpc.max_receive_message_length", _LARGEST),
@@ -28,6 +31,7 @@ _OPTIONS = [
 
 
 def pod_resources_socket(own: DevicePluginSettings) -> Path:
+    """Return the socket of the setting, or else the one below the kubelet's folder."""
     return Path(own.pod_resources or Path(own.kubelet_dir) / "pod-resources" / "kubelet.sock")
 
 
@@ -42,10 +46,11 @@ class Owner:
 
 
 Held = Mapping[str, Sequence[Owner]]
-"""By resource, the containers that hold ids of it."""
+"""Resource → the containers that hold ids of it."""
 
 
 def held(answer: api.ListPodResourcesResponse) -> Held:
+    """Return the part of an answer that is kept."""
     found: dict[str, list[Owner]] = {}
     for pod in answer.pod_resources:
         for container in pod.containers:
@@ -60,10 +65,9 @@ def held(answer: api.ListPodResourcesResponse) -> Held:
 
 
 class PodResources:
-    """One query at a time (the kubelet answers 100 a second), shared by all who asked before it began.
+    """Asks the kubelet, with one query at a time for all callers that wait: it answers at most 100 a second.
 
-    Of an answer only the containers that hold ids are kept. An answer that is too large is refused, as one that does
-    not come: a container that depends on it is not started then.
+    Used on one event loop. An answer that is too large counts as none; a container that depends on it does not start.
     """
 
     def __init__(self, socket: Path) -> None:
@@ -74,7 +78,7 @@ class PodResources:
         self._answer: Held | None = None
 
     async def owners(self, resource: str) -> list[Owner]:
-        """Return all containers that hold ids of `resource`. Raises RetryLater where the kubelet gives no answer."""
+        """Return all containers that hold ids of the resource now. Raises RetryLater if the kubelet does not answer."""
         return list((await self._list()).get(resource, ()))
 
     async def close(self) -> None:
@@ -86,8 +90,9 @@ class PodResources:
         asked = loop.time()
         async with self._lock:
             if self._answer is None or self._began < asked:
-                # Where this one fails, those who wait must not take the one before it for its answer.
-                self._began, self._answer = loop.time(), None
+                # If this query fails, callers that wait must not take the answer of the previous one.
+                self._began = loop.time()
+                self._answer = None
                 self._answer = await self._query()
             return self._answer
 
@@ -101,4 +106,6 @@ class PodResources:
             )
         except grpc.aio.AioRpcError as error:
             raise RetryLater(f"PodResources: {error.code().name}: {error.details()}") from error
-        return await asyncio.to_thread(held, answer)  # the loop answers the kubelet meanwhile
+        return await asyncio.to_thread(
+            held, answer
+        )  # a large answer must not block the loop, which answers the kubelet
