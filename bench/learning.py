@@ -18,7 +18,7 @@ from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.forecast import LEARNT
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.scores import Ranking
-from scheduler.engine.assessment import Foresight, assess
+from scheduler.engine.node_assessment import Foresight, assess
 from tests import builders as b
 
 NODES = (1_000, 5_000)

@@ -30,7 +30,7 @@ from playground.simulate.world import Raw, World
 from scheduler.cluster.gpu_pods import GpuPod, occupies
 from scheduler.decisions.scores import Ranking
 from scheduler.engine import nvidia_plugin
-from scheduler.engine.assessment import Foresight, assess, record, score
+from scheduler.engine.node_assessment import Foresight, assess, record, score
 from webhook.mtgpupod_rules import validate_mtgpupod_create
 from webhook.pod_mutation import mutate
 from webhook.pod_rules import unknown_constraints, validate_create

@@ -24,10 +24,9 @@ from scheduler.cluster.node_snapshots import NodeSnapshot
 from scheduler.cluster.node_usage import Usage
 from scheduler.engine import nvidia_plugin
 from scheduler.engine.effort import full_budget
-from scheduler.engine.partitioning.named_resources import NamedUsage
 from scheduler.engine.partitioning.partitionable_node import Site, cut, site_of, wanted_by
 from scheduler.engine.partitioning.slice_choice import answer_of, best_first
-from scheduler.engine.partitioning.slice_score import named_resources, site_score
+from scheduler.engine.partitioning.slice_scores import NamedUsage, named_resources, site_score
 
 
 class SimulatedCluster:

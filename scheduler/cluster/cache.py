@@ -53,7 +53,7 @@ from scheduler.cluster.reservations import Reservation, Reservations
 from scheduler.cluster.slice_state import Plan
 from scheduler.engine import nvidia_plugin
 from scheduler.engine.arrays.node_table import Table
-from scheduler.engine.constraints import elsewhere
+from scheduler.engine.card_constraints import elsewhere
 from scheduler.engine.partitioning.partitionable_node import Site
 
 Raw = Mapping[str, Any]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mgpu.model.cards import Card, CardState
 from mgpu.model.pod_constraints import NOT_LISTED, Constraints
-from scheduler.engine.constraints import IN_USE_BY_MTGPUPODS, Exclusion
+from scheduler.engine.card_constraints import IN_USE_BY_MTGPUPODS, Exclusion
 
 Codes = npt.NDArray[np.int64]
 

@@ -14,10 +14,9 @@ from mgpu.model.pods import Node, Pod
 from mgpu.settings import Settings
 from scheduler.cluster.arrivals import Arrivals
 from scheduler.engine.card_policy import Learning
-from scheduler.engine.learning.board import Judge
-from scheduler.engine.learning.columns import class_of, rows_of, shape_of
-from scheduler.engine.learning.learner import Learner
-from scheduler.engine.learning.shapes import CARD, NodeClass, Shape
+from scheduler.engine.learning.expected_pods import Learner
+from scheduler.engine.learning.node_board import Judge
+from scheduler.engine.learning.shapes import CARD, NodeClass, Shape, class_of, rows_of, shape_of
 from scheduler.engine.policies import POLICIES
 
 log = logging.getLogger(__name__)

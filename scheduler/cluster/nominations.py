@@ -23,9 +23,8 @@ from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.nodes import Nodes
 from scheduler.cluster.pods import Pods
 from scheduler.engine import Limits
-from scheduler.engine.assessment import assess
-from scheduler.engine.constraints import elsewhere
-from scheduler.engine.standing import stands
+from scheduler.engine.card_constraints import elsewhere, stands
+from scheduler.engine.node_assessment import assess
 
 LOWEST = -(1 << 31)
 """Pod priorities are int32."""

@@ -13,10 +13,9 @@ from mgpu.model.pods import Node, Pod
 from mgpu.settings import Settings
 from scheduler.cluster.node_snapshots import NodeSnapshot, NodeSnapshots
 from scheduler.cluster.nodes import Nodes
-from scheduler.engine.eviction_search import freed
-from scheduler.engine.partitioning.named_resources import NamedUsage
+from scheduler.engine.evictions import freed
 from scheduler.engine.partitioning.partitionable_node import Site, site_of
-from scheduler.engine.partitioning.slice_score import named_resources
+from scheduler.engine.partitioning.slice_scores import NamedUsage, named_resources
 
 
 class PartitionableNodes:

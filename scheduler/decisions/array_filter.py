@@ -14,12 +14,11 @@ from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import GpuRequest, Rejection
 from mgpu.model.groups import Seat
 from mgpu.model.pods import Node
+from scheduler.engine.arrays.array_rejections import Refusal, refusals
 from scheduler.engine.arrays.array_scores import same_on_any_cards, scores
-from scheduler.engine.arrays.fits import Sifted, sift
+from scheduler.engine.arrays.node_fits import Sifted, crowded, sift, tells
 from scheduler.engine.arrays.node_table import COUNT, Ints, Mask, Places, Rows, Table
-from scheduler.engine.arrays.rejections import Refusal, refusals
-from scheduler.engine.arrays.spread import crowded, tells
-from scheduler.engine.constraints import behind, elsewhere, fresh
+from scheduler.engine.card_constraints import behind, elsewhere, fresh
 
 
 @dataclass(frozen=True, slots=True)

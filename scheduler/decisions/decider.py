@@ -22,9 +22,8 @@ from scheduler.cluster.node_snapshots import NodeSnapshot
 from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.effort_budget import Call, Gone, Rationed, Rations, never
 from scheduler.engine import FULL, nvidia_plugin
-from scheduler.engine.assessment import Foresight, assess, record
-from scheduler.engine.constraints import elsewhere
-from scheduler.engine.standing import stands
+from scheduler.engine.card_constraints import elsewhere, stands
+from scheduler.engine.node_assessment import Foresight, assess, record
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from scheduler.cluster.gpu_pods import GpuPod, occupies, read_gpu_pod
 from scheduler.decisions.effort_budget import Rations
 from scheduler.decisions.filter import Filter, Filtered
 from scheduler.engine import nvidia_plugin
-from scheduler.engine.assessment import assess
+from scheduler.engine.node_assessment import assess
 from scheduler.engine.partitioning.partitionable_node import wanted_by
 
 Raw = Mapping[str, Any]

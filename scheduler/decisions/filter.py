@@ -28,8 +28,8 @@ from scheduler.decisions.effort_budget import NOT_EXAMINED, Call, Gone, Rations,
 from scheduler.decisions.scores import Ranking
 from scheduler.decisions.slice_filter import Slices
 from scheduler.engine import FULL, LEAST, QUICK, Limits
-from scheduler.engine.assessment import assess, score
 from scheduler.engine.disabled_vocabularies import refusal, unserved
+from scheduler.engine.node_assessment import assess, score
 from scheduler.engine.node_fit import NodeFit
 from scheduler.engine.nvidia_plugin import asks_stock
 from scheduler.engine.partitioning.partitionable_node import wanted_by

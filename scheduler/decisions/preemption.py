@@ -23,12 +23,11 @@ from scheduler.cluster.node_snapshots import NodeSnapshot
 from scheduler.decisions.disruption_budgets import Budgets
 from scheduler.decisions.effort_budget import FREE, Gone, Rations, never
 from scheduler.engine import BRIEF, Effort, nvidia_plugin
-from scheduler.engine.assessment import assess
 from scheduler.engine.effort import Budget, Exhausted
-from scheduler.engine.eviction_search import freed
+from scheduler.engine.evictions import LOWEST, Tenant, by_importance, freed, victims, without
+from scheduler.engine.node_assessment import assess
 from scheduler.engine.partitioning.partitionable_node import wanted_by
 from scheduler.engine.partitioning.slice_choice import answer_of
-from scheduler.engine.victims import LOWEST, Tenant, by_importance, victims, without
 
 _NODE = 400_000
 """Steps of the engine's effort for one node: whom to evict, and each question whether the pod then fits."""

@@ -12,13 +12,10 @@ from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.node_snapshots import NodeSnapshot
 from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.effort_budget import Call, unlimited
-from scheduler.engine.assessment import assess
-from scheduler.engine.constraints import beside_others
-from scheduler.engine.learning.board import UNFIT, Judge
-from scheduler.engine.learning.columns import class_of, free_of, rows_of
-from scheduler.engine.learning.field import BEHIND, Field, points
-from scheduler.engine.learning.node_columns import Ints
-from scheduler.engine.learning.shapes import Shape
+from scheduler.engine.card_constraints import beside_others
+from scheduler.engine.learning.node_board import BEHIND, UNFIT, Field, Judge, points
+from scheduler.engine.learning.shapes import Ints, Shape, class_of, free_of, rows_of
+from scheduler.engine.node_assessment import assess
 
 _LATELY = 64
 """Shapes."""

@@ -18,7 +18,7 @@ from scheduler.engine.effort import Budget
 from scheduler.engine.node_fit import NodeFit
 from scheduler.engine.partitioning.partitionable_node import Site, wanted_by
 from scheduler.engine.partitioning.slice_choice import answer_of, refusal_of
-from scheduler.engine.partitioning.slice_score import site_score
+from scheduler.engine.partitioning.slice_scores import site_score
 
 _REJECTIONS_KEPT = 10_000
 """Proven rejections that are cached."""

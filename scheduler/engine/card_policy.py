@@ -7,11 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mgpu.model.cards import CardState
-from scheduler.engine.learning.board import Judge
+from scheduler.engine.learning.node_board import Judge
 from scheduler.engine.learning.shapes import NodeClass, Shape
-
-HIGHEST = 10
-"""The highest score of a node in kube-scheduler's extender protocol; the lowest is 0."""
 
 CardScore = Callable[[int, int, int], int]
 """(position in the cards, core in milli, memory in bytes that the pod takes at its peak) → worth; higher is better.

@@ -4,6 +4,9 @@ from typing import NamedTuple
 
 from mgpu.model.gpu_requests import Rejection
 
+HIGHEST = 10
+"""The highest score of a node in kube-scheduler's extender protocol; the lowest is 0."""
+
 
 class NodeFit(NamedTuple):
     """The answer for one node.

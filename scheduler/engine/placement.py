@@ -7,12 +7,12 @@ from operator import attrgetter
 
 from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, Placement, Rejection
+from scheduler.engine.card_constraints import crowded, exclusions
 from scheduler.engine.card_policy import CardScore, Policy
 from scheduler.engine.configurations import Configuration, Kind, configurations, kinds_of, largest_of
-from scheduler.engine.constraints import crowded, exclusions
 from scheduler.engine.effort import FULL, LEAST, SHORT, Budget, Effort, Exhausted, Limits
 from scheduler.engine.first_fit import Packing, first_fit, together
-from scheduler.engine.refusals import emptied, impossible, not_together, unplaceable, without_proof
+from scheduler.engine.rejections import emptied, impossible, not_together, unplaceable, without_proof
 from scheduler.engine.solver import EDGE, Option, any_path, lowest, solve
 
 _CONFIGURATION = 8  # steps that one configuration of one card takes to make

@@ -30,7 +30,7 @@ and the number of states is bounded, so that no pod costs unbounded time or memo
 followed by a narrow one, which keeps the states of least loss only: a good placement, without proof.
 
 What may change: the order of the two methods (dictionaries of reached states, tables of all states), their thresholds,
-the way to prices. What must hold: points 1 to 4, and that `tests/scheduler/engine/test_exact.py` compares each method
+the way to prices. What must hold: points 1 to 4, and that `tests/scheduler/engine/test_solver.py` compares each method
 with an exhaustive search.
 """
 

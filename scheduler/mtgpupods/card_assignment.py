@@ -15,7 +15,7 @@ from mgpu.model.gpu_requests import CardRefusal, ContainerRequest, RejectionKind
 from mgpu.model.ledger import Holding, Ledger
 from scheduler.cluster.gpuids import Used
 from scheduler.engine import nvidia_plugin
-from scheduler.engine.refusals import refusal
+from scheduler.engine.rejections import refusal
 from scheduler.mtgpupods.mtgpupod_status import FALSE, Condition
 from scheduler.mtgpupods.observed_node import ObservedNode
 

@@ -14,7 +14,7 @@ from mgpu.settings import load_settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
 from scheduler.decisions.filter import Filter
-from scheduler.engine.assessment import assess, score
+from scheduler.engine.node_assessment import assess, score
 from tests import builders as b
 from tests.examples import examples
 

@@ -22,9 +22,9 @@ from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.filter import Filter
 from scheduler.decisions.scores import Ranking
 from scheduler.engine.arrays.node_table import WIDTH
-from scheduler.engine.assessment import assess, score
-from scheduler.engine.learning.board import Board
+from scheduler.engine.learning.node_board import Board
 from scheduler.engine.learning.shapes import NodeClass
+from scheduler.engine.node_assessment import assess, score
 from tests import builders as b
 
 NODES = 300

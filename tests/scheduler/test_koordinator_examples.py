@@ -12,7 +12,7 @@ from mgpu.model.gpu_requests import Rejection
 from mgpu.model.ledger import Holding, Ledger
 from mgpu.model.pods import Node, read_pod
 from mgpu.settings import load_settings
-from scheduler.engine.assessment import assess, record
+from scheduler.engine.node_assessment import assess, record
 from tests.builders import GIB, cards, pod
 from tests.mgpu.serving.reviews import patched
 from webhook.pod_mutation import mutate

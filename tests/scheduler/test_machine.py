@@ -22,7 +22,7 @@ from mgpu.model.pods import Node, read_pod
 from mgpu.model.record_seals import SEAL, Keys, Signer, Subject
 from scheduler.api.extender import Extender
 from scheduler.cluster.gpu_pods import read_gpu_pod, recorded
-from scheduler.engine.assessment import assess
+from scheduler.engine.node_assessment import assess
 from tests import builders as b
 from tests.clock import Clock
 from tests.examples import examples

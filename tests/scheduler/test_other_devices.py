@@ -15,7 +15,7 @@ from mgpu.settings import Settings, load_settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.preemption import Victims
-from scheduler.engine.assessment import assess, score
+from scheduler.engine.node_assessment import assess, score
 from tests import builders as b
 from tests.examples import examples
 from tests.scheduler.fake import SETTINGS, FakeApi, Replica

@@ -17,7 +17,7 @@ import numpy as np
 
 from playground.simulate.openb.experiment_policies import POLICIES, Setting, endless, shuffled
 from playground.simulate.openb.trace import Trace, demand
-from scheduler.engine.learning.board import Board
+from scheduler.engine.learning.node_board import Board
 from scheduler.engine.learning.shapes import CARD, NodeClass, Shape, milli_on
 
 REPORTED = (90, 95, 100, 110, 120, 130)

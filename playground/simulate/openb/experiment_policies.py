@@ -15,10 +15,9 @@ import numpy as np
 
 from playground.simulate.openb.trace import Trace
 from scheduler.engine import NODE_POLICIES
-from scheduler.engine.learning.board import UNFIT, Board, Chooser
-from scheduler.engine.learning.learner import UNIT, Learner
-from scheduler.engine.learning.node_columns import Ints, Rows, able, fullest, needs
-from scheduler.engine.learning.shapes import CARD, Shape
+from scheduler.engine.learning.expected_pods import UNIT, Learner
+from scheduler.engine.learning.node_board import UNFIT, Board, Chooser
+from scheduler.engine.learning.shapes import CARD, Ints, Rows, Shape, able, fullest, needs
 from scheduler.engine.policies.fgd import Fgd, typical_pods
 from scheduler.engine.policies.fragmentation import Fragmentation
 

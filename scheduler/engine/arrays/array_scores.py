@@ -7,9 +7,9 @@ import numpy as np
 
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.pods import Stage
-from scheduler.engine.arrays.fits import taken
+from scheduler.engine.arrays.node_fits import taken
 from scheduler.engine.arrays.node_table import ALL_CORE, ALL_CORE_USED, ALL_MEMORY, ALL_MEMORY_USED, Mask, Places, Rows
-from scheduler.engine.card_policy import HIGHEST
+from scheduler.engine.node_fit import HIGHEST
 from scheduler.engine.node_score import by_fullness
 from scheduler.engine.policies import NODE_POLICIES
 

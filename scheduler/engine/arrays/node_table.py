@@ -10,7 +10,7 @@ import numpy.typing as npt
 from mgpu.model.cards import WHOLE_RATIO, Card, CardState
 from mgpu.model.gpu_requests import Rejection
 from mgpu.model.pods import Node
-from scheduler.engine.constraints import Exclusion
+from scheduler.engine.card_constraints import Exclusion
 
 Mask = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]

@@ -15,7 +15,7 @@ from scheduler.engine.effort import Budget, Exhausted, full_budget
 from scheduler.engine.node_fit import NodeFit
 from scheduler.engine.partitioning.partition_plan import NOT_PROVEN
 from scheduler.engine.partitioning.partitionable_node import Site, cut, offers
-from scheduler.engine.partitioning.slice_score import site_score
+from scheduler.engine.partitioning.slice_scores import site_score
 
 ANEW = "its cards are cut anew for it"
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from math import lcm
 
 from mgpu.model.cards import CardState
-from scheduler.engine.card_policy import HIGHEST, CardPolicy, CardScore
+from scheduler.engine.card_policy import CardPolicy, CardScore
+from scheduler.engine.node_fit import HIGHEST
 
 
 def binpack(cards: Sequence[CardState], weight_of_core: int) -> CardScore:

@@ -12,9 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.engine.card_policy import CardPolicy
-from scheduler.engine.learning.board import UNFIT
-from scheduler.engine.learning.node_columns import Bools, Ints, Rows, able, milli_or_never, needs, ways
-from scheduler.engine.learning.shapes import NodeClass, Shape, milli_on
+from scheduler.engine.learning.node_board import UNFIT
+from scheduler.engine.learning.shapes import (
+    Bools,
+    Ints,
+    NodeClass,
+    Rows,
+    Shape,
+    able,
+    milli_on,
+    milli_or_never,
+    needs,
+    ways,
+)
 from scheduler.engine.policies.binpack import binpack, fullness
 
 Floats = NDArray[np.float64]

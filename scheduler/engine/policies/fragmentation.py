@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler.engine.card_policy import CardPolicy
-from scheduler.engine.learning.board import UNFIT
-from scheduler.engine.learning.node_columns import Bools, Ints, Rows, able, needs, ways
-from scheduler.engine.learning.shapes import CARD, NodeClass, Shape
-from scheduler.engine.learning.tables import Cards, Floats, Types, no_cards
-from scheduler.engine.learning.weights import ONE, weigh
+from scheduler.engine.learning.card_tables import Cards, Floats, Types, no_cards
+from scheduler.engine.learning.expected_pods import ONE, weigh
+from scheduler.engine.learning.node_board import UNFIT
+from scheduler.engine.learning.shapes import CARD, Bools, Ints, NodeClass, Rows, Shape, able, needs, ways
 from scheduler.engine.policies.binpack import binpack, fullness
 
 _STEP = ONE // 100

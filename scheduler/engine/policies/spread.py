@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from mgpu.model.cards import CardState
-from scheduler.engine.card_policy import HIGHEST, CardPolicy, CardScore
+from scheduler.engine.card_policy import CardPolicy, CardScore
+from scheduler.engine.node_fit import HIGHEST
 from scheduler.engine.policies.binpack import binpack
 
 

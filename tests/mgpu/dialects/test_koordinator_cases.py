@@ -21,7 +21,7 @@ from mgpu.model.ledger import Holding, Ledger, Share
 from mgpu.model.pods import Node, read_pod
 from mgpu.model.quantities import whole_bytes
 from mgpu.settings import Settings, load_settings
-from scheduler.engine.assessment import assess, record
+from scheduler.engine.node_assessment import assess, record
 from tests import data
 from tests.builders import pod
 from tests.mgpu.dialects.contract import resources

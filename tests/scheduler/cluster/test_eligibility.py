@@ -10,7 +10,7 @@ from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.pod_constraints import NONE, Constraints
 from scheduler.cluster.eligibility import Eligibility
-from scheduler.engine.constraints import exclusions
+from scheduler.engine.card_constraints import exclusions
 from tests.builders import card
 from tests.examples import examples
 

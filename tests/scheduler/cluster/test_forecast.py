@@ -12,8 +12,7 @@ from mgpu.settings import load_settings
 from scheduler.cluster.arrivals import WAITING
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.forecast import LEARNT
-from scheduler.engine.learning.columns import rows_of
-from scheduler.engine.learning.shapes import NodeClass, Shape
+from scheduler.engine.learning.shapes import NodeClass, Shape, rows_of
 from tests import builders as b
 
 RECORD = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "0"}

@@ -16,7 +16,7 @@ from mgpu.settings import load_settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.decisions.explanation import Explainer, Explanation
 from scheduler.decisions.filter import Filter
-from scheduler.engine.assessment import assess
+from scheduler.engine.node_assessment import assess
 from tests.builders import cards, container, mtgpupod, node, occupy_pod, owned, pod, share
 
 Raw = dict[str, Any]

@@ -8,7 +8,7 @@ from mgpu.model.pods import Node, Pod
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
 from scheduler.decisions.filter import Filter
-from scheduler.engine.assessment import assess
+from scheduler.engine.node_assessment import assess
 from tests import builders as b
 from tests.scheduler.fake import SETTINGS
 

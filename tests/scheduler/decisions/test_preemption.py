@@ -13,7 +13,7 @@ from mgpu.model.device_object import write_device
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import Placement
 from mgpu.model.pods import Node
-from scheduler.engine.assessment import assess
+from scheduler.engine.node_assessment import assess
 from tests import builders as b
 from tests.examples import examples
 from tests.scheduler.fake import SETTINGS, Replica, clients, cluster

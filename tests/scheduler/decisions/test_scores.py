@@ -18,10 +18,9 @@ from scheduler.cluster.forecast import LEARNT
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.scores import Ranking
-from scheduler.engine.assessment import Foresight, assess
-from scheduler.engine.learning.board import UNFIT, Board
-from scheduler.engine.learning.field import points
+from scheduler.engine.learning.node_board import UNFIT, Board, points
 from scheduler.engine.learning.shapes import NodeClass, Shape
+from scheduler.engine.node_assessment import Foresight, assess
 from tests import builders as b
 from tests.examples import examples
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement
 from playground.simulate.openb.experiment_policies import BestFit, Fullness
 from scheduler.engine import node_score, place, policy_named
-from scheduler.engine.learning.board import UNFIT, Board
+from scheduler.engine.learning.node_board import UNFIT, Board
 from scheduler.engine.learning.shapes import NodeClass, Shape
 from tests.builders import state
 from tests.examples import examples

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from scheduler.engine.learning.board import Board
-from scheduler.engine.learning.node_columns import Rows
-from scheduler.engine.learning.shapes import NodeClass, Shape
+from scheduler.engine.learning.node_board import Board
+from scheduler.engine.learning.shapes import NodeClass, Rows, Shape
 
 GIB = 1 << 30
 CLASSES = (

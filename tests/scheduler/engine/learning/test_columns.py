@@ -8,8 +8,7 @@ from mgpu.model.compute_resources import UNBOUNDED, CpuMemory
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, whole_cards
 from mgpu.model.pod_constraints import Constraints
 from mgpu.model.pods import Node, Stage
-from scheduler.engine.learning.columns import class_of, free_of, milli_left, shape_of
-from scheduler.engine.learning.shapes import NodeClass, Shape, milli_on
+from scheduler.engine.learning.shapes import NodeClass, Shape, class_of, free_of, milli_left, milli_on, shape_of
 from tests.builders import GIB, state
 
 NEEDS = CpuMemory(4000, 8 * GIB)

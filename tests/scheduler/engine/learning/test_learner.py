@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import pytest
 
-from scheduler.engine.learning.learner import UNIT, Learner
+from scheduler.engine.learning.expected_pods import UNIT, Learner
 from scheduler.engine.learning.shapes import Shape
 
 A, B = Shape(1000, 0, 1, 250), Shape(2000, 0, 1, 500)

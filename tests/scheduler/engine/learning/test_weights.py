@@ -1,8 +1,7 @@
 import pytest
 
-from scheduler.engine.learning.learner import UNIT
+from scheduler.engine.learning.expected_pods import ONE, UNIT, Weighed, copies, weigh
 from scheduler.engine.learning.shapes import NodeClass, Shape
-from scheduler.engine.learning.weights import ONE, Weighed, copies, weigh
 from tests.scheduler.engine.learning.clusters import GIB
 
 T4, BIG = NodeClass(8000, 64 * GIB, 2, "T4", 16 * GIB), NodeClass(96000, 512 * GIB, 8, "A100", 80 * GIB)

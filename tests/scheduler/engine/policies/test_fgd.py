@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.engine.learning.board import UNFIT
+from scheduler.engine.learning.node_board import UNFIT
 from scheduler.engine.learning.shapes import NodeClass, Shape, milli_on
 from scheduler.engine.policies.fgd import Fgd, TypicalPod, typical_pods
 from tests.examples import examples

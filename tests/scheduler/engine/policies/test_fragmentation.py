@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.engine.learning.board import UNFIT
-from scheduler.engine.learning.learner import UNIT, Learner
-from scheduler.engine.learning.node_columns import Rows
-from scheduler.engine.learning.shapes import NodeClass, Shape, milli_on
+from scheduler.engine.learning.expected_pods import UNIT, Learner
+from scheduler.engine.learning.node_board import UNFIT
+from scheduler.engine.learning.shapes import NodeClass, Rows, Shape, milli_on
 from scheduler.engine.policies.fragmentation import Fragmentation
 from tests.examples import examples
 from tests.scheduler.engine.learning.clusters import CLASSES, GIB, SHAPES, Node, board_of, nodes, rows_of

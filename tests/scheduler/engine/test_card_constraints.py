@@ -13,7 +13,7 @@ from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Rej
 from mgpu.model.groups import Group, Seat
 from mgpu.model.pod_constraints import Constraints
 from scheduler.engine import FULL, Limits, place, policy_named
-from scheduler.engine.constraints import elsewhere, fresh, fresh_first
+from scheduler.engine.card_constraints import elsewhere, fresh, fresh_first
 from tests.builders import GIB, card, state
 from tests.examples import examples
 from tests.scheduler.engine.oracle import Chosen, cost_of, feasible, held, on

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.engine.learning.card_values import card_values, grains, prices
+from scheduler.engine.learning.card_tables import card_values, grains, prices
 from tests.examples import examples
 
 demands = st.dictionaries(st.integers(5, 100), st.floats(0.01, 1000), min_size=1, max_size=8)

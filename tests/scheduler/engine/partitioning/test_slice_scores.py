@@ -4,7 +4,7 @@ import pytest
 
 from mgpu.settings import load_settings
 from mgpu.settings.slice_settings import SlicesSettings
-from scheduler.engine.partitioning.slice_score import node_score
+from scheduler.engine.partitioning.slice_scores import node_score
 from tests import builders as b
 from tests.scheduler.partitioning.cluster import MIG, MPS, cluster, slices, submit, wants
 

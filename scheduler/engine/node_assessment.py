@@ -13,10 +13,37 @@ from mgpu.model.pods import Node, Pod
 from mgpu.model.slice_names import is_slice
 from mgpu.settings import Settings
 from scheduler.engine import FULL, Effort, Limits, Policy, node_score, place, policy_named
-from scheduler.engine.constraints import elsewhere, fresh_first
-from scheduler.engine.learned_policies import looking_ahead
-from scheduler.engine.learning.board import Judge
-from scheduler.engine.learning.columns import class_of
+from scheduler.engine.card_constraints import elsewhere, fresh_first
+from scheduler.engine.card_policy import CardScore, Scoring
+from scheduler.engine.learning.node_board import Judge
+from scheduler.engine.learning.shapes import NodeClass, class_of, free_of, milli_left, rows_of
+
+
+def looking_ahead(judge: Judge, node: NodeClass, room: CpuMemory, needs: CpuMemory) -> Scoring:
+    """The worth of the node with only this card changed: exact for pods on one card.
+
+    room: what the node has free of cpu and memory without the pod, which needs `needs` of it.
+    """
+    after = room.less(needs)
+
+    def scoring(cards: Sequence[CardState], _weight_of_core: int) -> CardScore:
+        known: dict[tuple[int, int], list[int]] = {}
+        now = free_of(cards)
+        # Sorted, so that equal cards are of equal worth to the last bit.
+        before = rows_of(node, room, [sorted(now)])
+
+        def score(position: int, core: int, memory: int) -> int:
+            worths = known.get((core, memory))
+            if worths is None:  # of all cards at once: the other ones are asked about next
+                left = [milli_left(state, core, memory) for state in cards]
+                ways = [sorted((*now[:i], milli, *now[i + 1 :])) for i, milli in enumerate(left)]
+                worths = known[core, memory] = judge.worths(before, rows_of(node, after, ways)).tolist()
+            return worths[position]
+
+        return score
+
+    return scoring
+
 
 _CAPPED = 10_000
 _FORESIGHT = 400

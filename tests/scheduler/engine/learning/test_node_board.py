@@ -3,9 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.engine.learning.board import UNFIT, Board
-from scheduler.engine.learning.node_columns import Ints, Rows
-from scheduler.engine.learning.shapes import Shape
+from scheduler.engine.learning.node_board import UNFIT, Board
+from scheduler.engine.learning.shapes import Ints, Rows, Shape
 from scheduler.engine.policies.fgd import Fgd, TypicalPod
 from tests.examples import examples
 from tests.scheduler.engine.learning.clusters import CLASSES, SHAPES, Node, nodes, rows_of

@@ -15,7 +15,7 @@ from mgpu.model.pod_constraints import NONE, Constraints
 from mgpu.model.pods import Stage
 from scheduler.engine import Effort, place, policy_named
 from scheduler.engine.effort import Budget
-from scheduler.engine.victims import Tenant, by_importance, victims, without
+from scheduler.engine.evictions import Tenant, by_importance, victims, without
 from tests import builders as b
 from tests.examples import examples
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Rejection
-from scheduler.engine.arrays.fits import Sifted, hopeless, serving, taken
+from scheduler.engine.arrays.node_fits import Sifted, hopeless, serving, taken
 from scheduler.engine.arrays.node_table import (
     CORE_FREE,
     COUNT,
@@ -26,7 +26,7 @@ from scheduler.engine.arrays.node_table import (
     Places,
     Rows,
 )
-from scheduler.engine.refusals import alone, impossible
+from scheduler.engine.rejections import alone, impossible
 
 MOST = 50
 _LARGEST = 1 << 61

@@ -5,7 +5,7 @@ import pytest
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement
 from mgpu.model.pods import read_node
 from mgpu.settings import load_settings
-from scheduler.engine.assessment import assess
+from scheduler.engine.node_assessment import assess
 from tests.builders import GIB, node, state
 
 VARIED = GpuRequest("mgpu", tuple(ContainerRequest(f"c{i}", core=60 + 10 * i, memory=(3 + i) * GIB) for i in range(10)))

@@ -1,15 +1,15 @@
-"""Which cards can take a container, and on which nodes a pod fits or does not: what the engine says, exactly.
+"""On which nodes a pod fits and on which it does not, for thousands of nodes at once; exactly what the engine says.
 
-Where the arrays cannot tell, they say so.
+Where the arrays cannot tell, they say so, and the engine evaluates the node by itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from mgpu.model.cards import WHOLE_RATIO
+from mgpu.model.cards import WHOLE_RATIO, CardState
 from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, peak
 from mgpu.model.pods import Stage
 from scheduler.engine.arrays.node_table import (
@@ -142,3 +142,19 @@ def _fit_together(rows: Rows, request: GpuRequest) -> Mask | bool:
     cards = max(c.cards for c in request.containers)
     able = serving(rows, ContainerRequest("all", cards, most.core, most.memory), request, most.shares)
     return np.asarray(able.sum(axis=1) >= cards)
+
+
+def tells(request: GpuRequest) -> bool:
+    """Whether `crowded` can tell: of one container every card is as good as the next."""
+    return len(request.containers) == 1 and request.constraints.same_card is None
+
+
+def crowded(rows: Rows, cards_of: Iterable[Sequence[CardState]], request: GpuRequest) -> Mask:
+    """Of these nodes, where the pod fits, those with too few cards for it that none of its spread group is on."""
+    container, group = request.containers[0], request.constraints.spread
+    alone = np.ones(rows.data.shape[1:], np.bool_)
+    for row, cards in enumerate(cards_of):
+        for column, state in enumerate(cards):
+            if state.groups and group in state.groups:
+                alone[row, column] = False
+    return np.asarray((serving(rows, container, request) & alone).sum(axis=1) < container.cards)

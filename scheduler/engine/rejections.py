@@ -16,7 +16,7 @@ from mgpu.model.gpu_requests import (
 )
 from mgpu.model.quantities import format_bytes
 from mgpu.model.slice_names import is_slice
-from scheduler.engine.constraints import Exclusion, exclusions
+from scheduler.engine.card_constraints import Exclusion, exclusions
 
 
 def refusal(

@@ -17,9 +17,9 @@ from scheduler.cluster.arrays import Matrix
 from scheduler.cluster.forecast import Outlook
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.filter import Filter
+from scheduler.engine.arrays.array_rejections import MOST
 from scheduler.engine.arrays.node_table import EXACT, Table
-from scheduler.engine.arrays.rejections import MOST
-from scheduler.engine.assessment import assess, score
+from scheduler.engine.node_assessment import assess, score
 from tests.builders import GIB
 from tests.examples import examples
 
