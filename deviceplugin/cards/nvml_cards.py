@@ -162,7 +162,9 @@ class NvmlCards:
     def _start(self) -> None:
         present = self._host.present()
         self._nvml.nvmlInit()
-        self._open, self._present, self._started = True, present, self._clock()
+        self._open = True
+        self._present = present
+        self._started = self._clock()
         self.driver = self._nvml.nvmlSystemGetDriverVersion()
         self._events = self._nvml.nvmlEventSetCreate()
         for index in range(self._nvml.nvmlDeviceGetCount()):

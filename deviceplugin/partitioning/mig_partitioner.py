@@ -70,7 +70,8 @@ class MigPartitioner:
         users: Callable[[Collection[Slice]], Users],
         held: Collection[int],
     ) -> ObservedPartitions:
-        self._problems, self._retry = [], []
+        self._problems = []
+        self._retry = []
         cards = self._settle(gpus, self._read(gpus), {*held, *_shared(users(()))})
         if self._last_good is None:
             self._last_good = _initial_state(found, cards)

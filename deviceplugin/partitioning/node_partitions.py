@@ -1,4 +1,4 @@
-"""What this node's cards are cut into, as far as the agent knows.
+"""The observed partitions of this node's cards, shared within the agent.
 
 The partition worker alone publishes a new state. Allocation, the reporter and the served resources read it from any
 thread, and can therefore be built before the worker, which itself needs some of them.

@@ -172,8 +172,10 @@ def _environment(info: Mapping[str, str]) -> dict[str, str]:
         spec = orjson.loads(info["info"])["runtimeSpec"]
         lines: list[str] = spec["process"]["env"]
         env = dict(line.split("=", 1) for line in lines if "=" in line)
-        shown = [*_mounted(spec)] or [*_nodes(spec)] if env.get(_VISIBLE, "") in _NO_CARDS else [*_mounted(spec)]
-        return {**env, _VISIBLE: ",".join(shown)} if shown else env
+        visible = [*_mounted(spec)]
+        if not visible and env.get(_VISIBLE, "") in _NO_CARDS:
+            visible = [*_nodes(spec)]
+        return {**env, _VISIBLE: ",".join(visible)} if visible else env
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RetryLater(f"container runtime: the environment of a container is not readable: {error!r}") from error
 

@@ -215,9 +215,9 @@ class UnrecordedPods:
             return
         cards = self._node.gpus
         names = [card.uuid for card in cards] if visible == "all" else visible.split(",")
-        shown = {card.uuid for card in cards if {card.uuid, str(card.index), f"minor:{card.minor}"} & {*names}}
+        found = {card.uuid for card in cards if {card.uuid, str(card.index), f"minor:{card.minor}"} & {*names}}
         if len(names) <= wanted.cards:
-            yield from (share_of(wanted, uuid) for uuid in sorted(shown))
+            yield from (share_of(wanted, uuid) for uuid in sorted(found))
 
 
 def _runs_without_record(known: GpuPod) -> bool:
