@@ -1,4 +1,8 @@
-"""Blocks of IP addresses as settings name them. Pure."""
+"""Blocks of IP addresses: which peers may call an endpoint (settings `apiServers`) and how their connections are
+counted.
+
+`mgpu.settings` parses blocks; `mgpu.serving` checks each connection. Pure.
+"""
 
 import ipaddress
 from collections.abc import Iterable
@@ -9,7 +13,7 @@ LOOPBACK: tuple[Block, ...] = (ipaddress.IPv4Network("127.0.0.0/8"), ipaddress.I
 
 
 def read_block(text: str) -> Block:
-    """A block in CIDR notation, or one address. Raises ValueError that says what to write instead."""
+    """Return a block in CIDR notation, or one address as a block. The ValueError says what to write instead."""
     try:
         block = ipaddress.ip_network(text)
     except ValueError as error:
@@ -25,7 +29,7 @@ def read_block(text: str) -> Block:
 
 
 def read_peer(text: str) -> Address | None:
-    """The address of a connection's peer; None: it is no IP address.
+    """Return the address of a connection's peer, or None for a peer without an IP address.
 
     An IPv4 peer of an IPv6 socket (`::ffff:192.0.2.1`) counts as IPv4.
     """
@@ -38,15 +42,15 @@ def read_peer(text: str) -> Address | None:
 
 
 def is_within(peer: str, blocks: Iterable[Block]) -> bool:
-    """Whether one of the blocks holds the peer's address."""
+    """Return whether one of the blocks contains the peer's address."""
     address = read_peer(peer)
     return address is not None and any(address.version == block.version and address in block for block in blocks)
 
 
 def counted_as(peer: str) -> Block | None:
-    """The block whose connections are counted together with those of this peer; None: of all that have no IP address.
+    """Return the block whose connections are counted together with this peer's; None for peers without an IP address.
 
-    One host can use every address of its IPv6 /64 block.
+    An IPv6 peer counts as its /64 block, since one host can use every address of it.
     """
     address = read_peer(peer)
     if isinstance(address, ipaddress.IPv6Address):
@@ -55,7 +59,7 @@ def counted_as(peer: str) -> Block | None:
 
 
 def cover_everything(blocks: Iterable[Block]) -> bool:
-    """Whether the blocks together hold all IPv4 or all IPv6 addresses."""
+    """Return whether the blocks together contain all IPv4 or all IPv6 addresses."""
     found = list(blocks)
     v4 = [block for block in found if isinstance(block, ipaddress.IPv4Network)]
     v6 = [block for block in found if isinstance(block, ipaddress.IPv6Network)]

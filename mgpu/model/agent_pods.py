@@ -1,9 +1,8 @@
-"""The Pods that the node agents run in: which node each one serves, and whether it can start containers there.
+"""The Pods of the node agents: which node each one serves, and whether it can start containers there.
 
-The kubelet keeps the `Ready` condition of a Pod: it turns false about a second after the container has ended, and when
-the readiness probe fails. So the state of an agent reaches everybody who watches Pods, and is written only when it
-changes. A heartbeat (a Lease) would take seconds longer to tell the same, and 5,000 nodes would write 500 of them a
-second.
+The scheduler uses it to keep pods off nodes whose agent is not ready, and `mgpu doctor` reports it. The source is the
+`Ready` condition of the Pod, which the kubelet sets to false about a second after the container has ended or when the
+readiness probe fails. A heartbeat (a Lease) would be slower by seconds, and 5,000 nodes would write 500 a second.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -24,8 +23,8 @@ class AgentPod:
     """An agent's Pod on its node.
 
     Attributes:
-        problem: why it cannot start containers now; None where it can.
-        since: the time at which it became so, as the kubelet wrote it; None where it wrote none.
+        problem: why it cannot start containers now; None if it can.
+        since: the time of that change as the kubelet wrote it; None if unknown.
     """
 
     node: str
@@ -52,10 +51,13 @@ def agent_pod(raw: Raw, namespace: str) -> AgentPod | None:
 
 
 def without_ready_agent(agents: Collection[AgentPod]) -> AgentPod | None:
-    """Of the agents' Pods on one node, return the one to blame for that no container can start there; None: one can.
+    """Return the agent Pod that explains why no container can start on a node, or None where an agent is ready.
 
-    During a rolling update two agents stand side by side, of which one that is ready is enough. Among several that are
-    not, the one that stays comes before one that is being deleted; ties go by name.
+    During a rolling update a node has two agents; one ready agent is enough. Among several that are not ready, one that
+    stays is chosen before one that is being deleted, then the last by name.
+
+    Args:
+        agents: the agents' Pods on one node.
     """
     if not agents or any(pod.problem is None for pod in agents):
         return None
@@ -63,7 +65,7 @@ def without_ready_agent(agents: Collection[AgentPod]) -> AgentPod | None:
 
 
 def nodes_without_agent(pods: Iterable[Raw], namespace: str) -> dict[str, AgentPod]:
-    """Return the nodes that have Pods of the agent, none of them ready, each with the Pod to blame."""
+    """Return the nodes whose agents are all not ready, each with the Pod that explains it."""
     on_node: dict[str, list[AgentPod]] = {}
     for raw in pods:
         if found := agent_pod(raw, namespace):

@@ -1,4 +1,7 @@
-"""What is held of a node's cards, cut into slices or not, and by which dialect's pods."""
+"""What is used of a node's cards, whether they are partitioned or not.
+
+For metrics, the page and the command line, which show cards; the placement engine works on devices instead.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -9,8 +12,13 @@ from mgpu.model.slice_names import is_slice, place_of
 
 
 class CardUse(NamedTuple):
-    """core: milli. memory: bytes. idle: nobody holds anything of it. shared: pods can be given parts of what is free,
-    so it is neither cut nor a card of MtgpuPods.
+    """What is used of one card.
+
+    Attributes:
+        core: milli.
+        memory: bytes.
+        idle: whether nothing of it is held.
+        shared: whether pods can get parts of it, so that it is neither partitioned nor a card of MtgpuPods.
     """
 
     card: Card
@@ -21,9 +29,10 @@ class CardUse(NamedTuple):
 
 
 def card_uses(gpus: Sequence[Card], states: Iterable[CardState]) -> tuple[CardUse, ...]:
-    """Of each GPU of a node. states: of the devices that pods can be given there: whole cards, and slices of others.
+    """Return the use of each GPU of a node; of a partitioned card it is the sum over its slices.
 
-    A card that is cut is used as much as its slices are.
+    Args:
+        states: those of the devices that pods can get: whole cards, and the slices of partitioned ones.
     """
     whole: dict[int, CardState] = {}
     sliced: dict[int, list[CardState]] = {}
@@ -42,13 +51,13 @@ def _use(card: Card, state: CardState | None, slices: Sequence[CardState]) -> Ca
 
 
 def held_of(holding: Holding, devices: Sequence[Card]) -> tuple[int, int]:
-    """The core (milli) and memory (bytes) that a pod holds of all these together, at its peak on each."""
-    uses = [holding.uses(card) for card in _possible(holding, devices)]
+    """Return the core (milli) and memory (bytes) that a pod holds of these devices together, at its peak on each."""
+    uses = [holding.uses(card) for card in _candidates(holding, devices)]
     return sum(use.core for use in uses), sum(use.memory for use in uses)
 
 
-def _possible(holding: Holding, devices: Sequence[Card]) -> Iterator[Card]:
-    """Those that it can be on: nearly all records name cards by index, and asking every card is slow."""
+def _candidates(holding: Holding, devices: Sequence[Card]) -> Iterator[Card]:
+    """Yield the devices that the holding can be on. Nearly all records name indexes, which is faster than `is_on`."""
     if all(isinstance(share.card, int) for share in holding.shares):
         named = {(share.type, share.card) for share in holding.shares}
         return (card for card in devices if (card.type, card.index) in named)

@@ -1,4 +1,8 @@
-"""Cards as a node has them, and how full they are."""
+"""Cards and other devices of a node, and how much of each is used.
+
+A `Card` comes from a Device object (`device_object`) or from the slices of a node (`node_slices`); the ledger makes the
+`CardState` that the placement engine works on.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,7 +11,7 @@ from mgpu.model.groups import Group
 from mgpu.model.slice_names import is_slice
 
 GPU = "gpu"
-"""The type of the devices that all dialects share; others are Koordinator's (rdma, fpga, any name) or slices."""
+"""The type of GPUs. Other types are slices, and Koordinator's devices (rdma, fpga, any name)."""
 
 WHOLE_CORE = 1000
 """The compute of one card, in milli."""
@@ -17,16 +21,19 @@ WHOLE_RATIO = 100
 
 
 def noun(type: str) -> str:
-    """What people call a device of this type."""
+    """Return what messages call a device of this type."""
     return "card" if type == GPU else f"{type} {'slice' if is_slice(type) else 'device'}"
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One device of a node: a GPU, or of another `type`, which has milli and no memory.
+    """One device of a node: a GPU, a slice, or a device of another type, which has no memory.
 
-    index: what mGPU and gpushare write into annotations; unique among the node's devices of its type.
-    core: milli. memory: bytes. minor: the number in /dev/nvidia<minor>; not the index.
+    Attributes:
+        index: the number in annotations of mGPU and gpushare; unique among the node's devices of its type.
+        memory: bytes.
+        core: milli.
+        minor: the number in /dev/nvidia<minor>, which may differ from the index; None: the same.
     """
 
     index: int
@@ -42,12 +49,17 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class CardState:
-    """A card and what is held of it. `shares` counts containers; a card without any is idle.
+    """A card and what is held of it.
 
-    groups: those whose pods hold a share of it (`mgpu.model.pod_constraints`).
-    ratio_used: percent of its memory, of those shares that are counted so.
-    gpuid: the name under which MtgpuPods share it, and nobody else then (docs/design/mtgpu.md, "Meaning of a GPUID").
-    Used may exceed the card (a hand-written record, a card that came back smaller): free is then 0.
+    What is used may exceed the card, for example by a hand-written record; then nothing is free.
+
+    Attributes:
+        core_used: milli.
+        memory_used: bytes.
+        shares: the number of containers on it; 0 for an idle card.
+        groups: those whose pods hold a share of it (`mgpu.model.pod_constraints`).
+        ratio_used: percent of its memory, by shares that are counted in percent.
+        gpuid: the GPUID under which MtgpuPods alone share it (docs/design/mtgpu.md, "Meaning of a GPUID"); "" for none.
     """
 
     card: Card
@@ -60,7 +72,7 @@ class CardState:
 
     @property
     def core_free(self) -> int:
-        """For the pods that share cards without a name, as the next two."""
+        """What is free for pods other than MtgpuPods, in milli."""
         return 0 if self.gpuid else self.core_left
 
     @property
@@ -77,7 +89,7 @@ class CardState:
 
     @property
     def core_taken(self) -> int:
-        """What is used or else not to be had by those."""
+        """What is used, or kept from pods other than MtgpuPods, in milli."""
         return max(self.core_used, self.card.core) if self.gpuid else self.core_used
 
     @property
@@ -86,7 +98,7 @@ class CardState:
 
     @property
     def core_left(self) -> int:
-        """For the MtgpuPods of its GPUID, where it has one."""
+        """What is free for the MtgpuPods of its GPUID, or for all pods where it has none, in milli."""
         return max(0, self.card.core - self.core_used)
 
     @property

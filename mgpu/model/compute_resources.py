@@ -1,4 +1,7 @@
-"""What pods reserve of a node's own resources, and what a node has of them: kube-scheduler's sums over API JSON."""
+"""What pods reserve of a node's resources, and what a node has: kube-scheduler's sums over decoded JSON.
+
+For cpu and memory in mgpu's own decisions, and for all resources in the playground's scheduler and kubelet.
+"""
 
 from collections.abc import Collection, Mapping
 from functools import lru_cache
@@ -12,18 +15,18 @@ Requests = dict[str, int]
 
 _OF_ROOM = ("cpu", "memory")
 MOST = MAX // 1000
-"""Of cpu or memory that one pod needs. A pod may ask for 9E of cpu in each of its containers, which no 64 bits hold in
-milli; more than any node has is as good."""
+"""The most cpu or memory that is counted for one pod. 9E of cpu in each container would not fit into 64 bits in milli;
+more than any node has means the same."""
 
 
 class CpuMemory(NamedTuple):
-    """Of a node: cpu in milli, memory in bytes."""
+    """An amount of cpu in milli and of memory in bytes."""
 
     cpu: int = 0
     memory: int = 0
 
     def less(self, other: "CpuMemory") -> "CpuMemory":
-        """What is left of it, at least nothing. A node that does not say what it has stays without bounds."""
+        """Return what is left of it, at least 0. What a node does not report (`MAX`) stays unbounded."""
         return CpuMemory(
             *(have if have == MAX else max(0, have - taken) for have, taken in zip(self, other, strict=True))
         )
@@ -34,11 +37,16 @@ UNBOUNDED = CpuMemory(MAX, MAX)
 
 
 def requests_of(pod: Raw, names: Collection[str] | None = None) -> Requests:
-    """What a pod reserves on its node, of the resources in `names` (None: of all, `pods: 1` among them).
+    """Return what a pod reserves on its node.
 
-    As KEP-753 and KEP-2837 have it: init containers run beside the sidecars before them, app containers beside all;
-    requests of the pod as a whole replace that sum; the overhead comes on top. A container's missing requests are its
-    limits, as the API server defaults them. Raises QuantityError for an amount that is none.
+    Source: KEP-753 and KEP-2837. Init containers run beside the sidecars before them, app containers beside all
+    sidecars. Pod-level requests replace that sum, and the overhead is added. A container's limits stand in for missing
+    requests, as in the API server's defaults.
+
+    Args:
+        names: the resources to return; None: all of them, and `pods: 1`.
+    Raises:
+        QuantityError
     """
     spec = pod.get("spec") or {}
     running: Requests = {}
@@ -64,7 +72,7 @@ def requested_cpu_memory(pod: Raw) -> CpuMemory:
 
 
 def allocatable(node: Raw, names: Collection[str] | None = None) -> Requests:
-    """The node's allocatable, or its capacity where it reports none. Raises QuantityError."""
+    """Return the node's allocatable, or its capacity where it reports none. Raises QuantityError."""
     status = node.get("status") or {}
     return _amounts(status.get("allocatable") or status.get("capacity"), names)
 
@@ -79,6 +87,7 @@ def allocatable_cpu_memory(node: Raw) -> CpuMemory:
 
 
 def add(used: Requests, more: Requests) -> Requests:
+    """Return the sum. It may be one of the two tables itself, so callers do not change it."""
     if not used or not more:
         return used or more
     return {name: used.get(name, 0) + more.get(name, 0) for name in {**used, **more}}
@@ -109,5 +118,5 @@ def _amounts(raw: Raw | None, names: Collection[str] | None) -> Requests:
 
 @lru_cache(maxsize=4096, typed=True)  # typed: True is no quantity, 1 is
 def _amount(value: object, scale: int) -> int:
-    """Rounded up, as Kubernetes does."""
+    """Return the amount in units of 1/scale, rounded up as Kubernetes does."""
     return int(-(-parse_quantity(value) * scale // 1))

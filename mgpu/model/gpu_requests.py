@@ -1,4 +1,8 @@
-"""What a pod asks for and where it is put: one form for all dialects."""
+"""What a pod requests, where it is placed, and why it cannot be: one form for all vocabularies.
+
+Dialects make a `GpuRequest` of a pod, the placement engine answers with a `Placement` or a `Rejection`, and dialects
+write the placement into a record.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,11 +17,14 @@ from mgpu.model.pods import Node, Stage
 
 @dataclass(frozen=True, slots=True)
 class ContainerRequest:
-    """`cards` distinct cards of a type; of each `core` milli and `memory`, or all of it (`whole`: only idle cards).
+    """What one container requests: `cards` distinct cards of a type, and the same share of each.
 
-    A whole ask has core 1000 and memory 0; what it takes is the memory of the card it gets.
-    memory: bytes. ratio: percent of the card's memory (`amount_of`); None: the ask does not count in percent.
-    stock: asked for as `nvidia.com/gpu`, which NVIDIA's own plugin serves on some nodes.
+    Attributes:
+        core: milli of each card.
+        memory: bytes of each card.
+        whole: whether it takes idle cards as a whole. Then core is 1000 and memory 0, whatever the card has.
+        ratio: percent of each card's memory (`amount_of`); None for a request that does not count in percent.
+        stock: whether it is written as `nvidia.com/gpu`, which NVIDIA's own device plugin serves on some nodes.
     """
 
     container: str
@@ -31,7 +38,7 @@ class ContainerRequest:
     stock: bool = False
 
     def takes(self, card: Card) -> "Amount":
-        """What this container takes of `card`."""
+        """Return what this container takes of a card."""
         return whole_of(card) if self.whole else amount_of(self.core, self.memory, self.ratio, card)
 
 
@@ -40,7 +47,7 @@ def whole_cards(container: str, cards: int, stage: Stage = Stage.APP, *, stock: 
 
 
 class Amount(NamedTuple):
-    """Of one card: core in milli, memory in bytes, number of containers, memory in percent."""
+    """An amount of one card: core in milli, memory in bytes, number of containers, memory in percent."""
 
     core: int = 0
     memory: int = 0
@@ -53,7 +60,7 @@ def whole_of(card: Card) -> Amount:
 
 
 def amount_of(core: int, memory: int, ratio: int | None, card: Card) -> Amount:
-    """One container's share of `card`, memory in bytes and in percent (docs/design/koordinator.md, "Conversion").
+    """Return one container's share of a card (docs/design/koordinator.md, "Conversion").
 
     Of `memory` and `ratio` the one that is 0 follows from the other: bytes are rounded down, percent up.
     """
@@ -65,9 +72,11 @@ def amount_of(core: int, memory: int, ratio: int | None, card: Card) -> Amount:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """The node label `label` (`default` where absent) must be one of `allowed`, else `reason` says why not.
+    """What a node label must be for a pod.
 
-    `{found}` in the reason stands for what the node has.
+    Attributes:
+        default: stands for an absent label.
+        reason: why another node is refused; `{found}` in it is replaced by the node's value.
     """
 
     label: str
@@ -82,12 +91,14 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class GpuRequest:
-    """What one pod asks for. `containers`: those that ask for GPU, in start order, none of them twice.
+    """What one pod requests.
 
-    others: the same for devices of other types, per type in start order and none twice.
-    max_shares: at most so many containers on a card it uses (0: any number).
-    requirements: what the node must be; the first unmet one is the reason.
-    wishes: what the pod says beside its dialect.
+    Attributes:
+        containers: those that request GPUs, in start order, each once.
+        max_shares: the most containers on a card that it uses; 0 for any number.
+        requirements: what the node must be. The first unmet one is the reason.
+        constraints: what the pod demands of its cards beside its vocabulary.
+        others: requests for devices of other types, per type in start order.
     """
 
     dialect: str
@@ -102,10 +113,13 @@ class GpuRequest:
 
 
 def peak(uses: Iterable[tuple[Stage, Amount]]) -> Amount:
-    """What a pod needs of one card at its busiest moment; `uses` are its containers on that card in start order.
+    """Return what a pod needs of one card at its busiest moment.
 
-    As the kubelet runs them (KEP-753): an init container runs beside the sidecars started before it, the app
-    containers beside all sidecars. Per dimension: max(init containers, sum of sidecars and app containers).
+    The kubelet runs an init container beside the sidecars started before it, and the app containers beside all sidecars
+    (KEP-753).
+
+    Args:
+        uses: its containers on that card in start order.
     """
     running, busiest = [0] * len(Amount._fields), [0] * len(Amount._fields)
     for stage, amount in uses:
@@ -118,16 +132,17 @@ def peak(uses: Iterable[tuple[Stage, Amount]]) -> Amount:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The card indexes of each container of an ask, ascending, in the ask's order.
+    """The card indexes of each container of a request, ascending, in the order of the request.
 
-    others: type, container and indexes, for each of the ask's others.
-    proven: no better placement exists. False only where the search ended at its limits.
+    Attributes:
+        proven: whether no better placement exists; False only where the search reached its limits.
+        others: type, container and indexes for each request for devices of other types.
     """
 
     containers: tuple[tuple[str, tuple[int, ...]], ...]
     proven: bool = field(default=True, compare=False)
     others: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
-    # Asked of every container on every card: a pod may have hundreds of them.
+    # A table, since `cards` is called for every container on every card: a pod may have hundreds of containers.
     _of: Mapping[tuple[str, str], tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -136,7 +151,7 @@ class Placement:
         object.__setattr__(self, "_of", known)
 
     def cards(self, container: str, type: str = GPU) -> tuple[int, ...]:
-        """The container's cards of this type; () for one that has none."""
+        """Return the container's cards of this type; () for none."""
         return self._of.get((type, container), ())
 
 
@@ -235,4 +250,5 @@ def _counted(cards: Sequence[CardRefusal]) -> list[tuple[str, int]]:
 
 
 def by_index(cards: Sequence[Card], type: str = GPU) -> Mapping[int, Card]:
+    """Return the devices of a type by their index."""
     return {card.index: card for card in cards if card.type == type}

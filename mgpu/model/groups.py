@@ -1,11 +1,15 @@
-"""Pods that belong together by name, and where they are."""
+"""Groups of pods by a constraint (`spread-group`, `same-card-group`), and the cards that a group holds."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
 
 class Group(NamedTuple):
-    """Pods of one namespace that name each other. `wish`: what they wish of it, an annotation without prefix."""
+    """The pods of one namespace with the same name in a group constraint.
+
+    Attributes:
+        constraint: the annotation without prefix, such as `spread-group`.
+    """
 
     constraint: str
     namespace: str
@@ -16,7 +20,11 @@ class Group(NamedTuple):
 
 
 class Seat(NamedTuple):
-    """A card that a group holds. `card`: its index or its UUID, as text; "": on that node, nobody knows where."""
+    """A card that a group holds.
+
+    Attributes:
+        card: its index or UUID as text; "" for an unknown card of the node.
+    """
 
     node: str
     card: str
@@ -26,5 +34,5 @@ class Seat(NamedTuple):
 
 
 def where(seats: Iterable[Seat]) -> str:
-    """`card 0 of n1 and card 3 of n2`."""
+    """Return `card 0 of n1 and card 3 of n2`."""
     return " and ".join(map(str, seats))

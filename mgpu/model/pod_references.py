@@ -1,4 +1,4 @@
-"""How texts that a tenant can read, such as Events and statuses of its pods, name other pods."""
+"""How Events and statuses, which tenants can read, name other pods: never by a name from another namespace."""
 
 from collections.abc import Iterable
 
@@ -7,9 +7,10 @@ _STRANGERS = "pods of other namespaces"
 
 
 def named_to(namespace: str, pods: Iterable[tuple[str, str]]) -> str:
-    """Return the (namespace, name) pairs as a tenant of `namespace` may know them: its own pods by name.
+    """Return a text for pods as a tenant of `namespace` may see them: its own by name, others without name and number.
 
-    Of other namespaces the text says neither names nor how many there are. There is at least one pod.
+    Args:
+        pods: at least one (namespace, name).
     """
     found = set(pods)
     own = sorted(f"{namespace}/{name}" for its, name in found if its == namespace)

@@ -1,4 +1,7 @@
-"""Kubernetes quantities, read exactly (apimachinery `resource.Quantity`), and amounts written for people."""
+"""Kubernetes quantities, read exactly as apimachinery's `resource.Quantity`, and amounts formatted for messages.
+
+All amounts in mgpu are integers after this: compute in thousandths of a card, memory in bytes.
+"""
 
 import math
 import re
@@ -18,11 +21,11 @@ _FORM = re.compile(r"([+-]?)(\d+\.?\d*|\.\d+)(?:([eE][+-]?\d{1,3})|([A-Za-z]{0,2
 
 
 class QuantityError(ValueError):
-    """The text is no quantity, or not one that is allowed here. The message is a sentence without the field."""
+    """The text is no quantity, or not one that is allowed. The message does not name the field; callers add it."""
 
 
 def parse_quantity(value: object) -> Fraction:
-    """The exact value of a quantity as it stands in JSON or YAML: `"500m"`, `"6k"`, `"1Gi"`, `20`.
+    """Return the exact value of a quantity in JSON or YAML: `"500m"`, `"6k"`, `"1Gi"`, `20`.
 
     Raises QuantityError for anything else, beyond ±(2^63 − 1), and for more than 64 characters.
     """
@@ -37,9 +40,10 @@ def parse_quantity(value: object) -> Fraction:
 
 @lru_cache(maxsize=10_000)
 def _parsed(text: str) -> tuple[Fraction | None, bool]:
-    """The number, and whether a quantity may be so large.
+    """Return the number, and whether it is within the limits of a quantity.
 
-    Cached: a cluster's pods say the same few texts over and over, and a Fraction takes microseconds to make or compare.
+    Cached: the pods of a cluster repeat a few texts, and making or comparing a Fraction takes microseconds. Callers
+    bound the length of the text, so the cache stays small.
     """
     match = _FORM.fullmatch(text)
     if match is None or (match[4] or "") not in _SUFFIX:
@@ -56,7 +60,7 @@ def _shortened(value: object) -> str:
 
 
 def same_quantity(one: str, other: str) -> bool:
-    """Whether two quantities have the same value; what is none is the same only as itself."""
+    """Return whether two quantities have the same value. A text that is no quantity equals only itself."""
     try:
         return parse_quantity(one) == parse_quantity(other)
     except QuantityError:
@@ -64,7 +68,7 @@ def same_quantity(one: str, other: str) -> bool:
 
 
 def whole_number(value: object) -> int:
-    """A quantity that must be an integer. Raises QuantityError for fractions such as `500m`."""
+    """Return a quantity that must be an integer. Raises QuantityError for fractions such as `500m`."""
     number = parse_quantity(value)
     if number.denominator != 1:
         raise QuantityError(f"{value!r} is a fraction; only whole numbers are allowed")
@@ -72,12 +76,12 @@ def whole_number(value: object) -> int:
 
 
 def whole_bytes(value: object) -> int:
-    """A quantity of bytes, rounded up to whole ones as Kubernetes does."""
+    """Return a quantity of bytes, rounded up to whole bytes as Kubernetes does."""
     return math.ceil(parse_quantity(value))
 
 
 def format_bytes(amount: int) -> str:
-    """`4.0 GiB`, `256 MiB`, `12 B`: the largest unit that leaves at least 1."""
+    """Return `4.0 GiB`, `256 MiB` or `12 B`: the largest unit that leaves at least 1."""
     for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if abs(amount) >= 1 << shift:
             value = amount / (1 << shift)
@@ -86,12 +90,12 @@ def format_bytes(amount: int) -> str:
 
 
 def format_core(milli: int) -> str:
-    """Compute as percent of one card: `50%`, `12.5%`."""
+    """Return compute as percent of one card: `50%`, `12.5%`."""
     return f"{milli / 10:g}%"
 
 
 def quantity_of_bytes(amount: int) -> str:
-    """The shortest exact Kubernetes quantity: `80Gi`, `4069Mi`, `15472384Ki`, `123`."""
+    """Return the shortest exact Kubernetes quantity: `80Gi`, `4069Mi`, `15472384Ki`, `123`."""
     for shift, suffix in ((30, "Gi"), (20, "Mi"), (10, "Ki")):
         if amount and amount % (1 << shift) == 0:
             return f"{amount >> shift}{suffix}"

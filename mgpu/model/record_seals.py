@@ -1,4 +1,4 @@
-"""Seals: signatures that make a placement record one that mgpu decided, and not merely annotations of its names.
+"""Seals: signatures that prove that mgpu decided an allocation record.
 
 The scheduler signs what it decides with Ed25519 and writes the signature beside the record, in the same write. A seal
 holds for one object on one node with exactly these annotations: on another pod, on a pod that was created again under
@@ -21,14 +21,14 @@ SEAL = "mgpu.io/seal"
 """The annotation that authenticates the placement annotations of its pod: `v1.<key id>.<subject's uid>.<signature>`."""
 
 _DOMAIN = "mgpu-record-v1"
-"""Begins everything that is signed, so that no signature counts for anything but a record."""
+"""Begins everything that is signed, so that a signature for another purpose never counts for a record."""
 _FORM = re.compile(
     r"v1\.(?P<key>[0-9a-f]{16})\.(?P<subject>[0-9A-Za-z-]{1,128})\.(?P<signature>[0-9a-f]{128})", re.ASCII
 )
 
 
 class Subject(NamedTuple):
-    """What a record is about: the object that it was decided for, and the pod and node that it is on."""
+    """What a record is about: the object that it was decided for, its pod and its node."""
 
     uid: str
     namespace: str
@@ -38,7 +38,13 @@ class Subject(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """A seal as it is written. signature: in hexadecimal digits."""
+    """A seal as an annotation holds it.
+
+    Attributes:
+        key: the id of the key (`key_id`).
+        subject: the uid of the object that it was made for.
+        signature: in hexadecimal digits.
+    """
 
     key: str
     subject: str
@@ -46,7 +52,7 @@ class Seal:
 
     @classmethod
     def read(cls, text: str) -> Self | None:
-        """None: the text has not the form of a seal."""
+        """Return the seal in a text, or None for a text of another form."""
         match = _FORM.fullmatch(text)
         return cls(match["key"], match["subject"], match["signature"]) if match else None
 
@@ -56,7 +62,7 @@ class Seal:
 
 @dataclass(frozen=True)
 class Signer:
-    """The private key of the scheduler."""
+    """Signs records with the private key of the scheduler."""
 
     key: Ed25519PrivateKey
 
@@ -70,9 +76,12 @@ class Signer:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys whose seals count. since: when sealing came into force, as the API server writes times.
+    """The keys whose seals count.
 
-    signer: the private key of one of them, in the scheduler alone.
+    Attributes:
+        since: when sealing came into force, in the API server's format of times.
+        public: by key id.
+        signer: the private key of one of them; only the scheduler has it.
     """
 
     since: str
@@ -85,14 +94,15 @@ class Keys:
         return seal is not None and seal.key in self.public
 
     def refusal(self, subject: Subject, record: Mapping[str, str], text: str) -> str | None:
-        """Why this seal does not authenticate this record of this subject; None: it does."""
+        """Return why a seal does not authenticate a record of a subject, or None where it does."""
         seal = Seal.read(text)
         if seal is None:
             return "it has not the form of a seal"
         if seal.subject != subject.uid:
             return f"it was made for the object with uid {seal.subject}"
         if self.signer is not None and seal.key == self.signer.id:
-            # Ed25519 is deterministic: who can sign compares, which takes a third of the time of a verification.
+            # Ed25519 is deterministic. A process that can sign compares signatures, in a third of the time of
+            # verifying.
             mine = self.signer.sign(subject, record)
             return None if hmac.compare_digest(mine.signature, seal.signature) else _UNLIKE
         public = self.public.get(seal.key)
@@ -109,10 +119,10 @@ _UNLIKE = "it was made for another record, pod, or node, or the record has been 
 
 
 def key_id(key: Ed25519PublicKey) -> str:
-    """The name of a key in seals: the first 16 hexadecimal digits of the SHA-256 of its 32 bytes."""
+    """Return the id of a key in seals: the first 16 hexadecimal digits of the SHA-256 of its 32 bytes."""
     return sha256(key.public_bytes_raw()).hexdigest()[:16]
 
 
 def _content(subject: Subject, record: Mapping[str, str]) -> bytes:
-    """What is signed, in one form for one meaning: JSON text in ASCII, the annotations in the order of their keys."""
+    """Return what is signed, in a canonical form: JSON text in ASCII, the annotations in the order of their keys."""
     return json.dumps([_DOMAIN, *subject, sorted(record.items())], separators=(",", ":")).encode()
