@@ -1,11 +1,13 @@
-"""Cards that pods hold without a record, as a node's `Device` says (docs/design/koordinator.md, "Annotations").
+"""Cards that containers got without an allocation record, as a node reports them in its Device object.
 
-A list of `{"podUID": …, "containerName": …, "resourceName": …, "deviceIDs": […]}` in an annotation: what the kubelet
-gave out through another plugin, and what pods hold whose objects were deleted while their containers run. A row of the
-latter has a `share` as well, the amounts that it holds; a scheduler that does not know this key holds the whole card.
+Source: docs/design/koordinator.md, "Annotations". The annotation is a list of `{"podUID": …, "containerName": …,
+"resourceName": …, "deviceIDs": […]}`. It has what the kubelet allocated through another plugin, and what deleted pods
+hold whose containers still run (remnants). A row of a remnant has a `share` as well, the amounts that it holds; a
+scheduler that does not know this key holds the whole card.
 
-A row without ids says that its pod runs without a record and was given nothing. The row of `OTHERS` says so of all pods
-that the list does not name. A scheduler that knows neither ignores such rows.
+A row without ids means that its pod runs without a record and got nothing. The row of `OTHERS` means the same for all
+pods that the list does not name. A scheduler that knows neither ignores such rows. The agent writes the list, the
+scheduler reads it and does not trust its size.
 """
 
 import json
@@ -21,28 +23,28 @@ from mgpu.model.quantities import MAX
 CHECKPOINTS = "node.koordinator.sh/devices-checkpoints"
 _OLDER = "node.koordinator.sh/gpu-checkpoints"
 DELETED_POD = "mgpu.io/deleted-pod"
-"""The resource in rows of pods that were deleted and still run."""
+"""The resource in rows of remnants."""
 UNRECORDED = "mgpu.io/unrecorded-pod"
-"""The resource in rows of pods that run without a record, where it is not known by which resource they got cards."""
+"""The resource in rows of pods without a record where it is unknown by which resource they got cards."""
 OTHERS = "*"
-"""In place of a pod's UID: every pod without a record that the list does not name. An agent that writes this row lists
-all pods that hold cards without a record. It is part of the list, so that an earlier agent, which promises no such
-thing, removes it with its first write."""
+"""Stands for a pod's UID and means every pod without a record that the list does not name. An agent that writes this
+row guarantees that it lists all pods that hold cards without a record. It is a row of the list so that an earlier
+agent, which does not guarantee this, removes it with its first write."""
 _NVIDIA = "nvidia.com/"
 _INDEX = re.compile(r"\d{1,9}", re.ASCII)
 _MOST_ROWS = 2048
-"""Of one node: a kubelet runs some hundred pods. Each pod that a node names becomes a holding in the ledger."""
+"""Rows of one node. A kubelet runs some hundred pods, and each pod in the list becomes a holding in the ledger."""
 _MOST_IDS = 4096
-"""Over all rows; each id becomes a share."""
+"""Ids in all rows together; each becomes a share."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class CheckpointEntry:
-    """What one container was given of one resource.
+    """What one container got of one resource.
 
     Attributes:
-        ids: UUIDs of cards, as the plugin that gave them names them; none: it was given nothing.
-        share: what it holds of each of these cards; None: all of it.
+        ids: UUIDs of cards as the allocating plugin names them; () for nothing.
+        share: what it holds of each of these cards; None for all of it.
     """
 
     uid: str
@@ -53,10 +55,10 @@ class CheckpointEntry:
 
 
 def read_entries(device: Mapping[str, Any]) -> tuple[CheckpointEntry, ...]:
-    """Read what the annotations of a Device list, in order.
+    """Return the rows in the annotations of a Device, in order.
 
-    Raises BadObject: a list is read as a whole or not at all. Its length is limited, since a node's agent writes it and
-    is not trusted with the scheduler's memory.
+    Raises BadObject: a list is read as a whole or not at all. Its length is limited, so that one node's agent cannot
+    fill the scheduler's memory.
     """
     annotations = (device.get("metadata") or {}).get("annotations") or {}
     problems: list[Problem] = []
@@ -71,7 +73,7 @@ def read_entries(device: Mapping[str, Any]) -> tuple[CheckpointEntry, ...]:
 
 
 def write_entries(rows: Iterable[CheckpointEntry]) -> str:
-    """The value of `CHECKPOINTS` that says this."""
+    """Return the value of the annotation `CHECKPOINTS`."""
     return json.dumps([_written(given) for given in sorted(rows)], separators=(",", ":"))
 
 
@@ -88,15 +90,16 @@ def _written(given: CheckpointEntry) -> dict[str, Any]:
 
 
 def no_devices_entry(uid: str) -> CheckpointEntry:
-    """Return the row that says that this pod, or `OTHERS`, was given nothing."""
+    """Return the row which says that a pod, or `OTHERS`, got nothing."""
     return CheckpointEntry(uid, "", UNRECORDED, ())
 
 
 def shares_by_pod(rows: Iterable[CheckpointEntry]) -> dict[str, tuple[Share, ...]]:
-    """By the pod's UID, the cards that it was given, each of them whole unless the row says how much; () for nothing.
+    """Return the shares that each pod got, by UID; () for a pod that got nothing. Without a `share` a card is held
+    whole.
 
-    An id may be an index, or a UUID with the number of a replica behind it (`GPU-…::3`), as NVIDIA's plugin may be
-    configured. Which card a MIG device is on is not known: it is held on all.
+    An id may be an index, or a UUID followed by the number of a replica (`GPU-…::3`), depending on the configuration of
+    NVIDIA's plugin. It is unknown which card a MIG device is on, so it is held on all.
     """
     found: dict[str, dict[Share, None]] = {}
     for given in rows:
@@ -111,7 +114,7 @@ def _cards(given: CheckpointEntry) -> Iterator[str | int | None]:
     for name in given.ids:
         uuid = name.partition("::")[0]
         if not given.resource.startswith(_NVIDIA):
-            yield uuid  # of another resource: a card only where it is the UUID of one
+            yield uuid  # Of another resource it is a card only if a card has this UUID.
         elif uuid.startswith("MIG-"):
             yield None
         else:
@@ -159,7 +162,7 @@ def _read(row: object) -> CheckpointEntry | None:
 
 
 def _share(container: str, row: Mapping[str, Any]) -> Share:
-    """Raises ValueError, KeyError or TypeError: a share that cannot be read must not hold less than there is."""
+    """Raise ValueError, KeyError or TypeError for an invalid share: it must not be read as less than the pod holds."""
     core, memory, ratio = row["core"], row["memory"], row["ratio"]
     amounts = (core, memory) if ratio is None else (core, memory, ratio)
     if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= MAX for n in amounts):

@@ -1,9 +1,9 @@
-"""The cards and other devices of a node: its `Device` object, for every dialect.
+"""The `Device` object of a node: its cards and other devices, for all vocabularies.
 
 Source: docs/design/koordinator.md, "Device CRD".
 
-Written in `koordinator.sh/` names; the older spellings of the Koordinator seed are read too (`deviceType`,
-`resource`, `kubernetes.io/gpu-*`).
+The agent writes it, and the scheduler and the command line read it. Koordinator's older spellings are read too
+(`deviceType`, `resource`, `kubernetes.io/gpu-*`). Card lists of simulated nodes are read here as well.
 """
 
 import re
@@ -19,12 +19,13 @@ DEVICE_API = "scheduling.koordinator.sh/v1alpha1"
 INDEX_LABEL = "mgpu.io/index"
 MODEL_LABEL = "node.koordinator.sh/gpu-model"
 WHOLE_CARDS_LABEL = "mgpu.io/whole-cards"
-"""Of a Node: who serves `nvidia.com/gpu` there, `nvidia` (its own plugin) or `mgpu`; absent: mgpu."""
+"""The label of a Node that says who serves `nvidia.com/gpu`: `nvidia` for NVIDIA's device plugin, `mgpu` or absent for
+mgpu."""
 _PREFIXES = ("koordinator.sh/", "kubernetes.io/")
 _TYPE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 _MOST_MEMORY = MAX // 1000
-"""Bytes of one card: far beyond any, and sums and percents of it stay within 2^63."""
+"""Bytes of one card: more than any has, and sums and percents of it stay within 2^63."""
 
 MOST_GPUS = 64
 """GPUs of one node. The largest servers have 16 to 20; the scheduler's cost of one node grows with their number."""
@@ -38,11 +39,13 @@ _MOST_TEXT = 128
 
 
 def read_device(raw: Mapping[str, Any]) -> tuple[Card, ...]:
-    """Read the devices in a Device object: the GPUs by index, then those of other types, by type and index.
+    """Return the devices in a Device object: GPUs by index, then other devices by type and index.
 
-    A device of another type than `gpu` has 1000 milli and no memory. Raises BadObject: an inventory is read as a whole
-    or not at all. What a node's agent writes is not trusted: numbers and lengths are limited, so that one object cannot
-    take the scheduler's memory.
+    A device of another type than `gpu` has 1000 milli and no memory. Numbers and lengths are limited, so that one
+    node's agent cannot fill the scheduler's memory.
+
+    Raises:
+        BadObject: an inventory is read as a whole or not at all.
     """
     spec = raw.get("spec")
     rows = spec.get("devices") if isinstance(spec, dict) else None
@@ -76,7 +79,7 @@ def _read_card(row: Mapping[str, Any], path: str) -> Card:
     for part, name in ((resources, "resources"), (labels, "labels"), (topology, "topology")):
         if not isinstance(part, dict):
             raise BadObject([Problem(f"{path}.{name}", "must be an object")])
-    minor = row.get("minor", 0)  # the seed's own writer leaves 0 out
+    minor = row.get("minor", 0)  # Koordinator leaves out a minor of 0.
     if not isinstance(minor, int) or isinstance(minor, bool) or not 0 <= minor <= MAX:
         raise BadObject([Problem(f"{path}.minor", f"must be an integer of at least 0, not {str(minor)[:80]}")])
     uuid = row.get("id", "" if type_ == GPU else f"{type_}-{minor}")
@@ -99,7 +102,7 @@ def _read_card(row: Mapping[str, Any], path: str) -> Card:
         uuid=uuid,
         model=model,
         memory=memory,
-        healthy=row.get("health", "deviceType" not in row) is not False,  # the seed's own writer leaves false out too
+        healthy=row.get("health", "deviceType" not in row) is not False,  # Koordinator's older writer leaves out false.
         numa=numa if isinstance(numa, int) and 0 <= numa <= MAX else None,
         minor=minor,
         type=type_,
@@ -119,14 +122,14 @@ def _amount(read: Callable[[object], int], value: object, path: str, *, least: i
 
 
 def gained(before: Iterable[Card], after: Iterable[Card]) -> bool:
-    """Whether there is a card that can take what none of those before could."""
+    """Return whether a card has become able to take what it could not take before."""
     usable = {(card.type, card.uuid): (card.core, card.memory) for card in before if card.healthy}
     after = [card for card in after if card.healthy]
     return any((card.core, card.memory) > usable.get((card.type, card.uuid), (-1, -1)) for card in after)
 
 
 def write_device(node: Node, node_uid: str, cards: Sequence[Card]) -> dict[str, Any]:
-    """The Device object of a node: one entry per card, in their order; owned by the Node so that it goes with it."""
+    """Return the Device object of a node, one entry per card. The Node owns it, so both are deleted together."""
     meta: dict[str, Any] = {"name": node.name}
     if node_uid:
         owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node_uid}
@@ -150,17 +153,20 @@ def _write_card(card: Card) -> dict[str, Any]:
         "labels": {INDEX_LABEL: str(card.index), **({MODEL_LABEL: card.model} if card.model else {})},
     }
     if card.numa is not None:
-        # Koordinator's own CRD requires all three; -1 is what it writes for a socket that is not known.
+        # Koordinator's CRD requires all three fields. It writes -1 for an unknown socket.
         entry["topology"] = {"socketID": -1, "nodeID": card.numa, "pcieID": ""}
     return entry
 
 
 def read_card_list(rows: object, node: str, path: str) -> tuple[Card, ...]:
-    """Cards as people list them: a simulated agent's file and the annotation `mgpu.io/cards` (simulate.md).
+    """Return hand-written cards: from a simulated agent's file, or the annotation `mgpu.io/cards` of simulations.
 
-    `rows`: a list of `{"index": 0, "uuid": "GPU-0", "model": "A100-SXM4-80GB", "memory": "80Gi", "healthy": true}`;
-    `"count": 8` stands for that many equal cards. Index and UUID are made up where left out (`GPU-<node>-<index>`).
-    Raises BadObject with the path (`<path>[0].memory`) of everything that is wrong.
+    Args:
+        rows: a list of `{"index": 0, "uuid": "GPU-0", "model": "A100-SXM4-80GB", "memory": "80Gi", "healthy": true}`.
+            `"count": 8` stands for that many equal cards. Index and UUID have defaults (`GPU-<node>-<index>`).
+        path: begins the paths in errors.
+    Raises:
+        BadObject: with the path (`<path>[0].memory`) of everything that is wrong.
     """
     if not isinstance(rows, list):
         raise BadObject([Problem(path, "must be a list of cards")])

@@ -1,7 +1,8 @@
-"""Who holds what of which card.
+"""The ledger: which pod holds what of which card.
 
-The ledger keeps each pod's record and each node's cards, and derives the fullness of a node's cards from these
-two alone. So it never depends on the order of events, and a release gives back exactly what was taken.
+It keeps each pod's holding and each node's cards, and derives how full the cards are from these two alone. So its state
+never depends on the order of events, and a release gives back exactly what was taken. The scheduler's cache owns one,
+the command line makes one for a picture of the cluster.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ from mgpu.model.slice_names import is_slice, place_of
 
 
 class Minor(NamedTuple):
-    """A card as a record names it that has neither its index nor its UUID."""
+    """A card in a record that names its minor, and neither its index nor its UUID."""
 
     number: int
 
@@ -29,9 +30,12 @@ class Minor(NamedTuple):
 class Share:
     """What one container holds of one card.
 
-    card: its index, its UUID or its minor, as the record names it; None: not known (an unreadable record), then the
-    share is held on every card of the node of this type, since it may be on any.
-    whole: all of the card, whatever its size now. memory, ratio: as `amount_of` has it.
+    Attributes:
+        card: its index, UUID or minor, as the record names it. None for an unknown card: the share is then held on
+            every card of the node of this type, since it may be on any.
+        core: milli.
+        memory: bytes, and ratio: percent; one may follow from the other (`amount_of`).
+        whole: whether it is all of the card, whatever the card's size is.
     """
 
     container: str
@@ -55,7 +59,7 @@ class Share:
 
 
 def share_of(request: ContainerRequest, card: int | str | Minor | None) -> Share:
-    """What a container with this ask holds of a card that it got."""
+    """Return what a container with this request holds of a card that it got."""
     return Share(
         request.container, card, request.core, request.memory, request.whole, request.stage, request.ratio, request.type
     )
@@ -63,11 +67,14 @@ def share_of(request: ContainerRequest, card: int | str | Minor | None) -> Share
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The shares of one pod on one node, in the start order of its containers. `bound`: seen on the API so.
+    """The shares of one pod on one node, in the start order of its containers.
 
-    wishes: those under which it got them; its groups hold what it holds.
-    gpuid: that of an MtgpuPod. occupies: an occupy pod, which holds the whole card for the MtgpuPods of that GPUID, so
-    that on their card what it holds is not counted beside them (docs/design/mtgpu.md, "Accounting").
+    Attributes:
+        bound: whether the API server shows the pod so; False for a reservation.
+        constraints: those under which it got its cards. Its groups hold what it holds.
+        gpuid: the GPUID of an MtgpuPod or occupy pod; "" for other pods.
+        occupies: whether it is an occupy pod, which holds a whole card for the MtgpuPods of its GPUID. What it holds is
+            not counted beside them on their card (docs/design/mtgpu.md, "Accounting").
     """
 
     uid: str
@@ -96,7 +103,7 @@ class Holding:
 
 
 def shares_of(request: GpuRequest, placement: Placement) -> tuple[Share, ...]:
-    """The shares that `placement` gives to `ask`."""
+    """Return the shares that a placement gives to the containers of a request."""
     return tuple(
         share_of(c, index)
         for c in (*request.containers, *request.others)
@@ -108,9 +115,9 @@ def unknown_shares(request: GpuRequest, pod: Pod | None = None, *, recorded: boo
     """Return the shares of a pod whose cards are not known: each is held on every card of its node.
 
     Args:
-        pod: the pod, if only what its node may have handed out counts: cards and slices of its containers that have
-            ever run. A container that waits for its cards was handed none. Nothing hands out rdma and fpga, so a
-            container that asks for these starts on every node; without a record it holds none of them.
+        pod: the pod, where only what its node may have handed out counts: cards and slices of containers that have ever
+            run. A container that waits for its cards was handed none. Nothing hands out rdma and fpga, so a container
+            that requests these starts on every node, and holds none of them without a record.
         recorded: whether the pod has a record that cannot be read or does not count: it may name rdma and fpga too.
     """
     requests = (*request.containers, *(one for one in request.others if pod is None or recorded or is_slice(one.type)))
@@ -118,9 +125,9 @@ def unknown_shares(request: GpuRequest, pod: Pod | None = None, *, recorded: boo
 
 
 def absent(shares: Iterable[Share], cards: Iterable[Card]) -> tuple[str, ...]:
-    """The cards that a record names and that are not among `cards`, as people read them: `minor 7`, `card 3`, a UUID.
+    """Return the cards that a record names and that are not among `cards`, for messages: `minor 7`, `card 3`, a UUID.
 
-    What is held of them counts as soon as they are there.
+    What is held of them counts as soon as the node reports them.
     """
     there = tuple(cards)
     named = {(s.type, s.card) for s in shares if s.card is not None and not any(s.is_on(card) for card in there)}
@@ -136,7 +143,7 @@ def _named(type_: str, card: object) -> str:
 
 
 class Ledger:
-    """Not thread-safe: its owner serialises all calls. What it returns is immutable."""
+    """Not thread-safe: its owner serialises all calls. Its values are immutable."""
 
     def __init__(self) -> None:
         self._cards: dict[str, tuple[Card, ...]] = {}
@@ -147,7 +154,7 @@ class Ledger:
         self._used: dict[str, list[tuple[int, Amount]]] = {}
 
     def set_cards(self, node: str, cards: tuple[Card, ...] | None) -> None:
-        """The cards of a node as they are now; None: the node has none any more. Holdings stay."""
+        """Set the cards of a node; None for a node without cards. Holdings stay."""
         if cards is None:
             self._cards.pop(node, None)
         else:
@@ -157,7 +164,7 @@ class Ledger:
         self._states.pop(node, None)
 
     def hold(self, holding: Holding) -> None:
-        """Record a pod's shares, in place of what its UID held before."""
+        """Add a pod's holding in place of what its UID held before."""
         self.release(holding.uid)
         self._holdings[holding.uid] = holding
         self._on_node.setdefault(holding.node, {})[holding.uid] = holding
@@ -166,7 +173,7 @@ class Ledger:
         self._states.pop(holding.node, None)
 
     def release(self, uid: str) -> Holding | None:
-        """Forget what a UID holds; the holding, or None where there was none."""
+        """Remove what a UID holds. Return the holding, or None where there was none."""
         holding = self._holdings.pop(uid, None)
         self._used.pop(uid, None)
         if holding is not None:
@@ -185,7 +192,7 @@ class Ledger:
         return self._holdings.get(uid)
 
     def holdings(self, node: str | None = None) -> tuple[Holding, ...]:
-        """All holdings, or those of a node, ordered by namespace, name and UID."""
+        """Return all holdings, or those of a node, ordered by namespace, name and UID."""
         found = self._holdings if node is None else self._on_node.get(node, {})
         return tuple(sorted(found.values(), key=lambda h: (h.namespace, h.name, h.uid)))
 
@@ -193,26 +200,28 @@ class Ledger:
         return MappingProxyType(self._cards)
 
     def cards(self, node: str, without: str = "") -> tuple[CardState, ...]:
-        """The GPUs of a node by index and what is held of each; () for a node without them.
+        """Return the state of each GPU of a node, by index; () for a node without GPUs.
 
-        without: a pod UID whose own holding is left out (deciding again for the same pod).
+        Args:
+            without: the UID of a pod whose own holding is left out, for deciding again for the same pod.
         """
         return self._by_type(node, without).get(GPU, ())
 
     def for_gpuid(self, node: str, gpuid: str, without: str = "") -> tuple[CardState, ...]:
-        """The GPUs as the occupy pod of this GPUID finds them: the card that has it alone, as if nobody used it.
+        """Return the GPUs for the occupy pod of a GPUID: the card that has it, as if it was idle, else all GPUs.
 
-        All cards where none has it. without: as above, that pod itself.
+        Args:
+            without: the UID of that occupy pod, as in `cards`.
         """
         states = self.cards(node, without)
         return tuple(CardState(s.card) for s in states if s.gpuid == gpuid) or states
 
     def once_gone(self, node: str, uids: Collection[str]) -> tuple[CardState, ...]:
-        """All devices of a node, as they will be without what these hold."""
+        """Return all devices of a node as they are without the holdings of these UIDs."""
         return self._derive(node, uids)
 
     def others(self, node: str, without: str = "") -> tuple[CardState, ...]:
-        """The same of its devices of other types, by type and index."""
+        """Return the state of a node's devices of other types, by type and index. without: as in `cards`."""
         return tuple(s for type, states in self._by_type(node, without).items() if type != GPU for s in states)
 
     def _by_type(self, node: str, without: str) -> Mapping[str, tuple[CardState, ...]]:
@@ -223,21 +232,21 @@ class Ledger:
         return self._states[node]
 
     def members(self, group: Group) -> tuple[Holding, ...]:
-        """What the pods of a group hold, in no order that means anything."""
+        """Return the holdings of a group's pods, in no particular order."""
         return tuple(self._members.get(group, {}).values())
 
     def seats(self, group: Group | None, without: str = "") -> tuple[Seat, ...]:
-        """The cards that a group holds, each once, by node and card; () for no group. without: as above."""
+        """Return the cards that a group holds, each once, by node and card; () for None. without: as in `cards`."""
         held = [h for h in (self.members(group) if group else ()) if h.uid != without]
         seats = {Seat(h.node, self._name(h.node, s)) for h in held for s in h.shares if s.type == GPU}
         return tuple(sorted(seats, key=lambda seat: (seat.node, len(seat.card), seat.card)))
 
     def groups(self) -> tuple[Group, ...]:
-        """Those that hold anything, in order."""
+        """Return the groups that hold anything, in order."""
         return tuple(sorted(self._members))
 
     def _name(self, node: str, share: Share) -> str:
-        """A share's card by its index, however the record names it; "" where that is not known."""
+        """Return a share's card by its index, however the record names it; "" for an unknown card."""
         if isinstance(share.card, str | Minor):
             named = share.card if isinstance(share.card, str) else f"of minor {share.card.number}"
             return next((str(c.index) for c in self._cards.get(node, ()) if share.is_on(c)), named)
@@ -266,7 +275,7 @@ class Ledger:
         )
 
     def _uses(self, holding: Holding, cards: Sequence[Card]) -> list[tuple[int, Amount]]:
-        """The cards that it is on, by position, and what it uses of each: worked out once while neither changes."""
+        """Return the positions of the cards that a holding is on, and its use of each. Cached until either changes."""
         if holding.uid not in self._used:
             self._used[holding.uid] = [
                 (position, holding.uses(card)) for position, card in enumerate(cards) if holding.is_on(card)
@@ -284,9 +293,9 @@ class Ledger:
 
 
 def _gpuids(held: Sequence[Holding], cards: Sequence[Card]) -> list[str]:
-    """Each card's GPUID, "" for none: where its MtgpuPods are, and while there are none where its occupy pod is.
+    """Return each card's GPUID, "" for none: where its MtgpuPods are, and without any where its occupy pod is.
 
-    An occupy pod that came back on another card than its MtgpuPods use holds that one as any pod does.
+    An occupy pod that came back on another card than its MtgpuPods use holds that other card like any pod.
     """
     found = [""] * len(cards)
     users = sorted((h for h in held if h.gpuid and not h.occupies), key=lambda h: (h.gpuid, h.uid))
@@ -300,5 +309,5 @@ def _gpuids(held: Sequence[Holding], cards: Sequence[Card]) -> list[str]:
 
 
 def _grouped(states: tuple[CardState, ...]) -> Mapping[str, tuple[CardState, ...]]:
-    """By type; they come so."""
+    """Return the states by type. `set_cards` has sorted the cards by type."""
     return {type: tuple(of_type) for type, of_type in groupby(states, key=lambda state: state.card.type)}

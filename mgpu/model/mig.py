@@ -1,8 +1,8 @@
-"""MIG as NVIDIA has it: into which GPU instances a card can be cut, and where each of them may lie. Pure.
+"""NVIDIA's MIG: into which GPU instances a card can be partitioned, and where each may lie. Pure.
 
 A card's memory is a row of slices. An instance takes as many as its profile has, from one of the profile's legal
 starts; instances do not overlap, of a profile there are only so many, and of those with media engines (`+me`) one
-(docs/design/slices.md, "Choosing a geometry"). The tables are what `nvidia-smi mig -lgipp` says of A30, A100 and
+(docs/design/slices.md, "Choosing a geometry"). The tables are the output of `nvidia-smi mig -lgipp` for A30, A100 and
 H100; the starts of H200 and B200 are inferred from the H100's.
 """
 
@@ -16,7 +16,7 @@ _GIB = 1 << 30
 
 
 class Instance(NamedTuple):
-    """A GPU instance, by its first memory slice and the name of its profile."""
+    """A GPU instance: its first memory slice and the name of its profile."""
 
     start: int
     profile: str
@@ -24,7 +24,15 @@ class Instance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """name: as NVIDIA writes it (`1g.10gb+me`). compute, size: its compute and memory slices. most: per card."""
+    """A kind of GPU instance.
+
+    Attributes:
+        name: as NVIDIA writes it (`1g.10gb+me`).
+        compute: its compute slices.
+        size: its memory slices.
+        starts: the memory slices at which it may begin.
+        most: the most instances per card.
+    """
 
     name: str
     compute: int
@@ -34,17 +42,23 @@ class Profile:
 
     @property
     def media(self) -> bool:
-        """Whether it has the card's media engines; only one instance can."""
+        """Whether it has the card's media engines; only one instance of a card can."""
         return self.name.endswith("+me")
 
     def mask(self, start: int) -> int:
-        """The memory slices that it takes from `start` on, as bits."""
+        """Return the memory slices that it takes from `start` on, as bits."""
         return ((1 << self.size) - 1) << start
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the cards of a model can be cut into. slices: of memory; compute: of compute. inferred: not read off one."""
+    """What the cards of a model can be partitioned into.
+
+    Attributes:
+        slices: memory slices of a card.
+        compute: compute slices of a card.
+        inferred: whether the table is inferred from another model instead of read from a card.
+    """
 
     name: str
     slices: int
@@ -57,7 +71,7 @@ class Layout:
 
 
 def _of_eight(name: str, one: int, two: int, four: int, all_: int, *, inferred: bool = False) -> Layout:
-    """The layout that all cards but the A30 share; the GB in its profiles' names for one, two, four and all slices."""
+    """Return the layout of all cards but the A30, with the GB in profile names for one, two, four and all slices."""
     profiles = (
         Profile(f"1g.{one}gb", 1, 1, tuple(range(7)), 7),
         Profile(f"1g.{one}gb+me", 1, 1, tuple(range(7)), 1),
@@ -104,24 +118,24 @@ _MODELS = (
     ("H200", 0, _H200),
     ("B200", 0, _B200),
 )
-"""Word in the model's name, least GiB of memory → layout; the first that fits.
+"""Word in the model's name, least GiB of memory → layout. The first match counts.
 
-A800 and H800 are cut as A100 and H100: NVIDIA's mig-parted has one configuration for both (config-default.yaml).
+A800 and H800 are like A100 and H100: NVIDIA's mig-parted has one configuration for both (config-default.yaml).
 """
 
 _ALIASES = {"7g.79gb": "7g.80gb"}
 
 
 def layout_of(model: str, memory: int) -> Layout | None:
-    """What a card of this model (`NVIDIA A100-SXM4-80GB`) and so many bytes can be cut into; None: it cannot be."""
+    """Return the layout of a model (`NVIDIA A100-SXM4-80GB`) with this many bytes, or None for cards without MIG."""
     words = set(re.split(r"[^A-Z0-9]+", model.upper()))
     return next((layout for word, least, layout in _MODELS if word in words and memory >= least * _GIB), None)
 
 
 def geometry_problem(model: str, geometry: Mapping[str, int]) -> str:
-    """Why no card with this name for a model can be cut into `geometry`, "" where one can or the model is not known.
+    """Return why no card of a model can be partitioned into a geometry; "" where one can, or the model is unknown.
 
-    A name may leave the memory open (`A100`), and write it in GB (`NVIDIA-A100-SXM4-80GB`).
+    The name may leave the memory open (`A100`), and write it in GB (`NVIDIA-A100-SXM4-80GB`).
     """
     words = set(re.split(r"[^A-Z0-9]+", model.upper()))
     sizes = [int(word[:-2]) for word in words if re.fullmatch(r"\d{1,4}GB", word, re.ASCII)]
@@ -140,12 +154,12 @@ def _unplaceable(layout: Layout, geometry: Mapping[str, int]) -> str:
 
 
 def canonical(profile: str) -> str:
-    """The name that the tables have for a profile which some drivers name differently."""
+    """Return the name of a profile in the tables; some drivers use another."""
     return _ALIASES.get(profile, profile)
 
 
 def problem(layout: Layout, instances: Iterable[Instance]) -> str:
-    """Why a card cannot be cut so, "" where it can."""
+    """Return why a card cannot have these instances; "" where it can."""
     taken, counts = 0, dict.fromkeys((p.name for p in layout.profiles), 0)
     for start, name in sorted(instances):
         profile = layout.profile(name)
@@ -165,7 +179,7 @@ def problem(layout: Layout, instances: Iterable[Instance]) -> str:
 
 
 def openings(layout: Layout, instances: Iterable[Instance]) -> tuple[Instance, ...]:
-    """Each instance that could be made beside these, which lie well, in the order of profiles and starts."""
+    """Return each instance that could be created beside valid ones, in the order of profiles and starts."""
     return _openings(layout, frozenset(instances))
 
 
@@ -188,19 +202,23 @@ def _openings(layout: Layout, instances: frozenset[Instance]) -> tuple[Instance,
 
 
 def arrange(layout: Layout, fixed: Iterable[Instance], wanted: Mapping[str, int]) -> tuple[Instance, ...] | None:
-    """Where `wanted` (profile → how many) can lie beside `fixed`, ascending; None: nowhere.
+    """Return where new instances can lie beside fixed ones, ascending, or None.
 
-    Of all ways the one that leaves the most openings, then the one with the lowest starts.
+    Of all arrangements it is the one that leaves the most openings, then the one with the lowest starts. All are tried:
+    a card has at most 7 instances, so there are few.
+
+    Args:
+        wanted: profile → number of new instances.
     """
-    asked = tuple(sorted((name, count) for name, count in wanted.items() if count > 0))
-    return _arranged(layout, frozenset(fixed), asked)
+    counts = tuple(sorted((name, count) for name, count in wanted.items() if count > 0))
+    return _arranged(layout, frozenset(fixed), counts)
 
 
 @lru_cache(maxsize=50_000)
 def _arranged(
     layout: Layout, fixed: frozenset[Instance], wanted: tuple[tuple[str, int], ...]
 ) -> tuple[Instance, ...] | None:
-    """Cached: the cards of a cluster are in few different states, and pods ask for few different slices."""
+    """Cached: the cards of a cluster have few different partitions, and pods request few different slices."""
     found = (tuple(sorted(made)) for made in _ways(layout, fixed, wanted, 0))
     return min(found, key=lambda made: (-len(_openings(layout, fixed.union(made))), made), default=None)
 
@@ -208,7 +226,7 @@ def _arranged(
 def _ways(
     layout: Layout, fixed: frozenset[Instance], wanted: tuple[tuple[str, int], ...], least: int
 ) -> Iterator[tuple[Instance, ...]]:
-    """Every way to put `wanted` beside `fixed`, equal ones in ascending order: the first profile from `least` on."""
+    """Yield every arrangement, equal profiles in ascending order; the first profile starts at `least` or above."""
     if not wanted:
         yield ()
         return

@@ -1,6 +1,7 @@
-"""Slices of cards, MIG instances and MPS shares: their names and places. Pure.
+"""Names and places of slices, which are MIG instances and MPS shares. Pure.
 
-A slice is a device of its own type, `mig-2g.20gb` or `gpu-4gb`, in the ledger as in the placement engine.
+A slice has a name (`2g.20gb`, `4gb`), a resource (`nvidia.com/mig-2g.20gb`, `nvidia.com/gpu-4gb`), and is a device of
+its own type (`mig-2g.20gb`, `gpu-4gb`) for the ledger and the placement engine. These functions translate between them.
 """
 
 import re
@@ -10,12 +11,12 @@ from dataclasses import dataclass
 from mgpu.model.mig import Instance, canonical
 
 MIG, MPS = "mig", "mps"
-"""How a node's cards are cut."""
+"""The modes in which a node's cards are partitioned: values of the node label `gpu.partitioning`."""
 RESOURCE_PREFIX = "nvidia.com/"
 PLACES = 100
-"""More than a card has slices: 48 under MPS."""
+"""A number above the slices of any card, which has at most 48 (under MPS). The index of a slice is made with it."""
 MOST_CLIENTS = 48
-"""Of MPS, per card (Volta and later)."""
+"""Clients of MPS per card (Volta and later)."""
 
 _MIG_RESOURCE = re.compile(r"nvidia\.com/mig-([1-9]\d?g\.[1-9]\d{0,3}gb)(\.me)?", re.ASCII)
 _MPS_RESOURCE = re.compile(r"nvidia\.com/gpu-([1-9]\d{0,4}gb)", re.ASCII)
@@ -27,7 +28,7 @@ Counts = Mapping[int, Mapping[str, int]]
 
 
 def slice_named(resource: str) -> str | None:
-    """The slice that an extended resource stands for; None: it is none. `nvidia.com/mig-1g.10gb.me` is `1g.10gb+me`."""
+    """Return the slice of an extended resource (`1g.10gb+me` for `nvidia.com/mig-1g.10gb.me`), or None."""
     if match := _MIG_RESOURCE.fullmatch(resource):
         return match[1] + ("+me" if match[2] else "")
     match = _MPS_RESOURCE.fullmatch(resource)
@@ -35,40 +36,45 @@ def slice_named(resource: str) -> str | None:
 
 
 def is_slice(type: str) -> bool:
-    """Whether devices of this type are slices."""
+    """Return whether devices of this type are slices."""
     return slice_named(RESOURCE_PREFIX + type) is not None
 
 
 def is_mps(type: str) -> bool:
-    """Whether devices of this type are slices under MPS."""
+    """Return whether devices of this type are MPS shares."""
     return _MPS_RESOURCE.fullmatch(RESOURCE_PREFIX + type) is not None
 
 
 def type_of(slice_: str) -> str:
-    """The type of the devices that such slices are."""
+    """Return the type of the devices that slices of this name are."""
     return f"gpu-{slice_}" if _MPS_NAME.fullmatch(slice_) else f"mig-{slice_.replace('+', '.')}"
 
 
 def resource_of(slice_: str) -> str:
+    """Return the extended resource of a slice."""
     return RESOURCE_PREFIX + type_of(slice_)
 
 
 def mode_of(slice_: str) -> str:
-    """MIG or MPS."""
+    """Return the mode of a slice: `MIG` or `MPS`."""
     return MPS if _MPS_NAME.fullmatch(slice_) else MIG
 
 
 def gigabytes(slice_: str) -> int:
-    """The GiB of an MPS slice."""
+    """Return the GiB of an MPS share."""
     return int(slice_.removesuffix("gb"))
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Slice:
-    """A slice of card `card`. start: of a MIG instance its first memory slice; MPS slices of a card are numbered.
+    """A slice on a card.
 
-    name: as in annotations (`2g.20gb`, `4gb`). uuid: of the MIG device, once there is one. pod: the UID of the pod that
-    it was given to, as the node knows, "" where to none.
+    Attributes:
+        card: the index of the card.
+        start: the first memory slice of a MIG instance; MPS shares of a card are numbered.
+        name: as in annotations (`2g.20gb`, `4gb`).
+        uuid: of the MIG device; "" before there is one.
+        pod: the UID of the pod that the node handed it to; "" for none.
     """
 
     card: int
@@ -79,12 +85,12 @@ class Slice:
 
     @property
     def index(self) -> int:
-        """Of the device that it is."""
+        """The index of the slice as a device."""
         return self.card * PLACES + self.start
 
     @property
     def place(self) -> "Slice":
-        """The same without what changes."""
+        """The slice without what changes: uuid and pod."""
         return Slice(self.card, self.start, self.name)
 
     @property
@@ -93,18 +99,18 @@ class Slice:
 
 
 def place_of(index: int) -> tuple[int, int]:
-    """(card, start) of the device with this index."""
+    """Return (card, start) of the slice with this device index."""
     return divmod(index, PLACES)
 
 
 def read_name(text: str) -> str | None:
-    """The name as ours; `1g.10gb.me` is read too, as resources spell it."""
+    """Return the name in mgpu's spelling, or None. The spelling of resources is accepted too: `1g.10gb.me`."""
     name = canonical(text.removesuffix(".me") + "+me" if text.endswith(".me") else text)
     return name if _MIG_NAME.fullmatch(name) or _MPS_NAME.fullmatch(name) else None
 
 
 def counts(slices: Iterable[Slice]) -> dict[int, dict[str, int]]:
-    """How many of each there are, by card."""
+    """Return the number of slices of each name, by card."""
     found: dict[int, dict[str, int]] = {}
     for s in sorted(slices):
         card = found.setdefault(s.card, {})
