@@ -1,9 +1,9 @@
-"""The budget: how much of an object mgpu reads, and how much it says about it. Pure.
+"""The budget of an object: how large its parts may be. Pure.
 
-Any user who may create pods chooses how long their lists are, and the API server accepts objects of 1.5 MiB. Without
-bounds that user also chooses the work and the memory of every process. These are the bounds on the size of one object,
-with the reason for each number; `mgpu.serving.inflight` bounds what all requests of a process hold together. Sizes are
-counted before anything is built from an object.
+The API server accepts objects of 1.5 MiB, and any user who may create pods chooses the length of their lists. Without
+bounds that user would also choose the work and the memory of every process. Each bound here has its reason;
+`mgpu.serving.inflight` bounds what all requests of a process hold together. Sizes are counted before anything is built
+from an object: by the webhook (`excess`), and by the scheduler and the agents (`excess_of_containers`).
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ LABELS = 128
 
 NESTING = 32
 """Levels of objects and lists in the spec of an MtgpuPod, whose schema keeps unknown fields. A PodSpec has 12. The JSON
-encoder refuses 254, so nobody could create the Pod."""
+encoder refuses 254, so the Pod of such an MtgpuPod could not be created."""
 
 SPEC = 256 << 10
 """Bytes of the spec of an MtgpuPod, as JSON: what `kubectl apply` can keep of it in an annotation."""
@@ -45,7 +45,7 @@ SPEC = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How many entries the lists of an object have that grow with what its author writes."""
+    """The number of entries in the lists of an object whose length users choose."""
 
     containers: int = 0
     resources: int = 0
@@ -64,10 +64,10 @@ _BOUNDS = (
 
 
 def size_of(raw: object) -> Size:
-    """The size of a Pod, or of an object with the spec of one, as decoded JSON. Parts of a wrong type are empty."""
+    """Return the size of a Pod, or of an object with a Pod's spec, as decoded JSON. Parts of a wrong type are empty."""
     meta, spec = table_at(raw, "metadata"), table_at(raw, "spec")
     containers = [item for kind in ("initContainers", "containers") for item in _list(spec.get(kind))]
-    if len(containers) > CONTAINERS:  # enough to refuse it
+    if len(containers) > CONTAINERS:  # That suffices to refuse it.
         return Size(len(containers))
     resources = [table_at(item, "resources", kind) for item in containers for kind in ("requests", "limits")]
     return Size(
@@ -80,10 +80,11 @@ def size_of(raw: object) -> Size:
 
 
 def excess(raw: object, old: object = None) -> list[Problem]:
-    """What of an object is larger than its bound.
+    """Return what of an object exceeds its bound.
 
-    old: the object before an update, or None. What was too large before the update is accepted as long as it does not
-    grow: an object from before this version can still be changed and deleted.
+    Args:
+        old: the object before an update, or None. What was too large before is accepted as long as it does not grow, so
+            that an object from before this version can still be changed and deleted.
     """
     now = size_of(raw)
     before = size_of(old) if old is not None else Size()
@@ -91,16 +92,16 @@ def excess(raw: object, old: object = None) -> list[Problem]:
 
 
 def excess_of_containers(raw: object) -> list[Problem]:
-    """What of a bound pod is larger than its bound: the lists that nobody changes and that every process keeps.
+    """Return what of an admitted pod exceeds its bound, of the lists that are immutable and that processes keep.
 
-    Such a pod was admitted once, and its labels, annotations and variables cost a process nothing that keeps none.
+    Processes do not keep a pod's labels, annotations and variables as a whole, so their number does not matter here.
     """
     now = size_of(raw)
     return [*_above(Size(containers=now.containers, resources=now.resources), Size())]
 
 
 def excess_of_spec(raw: object, old: object = None) -> list[Problem]:
-    """What is wrong with the size of an MtgpuPod's spec. old: as in `excess`."""
+    """Return what is wrong with the size of an MtgpuPod's spec. old: as in `excess`."""
     spec, spec_before = table_at(raw, "spec"), table_at(old, "spec")
     deep, deep_before = _is_deep(spec), _is_deep(spec_before)
     if deep:
@@ -114,7 +115,7 @@ def excess_of_spec(raw: object, old: object = None) -> list[Problem]:
 
 
 def _is_deep(value: object) -> bool:
-    """Whether a decoded value has more than `NESTING` levels of objects and lists."""
+    """Return whether a decoded value has more than `NESTING` levels."""
     level = [value]
     for _ in range(NESTING):
         parts = chain.from_iterable(

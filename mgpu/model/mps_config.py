@@ -1,7 +1,8 @@
-"""What a node's cards shall be cut into under MPS, as the ConfigMap of the seed says it. Pure.
+"""The ConfigMap that says how a node's cards are partitioned under MPS. Pure.
 
-The scheduler writes it, the node's agent reads it: NVIDIA's device plugin configuration v1 with the seed's
-`sharing.mps.resources[]` (docs/design/slices.md, "MPS"). A card that it does not list is served whole.
+The scheduler writes it and the node's agent reads it: NVIDIA's device plugin configuration v1 with
+`sharing.mps.resources[]` (docs/design/slices.md, "MPS"). A card that is not listed is served whole. Reading bounds the
+work that a short text can cause, since other writers of the ConfigMap would choose the work of all nodes.
 """
 
 import re
@@ -15,7 +16,7 @@ from mgpu.model.errors import BadObject, Problem
 from mgpu.model.slice_names import MOST_CLIENTS, Counts, gigabytes, slice_named, type_of
 
 DEFAULT = "default"
-"""The key of all nodes that have none of their own."""
+"""The key for all nodes without a key of their own."""
 _VERSION = "v1"
 _NAME = "nvidia.com/gpu"
 _SHARING = "sharing.mps.resources"
@@ -23,17 +24,17 @@ _SHARING = "sharing.mps.resources"
 LONGEST = 64 << 10
 """Bytes of one node's configuration. 16 cards of ten sizes each take 18 KiB, and YAML 100 ms for each 8 KiB."""
 _NODES = 8192
-"""Values of one configuration; each entry has 12."""
+"""Values in one configuration; each entry has 12."""
 _LEVELS = 16
-"""Levels of objects and lists; an entry's devices stand at the sixth."""
+"""Levels of objects and lists; an entry's devices are on the sixth."""
 _SCALAR = 256
-"""Characters of one value, whose longest is the name of a resource. Long numbers take time with their square."""
+"""Characters of one value; the longest valid one is a resource name. Parsing a long number takes quadratic time."""
 
 Json = Mapping[str, Any]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without what makes a short text large: whoever may write the ConfigMap chooses the work of all nodes."""
+    """YAML without aliases and within limits, so that a short text cannot become large."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -57,12 +58,12 @@ class _Loader(yaml.SafeLoader):
 
 
 def config_of(data: Mapping[str, str], node: str) -> tuple[str, str] | None:
-    """(key, text) of the ConfigMap's `data` that holds for this node; None: nothing is said about it."""
+    """Return (key, text) of the ConfigMap's `data` for a node, or None where it has neither its key nor the default."""
     return next(((key, data[key]) for key in (node, DEFAULT) if key in data), None)
 
 
 def write_config(spec: Counts) -> str:
-    """The configuration with one entry per card and size, in their order; of what nothing is asked there is none."""
+    """Return the configuration with one entry per card and size above 0, in order."""
     rows = [
         {
             "devices": [str(card)],
@@ -81,10 +82,12 @@ def write_config(spec: Counts) -> str:
 
 
 def read_config(text: str, source: str = "configuration") -> dict[int, dict[str, int]]:
-    """Card index → slice (`4gb`) → how many. Raises BadObject with the path of every value that is wrong.
+    """Return card index → slice (`4gb`) → number of shares. Ignores unknown keys, and whether cards have the memory.
 
-    source: what the paths begin with. Keys that it does not know mean nothing. Whether the cards have the memory is
-    not known here.
+    Args:
+        source: begins the paths in errors.
+    Raises:
+        BadObject: with the path of every invalid value.
     """
     problems: list[Problem] = []
     found: dict[int, dict[str, int]] = {}
@@ -120,7 +123,7 @@ def _document(text: str, problems: list[Problem]) -> Json:
 
 
 def _rows(config: Json, problems: list[Problem]) -> Iterator[tuple[str, Json]]:
-    """The entries with their paths."""
+    """Yield the entries with their paths."""
     if problems:
         return
     if config.get("version") != _VERSION:
@@ -155,7 +158,7 @@ def _object(of: Json, key: str, path: str, problems: list[Problem]) -> Json:
 
 
 def _integer(row: Json, key: str, path: str, problems: list[Problem]) -> int:
-    """At least 1; 0: it is wrong, and said so."""
+    """Return an integer of at least 1; or 0, and add a problem."""
     value = row.get(key)
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
@@ -176,12 +179,12 @@ def _misnamed(path: str, row: Json, size: int) -> Iterator[Problem]:
 
 
 def _shown(value: object) -> str:
-    """A value in a message, cut: it may be a whole tree."""
+    """Return a value for a message, shortened: it may be a whole tree."""
     return reprlib.repr(value)
 
 
 def _devices(path: str, row: Json, problems: list[Problem]) -> Iterator[int]:
-    """Indexes of cards, each once."""
+    """Yield the indexes of cards, each once."""
     devices = row.get("devices")
     if not isinstance(devices, list) or not devices:
         problems.append(Problem(f"{path}.devices", "must be a list of card indexes"))

@@ -1,8 +1,9 @@
-"""What a Node's annotations say of its slices, written by two: the scheduler and the node's agent. Pure.
+"""The slices of a node, in the annotations of its Node object. Pure.
 
-The scheduler writes what there shall be (`spec-…`), the agent what there is (`status-…`), both into the one annotation
-of the seed (`dynamicgpuslice`); each has besides it an annotation of its own, since what can still be made depends on
-where the instances lie (docs/design/slices.md, "Node annotation").
+The scheduler writes the partition plan (`spec-…`), the node's agent what exists (`status-…`), both into the one
+annotation `dynamicgpuslice`, whose format comes from nos. Each also has an annotation of mgpu's own beside it, since
+what can still be created depends on where the instances lie (docs/design/slices.md, "Node annotation"). Neither trusts
+the other's sizes.
 """
 
 import json
@@ -23,17 +24,17 @@ from mgpu.model.slice_names import MIG, MOST_CLIENTS, MPS, PLACES, Counts, Slice
 LABEL = "gpu.partitioning"
 ANNOTATION = "dynamicgpuslice"
 MADE = "mgpu.io/slices"
-"""The agent's: `{"cards": {"0": [{"profile", "start", "uuid", "pod"}]}, "refused": {"plan", "why"}}`."""
+"""The agent's annotation: `{"cards": {"0": [{"profile", "start", "uuid", "pod"}]}, "refused": {"plan", "why"}}`."""
 PLANNED = "mgpu.io/slices-planned"
-"""The scheduler's: `{"plan": 5, "cards": {"0": [{"profile", "start", "standing"}]}}`."""
+"""The scheduler's annotation: `{"plan": 5, "cards": {"0": [{"profile", "start", "standing"}]}}`."""
 _MOST_SLICES = 1024
-"""Of one node: 16 cards under MPS have 768. The scheduler works all of them out again when its annotation changes."""
+"""Slices of one node; 16 cards under MPS have 768. The scheduler reads all of them whenever the annotation changes."""
 _MOST_TEXT = 256
 """Characters of a slice's UUID and of a pod's UID."""
 _MOST_REASON = 1024
 """Characters of the reason for which an agent refuses a plan."""
 SOMEBODY = "?"
-"""In place of a pod: an agent that writes only the seed's counts does not say which."""
+"""Stands for an unknown pod: an agent that writes only counts does not say which pod has a slice."""
 
 _GIB = 1 << 30
 _SPEC = re.compile(r"spec-gpu-(\d{1,9})-(.+)", re.ASCII)
@@ -43,7 +44,12 @@ _SPEC_PLAN, _STATUS_PLAN = "spec-partitioning-plan", "status-partitioning-plan"
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """The annotation `dynamicgpuslice`. plan: of the spec. applied: the plan in force. None: none yet."""
+    """The annotation `dynamicgpuslice`.
+
+    Attributes:
+        plan: the id of the plan in the spec; None for none.
+        applied: the id of the plan in force; None for none.
+    """
 
     spec: Counts = field(default_factory=dict)
     plan: int | None = None
@@ -54,13 +60,16 @@ class Partitioning:
 
 @dataclass(frozen=True, slots=True)
 class NodeSlices:
-    """What a node with the label `gpu.partitioning` says. mode: MIG, MPS, or "" (no label).
+    """What a node with the label `gpu.partitioning` reports.
 
-    made: the slices that there are. cards: those that can be cut now (in MIG mode; under MPS those that are).
-    planned: where the slices of the plan lie; None: not said.
-    standing: those of the plan that no plan of mgpu's has made: they were there before.
-    refused: the plan that the agent could not apply, and why.
-    placed: whether it is known where instances lie. An agent that writes only the seed's counts does not say.
+    Attributes:
+        mode: MIG, MPS, or "" without the label.
+        made: the slices that exist.
+        cards: the cards that can be partitioned now: under MIG those in MIG mode, under MPS those with slices.
+        planned: where the slices of the plan lie; None where another writer of the plan gave only counts.
+        refused: the plan that the agent could not apply, and the reason; None for none.
+        placed: whether it is known where instances lie. An agent that writes only counts does not say.
+        standing: slices of the plan that existed before any plan of mgpu's.
     """
 
     mode: str = ""
@@ -74,13 +83,13 @@ class NodeSlices:
 
     @property
     def waiting(self) -> bool:
-        """Whether a plan is under way (the barrier of slices.md); one that the node refused is not."""
+        """Whether the agent still has to apply a plan. A refused plan is not waited for."""
         plan = self.partitioning.plan
         return plan is not None and plan != self.partitioning.applied and not (self.refused and self.refused[0] == plan)
 
     @property
     def offered(self) -> tuple[Slice, ...]:
-        """The slices that there are and that stay: what pods can be given now."""
+        """The slices that exist and stay under the plan: those that pods can get now."""
         if self.partitioning.plan in (None, self.partitioning.applied):
             return self.made
         if self.planned is not None:
@@ -88,7 +97,7 @@ class NodeSlices:
             return tuple(s for s in self.made if s.place in kept)
         left = {(card, name): n for card, names in self.partitioning.spec.items() for name, n in names.items()}
         found = []
-        for s in sorted(self.made, key=lambda s: (not s.pod, s)):  # those in use stay first
+        for s in sorted(self.made, key=lambda s: (not s.pod, s)):  # Slices in use stay before idle ones.
             if left.get((s.card, s.name), 0) > 0:
                 left[s.card, s.name] -= 1
                 found.append(s)
@@ -96,7 +105,7 @@ class NodeSlices:
 
     @property
     def by_others(self) -> frozenset[Slice]:
-        """The places of those that are made, or were before a plan that is not in force, by no plan of mgpu's."""
+        """The places of slices that no plan of mgpu created, as far as that is known."""
         made = frozenset(s.place for s in self.made)
         if self.planned is None:
             return made
@@ -108,10 +117,10 @@ NO_SLICES = NodeSlices()
 
 
 def read_slices(node: Node) -> NodeSlices:
-    """Raises BadObject with the path of every value that is wrong: a node's annotations are taken whole or not at all.
+    """Return the slices of a node; `NO_SLICES` without the label, whatever its annotations contain.
 
-    A node without the label has no slices, whatever its annotations say; and what they say of slices of the other mode
-    is of before the label was changed.
+    Slices of the other mode are ignored: they date from before a change of the label. Raises BadObject with the path of
+    every invalid value: the annotations are read as a whole or not at all.
     """
     mode = node.labels.get(LABEL, "")
     if not mode:
@@ -141,7 +150,7 @@ def _of_mode(found: Partitioning, mode: str) -> Partitioning:
 
 
 def _counted(found: Partitioning) -> tuple[Slice, ...]:
-    """The slices of an agent that writes only the seed's counts: numbered, those in use first."""
+    """Return the slices of an agent that writes only counts: numbered, those in use first."""
     applied = found.plan is not None and found.plan == found.applied
     slices = []
     for card in sorted({*found.used, *found.free, *(found.spec if applied else ())}):
@@ -156,11 +165,11 @@ def _counted(found: Partitioning) -> tuple[Slice, ...]:
     return tuple(slices)
 
 
-# The seed's annotation.
+# The annotation that both write.
 
 
 def read_partitioning(text: str | None) -> Partitioning:
-    """Raises BadObject with the path of every value that is wrong. Keys that it does not know mean nothing."""
+    """Return the annotation's content without unknown keys. Raises BadObject with the path of every invalid value."""
     problems: list[Problem] = []
     spec: dict[int, dict[str, int]] = {}
     used: dict[int, dict[str, int]] = {}
@@ -176,7 +185,7 @@ def read_partitioning(text: str | None) -> Partitioning:
             name = read_name(match[2])
             if name is None:
                 problems.append(Problem(_path(key), f"{match[2]!r} is no slice such as 2g.20gb or 4gb"))
-            elif value or (there and match[3] == "free"):  # that says something: nothing is free
+            elif value or (there and match[3] == "free"):  # A count of 0 free slices is information too.
                 counts = spec if wanted else used if match[3] == "used" else free
                 card = counts.setdefault(int(match[1]), {})
                 card[name] = card.get(name, 0) + value
@@ -208,15 +217,18 @@ def _crowded(what: str, *counts: Counts) -> Iterator[Problem]:
 
 
 def with_spec(text: str | None, spec: Counts, plan: int) -> str:
-    """The annotation with this spec and everything else as it was. Raises BadObject where it cannot be read."""
+    """Return the annotation with this spec and the rest unchanged. Raises BadObject for an invalid annotation."""
     written = {f"spec-gpu-{card}-{name}": n for card, names in spec.items() for name, n in names.items() if n}
     return _rewritten(text, _SPEC, _SPEC_PLAN, written | {_SPEC_PLAN: plan})
 
 
 def with_status(text: str | None, slices: Iterable[Slice], applied: int | None) -> str:
-    """The annotation with the status that these slices are and everything else as it was; applied None: as it was.
+    """Return the annotation with the status of these slices and everything else unchanged.
 
-    Raises BadObject where it cannot be read.
+    Args:
+        applied: the plan in force; None leaves it as it is.
+    Raises:
+        BadObject: for an invalid annotation.
     """
     counts = Counter((s.card, s.name, "used" if s.pod else "free") for s in slices)
     written = {f"status-gpu-{card}-{name}-{what}": n for (card, name, what), n in counts.items()}
@@ -226,7 +238,7 @@ def with_status(text: str | None, slices: Iterable[Slice], applied: int | None) 
 
 
 def next_plan(before: int | None, now: int) -> int:
-    """The id of the plan that follows; now: seconds since 1970."""
+    """Return the id of the next plan. Ids grow with time (seconds since 1970), and always exceed the one before."""
     return max((before or 0) + 1, now)
 
 
@@ -254,19 +266,19 @@ def _path(key: str) -> str:
     return f"metadata.annotations[{ANNOTATION}][{key}]"
 
 
-# The annotations of our own.
+# mgpu's own annotations.
 
 
 def write_made(slices: Iterable[Slice], cards: Iterable[int], refused: tuple[int, str] | None) -> str:
-    """What the agent says of the slices that there are, on the cards that can be cut."""
+    """Return the value of `MADE`: the slices that exist, and the cards that can be partitioned."""
     rows: dict[str, list[dict[str, Any]]] = {str(card): [] for card in sorted({*cards})}
     for s in sorted(slices):
         row = {"profile": s.name, "start": s.start, "uuid": s.uuid, "pod": s.pod}
         rows.setdefault(str(s.card), []).append({key: value for key, value in row.items() if value != ""})
-    said: dict[str, Any] = {"cards": rows}
+    value: dict[str, Any] = {"cards": rows}
     if refused:
-        said["refused"] = {"plan": refused[0], "why": refused[1]}
-    return json.dumps(said)
+        value["refused"] = {"plan": refused[0], "why": refused[1]}
+    return json.dumps(value)
 
 
 def write_planned(slices: Iterable[Slice], plan: int, standing: Collection[Slice] = ()) -> str:
@@ -291,9 +303,9 @@ def _read_made(text: str | None) -> tuple[tuple[Slice, ...] | None, frozenset[in
 
 
 def _read_planned(text: str | None, plan: int | None) -> tuple[tuple[Slice, ...] | None, frozenset[Slice]]:
-    """Return the slices of a plan, and which of them are standing.
+    """Return the slices of a plan, and which of them existed before any plan.
 
-    None where it is not of this plan: another writer of the seed's annotation says only counts.
+    None where the annotation belongs to another plan: another writer of `dynamicgpuslice` writes only counts.
     """
     found = {} if text is None or plan is None else _json_object(text, PLANNED)
     if not found or found.get("plan") != plan:
@@ -355,9 +367,9 @@ def _read_row(card: int, row: object) -> Slice | None:
 
 
 def devices(found: NodeSlices, gpus: Sequence[Card]) -> tuple[Card, ...]:
-    """The slices that are offered, as devices of their types; one on a card that is not well, or not there, is not.
+    """Return the slices that pods can get, as devices of their types.
 
-    Of a card's core and memory each has its share: memory of MIG by memory slices, of MPS as its name says.
+    Each has a share of its card's core and memory: under MIG by its slices, under MPS by its name.
     """
     by_index = {card.index: card for card in gpus}
     return tuple(
@@ -377,18 +389,19 @@ def _device(s: Slice, card: Card, found: NodeSlices) -> Card:
         memory = card.memory * profile.size // layout.slices if layout and profile else 0
         core = WHOLE_CORE * profile.compute // layout.compute if layout and profile else 0
     uuid = s.uuid or f"{card.uuid}/{s.name}/{s.start}"
-    # Devices are taken in the order of their minors: the instance of the highest start first, which leaves more of the
-    # card to be cut otherwise (slices.md: 96 % of arrival orders are served so, 79 % from the lowest start).
+    # Devices are taken in the order of their minors. The instance with the highest start comes first, which leaves more
+    # ways to partition the rest of the card: 96 % of arrival orders are served so, 79 % from the lowest start
+    # (docs/design/slices.md, "Choosing a geometry").
     last_first = found.mode == MIG and found.placed
     minor = s.card * PLACES + (PLACES - 1 - s.start if last_first else s.start)
     return Card(s.index, uuid, card.model, memory, core, card.healthy, card.numa, minor, type_of(s.name))
 
 
 def undivided(found: NodeSlices, gpus: Iterable[Card]) -> tuple[Card, ...]:
-    """The cards that are whole: those that other vocabularies can have.
+    """Return the cards that are not partitioned, which other vocabularies can use.
 
-    Under MIG a card that can be cut is never among them, whether its mode is on already or not; under MPS one that is
-    cut, or that shall be, is not.
+    Under MIG no card that supports MIG is among them, whether its MIG mode is on or not. Under MPS no card with slices
+    or with planned slices is.
     """
     if not found.mode:
         return tuple(gpus)
@@ -398,7 +411,7 @@ def undivided(found: NodeSlices, gpus: Iterable[Card]) -> tuple[Card, ...]:
 
 
 def held(found: NodeSlices) -> dict[str, tuple[Share, ...]]:
-    """Return the slices that the node gave out, as the agent reports them, by the pod's UID."""
+    """Return the slices that the node handed out, as its agent reports them, by the pod's UID."""
     shares: dict[str, list[Share]] = {}
     for s in found.made:
         if s.pod not in ("", SOMEBODY):

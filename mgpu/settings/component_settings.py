@@ -12,18 +12,18 @@ _PROCESSES = ("scheduler", "deviceplugin", "webhook")
 
 
 class WebhookSettings(Block):
-    """Where /mutate and /validate are served.
+    """The webhook: where /mutate, /rebuild and /validate are served.
 
-    certDir: certificates to read (`tls.crt`, `tls.key`); empty: made by the process itself, for the Service's names and
-    `names`. In a cluster they are kept in a Secret under a CA that the installation has put there, else in
-    `selfSignedDir` (empty: a private temporary one) under a CA of the process's own.
-    identities: the users that may write placement annotations, and make the Pods of MtgpuPods; empty: the suite's
-    service accounts in `namespace`.
-    schedulerName: what new GPU pods get as theirs (Koordinator's upgrade webhook); empty: what they have.
-    clientCa: a file of certificates; then only clients that one of them vouches for are answered (the API server's).
-    apiServers: the addresses from which the API servers call; all other peers get 403. None: with clientCa every peer
-    that has a certificate, else loopback alone.
-    metricsPort: /metrics, /healthz and /readyz in plain HTTP; -1: nowhere.
+    certDir: a folder with the certificate to serve (`tls.crt`, `tls.key`). Empty: the process makes its own, for the
+    names of the Service and `names`. In a cluster it keeps it in a Secret, under a CA that the installation put there;
+    elsewhere in `selfSignedDir` (empty: a private temporary folder), under a CA of its own.
+    identities: users that may write placement annotations and create the Pods of MtgpuPods. Empty: mgpu's service
+    accounts in `namespace`.
+    schedulerName: the schedulerName that new GPU pods get. Empty: they keep theirs.
+    clientCa: a file of certificates; only clients with a certificate signed by one of them are answered. Empty: all.
+    apiServers: the addresses of the API servers; other peers get 403. None: with clientCa every peer with a
+    certificate, without it loopback alone.
+    metricsPort: the port of /metrics, /healthz and /readyz in plain HTTP; -1: none.
     """
 
     host: str = "0.0.0.0"
@@ -57,20 +57,20 @@ class WebhookSettings(Block):
 
 
 class SchedulerSettings(Block):
-    """Binding admission over TLS on `port`, the extender over plain HTTP on `extenderPort` (loopback by default).
+    """The scheduler: binding admission over TLS on `port`, the extender over plain HTTP on `extenderPort` (loopback).
 
-    clientCa, apiServers: as the webhook's, of the binding admission. extenderClientCa: the same of the extender, which
-    is served over TLS then, and may listen on other addresses than loopback.
-    metricsPort: as the webhook's. webPort: the page of the cluster's cards, in plain HTTP; `kubectl port-forward`
-    reaches it on loopback; -1: nowhere.
-    podUid: this process's own pod's, by the downward API: while it decides that pod has the label that the Service
-    chooses by; empty: no pod is labelled.
-    extenderTimeoutSeconds: how long kube-scheduler waits for the extender (`httpTimeout`): work for a call ends then.
-    kubeSchedulerLease: of the kube-schedulers in this process's and its replicas' pods; the replica leads whose own has
-    it; empty: there are none.
-    bindingUsers: the users or groups that may bind GPU pods (with an extender that binds, its own account is one of
-    them); empty: anybody.
-    requireReadyAgents: whether a node is refused while the Pod of its mgpu agent is not ready.
+    clientCa, apiServers: as for the webhook, for the binding admission.
+    extenderClientCa: the same for the extender, which is then served over TLS and may listen on any address.
+    metricsPort: as for the webhook.
+    webPort: the port of the page of the cluster's cards, in plain HTTP, for `kubectl port-forward`; -1: none.
+    podUid: the uid of this process's own pod, from the downward API. While the process leads, its pod has the label
+    that the Service selects. Empty: no pod is labelled.
+    extenderTimeoutSeconds: kube-scheduler's `httpTimeout` for the extender; work for a call ends then.
+    kubeSchedulerLease: the lease of kube-schedulers that run in the replicas' own pods; the replica beside the holder
+    leads. Empty: there are none.
+    bindingUsers: users and groups that may bind GPU pods, the extender's own account among them if it binds. Empty:
+    all.
+    requireReadyAgents: whether a node is refused while the Pod of its agent is not ready.
     """
 
     host: str = "0.0.0.0"
@@ -116,20 +116,23 @@ def _is_loopback(host: str) -> bool:
 
 
 class DevicePluginSettings(Block):
-    """`cards`: a file of simulated cards; empty: NVML. `healthPort` 0: no HTTP server.
+    """The node agent.
 
-    wholeCards: who serves `nvidia.com/gpu` on the node, this agent or NVIDIA's own plugin; auto: this agent, unless
-    another plugin does (then it never does, whatever is set). It changes on a drained node.
-    criSocket: the container runtime's. It is asked whether deleted pods still run and stops them, and about pods that
-    run without a record and that the kubelet's checkpoint does not know. Empty: not asked.
-    enforce: `mps`: cards that are shared run an MPS control daemon (the program `mpsControl`, directories below
-    `mpsDir`), which holds each share to its memory and compute.
-    mpsRequireMounts: an MPS daemon starts only where the folders that containers write are mounts of their own.
+    cards: a file of simulated cards; empty: NVML.
+    healthPort: the port of /metrics and probes; 0: none.
+    wholeCards: who serves `nvidia.com/gpu` on the node, this agent (`mgpu`) or NVIDIA's device plugin (`nvidia`).
+    `auto`: this agent unless another plugin does. It changes only on a drained node.
+    criSocket: the container runtime's socket. The agent asks it whether deleted pods still run, stops these, and finds
+    out about pods without a record that the kubelet's checkpoint does not know. Empty: it does not ask.
+    enforce: with `mps`, shared cards run an MPS control daemon (the program `mpsControl`, folders below `mpsDir`),
+    which limits each share to its memory and compute.
+    mpsRequireMounts: whether an MPS daemon starts only if the folders that containers write to are mounts of their own.
     migManager: whether this agent may switch the MIG mode of cards.
-    limitsDir: where the limits of a card's MtgpuPods are written, a file per UUID; empty: nowhere.
-    deviceList: `mounts`: NVIDIA's container toolkit is told a container's cards by mounts too, which it can be set to
-    heed of all containers, unlike the variable. deviceNodes: containers get the nodes of their cards from here, not by
-    the toolkit alone; devDir: where the host's /dev is seen.
+    limitsDir: where the limits of a card's MtgpuPods are written, one file per card; empty: nowhere.
+    deviceList: with `mounts`, NVIDIA's container toolkit learns a container's cards from mounts too. It can be
+    configured to trust these alone, unlike the variable, which images can set.
+    deviceNodes: whether the agent adds the device nodes of a container's cards, instead of leaving that to the toolkit.
+    devDir: where the host's /dev is mounted.
     """
 
     node: str = ""
@@ -155,12 +158,12 @@ class DevicePluginSettings(Block):
 
 
 class RecordSettings(Block):
-    """Which placement records count. Empty paths: records are not sealed, and every one that can be read counts.
+    """Which allocation records count. Without paths records are not sealed, and every readable one counts.
 
-    signingKey: a file with the private key (Ed25519, PEM) that the scheduler seals its decisions with. publicKeys: a
-    folder with the file `since`, the time at which sealing came into force, and the public keys whose seals count, in
-    files `….pem`; the scheduler and the agents read it. peers: the vocabularies whose records count without a seal,
-    since another scheduler writes them.
+    signingKey: a file with the private key (Ed25519, PEM) with which the scheduler seals its decisions.
+    publicKeys: a folder for scheduler and agents with the public keys whose seals count, in files `….pem`, and the file
+    `since`, the time at which sealing came into force.
+    peers: vocabularies whose records count without a seal, since another scheduler writes them.
     """
 
     signing_key: str = Field("", alias="signingKey")

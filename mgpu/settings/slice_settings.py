@@ -1,4 +1,4 @@
-"""The settings of the dialect of slices: the seed's `dynamicgpuslice.*` keys without prefix (slices.md)."""
+"""The settings of slices: the `dynamicgpuslice.*` keys of a Volcano configuration without prefix (docs/slices.md)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -14,19 +14,19 @@ _WEIGHT, _OF = "weight.", "resources."
 Weight = Annotated[int, Field(ge=0)]
 
 Geometries = Mapping[str, Sequence[Mapping[str, int]]]
-"""Model → what its cards may be cut into, each item all of a card, profile → how many. {}: into all they can."""
+"""Model → the allowed geometries of its cards (profile → number of instances). {}: every possible geometry."""
 
 
 def _each_one(value: object) -> object:
-    """The seed's comma list of resources; each counts once unless `weight.resources.<name>` says otherwise."""
+    """Return a comma-separated list of resources with weight 1 each; `weight.resources.<name>` overrides it."""
     names = listed(value)
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        return names  # refused by the validation
+        return names  # The validation refuses it.
     return dict.fromkeys(names, 1)
 
 
 class WeightSettings(Block):
-    """How much each resource counts in the score of a node. gpu: memory of the cards. 0: not at all."""
+    """The weight of each resource in the score of a node. gpu is the memory of the cards."""
 
     cpu: Weight = 1
     memory: Weight = 1
@@ -35,7 +35,7 @@ class WeightSettings(Block):
 
     @property
     def of(self) -> dict[str, int]:
-        """Those above 0, by resource, cpu and memory and gpu first."""
+        """The weights above 0 by resource; cpu, memory and gpu come first."""
         weights = {"cpu": self.cpu, "memory": self.memory, "gpu": self.gpu, **self.resources}
         return {name: weight for name, weight in weights.items() if weight}
 
@@ -69,18 +69,19 @@ Geometry = Annotated[
 
 
 class GeometrySettings(Block):
-    """models: as cards report them (`pod_constraints.matches`). allowedGeometries: each item all of a card."""
+    """The allowed geometries of models, whose names match as in constraints (`pod_constraints.matches`)."""
 
     models: Annotated[Names, Field(min_length=1)]
     allowed: Annotated[tuple[Geometry, ...], Field(alias="allowedGeometries", min_length=1)]
 
 
 class SlicesSettings(Block):
-    """schedulePolicy, scheduleWeight, weight: of the score of a node.
+    """Slices.
 
-    DevicePluginCMName, DevicePluginCMNamespace: the ConfigMap that says how nodes cut their cards under MPS.
-    mpsIdleSeconds: after so long without use the slices of a card under MPS are undone; 0: they stay.
-    KnowGeometries: what MIG cards may be cut into; a model that no entry names: all that it can be.
+    schedulePolicy, scheduleWeight, weight: the score of a node.
+    DevicePluginCMName, DevicePluginCMNamespace: the ConfigMap that partitions the cards of nodes under MPS.
+    mpsIdleSeconds: how long the MPS shares of a card stay without use; 0: for ever.
+    KnowGeometries: the allowed geometries of MIG cards; models that no entry names may have every possible one.
     """
 
     enabled: bool = True
@@ -96,12 +97,12 @@ class SlicesSettings(Block):
 
     @property
     def weights(self) -> Mapping[str, int]:
-        """Resource (`cpu`, `memory`, `gpu` and others by name) → its weight above 0; never empty."""
+        """Resource (`cpu`, `memory`, `gpu` and others) → its weight above 0; never empty."""
         return self.weight.of
 
     @property
     def geometries(self) -> Geometries:
-        """In the order of the file; of a model that two entries name, those of both."""
+        """The allowed geometries by model, in the order of the file; entries for the same model are joined."""
         found: dict[str, tuple[Mapping[str, int], ...]] = {}
         for entry in self.know_geometries:
             for model in dict.fromkeys(entry.models):
@@ -110,7 +111,7 @@ class SlicesSettings(Block):
 
 
 def impossible(settings: SlicesSettings, path: str) -> Iterator[Problem]:
-    """The geometries that the cards of their models cannot be cut into. path: of the block."""
+    """Yield a problem for each geometry that no card of its models can have. path: of the block."""
     for i, entry in enumerate(settings.know_geometries):
         for j, geometry in enumerate(entry.allowed):
             why = next(filter(None, (geometry_problem(model, geometry) for model in entry.models)), "")
@@ -119,9 +120,12 @@ def impossible(settings: SlicesSettings, path: str) -> Iterator[Problem]:
 
 
 def with_weights(block: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The block with the seed's flat keys (`weight.cpu`, `weight.resources.<name>`) put together under `weight`.
+    """Return the block with flat keys (`weight.cpu`, `weight.resources.<name>`) joined under `weight`.
 
-    path: of the block. Raises BadObject.
+    Args:
+        path: of the block, for errors.
+    Raises:
+        BadObject
     """
     flat = {key.removeprefix(_WEIGHT): value for key, value in block.items() if str(key).startswith(_WEIGHT)}
     if not flat:
@@ -133,7 +137,7 @@ def with_weights(block: Mapping[str, Any], path: str) -> dict[str, Any]:
     weight = {key: value for key, value in flat.items() if not key.startswith(_OF)}
     resources = _each_one(weight.get("resources", ()))
     if not isinstance(resources, dict):
-        return {**rest, "weight": weight}  # reported by the validation
+        return {**rest, "weight": weight}  # The validation reports it.
     problems = [
         Problem(f"{path}.{_WEIGHT}{_OF}{name}", f"{name!r} is not among weight.resources")
         for name in of
