@@ -24,10 +24,10 @@ from scheduler.runtime import SWITCH_SECONDS
 class _Open:
     """A gate that lets everything through."""
 
-    def ready(self) -> str:
-        return ""
+    def not_ready_reason(self) -> None:
+        return None
 
-    leads = ready
+    not_deciding_reason = not_ready_reason
 
     def may_answer(self) -> None:
         """Always."""

@@ -31,7 +31,7 @@ def serve_nothing() -> None:
     """`<folder with a CA> <port> [<extender port>]`: the webhook's or the scheduler's calls, answered yes."""
     certificates, port, *extender_port = sys.argv[1:]
     app = new_app()
-    probes(app, str)
+    probes(app)
     for path, kind in (("/mutate", "Pod"), ("/validate", "Pod"), ("/bind-admission", "Binding")):
         reviewing(app, path, allow, kinds=(kind,))
     _add_extender(app)

@@ -91,7 +91,7 @@ class Process:
         self._recorder: Recorder | None = None
         own = settings.scheduler
         self._leader = self._elected() if own.leader_elect else None
-        self._label = LeaderLabel(api, own.namespace, own.pod_uid, self.leads) if own.pod_uid else None
+        self._label = LeaderLabel(api, own.namespace, own.pod_uid, self.not_deciding_reason) if own.pod_uid else None
         self._subscribe()
         watch = partial(Reflector, watch_seconds=_WATCH_SECONDS)
         state = self.state
@@ -166,50 +166,51 @@ class Process:
         for thread in self._threads:
             thread.join(2)
 
-    def ready(self) -> str:
-        """Why this process cannot answer yet; "": it can, and decide as soon as it leads."""
+    def not_ready_reason(self) -> str | None:
+        """Return why this process cannot answer yet, or None. A ready one decides as soon as it leads."""
         for name, watch in self._awaited():
             if not watch.synced:
                 return f"not in sync yet: {name}"
             if watch.broken_for > _SILENT_SECONDS:
                 return f"the API server has not answered for {watch.broken_for:.0f} s: {name}"
-        return ""
+        return None
 
-    def leads(self) -> str:
-        """Why this process does not decide; "": it does."""
-        why = self.ready()
-        if why:
-            return why
+    def not_deciding_reason(self) -> str | None:
+        """Return why this process does not decide, or None where it does."""
+        return self.not_ready_reason() or self._not_leading_reason()
+
+    def _not_leading_reason(self) -> str | None:
         if not self._leading():
             return _ENDS if self._stop.is_set() else "another replica leads"
-        return "" if self._fresh_term == self._term() else "catching up with what the last leader wrote"
+        return None if self._fresh_term == self._term() else "catching up with what the last leader wrote"
 
     @property
     def leading(self) -> bool:
-        """Whether this replica leads, or there is no other."""
+        """Whether this replica leads, or leader election is off."""
         return self._leading()
 
     @property
     def labelled(self) -> bool:
-        """Whether this replica decides and the Service has been told so."""
+        """Whether this replica decides and its pod alone has the label that the Service selects."""
         return self._label is not None and self._label.written
 
     def watches(self) -> Mapping[str, Reflector]:
-        """What is watched, by a short name."""
+        """Return the informers by a short name, as the metrics show them."""
         beside = dict(zip(("budgets", "slice-configs"), self._beside, strict=True))
         return {**self._watches, **beside}
 
     def may_answer(self) -> None:
+        """Raise RetryLater while the cache is not complete yet."""
         for name, watch in self._awaited():
             if not watch.synced:
                 raise RetryLater(f"not in sync yet: {name}")
 
     def may_decide(self) -> None:
+        """Raise RetryLater while this process must not decide. Broken watches do not matter, unlike for readiness."""
         self.may_answer()
-        if not self._leading():
-            raise RetryLater(_ENDS if self._stop.is_set() else "another replica leads")
-        if self._fresh_term != self._term():
-            raise RetryLater("catching up with what the last leader wrote")
+        reason = self._not_leading_reason()
+        if reason is not None:
+            raise RetryLater(reason)
 
     def _may_write(self) -> None:
         """The fence of what is written by decisions: they may be older than another replica's lead."""

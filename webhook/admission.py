@@ -5,7 +5,7 @@ logs denials. The paths, the status codes and the shape of denials are API (mani
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flask import Flask
@@ -27,14 +27,12 @@ _log = logging.getLogger(__name__)
 
 def make_app(
     settings: Settings,
-    ready: Callable[[], str] = str,
     told: Told = lambda *_: None,
     find_mtgpupod: Find | None = None,
 ) -> Flask:
     """Return the app.
 
     Args:
-        ready: returns why the webhook is not ready, or "".
         told: is called with every review and its reply, for the metrics.
         find_mtgpupod: reads an MtgpuPod. Without it, new Pods of MtgpuPods are denied.
     """
@@ -66,7 +64,7 @@ def make_app(
     reviewing(app, "/mutate", mutating, kinds=("Pod",), told=told)
     reviewing(app, "/rebuild", rebuilding, kinds=("Pod",), told=told)
     reviewing(app, "/validate", validating, kinds=("Pod", mtgpu.KIND), told=told)
-    probes(app, ready)
+    probes(app)
     return app
 
 

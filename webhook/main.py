@@ -80,7 +80,7 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
         from webhook import admission_metrics  # Not before: prometheus_client reads the variable when it is imported.
 
         app, exposed = make_app(settings, told=admission_metrics.ADMISSIONS, find_mtgpupod=find), new_app()
-        probes(exposed, str)
+        probes(exposed)
         exposing(exposed, lambda: admission_metrics.page(folder), admission_metrics.CONTENT_TYPE)
         beside = [Listen(own.metrics_host, own.metrics_port, exposed.wsgi_app, tls=False)]
     else:

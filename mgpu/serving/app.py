@@ -74,18 +74,20 @@ def body() -> Iterator[bytearray]:
         yield found
 
 
-def probes(app: Flask, ready: Callable[[], str], alive: Callable[[], str] = str) -> None:
-    """GET `/healthz` and `/readyz`."""
-    probe(app, "/healthz", alive)
-    probe(app, "/readyz", ready)
+def probes(app: Flask, not_ready_reason: Callable[[], str | None] = lambda: None) -> None:
+    """GET `/healthz`, which always answers 200, and `/readyz`."""
+    probe(app, "/healthz", lambda: None)
+    probe(app, "/readyz", not_ready_reason)
 
 
-def probe(app: Flask, path: str, reason: Callable[[], str]) -> None:
-    """GET `path`: 200 `ok`, or 503 with the reason that the callable gives ("": none)."""
+def probe(app: Flask, path: str, failure_reason: Callable[[], str | None]) -> None:
+    """GET `path`: 200 `ok`, or 503 with the reason why not."""
 
     def answer() -> Response:
-        why = reason()
-        return Response(f"{why or 'ok'}\n", 503 if why else 200, mimetype="text/plain")
+        reason = failure_reason()
+        if reason is None:
+            return Response("ok\n", 200, mimetype="text/plain")
+        return Response(f"{reason}\n", 503, mimetype="text/plain")
 
     app.add_url_rule(path, f"probe {path}", answer)
 

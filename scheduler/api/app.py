@@ -64,8 +64,8 @@ def listeners(
         present.register(cluster)
     exposing(metrics, lambda: page(counted.REGISTRY, present), CONTENT_TYPE)
     for app in (admission, extender, metrics, web):
-        probes(app, gate.ready)
-        probe(app, "/leads", gate.leads)
+        probes(app, gate.not_ready_reason)
+        probe(app, "/leads", gate.not_deciding_reason)
     client_ca = own.extender_client_ca
     return [
         Listen(own.host, own.port, admission.wsgi_app, client_ca=own.client_ca, callers=api_servers(own, "scheduler")),
@@ -79,6 +79,6 @@ def _closing(response: Response, gate: Gate) -> Response:
     """Of a replica that does not lead. A connection that is kept alive would never go where the Service leads now: the
     pods that wait for slices are known only to who was asked about them.
     """
-    if gate.leads():
+    if gate.not_deciding_reason() is not None:
         response.headers["Connection"] = "close"
     return response

@@ -31,9 +31,9 @@ class Process(Protocol):
     @property
     def labelled(self) -> bool: ...
 
-    def ready(self) -> str: ...
+    def not_ready_reason(self) -> str | None: ...
 
-    def leads(self) -> str: ...
+    def not_deciding_reason(self) -> str | None: ...
 
     def watches(self) -> Mapping[str, Watch]: ...
 
@@ -151,8 +151,8 @@ def _of_process(process: Process | None) -> Iterator[Metric]:
     restarts = CounterMetricFamily("mgpu_watch_restarts", text, labels=["watch"])
     if process is not None:
         leader.add_metric([], process.leading)
-        ready.add_metric([], not process.ready())
-        decides.add_metric([], not process.leads())
+        ready.add_metric([], process.not_ready_reason() is None)
+        decides.add_metric([], process.not_deciding_reason() is None)
         labelled.add_metric([], process.labelled)
         for name, watch in process.watches().items():
             synced.add_metric([name], watch.synced)

@@ -36,11 +36,11 @@ Body = bytes | bytearray
 class Gate(Protocol):
     """What this process may do now."""
 
-    def ready(self) -> str:
-        """Why it cannot answer yet; "": it can."""
+    def not_ready_reason(self) -> str | None:
+        """Return why it cannot answer yet, or None where it can."""
 
-    def leads(self) -> str:
-        """Why it does not decide; "": it does."""
+    def not_deciding_reason(self) -> str | None:
+        """Return why it does not decide, or None where it does."""
 
     def may_answer(self) -> None:
         """From the cache. Raises RetryLater with the reason why not."""

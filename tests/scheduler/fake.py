@@ -250,15 +250,15 @@ class Replica:
             self.late.work()
             self.deliver()
 
-    def ready(self) -> str:
-        return ""
+    def not_ready_reason(self) -> str | None:
+        return None
 
-    def leads(self) -> str:
+    def not_deciding_reason(self) -> str | None:
         try:
             self.leading()
         except RetryLater as error:
             return str(error)
-        return ""
+        return None
 
     def may_answer(self) -> None:
         """Always."""

@@ -84,7 +84,7 @@ class World:
             client,
             "mgpu-system",
             uid or 2 * name,
-            leads=lambda: "" if self.leader == name else "another leads",
+            not_deciding_reason=lambda: None if self.leader == name else "another leads",
             clock=lambda: self.now,
         )
 

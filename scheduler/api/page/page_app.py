@@ -69,7 +69,7 @@ def make_app(board: Board, gate: Gate, host: str = "127.0.0.1") -> Flask:
 
     def cluster() -> Response:
         gate.may_answer()
-        return _packed(board.since(request.args.get("since", ""), gate.leads()))
+        return _packed(board.since(request.args.get("since", ""), gate.not_deciding_reason() or ""))
 
     def node(name: str) -> Response:
         gate.may_answer()

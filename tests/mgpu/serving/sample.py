@@ -46,11 +46,11 @@ def main(directory: Path, port: int = 0, end: Callable[[], None] | None = None) 
 
     app = new_app()
     reviewing(app, "/review", answer, kinds=("Pod",))
-    probes(app, ready=lambda: "" if started else "not started")
+    probes(app, lambda: None if started else "not started")
     app.add_url_rule("/large", "large", lambda: Response(LARGE))
     app.add_url_rule("/slow", "slow", lambda: Response(slow()))
     other = new_app()
-    probes(other, ready=str)
+    probes(other)
     vouched = Listen("127.0.0.1", 0, other.wsgi_app, client_ca=str(directory / "ca.crt"))
     plain = Listen("127.0.0.1", port, app.wsgi_app, tls=False)
     beside = Listen("127.0.0.2", port, other.wsgi_app, tls=False)
@@ -67,7 +67,7 @@ def main(directory: Path, port: int = 0, end: Callable[[], None] | None = None) 
 def door(directory: Path, *blocks: str, addresses: int) -> None:
     app = new_app()
     reviewing(app, "/review", answer, kinds=("Pod",))
-    probes(app, ready=str)
+    probes(app)
     callers = Callers("test.apiServers", tuple(map(read_block, blocks)))
     listen = [Listen("127.0.0.1", 0, app.wsgi_app, tls=tls, callers=callers) for tls in (True, False)]
     serve(listen[:addresses], threads=8, certificate=(directory / "tls.crt", directory / "tls.key"))
@@ -75,7 +75,7 @@ def door(directory: Path, *blocks: str, addresses: int) -> None:
 
 def strangers(directory: Path) -> None:
     app = new_app()
-    probes(app, ready=str)
+    probes(app)
     app.add_url_rule("/large", "large", lambda: Response(LARGE))
     vouched = Listen("127.0.0.1", 0, app.wsgi_app, client_ca=str(directory / "ca.crt"))
     certificate = (directory / "tls.crt", directory / "tls.key")

@@ -15,10 +15,10 @@ from mgpu.serving.review import Reply, Review, allow
 from tests.mgpu.serving.reviews import review
 
 
-def client(handler: Callable[[Review], Reply] = allow, ready: str = "") -> FlaskClient:
+def client(handler: Callable[[Review], Reply] = allow, not_ready_reason: str | None = None) -> FlaskClient:
     app = new_app()
     reviewing(app, "/review", handler, kinds=("Pod",))
-    probes(app, lambda: ready)
+    probes(app, lambda: not_ready_reason)
     return app.test_client()
 
 
@@ -102,6 +102,6 @@ def test_other_methods_and_paths_are_errors_in_json(method: str, path: str, stat
 
 def test_probes_tell_the_truth() -> None:
     assert client().get("/readyz").status_code == 200
-    waiting = client(ready="pods are not in sync")
+    waiting = client(not_ready_reason="pods are not in sync")
     assert (waiting.get("/readyz").status_code, waiting.get("/readyz").text) == (503, "pods are not in sync\n")
     assert waiting.get("/healthz").status_code == 200

@@ -23,10 +23,10 @@ class Watch:
 class Process:
     leading = labelled = True
 
-    def ready(self) -> str:
+    def not_ready_reason(self) -> str | None:
         return "not in sync yet: pods"
 
-    def leads(self) -> str:
+    def not_deciding_reason(self) -> str | None:
         return "another replica leads"
 
     def watches(self) -> Mapping[str, Any]:

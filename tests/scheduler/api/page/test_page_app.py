@@ -92,7 +92,7 @@ def test_before_the_first_sync_it_says_so(
 def test_a_follower_serves_it_and_says_that_it_follows(
     replica: Replica, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica, "leads", lambda: "another replica leads")
+    monkeypatch.setattr(replica, "not_deciding_reason", lambda: "another replica leads")
     reply = client.get("/api/cluster")
     assert reply.json is not None
     assert (reply.status_code, reply.json["replica"]) == (200, "another replica leads")
