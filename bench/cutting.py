@@ -21,7 +21,7 @@ from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
 from scheduler.cluster.slice_state import Plan
 from scheduler.decisions.filter import Filter
-from scheduler.partitioning.partition_controller import Planning
+from scheduler.partitioning.partition_controller import PartitionController
 from tests import builders as b
 
 NODES, CUT, CARDS = 5_000, 1_000, 8
@@ -30,9 +30,9 @@ SETTINGS = load_settings()
 
 
 class _Unwritten:
-    """In place of a Writer: plans are made, and dropped again."""
+    """In place of a PlanWriter: plans are made, and dropped again."""
 
-    def plan(self, plan: Plan) -> str:
+    def write_plan(self, plan: Plan) -> str:
         return f"{plan.id} was for the time that it took"
 
 
@@ -56,8 +56,8 @@ def main() -> None:
 def _planned(state: ClusterCache, pod: GpuPod, nodes: list[str]) -> float:
     """Milliseconds until a plan is made for a pod that has found nothing."""
     writer: Any = _Unwritten()
-    planning = Planning(state, writer, SETTINGS, lambda *_: None, lambda: None)
-    planning.recut(pod, nodes)
+    planning = PartitionController(state, writer, SETTINGS, lambda *_: None, lambda: None)
+    planning.request_plan(pod, nodes)
     return _timed(planning.work)[0]
 
 

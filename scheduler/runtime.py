@@ -43,8 +43,8 @@ from scheduler.decisions.preemption import Preemption
 from scheduler.leadership import LeaderLabel, OwnKubeScheduler
 from scheduler.mtgpupods.mtgpupod_controller import MtgpuPodController
 from scheduler.mtgpupods.mtgpupod_status import Transition
-from scheduler.partitioning.partition_controller import Planning
-from scheduler.partitioning.plan_writer import Writer
+from scheduler.partitioning.partition_controller import PartitionController
+from scheduler.partitioning.plan_writer import PlanWriter
 
 log = logging.getLogger(__name__)
 
@@ -75,12 +75,12 @@ class Process:
         self.announcements = Announcements(api, self.may_decide)
         self.state = ClusterCache(settings, records=records)
         writes = FencedApi(api, self._may_write)
-        writer = Writer(writes, settings)
+        writer = PlanWriter(writes, settings)
         rations = Rations()
-        self.planning = Planning(self.state, writer, settings, self._warn, self.may_decide, rations=rations)
+        self.planning = PartitionController(self.state, writer, settings, self._warn, self.may_decide, rations=rations)
         self.decider = Decider(self.state, api, settings, rations)
         self.filter = Filter(
-            self.state, settings, self.planning.recut, nowhere=self.announcements.refused, rations=rations
+            self.state, settings, self.planning.request_plan, nowhere=self.announcements.refused, rations=rations
         )
         budgets = Budgets()
         self.preemption = Preemption(self.state, budgets, settings, rations)

@@ -1,1 +1,4 @@
-"""Slices of cards: which node is cut how, and when (slices.md)."""
+"""Partitioning of cards by MIG and MPS: which node is partitioned how, and when (docs/design/slices.md).
+
+The plans themselves are pure (scheduler/engine/partitioning); here is the controller that makes and writes them.
+"""

@@ -1,8 +1,10 @@
-"""Has the cards of nodes cut anew for the pods that wait for slices: one controller, on a thread of its own.
+"""The partition controller: has cards partitioned for pods that wait for slices, on a thread of its own.
 
-Level-triggered: what is to be done follows from what is known now, so a crash between any two steps loses nothing but
-time. A plan stands in the ClusterCache from the moment it is made, so that every decision sees it; then it is written.
-While a node has one under way it gets no other (docs/design/slices.md, "Barrier"), and so does a pod.
+It is level-triggered: what is to be done follows from the present state, so a crash between any two steps costs only
+time. A plan is put into `ClusterCache` when it is made, so that every decision respects it, and is written to the Node
+after that. While a plan of a node is under way, the node gets no other one (docs/design/slices.md, "Barrier"), and
+neither does a pod that the plan serves. `scheduler/runtime.py` creates the controller, and runs it while this replica
+leads.
 """
 
 import logging
@@ -27,41 +29,46 @@ from scheduler.decisions.effort_budget import Rationed, Rations
 from scheduler.engine.effort import Exhausted
 from scheduler.engine.partitioning.partitionable_node import Site, cut, keeping, offers, served, wanted_by
 from scheduler.engine.partitioning.slice_choice import best_first
-from scheduler.partitioning.idle_cards import IdleCards
-from scheduler.partitioning.plan_writer import Configs, Writer
-from scheduler.partitioning.planning_order import Turns
-from scheduler.partitioning.refused_plans import Refusals
-from scheduler.partitioning.waiting_pods import Promise, Waiting, WaitingPods
+from scheduler.partitioning.node_history import IdleCards, RefusedPlans
+from scheduler.partitioning.plan_writer import PlanWriter, SharingConfigs
+from scheduler.partitioning.waiting_pods import PlanningOrder, Promise, WaitingPod, WaitingPods
 
 log = logging.getLogger(__name__)
 
-PROMISED_SECONDS = 60.0
-"""How long a pod waits for a plan before another node is looked for."""
-COMING_SECONDS = 15.0
+PROMISE_SECONDS = 60.0
+"""How long a pod waits for its plan before another node is planned for it."""
+READY_SECONDS = 15.0
 """How long slices that a plan made are kept from other plans, for the pod that they were made for.
 
-kube-scheduler asks about a pod again within ten seconds after its node has changed.
+kube-scheduler retries a pod within ten seconds after its node has changed.
 """
 MISSING_SECONDS = 10.0
-"""How long slices that pods hold may be away before a plan makes them again: a node's agent does so by itself."""
-_SHOWN_SECONDS = 60.0
-"""How long a plan that was written may stay unseen by the watch before it is looked for."""
-_PAUSE = 1.0
-_SPACING = 0.02
-_AT_ONCE = 64
-"""Pods that one plan looks at."""
+"""How long slices that pods hold may be missing before a plan makes them again: the node's agent does so by itself."""
+_UNOBSERVED_SECONDS = 60.0
+"""How long the watch may not deliver a plan that was written before it is looked for on the Node."""
+_ROUND_SECONDS = 1.0
+_LOST_SECONDS = 5.0
+"""Pause after a plan that did not suit its node any more, unless the node changes before."""
+_SPACING_SECONDS = 0.02
+_PODS_PER_PLAN = 64
 
 
-class Planning:
-    """`recut` and `changed` may come from any thread and return at once; `work` is one thread's.
+class PartitionController:
+    """Plans partitions for pods, and restores and removes slices.
 
-    may_decide raises RetryLater while this process must not write. clock: seconds. now: seconds since 1970.
+    `request_plan`, `can_serve`, `changed`, `begin` and `wake` may be called by any thread and return at once; the other
+    methods belong to the thread of `run`.
+
+    Args:
+        may_decide: raises RetryLater while this process must not write.
+        clock: seconds, never set back.
+        now: seconds since 1970, of which numbers of plans are made.
     """
 
     def __init__(
         self,
-        state: ClusterCache,
-        writer: Writer,
+        cluster: ClusterCache,
+        writer: PlanWriter,
         settings: Settings,
         warn: Warn,
         may_decide: Callable[[], None],
@@ -69,358 +76,386 @@ class Planning:
         now: Callable[[], float] = time.time,
         rations: Rations | None = None,
     ) -> None:
-        self._state, self._writer = state, writer
-        self._settings, self._warn, self._may_decide = settings.dialects.slices, warn, may_decide
-        self._clock, self._now, self._rations = clock, now, rations or Rations()
-        self.configs = Configs(self._configs_changed)
-        self._waiting = WaitingPods(state, clock)
-        self._turns = Turns(clock)
-        self._refusals = Refusals(clock)
+        self._cluster = cluster
+        self._writer = writer
+        self._settings = settings.dialects.slices
+        self._warn = warn
+        self._may_decide = may_decide
+        self._clock = clock
+        self._now = now
+        self._rations = rations or Rations()
+        self.configs = SharingConfigs(self._configs_changed)
+        self._waiting = WaitingPods(cluster, clock)
+        self._order = PlanningOrder(clock)
+        self._refused = RefusedPlans(clock)
         self._idle = IdleCards(clock, self._settings.mps_idle_seconds)
         self._event = threading.Condition()
         self._due = False
         self._changed: set[str] = set()
-        self._missing: dict[str, float] = {}
-        self._told: dict[str, str] = {}
-        self._written: dict[str, tuple[int, float]] = {}
-        self._lost: dict[str, tuple[int, float]] = {}
-        self._unsaid: set[str] = set()
+        # By node:
+        self._missing_since: dict[str, float] = {}
+        self._reported: dict[str, str] = {}  # the last Event
+        self._written: dict[str, tuple[int, float]] = {}  # number of the last plan, and when it was written
+        self._lost: dict[str, tuple[int, float]] = {}  # version of the node, and until when it gets no plan
+        self._configs_due: set[str] = set()
 
-    # From other threads.
+    # Called by other threads.
 
-    def recut(self, known: GpuPod, nodes: Sequence[str], passed: Sequence[str] = ()) -> None:
-        """The pod would fit on `nodes` if they were cut anew. passed: where it fits now; its binding is expected there,
-        and for some seconds no plan takes away what it may get.
+    def request_plan(self, known: GpuPod, nodes: Sequence[str], passed: Sequence[str] = ()) -> None:
+        """Request slices for a pod, as a filter found out.
+
+        Args:
+            nodes: where the pod would fit if they were partitioned again.
+            passed: where it fits now. Its binding is expected there, and for some seconds no plan takes away what it
+                may get.
         """
         self._waiting.put(known, nodes, passed)
         if nodes and not passed:
             self.wake()
 
     def can_serve(self, known: GpuPod) -> bool:
-        """Whether a bound pod may have its slices once its node is cut anew, or has said how it is; seen to, if so."""
-        site, request = self._state.site(known.pod.node, known.pod.uid), known.request
+        """Return whether a bound pod can get its slices by a plan for its node, and request that plan."""
+        site = self._cluster.site(known.pod.node, known.pod.uid)
+        request = known.request
         wanted = wanted_by(request) if request else {}
         if site is None or request is None or not wanted or site.problem or request.unmet(site.node):
             return False
         if site.found.placed and not site.found.waiting:
+            # A namespace that has used up its effort gets the benefit of the doubt; so does a search without a proof.
             with suppress(Rationed, Exhausted), self._rations.call(known.pod.namespace, request) as call:
                 if not offers(site, wanted, call.next_budget()):
                     return False
-        self.recut(known, [known.pod.node])
+        self.request_plan(known, [known.pod.node])
         return True
 
     def changed(self, node: str) -> None:
-        """Something of this node's slices, or of who holds them, has changed."""
+        """Look at a node whose slices, or their holdings, have changed."""
         with self._event:
             self._changed.add(node)
         self.wake()
 
-    def _configs_changed(self, nodes: Collection[str]) -> None:
-        for node in self._state.partitionable_nodes():
-            if node in nodes:
-                self.changed(node)
-
     def begin(self) -> None:
-        """A term begins: what was decided in an earlier one and not written is no more."""
-        for plan in self._state.plans():
-            self._state.drop_plan(plan)
-        for node in self._state.partitionable_nodes():
+        """Begin a term: plans of an earlier one that were not written are dropped."""
+        for plan in self._cluster.plans():
+            self._cluster.drop_plan(plan)
+        for node in self._cluster.partitionable_nodes():
             self.changed(node)
 
     def wake(self) -> None:
-        """Look what is to be done, and whether it is time to stop."""
         with self._event:
             self._due = True
             self._event.notify_all()
 
     def run(self, stop: threading.Event) -> None:
-        """Work until `stop`, which must be followed by `wake`."""
+        """Work until `stop` is set, which must be followed by `wake`."""
         while not stop.is_set():
-            pause = self._pause()  # takes the ClusterCache's lock, within which others take ours
+            # Before our lock: this takes the lock of the ClusterCache, whose holder may call `changed`.
+            pause = self._pause()
             with self._event:
                 self._event.wait_for(lambda: self._due or stop.is_set(), pause)
                 self._due = False
             try:
                 self.work()
             except Exception:
-                # The thread's outermost loop: one odd node must not keep all pods waiting.
-                log.exception("planning failed")
-            stop.wait(_SPACING)
+                # The outermost loop of the thread: an error on one node must not keep all pods waiting.
+                log.exception("partitions not planned")
+            stop.wait(_SPACING_SECONDS)
 
-    # The planning thread.
+    def _configs_changed(self, nodes: Collection[str]) -> None:
+        for node in self._cluster.partitionable_nodes():
+            if node in nodes:
+                self.changed(node)
+
+    def _pause(self) -> float | None:
+        busy = self._missing_since or self._configs_due or self._idle or self._cluster.plans() or self._waiting
+        return _ROUND_SECONDS if busy else None
+
+    # One round.
 
     def work(self) -> None:
-        """All that is to be done now."""
+        """Do all that is due now."""
         try:
             self._may_decide()
             with self._event:
                 changed, self._changed = self._changed, set()
-            self._look_at(changed)
-            pods, left = self._waiting.look()
-            self._settle(pods, left)
+            self._observe(changed)
+            pods, left = self._waiting.update()
+            self._follow_promises(pods, left)
             self._restore(pods)
             self._serve(pods)
-            self._undo(pods)
-            self._write()
+            self._remove_idle(pods)
+            self._write_plans()
             self._write_configs()
         except RetryLater:
-            return  # whoever may decide next begins with all nodes, and is asked about all pods
+            return  # the next leader begins with all nodes, and filters report all pods to it
 
-    def _pause(self) -> float | None:
-        busy = self._missing or self._unsaid or self._idle or self._state.plans() or self._waiting
-        return _PAUSE if busy else None
-
-    def _look_at(self, changed: Iterable[str]) -> None:
+    def _observe(self, changed: Iterable[str]) -> None:
         for name in sorted(changed):
-            site = self._state.site(name)
+            site = self._cluster.site(name)
             if site is None:
-                for known in (self._missing, self._told, self._written, self._lost):
-                    known.pop(name, None)
-                self._unsaid.discard(name)
-                self._refusals.drop(name)
-                self._turns.drop(name)
-                self._idle.drop(name)
+                self._forget(name)
                 continue
-            self._refusals.see(site)
-            self._idle.see(site)
-            if not site.missing:
-                self._missing.pop(name, None)
-                self._told.pop(name, None)
+            self._refused.observe(site)
+            self._idle.observe(site)
+            if site.missing:
+                self._missing_since.setdefault(name, self._clock())
             else:
-                self._missing.setdefault(name, self._clock())
+                self._missing_since.pop(name, None)
+                self._reported.pop(name, None)
             if site.found.mode == MPS and site.found.partitioning.plan is not None:
-                self._unsaid.add(name)
+                self._configs_due.add(name)
 
-    def _settle(self, pods: Sequence[Waiting], left: Iterable[Waiting]) -> None:
-        """See what has become of the plans that were made for pods. left: those that were deleted before they had
-        their slices.
+    def _forget(self, node: str) -> None:
+        """Forget a node that is gone or has lost its label: an autoscaler never uses its name again."""
+        for by_node in (self._missing_since, self._reported, self._written, self._lost):
+            by_node.pop(node, None)
+        self._configs_due.discard(node)
+        self._refused.forget(node)
+        self._order.forget(node)
+        self._idle.forget(node)
+
+    # Promises: which plan serves which pod.
+
+    def _follow_promises(self, pods: Sequence[WaitingPod], left: Iterable[WaitingPod]) -> None:
+        """Find out what has become of the plans that were made for pods.
+
+        Args:
+            left: pods that were deleted before they had their slices.
         """
         for pod in left:
             if pod.promise:
-                self._turns.missed(pod, pod.promise.node, pod.promise.plan)
+                self._order.missed(pod, pod.promise.node, pod.promise.plan)
         for pod in pods:
             if pod.promise:
-                site = self._state.site(pod.promise.node, pod.known.pod.uid)
-                pod.promise = self._stands(pod, pod.promise, site) if site else None
+                site = self._cluster.site(pod.promise.node, pod.known.pod.uid)
+                pod.promise = self._followed(pod, pod.promise, site) if site else None
 
-    def _stands(self, pod: Waiting, promise: Promise, site: Site) -> Promise | None:
-        said, now = site.found.partitioning, self._clock()
+    def _followed(self, pod: WaitingPod, promise: Promise, site: Site) -> Promise | None:
+        """Return the promise as it stands now, or None if it is over."""
+        found, now = site.found.partitioning, self._clock()
         if not promise.ready:
-            if said.plan == promise.plan == said.applied:
-                return promise._replace(ready=True, until=now + COMING_SECONDS)
-            under_way = site.found.waiting and said.plan == promise.plan
+            if found.plan == promise.plan == found.applied:
+                return promise._replace(ready=True, until=now + READY_SECONDS)
+            under_way = site.found.waiting and found.plan == promise.plan
             return promise if under_way and self._in_time(pod, promise) else None
         if not site.fits(pod.wanted):
-            return None  # other pods came first, which is no fault of this one
+            return None  # other pods took the slices, so this one did not miss them
         if now < promise.until:
             return promise
-        self._turns.missed(pod, promise.node, promise.plan)
-        log.info("slices not taken", extra={"node": promise.node, "plan": promise.plan, "pod": pod.known.pod.uid})
-        self._waiting.drop(pod, promise.until - COMING_SECONDS)
+        self._order.missed(pod, promise.node, promise.plan)
+        extra = {"node": promise.node, "plan": promise.plan, "pod": pod.known.pod.uid}
+        log.info("slices were made and not used", extra=extra)
+        self._waiting.forget(pod, promise.until - READY_SECONDS)
         return None
 
-    def _restore(self, pods: Sequence[Waiting]) -> None:
-        """Slices that bound pods hold and that are not there are a reason for a plan, whoever else waits or not."""
-        for name, since in sorted(self._missing.items()):
-            site = self._state.site(name)
-            if site is None or not site.missing:
-                del self._missing[name]
-                continue
-            if self._clock() < since + MISSING_SECONDS or not self._open(site) or not site.found.placed:
-                continue
-            site = self._kept(site, pods)
-            served = self._servable(self._turns.line(pods), name)[:_AT_ONCE]
-            found = cut(site, [{}, *(pod.wanted for pod in served)])
-            if isinstance(found, Rejection):
-                self._tell(name, f"slices that its pods hold cannot be made again: {found}")
-            elif not site.is_cut(found) and not self._refusals.forbid(site, found):
-                self._make(site, found, served)
+    def _in_time(self, pod: WaitingPod, promise: Promise) -> bool:
+        if self._clock() < promise.until:
+            return True
+        pod.missed.add((promise.node, promise.plan))
+        text = f"plan {promise.plan} of its slices is not in force after {PROMISE_SECONDS:.0f} s"
+        remedy = "mgpu's agent there may not run; pods are planned for other nodes"
+        self._warn_node(promise.node, f"{text}: {remedy}", "PlanLate")
+        return False
 
-    def _serve(self, pods: Sequence[Waiting]) -> None:
+    def _promise(self, site: Site, slices: Sequence[Slice], plan: int, pods: Sequence[WaitingPod]) -> None:
+        """Promise the slices of a plan to these pods, in their order, as far as they suffice."""
+        for pod, serves in zip(pods, served(slices, site.used, [pod.wanted for pod in pods]), strict=True):
+            if serves and not pod.promise:
+                pod.blocked_since = None
+                pod.promise = Promise(site.node.name, plan, self._clock() + PROMISE_SECONDS)
+
+    # Plans.
+
+    def _restore(self, pods: Sequence[WaitingPod]) -> None:
+        """Plan slices that bound pods hold and that are missing, whether other pods wait or not."""
+        for name, since in sorted(self._missing_since.items()):
+            site = self._cluster.site(name)
+            if site is None or not site.missing:
+                del self._missing_since[name]
+                continue
+            if self._clock() < since + MISSING_SECONDS or not self._may_plan(site) or not site.found.placed:
+                continue
+            site = self._with_claims(site, pods)
+            others = self._servable(self._order.sort(pods), name)[:_PODS_PER_PLAN]
+            slices = cut(site, [{}, *(pod.wanted for pod in others)])
+            if isinstance(slices, Rejection):
+                self._warn_node(name, f"slices that its pods hold cannot be made again: {slices}")
+            elif not site.is_cut(slices) and not self._refused.forbids(site, slices):
+                self._plan(site, slices, others)
+
+    def _serve(self, pods: Sequence[WaitingPod]) -> None:
+        """Plan for the pods that find no slices."""
         waiting = [pod for pod in pods if not pod.passed]
         if not waiting:
             return
         names = sorted(frozenset().union(*(pod.nodes for pod in waiting)))
-        sites = {name: site for name in names if (site := self._state.site(name)) is not None}
-        line = self._turns.line(waiting)
-        self._promise_more(line, {name: site for name, site in sites.items() if site.found.waiting})
-        finds_some: dict[tuple[frozenset[str], frozenset[tuple[str, int]]], bool] = {}
+        sites = {name: site for name in names if (site := self._cluster.site(name)) is not None}
+        ordered = self._order.sort(waiting)
+        self._promise_spare(ordered, {name: site for name, site in sites.items() if site.found.waiting})
+        # Pods that are alike find the same; a namespace may have thousands.
+        finds_slices: dict[tuple[frozenset[str], frozenset[tuple[str, int]]], bool] = {}
         left = []
-        for pod in line:
-            if pod.promise or self._turns.rests(pod):
+        for pod in ordered:
+            if pod.promise or self._order.is_paused(pod):
                 continue
             key = (pod.nodes, frozenset(pod.wanted.items()))
-            if key not in finds_some:
-                finds_some[key] = any(sites[name].fits(pod.wanted) for name in pod.nodes if name in sites)
-            if not finds_some[key] and not self._is_kept_some(pod):
+            if key not in finds_slices:
+                finds_slices[key] = any(sites[name].fits(pod.wanted) for name in pod.nodes if name in sites)
+            if not finds_slices[key] and not self._is_nominated(pod):
                 left.append(pod)
         while left:
             pod = left.pop(0)
             if not pod.promise:
                 self._plan_for(pod, left, pods)
 
-    def _promise_more(self, line: Sequence[Waiting], under_way: Mapping[str, Site]) -> None:
-        """The plans under way may have slices to spare, beside those for the pods that they were made for."""
+    def _promise_spare(self, ordered: Sequence[WaitingPod], under_way: Mapping[str, Site]) -> None:
+        """Promise what the plans under way make beyond the slices for the pods that they were made for."""
         for name, site in under_way.items():
             plan, planned = site.found.partitioning.plan, site.found.planned
             if plan is None or planned is None:
                 continue
-            pods = [pod for pod in line if pod.promise and pod.promise[:2] == (name, plan)]
-            others = [pod for pod in self._servable(line, name) if (name, plan) not in pod.missed]
-            self._promise(site, planned, plan, [*pods, *others])
+            first = [pod for pod in ordered if pod.promise and pod.promise[:2] == (name, plan)]
+            others = [pod for pod in self._servable(ordered, name) if (name, plan) not in pod.missed]
+            self._promise(site, planned, plan, [*first, *others])
 
-    def _servable(self, pods: Iterable[Waiting], node: str) -> list[Waiting]:
-        """Those that a plan of this node may serve."""
+    def _servable(self, pods: Iterable[WaitingPod], node: str) -> list[WaitingPod]:
+        """Return the pods that a plan of this node may serve."""
         return [
             pod
             for pod in pods
             if node in pod.nodes
-            and not (pod.promise or pod.passed or self._turns.rests(pod))
-            and self._turns.may_cut(pod, node)
+            and not (pod.promise or pod.passed or self._order.is_paused(pod))
+            and self._order.may_plan(pod, node)
         ]
 
-    def _in_time(self, pod: Waiting, promise: Promise) -> bool:
-        if self._clock() < promise.until:
-            return True
-        pod.missed.add((promise.node, promise.plan))
-        text = f"plan {promise.plan} of its slices is not in force after {PROMISED_SECONDS:.0f} s"
-        self._tell(
-            promise.node, f"{text}: mgpu's agent there may not run; pods are planned for other nodes", "PlanLate"
-        )
-        return False
-
-    def _promise(self, site: Site, slices: Sequence[Slice], plan: int, pods: Sequence[Waiting]) -> None:
-        for pod, serves in zip(pods, served(slices, site.used, [pod.wanted for pod in pods]), strict=True):
-            if serves and not pod.promise:
-                pod.blocked = None
-                pod.promise = Promise(site.node.name, plan, self._clock() + PROMISED_SECONDS)
-
-    def _is_kept_some(self, pod: Waiting) -> bool:
-        """Whether there are slices that are kept for this pod, where it is nominated."""
+    def _is_nominated(self, pod: WaitingPod) -> bool:
+        """Return whether slices are kept for this pod on the node where it is nominated."""
         name = pod.known.pod.nominated_node
-        site = self._state.site(name, pod.known.pod.uid) if name in pod.nodes else None
+        site = self._cluster.site(name, pod.known.pod.uid) if name in pod.nodes else None
         return site is not None and site.fits(pod.wanted)
 
-    def _plan_for(self, pod: Waiting, others: Sequence[Waiting], all_: Sequence[Waiting]) -> None:
-        """Make a plan for this pod, on the best node that can have one; of the others it serves whom it can."""
+    def _plan_for(self, pod: WaitingPod, others: Sequence[WaitingPod], all_pods: Sequence[WaitingPod]) -> None:
+        """Make a plan for this pod, on the best node that can have one. It serves as many of the others as possible."""
         known, request = pod.known.pod, pod.known.request
-        names = sorted(name for name in pod.nodes if self._turns.may_cut(pod, name))
-        sites = (self._state.site(name, known.uid) for name in names)
-        able = [site for site in sites if site and request and not request.unmet(site.node) and self._open(site)]
+        names = sorted(name for name in pod.nodes if self._order.may_plan(pod, name))
+        sites = (self._cluster.site(name, known.uid) for name in names)
+        able = [site for site in sites if site and request and not request.unmet(site.node) and self._may_plan(site)]
         if request is None:
             return
-        if pod.blocked is None:
-            pod.blocked = self._clock()
-        # Other pods may pass a filter again and again without ever being bound.
-        patient = self._clock() < pod.blocked + COMING_SECONDS
+        if pod.blocked_since is None:
+            pod.blocked_since = self._clock()
+        # After a while only promises count: other pods may pass a filter again and again and never be bound.
+        waits = self._clock() < pod.blocked_since + READY_SECONDS
+        claimants = all_pods if waits else [other for other in all_pods if other.promise]
         with suppress(Rationed), self._rations.call(known.namespace, request, single_too=True) as call:
             for best in best_first(able, pod.wanted, known, self._settings, call.next_budget):
-                site = self._kept(best, all_ if patient else [other for other in all_ if other.promise])
-                pods = [pod, *self._servable(others, site.node.name)][:_AT_ONCE]
-                found = cut(site, [waiting.wanted for waiting in pods], call.last_budget())
-                if isinstance(found, Rejection) and not found.proven and call.next_limits() is None:
+                site = self._with_claims(best, claimants)
+                pods = [pod, *self._servable(others, site.node.name)][:_PODS_PER_PLAN]
+                slices = cut(site, [waiting.wanted for waiting in pods], call.last_budget())
+                if isinstance(slices, Rejection) and not slices.proven and call.next_limits() is None:
                     return
-                if isinstance(found, Rejection) or site.is_cut(found) or self._refusals.forbid(site, found):
+                if isinstance(slices, Rejection) or site.is_cut(slices) or self._refused.forbids(site, slices):
                     continue
-                if self._make(site, found, pods):
-                    self._turns.made(pod, site.node.name, destroys=not site.made <= {*found})
+                if self._plan(site, slices, pods):
+                    self._order.planned(pod, site.node.name, destroys=not site.made <= {*slices})
                     return
 
-    def _undo(self, pods: Sequence[Waiting]) -> None:
-        """Make cards whole again whose slices nobody has used for long, and that no pod has been promised."""
-        for name in self._idle.names():
-            site = self._state.site(name)
+    def _remove_idle(self, pods: Sequence[WaitingPod]) -> None:
+        """Plan cards whole again whose slices no pod has used for long, and that are promised to none."""
+        for name in self._idle.nodes():
+            site = self._cluster.site(name)
             if site is None:
-                self._idle.drop(name)
+                self._idle.forget(name)
                 continue
-            self._idle.see(site)
+            self._idle.observe(site)
             due = self._idle.due(name)
-            if not due or not self._open(site) or site.missing:
+            if not due or not self._may_plan(site) or site.missing:
                 continue
-            # As for a plan: a pod that passes filters and is never bound does not keep slices for ever.
+            # As in `_plan_for`: after a while, a pod that passes filters and is never bound keeps no slices.
             promised = [pod for pod in pods if pod.promise]
-            late = self._idle.due(name, COMING_SECONDS) - {s.card for s in self._kept(site, promised).used}
-            due = late | (due - {s.card for s in self._kept(site, pods).used})
+            late = self._idle.due(name, READY_SECONDS) - {s.card for s in self._with_claims(site, promised).used}
+            due = late | (due - {s.card for s in self._with_claims(site, pods).used})
             slices = tuple(sorted(s for s in site.made if s.card not in due))
-            if due and not self._refusals.forbid(site, slices) and self._make(site, slices, ()):
-                log.info("idle slices are undone", extra={"node": name, "cards": sorted(due)})
+            if due and not self._refused.forbids(site, slices) and self._plan(site, slices, ()):
+                log.info("idle slices are removed", extra={"node": name, "cards": sorted(due)})
 
-    def _kept(self, site: Site, pods: Sequence[Waiting]) -> Site:
-        """As a plan finds it: what pods are about to be bound to stays, and what was made for them a moment ago."""
+    def _with_claims(self, site: Site, pods: Sequence[WaitingPod]) -> Site:
+        """Return the node with the slices in use that these pods are about to be bound to, or that were promised."""
         claims = [pod.wanted for pod in pods if self._claims(pod, site.node.name)]
         return keeping(site, claims, self._settings.geometries) if claims else site
 
-    def _claims(self, pod: Waiting, node: str) -> bool:
+    def _claims(self, pod: WaitingPod, node: str) -> bool:
         if pod.promise and pod.promise.ready and pod.promise.node == node:
             return True
-        expected = pod.passed and self._clock() < pod.until and not self._turns.rests(pod)
-        return expected and node in pod.nodes
+        is_expected = pod.passed and self._clock() < pod.until and not self._order.is_paused(pod)
+        return is_expected and node in pod.nodes
 
-    def _open(self, site: Site) -> bool:
-        """Whether the node may get a plan now."""
+    def _may_plan(self, site: Site) -> bool:
         if site.problem or site.found.waiting:
             return False
         version, until = self._lost.get(site.node.name, (-1, 0.0))
         return version != site.version or self._clock() >= until
 
-    def _make(self, site: Site, slices: tuple[Slice, ...], pods: Sequence[Waiting]) -> bool:
-        """False: the node has changed meanwhile, and is looked at again."""
+    def _plan(self, site: Site, slices: tuple[Slice, ...], pods: Sequence[WaitingPod]) -> bool:
+        """Put a plan into the ClusterCache and promise its slices; return False if the node has changed meanwhile."""
         name, before = site.node.name, site.found.partitioning
-        ids = [number for number in (before.plan, before.applied) if number is not None]
+        numbers = [number for number in (before.plan, before.applied) if number is not None]
         standing = site.found.by_others & {*slices}
-        plan = Plan(name, next_plan(max(ids, default=None), int(self._now())), slices, before.plan, standing)
-        if not self._state.plan(plan, site.version):
+        plan = Plan(name, next_plan(max(numbers, default=None), int(self._now())), slices, before.plan, standing)
+        if not self._cluster.plan(plan, site.version):
             return False
         metrics.PLANS.labels("made").inc()
-        log.info(
-            "plan made",
-            extra={"node": name, "plan": plan.id, "slices": [f"{s.card}:{s.start} {s.name}" for s in slices]},
-        )
+        listed = [f"{s.card}:{s.start} {s.name}" for s in slices]
+        log.info("plan made", extra={"node": name, "plan": plan.id, "slices": listed})
         self._promise(site, slices, plan.id, pods)
         return True
 
-    def _write(self) -> None:
-        for plan in self._state.plans():
+    # Writes.
+
+    def _write_plans(self) -> None:
+        for plan in self._cluster.plans():
             number, at = self._written.get(plan.node, (-1, 0.0))
-            if number == plan.id and self._clock() < at + _SHOWN_SECONDS:
+            if number == plan.id and self._clock() < at + _UNOBSERVED_SECONDS:
                 continue
             self._may_decide()
+            extra = {"node": plan.node, "plan": plan.id}
             try:
-                why = self._writer.plan(plan)
+                reason = self._writer.write_plan(plan)
             except (ApiError, Unreachable, RetryLater) as error:
-                log.warning("plan not written yet: %s", error, extra={"node": plan.node, "plan": plan.id})
+                log.warning("plan not written yet: %s", error, extra=extra)
                 continue
-            if why:
+            if reason is not None:
                 metrics.PLANS.labels("dropped").inc()
-                log.warning("plan dropped: %s", why, extra={"node": plan.node, "plan": plan.id})
-                self._state.drop_plan(plan)
-                site = self._state.site(plan.node)
-                self._lost[plan.node] = (site.version if site else -1, self._clock() + 5 * _PAUSE)
+                log.warning("plan dropped: %s", reason, extra=extra)
+                self._cluster.drop_plan(plan)
+                site = self._cluster.site(plan.node)
+                self._lost[plan.node] = (site.version if site else -1, self._clock() + _LOST_SECONDS)
             else:
                 metrics.PLANS.labels("written").inc()
-                log.info("plan written", extra={"node": plan.node, "plan": plan.id})
+                log.info("plan written", extra=extra)
                 self._written[plan.node] = (plan.id, self._clock())
-                self._unsaid.add(plan.node)
+                self._configs_due.add(plan.node)
 
     def _write_configs(self) -> None:
-        """Under MPS the annotation comes first, and the ConfigMap says what that says."""
-        unwritten = {p.node for p in self._state.plans() if self._written.get(p.node, (-1,))[0] != p.id}
-        for name in sorted(self._unsaid - unwritten):
-            site = self._state.site(name)
+        """Under MPS, write what the annotation says into the ConfigMap, after the annotation."""
+        unwritten = {p.node for p in self._cluster.plans() if self._written.get(p.node, (-1,))[0] != p.id}
+        for name in sorted(self._configs_due - unwritten):
+            site = self._cluster.site(name)
             if site is None or site.problem or site.found.mode != MPS or site.found.partitioning.plan is None:
-                self._unsaid.discard(name)
+                self._configs_due.discard(name)
                 continue
             spec = site.found.partitioning.spec
             self._may_decide()
             try:
-                if not self.configs.says(name, spec):
-                    self._writer.config(name, spec)
+                if not self.configs.has(name, spec):
+                    self._writer.write_config(name, spec)
             except (ApiError, Unreachable, RetryLater) as error:
                 log.warning("sharing configuration not written yet: %s", error, extra={"node": name})
                 return
-            self._unsaid.discard(name)
+            self._configs_due.discard(name)
 
-    def _tell(self, name: str, message: str, reason: str = "NoPlan") -> None:
-        if self._told.get(name) != message:
-            self._told[name] = message
-            self._warn(node_reference(name), reason, message)
+    def _warn_node(self, node: str, message: str, reason: str = "NoPlan") -> None:
+        """Create an Event on the node, unless its last one had the same message."""
+        if self._reported.get(node) != message:
+            self._reported[node] = message
+            self._warn(node_reference(node), reason, message)

@@ -1,26 +1,44 @@
-"""The pods that a filter was asked about and that have no slices yet."""
+"""Pods that wait for slices: since when, where they could be, and whose turn it is for a plan.
+
+The filter reports the pods, on request threads; the partition controller plans for them, on its own thread. A plan
+takes free slices from other pods and seconds of a node's driver, while a pod that waits holds nothing. So a namespace
+may have
+a node partitioned only so often: without that bound, two pods that are never bound would have it done without end. All
+of it is in memory, and a new leader begins without it.
+"""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.engine.partitioning.partitionable_node import wanted_by
+from scheduler.engine.round_robin import by_turns
 
-_KEPT_SECONDS = 400.0
-"""kube-scheduler asks again about a pod after five minutes at the latest."""
+_REMEMBERED_SECONDS = 400.0
+"""kube-scheduler retries a pod after five minutes at the latest."""
 _BINDING_SECONDS = 5.0
-"""How long a pod that has passed a filter may take to be bound."""
-_UNSEEN_SECONDS = 30.0
-"""A call may come before the watch shows its pod; one that never shows is gone."""
+"""How long the binding of a pod that has passed a filter may take."""
+_UNOBSERVED_SECONDS = 30.0
+"""A filter may be called before the watch delivers its pod. A pod that it does not deliver at all is gone."""
+BURST, REFILL_SECONDS = 6, 20.0
+"""How many plans that destroy free slices a namespace may have of a node in a row, and the time for one more."""
+_MISSED_COST = 10
+"""What a plan costs in addition, in such plans, if a pod that it was made for does not use its slices."""
+FIRST_PAUSE, LONGEST_PAUSE = 60.0, 300.0
+"""How long a pod gets no plan after it did not use its slices; the pause doubles each time."""
+_NAMESPACES_REMEMBERED = 1_000
 
 
 class Promise(NamedTuple):
-    """A pod is served by this plan of a node. until: after that it is served otherwise.
+    """A plan of a node that has slices for a pod.
 
-    ready: the plan is in force, and the slices are kept for the pod from other plans until it comes for them.
+    Attributes:
+        until: the pod is planned for elsewhere after this time.
+        ready: the plan is in force. Until then other plans leave the slices to the pod.
     """
 
     node: str
@@ -30,23 +48,31 @@ class Promise(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
-    """A pod, the slices that it wants, and the nodes where it could be. asked: when a filter was last asked about it.
+class WaitingPod:
+    """A pod that wants slices.
 
-    passed: there are free ones on these nodes, and its binding is expected; else they would have to be cut anew.
-    missed: plans of nodes that took too long. blocked: since when no plan could be made for it.
+    Attributes:
+        wanted: number of slices by name.
+        nodes: where the pod could be.
+        filtered_at: the time of the last filter for it.
+        until: the pod is forgotten after this time.
+        passed: there are free slices on `nodes`, and the binding of the pod is expected. Otherwise these nodes would
+            have to be partitioned again.
+        observed: the watch has delivered it.
+        blocked_since: since when no plan could be made for it.
+        missed: plans that were not in force in time, by node and number.
     """
 
     known: GpuPod
     wanted: Mapping[str, int]
     nodes: frozenset[str]
     since: float
-    asked: float
+    filtered_at: float
     until: float
     passed: bool = False
-    seen: bool = False
+    observed: bool = False
     promise: Promise | None = None
-    blocked: float | None = None
+    blocked_since: float | None = None
     missed: set[tuple[str, int | None]] = field(default_factory=set)
 
     @property
@@ -54,65 +80,168 @@ class Waiting:
         pod = self.known.pod
         return pod.created, pod.key, pod.uid
 
+    @property
+    def namespace(self) -> str:
+        return self.known.pod.namespace
+
 
 class WaitingPods:
-    """Thread-safe; what it hands out is the planning thread's to change, but for what `put` sets."""
+    """Thread-safe. The pods that `update` returns belong to the controller's thread, except what `put` sets."""
 
-    def __init__(self, state: ClusterCache, clock: Callable[[], float]) -> None:
-        self._state, self._clock = state, clock
+    def __init__(self, cluster: ClusterCache, clock: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._clock = clock
         self._lock = threading.Lock()
-        self._pods: dict[str, Waiting] = {}
-        self._left: list[Waiting] = []
-
-    def put(self, known: GpuPod, recut: Sequence[str], passed: Sequence[str] = ()) -> None:
-        """The pod fits on `passed`; where there are none, it would on `recut` if these nodes were cut anew."""
-        uid, now, nodes = known.pod.uid, self._clock(), frozenset(passed or recut)
-        with self._lock:
-            before = self._pods.get(uid)
-            if known.request is None or (not nodes and (before is None or before.promise is None)):
-                self._pods.pop(uid, None)
-                return
-            wanted = wanted_by(known.request)
-            if before is None or before.wanted != wanted:
-                before = self._pods[uid] = Waiting(known, wanted, nodes, now, now, now)
-            before.nodes, before.passed, before.asked = nodes, bool(passed), now
-            before.until = now + (_BINDING_SECONDS if passed else _KEPT_SECONDS)
+        self._pods: dict[str, WaitingPod] = {}
 
     def __bool__(self) -> bool:
         return bool(self._pods)
 
-    def look(self) -> tuple[list[Waiting], list[Waiting]]:
-        """Return the pods that there are, the oldest first, and those for which a plan was made and that went before
-        they were bound. The latter are returned once.
+    def put(self, known: GpuPod, nodes: Sequence[str], passed: Sequence[str] = ()) -> None:
+        """Record the result of a filter.
+
+        Args:
+            nodes: where the pod would fit if they were partitioned again. Ignored if it fits somewhere now.
+            passed: where it fits now.
+        """
+        uid, now = known.pod.uid, self._clock()
+        possible = frozenset(passed or nodes)
+        with self._lock:
+            waiting = self._pods.get(uid)
+            if known.request is None or (not possible and (waiting is None or waiting.promise is None)):
+                self._pods.pop(uid, None)
+                return
+            wanted = wanted_by(known.request)
+            if waiting is None or waiting.wanted != wanted:
+                waiting = self._pods[uid] = WaitingPod(known, wanted, possible, now, now, now)
+            waiting.nodes = possible
+            waiting.passed = bool(passed)
+            waiting.filtered_at = now
+            waiting.until = now + (_BINDING_SECONDS if passed else _REMEMBERED_SECONDS)
+
+    def update(self) -> tuple[list[WaitingPod], list[WaitingPod]]:
+        """Forget the pods that wait no more.
+
+        Returns:
+            The pods that wait, the oldest first. And those that had a promise and were deleted before they were bound.
         """
         with self._lock:
             left = []
             for uid in [uid for uid, waiting in self._pods.items() if not self._waits(waiting)]:
                 waiting = self._pods.pop(uid)
-                if waiting.promise and not self._has_come(uid, self._state.gpu_pod(uid)):
+                if waiting.promise and not self._is_decided(uid, self._cluster.gpu_pod(uid)):
                     left.append(waiting)
             return sorted(self._pods.values(), key=lambda waiting: waiting.order), left
 
-    def drop(self, waiting: Waiting, asked: float) -> None:
-        """Forget a pod, unless a filter was asked about it after `asked`."""
+    def forget(self, waiting: WaitingPod, filtered_at: float) -> None:
+        """Forget a pod, unless there was a filter for it after this time."""
         with self._lock:
-            if waiting.asked <= asked:
+            if waiting.filtered_at <= filtered_at:
                 self._pods.pop(waiting.known.pod.uid, None)
 
-    def _has_come(self, uid: str, known: GpuPod | None) -> bool:
-        """Whether a pod has its slices, or a decision gives them to it."""
-        bound = known is not None and known.pod.node and not self._state.is_undecided(uid)
-        return bool(bound) or self._state.reservation(uid) is not None
+    def _is_decided(self, uid: str, known: GpuPod | None) -> bool:
+        """Return whether a pod has its slices, or a reservation of them."""
+        bound = known is not None and known.pod.node and not self._cluster.is_undecided(uid)
+        return bool(bound) or self._cluster.reservation(uid) is not None
 
-    def _waits(self, waiting: Waiting) -> bool:
+    def _waits(self, waiting: WaitingPod) -> bool:
         uid, now = waiting.known.pod.uid, self._clock()
-        known = self._state.gpu_pod(uid)
+        known = self._cluster.gpu_pod(uid)
         if known is None:
-            return not waiting.seen and now < waiting.since + _UNSEEN_SECONDS
-        waiting.seen, waiting.known = True, known
-        pod = known.pod
-        if pod.ended or pod.deleting or self._has_come(uid, known):
+            return not waiting.observed and now < waiting.since + _UNOBSERVED_SECONDS
+        waiting.observed = True
+        waiting.known = known
+        if known.pod.ended or known.pod.deleting or self._is_decided(uid, known):
             return False
         if known.request is None or wanted_by(known.request) != waiting.wanted:
             return False
         return waiting.promise is not None or now < waiting.until
+
+
+@dataclass(slots=True)
+class _Budget:
+    """The plans that a namespace may still have of a node: a token bucket.
+
+    Attributes:
+        full_at: when all of its plans are available again.
+        missed: the last plan whose slices a pod of the namespace did not use.
+    """
+
+    full_at: float
+    missed: int | None = None
+
+
+@dataclass(slots=True)
+class _Missed:
+    """How often a pod did not use its slices, and until when it gets no plan."""
+
+    times: int
+    until: float
+
+
+class PlanningOrder:
+    """Whose turn it is for a plan, and what plans cost their namespaces. Not thread-safe."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._served: OrderedDict[str, None] = OrderedDict()  # namespaces, the last one that got a plan at the end
+        self._missed: dict[str, _Missed] = {}
+        self._budgets: dict[str, dict[str, _Budget]] = {}  # node → namespace
+
+    def sort(self, pods: Iterable[WaitingPod]) -> list[WaitingPod]:
+        """Return the pods in the order in which plans are made for them.
+
+        Namespaces take turns; the one for which a plan was made longest ago begins. Within a namespace the oldest pod
+        is first, and pods that did not use slices that were made for them are last.
+        """
+        ranks = {name: i for i, name in enumerate(self._served, 1)}
+        pods = sorted(pods, key=lambda pod: (self._times_missed(pod), pod.order))
+        return list(by_turns(pods, lambda pod: pod.namespace, lambda name: (ranks.get(name, 0), name)))
+
+    def is_paused(self, pod: WaitingPod) -> bool:
+        """Return whether the pod gets no plan for a while, because it did not use its slices."""
+        missed = self._missed.get(pod.known.pod.uid)
+        return missed is not None and self._clock() < missed.until
+
+    def may_plan(self, pod: WaitingPod, node: str) -> bool:
+        """Return whether the namespace of the pod may have a plan of this node now."""
+        budget = self._budgets.get(node, {}).get(pod.namespace)
+        return budget is None or budget.full_at <= self._clock() + (BURST - 1) * REFILL_SECONDS
+
+    def planned(self, pod: WaitingPod, node: str, *, destroys: bool) -> None:
+        """Charge a plan that was made for this pod.
+
+        Args:
+            destroys: whether free slices are destroyed for it; otherwise it is free of charge.
+        """
+        self._served[pod.namespace] = None
+        self._served.move_to_end(pod.namespace)
+        while len(self._served) > _NAMESPACES_REMEMBERED:
+            self._served.popitem(last=False)
+        if destroys:
+            self._charge(pod.namespace, node, 1)
+
+    def missed(self, pod: WaitingPod, node: str, plan: int) -> None:
+        """Charge a plan whose slices the pod did not use, or that was deleted before."""
+        now = self._clock()
+        self._missed = {uid: row for uid, row in self._missed.items() if now < row.until + LONGEST_PAUSE}
+        times = self._times_missed(pod)
+        self._missed[pod.known.pod.uid] = _Missed(times + 1, now + min(FIRST_PAUSE * 2**times, LONGEST_PAUSE))
+        budget = self._budgets.get(node, {}).get(pod.namespace)
+        if budget is None or budget.missed != plan:  # many pods of one plan cost no more than one
+            self._charge(pod.namespace, node, _MISSED_COST).missed = plan
+
+    def forget(self, node: str) -> None:
+        self._budgets.pop(node, None)
+
+    def _times_missed(self, pod: WaitingPod) -> int:
+        missed = self._missed.get(pod.known.pod.uid)
+        return missed.times if missed else 0
+
+    def _charge(self, namespace: str, node: str, plans: int) -> _Budget:
+        now = self._clock()
+        budgets = {name: budget for name, budget in self._budgets.get(node, {}).items() if now < budget.full_at}
+        budget = budgets.setdefault(namespace, _Budget(now))
+        budget.full_at = min(budget.full_at + plans * REFILL_SECONDS, now + 2 * BURST * REFILL_SECONDS)
+        self._budgets[node] = budgets
+        return budget

@@ -27,8 +27,8 @@ from scheduler.decisions.disruption_budgets import Budgets
 from scheduler.decisions.filter import Filter
 from scheduler.decisions.late_binding import LateDecisions
 from scheduler.decisions.preemption import Preemption
-from scheduler.partitioning.partition_controller import Planning
-from scheduler.partitioning.plan_writer import Writer
+from scheduler.partitioning.partition_controller import PartitionController
+from scheduler.partitioning.plan_writer import PlanWriter
 from tests import builders
 from tests.clock import Clock
 
@@ -185,9 +185,9 @@ class Replica:
         self.state = ClusterCache(settings, self.clock, records)
         client: Any = api
         self.now: Callable[[], float] = lambda: 1000
-        self.planning = Planning(
+        self.planning = PartitionController(
             self.state,
-            Writer(client, settings),
+            PlanWriter(client, settings),
             settings,
             self._warn,
             lambda: self.leading(),
@@ -195,7 +195,7 @@ class Replica:
             lambda: self.now(),
         )
         self.decider = Decider(self.state, client, settings)
-        self.filter = Filter(self.state, settings, self.planning.recut)
+        self.filter = Filter(self.state, settings, self.planning.request_plan)
         self.budgets = Budgets()
         self.preemption = Preemption(self.state, self.budgets, settings)
         self.late = LateDecisions(

@@ -138,7 +138,7 @@ def test_preemption_for_slices_whose_caller_has_gone_ends(hard: tuple[Replica, G
 def test_a_plan_for_slices_is_charged_to_the_namespace_of_its_pod(hard: tuple[Replica, GpuPod]) -> None:
     replica, known = hard
     rations = rationed(replica)
-    replica.planning.recut(known, NODES)
+    replica.planning.request_plan(known, NODES)
     replica.planning.work()
     assert 0 < ALLOWANCE - rations.left("default") <= FULL_CALL + SHORT_CALL + FULL.search
 

@@ -6,7 +6,7 @@ import pytest
 
 from mgpu.model.node_slices import ANNOTATION, with_spec
 from scheduler.cluster.reservations import Reservation
-from scheduler.partitioning.partition_controller import MISSING_SECONDS, PROMISED_SECONDS, Planning
+from scheduler.partitioning.partition_controller import MISSING_SECONDS, PROMISE_SECONDS, PartitionController
 from tests.scheduler.fake import Replica
 from tests.scheduler.partitioning.cluster import MIG, MPS, cluster, known, slices, submit, turn, wants
 
@@ -45,7 +45,7 @@ def test_a_pod_that_its_plan_does_not_serve_in_time_gets_another_node() -> None:
     (pod,) = submit(replica, wants("p", {"mig-2g.20gb": 1}))
     replica.filter.filter(pod, ["n1", "n2"])
     turn(replica)
-    replica.clock.now += PROMISED_SECONDS
+    replica.clock.now += PROMISE_SECONDS
     turn(replica)
     assert [agent.found.waiting for agent in agents.values()] == [True, True]
     text = "plan 1000 of its slices is not in force after 60 s: mgpu's agent there may not run"
@@ -261,7 +261,7 @@ def test_a_slice_that_is_kept_for_a_nominated_pod_is_in_the_plan_for_another() -
     replica.api.edit_pod("member", lambda raw: raw["status"].update(nominatedNodeName="n1"))
     (pod,) = submit(replica, wants("p", {"mig-7g.80gb": 1}))
     assert replica.filter.filter(pod, ["n1"]).recut == []
-    replica.planning.recut(pod, ["n1"])
+    replica.planning.request_plan(pod, ["n1"])
     replica.planning.work()
     assert agents["n1"].found.partitioning.plan is None
 
@@ -343,7 +343,7 @@ def test_nothing_is_kept_of_a_node_that_is_cut_no_more(going: str) -> None:
     assert kept == []
 
 
-def _deep(planning: Planning) -> list[tuple[str, Collection[object]]]:
+def _deep(planning: PartitionController) -> list[tuple[str, Collection[object]]]:
     """What planning knows by the names of nodes."""
-    found = {**vars(planning), **vars(planning._refusals)}
+    found = {**vars(planning), **vars(planning._refused)}
     return [(name, known) for name, known in found.items() if isinstance(known, dict | set)]

@@ -13,7 +13,7 @@ from mgpu.model.mps_config import read_config, write_config
 from mgpu.model.node_slices import ANNOTATION, LABEL, MADE, read_partitioning
 from mgpu.model.slice_names import MIG, MPS, Slice, counts
 from scheduler.cluster.slice_state import Plan
-from scheduler.partitioning.plan_writer import Configs, Writer
+from scheduler.partitioning.plan_writer import PlanWriter, SharingConfigs
 from tests.examples import examples
 from tests.scheduler.fake import SETTINGS, FakeApi
 from tests.scheduler.partitioning.cluster import Agent, slices
@@ -24,10 +24,10 @@ FOREIGN = {"somebody.else/key": "kept"}
 NAME = "mps-configmap"
 
 
-def written(mode: str = MIG) -> tuple[Writer, Agent]:
+def written(mode: str = MIG) -> tuple[PlanWriter, Agent]:
     agent = Agent(FakeApi(), mode=mode)
     api: Any = agent.api
-    return Writer(api, SETTINGS), agent
+    return PlanWriter(api, SETTINGS), agent
 
 
 def plan(id: int, *places: Slice, before: int | None = None) -> Plan:
@@ -57,7 +57,7 @@ def test_nothing_that_the_other_one_wrote_is_lost(steps: list[tuple[str, set[Sli
         else:
             agent.api.between = report if who == "agent between" else None
             wanted = places if who == "plan" else {*TWOS}
-            assert writer.plan(plan(number, *sorted(wanted), before=last)) == ""
+            assert writer.write_plan(plan(number, *sorted(wanted), before=last)) is None
             last = number
         said = read_partitioning(agent.said)
         assert json.loads(agent.said)["somebody.else/key"] == "kept"
@@ -82,7 +82,7 @@ OVERTAKEN: dict[str, tuple[Callable[[Agent], object], str]] = {
         lambda agent: agent.make(ONES[0], pod="uid-p"),
         "card 0 has a 1g.10gb at 0 that is in use by now",
     ),
-    "by another label": (_relabelled, "the node's cards are cut by mps now"),
+    "by another label": (_relabelled, "the cards of the node are partitioned by mps now"),
     "by one who damages it": (
         lambda agent: agent.api.annotate("n1", **{ANNOTATION: "{"}),
         "metadata.annotations[dynamicgpuslice]: is not JSON",
@@ -104,35 +104,35 @@ def test_a_plan_that_is_overtaken_is_not_written(name: str, between: bool) -> No
         agent.api.between = happened
     else:
         happened()
-    assert why in writer.plan(plan(7, *TWOS))
+    assert why in str(writer.write_plan(plan(7, *TWOS)))
     if "n1" in agent.api.nodes:
         assert "mgpu.io/slices-planned" not in agent.api.nodes["n1"]["metadata"]["annotations"]
 
 
 def test_a_plan_that_has_landed_is_not_written_again() -> None:
     writer, agent = written()
-    assert writer.plan(plan(7, *TWOS)) == ""
+    assert writer.write_plan(plan(7, *TWOS)) is None
     version = agent.api.nodes["n1"]["metadata"]["resourceVersion"]
-    assert writer.plan(plan(7, *TWOS)) == ""
+    assert writer.write_plan(plan(7, *TWOS)) is None
     assert agent.api.nodes["n1"]["metadata"]["resourceVersion"] == version
-    assert writer.plan(plan(7, *ONES)) == "plan 7 has come before it"
+    assert writer.write_plan(plan(7, *ONES)) == "plan 7 has come before it"
 
 
 def test_where_nobody_answers_it_is_not_known() -> None:
     writer, agent = written()
     agent.api.broken = {"nodes"}
     with pytest.raises(ApiError):
-        writer.plan(plan(7, *TWOS))
+        writer.write_plan(plan(7, *TWOS))
     agent.api.reachable = False
     with pytest.raises(Unreachable):
-        writer.plan(plan(7, *TWOS))
+        writer.write_plan(plan(7, *TWOS))
 
 
 def test_the_entries_of_other_nodes_stay() -> None:
     writer, agent = written(MPS)
-    writer.config("n1", {0: {"4gb": 2}})
-    agent.api.between = lambda: writer.config("n2", {1: {"10gb": 1}})
-    writer.config("n1", {0: {"4gb": 1}})
+    writer.write_config("n1", {0: {"4gb": 2}})
+    agent.api.between = lambda: writer.write_config("n2", {1: {"10gb": 1}})
+    writer.write_config("n1", {0: {"4gb": 1}})
     data = agent.api.configmaps[NAME]["data"]
     assert {node: read_config(text) for node, text in data.items()} == {"n1": {0: {"4gb": 1}}, "n2": {1: {"10gb": 1}}}
 
@@ -141,7 +141,7 @@ def test_one_who_creates_it_first_is_not_overwritten() -> None:
     writer, agent = written(MPS)
     theirs = {"metadata": {"name": NAME}, "data": {"default": "theirs"}}
     agent.api.between = lambda: agent.api.create(writer.maps, theirs)
-    writer.config("n1", {0: {"4gb": 1}})
+    writer.write_config("n1", {0: {"4gb": 1}})
     assert agent.api.configmaps[NAME]["data"] == {"default": "theirs", "n1": write_config({0: {"4gb": 1}})}
 
 
@@ -151,16 +151,16 @@ def test_what_comes_to_the_same_is_left_as_its_author_wrote_it() -> None:
     agent.api.put(
         "configmaps", {"metadata": {"namespace": "mgpu-system", "name": NAME, "uid": "u"}, "data": {"n1": text}}
     )
-    writer.config("n1", {0: {"4gb": 1}, 1: {}})
+    writer.write_config("n1", {0: {"4gb": 1}, 1: {}})
     assert agent.api.configmaps[NAME]["data"]["n1"] == text
-    writer.config("n1", {})
+    writer.write_config("n1", {})
     assert read_config(agent.api.configmaps[NAME]["data"]["n1"]) == {}
 
 
 def test_of_a_configmap_only_the_entries_that_change_are_told() -> None:
     """All nodes share it: looking at each of them at each change would cost more the more there are."""
     told: list[set[str]] = []
-    configs = Configs(lambda nodes: told.append({*nodes}))
+    configs = SharingConfigs(lambda nodes: told.append({*nodes}))
     configs.changed({"data": {"n1": "a", "n2": "b", "n3": "c"}})
     configs.changed({"data": {"n1": "a", "n2": "x", "n4": "d"}})
     configs.gone({"data": {}})

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from scheduler.cluster.reservations import Reservation
-from scheduler.partitioning.partition_controller import COMING_SECONDS
-from scheduler.partitioning.planning_order import CUT_SECONDS, CUTS, FIRST_PAUSE, LONGEST_PAUSE
+from scheduler.partitioning.partition_controller import READY_SECONDS
+from scheduler.partitioning.waiting_pods import BURST, FIRST_PAUSE, LONGEST_PAUSE, REFILL_SECONDS
 from tests.scheduler.fake import Replica
 from tests.scheduler.partitioning.cluster import MIG, Agent, cluster, known, submit, turn, wants
 
@@ -55,7 +55,7 @@ def test_a_pod_of_another_namespace_is_bound_beside_two_that_never_come() -> Non
         replica.filter.filter(pod, ["n1"])
     plans(replica, agent, 3)
     submit(replica, wants("v", HALF, namespace="victim"))
-    assert wait(replica, agent, "v") <= COMING_SECONDS
+    assert wait(replica, agent, "v") <= READY_SECONDS
 
 
 def test_a_pod_of_another_namespace_is_bound_beside_a_crowd_that_is_asked_about_and_never_comes() -> None:
@@ -71,7 +71,7 @@ def test_a_pod_of_another_namespace_is_bound_beside_a_crowd_that_is_asked_about_
         found.add(agent.found.partitioning.plan)
         if second >= 30 and request(replica, "v"):
             break
-    assert second <= 32 + COMING_SECONDS
+    assert second <= 32 + READY_SECONDS
     assert len(found) <= 4
 
 
@@ -86,7 +86,7 @@ def test_pods_that_are_created_again_and_again_and_never_come_have_a_node_cut_se
             replica.api.remove("pods", f"a{second - 2}")
             replica.deliver()
         found.add(agent.found.partitioning.plan)
-    assert len(found - {None}) <= 2 + 600 / (6 * CUT_SECONDS)
+    assert len(found - {None}) <= 2 + 600 / (6 * REFILL_SECONDS)
 
 
 def test_pods_that_come_and_end_have_a_node_cut_so_often_in_a_row_and_then_once_in_a_while() -> None:
@@ -101,7 +101,7 @@ def test_pods_that_come_and_end_have_a_node_cut_so_often_in_a_row_and_then_once_
             count += 1
             name = f"a{count}"
             submit(replica, wants(name, (SEVEN, ONES)[count % 2]))
-    assert CUTS <= len(found - {None}) <= CUTS + 2 + 300 / CUT_SECONDS
+    assert BURST <= len(found - {None}) <= BURST + 2 + 300 / REFILL_SECONDS
     assert count >= len(found) - 2  # none was made in vain
 
 
@@ -123,7 +123,7 @@ def test_what_a_plan_made_is_kept_from_other_plans_until_its_pod_had_its_chance(
     replica, agent = one_card()
     for pod in submit(replica, wants("p", SEVEN), wants("q", ONES, namespace="other")):
         replica.filter.filter(pod, ["n1"])
-    assert plans(replica, agent, int(COMING_SECONDS)) == 1
+    assert plans(replica, agent, int(READY_SECONDS)) == 1
     assert request(replica, "p")
     assert plans(replica, agent, 60) == 1
 
@@ -149,13 +149,13 @@ def test_a_pod_that_does_not_come_pauses_longer_each_time() -> None:
         replica.filter.filter(known(replica, "p"), ["n1"])
         if agent.found.partitioning.plan not in [plan for plan, _ in made]:
             made.append((agent.found.partitioning.plan, second))
-        if second == made[-1][1] + COMING_SECONDS + 3:
+        if second == made[-1][1] + READY_SECONDS + 3:
             agent.made = {}  # somebody takes them away
             agent.report()
     gaps = [b - a for (_, a), (_, b) in pairwise(made[1:])]
     assert gaps == sorted(gaps)
     assert gaps[0] >= FIRST_PAUSE
-    assert gaps[-1] <= LONGEST_PAUSE + 2 * COMING_SECONDS
+    assert gaps[-1] <= LONGEST_PAUSE + 2 * READY_SECONDS
 
 
 def test_a_promise_is_over_for_a_pod_that_no_filter_is_asked_about() -> None:
@@ -163,7 +163,7 @@ def test_a_promise_is_over_for_a_pod_that_no_filter_is_asked_about() -> None:
     replica, agent = one_card()
     (pod,) = submit(replica, wants("p", SEVEN))
     replica.filter.filter(pod, ["n1"])
-    plans(replica, agent, int(COMING_SECONDS) + 2)
+    plans(replica, agent, int(READY_SECONDS) + 2)
     assert not replica.planning._waiting
 
 
