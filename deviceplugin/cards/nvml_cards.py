@@ -131,6 +131,7 @@ class NvmlCards:
             self._known = self._enumerate()
         except pynvml.NVMLError as error:
             self.close()
+            # Cards that were known stay, as unhealthy: pods on them keep what they hold.
             if not self._known:
                 raise RetryLater(f"NVML: {error}") from error
             log.warning("NVML no longer answers: %s", error)

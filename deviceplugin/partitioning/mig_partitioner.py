@@ -135,6 +135,7 @@ class MigPartitioner:
             self._retry.append(f"card {min(silent)} does not answer about MIG")
         if silent or self._refused or (found.refused and found.refused[0] == plan):
             return None
+        # A card whose MIG mode is still pending has no instances yet, and a plan for it is impossible until then.
         layouts = {index: card.layout for index, card in cards.items() if card.current and card.layout}
         made = {index: existing(card) for index, card in cards.items()}
         try:

@@ -68,6 +68,7 @@ class SlicePlugins:
             given, offered = self._read(resource)
             held = {i: row.uid for row in given if alive(row.uid) for i in row.ids}
             before = self._ids.get(resource, {})
+            # An agent that starts continues after the numbers of its predecessors, which the checkpoint still has.
             if resource not in self._fresh:
                 self._fresh[resource] = numbers_after((*(offered or ()), *(i for row in given for i in row.ids)))
             self._ids = {**self._ids, resource: slice_ids(rows, before, held, self._fresh[resource])}

@@ -157,6 +157,7 @@ class Grants:
             cards: those of the node that are whole, and its slices.
             foreign: what another plugin gave out. It counts instead of these pods' records.
         """
+        # Another plugin decides for itself, so that a record of ours for the same pod would count its cards twice.
         theirs = {held.uid for held in foreign}
         active = {other.pod.uid: other for other in pods if not other.pod.ended and other.pod.uid not in theirs}
         before = [held for held in foreign if held.uid != known.pod.uid]
@@ -170,6 +171,7 @@ class Grants:
         wanted = holding(known, cards)
         for uid, granted in self._granted.items():
             if uid == known.pod.uid:
+                # An earlier grant of the same cards takes precedence over everything that was granted after it.
                 if granted == wanted:
                     break
             elif uid in active:

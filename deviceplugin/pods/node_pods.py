@@ -103,6 +103,7 @@ class NodePods:
             present = self._present.pop(uid, None)
             known = self._pods.pop(uid, None)
             final = (raw.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+            # A pod that the watch drops without a final phase was deleted by force, or its end was missed.
             if known is not None and known.ran and not known.pod.ended and not final:
                 self._vanished[uid] = known
             if (present is not None and present[1].ended) or had_ended(raw):

@@ -103,6 +103,7 @@ class Receipts:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / _NAME.format(receipt.uid)
+        # Replaced as a whole: the agent may be killed in the middle, and a receipt in pieces would free the cards.
         new = file.with_suffix(".new")
         new.write_bytes(orjson.dumps(asdict(receipt), default=tuple))
         os.replace(new, file)

@@ -92,6 +92,7 @@ class Mps:
         clients = {t.key: client for t in targets if (client := self._client(t)) is not None}
         if not clients:
             return {}
+        # Registered before the wait, so that the daemons of these cards are started.
         self._clients |= {key: client.card for key, client in clients.items()}
         self._keep()
         for target in targets:

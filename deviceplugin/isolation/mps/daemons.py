@@ -102,6 +102,7 @@ class _Daemon:
                 pause = min(pause * 2, self._times.longest_pause)
             self._set(well=False, problem=_UNKNOWN)
             await self._end()
+            # It may have become wanted again while it ended.
             if not self.wanted:
                 return
 
