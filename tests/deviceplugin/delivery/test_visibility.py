@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.delivery.visibility import Exposure, exposure_of
+from deviceplugin.delivery.visibility import Exposure, exposure_of, read_toolkit
 from deviceplugin.plugin.plugin_server import DeviceList, Plugin
 from deviceplugin.pods.identity import Refused
 from mgpu.model.node_slices import NodeSlices, devices
 from mgpu.model.slice_names import Slice
 from mgpu.settings import load_settings
+from mgpu.version import Toolkit
 from playground.container_runtime import Edits, resolve
 from proto import deviceplugin_pb2 as api
 from tests.builders import CORE, card, pod
@@ -149,3 +150,27 @@ def test_the_agent_does_as_its_settings_say(node: Node) -> None:
         (file,) = node.cdi_files()
         assert f"{LIST}/GPU-n1-1" in file.read_text()
         assert node.visible("p") == "GPU-n1-1"
+
+
+VARIABLE = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("", Toolkit(variable=True, mounts=False)),
+        (f"#{VARIABLE} = false\n[nvidia-container-cli]\nldconfig = '@/sbin/ldconfig'", Toolkit(True, False)),
+        (f"{VARIABLE} = false\n{MOUNTS} = true", Toolkit(variable=False, mounts=True)),
+        (f"{VARIABLE} = false", Toolkit(variable=False, mounts=False)),
+        ("not toml", None),
+    ],
+)
+def test_toolkit_configured_reports_what_it_accepts(tmp_path: Path, text: str, wanted: Toolkit | None) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    assert read_toolkit(file) == wanted
+
+
+def test_toolkit_without_configuration_is_unknown(tmp_path: Path) -> None:
+    assert read_toolkit(tmp_path / "config.toml") is None
