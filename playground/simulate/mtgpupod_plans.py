@@ -161,7 +161,7 @@ class MtgpuPods:
             self._cards(node),
             self._cluster.ledger.holdings(node),
             unschedulable=bool((self._cluster.raw[node].get("spec") or {}).get("unschedulable")),
-            nvidia_plugin=nvidia_plugin.is_there(known),
+            nvidia_plugin=nvidia_plugin.is_on_node(known),
             owned_pods=own,
             name_conflicts=frozenset(uid for uid, row in rows.items() if uid not in own and row.pod.key in self._names),
             occupy_pods=occupies,

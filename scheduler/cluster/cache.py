@@ -53,7 +53,7 @@ from scheduler.cluster.reservations import Reservation, Reservations
 from scheduler.cluster.slice_state import Plan
 from scheduler.engine import nvidia_plugin
 from scheduler.engine.arrays.node_table import Table
-from scheduler.engine.card_constraints import elsewhere
+from scheduler.engine.card_constraints import same_card_group_rejection
 from scheduler.engine.partitioning.partitionable_node import Site
 
 Raw = Mapping[str, Any]
@@ -387,7 +387,7 @@ class ClusterCache:
         with self._lock:
             for name in names:
                 node = self._nodes.get(name)
-                if node is not None and nvidia_plugin.is_there(node):
+                if node is not None and nvidia_plugin.is_on_node(node):
                     ours = self._snapshots.given_by_mgpu(name, pod.uid, occupies(pod, name))
                     found.append((node, self._ledger.cards(name), ours))
         return {node.name: nvidia_plugin.refusal(request, node, cards, ours) for node, cards, ours in found}
@@ -411,7 +411,7 @@ class ClusterCache:
             if self.binding_problem(reservation.uid, reservation.node) is not None:
                 return False
             cards = self._ledger.cards(reservation.node, reservation.uid)
-            if elsewhere(reservation.request, cards, self.seats(reservation.request, reservation.uid)):
+            if same_card_group_rejection(reservation.request, cards, self.seats(reservation.request, reservation.uid)):
                 return False
             self._holdings.reserve(reservation)
             self._snapshots.mark(self._nominations.reserved(reservation.uid))

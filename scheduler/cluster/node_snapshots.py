@@ -119,7 +119,7 @@ class NodeSnapshots:
             self.version(name),
             node.room.less(self._usage.on(name, uid)) if node else UNBOUNDED,
             self._nominations.beside(name, cards, uid, priority),
-            self.given_by_mgpu(name, uid, gpuid) if nvidia_plugin.is_there(node) else (),
+            self.given_by_mgpu(name, uid, gpuid) if nvidia_plugin.is_on_node(node) else (),
             others,
             self._nominations.beside(name, others, uid, priority),
         )

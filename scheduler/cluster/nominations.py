@@ -23,7 +23,7 @@ from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.nodes import Nodes
 from scheduler.cluster.pods import Pods
 from scheduler.engine import Limits
-from scheduler.engine.card_constraints import elsewhere, stands
+from scheduler.engine.card_constraints import same_card_group_rejection, still_fits
 from scheduler.engine.node_assessment import assess
 
 LOWEST = -(1 << 31)
@@ -137,7 +137,7 @@ class Nominations:
 
     def _barred(self, nominee: _Nominee, node: str) -> bool:
         seats = self._ledger.seats(nominee.request.constraints.same_card, nominee.known.pod.uid)
-        return elsewhere(nominee.request, self._ledger.cards(node), seats) is not None
+        return same_card_group_rejection(nominee.request, self._ledger.cards(node), seats) is not None
 
     def _choose(self, node: str) -> None:
         now = (*self._ledger.cards(node), *self._ledger.others(node))
@@ -145,7 +145,7 @@ class Nominations:
         part = max(_LEAST, _STEPS // (4 * len(self._on_node[node])))
         limits = Limits(part, part)
         for nominee in sorted(self._on_node[node].values(), key=lambda n: n.order):
-            if nominee.kept is None or not stands(nominee.request, nominee.kept.shares, later):
+            if nominee.kept is None or not still_fits(nominee.request, nominee.kept.shares, later):
                 nominee.kept = self._place(nominee, node, now, limits) or self._place(nominee, node, later, limits)
             if nominee.kept and self._ledger.holding(nominee.kept.uid) is None:
                 now, later = _with(now, [nominee.kept]), _with(later, [nominee.kept])

@@ -16,9 +16,9 @@ from mgpu.model.groups import Seat
 from mgpu.model.pods import Node
 from scheduler.engine.arrays.array_rejections import Refusal, refusals
 from scheduler.engine.arrays.array_scores import same_on_any_cards, scores
-from scheduler.engine.arrays.node_fits import Sifted, crowded, sift, tells
+from scheduler.engine.arrays.node_fits import NodeVerdicts, can_tell_spread, evaluate, only_beside_group
 from scheduler.engine.arrays.node_table import COUNT, Ints, Mask, Places, Rows, Table
-from scheduler.engine.card_constraints import behind, elsewhere, fresh
+from scheduler.engine.card_constraints import same_card_group_rejection, score_beside_group, score_on_fresh_cards
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def score_nodes(
     candidates = _all_but(_unmet(table, unique, request, members), len(names))
     fits = candidates & sifted.fits
     scored = fits & same_on_any_cards(rows, request).take(at)
-    if not tells(request):
+    if not can_tell_spread(request):
         scored &= ~unique
     points = np.zeros(len(names), np.int64)
     points[scored] = scores(rows, request, at[scored], node_policy, weight_of_core)
@@ -102,19 +102,19 @@ def score_nodes(
     return ArrayScores(points, _remaining(table, (candidates & sifted.open) | (fits & ~scored), unique))
 
 
-def _sift(table: Table, names: Sequence[str], request: GpuRequest, members: Members) -> tuple[Sifted, Mask]:
+def _sift(table: Table, names: Sequence[str], request: GpuRequest, members: Members) -> tuple[NodeVerdicts, Mask]:
     """Return what the arrays say of each node, and which nodes are unique (`Remaining`)."""
     rows, at = table.rows, table.at
     unique: Mask = (rows.odd | (rows.totals[COUNT] == 0)).take(at)
     if members.nodes:
         unique |= np.fromiter([name in members.nodes for name in names], np.bool_, len(names))
-    sifted = sift(rows, request).at(at)
+    sifted = evaluate(rows, request).at(at)
     # On the nodes of a same-card group the pod must get the very card of the group, which only the engine knows.
     return (sifted.without(unique) if request.constraints.same_card else sifted), unique
 
 
 def _unmet(table: Table, unique: Mask, request: GpuRequest, members: Members) -> Mapping[int, Rejection]:
-    elsewhere_only = elsewhere(request, (), members.seats)
+    elsewhere_only = same_card_group_rejection(request, (), members.seats)
     if elsewhere_only is None:
         return table.unmet
     return {**dict.fromkeys(np.flatnonzero(~unique).tolist(), elsewhere_only), **table.unmet}
@@ -130,8 +130,10 @@ def _spread(points: Ints, near: Mask, table: Table, request: GpuRequest) -> Ints
     """Return the points of a pod with a spread group: nodes where it would share a card with the group come last."""
     shares_card = np.zeros(len(points), np.bool_)
     places = table.at[near]
-    shares_card[near] = crowded(table.rows.some(places), map(table.cards.__getitem__, places.tolist()), request)
-    return np.where(shares_card, behind(points), fresh(points))
+    shares_card[near] = only_beside_group(
+        table.rows.some(places), map(table.cards.__getitem__, places.tolist()), request
+    )
+    return np.where(shares_card, score_beside_group(points), score_on_fresh_cards(points))
 
 
 def _remaining(table: Table, chosen: Mask, unique: Mask) -> Remaining:

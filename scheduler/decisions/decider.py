@@ -22,7 +22,7 @@ from scheduler.cluster.node_snapshots import NodeSnapshot
 from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.effort_budget import Call, Gone, Rationed, Rations, never
 from scheduler.engine import FULL, nvidia_plugin
-from scheduler.engine.card_constraints import elsewhere, stands
+from scheduler.engine.card_constraints import same_card_group_rejection, still_fits
 from scheduler.engine.node_assessment import Foresight, assess, record
 
 log = logging.getLogger(__name__)
@@ -148,9 +148,9 @@ class Decider:
 
         They are free, being reserved, but for what another replica decided that has led since, or a node gave away.
         """
-        if elsewhere(held.request, view.cards, self._state.seats(held.request, held.uid)):
+        if same_card_group_rejection(held.request, view.cards, self._state.seats(held.request, held.uid)):
             return False
-        return stands(held.request, shares_of(held.request, held.placement), (*view.cards, *view.others))
+        return still_fits(held.request, shares_of(held.request, held.placement), (*view.cards, *view.others))
 
     def _choose(
         self, known: GpuPod, request: GpuRequest, node: str, view: NodeSnapshot, gone: Gone

@@ -31,7 +31,7 @@ from scheduler.engine import FULL, LEAST, QUICK, Limits
 from scheduler.engine.disabled_vocabularies import refusal, unserved
 from scheduler.engine.node_assessment import assess, score
 from scheduler.engine.node_fit import NodeFit
-from scheduler.engine.nvidia_plugin import asks_stock
+from scheduler.engine.nvidia_plugin import requests_nvidia_cards
 from scheduler.engine.partitioning.partitionable_node import wanted_by
 
 _REQUESTS_KEPT = 256
@@ -199,7 +199,7 @@ class Filter:
 
     def _filter(self, gpu_pod: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Filtered:
         """Answer for the nodes that mgpu does not serve now by themselves, and evaluate the others."""
-        by_nvidia = self._cache.chosen_by_nvidia(names, gpu_pod.pod, request) if asks_stock(request) else {}
+        by_nvidia = self._cache.chosen_by_nvidia(names, gpu_pod.pod, request) if requests_nvidia_cards(request) else {}
         served = [name for name in names if name not in by_nvidia] if by_nvidia else names
         silent = self._cache.without_agent(served)
         if silent:

@@ -12,7 +12,7 @@ from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.node_snapshots import NodeSnapshot
 from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.effort_budget import Call, unlimited
-from scheduler.engine.card_constraints import beside_others
+from scheduler.engine.card_constraints import shares_card_with_group
 from scheduler.engine.learning.node_board import BEHIND, UNFIT, Field, Judge, points
 from scheduler.engine.learning.shapes import Ints, Shape, class_of, free_of, rows_of
 from scheduler.engine.node_assessment import assess
@@ -125,4 +125,4 @@ class Ranking:
         if not isinstance(found, Placement):
             return UNFIT
         key = int(judge.keys(rows_of(class_of(view.node, view.cards), view.room, [free_of(view.cards)]), shape)[0])
-        return key - BEHIND if key != UNFIT and beside_others(request, found, view.unkept) else key
+        return key - BEHIND if key != UNFIT and shares_card_with_group(request, found, view.unkept) else key

@@ -52,16 +52,19 @@ def exclusions(request: GpuRequest, cards: Sequence[CardState]) -> list[Exclusio
     return [found or by_constraints(state) for found, state in zip(in_use, cards, strict=True)]
 
 
-def crowded(request: GpuRequest, cards: Sequence[CardState]) -> list[bool]:
-    """Per card whether a pod of the ask's spread group holds a share of it."""
+def cards_of_spread_group(request: GpuRequest, cards: Sequence[CardState]) -> list[bool]:
+    """Return for each card whether a pod of the request's spread group holds a share of it."""
     return [request.constraints.spread in state.groups for state in cards]
 
 
-def elsewhere(request: GpuRequest, cards: Sequence[CardState], seats: Sequence[Seat]) -> Rejection | None:
-    """The ask's same-card group is on a card, `seats`, and on none of these; no eviction here changes that.
+def same_card_group_rejection(
+    request: GpuRequest, cards: Sequence[CardState], seats: Sequence[Seat]
+) -> Rejection | None:
+    """Return the rejection of a node whose cards the request's same-card group is not on, or None.
 
-    A group that is on several cards, which nothing mgpu decides leads to, goes on where it is: its pods may take any
-    of them, and no further one. Where it is not known which card of a node it holds, they wait.
+    seats: the cards of the group, on any node; where there are none, its first pod may take any card. No eviction helps
+    here. A group on several cards, which no decision of mgpu leads to, stays as it is: its pods may take any of these
+    cards and no other. Where it is not known which card of a node the group holds, its pods wait.
     """
     group = request.constraints.same_card
     if group is None or not seats or any(group in state.groups for state in cards):
@@ -69,35 +72,37 @@ def elsewhere(request: GpuRequest, cards: Sequence[CardState], seats: Sequence[S
     return Rejection(RejectionKind.CONSTRAINT, f"{group} is on {where(seats)}", hopeless=True)
 
 
-def fresh_first(score: int, request: GpuRequest, placement: Placement, cards: Sequence[CardState]) -> int:
-    """A node's score, 0..10, so that nodes with cards without others of the spread group come before all without."""
+def spread_group_score(score: int, request: GpuRequest, placement: Placement, cards: Sequence[CardState]) -> int:
+    """Return a node's score, 0..10, such that nodes with cards without pods of the spread group come first."""
     if request.constraints.spread is None:
         return score
-    return behind(score) if beside_others(request, placement, cards) else fresh(score)
+    if shares_card_with_group(request, placement, cards):
+        return score_beside_group(score)
+    return score_on_fresh_cards(score)
 
 
-def beside_others(request: GpuRequest, placement: Placement, cards: Sequence[CardState]) -> bool:
-    """Whether the placement takes a card that a pod of the ask's spread group is on."""
+def shares_card_with_group(request: GpuRequest, placement: Placement, cards: Sequence[CardState]) -> bool:
+    """Return whether the placement takes a card that a pod of the request's spread group is on."""
     group = request.constraints.spread
     taken = {index for _, chosen in placement.containers for index in chosen}
     return group is not None and any(group in state.groups for state in cards if state.card.index in taken)
 
 
-def fresh(score: Score) -> Score:
-    """`fresh_first` of a node that gives the pod cards without others of its spread group."""
+def score_on_fresh_cards(score: Score) -> Score:
+    """Return the score of a node that gives the pod cards without pods of its spread group."""
     return _FRESH + score * (HIGHEST - _FRESH) // HIGHEST
 
 
-def behind(score: Score) -> Score:
-    """`fresh_first` of the other nodes."""
+def score_beside_group(score: Score) -> Score:
+    """Return the score of a node where the pod shares a card with its spread group: below that of any other."""
     return score * (_FRESH - 1) // HIGHEST
 
 
-def stands(request: GpuRequest, shares: Sequence[Share], cards: Sequence[CardState]) -> bool:
-    """Whether these shares of a pod with this ask are on cards that are there, healthy, not out for it, and have room.
+def still_fits(request: GpuRequest, shares: Sequence[Share], cards: Sequence[CardState]) -> bool:
+    """Return whether the shares of an earlier placement still fit: the cards exist, are healthy, not excluded and free.
 
-    cards: the node's devices of all types, without what the pod itself holds. A slice may be in use by what its node,
-    not mgpu, gave it to.
+    cards: the node's devices of all types, without what the pod itself holds. A slice may be in use although mgpu gave
+    it to no pod: the node may have given it away.
     """
     gpus = of_type(cards)
     out: set[tuple[str, object]] = {

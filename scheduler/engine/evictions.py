@@ -23,14 +23,14 @@ _Need = Amount
 """What of a card is still to be freed."""
 
 
-class _Going(NamedTuple):
+class _Evicted(NamedTuple):
     """The pods that go, and what they cost: in a relaxed solution only the parts that were paid."""
 
     cost: int
     uids: frozenset[str]
 
 
-class Freeing:
+class CheapestEvictions:
     """One node and ask. uses: what each pod that may go holds, by card index. costs: of its going, all positive.
 
     budget: for all searches together. Raises Exhausted.
@@ -48,14 +48,14 @@ class Freeing:
         self._kinds = kinds_of(request)
         self._on = [frozenset(uid for uid in costs if state.card.index in uses[uid]) for state in cards]
         self._possible = self._configurations()
-        self._known: dict[tuple[int, frozenset[str], frozenset[str]], dict[int, _Going]] = {}
+        self._known: dict[tuple[int, frozenset[str], frozenset[str]], dict[int, _Evicted]] = {}
 
     def least(self) -> tuple[set[str], bool]:
         """The pods whose going makes room at the least cost, and whether that is proven; none where none would do.
 
         Raises Exhausted.
         """
-        best: _Going | None = None
+        best: _Evicted | None = None
         open_: list[tuple[frozenset[str], frozenset[str]]] = [(frozenset(), frozenset())]
         while open_:
             goes, stays = open_.pop()
@@ -69,7 +69,7 @@ class Freeing:
             if relaxed is None or (best is not None and paid + relaxed.cost >= best.cost):
                 continue
             uids = goes | relaxed.uids
-            found = _Going(sum(self._costs[uid] for uid in uids), uids)
+            found = _Evicted(sum(self._costs[uid] for uid in uids), uids)
             if best is None or found.cost < best.cost:
                 best = found
             if found.cost > paid + relaxed.cost:
@@ -80,7 +80,7 @@ class Freeing:
     def _by_cost(self, uid: str) -> tuple[int, str]:
         return self._costs[uid], uid
 
-    def _relaxed(self, goes: frozenset[str], stays: frozenset[str]) -> _Going | None:
+    def _relaxed(self, goes: frozenset[str], stays: frozenset[str]) -> _Evicted | None:
         """The least that has to be paid where each card pays its part; None: no set would do. Raises Exhausted."""
         cards = [self._card(i, goes & self._on[i], stays & self._on[i]) for i in range(len(self._cards))]
         options = [[(-going.cost, code) for code, going in card.items()] for card in cards]
@@ -100,9 +100,9 @@ class Freeing:
             for i in (i for member in kind.members for i in rows[member]):
                 codes[i] += 1 << kind.shift
         chosen = [card[code] for card, code in zip(cards, codes, strict=True) if code]
-        return _Going(sum(c.cost for c in chosen), frozenset(uid for c in chosen for uid in c.uids))
+        return _Evicted(sum(c.cost for c in chosen), frozenset(uid for c in chosen for uid in c.uids))
 
-    def _card(self, i: int, goes: frozenset[str], stays: frozenset[str]) -> dict[int, _Going]:
+    def _card(self, i: int, goes: frozenset[str], stays: frozenset[str]) -> dict[int, _Evicted]:
         """What can be on a card, by code, and who goes for it; goes, stays: those of its pods that are decided."""
         known = self._known.get((i, goes, stays))
         if known is None:
@@ -165,7 +165,7 @@ def _need(state: CardState, one: Configuration, max_shares: int) -> _Need:
     )
 
 
-def _cover(need: _Need, tenants: Sequence[tuple[int, Amount, str]], budget: Budget) -> _Going:
+def _cover(need: _Need, tenants: Sequence[tuple[int, Amount, str]], budget: Budget) -> _Evicted:
     """The cheapest pods that together free `need`; they do, all together. tenants: (cost, what it frees, uid).
 
     Pod by pod, the least cost of every need that can be left. Raises Exhausted.
@@ -185,7 +185,7 @@ def _cover(need: _Need, tenants: Sequence[tuple[int, Amount, str]], budget: Budg
         if len(ways) > _CROWDED:
             ways = _undominated(ways, budget)
     paid, uids = ways[done]
-    return _Going(paid, frozenset(uids))
+    return _Evicted(paid, frozenset(uids))
 
 
 def _undominated(
@@ -283,7 +283,7 @@ def _cheapest(
     """Of these pods the set with the least cost, else one without a pod that could stay; whether it is the former."""
     costs = _costs(able)
     try:
-        chosen, proven = Freeing(request, cards, {t.uid: t.uses for t in able}, costs, exact).least()
+        chosen, proven = CheapestEvictions(request, cards, {t.uid: t.uses for t in able}, costs, exact).least()
     except Exhausted:
         chosen, proven = set(costs), False
     found = [t for t in able if t.uid in chosen]

@@ -13,7 +13,7 @@ from mgpu.model.pods import Node, Pod
 from mgpu.model.slice_names import is_slice
 from mgpu.settings import Settings
 from scheduler.engine import FULL, Effort, Limits, Policy, node_score, place, policy_named
-from scheduler.engine.card_constraints import elsewhere, fresh_first
+from scheduler.engine.card_constraints import same_card_group_rejection, spread_group_score
 from scheduler.engine.card_policy import CardScore, Scoring
 from scheduler.engine.learning.node_board import Judge
 from scheduler.engine.learning.shapes import NodeClass, class_of, free_of, milli_left, rows_of
@@ -92,7 +92,7 @@ def assess(
         gpus = of_type(cards)
         if not gpus:
             return Rejection(RejectionKind.NO_DEVICE, _no_cards(node), hopeless=True)
-        found = elsewhere(request, gpus, seats) or place(
+        found = same_card_group_rejection(request, gpus, seats) or place(
             request, gpus, _card_policy(request, node, gpus, settings, foresight), limits=limits, effort=effort
         )
     return (
@@ -142,7 +142,7 @@ def _card_policy(
 def score(request: GpuRequest, placement: Placement, cards: Sequence[CardState], settings: Settings) -> int:
     """How good a node is for the pod under `nodePolicy`, 0..10; cards: as for `assess`."""
     by_policy = node_score(request, placement, cards, settings.node_policy, _weight_of_core(settings))
-    return fresh_first(by_policy, request, placement, of_type(cards))
+    return spread_group_score(by_policy, request, placement, of_type(cards))
 
 
 def record(

@@ -1,8 +1,8 @@
-"""Nodes where NVIDIA's own plugin serves `nvidia.com/gpu` (the Node's label says so, `inventory.WHOLE_CARDS_LABEL`).
+"""Nodes where the NVIDIA device plugin serves `nvidia.com/gpu`, as a label of the Node says.
 
-It chooses among its free cards, and nobody is asked: so mgpu stays out of the way of such a pod, holds every card of
-the node for it until the node tells which ones it got, and shares out none that it was given. For the same reason such
-a pod must not come where a card carries shares: it could get that one.
+That plugin chooses among its free cards by itself. So mgpu does not decide the cards of such a pod, holds every card of
+the node for it until the node reports which ones it got, and shares out none of these. For the same reason such a pod
+is kept off nodes where a card carries shares of mgpu: the plugin could allocate that card.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,23 +18,23 @@ NVIDIA = "nvidia"
 """The label's value, and the dialect of what is held for such pods."""
 
 
-def is_there(node: Node | None) -> bool:
+def is_on_node(node: Node | None) -> bool:
     return node is not None and node.labels.get(WHOLE_CARDS_LABEL) == NVIDIA
 
 
 def who_cuts(node: Node | None) -> tuple[bool, str | None]:
-    """What of a node decides how that is held which its pods have."""
-    return is_there(node), node.labels.get(LABEL) if node else None
+    """Return what of a node decides how the holdings of its pods are kept."""
+    return is_on_node(node), node.labels.get(LABEL) if node else None
 
 
-def asks_stock(request: GpuRequest | None) -> bool:
-    """Whether NVIDIA's plugin, where it is, gives out cards to a pod with this ask."""
+def requests_nvidia_cards(request: GpuRequest | None) -> bool:
+    """Return whether the NVIDIA device plugin, on nodes that have it, allocates cards to a pod with this request."""
     return request is not None and any(container.stock for container in request.containers)
 
 
 def chooses(node: Node | None, request: GpuRequest | None) -> bool:
-    """Whether it is NVIDIA's plugin that gives a pod with this ask cards on this node."""
-    return is_there(node) and asks_stock(request)
+    """Return whether the NVIDIA device plugin chooses the cards of a pod with this request on this node."""
+    return is_on_node(node) and requests_nvidia_cards(request)
 
 
 def held(request: GpuRequest | None, given: Sequence[Share]) -> tuple[Share, ...]:
@@ -89,7 +89,7 @@ class GivenByMgpu:
 
 
 def refusal(request: GpuRequest, node: Node, cards: Sequence[CardState], ours: Collection[int]) -> Rejection | None:
-    """Why a pod whose cards are NVIDIA's plugin's to choose must not come here; None: it may.
+    """Return why a pod whose cards the NVIDIA device plugin chooses must not be placed here, or None.
 
     Whether enough are free is the kubelet's own count. ours: the indexes of the cards that mgpu has given to others.
     """

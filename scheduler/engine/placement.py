@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from mgpu.model.cards import CardState
 from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, Placement, Rejection
-from scheduler.engine.card_constraints import crowded, exclusions
+from scheduler.engine.card_constraints import cards_of_spread_group, exclusions
 from scheduler.engine.card_policy import CardScore, Policy
 from scheduler.engine.configurations import Configuration, Kind, configurations, kinds_of, largest_of
 from scheduler.engine.effort import FULL, LEAST, SHORT, Budget, Effort, Exhausted, Limits
@@ -47,7 +47,7 @@ def place(
     if rejection is not None:
         return rejection
     effort.spend(_ALONE * len(cards) * len(request.containers))
-    score, avoided = policy.scores(cards), crowded(request, cards)
+    score, avoided = policy.scores(cards), cards_of_spread_group(request, cards)
     open_ = _open(request, cards)
     if len(request.containers) == 1:
         chosen = _of_one(request.containers[0], open_, request.max_shares, score, avoided)

@@ -86,7 +86,7 @@ def observe(
         known.held,
         exists=known.node is not None,
         unschedulable=cached.unschedulable,
-        nvidia_plugin=nvidia_plugin.is_there(known.node),
+        nvidia_plugin=nvidia_plugin.is_on_node(known.node),
         untolerated=found.untolerated,
         unreadable=tuple(found.unreadable),
         owned_pods=found.owned,

@@ -59,7 +59,7 @@ def node_json(found: NodeContents) -> Json:
     ]
     return {
         "name": view.name,
-        **_if(note=found.problem or view.note, nvidia=nvidia_plugin.is_there(found.node)),
+        **_if(note=found.problem or view.note, nvidia=nvidia_plugin.is_on_node(found.node)),
         "pods": pods,
         "cards": [_card(card, number) for card in view.cards],
         **_if(others=[{"type": card.state.card.type, **_card(card, number)} for card in view.others]),

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Rejection
-from scheduler.engine.arrays.node_fits import Sifted, hopeless, serving, taken
+from scheduler.engine.arrays.node_fits import NodeVerdicts, hopeless, serving, taken
 from scheduler.engine.arrays.node_table import (
     CORE_FREE,
     COUNT,
@@ -45,7 +45,7 @@ class Refusal(NamedTuple):
     rejection: Rejection
 
 
-def refusals(rows: Rows, at: Places, sifted: Sifted, request: GpuRequest) -> Iterator[Refusal]:
+def refusals(rows: Rows, at: Places, sifted: NodeVerdicts, request: GpuRequest) -> Iterator[Refusal]:
     """What the engine says of the nodes that are refused. at, sifted: the rows of the nodes asked about."""
     few = np.flatnonzero(sifted.too_few)
     for alike in _groups(rows.totals[COUNT].take(at[few])):

@@ -30,8 +30,8 @@ from scheduler.engine.arrays.node_table import (
 )
 
 
-class Sifted(NamedTuple):
-    """n each, at most one of them true of a node; where none is, these arrays cannot tell.
+class NodeVerdicts(NamedTuple):
+    """What the arrays say of n nodes; at most one of the answers holds for a node. Where none does, they cannot tell.
 
     too_few: it has fewer cards than a container asks for. alone: the number of the first container that cannot be
     placed even alone; -1: there is none.
@@ -41,19 +41,19 @@ class Sifted(NamedTuple):
     too_few: Mask
     alone: Ints
 
-    def at(self, places: Places) -> "Sifted":
-        return Sifted(self.fits.take(places), self.too_few.take(places), self.alone.take(places))
+    def at(self, places: Places) -> "NodeVerdicts":
+        return NodeVerdicts(self.fits.take(places), self.too_few.take(places), self.alone.take(places))
 
-    def without(self, nodes: Mask) -> "Sifted":
-        return Sifted(self.fits & ~nodes, self.too_few & ~nodes, np.where(nodes, -1, self.alone))
+    def without(self, nodes: Mask) -> "NodeVerdicts":
+        return NodeVerdicts(self.fits & ~nodes, self.too_few & ~nodes, np.where(nodes, -1, self.alone))
 
     @property
     def open(self) -> Mask:
         return ~self.fits & ~self.too_few & (self.alone < 0)
 
 
-def sift(rows: Rows, request: GpuRequest) -> Sifted:
-    """Of all nodes, whatever the ask requires of them, and whatever its groups."""
+def evaluate(rows: Rows, request: GpuRequest) -> NodeVerdicts:
+    """Evaluate the request on all rows, regardless of its requirements on nodes and of its groups."""
     counts = rows.totals[COUNT]
     left = (counts > 0) & ~rows.odd & _tells(request)
     too_few = left & (counts < max(c.cards for c in request.containers))
@@ -69,7 +69,7 @@ def sift(rows: Rows, request: GpuRequest) -> Sifted:
         cannot = left & (able[-1] < container.cards)
         alone[cannot] = number
         left &= ~cannot
-    return Sifted(left & (_fit_together(rows, request) | _fit_apart(able, request)), too_few, alone)
+    return NodeVerdicts(left & (_fit_together(rows, request) | _fit_apart(able, request)), too_few, alone)
 
 
 def _tells(request: GpuRequest) -> bool:
@@ -144,13 +144,13 @@ def _fit_together(rows: Rows, request: GpuRequest) -> Mask | bool:
     return np.asarray(able.sum(axis=1) >= cards)
 
 
-def tells(request: GpuRequest) -> bool:
-    """Whether `crowded` can tell: of one container every card is as good as the next."""
+def can_tell_spread(request: GpuRequest) -> bool:
+    """Return whether `only_beside_group` can tell: for a single container all cards that fit are equally good."""
     return len(request.containers) == 1 and request.constraints.same_card is None
 
 
-def crowded(rows: Rows, cards_of: Iterable[Sequence[CardState]], request: GpuRequest) -> Mask:
-    """Of these nodes, where the pod fits, those with too few cards for it that none of its spread group is on."""
+def only_beside_group(rows: Rows, cards_of: Iterable[Sequence[CardState]], request: GpuRequest) -> Mask:
+    """Return which of these nodes, where the pod fits, have too few cards for it without pods of its spread group."""
     container, group = request.containers[0], request.constraints.spread
     alone = np.ones(rows.data.shape[1:], np.bool_)
     for row, cards in enumerate(cards_of):

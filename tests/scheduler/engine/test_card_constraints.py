@@ -13,7 +13,7 @@ from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, Rej
 from mgpu.model.groups import Group, Seat
 from mgpu.model.pod_constraints import Constraints
 from scheduler.engine import FULL, Limits, place, policy_named
-from scheduler.engine.card_constraints import elsewhere, fresh, fresh_first
+from scheduler.engine.card_constraints import same_card_group_rejection, score_on_fresh_cards, spread_group_score
 from tests.builders import GIB, card, state
 from tests.examples import examples
 from tests.scheduler.engine.oracle import Chosen, cost_of, feasible, held, on
@@ -191,18 +191,18 @@ def test_says_which_wish(name: str) -> None:
 
 def test_a_group_that_is_elsewhere() -> None:
     request, here = one(same_card=TOGETHER), [CardState(card(0))]
-    assert elsewhere(request, here, ()) is None
-    assert elsewhere(one(), here, (Seat("n2", "3"),)) is None
-    found = elsewhere(request, here, (Seat("n2", "3"), Seat("n3", "")))
+    assert same_card_group_rejection(request, here, ()) is None
+    assert same_card_group_rejection(one(), here, (Seat("n2", "3"),)) is None
+    found = same_card_group_rejection(request, here, (Seat("n2", "3"), Seat("n3", "")))
     assert str(found) == "same-card-group pair is on card 3 of n2 and an unknown card of n3"
-    assert elsewhere(request, [of("T4", 0, (TOGETHER,))], (Seat("n1", "0"),)) is None
+    assert same_card_group_rejection(request, [of("T4", 0, (TOGETHER,))], (Seat("n1", "0"),)) is None
 
 
 @given(st.integers(0, 10), st.integers(0, 10))
 def test_property_nodes_with_a_fresh_card_come_first(first: int, second: int) -> None:
     request, cards = one(spread=APART), [of("T4", 0, (APART,)), of("T4", 1)]
-    crowded = fresh_first(first, request, Placement((("c", (0,)),)), cards)
-    free_of_it = fresh_first(second, request, Placement((("c", (1,)),)), cards)
-    assert 0 <= crowded < free_of_it == fresh(second) <= 10
-    assert fresh_first(first, one(), Placement((("c", (0,)),)), cards) == first
-    assert fresh(max(first, second)) >= fresh(min(first, second))
+    crowded = spread_group_score(first, request, Placement((("c", (0,)),)), cards)
+    free_of_it = spread_group_score(second, request, Placement((("c", (1,)),)), cards)
+    assert 0 <= crowded < free_of_it == score_on_fresh_cards(second) <= 10
+    assert spread_group_score(first, one(), Placement((("c", (0,)),)), cards) == first
+    assert score_on_fresh_cards(max(first, second)) >= score_on_fresh_cards(min(first, second))
