@@ -1,7 +1,7 @@
-"""The API server, spoken to in raw JSON: the kubernetes client's configuration, credentials and transport, no models.
+"""A client of the API server in raw JSON, with the kubernetes package's configuration, credentials and transport.
 
-Typed models cost more time and memory than all of mgpu's own work (a list of 40,000 pods becomes 40,000 object trees);
-what mgpu needs of an object is read once by `mgpu.model`.
+The package's typed models would cost more time and memory than all of mgpu's own work: a list of 40,000 pods becomes
+40,000 object trees. mgpu reads what it needs of an object once, in `mgpu.model`.
 """
 
 from mgpu.kube.client import MERGE_PATCH, Api, ApiError, Unreachable

@@ -1,4 +1,4 @@
-"""Requests to the API server."""
+"""Sends requests to the API server: CRUD, paged lists, and watches."""
 
 import contextlib
 import os
@@ -20,28 +20,28 @@ from mgpu.model.errors import BadObject, Problem
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 PAGE = 500
-"""Objects that are asked for at once."""
+"""The most objects of a page."""
 PAGE_BYTES = 4 << 20
-"""Bytes of a page with more than one object. Decoded, they take up to 25 times as much memory. A page of ordinary pods
-has half of it; a user can make each object larger than 1 MiB."""
+"""The most bytes of a page with more than one object. Decoded they take up to 25 times as much memory. A page of
+ordinary pods has half of it, but users can make each object larger than 1 MiB."""
 _PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # seconds; not every system has them all
 _SOCKET = [
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     *((socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in _PROBES.items() if hasattr(socket, name)),
 ]
-"""A watch waits in silence: that a server, or a balancer before it, went without a word is known after a minute."""
+"""TCP keep-alive: a watch notices within a minute that the server, or a load balancer, vanished without closing."""
 _SILENCE_SECONDS = 150.0
-"""The longest silence of a watch whose connection is taken for alive. A proxy that ends TCP itself answers the probes
-although its connection to the server is dead. kube-apiserver sends each watch a bookmark a minute, and one that has
-just started the first after two: so this costs a server that is well no request, whatever the number of agents."""
+"""The longest silence of a watch before its connection counts as dead. Keep-alive is not enough: a proxy that
+terminates TCP answers the probes although its own connection to the server is dead. kube-apiserver sends each watch a
+bookmark every minute, the first after two, so that a healthy server gets no additional requests."""
 _GRACE_SECONDS = 5.0
-"""A server ends a watch after the time that it was asked for; an end that is later by this does not come any more."""
+"""A server ends a watch after the requested time. After this additional time the connection counts as dead."""
 _loading = threading.Lock()
 
 
 class ApiError(Exception):
-    """The API server's refusal: HTTP status, the Status object's reason (`NotFound`, `Conflict`, …) and message."""
+    """A refusal of the API server: HTTP status, and reason (`NotFound`, `Conflict`, …) and message of the Status."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"{status} {reason}: {message}")
@@ -49,7 +49,7 @@ class ApiError(Exception):
 
 
 class Unreachable(Exception):
-    """No answer, or half of one: whether the request took effect is not known. 5xx and 429 are ApiErrors."""
+    """No complete answer: it is unknown whether the request took effect. 5xx and 429 are ApiErrors instead."""
 
 
 class _TooLong(Exception):
@@ -57,13 +57,13 @@ class _TooLong(Exception):
 
 
 class Silent(Unreachable):
-    """A watch from which nothing came for so long that its connection is taken for dead. Watch again from there."""
+    """A watch was silent for so long that its connection counts as dead. Start a new watch from the same version."""
 
 
 class Api:
-    """One connection pool to one API server. Thread-safe. `path` is absolute: `/api/v1/namespaces/default/pods`.
+    """A connection pool to an API server. Thread-safe. Paths are absolute: `/api/v1/namespaces/default/pods`.
 
-    Every call raises ApiError for a refusal and Unreachable where no answer came within `timeout` seconds.
+    Every call raises ApiError for a refusal, and Unreachable if no answer comes within `timeout` seconds.
     """
 
     def __init__(self, configuration: client.Configuration, *, timeout: float = 10.0, pool: int = 16) -> None:
@@ -77,15 +77,19 @@ class Api:
 
     @classmethod
     def connect(cls, kubeconfig: str = "", *, context: str = "", timeout: float = 10.0) -> "Api":
-        """By a kubeconfig file; "": the default one, else in-cluster. Raises BadObject where there is none.
+        """Connect with a kubeconfig file; "" means the default file, or else the in-cluster configuration.
 
-        context: of the kubeconfig, in place of its current one.
+        Args:
+            context: a context of the kubeconfig, "" for its current one.
+
+        Raises:
+            BadObject: there is no usable configuration.
         """
         configuration = client.Configuration()
         with _loading:
             try:
-                # Not `config.load_config`, which prints, in a cluster, that it might not work. Nor pathlib, which wants
-                # a home directory for every user.
+                # Not `config.load_config`, which prints a warning in a cluster. Not pathlib, which fails for users
+                # without a home directory.
                 default = os.path.expanduser(kube_config.KUBE_CONFIG_DEFAULT_LOCATION)
                 if kubeconfig or context or os.path.exists(default):
                     config.load_kube_config(  # type: ignore[no-untyped-call]
@@ -103,8 +107,10 @@ class Api:
         return api
 
     def _read_certificates(self) -> None:
-        """Now, instead of for every connection: the client library puts what a kubeconfig has inline into temporary
-        files, keys too, and a process that is killed would leave them behind.
+        """Load certificates once, so that the temporary files can be removed at once.
+
+        The client library writes inline certificates and keys of a kubeconfig to temporary files and reads them for
+        each connection; a killed process would leave keys behind.
         """
         read, pool = self._configuration, self._pool.connection_pool_kw
         context = ssl.create_default_context(cafile=read.ssl_ca_cert)
@@ -133,8 +139,8 @@ class Api:
     def pages(self, path: str, **query: object) -> Iterator[tuple[list[dict[str, Any]], str]]:
         """Return the items page by page, each page with the resourceVersion of the whole list.
 
-        Neither a large cluster nor large objects stand in memory at once: a page of more than `PAGE_BYTES` is asked for
-        again in smaller parts.
+        A page of more than `PAGE_BYTES` is requested again in smaller parts, so that neither a large cluster nor large
+        objects are in memory at once.
         """
         token, limit = "", PAGE
         while True:
@@ -216,7 +222,7 @@ class Api:
     ) -> urllib3.BaseHTTPResponse:
         headers = {"Accept": "application/json", **({"Content-Type": content_type} if body is not None else {})}
         try:
-            credentials: Any = self._configuration.auth_settings()  # reads the token anew from time to time
+            credentials: Any = self._configuration.auth_settings()  # reads the token file again from time to time
         except (config.ConfigException, OSError) as error:
             raise Unreachable(f"{method} {path}: {error}") from error
         for credential in credentials.values():
@@ -238,9 +244,9 @@ class Api:
             raise Unreachable(f"{method} {path}: {error}") from error
         return response
 
-    # Last, since below it `list` is this method.
+    # The last method, because in the class body below it `list` is no longer the type.
     def list(self, path: str, **query: object) -> tuple[list[dict[str, Any]], str]:
-        """All items, and the resourceVersion to watch from."""
+        """Return all items, and the resourceVersion to watch from."""
         items: list[dict[str, Any]] = []
         version = ""
         for page, version in self.pages(path, **query):  # noqa: B007
@@ -249,10 +255,10 @@ class Api:
 
 
 class Watch:
-    """(`ADDED`|`MODIFIED`|`DELETED`|`BOOKMARK`, object) one after the other.
+    """An iterator over (`ADDED` | `MODIFIED` | `DELETED` | `BOOKMARK`, object).
 
-    Iterating raises ApiError 410 where the version is too old (list again), Unreachable where the stream breaks, and of
-    these Silent where the connection is half-open.
+    Raises ApiError 410 if the version is too old (list again), Silent if the connection is half-open, and Unreachable
+    if the stream breaks in another way.
     """
 
     def __init__(self, path: str, response: urllib3.BaseHTTPResponse) -> None:
@@ -271,12 +277,12 @@ class Watch:
             raise Unreachable(f"watch of {self._path}: {error}") from error
 
     def close(self) -> None:
-        """Give the connection up. By the thread that iterates."""
+        """Close the connection. Only the thread that iterates may call this."""
         self._response.close()
         self._response.release_conn()
 
     def end(self) -> None:
-        """Make the iteration end, from any thread."""
+        """End the iteration. Any thread may call this."""
         with contextlib.suppress(ValueError, RuntimeError, OSError):  # it has ended already
             self._response.shutdown()
 

@@ -1,7 +1,7 @@
-"""Decode the JSON of the API server, whatever a user has put into an object.
+"""Decodes the JSON of the API server, whatever users have put into their objects.
 
-A list or a watch carries the objects of all users. One object that cannot be decoded must not hide the others: every
-replica and every agent would list again for ever, and nothing would be decided.
+A list or a watch contains the objects of all users. One object that cannot be decoded must not hide the others: every
+replica and agent would list again for ever, and nothing would be decided.
 """
 
 import re
@@ -34,7 +34,7 @@ def decode(text: bytes) -> Any:
 
 def _flat(text: bytes) -> bytes:
     """Return the text without what is below `DEEPEST` levels. 1 MiB takes some 20 ms: a user can send many."""
-    import numpy as np  # not at the start: webhook and agents do without its memory until somebody attacks
+    import numpy as np  # not at the top: webhook and agents save its memory unless they are attacked
 
     signs = np.frombuffer(_ESCAPE.sub(b"__", text), np.uint8)
     within = np.logical_xor.accumulate(signs == ord(_QUOTE))

@@ -1,4 +1,4 @@
-"""Events on objects, posted behind: whoever records one never waits for the API server."""
+"""Posts Events on a background thread, so that callers never wait for the API server."""
 
 import contextlib
 import logging
@@ -18,7 +18,7 @@ _REPEAT_SECONDS = 60.0
 
 
 class Recorder:
-    """Posts core/v1 Events for `component`. The same event on the same object is posted once a minute at most."""
+    """Posts core/v1 Events for `component`. An equal event on the same object is posted at most once a minute."""
 
     def __init__(self, api: Api, component: str, host: str = "") -> None:
         self._api, self._source = api, {"component": component, **({"host": host} if host else {})}
@@ -32,7 +32,7 @@ class Recorder:
         self.record(regarding, reason, message, "Warning")
 
     def record(self, regarding: dict[str, Any], reason: str, message: str, kind: str = "Normal") -> None:
-        """regarding: an object reference (`pod_reference`, `node_reference`). reason: UpperCamelCase."""
+        """Post an Event. regarding: from `pod_reference` or `node_reference`. reason: in UpperCamelCase."""
         if not self._fresh((regarding.get("uid", ""), reason, message)):
             return
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -57,9 +57,9 @@ class Recorder:
             log.warning("event dropped, %d are waiting: %s %s", _QUEUE, reason, message)
 
     def stop(self) -> None:
-        """Post what waits, and end the thread; later events are not posted."""
+        """Post the queued events and end the thread. Later events are dropped."""
         self._stopped = True
-        with contextlib.suppress(queue.Full):  # the thread then sees that it is stopped once it has posted the rest
+        with contextlib.suppress(queue.Full):  # the thread notices the stop after it has posted the rest
             self._queue.put_nowait(None)
 
     def _fresh(self, key: tuple[str, str, str]) -> bool:
@@ -89,5 +89,5 @@ def pod_reference(namespace: str, name: str, uid: str) -> dict[str, Any]:
 
 
 def node_reference(name: str, uid: str = "") -> dict[str, Any]:
-    # The kubelet itself uses the node's name as uid, and kubectl describe node looks for that.
+    # The kubelet uses the name of the node as uid in its events, and `kubectl describe node` selects by that.
     return {"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid or name}

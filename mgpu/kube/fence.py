@@ -1,8 +1,8 @@
-"""Writes that only a leader may make.
+"""Fences writes that only the leader may make.
 
-A process can be stopped at any moment (SIGSTOP, a suspended machine, a dead disk) and go on after another replica has
-come to lead. What it decided before may be wrong by then, so whether it still leads is checked right before each write,
-not only before each decision.
+A process can be suspended at any moment (SIGSTOP, a suspended machine, a blocked disk) and continue after another
+replica has become the leader. Its earlier decisions can be wrong by then. So leadership is checked right before each
+write, not only before each decision.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,9 +12,9 @@ from mgpu.kube.client import MERGE_PATCH, Api, Watch
 
 
 class FencedApi(Api):
-    """`api`, through which nothing is written while `fence` raises. Reads pass.
+    """An Api that calls `fence` before each write. Reads pass.
 
-    fence: raises Unreachable, which callers handle already: the write has not taken effect, and is tried again later.
+    fence: raises Unreachable if this process must not write. Callers handle that already, by trying again later.
     """
 
     def __init__(self, api: Api, fence: Callable[[], None]) -> None:

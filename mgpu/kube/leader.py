@@ -1,7 +1,7 @@
-"""Leader election through a Lease (coordination.k8s.io/v1), as client-go does it.
+"""Leader election through a Lease (coordination.k8s.io/v1), as in client-go.
 
-The times and numbers in the record are not trusted, only how long it has stood still here: a stolen token could
-otherwise write a lease of 68 years.
+Times and durations in the Lease are not trusted, only for how long it has not changed by the local clock: with a stolen
+token an attacker could otherwise write a Lease of 68 years.
 """
 
 import logging
@@ -20,32 +20,34 @@ log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 15
 LABEL = "mgpu.io/leads"
-"""Of the pod whose process leads, with the value `true`."""
+"""The label with the value `true` on the Pod of the leader."""
 LAND_SECONDS = 5.0
-"""What a leader began while it led has so long to land before anybody else may lead."""
+"""Writes that a leader has begun get this long to arrive before another replica may lead."""
 _FENCE_SECONDS = LEASE_SECONDS - LAND_SECONDS
-"""Without a renewal for so long a leader stops acting."""
+"""A leader that has not renewed its Lease for so long stops acting."""
 _ROUND_SECONDS = 2.0
 _TRANSITIONS = 1 << 31
-"""The count is an int32: one more than the largest would be refused by the API server each time."""
+"""The counter is an int32; the API server would refuse one more than the largest for ever."""
 _SEEK_SECONDS = 0.5
-"""While another one leads: nobody decides for so long after it has given the lease up."""
+"""The interval of a follower: for so long no replica decides after the leader has released the Lease."""
 
 
 def boot_time() -> float:
     """Return the seconds since this machine started, suspensions included.
 
-    CLOCK_MONOTONIC leaves suspensions out: after one, a leader would go on for what its lease had left before.
+    CLOCK_MONOTONIC does not count suspensions: after one, a leader would continue although its Lease has expired.
     """
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # Linux alone has it
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # only Linux has CLOCK_BOOTTIME
     return time.clock_gettime(clock)
 
 
 class Leader:
-    """`leading` is true for at most one identity at a time. Thread-safe.
+    """A candidate. `leading` is true for at most one identity at a time. Thread-safe.
 
-    elsewhere: whether another one is to lead, given whether this one does; then it does not seek the lease, or gives it
-    up. landed: returns when all that was begun while leading has landed, or has had LAND_SECONDS for it.
+    Args:
+        elsewhere: called with whether this replica leads; returns whether another one should. Then this replica does
+            not seek the Lease, or releases it.
+        landed: returns when all writes begun while leading have arrived, or after LAND_SECONDS.
     """
 
     def __init__(
@@ -74,36 +76,36 @@ class Leader:
 
     @property
     def may_write(self) -> bool:
-        """Whether what was begun while leading may still be sent: nobody else leads before it has landed.
+        """Whether writes begun while leading may still be sent: no other replica leads before they have arrived.
 
-        Longer than `leading` where the lease is being given up, which waits for just that.
+        This stays true longer than `leading` while the Lease is being released, which waits for these writes.
         """
         return self._clock() < self._may_write_until
 
     @property
     def term(self) -> int:
-        """How often this identity has come to lead: what was learnt in an earlier term may be out of date."""
+        """How many times this identity has become the leader. Knowledge of an earlier term can be out of date."""
         return self._term
 
     def run(self, stop: threading.Event) -> None:
-        """Seek and keep the lease until `stop`; then give it up."""
+        """Seek and keep the Lease until `stop`, then release it."""
         while not stop.is_set():
             self.round()
             stop.wait((_ROUND_SECONDS if self.leading else _SEEK_SECONDS) * (0.9 + 0.2 * random.random()))
         self.release()
 
     def round(self) -> None:
-        """One attempt to get or to renew the lease, or to give it up where it is another one's turn. Raises nothing."""
+        """Try once to acquire or renew the Lease, or release it if another replica should lead. Never raises."""
         was = self.leading
         started = self._clock()
         try:
             elsewhere = self._elsewhere is not None and self._elsewhere(was)
             if elsewhere and was:
-                log.info("giving the lease up: it is another one's turn", extra={"identity": self._identity})
+                log.info("Releasing lease: another replica should lead", extra={"identity": self._identity})
                 self.release()
                 return
             held = self._acquire(started, seek=not elsewhere)
-        except (ApiError, Unreachable, KeyError) as error:  # KeyError: the answer is no Lease
+        except (ApiError, Unreachable, KeyError) as error:  # KeyError: the answer is not a Lease
             if str(error) != self._told:
                 self._told = str(error)
                 log.warning("lease %s/%s: %s", self._namespace, self._name, error)
@@ -120,7 +122,7 @@ class Leader:
             self._may_write_until = -math.inf
 
     def release(self) -> None:
-        """Lead no more, from now on; and let another one, as soon as what was begun has landed."""
+        """Stop leading now, and release the Lease as soon as all writes have arrived."""
         if not self.leading:
             return
         self._renewed = None
@@ -135,9 +137,10 @@ class Leader:
             log.info("lease not released: %s", error)
 
     def _acquire(self, now: float, *, seek: bool) -> bool:
-        """Whether the lease is ours now. A Conflict of the write says that another one was faster.
+        """Return whether this identity holds the Lease now. A Conflict means that another one was faster.
 
-        Who does not seek it looks all the same: for how long it has stood still it has to know when its turn comes.
+        A replica that does not seek the Lease reads it nevertheless: it has to know for how long the Lease has not
+        changed when it is to seek it.
         """
         try:
             lease = self._api.get(f"{self._path}/{self._name}")

@@ -1,7 +1,7 @@
-"""List and watch of one kind, kept in sync for ever: what a controller's cache is fed from.
+"""Lists and watches one kind and reports every change, as client-go's reflector and informer do.
 
-The kubernetes client's own `informer` was read: it neither diffs a re-list (what vanished while the watch was down
-would stay) nor hands out raw objects. Hence this one.
+The kubernetes package's own `informer` does not compare a new list with the old one, so that objects deleted while the
+watch was down would stay, and it has no raw objects.
 """
 
 import logging
@@ -22,18 +22,21 @@ _Name = tuple[str, str]
 
 
 class Reflector:
-    """Calls `changed(object)` for every object that is new or different and `gone(object)` for every one that vanished.
+    """Calls `changed(object)` for each new or changed object and `gone(object)` for each deleted one.
 
-    Both run on the reflector's own thread, one after the other, in the order of the API's history; after a re-list
-    `changed` only where the resourceVersion moved, then `gone` for what is no longer there (its last known name and
-    uid). Of one name there is one object at a time: `gone` for it comes before `changed` for its successor.
-    An exception from a callback is logged and does not stop the watch.
+    Both run on the reflector's thread, in the order of the API's history. After a list `changed` is called only for
+    objects with another resourceVersion, then `gone` for those that no longer exist (with last known name and uid).
+    `gone` of an object comes before `changed` of its successor with the same name. An exception from a callback is
+    logged and does not stop the watch.
 
-    path: the collection (`/api/v1/pods`). query: labelSelector, fieldSelector.
-    optional: an API server that does not know the kind has no objects of it, and is asked again.
-    watch_seconds: after so long the server ends each watch, and the next one goes on from there. A half-open connection
-    is noticed at that time at the latest, or after a silence of 150 s (`mgpu.kube.client`).
-    `restarts`: how often the watch has broken, so that everything was listed again.
+    Args:
+        path: the collection (`/api/v1/pods`). query: labelSelector, fieldSelector.
+        optional: the API server may not serve the kind; it then counts as empty, and is listed again from time to time.
+        watch_seconds: after this time the server ends each watch, and the next one continues from there. A half-open
+            connection is noticed then, or after a silence of 150 s (`mgpu.kube.client`).
+
+    Attributes:
+        restarts: how many times the watch broke and everything was listed again.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class Reflector:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask the thread to end, which it does at once unless a callback or a list is under way."""
+        """End the thread, at once unless it is in a callback or a list."""
         self._stop.set()
         with self._lists:
             self._lists.notify_all()
@@ -73,18 +76,18 @@ class Reflector:
 
     @property
     def synced(self) -> bool:
-        """Whether the first list has been handed over completely."""
+        """Whether the callbacks have been called for the first list."""
         return self._finished > 0
 
     @property
     def broken_for(self) -> float:
-        """Seconds since the API server was last heard on this, 0 while the watch runs."""
+        """Seconds since the watch broke, 0 while it runs."""
         since = self._broken_since
         return 0.0 if since is None else time.monotonic() - since
 
     @property
     def forbidden(self) -> bool:
-        """Whether the API server's last answer was that this process may not see these (403)."""
+        """Whether the last answer of the API server was 403."""
         return self._forbidden
 
     def wait_synced(self, timeout: float) -> bool:
@@ -92,7 +95,7 @@ class Reflector:
             return self._lists.wait_for(lambda: self._finished > 0, timeout)
 
     def refresh(self, timeout: float) -> bool:
-        """List again now: True once everything that was written before this call has been handed over."""
+        """List again now. Returns True once the callbacks know everything that was written before this call."""
         with self._lists:
             wanted = self._wanted = self._begun + 1
             self._lists.notify_all()
@@ -123,19 +126,21 @@ class Reflector:
                     told = str(error)
                     log.warning("watch of %s broke, listing again: %s", self._path, error)
             except Exception:
-                # The thread's outermost loop: an answer that nobody foresaw must not end it.
+                # Outermost loop of the thread: an unforeseen answer must not end it.
                 self.restarts += 1
                 self._broken_since = self._broken_since or time.monotonic()
                 log.exception("watch of %s failed, listing again", self._path)
-            if time.monotonic() - self._followed > _MAX_PAUSE:  # who may list and not watch must not list all the time
+            if (
+                time.monotonic() - self._followed > _MAX_PAUSE
+            ):  # a process that may list but not watch must not list all the time
                 pause, told = _MIN_PAUSE, ""
             if not self._refresh_due():
-                # Jitter: after an outage of the API server not everybody comes back at once.
+                # Jitter: after an outage of the API server not all clients return at once.
                 self._rest(pause * (0.5 + random.random()))
                 pause = min(pause * 2, _MAX_PAUSE)
 
     def _rest(self, seconds: float) -> None:
-        """Until somebody wants a list now, or `stop`."""
+        """Wait, unless a refresh or `stop` is requested."""
         with self._lists:
             self._lists.wait_for(lambda: self._stop.is_set() or self._refresh_due(), seconds)
 
@@ -143,7 +148,7 @@ class Reflector:
         return self._wanted > self._begun
 
     def _relist(self) -> str:
-        """The version to watch from; "" where the API server does not know the kind and need not."""
+        """List, and return the version to watch from; "" if the API server does not serve an optional kind."""
         with self._lists:
             self._begun += 1
             begun = self._begun
@@ -165,12 +170,12 @@ class Reflector:
         return version
 
     def _follow(self, version: str) -> None:
-        """Watch after watch, each from where the last one ended, until one is refused or breaks, or a list is due."""
+        """Watch, again from where the last watch ended, until one is refused or breaks, or a list is due."""
         while not (self._stop.is_set() or self._refresh_due()):
             started = time.monotonic()
             self._watch = watch = self._api.watch(self._path, version, seconds=self._watch_seconds, **self._query)
             try:
-                if self._stop.is_set() or self._refresh_due():  # asked for before there was a watch to interrupt
+                if self._stop.is_set() or self._refresh_due():  # requested before there was a watch to interrupt
                     return
                 for kind, item in watch:
                     if self._stop.is_set():
@@ -182,13 +187,13 @@ class Reflector:
                     elif kind != "BOOKMARK":
                         self._take(item)
             except Silent as error:
-                # The server may be well and the connection half-open: what came meanwhile comes with the next watch.
+                # The server may be healthy and the connection half-open: the next watch brings what was missed.
                 log.info("%s; watching again", error)
             finally:
                 self._watch = None
                 watch.close()
             if time.monotonic() - started < 1 and not self._refresh_due():
-                self._stop.wait(0.1)  # a server that ends every watch at once must not be asked in a tight loop
+                self._stop.wait(0.1)  # a server that ends every watch at once must not be called in a tight loop
 
     def _take(self, item: Raw) -> None:
         name, new = _name(item), _identity(item)
@@ -205,7 +210,7 @@ class Reflector:
             callback(item)
         except Exception:
             meta = item["metadata"]
-            log.exception("%s %s/%s could not be taken in", self._path, meta.get("namespace", ""), meta["name"])
+            log.exception("Failed to process %s %s/%s", self._path, meta.get("namespace", ""), meta["name"])
 
 
 def _name(item: Raw) -> _Name:
@@ -213,6 +218,6 @@ def _name(item: Raw) -> _Name:
 
 
 def _identity(item: Raw) -> Raw:
-    """What is kept of an object to tell that it is gone: a cluster's pods would not fit in memory twice."""
+    """Return what is kept of an object to report its deletion: a cluster's pods would not fit in memory twice."""
     meta = item["metadata"]
     return {"metadata": {key: meta[key] for key in ("namespace", "name", "uid", "resourceVersion") if key in meta}}

@@ -1,4 +1,4 @@
-"""A Secret as the place of files that replicas share."""
+"""Files that replicas share, in a Secret."""
 
 import base64
 from collections.abc import Mapping
@@ -8,10 +8,10 @@ from mgpu.kube.client import Api, ApiError
 
 
 class SecretStore:
-    """A Secret that the installation has made. Calls raise ApiError and Unreachable as `Api` does.
+    """A Secret that the installation created. Calls raise ApiError and Unreachable as `Api` does.
 
-    It is never created here: a right to create Secrets cannot be limited to a name, and a Secret of type
-    kubernetes.io/service-account-token is a token for any service account of the namespace.
+    mgpu never creates it: a right to create Secrets cannot be limited to a name, and a Secret of type
+    kubernetes.io/service-account-token yields a token of any service account in the namespace.
     """
 
     def __init__(self, api: Api, namespace: str, name: str) -> None:
@@ -20,7 +20,7 @@ class SecretStore:
         self._found: Mapping[str, Any] = {}
 
     def read(self) -> tuple[Mapping[str, bytes], str]:
-        """Its files and resourceVersion; no files and "" where there is none."""
+        """Return the files and the resourceVersion; no files and "" if the Secret does not exist."""
         try:
             secret = self._api.get(self._path)
         except ApiError as error:
@@ -32,7 +32,7 @@ class SecretStore:
         return files, secret["metadata"]["resourceVersion"]
 
     def write(self, files: Mapping[str, bytes], version: str) -> bool:
-        """Replace its files and nothing else; False where it is no longer at `version`, or gone."""
+        """Replace the files and nothing else. Returns False if the Secret has another version, or does not exist."""
         meta = {**self._found.get("metadata", {}), "resourceVersion": version}
         data = {key: base64.b64encode(content).decode() for key, content in files.items()}
         try:

@@ -1,4 +1,7 @@
-"""A Flask app that speaks the admission protocol: every error becomes one line of JSON, in one place."""
+"""Builds the Flask apps of the processes: admission reviews, probes, metrics, and one place for errors.
+
+The webhook and the scheduler add their routes to `new_app`. Every error becomes one line of JSON in `_failed`.
+"""
 
 import logging
 import time
@@ -19,11 +22,11 @@ _DISCARDED = 32 << 20
 _IN_FLIGHT = "mgpu-in-flight"
 
 Told = Callable[[str, Review, Reply | None, float], None]
-"""(path, review, reply, seconds): of each review; the reply is None where the caller is to ask again."""
+"""Called with (path, review, reply, seconds) after each review. reply: None if the API server has to call again."""
 
 
 def new_app(limits: Limits = REVIEWS) -> Flask:
-    """An app without routes. Errors are `{"error": "…"}` with their status; the unexpected is logged and is a 500."""
+    """Return an app without routes. Errors are `{"error": "…"}` with their status; an unexpected one is logged, 500."""
     app = Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = limits.body
     app.extensions[_IN_FLIGHT] = InFlight(limits)
@@ -38,10 +41,11 @@ def reviewing(
     kinds: Collection[str],
     told: Told = lambda *_: None,
 ) -> None:
-    """POST `path` answers AdmissionReviews of objects of these kinds with what `handler` says.
+    """Answer AdmissionReviews of these kinds at POST `path` with the handler's reply.
 
-    The handler may raise BadObject (the object is denied, 422, every problem named) and RetryLater (HTTP 503, the
-    connection closes: `failurePolicy` decides, and the next call may reach another replica).
+    The handler can raise BadObject, which denies the object with 422 and all its problems, and RetryLater, which
+    answers 503 and closes the connection: the API server then applies `failurePolicy`, and its next call can reach
+    another replica.
     """
 
     def answer() -> Response:
@@ -68,7 +72,7 @@ def reviewing(
 
 @contextmanager
 def body() -> Iterator[bytearray]:
-    """The body of the request under way, within the limits of its app (`InFlight.body`)."""
+    """Read the body of the current request, within the limits of its app (`InFlight.body`)."""
     in_flight: InFlight = current_app.extensions[_IN_FLIGHT]
     with in_flight.body(request.stream) as found:
         yield found
@@ -93,7 +97,7 @@ def probe(app: Flask, path: str, failure_reason: Callable[[], str | None]) -> No
 
 
 def exposing(app: Flask, page: Callable[[], bytes], content_type: str) -> None:
-    """GET `/metrics`."""
+    """Serve GET `/metrics`."""
     app.add_url_rule("/metrics", "metrics", lambda: Response(page(), content_type=content_type))
 
 
@@ -106,7 +110,7 @@ def respond(reply: Reply) -> Response:
 
 
 def _failed(error: Exception) -> Response:
-    """The one place where errors become HTTP."""
+    """Map every error to its HTTP answer."""
     if isinstance(error, BadRequest):
         return respond(Reply({"error": str(error)}, error.status))
     if isinstance(error, Busy):
@@ -125,9 +129,9 @@ def _failed(error: Exception) -> Response:
 
 
 def _discard_body() -> None:
-    """Read on for a while: a client that is still sending when the connection closes does not see the answer."""
+    """Read the rest of the body: a client that is still sending when the connection closes loses the answer."""
     body = request.environ["wsgi.input"]
-    with suppress(OSError):  # one that has hung up, or was waited for in vain, gets the same answer
+    with suppress(OSError):  # a client that hung up or sends too slowly gets no answer anyway
         for _ in range(_DISCARDED // _CHUNK):
             if not body.read(_CHUNK):
                 return

@@ -1,8 +1,8 @@
-"""Which peers may call an admission endpoint: the API server's addresses and no others.
+"""Limits the callers of an admission endpoint to the addresses of the API servers.
 
-An AdmissionReview proves nothing about its sender: its body names the user, so whoever reaches the endpoint could pose
-as any user. The peer's address is taken from the connection itself. Headers such as X-Forwarded-For are the sender's
-own words and are not looked at.
+An AdmissionReview proves nothing about its sender: its body names the user, so any client that reaches the endpoint
+could act as any user. The peer's address is that of the connection; headers such as X-Forwarded-For are ignored,
+because the sender writes them.
 """
 
 import logging
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 REFUSES = "does not accept calls from"
-"""Stands in each refusal, for `mgpu doctor` and manifests/deploy.sh."""
+"""A part of each refusal, by which `mgpu doctor` and manifests/deploy.sh recognize it."""
 _PROBES = frozenset({"/healthz", "/readyz", "/leads"})
 _LOG_EVERY_SECONDS = 60.0
 _SHOWN_BLOCKS = 8
@@ -52,9 +52,9 @@ class Callers:
 
 
 def api_servers(own: WebhookSettings | SchedulerSettings, key: str) -> Callers | None:
-    """Who may call the admission endpoint of a process; None: every peer whose certificate `clientCa` vouches for.
+    """Return who may call the admission endpoint of a process, or None for peers with a certificate of `clientCa`.
 
-    key: where the settings stand, `webhook` or `scheduler`.
+    key: the settings block, `webhook` or `scheduler`.
     """
     setting = f"{key}.apiServers"
     if own.api_servers is not None:
@@ -63,10 +63,10 @@ def api_servers(own: WebhookSettings | SchedulerSettings, key: str) -> Callers |
 
 
 def guarded(app: "WSGIApplication", callers: Callers) -> "WSGIApplication":
-    """`app` for these callers; all others get 403 before any of their body is read.
+    """Wrap `app` so that other peers get 403 before any of their body is read.
 
-    Probes are answered for everybody: they take no input and tell nothing but that the process runs. The text is plain
-    because that is what the API server copies into its own error.
+    Probes are answered for all peers: they take no input and reveal only that the process runs. The refusal is plain
+    text because the API server copies it into its own error.
     """
     log = _RefusalLog(callers)
 
@@ -85,7 +85,7 @@ def guarded(app: "WSGIApplication", callers: Callers) -> "WSGIApplication":
 
 
 def _peer_of(environ: "WSGIEnvironment") -> str:
-    """The connection's own peer. REMOTE_ADDR would do as long as nobody turns on gunicorn's PROXY protocol."""
+    """Return the peer of the connection. REMOTE_ADDR could be forged if gunicorn's PROXY protocol were on."""
     try:
         return str(environ["gunicorn.socket"].getpeername()[0])
     except OSError:
@@ -93,7 +93,7 @@ def _peer_of(environ: "WSGIEnvironment") -> str:
 
 
 class _RefusalLog:
-    """One line a minute: strangers can send requests faster than a log is read."""
+    """Logs at most one line a minute: strangers can send requests faster than a log is read."""
 
     def __init__(self, callers: Callers) -> None:
         self._callers = callers

@@ -1,12 +1,12 @@
-"""Serving certificates: a CA, and a certificate under it that the process renews in time.
+"""Creates and renews serving certificates under a CA.
 
-In a cluster the CA comes from the installation (manifests/certificates.sh), because whoever may write the CA bundle of
-a webhook configuration may also point it to another server. There `Authority.GIVEN` holds: the process makes no CA, and
-the newest CA signs at once, since the installation publishes a bundle before it hands the CA out.
+In a cluster the CA comes from the installation (manifests/certificates.sh), because a right to write the CA bundle of a
+webhook configuration is also a right to point it to another server. This is `Authority.GIVEN`: the process creates no
+CA, and the newest CA signs at once, since the installation publishes the bundle before it distributes the CA.
 
-Beside a cluster (`Authority.OWN`) the process makes its CA too. At two thirds of its life a CA gets a successor. The
-successor signs nothing in the round that made it, and the old CA stays in the bundle until it ends: clients have
-trusted a CA for a while before they meet a certificate of it.
+Outside of a cluster (`Authority.OWN`) the process creates the CA too, and a successor at two thirds of its life. The
+successor signs nothing in the round that creates it, and the old CA stays in the bundle until it expires, so that
+clients trust a CA for a while before they meet a certificate of it.
 """
 
 import ipaddress
@@ -41,56 +41,56 @@ _DNS_NAME = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*", re.ASCII | re.IGNORECAS
 CA, CA_KEY, CHAIN, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 _SUBJECT = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mgpu")])
 _LARGEST = 4096
-"""Bytes of a leaf, in DER. Ours has some 500; clients read handshakes of at most 256 KiB."""
+"""The most bytes of a leaf in DER. Ours has some 500; clients read handshakes of at most 256 KiB."""
 _LONGEST_KEY = 1024
-"""Bytes of a key in PEM. Ours has 241. Reading an RSA key checks its primes: minutes, for one of 65,536 bits."""
+"""The most bytes of a key in PEM. Ours has 241. Reading an RSA key of 65,536 bits checks its primes for minutes."""
 _LONGEST_BUNDLE = 65_536
-"""Bytes of certificates in PEM. A CA has some 600."""
+"""The most bytes of certificates in PEM. A CA has some 600."""
 _SERIAL_BITS = 160
 _ANY_KEY = ec.generate_private_key(ec.SECP256R1())
-"""To make a leaf again for a comparison: its signature is not compared, and the CA's key may not be known."""
+"""Signs a leaf that is rebuilt for a comparison, which ignores the signature; the CA's key may be unknown."""
 
 Files = Mapping[str, bytes]
 
 
 class Authority(Enum):
-    """Who makes the CA."""
+    """Who creates the CA: the process (OWN) or the installation (GIVEN)."""
 
     OWN = auto()
     GIVEN = auto()
 
 
 class NoAuthority(Exception):
-    """There is no CA with its key that could sign a certificate. Only the installation can change that."""
+    """There is no CA with a key that could sign a certificate. Only the installation can provide one."""
 
 
 class Store(Protocol):
     """Where the files live: a directory, or a Secret that replicas share."""
 
     def read(self) -> tuple[Files, str]:
-        """What is there (a missing file is missing), and its version for `write`."""
+        """Return the files that exist, and their version for `write`."""
 
     def write(self, files: Files, version: str) -> bool:
-        """Replace all of it, at once; False where `version` is no longer what is there: somebody was faster."""
+        """Replace all files atomically. Returns False if `version` is out of date: another process was faster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A certificate and, where it is known, its key."""
+    """A certificate, and its key if it is known."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey | None = None
 
     @property
     def due(self) -> datetime:
-        """When its successor is made: two thirds of its life."""
+        """When its successor is due: after two thirds of its life."""
         first, last = self.certificate.not_valid_before_utc, self.certificate.not_valid_after_utc
         return first + (last - first) * 2 / 3
 
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """`authorities`: newest first; the first one's key is known and signs. `serving`: None: there is none yet."""
+    """CAs, newest first, of which the first signs with its key; and the serving certificate, None if there is none."""
 
     authorities: tuple[Pair, ...]
     serving: Pair | None
@@ -108,7 +108,7 @@ class Material:
 
 
 def ensure(store: Store, names: Collection[str], now: datetime, by: Authority = Authority.OWN) -> Files:
-    """Return the files in `store` after making or renewing what is due.
+    """Return the files in `store` after creating or renewing what is due.
 
     The process that writes first wins; the others use what it wrote.
 
@@ -128,7 +128,7 @@ def ensure(store: Store, names: Collection[str], now: datetime, by: Authority = 
 
 
 def renewed(found: Files, names: Collection[str], now: datetime, by: Authority = Authority.OWN) -> Files:
-    """`found` itself where it is whole, valid, for these names and not due; else its successor.
+    """Return `found` itself if it is complete, valid, for these names and not due; otherwise its successor.
 
     Raises BadObject and NoAuthority as `ensure` does.
     """
@@ -148,23 +148,23 @@ def renewed(found: Files, names: Collection[str], now: datetime, by: Authority =
         serving = _serving(authorities[0], names, now)
     files = Material(authorities, serving).files()
     if by is Authority.GIVEN:
-        # The installation alone changes a CA, in its encoding too: the API server holds the process to the leaf.
+        # Only the installation changes a CA, even its encoding: an admission policy limits the process to the leaf.
         files = {**found, **{name: files[name] for name in (CHAIN, KEY)}}
     return found if files == dict(found) else files
 
 
 def expires(files: Files) -> datetime:
-    """When the serving certificate ends."""
+    """Return when the serving certificate expires."""
     return x509.load_pem_x509_certificate(files[CHAIN]).not_valid_after_utc
 
 
 def authority_expires(files: Files) -> datetime:
-    """When the CA ends that signs."""
+    """Return when the signing CA expires."""
     return x509.load_pem_x509_certificates(files[CA])[0].not_valid_after_utc
 
 
 def new_authority(now: datetime) -> dict[str, bytes]:
-    """The files of a new CA, as an installation hands them out."""
+    """Return the files of a new CA, as an installation distributes them."""
     made = _authority(now)
     if made.key is None:
         raise ValueError("a new authority has its key")
@@ -172,11 +172,11 @@ def new_authority(now: datetime) -> dict[str, bytes]:
 
 
 def _read(found: Files, now: datetime) -> Material:
-    """What of `found` is usable; anything torn or foreign is as if it were not there."""
+    """Return the usable part of `found`; damaged and foreign files count as missing."""
     authorities = [Pair(c) for c in _certificates(found.get(CA, b"")) if c.not_valid_after_utc > now]
     ca_key = _key(found.get(CA_KEY, b""))
     if ca_key:
-        # A person who writes a bundle by hand may well put the new CA last.
+        # A bundle written by hand may have the new CA last.
         authorities.sort(key=lambda pair: not _fit(pair.certificate, ca_key))
         if authorities and _fit(authorities[0].certificate, ca_key):
             authorities[0] = Pair(authorities[0].certificate, ca_key)
@@ -227,11 +227,10 @@ def _names(serving: Pair) -> list[x509.GeneralName]:
 
 
 def _is_ours(serving: Pair, authorities: Sequence[Pair], now: datetime) -> bool:
-    """Whether a leaf is valid now and is byte for byte what `_serving` makes of its names, times and serial number.
+    """Whether a leaf is valid now and equals, byte for byte, what `_serving` makes of its names, times and number.
 
-    Whoever could read the CA's key can have it sign any leaf, and write it here: one that begins in years, that is too
-    large for a client, that OpenSSL or the API server cannot read, or that never ends. It would be served for as long
-    as it lasts.
+    An attacker with the CA's key could sign any leaf and store it here: one that is valid in years only, too large for
+    clients, unreadable for OpenSSL or the API server, or without an end. It would be served as long as it is valid.
     """
     leaf, key = serving.certificate, serving.key
     try:

@@ -1,4 +1,4 @@
-"""The TLS context of an address, which follows its files."""
+"""Keeps the TLS context of a listening address in step with its certificate files."""
 
 import logging
 import ssl
@@ -11,7 +11,10 @@ _log = logging.getLogger(__name__)
 
 
 class ReloadingContext:
-    """An SSLContext (TLS 1.2 and up) that follows its files; the last good one stays where they do not fit together.
+    """An SSLContext (TLS 1.2 or later) that reloads its files when they change. Thread-safe.
+
+    Files that do not fit together, as in the middle of a rotation, leave the last good context in place.
+
 
     client_ca: a file of certificates, one of which must have signed the client's.
     """

@@ -1,7 +1,7 @@
-"""Whether the client of the request at hand still waits for its answer.
+"""Finds out whether the client of the current request still waits for the answer.
 
 The API server and kube-scheduler close the connection of a call that takes them too long and never read its answer.
-Work that goes on then is lost, and delays the calls of others.
+Further work on it is lost, and delays other calls.
 """
 
 import re
@@ -17,10 +17,10 @@ _CLOSED = select.POLLHUP | select.POLLERR | select.POLLNVAL | select.POLLRDHUP
 
 
 def gone(seconds: float, clock: Callable[[], float] = time.monotonic) -> Callable[[], bool]:
-    """Return a function that says whether the client of the current request waits no more.
+    """Return a function that returns True once the client of the current request no longer waits.
 
     Args:
-        seconds: How long the client waits where it does not say so. The API server does, in the parameter `timeout`
+        seconds: how long the client waits by default. The API server sends its own limit in the parameter `timeout`
             of the URL, in whole seconds (apiserver/pkg/admission/plugin/webhook/mutating/dispatcher.go).
     """
     said = _SECONDS.fullmatch(request.args.get("timeout", ""))
@@ -30,11 +30,11 @@ def gone(seconds: float, clock: Callable[[], float] = time.monotonic) -> Callabl
 
 
 def _watch(environ: Mapping[str, Any]) -> Callable[[], bool]:
-    """Whether the client has closed the connection. Another server than gunicorn does not give its socket away."""
+    """Return a function for whether the client has closed the connection; False where the socket is unknown."""
     connection = environ.get("gunicorn.socket")
     if connection is None:
         return lambda: False
     poll = select.poll()
-    # Not POLLIN: a client that pipelines its next request has not gone.
+    # Not POLLIN: a client that pipelines its next request still waits.
     poll.register(connection.fileno(), select.POLLRDHUP)
     return lambda: any(events & _CLOSED for _, events in poll.poll(0))

@@ -1,4 +1,4 @@
-"""A directory as the place of certificates: ours (written) or someone else's, such as cert-manager's (only read)."""
+"""Certificates in a directory: one that the process writes, or a mounted one that it only reads (cert-manager)."""
 
 import fcntl
 import hashlib
@@ -17,7 +17,7 @@ _NAMES = (CA, CA_KEY, CHAIN, KEY)
 
 
 class Folder:
-    """A `certificates.Store` in a directory that is made where missing. Safe for several processes at once."""
+    """A `certificates.Store` in a directory, which it creates if necessary. Safe for concurrent processes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,7 +36,7 @@ class Folder:
             return True
 
     def put(self, files: Files) -> None:
-        """Write what another store holds, where it is not here already."""
+        """Copy the files of another store, unless they are here already."""
         while True:
             found, version = self.read()
             if found == files or self.write(files, version):
@@ -47,7 +47,7 @@ class Folder:
         return files, hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
 
     def _replace(self, name: str, content: bytes) -> None:
-        """A reader sees the old file or the new one, whole; nobody else may read it."""
+        """Replace a file atomically. Only the owner may read it."""
         temporary = self.path / f".{name}.new"
         temporary.unlink(missing_ok=True)
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -65,8 +65,9 @@ class Folder:
 
 
 def temporary(stack: ExitStack, prefix: str) -> str:
-    """A new private directory. stack: where it is removed again, by this process alone: workers that are forked
-    meanwhile leave by way of it too, and what they share must stay.
+    """Create a private directory and register its removal with `stack`.
+
+    Only this process removes it: forked workers unwind the same stack when they end, while others still need it.
     """
     made, owner = tempfile.mkdtemp(prefix=prefix), os.getpid()
     stack.callback(lambda: shutil.rmtree(made, ignore_errors=True) if os.getpid() == owner else None)
@@ -74,7 +75,7 @@ def temporary(stack: ExitStack, prefix: str) -> str:
 
 
 def given(path: Path) -> tuple[Path, Path]:
-    """(chain, key) in someone else's directory. Raises BadObject where they cannot be read or do not fit together."""
+    """Return (chain, key) in a mounted directory. Raises BadObject if they are unreadable or do not fit together."""
     chain, key = path / CHAIN, path / KEY
     for file in (chain, key):
         if not os.access(file, os.R_OK):

@@ -1,4 +1,4 @@
-"""The head of a request, read with a bound that fits what callers send."""
+"""Bounds the size of a request's header lines to what legitimate callers send."""
 
 from gunicorn.http.message import Request
 from gunicorn.http.parser import RequestParser

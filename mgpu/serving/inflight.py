@@ -1,10 +1,9 @@
-"""What the requests of a process may hold in memory together, whoever sends them.
+"""Bounds the memory that all requests of a process hold together.
 
-Any user who may create pods has the API server send reviews of several MiB, and nothing but its size is known of a body
-before it is read. So a body is counted while it is read, and what it becomes when it is decoded is estimated before
-that: a list of empty objects takes 24 times its text. What does not fit is answered with 503, so that the API server
-applies `failurePolicy`. Ordinary reviews have room of their own, which large ones cannot take: a flood of large ones
-does not delay them.
+Every user who may create pods can make the API server send reviews of several MiB, and only the size of a body is known
+before it is read. So a body is counted while it is read, and its size in memory is estimated before it is decoded: a
+list of empty objects takes 24 times its text. A request that does not fit gets 503, so that the API server applies
+`failurePolicy`. Ordinary reviews have a budget of their own, so that a flood of large ones does not delay them.
 """
 
 import threading
@@ -17,19 +16,22 @@ from mgpu.model.errors import RetryLater
 
 MIB = 1 << 20
 ORDINARY = 2 * MIB
-"""Bytes that an ordinary request takes at most when it is decoded, as `decoded` estimates: a review of 100 KiB."""
+"""The largest decoded size of an ordinary request, as estimated by `decoded`: that of a review of 100 KiB."""
 _FREE = 64 << 10
-"""Bytes of each body that are not counted: with 64 threads they are 4 MiB in all."""
+"""Bytes of each body that are not counted: 4 MiB for 64 threads."""
 _CHUNK = 64 << 10
 _NARROW = (b"\\u0026", b"\\u003c", b"\\u003e")
 _PATIENCE = 1.0
-"""Seconds that a request waits for room. A large review takes 0.1 s; API servers wait 1 to 5 s for an answer."""
+"""Seconds that a request waits for memory. A large review takes 0.1 s; API servers wait 1 to 5 s for an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bytes, in this order: of one body; of all bodies while they are read; of ordinary requests once they are decoded,
-    together; of the others, together.
+    """Limits in bytes.
+
+    Attributes:
+        body: one body. bodies: all bodies while they are read.
+        ordinary: all ordinary requests together, decoded. large: all others together, decoded.
     """
 
     body: int
@@ -39,23 +41,24 @@ class Limits:
 
 
 REVIEWS = Limits(body=8 * MIB, bodies=16 * MIB, ordinary=24 * MIB, large=80 * MIB)
-"""Of admission. The API server takes requests of up to 3 MiB and stores objects of up to 1.5 MiB; a review holds both,
-as JSON and with defaults filled in. `decoded` estimates 60 MiB for two pods of 600 containers and 1.6 MiB each. 120 MiB
-in all: with what the processes themselves take, two of them fit into the webhook's limit of 384 MiB.
+"""The limits of admission. The API server accepts requests of up to 3 MiB and stores objects of up to 1.5 MiB; a
+review contains two objects, as JSON and with defaults. `decoded` estimates 60 MiB for two pods of 600 containers and
+1.6 MiB each. The sum is 120 MiB: two processes, with their own memory, fit into the webhook's limit of 384 MiB.
 """
 
 EXTENDER = Limits(body=256 * MIB, bodies=256 * MIB, ordinary=16 * MIB, large=640 * MIB)
-"""Of the extender, which only kube-scheduler can ask. With `nodeCacheCapable: false` each call brings all Nodes: 5,000
-of them with 50 images each are 94 MiB. They take 240 MiB, since most keys repeat; `decoded` estimates 567 MiB.
+"""The limits of the extender, which only kube-scheduler calls. With `nodeCacheCapable: false` each call has all
+Nodes: 5,000 of them with 50 images each are 94 MiB. They take 240 MiB, since most keys repeat; `decoded`
+estimates 567 MiB.
 """
 
 
 class TooLarge(Exception):
-    """The body is larger than any may be."""
+    """The body is larger than the limit."""
 
 
 class Busy(RetryLater):
-    """Other requests hold what this one needs."""
+    """Other requests hold the memory that this one needs."""
 
 
 class _Stream(Protocol):
@@ -63,7 +66,7 @@ class _Stream(Protocol):
 
 
 class _Room:
-    """So many bytes. Thread-safe."""
+    """A number of bytes that requests share. Thread-safe."""
 
     def __init__(self, size: int) -> None:
         self.size = self._free = size
@@ -83,7 +86,7 @@ class _Room:
 
 
 class InFlight:
-    """The requests of one app that are being answered. Thread-safe."""
+    """The requests of one app that are in progress. Thread-safe."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -91,7 +94,7 @@ class InFlight:
 
     @contextmanager
     def body(self, stream: _Stream) -> Iterator[bytearray]:
-        """The body in `stream`, read to its end; until the block ends, what it may become is reserved.
+        """Read the body in `stream` to its end, and reserve its decoded size until the block ends.
 
         Raises TooLarge and Busy.
         """
@@ -102,7 +105,7 @@ class InFlight:
                 if len(found) > self._limits.body:
                     raise TooLarge(f"the body is larger than {self._limits.body} bytes")
                 more = max(0, len(found) - _FREE) - counted
-                # Nobody waits here: who sends slowly would hold the room for which others wait.
+                # Do not wait here: a slow sender would hold the memory for which others wait.
                 if more and not self._bodies.take(more, 0):
                     raise _busy()
                 counted += more
@@ -126,12 +129,12 @@ class InFlight:
 
 
 def decoded(body: bytes | bytearray) -> int:
-    """The bytes that the JSON in `body` takes at most once it is decoded: of its texts, and of the objects around them.
+    """Return an upper bound of the bytes that the JSON in `body` takes when decoded.
 
-    Braces, quotes and commas within texts count too: to tell them apart is to decode it.
+    Braces, quotes and commas within strings count as structure: to tell them apart would be to decode the text.
     """
     quotes, commas, colons = body.count(b'"'), body.count(b","), body.count(b":")
-    # Go writes &, < and > as escapes, in every shell script for example. They are ASCII: one byte each, as the rest.
+    # Go escapes &, < and >, which every shell script contains. They are ASCII: one byte each when decoded.
     wide = body.count(b"\\u") > sum(map(body.count, _NARROW)) or not body.isascii()
     lists, empty = body.count(b"["), body.count(b"{}")
     objects = body.count(b"{") - empty

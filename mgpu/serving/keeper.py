@@ -1,4 +1,4 @@
-"""Keeps a process's self-made serving certificate current."""
+"""Renews the serving certificate of a process, on a thread."""
 
 import logging
 import threading
@@ -15,10 +15,11 @@ _CA_WARNING = timedelta(days=60)
 
 
 class Keeper:
-    """Renews the certificate in `folder`, in a thread of its own.
+    """Renews the certificate in `folder`.
 
-    store: a store that replicas share. The CA in it is the installation's; without a store the process has its own.
-    remedy: the command that mends a CA that is missing or ends soon.
+    Args:
+        store: the store with the installation's CA, which replicas share. None: the process has its own CA.
+        remedy: for messages, the command that replaces a CA that is missing or expires soon.
     """
 
     def __init__(self, folder: Folder, names: Collection[str], store: Store | None = None, remedy: str = "") -> None:
@@ -27,7 +28,7 @@ class Keeper:
         self._thread: threading.Thread | None = None
 
     def renew(self) -> Files:
-        """The certificate's files, now in the folder. Raises RetryLater, NoAuthority and what the store raises."""
+        """Renew what is due and return the files. Raises RetryLater, NoAuthority, and as the store does."""
         if self._store is None:
             return ensure(self._folder, self._names, datetime.now(UTC))
         files = ensure(self._store, self._names, datetime.now(UTC), Authority.GIVEN)
@@ -35,7 +36,7 @@ class Keeper:
         return files
 
     def start(self) -> None:
-        """Do so in a thread of this process, from now on."""
+        """Renew from now on, on a thread of this process."""
         self._thread = threading.Thread(target=self._run, name="certificates", daemon=True)
         self._thread.start()
 
@@ -54,7 +55,7 @@ class Keeper:
             try:
                 files = self.renew()
                 warning = self._warning(files)
-            except Exception as error:  # noqa: BLE001 (a thread's outermost loop: whatever it was may pass)
+            except Exception as error:  # noqa: BLE001 (outermost loop of the thread: any error is retried)
                 pause = RETRY_SECONDS
                 warning = f"Serving certificate not renewed: {error or type(error).__name__}; {self._remedy}"
             else:
@@ -65,7 +66,7 @@ class Keeper:
             told = warning
 
     def _warning(self, files: Files) -> str:
-        """The end of a CA that the installation made comes without anybody renewing it."""
+        """Return a warning before the installation's CA expires, which no process renews."""
         ends = authority_expires(files)
         if self._store is None or ends - datetime.now(UTC) > _CA_WARNING:
             return ""

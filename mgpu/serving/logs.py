@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object per line on stderr. Fields come with `extra={"pod": uid}`."""
+"""Structured logs: one JSON object per line on stderr. Add fields with `extra={"pod": uid}`."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 
 
 class JsonLines(logging.Formatter):
-    """time (UTC), level, logger, message, the fields of `extra`, and an exception's traceback as one string."""
+    """Formats a record as JSON: time (UTC), level, logger, message, the fields of `extra`, and a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
@@ -30,10 +30,10 @@ class JsonLines(logging.Formatter):
 
 
 class Seldom(logging.Filter):
-    """At most one record a minute below ERROR, with at most 300 characters, for loggers whose records strangers cause.
+    """Passes one record a minute below ERROR, cut to 300 characters, for loggers whose records strangers can cause.
 
-    Who may not call can send thousands of bad requests a second, and the kubelet keeps a few files of a container's
-    log: all that was said before would be lost.
+    A stranger can send thousands of bad requests a second, and the kubelet keeps only a few files of a container's log:
+    everything logged before would be lost.
     """
 
     SECONDS = 60.0
@@ -59,7 +59,7 @@ class Seldom(logging.Filter):
 
 
 def setup(level: str = "info") -> None:
-    """All loggers of this process write to stderr from here on. `level`: debug, info, warning or error."""
+    """Make all loggers of this process write JSON lines to stderr. level: debug, info, warning or error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

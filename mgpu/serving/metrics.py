@@ -1,7 +1,7 @@
-"""Prometheus metrics as the processes share them: their page, their buckets, and what is counted of admission.
+"""What the processes share of Prometheus metrics: the page, histogram buckets, and the metrics of admission.
 
-Whatever has a label has few values of it: never the name of a pod, and of what strangers send only its kind. No Flask
-here: the node agent has to stay small.
+Labels have few values: never the name of a pod, and nothing that a stranger sends. This module does not import Flask,
+because the node agent uses it and has to stay small.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from mgpu.serving.review import Reply, Review
 from mgpu.version import own_version
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-"""Buckets: a decision takes 0.2 ms, a filter over 5,000 nodes 5 ms, and nobody waits longer than 10 s."""
+"""Histogram buckets. A decision takes 0.2 ms, a filter over 5,000 nodes 5 ms; no client waits longer than 10 s."""
 
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -30,7 +30,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series be
 
 
 class Watch(Protocol):
-    """The part of `mgpu.kube.reflector.Reflector` that is told of."""
+    """The part of `mgpu.kube.reflector.Reflector` that metrics report."""
 
     restarts: int
 
@@ -42,11 +42,12 @@ class Watch(Protocol):
 
 
 def page(*registries: CollectorRegistry) -> bytes:
-    """What all of these say, in Prometheus' text format. No metric may be in two of them."""
+    """Return these registries in the Prometheus text format. No metric may be in two of them."""
     return b"".join(map(generate_latest, registries))
 
 
 def say_version(registry: CollectorRegistry, part: str) -> None:
+    """Add the metric with the version of this part of mgpu."""
     labels = ["part", "version"]
     text = "Always 1: which part of mgpu this is, and its version."
     info = Gauge("mgpu_build_info", text, labels, registry=registry, multiprocess_mode="max")
@@ -54,7 +55,7 @@ def say_version(registry: CollectorRegistry, part: str) -> None:
 
 
 class Admissions:
-    """Counts reviews; for `reviewing`."""
+    """Counts admission reviews; pass it to `mgpu.serving.app.reviewing`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._seconds = Histogram(
@@ -78,7 +79,7 @@ class Admissions:
         )
 
     def __call__(self, path: str, review: Review, reply: Reply | None, seconds: float) -> None:
-        """reply None: there was none, the caller is to ask again."""
+        """Count one review. reply: None if the API server has to call again."""
         self._seconds.labels(path).observe(seconds)
         response: Mapping[str, Any] = reply.body.get("response", {}) if reply else {}
         self._reviews.labels(path, review.kind, _result(reply, response)).inc()

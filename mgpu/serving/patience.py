@@ -1,7 +1,8 @@
-"""Sockets that wait for their peer for a while and no longer: who sends or reads slowly holds a thread for that while.
+"""Sockets that bound how long a request waits for its client, because a slow client holds a thread.
 
-A limit for each read would be none, since a byte now and then meets it for ever. What counts is all the waiting of one
-request, for what is sent and for what is read; the server's own work does not, so that long answers stay whole.
+A limit for each read is no limit: a client that sends a byte now and then meets it for ever. These sockets bound the
+sum of all waiting of one request, for reads and writes. The server's own work does not count, so that answers that take
+long to compute are complete.
 """
 
 import errno
@@ -15,13 +16,14 @@ from typing import Any, TypeVar
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 PATIENCE_SECONDS = 10.0
-"""As long as the API server waits for a webhook that does not say otherwise."""
+"""The default time that the API server waits for a webhook."""
 
 
 class PatientSocket(socket.socket):
-    """Its timeout is what is left of the patience. gunicorn makes it blocking before each request: then it is whole.
+    """A socket whose timeout is the rest of the request's patience.
 
-    A peer that uses it up is taken for one that has reset the connection.
+    gunicorn makes a socket blocking before each request, which resets the patience. A peer that uses it up is treated
+    as one that reset the connection.
     """
 
     def setblocking(self, flag: bool) -> None:
@@ -49,14 +51,14 @@ class PatientSocket(socket.socket):
             left = until - time.monotonic()
         if left <= 0:
             _log.info(
-                "closed a connection: its client kept it waiting for %g s",
+                "Closing a connection: its client kept a request waiting for %g s",
                 PATIENCE_SECONDS,
                 extra={"client": self.getpeername(), "address": self.getsockname()},
             )
-            raise ConnectionResetError(errno.ECONNRESET, "the client was waited for in vain")
+            raise ConnectionResetError(errno.ECONNRESET, "the client did not send or read in time")
         self.settimeout(left)
         return result
 
 
 class PatientTLS(PatientSocket, ssl.SSLSocket):
-    """The same over TLS."""
+    """A PatientSocket with TLS."""

@@ -1,4 +1,4 @@
-"""The keys of records, read from the files that the settings name."""
+"""Reads the keys that seal and verify allocation records, from the files in the settings (docs/security.md)."""
 
 import logging
 import re
@@ -17,21 +17,22 @@ from mgpu.settings import Settings
 log = logging.getLogger(__name__)
 
 SINCE = "since"
-"""The file beside the public keys with the time at which sealing came into force."""
+"""The file next to the public keys with the time from which on records must be sealed."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 _SIGNING, _PUBLIC = "records.signingKey", "records.publicKeys"
 
 
 def read_records(settings: Settings, *, signing: bool) -> RecordVerifier:
-    """Which records count. signing: in the scheduler, which needs the private key too.
+    """Return the verifier of records. signing: for the scheduler, which needs the private key too.
 
-    Raises BadObject: a key that cannot be read is never the same as no key, which would let every record count.
+    Raises:
+        BadObject: a key is unreadable. That is never treated as no key, which would let every record count.
     """
     own = settings.records
     peers: frozenset[str] = frozenset(own.peers)
     if not own.public_keys:
         if signing and own.signing_key:
-            raise _bad(_PUBLIC, f"must be set where {_SIGNING} is: nobody could verify the seals")
+            raise _bad(_PUBLIC, f"must be set if {_SIGNING} is: no process could verify the seals")
         return RecordVerifier(None, peers)
     folder = Path(own.public_keys)
     public = {key_id(key): key for key in _public_keys(folder)}
@@ -44,14 +45,14 @@ def read_records(settings: Settings, *, signing: bool) -> RecordVerifier:
 
 
 def warn_if_unsealed(records: RecordVerifier) -> None:
-    """Say at the start that everybody whom admission lets write a record is believed."""
+    """Log at the start of a process that every record which admission lets pass counts."""
     if records.keys is None:
         text = "records are not sealed (records.publicKeys is empty): a record counts if admission let it pass"
         log.warning("%s; docs/security.md, Records", text)
 
 
 def read_public(path: str, texts: Mapping[str, str]) -> Keys:
-    """The public keys of a ConfigMap's `data`. path: how messages name it. Raises BadObject."""
+    """Read the public keys in the `data` of a ConfigMap. path: its name in messages. Raises BadObject."""
     keys = [
         _public_key(f"{path}[{name}]", text.encode()) for name, text in sorted(texts.items()) if name.endswith(".pem")
     ]
@@ -70,7 +71,7 @@ def _public_key(path: str, pem: bytes) -> Ed25519PublicKey:
     try:
         key = load_pem_public_key(pem)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise _bad(path, "is no public key in PEM") from error
+        raise _bad(path, "is not a public key in PEM") from error
     if not isinstance(key, Ed25519PublicKey):
         raise _bad(path, "must be an Ed25519 key; make one with openssl genpkey -algorithm ed25519")
     return key
@@ -80,7 +81,7 @@ def _signer(file: Path) -> Signer:
     try:
         key = load_pem_private_key(_read(_SIGNING, file), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise _bad(_SIGNING, f"{file} is no private key in PEM without a password") from error
+        raise _bad(_SIGNING, f"{file} is not a private key in PEM without a password") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise _bad(_SIGNING, f"{file} must be an Ed25519 key; make one with openssl genpkey -algorithm ed25519")
     return Signer(key)
@@ -98,7 +99,7 @@ def _time(path: str, text: str) -> str:
 
 def _read(setting: str, file: Path) -> bytes:
     if file == Path():
-        raise _bad(setting, "must be set where records.publicKeys is")
+        raise _bad(setting, "must be set if records.publicKeys is")
     try:
         return file.read_bytes()
     except OSError as error:

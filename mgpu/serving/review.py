@@ -1,7 +1,7 @@
-"""The `admission.k8s.io/v1` protocol: an AdmissionReview read from bytes, and the replies to it.
+"""The `admission.k8s.io/v1` protocol: parses an AdmissionReview and builds the replies.
 
-Two kinds of "no": a `BadRequest` is for a caller that does not speak the protocol (an HTTP error; the API server then
-applies `failurePolicy`), a denial is a well-formed answer that refuses the object.
+There are two kinds of refusal. A `BadRequest` is for a caller that does not speak the protocol: an HTTP error, on which
+the API server applies `failurePolicy`. A denial is a well-formed answer that rejects the object.
 """
 
 import base64
@@ -15,9 +15,9 @@ from mgpu.model.errors import PROBLEMS, Problem, Rule, shortened, summary
 
 API_VERSION = "admission.k8s.io/v1"
 _LONGEST = 1024
-"""Characters of a name in a review. The API server's have 253 at most; answers and logs repeat some."""
+"""The longest name in a review. The API server's names have at most 253 characters; answers and logs repeat them."""
 WARNINGS = 20
-"""Warnings of one answer. The API server cuts off what is more than 4 KiB of them."""
+"""The most warnings of one answer. The API server truncates them to 4 KiB."""
 _OPERATIONS = ("CREATE", "UPDATE", "DELETE", "CONNECT")
 _REASONS = {400: "BadRequest", 403: "Forbidden", 409: "Conflict", 422: "Invalid"}
 
@@ -25,7 +25,7 @@ Patch = Sequence[Mapping[str, Any]]
 
 
 class BadRequest(Exception):
-    """The HTTP request itself is wrong. `status` is its answer's."""
+    """The HTTP request itself is invalid. status: of the answer."""
 
     def __init__(self, status: int, message: str) -> None:
         self.status = status
@@ -34,7 +34,9 @@ class BadRequest(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """One request. `resource` with its subresource: `pods`, `pods/status`, `pods/binding`, `bindings`.
+    """The request of an AdmissionReview.
+
+    `resource` includes the subresource: `pods`, `pods/status`, `pods/binding`, `bindings`.
 
     `name` is "" for a CREATE with generateName. `object` is None for DELETE, `old` for CREATE.
     """
@@ -72,7 +74,7 @@ class Reply:
 
 
 def parse(body: bytes | bytearray) -> Review:
-    """The review in `body`. Raises BadRequest (400) with one sentence that names the field."""
+    """Parse the review in `body`. Raises BadRequest (400) with a sentence that names the field."""
     try:
         top = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -115,7 +117,7 @@ def parse(body: bytes | bytearray) -> Review:
 
 
 def allow(review: Review, patch: Patch = (), warnings: Sequence[str] = ()) -> Reply:
-    """Admitted, changed by the JSON Patch (RFC 6902) `patch` where it has operations."""
+    """Return a reply that admits the object, changed by the JSON Patch (RFC 6902) `patch` if it has operations."""
     response: dict[str, Any] = {"uid": review.uid, "allowed": True}
     if patch:
         response["patchType"] = "JSONPatch"
@@ -129,9 +131,11 @@ def deny(
     code: int = 422,
     warnings: Sequence[str] = (),
 ) -> Reply:
-    """Refused. The first problems go into the message, and one by one into `details.causes`, which kubectl lists.
+    """Return a reply that denies the object. The message has the first problems; `details.causes`, which kubectl
+    lists, has one entry for each.
 
-    Without a code the API server would make it 400, with 429 or 5xx its clients would retry (kubernetes.md).
+    A reply without a code becomes a 400; with 429 or 5xx the API server's clients retry
+    (docs/design/kubernetes.md).
     """
     status: dict[str, Any] = {"status": "Failure", "code": code, "reason": _REASONS.get(code, "Forbidden")}
     problems: list[Problem] = []
@@ -153,7 +157,7 @@ def deny(
 
 
 def pointer(*parts: str | int) -> str:
-    """The JSON Pointer (RFC 6901) of a path: `/metadata/annotations/a~1b`."""
+    """Return the JSON Pointer (RFC 6901) of a path: `/metadata/annotations/a~1b`."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
 
 

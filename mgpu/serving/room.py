@@ -1,4 +1,4 @@
-"""Room for connections of peers that are not known yet, shared fairly between their addresses.
+"""Bounds the connections of unauthenticated peers, shared fairly between their addresses.
 
 An attacker can open connections faster than any time limit ends them. So the limit is a number, and a full room closes
 the oldest connection of the address that has the most. A peer with few connections keeps them, whatever another address
@@ -26,7 +26,7 @@ class Room(Generic[T]):
     def add(self, connection: T, peer: str) -> T | None:
         """Take a connection of this peer. Returns the connection that must be closed in its place, if any.
 
-        That one has left the room already.
+        It is no longer in the room.
         """
         block = counted_as(peer)
         with self._lock:

@@ -1,8 +1,9 @@
-"""A WSGI app under gunicorn, started from code: TLS that follows rotated files, one segment per reply, quiet.
+"""Runs WSGI apps under gunicorn: TLS with rotated files, several addresses, one TCP segment per reply.
 
-gunicorn sends a reply's headers and body in two writes. Corked, they leave as one segment: two cost a client that
-waits between them, and 40 ms where its acknowledgement is delayed. Source:
-docs/design/kubernetes.md, "kube-scheduler's extender".
+`mgpu webhook` and `mgpu scheduler` call `serve`.
+
+gunicorn sends headers and body in two writes. With TCP_CORK they leave as one segment. Two segments make the client
+wait between them, 40 ms if it delays its acknowledgement (docs/design/kubernetes.md, "kube-scheduler's extender").
 """
 
 import gc
@@ -39,10 +40,12 @@ _request = threading.local()
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Where to listen, and for which app; port 0: any free one, which the ready line names.
+    """A listening address and its app.
 
-    client_ca: with TLS, a file of certificates (PEM); only clients whose certificate one of them has signed are heard.
-    callers: the peers that may call; None: every peer. Probes are answered for all.
+    Attributes:
+        port: 0 for any free one, which the ready line names.
+        client_ca: with TLS, a file of CA certificates (PEM); clients need a certificate of one of them.
+        callers: the peers that may call, None for all. Probes are answered for all peers.
     """
 
     host: str
@@ -66,22 +69,27 @@ def serve(
     end: Callable[[], None] | None = None,
     stop: Callable[[], None] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; then requests under way are finished, and SystemExit is raised.
+    """Serve until SIGTERM or SIGINT; then finish the requests in progress and raise SystemExit.
 
-    The apps are made before the workers fork, so that they share their memory. Each is asked over its own addresses and
-    no others, whatever a request says.
-    certificate: (chain, key) in PEM; both are watched, and new connections get the new one.
-    threads: of each worker for each address. Most of them wait, for clients or for the API server, if for anything.
-    start, stop: run in every worker, before its first request and after its last; threads belong there, not before.
-    end: run in every worker that SIGTERM ends, in a thread of its own, within 15 s: until it returns the worker serves
-    as before, new connections too. `stop` comes later, when those that there are have been finished.
-    Prints `serving https on 127.0.0.1:8443` on stdout, one line per address, once connections are accepted.
-    Raises BadObject for an address that cannot be had.
+    Apps are built before the workers fork, so that workers share their memory. An app gets requests of its own
+    addresses only, whatever their Host header says. Prints `serving https on 127.0.0.1:8443` on stdout, one line per
+    address, once connections are accepted.
+
+    Args:
+        certificate: (chain, key) in PEM. Both files are watched; new connections get the new certificate.
+        threads: for each address of each worker. Most of them wait for clients or for the API server.
+        start, stop: run in every worker, before its first request and after its last. Start threads here: those of the
+            parent do not survive the fork.
+        end: run on a thread in every worker that SIGTERM ends, for at most 15 s. Until it returns, the worker accepts
+            connections as before; `stop` runs later, after the last request.
+
+    Raises:
+        BadObject: an address cannot be listened on.
     """
     for address in listen:
         _check(address)
     warn_where_open(address.callers for address in listen if address.callers and not address.client_ca)
-    # As Go's programs do: where the limit for those that still use select() is met, gunicorn's workers end.
+    # As Go programs do. The soft limit exists for programs with select(); at the limit gunicorn's workers would end.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return_memory()
@@ -104,9 +112,9 @@ def _check(address: Listen) -> None:
 
 
 def _in_one_segment(app: "WSGIApplication") -> "WSGIApplication":
-    """Cork the connection from the first header to the end of the body; and let an app close it with the reply.
+    """Cork the connection from the first header to the end of the body, and let an app close it with the reply.
 
-    (A WSGI server owns the Connection header; gunicorn drops the app's, so it is told by its request object.)
+    A WSGI server owns the Connection header and gunicorn drops the app's, so this goes through its request object.
     """
 
     def served(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
@@ -138,14 +146,14 @@ def _cork(connection: socket.socket, *, on: bool) -> None:
 
 
 class _Logger(Logger):  # type: ignore[misc]
-    """gunicorn's messages through this process's own logging, without its chatter about workers."""
+    """Sends gunicorn's messages from WARNING on through the logging of this process."""
 
     def setup(self, cfg: Any) -> None:
         super().setup(cfg)
         self.error_log.handlers.clear()
         self.error_log.propagate = True
         self.error_log.setLevel(logging.WARNING)
-        self.error_log.addFilter(Seldom())  # a warning for each request that cannot be parsed, in the sender's words
+        self.error_log.addFilter(Seldom())  # one warning for each request that cannot be parsed, with its text
 
 
 class _Server(BaseApplication):  # type: ignore[misc]
@@ -189,13 +197,13 @@ class _Server(BaseApplication):  # type: ignore[misc]
 
     def load(self) -> "WSGIApplication":
         def app(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
-            # These two are the listening socket's, and nothing in a request changes them.
+            # gunicorn sets both from the listening socket; nothing in a request changes them.
             return self._apps[environ["SERVER_NAME"], environ["SERVER_PORT"]](environ, start_response)
 
         return _in_one_segment(app)
 
     def listening(self, server: object, sockets: Sequence[socket.socket]) -> tuple[Listen, Any]:
-        """What is served at one of the listening sockets, by its address, and gunicorn's configuration of it."""
+        """Return the Listen of a listening socket's address, and gunicorn's configuration of it."""
         index = [s.getsockname() for s in sockets].index(server)
         return self._listen[index], self._configs[index]
 
@@ -214,7 +222,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
 
     def _announce(self, arbiter: Any) -> None:
         gc.collect()
-        gc.freeze()  # what exists now is shared with the workers; their collectors must not touch (copy) its pages
+        gc.freeze()  # workers share these pages as long as their garbage collectors do not write to them
         for bound, address in zip(arbiter.LISTENERS, self._listen, strict=True):
             host, port = bound.getsockname()[:2]
             self._apps[host, str(port)] = guarded(address.app, address.callers) if address.callers else address.app

@@ -1,8 +1,13 @@
-"""A gunicorn worker in which a peer that is not known cannot delay one that is.
+"""A gunicorn worker in which an unauthenticated peer (a stranger) cannot delay a caller.
 
-Each listening address has two lanes. Peers that may call by their address are in the callers' lane at once. All others
-are strangers. Only a handshake with a valid client certificate moves a connection from one lane to the other. No
-connection has a thread before there is something to read, or while its TLS handshake waits for the client.
+Each listening address has two lanes with threads of their own. A peer whose address may call is in the callers' lane at
+once; all others are strangers. Only a handshake with a valid client certificate moves a connection from the strangers'
+lane to the callers'. A connection has no thread before there is something to read, nor while its TLS handshake waits
+for the client.
+
+This module overrides methods of gunicorn's gthread worker, some of them private; `requirements/` pins the version, and
+tests/mgpu/serving has a test for each property. The reasons to override instead of using another server are in
+CONTRIBUTING.md.
 """
 
 import logging
@@ -54,9 +59,9 @@ _DISTRUST_LOG_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lane:
-    """What connections share with one another and with no others: threads, and room.
+    """The threads and the room that the connections of one lane share.
 
-    handshakes, requests, closing: threads for each of these. Threads start when they are first needed.
+    handshakes, requests, closing: executors for each of these. Threads start when they are first needed.
     """
 
     open: Room[Any]
@@ -69,7 +74,7 @@ class _Lane:
 class _Door:
     """The two lanes of a listening address.
 
-    blocks: of the peers that are callers by their address; None: no address is, and clients show certificates.
+    blocks: the addresses that may call; None if clients authenticate with certificates instead.
     """
 
     config: Any
@@ -82,7 +87,7 @@ class _Door:
 
 
 class _Threads:
-    """gunicorn's executor of requests: each runs in its own lane."""
+    """The executor that gunicorn submits requests to: each runs in the lane of its connection."""
 
     def __init__(self, doors: Sequence[_Door]) -> None:
         self._doors = doors
@@ -99,11 +104,13 @@ class _Threads:
 
 
 class Worker(gthread.ThreadWorker):  # type: ignore[misc]
-    """Threads; TLS per address (gunicorn has it for all or none): each has a configuration of its own; and a client
-    that does not hang up after its last reply is waited for (2 s) aside, not in the loop of them all.
+    """A threaded worker with TLS, threads and limits for each address.
 
-    No address keeps the others from being served: each has threads of its own. Callers get as many connections as are
-    left free at most, so that some always are; strangers have room of their own.
+    gunicorn has TLS for all addresses or none; here each address has its own configuration. A client that does not
+    hang up after its last reply is waited for (2 s) on a closing thread, not in the event loop.
+
+    Addresses do not block one another. Callers of one address may take at most as many connections as are still free,
+    so that some always are for the others; strangers have room of their own.
     """
 
     def init_process(self) -> None:
@@ -129,7 +136,7 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         return _Door(config, blocks, known, strangers)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """A signal comes in between whatever: the loop begins the end."""
+        """Begin the end from the event loop: a signal interrupts arbitrary code."""
         if not self.app.end:
             super().handle_exit(sig, frame)
         elif not self._ending:
@@ -146,7 +153,7 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         return _Threads(list(self._doors.values()))
 
     def enqueue_req(self, conn: Any) -> None:
-        """A new connection waits in the loop until its client sends something; one that has done so gets a thread."""
+        """Leave a new connection to the event loop until its client sends something; then give it a thread."""
         if not hasattr(conn, "lane"):
             self._take(conn)
         elif conn.cfg.is_ssl and not conn.initialized:
@@ -168,7 +175,7 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
             self._await(conn, selectors.EVENT_READ)
 
     def _enter(self, conn: Any, lane: _Lane) -> bool:
-        """Whether the lane has room for this connection, which is closed otherwise."""
+        """Put a connection into a lane. Returns False, and closes it, if the lane is full."""
         conn.lane = lane
         door = self._doors[conn.server]
         if lane is door.known:
@@ -183,7 +190,7 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         return True
 
     def _await(self, conn: Any, events: int) -> None:
-        """Leave a connection to the loop until its client has sent something (or takes something)."""
+        """Leave a connection to the event loop until it is readable, or writable."""
         conn.sock.setblocking(False)
         if not self.alive:
             conn.timeout = min(conn.timeout, time.monotonic() + gthread.STOP_KEEPALIVE_LINGER)
@@ -191,8 +198,9 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         self.poller.register(conn.sock, events, partial(self.on_pending_socket_readable, conn))
 
     def _after_handshake(self, conn: Any, done: "Future[int | None]") -> None:
-        """In the loop. A connection whose handshake is done waits for its request as one that is kept alive: Go's
-        client makes some for later.
+        """Continue after a handshake, in the event loop.
+
+        The connection then waits like one that is kept alive: Go's client opens connections in advance.
         """
         try:
             events = done.result()
@@ -201,7 +209,7 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
             self.nr_conns -= 1
             conn.close(graceful=True)
             return
-        if conn not in conn.lane.open:  # another stranger has its place
+        if conn not in conn.lane.open:  # another stranger has taken its place
             self.nr_conns -= 1
             conn.close()
         elif events is not None:
@@ -220,7 +228,7 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         return conn in conn.lane.open and super().handle(conn)
 
     def on_pending_socket_readable(self, conn: Any, client: socket.socket) -> None:
-        if client.fileno() >= 0:  # else an event before this one, of the same round, has had it closed
+        if client.fileno() >= 0:  # otherwise an earlier event of the same round closed it
             super().on_pending_socket_readable(conn, client)
 
     def on_client_socket_readable(self, conn: Any, client: socket.socket) -> None:
@@ -228,18 +236,18 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
             super().on_client_socket_readable(conn, client)
 
     def murder_pending(self) -> None:
-        """Close those whose time to send something is over. gunicorn's looks at the first alone: here times differ."""
+        """Close connections whose time to send something is over. gunicorn checks only the first; here times differ."""
         now = time.monotonic()
         for conn in [conn for conn in self.pending_conns if conn.timeout <= now]:
             self._hang_up(conn)
 
     def _hang_up(self, conn: Any) -> None:
-        """Close a connection of the loop's at once; let a thread that has one find the end of what its client sends."""
+        """Close a connection of the event loop at once; one that a thread reads gets an end of input instead."""
         try:
             self.poller.unregister(conn.sock)
         except (KeyError, ValueError):
             with suppress(OSError):
-                # Not the TLS socket's own method, which takes the TLS state from under the thread.
+                # Not the TLS socket's own method, which removes the TLS state that the thread is using.
                 socket.socket.shutdown(conn.sock, socket.SHUT_RDWR)
             return
         for waiting in (self.pending_conns, self.keepalived_conns):
@@ -251,7 +259,7 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
     def _explain(self, conn: Any, error: Exception) -> None:
         """Log that a peer that may call refused our certificate, at most once a minute.
 
-        This is all that a process can see of a missing or wrong CA bundle: it may not read webhook configurations.
+        Only this shows a missing or wrong CA bundle to the process: it may not read webhook configurations.
         """
         door, reason = self._doors[conn.server], getattr(error, "reason", "")
         may_call = conn.lane is door.known or door.blocks is None
@@ -267,8 +275,10 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         )
 
     def _cap_keepalive(self, deadline: float) -> None:
-        """At the end. Those that have not asked for anything yet would be waited for until the master kills the worker:
-        Go's client makes some for later.
+        """Limit the time of idle connections when the worker ends.
+
+        The worker would wait for connections that have not sent a request until the master kills it; Go's client opens
+        some in advance.
         """
         super()._cap_keepalive(deadline)
         for conn in self.pending_conns:
@@ -278,7 +288,7 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         lane: _Lane = conn.lane
         if graceful and conn in lane.open and conn.sock.fileno() >= 0:
             patient = conn.sock
-            # A plain one: who has his answer is nobody that was waited for in vain. `_hang_up` finds it there.
+            # A plain socket: the client has its answer, so the patience no longer applies. `_hang_up` finds it there.
             conn.sock = socket.socket(patient.family, patient.type, patient.proto, patient.detach())
             closed = lane.closing.submit(close_graceful, conn.sock)
             closed.add_done_callback(lambda _: lane.open.discard(conn))
@@ -288,12 +298,12 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
 
 
 def _handshake(conn: Any) -> int | None:
-    """Continue the TLS handshake as far as it goes without waiting. None: it is done; else the event it needs.
+    """Continue the TLS handshake without waiting. Returns None when it is done, or the event that it needs.
 
-    Raises OSError where it fails.
+    Raises OSError if it fails.
     """
     if conn not in conn.lane.open:
-        raise ConnectionAbortedError("another stranger's connection has its place")
+        raise ConnectionAbortedError("another stranger's connection has taken its place")
     if not isinstance(conn.sock, ssl.SSLSocket):
         conn.sock = ssl_wrap_socket(conn.sock, conn.cfg)
     try:
