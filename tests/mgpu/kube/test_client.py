@@ -6,6 +6,7 @@ import tempfile
 import threading
 from base64 import b64encode
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,7 +20,10 @@ from kubernetes.config import ConfigException
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.client import PAGE, PAGE_BYTES
 from mgpu.model.errors import BadObject
+from mgpu.serving.certificates import CA, ensure
+from mgpu.serving.folder import Folder
 from playground.apiserver.hosting import self_signed
+from tests.mgpu.serving.process import client_certificate
 
 ITEMS: list[dict[str, Any]] = [{"n": 1}, {"n": 2}, {"n": 3}]
 LARGE = 9
@@ -237,14 +241,14 @@ def test_no_kubeconfig() -> None:
         Api.connect("/does/not/exist")
 
 
-def inline_kubeconfig(folder: Path, url: str, certificate: str, key: str) -> str:
-    """Its certificates and the client's key stand in the file itself."""
-    held = {name: b64encode(Path(file).read_bytes()).decode() for name, file in (("c", certificate), ("k", key))}
+def inline_kubeconfig(folder: Path, url: str, authority: Path, client: Path) -> str:
+    """Write a kubeconfig that contains the CA, and the client's certificate and key (both in the file `client`)."""
+    ca, own = (b64encode(file.read_bytes()).decode() for file in (authority, client))
     whole = {
         "current-context": "x",
         "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
-        "clusters": [{"name": "x", "cluster": {"server": url, "certificate-authority-data": held["c"]}}],
-        "users": [{"name": "x", "user": {"client-certificate-data": held["c"], "client-key-data": held["k"]}}],
+        "clusters": [{"name": "x", "cluster": {"server": url, "certificate-authority-data": ca}}],
+        "users": [{"name": "x", "user": {"client-certificate-data": own, "client-key-data": own}}],
     }
     (folder / "kubeconfig").write_bytes(orjson.dumps(whole))
     return str(folder / "kubeconfig")
@@ -252,20 +256,25 @@ def inline_kubeconfig(folder: Path, url: str, certificate: str, key: str) -> str
 
 def test_what_a_kubeconfig_has_inline_is_left_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor by a process that is killed."""
-    certificate, key = self_signed(tmp_path)
+    folder = Folder(tmp_path / "tls")
+    ensure(folder, {"127.0.0.1"}, datetime.now(UTC))
+    authority = folder.path / CA
+    own = client_certificate(folder, tmp_path)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificate)
-    context.load_cert_chain(certificate, key)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority)
+    context.load_cert_chain(folder.chain, folder.key)
     context.verify_mode = ssl.CERT_REQUIRED
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         url = f"https://127.0.0.1:{server.server_port}"
-        for _ in range(2):
-            api = Api.connect(inline_kubeconfig(tmp_path, url, certificate, key), timeout=30)
-            assert not list(temporary.iterdir())
-            assert api.list("/pages") == (ITEMS, "7")
-            api.close()
-        server.shutdown()
+        try:
+            for _ in range(2):
+                api = Api.connect(inline_kubeconfig(tmp_path, url, authority, own), timeout=30)
+                assert not list(temporary.iterdir())
+                assert api.list("/pages") == (ITEMS, "7")
+                api.close()
+        finally:
+            server.shutdown()
