@@ -1,4 +1,4 @@
-"""What is to be looked at, and when: names for one thread, with growing pauses for those that did not work."""
+"""The work queue of a controller: names to reconcile, with growing pauses for those that failed."""
 
 import heapq
 import threading
@@ -11,10 +11,10 @@ _FIRST_PAUSE = 0.2
 
 
 class Queue:
-    """A queue for one thread; `add` can be called from any thread and returns at once. A name is in the queue once.
+    """A queue that one thread works off; `add` can be called from any thread and returns at once.
 
-    Of the names that are due, one of each group is handed out in turn: what one tenant adds a thousand times delays
-    another tenant by one turn.
+    A name is in the queue once. Of the names that are due, one of each group is returned in turn: a tenant that adds a
+    thousand names delays another tenant by one turn.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -26,7 +26,7 @@ class Queue:
         self._pauses: dict[str, float] = {}
 
     def add(self, name: str, after: float = 0.0, group: str = "") -> None:
-        """Look at the name in `after` seconds, or earlier if that is the plan already."""
+        """Reconcile the name in `after` seconds, or earlier if it is queued for an earlier time."""
         with self._changed:
             due = self._clock() + after
             if due < self._due.get(name, float("inf")):
@@ -35,7 +35,7 @@ class Queue:
                 self._changed.notify()
 
     def add_again(self, name: str, group: str = "") -> None:
-        """It did not work: later, and each time later still until it is `done`."""
+        """Retry a name that failed, after a pause that doubles each time until the name is `done`."""
         pause = self._pauses[name] = min(2 * self._pauses.get(name, _FIRST_PAUSE / 2), MAX_PAUSE)
         self.add(name, pause, group)
 
@@ -59,7 +59,7 @@ class Queue:
             return None
 
     def run(self, look_at: Callable[[str], None], stop: threading.Event) -> None:
-        """Look at what is due until `stop`, which must be followed by `wake`."""
+        """Reconcile what is due until `stop`, which must be followed by `wake`."""
         while not stop.is_set():
             name = self.next()
             if name is not None:

@@ -9,9 +9,8 @@ from mgpu.model.compute_resources import UNBOUNDED
 from mgpu.model.device_object import write_device
 from mgpu.model.pods import Node
 from mgpu.settings import load_settings
-from scheduler.cluster.arrivals import WAITING
 from scheduler.cluster.cache import ClusterCache
-from scheduler.cluster.forecast import LEARNT
+from scheduler.cluster.forecast import LEARNT, WAITING
 from scheduler.engine.learning.shapes import NodeClass, Shape, rows_of
 from tests import builders as b
 
