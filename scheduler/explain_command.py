@@ -1,33 +1,51 @@
-"""`mgpu explain`: why a pod waits, per node and card, or where its cards are; read from the cluster's lists."""
+"""`mgpu explain`: why a pod waits, node by node and card by card, or which cards it has.
+
+The command reads the cluster with the user's rights, fills a `ClusterCache` with what it has read, and asks the same
+code that the scheduler runs (`scheduler/decisions/explanation.py`). It writes nothing and needs no running scheduler.
+The upper half of this module reads, the lower half shows: as text for people, or as JSON, whose keys scripts rely on
+(docs/kubectl.md).
+"""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import click
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from mgpu.cli import cluster_objects
 from mgpu.cli.connection import answering, connecting, namespace_of, settings_of
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api, ApiError
+from mgpu.model.cards import CardState
 from mgpu.model.errors import BadObject, Problem
+from mgpu.model.quantities import format_bytes, format_core
 from mgpu.presentation.card_views import percent
+from mgpu.presentation.plain_text import one_line
 from mgpu.presentation.terminal import show, show_json
 from mgpu.settings import Settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.forecast import LEARNT
 from scheduler.cluster.gpu_pods import read_gpu_pod
 from scheduler.decisions.explanation import CardRow, Explainer, Explanation, NodeRow, Raw
-from scheduler.explain_text import shown
 
 _KINDS = {"pod": "Pod", "pods": "Pod", "po": "Pod", "mtgpupod": mtgpu.KIND, "mtgpupods": mtgpu.KIND}
 _SIMPLE = re.compile(r"[-a-z0-9.]*")
-"""What stands for itself in a field selector, as all names of nodes do."""
-_FEW = 8
-"""Nodes whose cards are shown one by one."""
+"""Names that need no escape in a field selector. All valid node names are such."""
+_FEW_NODES = 8
+"""In a cluster of at most so many nodes with cards, the cards of each are shown."""
+_MOST_HOLDERS = 2
+_MOST_NAMES = 4
+_MOST_REASONS = 12
+_DIM = "grey50"
+_GOOD = "green"
+_BAD = "yellow"
 
 EXAMPLES = """
 \b
@@ -67,18 +85,22 @@ def command(
     if output == "json":
         show_json(_json(found))
     else:
-        show(shown(found))
+        show(_text(found))
 
 
 def _check_nodes(of: str, own: str, asked: Collection[str]) -> None:
-    """own: the node that it has, "" where it waits for one. Raises BadObject."""
+    """Refuse `--node` for an object that has its node already.
+
+    Args:
+        own: its node, "" while it has none.
+    """
     others = [name for name in asked if own and name != own]
     if others:
         raise BadObject([Problem("--node", f"{of} has its node, {own}; only one that waits for a node may be asked")])
 
 
 def _kind(name: str) -> tuple[str, str]:
-    """Raises BadObject."""
+    """Return the kind and the name that an argument such as `mtgpupod/notebook` means. Raises BadObject."""
     type_, slash, rest = name.partition("/")
     if not slash:
         return "Pod", name
@@ -92,15 +114,17 @@ def _read(api: Api, kind: str, namespace: str, name: str) -> Raw:
     try:
         return api.get(f"{prefix}/namespaces/{quote(namespace, safe='')}/{plural}/{quote(name, safe='')}")
     except ApiError as error:
-        if error.status == 404 and not error.reason:  # of an object that is not there it says what it looked for
+        # The API server gives a reason where the object is missing, and none where its type is.
+        if error.status == 404 and not error.reason:
             raise click.ClickException(f"this cluster has no {kind}s: their CRD is missing") from error
         raise
 
 
 def _enough(kind: str, raw: Raw, settings: Settings, asked: Sequence[str]) -> Sequence[str]:
-    """The nodes to read, where nothing on another one makes a difference: its own, else those asked about; () for all.
+    """Return the nodes to read: the object's own, else those that the user names; () means all nodes.
 
-    Elsewhere are the other pods of its groups, and what a policy that learns has learnt from.
+    All nodes are needed where other nodes matter to the answer: they have the other pods of the pod's groups, and the
+    pods from which a learning policy learns.
     """
     own = str(raw["spec"].get("nodeName") or "")
     nodes = [own] if own else list(dict.fromkeys(asked))
@@ -111,8 +135,13 @@ def _enough(kind: str, raw: Raw, settings: Settings, asked: Sequence[str]) -> Se
 
 
 def _state(api: Api, settings: Settings, nodes: Sequence[str]) -> tuple[ClusterCache, list[str]]:
-    """What the scheduler would know, and the names of the nodes. nodes: of these alone, and of what is on no node."""
-    state, names = ClusterCache(settings), []
+    """Return what the scheduler would know of the cluster, and the names of its nodes.
+
+    Args:
+        nodes: Only these, and the pods on them and on no node; all where empty.
+    """
+    state = ClusterCache(settings)
+    names = []
     named = [f"metadata.name={name}" for name in nodes] or [""]
     on_them = [f"spec.nodeName={name}" for name in (*nodes, "")] if nodes else [""]
     for raw in chain.from_iterable(cluster_objects.nodes(api, fields) for fields in named):
@@ -132,7 +161,7 @@ def _state(api: Api, settings: Settings, nodes: Sequence[str]) -> tuple[ClusterC
 def _explained(
     state: ClusterCache, settings: Settings, kind: str, raw: Raw, asked: Sequence[str], names: Sequence[str]
 ) -> Explanation:
-    """asked: the nodes that the user names, if any. names: all that there are."""
+    """Explain the object. asked: the nodes that the user names, if any. names: all nodes that were read."""
     unknown = sorted(set(asked) - set(names))
     if unknown:
         raise click.ClickException(f"no node is named {', '.join(unknown)}")
@@ -141,9 +170,11 @@ def _explained(
         return explainer.mtgpupod(raw)
     meta = raw["metadata"]
     if state.uid_of(meta["namespace"], meta["name"]) != meta["uid"]:
-        raise click.ClickException(f"pod {meta['namespace']}/{meta['name']} went while the cluster was read; ask again")
+        raise click.ClickException(
+            f"pod {meta['namespace']}/{meta['name']} was deleted while the cluster was read; run the command again"
+        )
     with_cards = state.nodes_with_cards()
-    few = with_cards if len(with_cards) <= _FEW else ()
+    few = with_cards if len(with_cards) <= _FEW_NODES else ()
     return explainer.pod(raw, list(dict.fromkeys(asked)) or names, asked or few, all_cards=bool(asked))
 
 
@@ -190,3 +221,116 @@ def _card_json(row: CardRow) -> dict[str, Any]:
         "reason": row.reason or None,
         "own": row.own,
     }
+
+
+def _text(found: Explanation) -> Group:
+    parts: list[RenderableType] = [
+        Text.assemble((found.of, "bold"), f": {one_line(found.stands)}"),
+        *_request_text(found),
+    ]
+    parts += (Text(one_line(f"✗ {problem}"), style="bold red") for problem in found.problems)
+    parts += [Text(), *(Text(one_line(sentence), style="bold") for sentence in found.verdict)]
+    listed = {row.name for row in found.nodes} & found.cards.keys()
+    if found.nodes and not found.problems:
+        parts += [Text(), *_nodes_text(found, listed)]
+    for name, rows in found.cards.items():
+        if rows and name not in listed:
+            parts += [Text(), Text(f"{name}:"), _cards_table(rows)]
+    if found.said:
+        parts += [Text(), *_conditions_text(found)]
+    return Group(*parts)
+
+
+def _request_text(found: Explanation) -> Iterator[RenderableType]:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style=_DIM, no_wrap=True)
+    grid.add_column(overflow="fold")
+    for i, (container, text) in enumerate(found.request):
+        grid.add_row("" if i else f"asks as {found.dialect}", f"{container}: {text}")
+    if found.constraints:
+        grid.add_row("wishes", ", ".join(f"{key} {value}" for key, value in found.constraints.items()))
+    if found.chosen:
+        grid.add_row("cards chosen", found.chosen)
+    if grid.row_count:
+        yield Padding(grid, (0, 0, 0, 2))
+
+
+def _nodes_text(found: Explanation, listed: set[str]) -> Iterator[RenderableType]:
+    """Yield the nodes whose cards are listed one by one, then the other nodes grouped by their reason."""
+    for row in found.nodes:
+        if row.name in listed:
+            yield Text.assemble((row.name, "bold"), ": ", _answer_text(row))
+            yield Padding(_cards_table(found.cards[row.name]), (0, 0, 0, 2))
+    rest = [row for row in found.nodes if row.name not in listed]
+    fits = [row for row in rest if not row.reason]
+    if fits:
+        best = ", ".join(f"{row.name} ({row.points})" for row in fits[:_MOST_NAMES])
+        yield Text(f"{_count(len(fits))} fit, best first (points of 10): {best}{_more(fits)}", style=_GOOD)
+    reasons: dict[str, list[NodeRow]] = {}
+    for row in rest:
+        if row.reason:
+            # Thousands of nodes may have no cards; a reason that names its node must not make as many groups.
+            reasons.setdefault(one_line(row.reason.replace(f"node {row.name} ", "the node ")), []).append(row)
+    ordered = sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0]))
+    for reason, rows in ordered[:_MOST_REASONS]:
+        names = ", ".join(row.name for row in rows[:_MOST_NAMES])
+        yield Text.assemble((f"{_count(len(rows))}", "bold"), f": {reason}", (f"  {names}{_more(rows)}", _DIM))
+    if len(ordered) > _MOST_REASONS:
+        left = sum(len(rows) for _, rows in ordered[_MOST_REASONS:])
+        yield Text(f"… and {_count(left)} for {len(ordered) - _MOST_REASONS} other reasons", style=_DIM)
+    if len(rest) > 1 and not listed:
+        yield Text("--node NAME shows the cards of one.", style=_DIM)
+
+
+def _answer_text(row: NodeRow) -> Text:
+    if not row.reason:
+        return Text(f"fits ({row.points} of 10 points)", style=_GOOD)
+    hope = ""
+    if row.recut:
+        hope = " (fits once its cards are cut anew)"
+    elif row.hopeless:
+        hope = " (evicting pods cannot help)"
+    return Text(f"{one_line(row.reason)}{hope}", style=_BAD)
+
+
+def _cards_table(rows: Sequence[CardRow]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style=_DIM)
+    for name in ("card", "free core", "free memory", "", "held by"):
+        table.add_column(
+            name, overflow="fold", justify="right" if name in ("card", "free core", "free memory") else "left"
+        )
+    for row in rows:
+        state = row.state
+        mark = Text("✔ its own", style=_GOOD) if row.own else Text(row.reason, style=_BAD)
+        if not (row.reason or row.own):
+            mark = Text(_card_note(state), style=_BAD)
+        amounts = (format_core(state.core_left), format_bytes(state.memory_left))
+        table.add_row(str(state.card.index), *amounts, mark, Text(_holders_text(row), style=_DIM))
+    return table
+
+
+def _card_note(state: CardState) -> str:
+    if not state.card.healthy:
+        return "unhealthy"
+    return f"of GPUID {state.gpuid}" if state.gpuid else ""
+
+
+def _holders_text(row: CardRow) -> str:
+    more = f" and {len(row.holders) - _MOST_HOLDERS} more" if len(row.holders) > _MOST_HOLDERS else ""
+    return ", ".join(row.holders[:_MOST_HOLDERS]) + more
+
+
+def _conditions_text(found: Explanation) -> Iterator[RenderableType]:
+    yield Text("What is written on it:", style=_DIM)
+    for row in found.said:
+        reason = f" ({row.reason})" if row.reason else ""
+        text = f"{row.type} {row.status}{reason}{f': {row.message}' if row.message else ''}"
+        yield Padding(Text(text), (0, 0, 0, 2))
+
+
+def _count(number: int) -> str:
+    return f"{number:,} node{'' if number == 1 else 's'}"
+
+
+def _more(rows: Sequence[NodeRow]) -> str:
+    return f" and {len(rows) - _MOST_NAMES:,} more" if len(rows) > _MOST_NAMES else ""

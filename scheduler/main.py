@@ -15,7 +15,7 @@ from mgpu.serving.record_keys import read_records
 from mgpu.serving.server import serve
 from mgpu.settings import CARD_POLICIES, NODE_POLICIES, Settings
 from scheduler.api.app import listeners
-from scheduler.api.collector import Cluster
+from scheduler.api.collector import ClusterCollector
 from scheduler.runtime import Process
 
 EXAMPLES = """
@@ -90,7 +90,7 @@ def run(settings: Settings, kubeconfig: str, stack: ExitStack) -> None:
             settings,
             process,
             process.state.mtgpupods,
-            Cluster(process.state, process, process.state.mtgpupods),
+            ClusterCollector(process.state, process, process.state.mtgpupods),
         ),
         certificate=certificate,
         workers=1,

@@ -10,7 +10,7 @@ import deviceplugin.metrics
 import scheduler.metrics
 import webhook.admission_metrics
 from deviceplugin.metrics import NodeCards
-from scheduler.api.collector import Cluster
+from scheduler.api.collector import ClusterCollector
 
 _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 _NAME = re.compile(r"\bmgpu_\w+")
@@ -21,7 +21,7 @@ def metrics(process: str) -> Iterator[Metric]:
     nothing: Any = None
     sources: Mapping[str, tuple[CollectorRegistry, Any]] = {
         "webhook": (webhook.admission_metrics.REGISTRY, ()),
-        "scheduler": (scheduler.metrics.REGISTRY, Cluster(nothing, nothing, tuple).describe()),
+        "scheduler": (scheduler.metrics.REGISTRY, ClusterCollector(nothing, nothing, tuple).describe()),
         "deviceplugin": (deviceplugin.metrics.REGISTRY, NodeCards(nothing).describe()),
     }
     registry, described = sources[process]

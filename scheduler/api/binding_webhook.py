@@ -1,12 +1,11 @@
-"""The admission of Bindings: the cards are decided in the write that gives a pod its node.
+"""The admission webhook for Bindings: cards are decided in the same write that gives a pod its node.
 
-Source: docs/design/kubernetes.md, "Binding".
+Source: docs/design/kubernetes.md, "Binding". The API server calls it for every Binding of the cluster, since nothing in
+a Binding says whether its pod requests GPUs.
 
-It sees every binding of the cluster, and nothing in a Binding says whether its pod asks for GPU.
-
-With `scheduler.bindingUsers` it takes over the bindings of GPU pods (docs/design/koordinator.md, "Upgrade webhook"):
-anybody else's are refused. Only while it is asked: `failurePolicy: Ignore` lets every binding pass in an outage, and
-such a pod gets its cards late, on the node where it is.
+With `scheduler.bindingUsers` only the named users may bind GPU pods (docs/design/koordinator.md, "Upgrade webhook").
+That holds while the webhook is reachable: `failurePolicy: Ignore` lets every binding pass in an outage. Such a pod gets
+its cards from the late binding, on the node where it is.
 """
 
 import logging
@@ -24,15 +23,19 @@ from scheduler.decisions.effort_budget import Gone, Rationed, never
 log = logging.getLogger(__name__)
 
 _REFUSED = 409
-"""client-go retries 429 and 5xx on the same node; 409 makes the scheduler think again."""
+"""client-go retries 429 and 5xx with the same node. After a 409 the scheduler chooses a node again."""
 _FORBIDDEN = 403
 _NO_SUCH_POD = 404
 
 
 class BindingAdmission:
-    """may_decide raises RetryLater while this process must not decide: then `failurePolicy` lets the binding pass, and
-    the pod is decided late. users: the users or groups that may bind GPU pods; empty: anybody. caller: of the request
-    at hand, whether it waits no more.
+    """Decides the cards of the pod of a Binding and patches the allocation record into it.
+
+    Args:
+        may_decide: Raises RetryLater while this replica must not decide. `failurePolicy` then lets the binding pass,
+            and the late binding decides.
+        users: The users and groups that may bind GPU pods; empty means everyone.
+        caller: Returns for the request that is being served how to tell whether its client has given up.
     """
 
     def __init__(
@@ -42,7 +45,9 @@ class BindingAdmission:
         users: Collection[str] = (),
         caller: Callable[[], Gone] = lambda: never,
     ) -> None:
-        self._decider, self._may_decide, self._users = decider, may_decide, frozenset(users)
+        self._decider = decider
+        self._may_decide = may_decide
+        self._users = frozenset(users)
         self._caller = caller
 
     def __call__(self, review: Review) -> Reply:
@@ -56,35 +61,38 @@ class BindingAdmission:
         if target.get("kind") not in ("Node", "", None) or not name or not node:
             return allow(review)
         self._may_decide()
-        # `bindings` ignores the uid that it is given, so there a pod of the same name must not be mistaken for it.
+        # The API server ignores the UID of a POST to `bindings`, so there the pod is read live: the cache may still
+        # have an older pod of the same name.
         live = review.resource == "bindings"
         uid, known = self._decider.find(review.namespace, name, _text(meta, "uid"), live=live)
-        if not uid and review.dry_run:  # the API server would refuse it too; so `mgpu doctor` sees who is asked
+        # The API server would refuse this binding too. The answer lets `mgpu doctor` see that this webhook is called.
+        if not uid and review.dry_run:
             return deny(review, f"there is no pod {review.namespace}/{name}", _NO_SUCH_POD)
         if known is None or known.pod.node:
-            return allow(review)  # no GPU pod; or no such pod, or bound already: the API server's to refuse
+            return allow(review)  # not a GPU pod, or a binding that the API server refuses by itself
         if self._users and self._users.isdisjoint((review.user, *review.groups)):
             log.warning("binding refused: %s may not bind GPU pods", review.user, extra={"pod": uid, "node": node})
-            return deny(review, _not_theirs(review.user), _FORBIDDEN)
+            return deny(review, _forbidden_text(review.user), _FORBIDDEN)
         if known.request is None:
             return deny(review, known.problems, _REFUSED)
         try:
             decision = self._decider.decide(known, node, reserve=not review.dry_run, gone=self._caller())
         except Rationed as error:
-            # Denied rather than unanswered, so that the scheduler tries again, on whatever node is best by then.
+            # A 503 would make client-go retry with this node; after a denial the scheduler chooses a node again.
             return deny(review, f"no cards for this pod on {node}: {error}", _REFUSED)
         if isinstance(decision, Rejection):
             log.info("binding refused: %s", decision, extra={"pod": uid, "node": node})
             return deny(review, f"no cards for this pod on {node}: {decision}", _REFUSED)
-        self._may_decide()  # the process may have been stopped since it was asked, and another replica leads by now
+        # Checked again: the process may have been suspended meanwhile, and another replica may lead by now.
+        self._may_decide()
         return allow(review, _patch(binding, uid, dict(decision.annotations)))
 
 
 def binding_users(own: SchedulerSettings) -> Collection[str]:
-    """Return the users and groups that may bind GPU pods; none where anybody may.
+    """Return the users and groups that may bind GPU pods; none where everyone may.
 
-    The kube-scheduler of components/second-scheduler had the account of mgpu's process before it got its own. A setting
-    that names that account still means the kube-scheduler of mgpu's pod.
+    The kube-scheduler of components/second-scheduler used to share the service account of mgpu's process, and now has
+    its own. A setting that names the old account still means that kube-scheduler.
     """
     accounts = f"system:serviceaccount:{own.namespace}:"
     if own.kube_scheduler_lease and f"{accounts}mgpu-scheduler" in own.binding_users:
@@ -92,7 +100,7 @@ def binding_users(own: SchedulerSettings) -> Collection[str]:
     return own.binding_users
 
 
-def _not_theirs(user: str) -> str:
+def _forbidden_text(user: str) -> str:
     return (
         f"{user or 'an unnamed user'} may not bind GPU pods: the setting scheduler.bindingUsers names neither this "
         "user nor a group of it; let the pod's schedulerName name a scheduler that may, or add this one to the setting"
@@ -114,7 +122,7 @@ def _text(table: dict[str, Any], key: str) -> str:
 
 
 def _patch(binding: dict[str, Any], uid: str, annotations: dict[str, str]) -> list[dict[str, Any]]:
-    """What turns the Binding into one of this very pod with these annotations, and with none of ours that are not."""
+    """Return the JSON Patch that adds the UID and the annotations, and removes placement annotations of others."""
     meta = binding.get("metadata")
     if not isinstance(meta, dict):
         return [{"op": "add", "path": "/metadata", "value": {"uid": uid, "annotations": annotations}}]

@@ -1,29 +1,60 @@
-"""What the scheduler tells of the cluster's present state, worked out when it is asked.
+"""Prometheus metrics of the cluster's current state, computed when Prometheus asks.
 
-No decision waits for it: nodes are read one by one, with rests, and only those where something has changed since the
-last time.
+Metrics of events (decisions, rejections) are counters in `scheduler/metrics.py`. What is here has no event: how many
+cards there are, how much of them is in use, whether this replica leads. `scheduler/api/app.py` registers the collector
+at `/metrics`. A scrape must not delay decisions, so it reads one node at a time, pauses in between, and reads only the
+nodes that have changed since the last scrape. The names, labels and help texts are documented in docs/metrics.md.
 """
 
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
 from typing import Any, Protocol
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from mgpu.model.card_use import card_uses, held_of
+from mgpu.model.ledger import Ledger
+from mgpu.presentation.card_views import inventory_of
 from mgpu.serving.metrics import Watch
-from scheduler.api import card_figures
-from scheduler.api.card_figures import Figures, figures_of
 from scheduler.background import Pace
 from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.node_snapshots import NodeContents
 
 _MILLI = 1000
 
 
+class Figure(Enum):
+    """What is added up over the nodes. Core is in milli, memory in bytes: sums of integers stay exact."""
+
+    # By model of the card.
+    HEALTHY = "healthy cards"
+    UNHEALTHY = "unhealthy cards"
+    IDLE = "idle cards"
+    CORE = "core"
+    CORE_USED = "core used"
+    MEMORY = "memory"
+    MEMORY_USED = "memory used"
+    # By dialect of the pod.
+    PODS = "pods"
+    HELD_CORE = "core held"
+    HELD_MEMORY = "memory held"
+    # Of all together; the second part of the key is "".
+    NODES = "nodes"
+    BARRIERS = "nodes whose partition plan is not in force yet"
+    FREE = "free core"
+    STRANDED = "free core on cards in use"
+
+
+Figures = Counter[tuple[Figure, str]]
+"""A figure, and the model or dialect of which it is."""
+
+
 class Process(Protocol):
-    """The part of `scheduler.runtime.Process` that is told of."""
+    """The part of `scheduler.runtime.Process` that metrics show."""
 
     @property
     def leading(self) -> bool: ...
@@ -38,43 +69,86 @@ class Process(Protocol):
     def watches(self) -> Mapping[str, Watch]: ...
 
 
-class Totals:
-    """The sums over all nodes. Thread-safe. pace: called after each node that was read."""
+def figures_of(node: NodeContents) -> Figures:
+    """Return the figures of one node, without those that are 0."""
+    counts: Figures = Counter()
+    ledger = Ledger()
+    name = node.node.name
+    devices = inventory_of(node.slices, (*node.cards, *node.others))
+    ledger.set_cards(name, devices)
+    for holding in node.held:
+        ledger.hold(holding)
+    for use in card_uses(node.cards, (*ledger.cards(name), *ledger.others(name))):
+        card = use.card
+        counts[Figure.HEALTHY if card.healthy else Figure.UNHEALTHY, card.model] += 1
+        counts[Figure.CORE, card.model] += card.core
+        counts[Figure.CORE_USED, card.model] += use.core
+        counts[Figure.MEMORY, card.model] += card.memory
+        counts[Figure.MEMORY_USED, card.model] += use.memory
+        counts[Figure.IDLE, card.model] += card.healthy and use.idle
+        if card.healthy and use.shared:
+            free = max(0, card.core - use.core)
+            counts[Figure.FREE, ""] += free
+            counts[Figure.STRANDED, ""] += 0 if use.idle else free
+    for holding in node.held:
+        if not holding.occupies:  # an occupy pod holds the card for MtgpuPods, which are counted themselves
+            core, memory = held_of(holding, devices)
+            counts[Figure.PODS, holding.dialect] += 1
+            counts[Figure.HELD_CORE, holding.dialect] += core
+            counts[Figure.HELD_MEMORY, holding.dialect] += memory
+    counts[Figure.NODES, ""] += bool(node.cards)
+    counts[Figure.BARRIERS, ""] += node.slices.waiting
+    return +counts
 
-    def __init__(self, state: ClusterCache, pace: Callable[[], object]) -> None:
-        self._state, self._pace, self._lock = state, pace, threading.Lock()
-        self._known: dict[str, tuple[int, Figures]] = {}
+
+class Totals:
+    """The sums of the figures over all nodes. Thread-safe.
+
+    pace: is called after each node that was read, and may sleep.
+    """
+
+    def __init__(self, cache: ClusterCache, pace: Callable[[], object]) -> None:
+        self._cache = cache
+        self._pace = pace
+        self._lock = threading.Lock()
+        self._of_nodes: dict[str, tuple[int, Figures]] = {}
         self._sums: Figures = Counter()
 
     def sums(self) -> Figures:
+        """Return the sums, after reading the nodes that have changed since the last call."""
         with self._lock:
-            versions = self._state.versions()
-            for name in self._known.keys() - versions.keys():
-                self._sums.subtract(self._known.pop(name)[1])
+            versions = self._cache.versions()
+            for name in self._of_nodes.keys() - versions.keys():
+                self._sums.subtract(self._of_nodes.pop(name)[1])
             for name, version in versions.items():
-                before = self._known.get(name)
+                before = self._of_nodes.get(name)
                 if before is not None and before[0] == version:
                     continue
-                found = self._state.contents(name)
-                now: Figures = figures_of(found) if found else Counter()
+                node = self._cache.contents(name)
+                figures: Figures = figures_of(node) if node else Counter()
                 self._sums.subtract(before[1] if before else {})
-                self._sums.update(now)
-                self._known[name] = version, now
+                self._sums.update(figures)
+                self._of_nodes[name] = version, figures
                 self._pace()
             return self._sums.copy()
 
 
-class Cluster(Collector):
-    """mtgpupods: all that are known, as the API has them."""
+class ClusterCollector(Collector):
+    """Collects the metrics of the cluster and of this replica.
+
+    mtgpupods: returns all MtgpuPods that are known, as the API has them.
+    """
 
     def __init__(
-        self, state: ClusterCache, process: Process, mtgpupods: Callable[[], Iterable[Mapping[str, Any]]]
+        self, cache: ClusterCache, process: Process, mtgpupods: Callable[[], Iterable[Mapping[str, Any]]]
     ) -> None:
-        self._state, self._process, self._mtgpupods = state, process, mtgpupods
-        self._totals = Totals(state, Pace(rests=1))
+        self._cache = cache
+        self._process = process
+        self._mtgpupods = mtgpupods
+        self._totals = Totals(cache, Pace(rests=1))
 
     def describe(self) -> Iterator[Metric]:
-        """Without asking anything: only for their names."""
+        """Yield the metrics without values, from which the registry and the test of docs/metrics.md take the names."""
         yield from _of_cards(Counter())
         yield from _of_process(None)
         yield from _of_mtgpupods(())
@@ -85,8 +159,8 @@ class Cluster(Collector):
         yield from _of_cards(self._totals.sums())
         yield from _of_process(self._process)
         yield from _of_mtgpupods(self._mtgpupods())
-        yield _undecided(len(self._state.undecided()))
-        yield _without_agent(self._state.nodes_without_agent())
+        yield _undecided(len(self._cache.undecided()))
+        yield _without_agent(self._cache.nodes_without_agent())
 
 
 def _undecided(count: int) -> Metric:
@@ -100,42 +174,51 @@ def _without_agent(count: int) -> Metric:
 
 
 def _of_cards(sums: Figures) -> Iterator[Metric]:
-    models = sorted({who for what, who in sums if what in (card_figures.HEALTHY, card_figures.UNHEALTHY)})
+    yield from _by_model(sums)
+    yield from _by_dialect(sums)
+    free = sums[Figure.FREE, ""]
+    text = (
+        "Of the compute that is free on healthy cards the share that lies on cards which are in use, so that no whole "
+        "card can be had of it; 0 where nothing is free. Cards that are cut into slices or have a GPUID do not count."
+    )
+    ratio = sums[Figure.STRANDED, ""] / free if free else 0.0
+    yield GaugeMetricFamily("mgpu_fragmentation_ratio", text, value=ratio)
+    yield GaugeMetricFamily("mgpu_nodes", "Nodes with cards.", value=sums[Figure.NODES, ""])
+    text = "Nodes whose cards are being cut anew: a plan is made and not in force yet."
+    yield GaugeMetricFamily("mgpu_plan_barriers", text, value=sums[Figure.BARRIERS, ""])
+
+
+def _by_model(sums: Figures) -> Iterator[Metric]:
+    models = sorted({who for what, who in sums if what in (Figure.HEALTHY, Figure.UNHEALTHY)})
     cards = GaugeMetricFamily("mgpu_cards", "Cards (GPUs) by model and health.", labels=["model", "health"])
     for model in models:
-        for health in (card_figures.HEALTHY, card_figures.UNHEALTHY):
-            cards.add_metric([model, health], sums[health, model])
+        cards.add_metric([model, "healthy"], sums[Figure.HEALTHY, model])
+        cards.add_metric([model, "unhealthy"], sums[Figure.UNHEALTHY, model])
     yield cards
     for name, what, unit, text in (
-        ("mgpu_cards_idle", card_figures.IDLE, 1, "Healthy cards of which nobody holds anything."),
-        ("mgpu_core_capacity_cards", card_figures.CORE, _MILLI, "Compute of all cards; one card has 1."),
-        ("mgpu_core_used_cards", card_figures.CORE_USED, _MILLI, "Compute that pods hold; all of a card is 1."),
-        ("mgpu_memory_capacity_bytes", card_figures.MEMORY, 1, "Memory of all cards."),
-        ("mgpu_memory_used_bytes", card_figures.MEMORY_USED, 1, "Memory of cards that pods hold."),
+        ("mgpu_cards_idle", Figure.IDLE, 1, "Healthy cards of which nobody holds anything."),
+        ("mgpu_core_capacity_cards", Figure.CORE, _MILLI, "Compute of all cards; one card has 1."),
+        ("mgpu_core_used_cards", Figure.CORE_USED, _MILLI, "Compute that pods hold; all of a card is 1."),
+        ("mgpu_memory_capacity_bytes", Figure.MEMORY, 1, "Memory of all cards."),
+        ("mgpu_memory_used_bytes", Figure.MEMORY_USED, 1, "Memory of cards that pods hold."),
     ):
         family = GaugeMetricFamily(name, text, labels=["model"])
         for model in models:
             family.add_metric([model], sums[what, model] / unit)
         yield family
-    dialects = sorted({who for what, who in sums if what == card_figures.PODS})
+
+
+def _by_dialect(sums: Figures) -> Iterator[Metric]:
+    dialects = sorted({who for what, who in sums if what == Figure.PODS})
     for name, what, unit, text in (
-        ("mgpu_dialect_pods", card_figures.PODS, 1, "Pods that hold cards or slices, by vocabulary."),
-        ("mgpu_dialect_core_cards", card_figures.HELD_CORE, _MILLI, "Compute that they hold; all of a card is 1."),
-        ("mgpu_dialect_memory_bytes", card_figures.HELD_MEMORY, 1, "Memory of cards that they hold."),
+        ("mgpu_dialect_pods", Figure.PODS, 1, "Pods that hold cards or slices, by vocabulary."),
+        ("mgpu_dialect_core_cards", Figure.HELD_CORE, _MILLI, "Compute that they hold; all of a card is 1."),
+        ("mgpu_dialect_memory_bytes", Figure.HELD_MEMORY, 1, "Memory of cards that they hold."),
     ):
         family = GaugeMetricFamily(name, text, labels=["dialect"])
         for dialect in dialects:
             family.add_metric([dialect], sums[what, dialect] / unit)
         yield family
-    free, stranded = sums[card_figures.FREE, ""], sums[card_figures.STRANDED, ""]
-    text = (
-        "Of the compute that is free on healthy cards the share that lies on cards which are in use, so that no whole "
-        "card can be had of it; 0 where nothing is free. Cards that are cut into slices or have a GPUID do not count."
-    )
-    yield GaugeMetricFamily("mgpu_fragmentation_ratio", text, value=stranded / free if free else 0.0)
-    yield GaugeMetricFamily("mgpu_nodes", "Nodes with cards.", value=sums[card_figures.NODES, ""])
-    text = "Nodes whose cards are being cut anew: a plan is made and not in force yet."
-    yield GaugeMetricFamily("mgpu_plan_barriers", text, value=sums[card_figures.BARRIERS, ""])
 
 
 def _of_process(process: Process | None) -> Iterator[Metric]:
@@ -162,8 +245,8 @@ def _of_process(process: Process | None) -> Iterator[Metric]:
 
 
 _PHASES = ("Pending", "Running", "Succeeded", "Failed", "Unknown")
-_MOST = 60
-"""Kinds of conditions: ours are fewer, but whoever may write a status can make up some."""
+_CONDITIONS = 60
+"""Most label sets of conditions. mgpu writes fewer, but anyone who may write a status can add others without end."""
 
 
 def _of_mtgpupods(items: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
@@ -179,6 +262,6 @@ def _of_mtgpupods(items: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
         by_phase.add_metric([phase], phases[phase])
     text = "Conditions of MtgpuPods by type, status and reason (docs/mtgpu.md)."
     by_reason = GaugeMetricFamily("mgpu_mtgpupod_conditions", text, labels=["type", "status", "reason"])
-    for labels, count in sorted(reasons.most_common(_MOST)):
+    for labels, count in sorted(reasons.most_common(_CONDITIONS)):
         by_reason.add_metric(labels, count)
     yield from (by_phase, by_reason)

@@ -1,7 +1,8 @@
-"""kube-scheduler's extender protocol (k8s.io/kube-scheduler/extender/v1): `/filter`, `/prioritize`, `/preempt` and
-`/bind`.
+"""kube-scheduler's extender protocol: `/filter`, `/prioritize`, `/preempt` and `/bind`.
 
-Go types without JSON tags: requests may spell keys in any case, replies are capitalised.
+Source: k8s.io/kube-scheduler/extender/v1, and docs/design/kubernetes.md, "kube-scheduler's extender". This module
+translates between JSON and the modules of `scheduler/decisions`, and decides nothing itself. The Go types have no JSON
+tags: requests may spell keys in any case, and replies have capitalised keys.
 """
 
 from collections import Counter
@@ -34,7 +35,7 @@ Body = bytes | bytearray
 
 
 class Gate(Protocol):
-    """What this process may do now."""
+    """What this replica may do now. Implemented by `scheduler.runtime.Process`."""
 
     def not_ready_reason(self) -> str | None:
         """Return why it cannot answer yet, or None where it can."""
@@ -43,14 +44,18 @@ class Gate(Protocol):
         """Return why it does not decide, or None where it does."""
 
     def may_answer(self) -> None:
-        """From the cache. Raises RetryLater with the reason why not."""
+        """Raise RetryLater with the reason unless it may answer from the cache."""
 
     def may_decide(self) -> None:
-        """And write. Raises RetryLater with the reason why not."""
+        """Raise RetryLater with the reason unless it may decide and write."""
 
 
 class Extender:
-    """The four verbs, from decoded JSON to what is to be JSON. Each raises BadRequest and RetryLater."""
+    """The four verbs, each from the body of a request to an object that is sent as JSON.
+
+    Each raises BadRequest for a malformed body, and RetryLater where this replica cannot answer now. `gone` tells
+    whether kube-scheduler has given up waiting.
+    """
 
     def __init__(
         self,
@@ -60,10 +65,14 @@ class Extender:
         api: Api,
         gate: Gate,
     ) -> None:
-        self._filter, self._decider, self._preemption = filter_, decider, preemption
-        self._api, self._gate = api, gate
+        self._filter = filter_
+        self._decider = decider
+        self._preemption = preemption
+        self._api = api
+        self._gate = gate
 
     def filter(self, body: Body, gone: Gone = never) -> dict[str, Any]:
+        """Answer an ExtenderArgs with an ExtenderFilterResult."""
         known, raw, names, nodes = self._scheduling(body)
         found = self._filter.filter(known, names, gone) if known else self._filter.pass_on(read_pod(raw), names)
         if known and not found.passed:
@@ -78,12 +87,13 @@ class Extender:
         return {"Nodes": {"items": [nodes[name] for name in found.passed]}, **answer}
 
     def prioritize(self, body: Body, gone: Gone = never) -> list[dict[str, Any]]:
+        """Answer an ExtenderArgs with a HostPriorityList: 0 to 10 points for each node."""
         known, _, names, _ = self._scheduling(body)
         scores = self._filter.scores(known, names, gone) if known else [0] * len(names)
         return [{"Host": name, "Score": score} for name, score in zip(names, scores, strict=True)]
 
     def preempt(self, body: Body, gone: Gone = never) -> dict[str, Any]:
-        """Asked where kube-scheduler has found victims by itself; answered for a part of those nodes."""
+        """Answer an ExtenderPreemptionArgs: choose victims on the nodes where kube-scheduler has found some itself."""
         arguments = _arguments(body)
         proposed = _victims(arguments.get("nodenametometavictims"), arguments.get("nodenametovictims"))
         known = self._pod(arguments.get("pod"))
@@ -95,7 +105,11 @@ class Extender:
         return {"NodeNameToMetaVictims": rows}
 
     def bind(self, body: Body, gone: Gone = never) -> dict[str, str]:
-        """Posts the Binding with the decision in it. A replica that may not decide leaves that to the admission."""
+        """Answer an ExtenderBindingArgs: decide the cards and post the Binding with the allocation record.
+
+        A replica that does not decide posts the Binding without it. The admission of Bindings then decides, at the
+        replica to which the Service leads.
+        """
         arguments = _arguments(body)
         namespace, name, uid, node = (_text(arguments, key) for key in ("PodNamespace", "PodName", "PodUID", "Node"))
         self._gate.may_answer()
@@ -117,7 +131,8 @@ class Extender:
         except Rationed as error:
             return str(error)
         try:
-            self._gate.may_decide()  # the process may have been stopped meanwhile, and another replica leads by now
+            # Checked again: the process may have been suspended meanwhile, and another replica may lead by now.
+            self._gate.may_decide()
         except RetryLater:
             return None
         return str(found) if isinstance(found, Rejection) else found
@@ -145,11 +160,12 @@ class Extender:
         return ""
 
     def _scheduling(self, body: Body) -> tuple[GpuPod | None, object, list[str], Mapping[str, Any] | None]:
-        """The pod (None: it asks for no GPU) and as it came, the names of the nodes, and the Nodes where the call has
-        those.
+        """Return the pod, or None where it requests no GPU; the pod as JSON; the names of the nodes; and the Nodes by
+        name, or None where the call has names only (`nodeCacheCapable`).
         """
         arguments = _arguments(body)
-        names, nodes = arguments.get("nodenames"), None
+        names = arguments.get("nodenames")
+        nodes = None
         if names is None:
             nodes = _nodes(arguments.get("nodes"))
             names = list(nodes)
@@ -159,18 +175,18 @@ class Extender:
         return self._pod(raw), raw, names, nodes
 
     def _pod(self, raw: object) -> GpuPod | None:
-        """The pod that a call is about; None: it asks for no GPU."""
+        """Return the pod of a call, or None where it requests no GPU."""
         if not isinstance(raw, dict):
             raise BadRequest(400, "Pod must be an object")
         self._gate.may_answer()
         try:
             return self._decider.read(raw)
         except BadObject as error:
-            raise BadRequest(400, f"Pod is no pod: {error}") from error
+            raise BadRequest(400, f"Pod is not a valid Pod: {error}") from error
 
 
 def make_app(extender: Extender, seconds: float = 10.0) -> Flask:
-    """seconds: how long kube-scheduler waits for an answer."""
+    """Return the app of the extender. seconds: how long kube-scheduler waits for an answer (`httpTimeout`)."""
     app = new_app(EXTENDER)
     for verb in (extender.filter, extender.prioritize, extender.preempt, extender.bind):
         app.add_url_rule(f"/{verb.__name__}", verb.__name__, posted(verb, seconds), methods=["POST"])
@@ -178,7 +194,7 @@ def make_app(extender: Extender, seconds: float = 10.0) -> Flask:
 
 
 def posted(verb: Any, seconds: float) -> Any:
-    """The view of one verb."""
+    """Return the Flask view of one verb, which also measures its time."""
     took = metrics.EXTENDER.labels(verb.__name__)
 
     def answer() -> Response:
@@ -199,7 +215,7 @@ def _count_nowhere(found: Filtered) -> None:
 
 
 def _victims(meta: object, full: object) -> dict[str, Victims]:
-    """By node what kube-scheduler has chosen: pods by uid (nodeCacheCapable), or whole ones."""
+    """Return by node the victims that kube-scheduler has chosen: UIDs (`nodeCacheCapable`), or whole Pods."""
     rows: Any = (full if meta is None else meta) or {}
     try:
         return {name: _chosen(_folded(row)) for name, row in rows.items()}
@@ -214,6 +230,7 @@ def _chosen(row: Mapping[str, Any]) -> Victims:
 
 
 def _folded(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row with keys in lower case, as Go's decoder compares them."""
     return {key.lower(): value for key, value in row.items()}
 
 
@@ -236,11 +253,9 @@ def _text(arguments: Mapping[str, Any], key: str) -> str:
 
 def _nodes(raw: object) -> dict[str, Any]:
     items: Sequence[Any] | None = raw.get("items", raw.get("Items")) if isinstance(raw, dict) else None
+    if items is None:
+        raise BadRequest(400, "NodeNames or Nodes must be given")
     try:
-        return {str(item["metadata"]["name"]): item for item in items or ()} if items is not None else _missing()
+        return {str(item["metadata"]["name"]): item for item in items}
     except (TypeError, KeyError) as error:
         raise BadRequest(400, "Nodes must be a NodeList whose items have names") from error
-
-
-def _missing() -> dict[str, Any]:
-    raise BadRequest(400, "NodeNames or Nodes must be given")

@@ -1,5 +1,7 @@
-"""The extender under the paths of gpushare's own, so that a scheduler configured for that one is served unchanged, and
-its `/inspect` (docs/design/gpushare.md, "Extender").
+"""The HTTP paths of gpushare's scheduler extender, served by mgpu's own code.
+
+A kube-scheduler that is configured for gpushare's extender works unchanged, and so do tools that read its `/inspect`
+(docs/design/gpushare.md, "Extender"). The format is gpushare's; do not change it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,7 +24,7 @@ _PREFIX = "/gpushare-scheduler"
 
 
 def gpushare_routes(app: Flask, extender: Extender, state: ClusterCache, settings: Settings, gate: Gate) -> None:
-    """Add them to the extender's app."""
+    """Add gpushare's paths to the app of the extender."""
     for verb in (extender.filter, extender.prioritize, extender.bind):
         app.add_url_rule(
             f"{_PREFIX}/{verb.__name__}",
@@ -44,8 +46,9 @@ def gpushare_routes(app: Flask, extender: Extender, state: ClusterCache, setting
 
 
 def _inspected(names: Iterable[str], state: ClusterCache, unit: int) -> Iterator[bytes]:
-    """Yield the answer node by node: that of a large cluster, with all its pods, is never in memory as a whole."""
-    pace, before = Pace(rests=1), b'{"nodes":['
+    """Yield the answer node by node, so that the answer of a large cluster is never in memory as a whole."""
+    pace = Pace(rests=1)
+    before = b'{"nodes":['
     for name in names:
         if seen := state.cards_and_holdings(name):
             yield before + orjson.dumps(_node(name, *seen, unit))
@@ -55,9 +58,9 @@ def _inspected(names: Iterable[str], state: ClusterCache, unit: int) -> Iterator
 
 
 def _node(name: str, cards: tuple[CardState, ...], holdings: tuple[Holding, ...], unit: int) -> dict[str, Any]:
-    """A node in units of `gpu-mem`, whatever vocabulary its pods use; what they hold is rounded up.
+    """Return a node in units of `gpu-mem`. What pods of any vocabulary hold is rounded up to whole units.
 
-    A card with a GPUID is used up: nobody who asks for `gpu-mem` gets any of it.
+    A card with a GPUID counts as used up, since no pod that requests `gpu-mem` gets any of it.
     """
     devices = [
         {

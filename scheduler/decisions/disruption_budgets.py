@@ -1,4 +1,8 @@
-"""Which evictions would violate a PodDisruptionBudget, counted as kube-scheduler counts them."""
+"""PodDisruptionBudgets of the cluster: which evictions would violate one, counted as kube-scheduler counts them.
+
+`Budgets` is fed by a watch (scheduler/runtime.py). The preemption asks it, so that it prefers victims whose eviction
+violates no budget, and reports the number of violations to kube-scheduler.
+"""
 
 import logging
 import threading
@@ -15,20 +19,25 @@ log = logging.getLogger(__name__)
 PATH = "/apis/policy/v1/poddisruptionbudgets"
 
 SELECTOR = 64
-"""Labels, expressions and values of a selector. The API server accepts 25,000, which take 9 MiB once decoded."""
+"""Labels, expressions and values that a selector may have. The API server accepts 25,000, which take 9 MiB decoded."""
 BUDGETS = 100
-"""Budgets that are compared with one pod: those whose `matchLabels` demand one of its labels, the first by name, since
-a namespace may well have hundreds of workloads with a budget each; then those that have none."""
+"""Budgets that are compared with one pod. First come those whose `matchLabels` demand a label of the pod, in the order
+of their names: a namespace may have hundreds of workloads, each with a budget of its own. Then come those without."""
 
 Raw = Mapping[str, Any]
 _Table = Mapping[str, Any]
 _Group = tuple[str, tuple[str, str] | None]
-"""(namespace, the first of the labels that a budget's selector demands; None: it demands none)."""
+"""A namespace, and the first of the labels that a budget's selector demands, or None where it demands none."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Budget:
-    """allowed: how many more of its pods may be disrupted now. disrupted: names of those that are on their way."""
+    """A budget as far as it is needed here.
+
+    Attributes:
+        allowed: how many more of its pods may be disrupted now.
+        disrupted: the names of the pods whose eviction the API server has accepted and not yet carried out.
+    """
 
     namespace: str
     selector: _Table
@@ -40,11 +49,13 @@ class _Budget:
 
 
 class Budgets:
-    """Thread-safe. All budgets as the watch brings them; none where it brings nothing (no right to read them).
+    """All budgets that the watch has delivered. Thread-safe.
+
+    There are none where this process may not read them.
 
     A user of one namespace can create any number of budgets of any size. They must cost neither memory nor the time of
-    evictions elsewhere. So what is beyond `SELECTOR` and `BUDGETS` protects no pod here. kube-scheduler, too, evicts
-    pods that a budget protects where nothing else makes room.
+    evictions in other namespaces. So what exceeds `SELECTOR` and `BUDGETS` protects no pod here. That is acceptable,
+    because kube-scheduler too evicts pods that a budget protects if nothing else makes room.
     """
 
     def __init__(self) -> None:
@@ -53,11 +64,14 @@ class Budgets:
         self._group_of: dict[tuple[str, str], _Group] = {}
 
     def changed(self, raw: Raw) -> None:
-        spec, status = raw.get("spec") or {}, raw.get("status") or {}
-        namespace, name = raw["metadata"]["namespace"], raw["metadata"]["name"]
+        """Take in a budget that was added or modified."""
+        spec = raw.get("spec") or {}
+        status = raw.get("status") or {}
+        namespace = raw["metadata"]["namespace"]
+        name = raw["metadata"]["name"]
         selector = spec.get("selector") or {}
         if _size(selector) > SELECTOR:
-            text = "the budget is ignored: its selector has %d terms, more than %d; use fewer labels and values"
+            text = "Ignoring PodDisruptionBudget: its selector has %d terms, more than %d; use fewer labels and values"
             log.info(text, _size(selector), SELECTOR, extra={"budget": f"{namespace}/{name}"})
             self.gone(raw)
             return
@@ -71,9 +85,9 @@ class Budgets:
             self._group_of[namespace, name] = group
 
     def gone(self, raw: Raw) -> None:
-        namespace, name = raw["metadata"]["namespace"], raw["metadata"]["name"]
+        """Forget a budget that was deleted."""
         with self._lock:
-            self._drop(namespace, name)
+            self._drop(raw["metadata"]["namespace"], raw["metadata"]["name"])
 
     def _drop(self, namespace: str, name: str) -> None:
         group = self._group_of.pop((namespace, name), None)
@@ -85,8 +99,8 @@ class Budgets:
     def violated_by(self, pods: Sequence[Pod]) -> frozenset[str]:
         """Return the uids of the pods whose eviction violates a budget if all of them are evicted in this order.
 
-        As kube-scheduler's filterPodsWithPDBViolation: of the pods of a budget that allows two disruptions, all but
-        the first two, which are the most important.
+        This follows kube-scheduler's filterPodsWithPDBViolation: if a budget allows two disruptions, all but the first
+        two of its pods violate it. The caller passes the most important pods first.
         """
         groups = {pod.uid: _groups(pod) for pod in pods if pod.labels}
         with self._lock:
@@ -108,7 +122,7 @@ class Budgets:
 
 
 def _groups(pod: Pod) -> list[_Group]:
-    """Return the groups in which budgets of this pod can be, always in the same order."""
+    """Return the groups in which the budgets of this pod are, always in the same order."""
     return [*((pod.namespace, label) for label in sorted(pod.labels.items())), (pod.namespace, None)]
 
 
@@ -119,8 +133,9 @@ def _size(selector: _Table) -> int:
 
 
 def selects(selector: _Table, labels: Mapping[str, str]) -> bool:
-    """Whether a LabelSelector matches; an empty or malformed one matches nothing (policy/v1 in kube-scheduler)."""
-    wanted, expressions = selector.get("matchLabels") or {}, selector.get("matchExpressions") or ()
+    """Tell whether a LabelSelector matches. An empty or malformed one matches nothing, as in kube-scheduler."""
+    wanted = selector.get("matchLabels") or {}
+    expressions = selector.get("matchExpressions") or ()
     if not wanted and not expressions:
         return False
     return all(labels.get(key) == value for key, value in wanted.items()) and all(

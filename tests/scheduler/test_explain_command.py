@@ -196,7 +196,7 @@ def test_what_depends_on_other_nodes_too_is_read_as_a_whole(cluster: Cluster, as
 def test_a_pod_that_goes_while_the_cluster_is_read(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mgpu.cli.cluster_objects.whole_pods", lambda *_: iter(()))
     result = cluster.explain("waits")
-    wanted = "Error: pod default/waits went while the cluster was read; ask again\n"
+    wanted = "Error: pod default/waits was deleted while the cluster was read; run the command again\n"
     assert (result.exit_code, result.stderr) == (1, wanted)
 
 

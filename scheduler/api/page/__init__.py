@@ -1,1 +1,6 @@
-"""The web page of the cluster's cards: read-only, of what this process knows anyway, on an address of its own."""
+"""The web page of the cluster's cards: read-only, from this process's own cache, on an address of its own.
+
+`page_app` is the HTTP side. `feed` keeps the JSON of all nodes and sends what has changed, `page_data` makes that JSON,
+and `waiting_list` has the pods without cards and the reasons. `static/` is what the browser runs. docs/page.md
+describes the page for users.
+"""

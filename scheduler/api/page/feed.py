@@ -1,7 +1,7 @@
-"""What the page is sent: made once however many look, and to each only what has changed since it last asked.
+"""The feed of the web page: JSON of all nodes, made once for all viewers, of which each gets what has changed.
 
-The page asks again every second (`since`). A stream would be no livelier and hold one of the process's threads
-for each viewer; a question holds none, and is the same to every replica and through `kubectl port-forward`.
+The page polls every second (`Board.since`). A stream would hold one of the process's threads for each viewer and be no
+faster. Polling holds none, and works with every replica and through `kubectl port-forward`.
 """
 
 import gzip
@@ -19,16 +19,21 @@ from scheduler.background import Pace
 from scheduler.cluster.cache import ClusterCache
 
 EVERY_SECONDS = 1.0
-"""How often the state is looked at, at most; and only while somebody looks at the page."""
+"""The shortest time between two refreshes. There is no refresh while no page is open."""
 GONE_KEPT = 1000
-LOOK_SECONDS = 0.4
-"""One look makes as many nodes as it can in so long; the page asks for the others at once."""
+"""Deleted nodes that are remembered. A page that has missed more gets everything."""
+REFRESH_SECONDS = 0.4
+"""The longest time of a refresh. It makes as many nodes as it can; the page asks for the others at once."""
 ANSWERS_KEPT = 64
-"""Those who look ask each second, so nearly all of them have one of the last few versions."""
+"""Answers that are cached. Pages poll each second, so nearly all of them have one of the last few versions."""
 
 
 class Board:
-    """Thread-safe."""
+    """The JSON of all nodes, each with the number of the refresh that changed it last. Thread-safe.
+
+    `_refreshing` is held while one caller refreshes, `_answering` while an answer is made, and `_lock` for the short
+    time in which the dictionaries are read or replaced.
+    """
 
     def __init__(
         self,
@@ -36,26 +41,40 @@ class Board:
         waiting: Waiting,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._state, self._waiting, self._clock = state, waiting, clock
+        self._state = state
+        self._waiting = waiting
+        self._clock = clock
+        # Distinguishes the versions of this process from those of other replicas, and of itself before a restart.
         self._epoch = secrets.token_hex(4)
-        self._number = self._floor = self._nodes_number = 0
+        self._number = 0
+        self._floor = 0
+        self._nodes_number = 0
         self._versions: dict[str, int] = {}
         self._nodes: dict[str, tuple[int, bytes]] = {}
         self._gone: deque[tuple[int, str]] = deque()
         self._pending: tuple[int, bytes] = (0, b"null")
         self._answers: dict[tuple[int, int | None, str], bytes] = {}
-        self._looked, self._todo = -EVERY_SECONDS, 0
-        self._refreshing, self._answering, self._lock = threading.Lock(), threading.Lock(), threading.Lock()
+        self._refreshed_at = -EVERY_SECONDS
+        self._todo = 0
+        self._refreshing = threading.Lock()
+        self._answering = threading.Lock()
+        self._lock = threading.Lock()
 
     def since(self, version: str, replica: str) -> bytes:
-        """What has changed, as JSON, compressed by gzip: `{"version", "replica", "whole": whether it is everything,
-        "nodes", "gone": names, "todo": how many nodes are still to come, "pending": null where nothing of it has
-        changed}`.
+        """Return what has changed since a version, as JSON compressed with gzip.
 
-        version: of the answer before; of another replica, too old or "": everything. replica: what is said of it.
+        The object has the keys `version`, `replica`, `whole` (whether it is everything), `nodes`, `gone` (names of
+        deleted nodes), `todo` (how many nodes are still to come) and `pending` (the pods without cards, null where
+        nothing of them has changed).
+
+        Args:
+            version: That of the caller's last answer. "", one of another replica, or one that is too old gets
+                everything.
+            replica: Why this replica does not decide, "" where it does; the page shows it.
         """
         self._refresh()
-        with self._answering:  # each answer is made once, and of those with all nodes no two at the same time
+        # One at a time: an answer with all nodes takes megabytes, and viewers with the same version share one.
+        with self._answering:
             with self._lock:
                 number, now = self._number_of(version), self._number
                 key = now, number, replica
@@ -81,26 +100,27 @@ class Board:
         }
 
     def node(self, name: str) -> Json | None:
-        """All that is known of one; None: it is not there."""
+        """Return all details of a node, or None where there is no such node."""
         found = self._state.contents(name)
         return detail_json(found) if found else None
 
     def _number_of(self, version: str) -> int | None:
+        """Return the number in a version, or None where the caller must get everything."""
         epoch, _, number = version.partition(".")
         known = epoch == self._epoch and number.isdecimal() and self._floor <= int(number) <= self._number
         return int(number) if known else None
 
     def _refresh(self) -> None:
-        """By one of those who ask; the others take what there is, but for the first time."""
+        """Refresh if it is time. One caller does, and the others answer with what there is, except the first time."""
         if self._refreshing.acquire(blocking=not self._number):
             try:
-                if self._todo or self._clock() - self._looked >= EVERY_SECONDS:
-                    self._look()
-                    self._looked = self._clock()
+                if self._todo or self._clock() - self._refreshed_at >= EVERY_SECONDS:
+                    self._read_nodes()
+                    self._refreshed_at = self._clock()
             finally:
                 self._refreshing.release()
 
-    def _look(self) -> None:
+    def _read_nodes(self) -> None:
         number = self._number + 1
         versions = self._state.versions()
         wanted = [name for name, version in versions.items() if self._versions.get(name) != version]
@@ -120,7 +140,7 @@ class Board:
                 self._floor = self._gone.popleft()[0]
             self._todo = len(wanted) - sum(name in versions for name in made)
             self._nodes_number = number if made else self._nodes_number
-            # Reasons are of all nodes that are there, made or not.
+            # The reasons count all nodes that exist, also those whose JSON is not made yet.
             names = [name for name in versions if name in self._nodes or name not in self._versions]
         pending = orjson.dumps(self._waiting.json(names, self._nodes_number))
         with self._lock:
@@ -130,9 +150,10 @@ class Board:
                 self._number = number
 
     def _make(self, names: Sequence[str]) -> dict[str, bytes | None]:
-        """As many of these as there is time for; None: it is gone."""
+        """Return the JSON of as many of these nodes as there is time for; None for a node that is gone."""
         found: dict[str, bytes | None] = {}
-        until, pace = time.monotonic() + LOOK_SECONDS, Pace(rests=1)
+        until = time.monotonic() + REFRESH_SECONDS
+        pace = Pace(rests=1)
         for name in names:
             snapshot = self._state.contents(name)
             found[name] = orjson.dumps(node_json(snapshot)) if snapshot else None

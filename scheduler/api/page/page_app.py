@@ -1,4 +1,7 @@
-"""The page's HTTP side: three files and two questions, all of them read-only."""
+"""The HTTP side of the web page: its files, and two JSON endpoints. All of it is read-only.
+
+docs/security.md says who can reach it: there is no authentication, so it listens on loopback by default.
+"""
 
 import gzip
 import hashlib
@@ -36,19 +39,22 @@ _INDEX = "index.html"
 def make_board(
     state: ClusterCache, settings: Settings, mtgpupods: Callable[[], Iterable[Mapping[str, Any]]] = tuple
 ) -> Board:
-    """mtgpupods: all that are known, as the API has them."""
+    """Build the page's feed. mtgpupods: returns all MtgpuPods that are known, as the API has them."""
     pace = Pace(rests=1)
-    # The page needs no full search, and takes nothing of what the pods' namespaces may take.
+    # A filter of its own: it makes no full searches, uses none of the namespaces' allowances, and plans nothing.
     filter_ = Filter(state, settings, pace=pace, rations=Rations(allowance=0))
     return Board(state, Waiting(state, filter_, mtgpupods, pace))
 
 
 def make_app(board: Board, gate: Gate, host: str = "127.0.0.1") -> Flask:
-    """`/`, `/api/cluster?since=VERSION` and `/api/nodes/NAME`; whoever serves it adds the probes.
+    """Return the app with `/`, the static files, `/api/cluster?since=VERSION` and `/api/nodes/NAME`.
 
-    host: where it is served. On loopback only those are answered that ask for it by an address or as localhost: another
-    site's name that was made to point here (DNS rebinding) is how a page elsewhere would read this one.
-    Followers answer as well, since they are in sync; 503 before that.
+    Replicas that do not lead answer too, since their caches are in sync; the answer is 503 before they are.
+
+    Args:
+        host: The address on which the app is served. On loopback it answers only requests for an address or for
+            `localhost`. A page of another site whose name resolves to 127.0.0.1 (DNS rebinding) could read it
+            otherwise.
     """
     app = new_app()
     served = {path.name: path.read_bytes() for path in (files(__package__) / "static").iterdir() if path.is_file()}
@@ -56,7 +62,7 @@ def make_app(board: Board, gate: Gate, host: str = "127.0.0.1") -> Flask:
 
     def check_host() -> None:
         if local and not _names_an_address(request.host):
-            raise BadRequest(421, "this address is served on loopback alone, to whoever asks for it by that")
+            raise BadRequest(421, "the page is served on loopback; open it by that address or as localhost")
 
     def file(name: str = _INDEX) -> Response:
         if name not in served:
@@ -111,7 +117,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _names_an_address(host: str) -> bool:
-    """`127.0.0.1:8890`, `[::1]:8890`, `localhost:8890`: names that nobody else can give out."""
+    """Tell whether a Host header is an address or localhost, with or without a port: names in no DNS zone."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
     return name == "localhost" or _address(name.strip("[]")) is not None
 

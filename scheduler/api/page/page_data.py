@@ -1,6 +1,7 @@
-"""What the page shows, as JSON. Pure.
+"""JSON of nodes and waiting pods for the web page: pure functions.
 
-Of all nodes only what a picture needs, since there may be thousands; of the one that is looked at, everything.
+The page holds all nodes, which may be thousands, so `node_json` has only what it draws. `detail_json` has everything of
+the one node that a user opens. `static/store.js` reads these objects; change both together.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,13 +23,13 @@ from scheduler.engine import nvidia_plugin
 
 Json = dict[str, Any]
 PARTS = 1000
-"""Where a slice lies on its card is told in so many parts of it."""
+"""The width of a card in the units in which the position of a slice is given."""
 _EXAMPLES = 3
 _MOST_REASONS = 12
 
 
 def view_of(found: NodeContents) -> NodeView:
-    """The node as `mgpu inspect` shows it too."""
+    """Return the node as `mgpu inspect` shows it too."""
     ledger, name = Ledger(), found.node.name
     ledger.set_cards(name, inventory_of(found.slices, (*found.cards, *found.others)))
     for holding in found.held:
@@ -38,11 +39,11 @@ def view_of(found: NodeContents) -> NodeView:
 
 
 def node_json(found: NodeContents) -> Json:
-    """`{"name", "note"?, "nvidia"?, "pods": [{"name", "dialect", …}], "cards": […], "others"?: […]}`.
+    """Return a node as `{"name", "note"?, "nvidia"?, "pods": [{"name", "dialect", …}], "cards": […], "others"?: […]}`.
 
-    What says nothing is left out. A card is `{"index", "model", "core": [used, all], "memory": [used, all], "uses"}`,
-    core in milli and memory in bytes; a use is `[position in "pods", core, memory]`. A card that is cut has slices:
-    `[name, left, width, position in "pods" or -1]`, in PARTS of the card.
+    Values that are false or empty are left out. A card is `{"index", "model", "core": [used, all], "memory": [used,
+    all], "uses"}`, with core in milli and memory in bytes. A use is `[position in "pods", core, memory]`. A partitioned
+    card has slices `[name, left, width, position in "pods" or -1]`, in PARTS of the card.
     """
     view = view_of(found)
     unsure = {use.pod for device in view.devices for use in device.uses if not use.certain}
@@ -88,7 +89,7 @@ def _slices(view: CardView, number: Mapping[str, int]) -> Iterator[list[Any]]:
 
 
 def detail_json(found: NodeContents) -> Json:
-    """A node with all that is known of its cards: as `mgpu inspect -o json` has it, and `uses` and `model` besides."""
+    """Return a node with all details of its cards: those of `mgpu inspect -o json`, and `uses`, `model` and others."""
     view = view_of(found)
     rows = nodes_json([view])[view.name]["cards"]
     reserved = {holding.key for holding in found.held if not holding.bound}
@@ -114,8 +115,10 @@ def _use(use: Use, *, reserved: bool) -> Json:
 
 
 def why_json(found: Filtered, now: int) -> Json:
-    """Why a pod waits: `{"fits": nodes, "of": nodes, "reasons": [{"text", "nodes": count, "examples": names}], "at"}`,
-    the most frequent reason first. now: when this was so, in seconds since 1970.
+    """Return why a pod waits, the most frequent reason first.
+
+    The object is `{"fits": nodes, "of": nodes, "recut": nodes, "reasons": [{"text", "nodes": count, "examples":
+    names}], "at": now}`, where now is the time of the answer in seconds since 1970.
     """
     by_text: dict[str, list[str]] = {}
     for name, text in (*found.failed.items(), *found.hopeless.items()):
@@ -133,13 +136,13 @@ def why_json(found: Filtered, now: int) -> Json:
     return {"fits": fits, "of": fits + refused, "recut": len(found.recut), "reasons": rows, "at": now}
 
 
-def said_json(text: str) -> Json:
-    """The same where the reason is of no node."""
+def reason_json(text: str) -> Json:
+    """Return the same for a reason that is not about nodes."""
     return {"reasons": [{"text": text, "nodes": 0, "examples": []}]}
 
 
 def pod_json(pod: Pod, request: GpuRequest | None, why: int) -> Json:
-    """A pod that has no cards yet. why: the position of the reason; -1: not known yet."""
+    """Return a pod that has no cards yet. why: the position of its reason; -1 while that is not known."""
     return {
         "name": pod.key,
         "dialect": request.dialect if request else "",
@@ -155,7 +158,7 @@ def pod_json(pod: Pod, request: GpuRequest | None, why: int) -> Json:
 
 
 def mtgpupod_json(view: MtgpuView, why: int) -> Json:
-    """An MtgpuPod that has no card yet."""
+    """Return an MtgpuPod that has no card yet. why: as for `pod_json`."""
     pod = view.pod
     return {
         "name": pod.key,
@@ -168,5 +171,5 @@ def mtgpupod_json(view: MtgpuView, why: int) -> Json:
 
 
 def _if(**values: object) -> Json:
-    """Those that say anything."""
+    """Return the values that are not false or empty."""
     return {key: value for key, value in values.items() if value}

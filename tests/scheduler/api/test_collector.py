@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from scheduler.api.collector import Cluster, Totals
+from scheduler.api.collector import ClusterCollector, Totals
 from tests import builders as b
 from tests.scheduler.fake import Replica, cluster
 
@@ -45,7 +45,7 @@ def running(name: str, core: int, mib: int, node: str, index: int) -> dict[str, 
 
 def samples(replica: Replica, items: tuple[dict[str, Any], ...] = ()) -> CollectorRegistry:
     registry = CollectorRegistry()
-    registry.register(Cluster(replica.state, Process(), lambda: items))
+    registry.register(ClusterCollector(replica.state, Process(), lambda: items))
     return registry
 
 
@@ -131,5 +131,5 @@ def test_pods_that_are_bound_without_cards(replica: Replica) -> None:
 
 
 def test_registering_asks_nothing(replica: Replica) -> None:
-    described = {metric.name for metric in Cluster(replica.state, Process(), tuple).describe()}
-    assert described == {metric.name for metric in Cluster(replica.state, Process(), tuple).collect()}
+    described = {metric.name for metric in ClusterCollector(replica.state, Process(), tuple).describe()}
+    assert described == {metric.name for metric in ClusterCollector(replica.state, Process(), tuple).collect()}

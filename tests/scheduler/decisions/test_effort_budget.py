@@ -115,7 +115,7 @@ def test_calls_that_take_little_and_pods_of_one_container_are_not_counted(ration
 
 
 def test_work_of_a_caller_that_is_gone_ends(rations: Rations) -> None:
-    with pytest.raises(RetryLater, match="waits no more"), rations.call("x", SEVERAL, lambda: True) as call:
+    with pytest.raises(RetryLater, match="waits no longer"), rations.call("x", SEVERAL, lambda: True) as call:
         call.effort.spend(FREE)
     with asked(rations, "y") as call:  # and others have their turn
         call.effort.spend(2 * FREE)
@@ -213,7 +213,7 @@ def test_filter_of_a_hard_pod_takes_a_bounded_effort_however_many_nodes_there_ar
     found = filter_.filter(pod("hard", unsolvable()), [f"n{i}" for i in range(40)])
     assert not found.passed
     assert not found.hopeless
-    assert sum("not looked at" in why for why in found.failed.values()) > 20
+    assert sum("not examined" in why for why in found.failed.values()) > 20
     assert all("not proven" in why for why in found.failed.values())
     assert ALLOWANCE - rations.left("default") < FULL_CALL + SHORT_CALL + MOST_NODE
 
@@ -224,7 +224,7 @@ def test_filter_of_the_same_hard_pod_again_goes_on_with_other_nodes_and_takes_no
     unseen = []
     for _ in range(6):
         found = filter_.filter(pod("hard", unsolvable()), names)
-        unseen.append(sum("not looked at" in why for why in found.failed.values()))
+        unseen.append(sum("not examined" in why for why in found.failed.values()))
         clock.now += 1000
     assert unseen == sorted(unseen, reverse=True)
     assert unseen[-1] == 0
@@ -262,7 +262,7 @@ def test_a_decision_that_is_ended_for_others_is_no_refusal(clock: Clock) -> None
 def test_a_decision_whose_caller_is_gone_reserves_nothing(clock: Clock) -> None:
     state, rations = packed(1), Rations(clock, lambda _: None)
     decider = Decider(state, FakeApi(), SETTINGS, rations)  # type: ignore[arg-type]
-    with pytest.raises(RetryLater, match="waits no more"):
+    with pytest.raises(RetryLater, match="waits no longer"):
         decider.decide(pod("hard", unsolvable()), "n0", gone=lambda: True)
     assert state.reservation("uid-hard") is None
 

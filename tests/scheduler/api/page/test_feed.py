@@ -131,7 +131,7 @@ def test_an_answer_is_made_once_for_all_who_have_the_same_version(page: Page, mo
 
 
 def test_a_large_cluster_comes_bit_by_bit(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board_module, "LOOK_SECONDS", -1.0)
+    monkeypatch.setattr(board_module, "REFRESH_SECONDS", -1.0)
     first = page.requests()
     assert (len(first["nodes"]), first["todo"]) == (1, 1)
     page.version = first["version"]
@@ -251,7 +251,7 @@ def test_a_reason_that_cannot_be_worked_out_keeps_back_no_other(
     monkeypatch.setattr(page.replica.filter, "filter", fails_for_p)
     for i, name in enumerate("pq"):
         page.replica.api.put("pods", b.share(name, 50, 90 * 1024 + i))
-    assert "the scheduler's log says how" in why(page, "default/p")
+    assert "the scheduler's log has the details" in why(page, "default/p")
     assert "short" in why(page, "default/q")
     assert "ZeroDivisionError" in caplog.text
 
