@@ -1,7 +1,8 @@
-"""Late decisions: pods that are bound without cards get them now, on the node where they are, or are failed.
+"""Late binding: pods that are bound without cards get them on the node where they are, or fail.
 
-They were created with `nodeName`, or bound while the binding webhook could not be reached. Their containers wait
-for the record at the node agent (docs/design/design.md, "Scheduler process").
+Such pods were created with `nodeName`, or bound while the binding webhook could not be reached. Their containers wait
+at the node agent for the allocation record (docs/design/design.md, "Scheduler process"). `ClusterCache` reports each
+such pod, and `scheduler/runtime.py` runs the one thread that decides.
 """
 
 import logging
@@ -28,17 +29,21 @@ log = logging.getLogger(__name__)
 
 REASON = "MgpuNoCards"
 _NO_CARDS_YET_SECONDS = 30.0
+"""How long a pod waits for a node without cards, whose agent may just be starting."""
 _RECUT_SECONDS = 120.0
-"""How long a pod waits for its node's cards to be cut anew for it."""
+"""How long a pod waits until its node's cards are partitioned for it."""
 _CONFLICTS = 5
 _CLEAN_AT = 64
 
 
 class LateDecisions:
-    """A queue of uids and one thread. A uid stays until its pod is decided, failed or gone, whatever goes wrong.
+    """A work queue of pods by UID, for one thread. A UID stays in it until the pod is decided, failed or deleted.
 
-    may_decide raises RetryLater while this process must not write. recut: whether a pod for which nothing is free may
-    have it once its node's cards are cut anew, which is then seen to.
+    Args:
+        api: Writes only while this replica leads (`mgpu.kube.fence`).
+        warn: Sends an Event.
+        may_decide: Raises RetryLater while this replica must not decide.
+        recut: Plans a partitioning that gives the pod its slices, and tells whether there is one.
     """
 
     def __init__(
@@ -52,49 +57,55 @@ class LateDecisions:
         clock: Callable[[], float] = time.monotonic,
         recut: Callable[[GpuPod], bool] = lambda _: False,
     ) -> None:
-        self._state, self._decider, self._api, self._settings = state, decider, api, settings
-        self._warn, self._may_decide, self._clock, self._recut = warn, may_decide, clock, recut
+        self._state = state
+        self._decider = decider
+        self._api = api
+        self._settings = settings
+        self._warn = warn
+        self._may_decide = may_decide
+        self._clock = clock
+        self._recut = recut
         self._queue = Queue(clock)
         self._first_seen: dict[str, float] = {}
         self._failed: dict[str, str] = {}
         self._clean_at = _CLEAN_AT
 
     def add(self, uid: str, after: float = 0.0) -> None:
-        """Look at this pod in `after` seconds, or earlier if that was the plan already."""
+        """Process this pod in `after` seconds, or earlier if that is due already."""
         self._queue.add(uid, after, self._namespace(uid))
 
     def _namespace(self, uid: str) -> str:
-        """Return the tenant of a pod, so that the queue takes turns between tenants."""
+        """Return the namespace of a pod, so that the queue takes turns between namespaces."""
         known = self._state.gpu_pod(uid)
         return "" if known is None else known.pod.namespace
 
     def run(self, stop: threading.Event) -> None:
-        """Work until `stop`, which must be followed by `wake`."""
-        self._queue.run(self.look_at, stop)
+        """Work until `stop` is set, which must be followed by `wake`."""
+        self._queue.run(self.process, stop)
 
     def wake(self) -> None:
         self._queue.wake()
 
     def work(self) -> None:
-        """Do all that is due now."""
+        """Process all that is due now."""
         while (uid := self._queue.next()) is not None:
-            self.look_at(uid)
+            self.process(uid)
 
-    def look_at(self, uid: str) -> None:
-        """One attempt; what did not work is tried again later, with growing pauses."""
+    def process(self, uid: str) -> None:
+        """Process one pod. What fails is tried again later, with growing pauses."""
         try:
             self._may_decide()
         except RetryLater:
-            return  # whoever may decide next starts with all pods that are undecided
+            return  # the replica that decides next begins with all undecided pods
         try:
             again = self._attempt(uid)
         except (ApiError, Unreachable, RetryLater) as error:
-            log.warning("late decision put off: %s", error, extra={"pod": uid})
+            log.warning("late binding will be retried: %s", error, extra={"pod": uid})
             self._queue.add_again(uid, self._namespace(uid))
             return
         except Exception:
-            # The thread's outermost loop: one odd pod must not keep the others waiting.
-            log.exception("late decision failed", extra={"pod": uid})
+            # The outermost handler of the thread: one odd pod must not keep the others waiting.
+            log.exception("late binding failed", extra={"pod": uid})
             again = MAX_PAUSE
         if again:
             self.add(uid, again)
@@ -103,7 +114,7 @@ class LateDecisions:
         self._first_seen.pop(uid, None)
 
     def _attempt(self, uid: str) -> float:
-        """Seconds until the pod must be looked at again, 0: done."""
+        """Make one attempt. Returns the seconds until the next one, 0 where the pod needs none."""
         known = self._state.gpu_pod(uid)
         for _ in range(_CONFLICTS):
             if known is None or not self._state.is_undecided(uid):
@@ -124,17 +135,18 @@ class LateDecisions:
         raise RetryLater("the pod changes faster than it can be written")
 
     def _wanted(self, known: GpuPod) -> Reservation | str | float:
-        """The cards of the pod, why it fails, or in how many seconds to look again."""
+        """Return the cards of the pod, or why it fails, or in how many seconds to try again."""
         pod = known.pod
         if pod.uid in self._failed:
-            return self._failed[pod.uid]  # its controller has replaced it by now: no second life
+            # Its failure is written already, and its controller may have replaced it: it must not get cards after all.
+            return self._failed[pod.uid]
         if known.request is None:
             return "; ".join(map(str, known.problems))
         view = self._state.view(pod.node, pod.uid)
         waited = self._clock() - self._first_seen.setdefault(pod.uid, self._clock())
         if view.node is None or (not (view.cards or view.others) and waited < _NO_CARDS_YET_SECONDS):
             self._recut(known)
-            return 1.0  # a node that is starting: Kubernetes itself removes pods of nodes that never come
+            return 1.0  # the node may be starting; Kubernetes itself removes pods of nodes that do not exist
         decision = self._decider.decide(known, pod.node)
         if isinstance(decision, Reservation):
             return decision
@@ -145,11 +157,11 @@ class LateDecisions:
         meta: dict[str, Any] = {"uid": pod.uid, "resourceVersion": known.version}
         path = pod_path(pod.namespace, pod.name)
         if isinstance(wanted, Reservation):
-            # What does not count of the pod's annotations goes in the same write: it would break the new seal.
+            # A record that does not count is removed in the same write, since it would break the seal of the new one.
             stale = self._recorded(path) if known.finding else {}
             self._api.patch(path, {"metadata": {**meta, "annotations": {**stale, **wanted.annotations}}})
             metrics.LATE.labels("decided").inc()
-            log.info("cards decided late", extra={"pod": pod.uid, "node": pod.node})
+            log.info("cards decided after the binding", extra={"pod": pod.uid, "node": pod.node})
             return
         message = f"no cards on {pod.node}: {wanted}"
         status = {"phase": "Failed", "reason": REASON, "message": message}
@@ -158,23 +170,24 @@ class LateDecisions:
         self._remember_failed(pod.uid, wanted)
         self._warn(pod_reference(pod.namespace, pod.name, pod.uid), REASON, message)
 
-    def _remember_failed(self, uid: str, why: str) -> None:
-        """Until the pod is deleted. Deleted ones are looked for once there are twice as many as the last time."""
-        self._failed[uid] = why
+    def _remember_failed(self, uid: str, reason: str) -> None:
+        """Remember it until the pod is deleted. Deleted pods are dropped whenever the number has doubled."""
+        self._failed[uid] = reason
         if len(self._failed) >= self._clean_at:
-            self._failed = {uid: why for uid, why in self._failed.items() if self._state.gpu_pod(uid)}
+            self._failed = {uid: reason for uid, reason in self._failed.items() if self._state.gpu_pod(uid)}
             self._clean_at = max(_CLEAN_AT, 2 * len(self._failed))
 
     def _recorded(self, path: str) -> dict[str, None]:
-        """Return a change that removes the whole record of the pod. It is not kept here, since it may be of any size.
+        """Return the annotations of the pod's record, each with None, so that a patch removes them.
 
-        Where the pod has changed since it was decided on, the write that this is a part of is refused (409).
+        They are read from the API, since the cache does not keep a record of any size. The patch names the
+        resourceVersion that was decided on, so it is refused (409) if the pod has changed meanwhile.
         """
         annotations = table_at(self._api.get(path), "metadata", "annotations")
         return {key: None for key in annotations if dialects.is_placement_annotation(key)}
 
     def _read(self, known: GpuPod) -> GpuPod | None:
-        """The pod as it is now, if it still is without cards."""
+        """Read the pod again. Returns None where it no longer waits for cards."""
         raw = self._api.get(pod_path(known.pod.namespace, known.pod.name))
         if raw["metadata"]["uid"] != known.pod.uid:
             return None

@@ -1,7 +1,9 @@
-"""Preemption by cards: whom to evict for a pod on each node that kube-scheduler considers.
+"""Preemption by cards: which pods to evict for a pod on each node that kube-scheduler considers.
 
-kube-scheduler has chosen victims by itself, so that everything but the cards fits; it knows those only as a sum over
-the node. What it chose stays, beside what the cards need, unless nothing but the cards can have been its reason.
+kube-scheduler chooses victims itself and then calls `/preempt` of the extender. It knows the GPUs of a node only as a
+sum, so its victims make room for everything except, perhaps, the cards. This module adds the victims that the cards
+need. It drops kube-scheduler's own only where nothing but cards, cpu and memory can have been the reason for them
+(`_only_cards_can_be_short`). docs/preemption.md describes the result for users.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,8 +32,10 @@ from scheduler.engine.partitioning.partitionable_node import wanted_by
 from scheduler.engine.partitioning.slice_choice import answer_of
 
 _NODE = 400_000
-"""Steps of the engine's effort for one node: whom to evict, and each question whether the pod then fits."""
+"""Steps of the engine's effort for one node: the search for victims, and each test whether the pod then fits."""
 
+# Volumes that every node can provide, so that they are no reason for an eviction.
+# Volumes that every node can provide, so that they are no reason for an eviction.
 _HARMLESS_VOLUMES = frozenset({"configMap", "downwardAPI", "emptyDir", "hostPath", "projected", "secret"})
 
 
@@ -44,21 +48,28 @@ class Victims:
 
 
 class Preemption:
-    """Thread-safe."""
+    """Chooses victims by the cards that they free. Thread-safe; it evicts nothing itself."""
 
     def __init__(
         self, state: ClusterCache, budgets: Budgets, settings: Settings, rations: Rations | None = None
     ) -> None:
-        self._state, self._budgets, self._settings = state, budgets, settings
+        self._state = state
+        self._budgets = budgets
+        self._settings = settings
         self._rations = rations or Rations()
 
     def choose(
         self, known: GpuPod, raw: Mapping[str, Any], proposed: Mapping[str, Victims], gone: Gone = never
     ) -> dict[str, Victims]:
-        """The victims on each node, the most important first; nodes where no eviction makes room are left out.
+        """Return the victims on each node, the most important first.
 
-        So are nodes where finding victims takes too long: nobody is evicted on a guess. raw: the pod that wants the
-        cards, as the API has it. proposed: what kube-scheduler has chosen. gone: whether the caller waits no more.
+        Nodes where no eviction makes room are left out. So are nodes where the search for victims takes too long,
+        because no pod is evicted on a guess.
+
+        Args:
+            raw: The pod that needs the cards, as the API has it.
+            proposed: By node the victims that kube-scheduler has chosen.
+            gone: Tells whether the caller has given up.
         """
         found: dict[str, Victims] = {}
         if known.request is None:
@@ -78,11 +89,11 @@ class Preemption:
     def _on(
         self, name: str, known: GpuPod, request: GpuRequest, theirs: Victims, budget: Budget, *, only_cards: bool
     ) -> Victims | None:
-        """Those on this node; None: no eviction makes room. Raises Exhausted."""
+        """Return the victims on one node, or None where no eviction makes room. Raises Exhausted."""
         view, occupants = self._state.occupied(name, known.pod.uid)
         node, seats = view.node, self._state.seats(request, known.pod.uid)
         if node is None or any(h.occupies and h.uid in theirs.uids for h, _ in occupants):
-            return None  # an occupy pod would be made again: nobody but its MtgpuPods frees a card with a GPUID
+            return None  # the MtgpuPod controller would create the occupy pod again; only MtgpuPods free its card
         if nvidia_plugin.chooses(node, request):
             return None if nvidia_plugin.refusal(request, node, view.cards, view.ours) else theirs
         if self._state.agent_problem(name) is not None:
@@ -96,7 +107,8 @@ class Preemption:
 
         wanted = wanted_by(request)
         if wanted:
-            # As for other devices; what they leave may have to be cut anew.
+            # kube-scheduler counts slices like any resource, so its victims suffice, if what they free can be
+            # partitioned as the pod needs it.
             site = None if request.unmet(node) else self._state.site_without(name, known.pod.uid, theirs.uids)
             serves = (
                 site
@@ -105,7 +117,7 @@ class Preemption:
             )
             return theirs if serves else None
         if request.others:
-            # Which of the pods there hold such devices, and that no others hold them, is not looked for.
+            # Devices of other types: kube-scheduler's victims suffice or the node is left out. No others are searched.
             gone = [h for h, _ in occupants if h.uid in theirs.uids]
             left = [_without(state, gone) for state in (*view.unkept, *view.unkept_others)]
             return theirs if fits(left) else None
@@ -118,15 +130,15 @@ class Preemption:
                 return None
             going = {t.uid for t in found[0]}
             if going and _has_room(view, known.pod, (pod for _, pod in lower if pod.uid in going)):
-                return _told(theirs, tenants, found[0])
+                return _merged(theirs, tenants, found[0])
         must = [t for t in tenants if t.uid in theirs.uids]
         others = [t for t in tenants if t.uid not in theirs.uids]
         highest = max((t.priority for t in must), default=LOWEST)
         found = victims(request, without(view.unkept, must), others, fits, highest=highest, exact=exact, budget=budget)
-        return None if found is None else _told(theirs, tenants, [*must, *found[0]])
+        return None if found is None else _merged(theirs, tenants, [*must, *found[0]])
 
     def _tenants(self, view: NodeSnapshot, lower: Sequence[tuple[Holding, Pod]]) -> list[Tenant]:
-        """Those that hold something of the node's cards."""
+        """Return the pods of lower priority that hold a part of the node's cards."""
         cards, pods = [state.card for state in view.unkept], {pod.uid: pod for _, pod in lower}
         found = []
         for holding, pod in lower:
@@ -146,15 +158,16 @@ def _may_go(held: Holding, pod: Pod, wanting: Pod) -> bool:
 
 
 def _has_room(view: NodeSnapshot, pod: Pod, going: Iterable[Pod]) -> bool:
-    """Whether the node has the cpu and memory for the pod once those are gone."""
+    """Tell whether the node has the cpu and memory for the pod once these pods are gone."""
     rooms = [view.room, *(p.needs for p in going)]
     return sum(r.cpu for r in rooms) >= pod.needs.cpu and sum(r.memory for r in rooms) >= pod.needs.memory
 
 
-def _told(theirs: Victims, tenants: Iterable[Tenant], chosen: Sequence[Tenant]) -> Victims:
-    """These and what kube-scheduler has chosen beside the pods that hold cards; the most important first.
+def _merged(theirs: Victims, tenants: Iterable[Tenant], chosen: Sequence[Tenant]) -> Victims:
+    """Return the chosen pods with those victims of kube-scheduler that hold no cards, the most important first.
 
-    Of the latter only the order is known: each is as important as the next pod behind it that holds cards, or more.
+    Of the latter only kube-scheduler's order is known here, not the priority: each is at least as important as the
+    next victim after it that holds cards.
     """
     known = {t.uid: t for t in tenants}
     at_least = LOWEST
@@ -174,9 +187,9 @@ def _plain(resource: str) -> bool:
 
 
 def _only_cards_can_be_short(pod: Pod, raw: Mapping[str, Any]) -> bool:
-    """Whether nothing but cards, cpu and memory of other pods can be in this pod's way, by all that it says.
+    """Tell whether only cards, cpu and memory held by other pods can keep this pod away, by its specification.
 
-    Not seen here: another pod's anti-affinity. It then goes in the next round, when the cards are free.
+    Anti-affinity of other pods is not considered. Such a pod is evicted in the next round, when the cards are free.
     """
     spec = raw.get("spec") or {}
     if spec.get("resourceClaims"):

@@ -1,4 +1,9 @@
-"""The node policies that compare all nodes with one another: by what a judge says of them."""
+"""Scores of the learning node policies, which compare all nodes with one another.
+
+Such a policy learns from the pods that arrive (`scheduler/cluster/forecast.py`) and provides a judge, which gives each
+node a key for a pod of a certain shape (`scheduler/engine/fragmentation/`). `Ranking` keeps the keys of all nodes up to
+date, so that a call costs what has changed since the last call for a pod of the same shape.
+"""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -17,12 +22,12 @@ from scheduler.engine.learning.node_board import BEHIND, UNFIT, Field, Judge, po
 from scheduler.engine.learning.shapes import Ints, Shape, class_of, free_of, rows_of
 from scheduler.engine.node_assessment import assess
 
-_LATELY = 64
-"""Shapes."""
+_SHAPES_RENEWED = 64
+"""Shapes of recent pods for which a new judge is prepared before it comes into force."""
 
 
 class Cluster(Protocol):
-    """What a ranking asks of `scheduler.cluster.cache.ClusterCache`."""
+    """The part of `scheduler.cluster.cache.ClusterCache` that a ranking uses; simulations provide another."""
 
     @property
     def outlook(self) -> Outlook: ...
@@ -39,22 +44,26 @@ class Cluster(Protocol):
 
 
 class Ranking:
-    """Thread-safe. One call at a time, which costs what has changed since the last one for a pod of this shape.
+    """Ranks nodes by the judge of the configured node policy. Thread-safe.
 
-    Until it is `refresh`ed, it goes on with the judge that it has.
+    A new judge comes into force only with `refresh`, which a background thread calls.
     """
 
     def __init__(self, state: Cluster, settings: Settings) -> None:
-        self._state, self._settings = state, settings
+        self._state = state
+        self._settings = settings
         self._lock = threading.Lock()
         self._field = Field()
         self._judge: Judge | None = None
 
     def points(self, known: GpuPod, names: Sequence[str], call: Call | None = None) -> list[int] | None:
-        """0..10 for each node, exactly one 10; None: `nodePolicy` is none of these, nothing is learnt yet, or the pod
-        asks for no GPU.
+        """Return 0 to 10 for each node, with exactly one 10.
 
-        call: what effort it may take; None: of a process that keeps nobody waiting.
+        None means that another part has to score: `nodePolicy` is not a learning one, nothing is learned yet, or the
+        pod requests no GPU.
+
+        Args:
+            call: The budget; None where there is none to keep.
         """
         if self._judge is None or known.request is None or not known.request.containers:
             return None
@@ -64,17 +73,18 @@ class Ranking:
             judge = self._judge
             keys = self._field.keys(judge, shape, names)
             wide = tuple(self._field.wide)
-        self._alone(known, known.request, judge, shape, names, keys, wide, call or unlimited())
+        self._judge_alone(known, known.request, judge, shape, names, keys, wide, call or unlimited())
         return points(names, keys) if (keys != UNFIT).any() else None
 
     def refresh(self) -> None:
-        """Take in all nodes as they are, and the latest judge: what it says of pods as they came lately is worked out
-        here, while calls go on. One thread at a time.
+        """Take in all nodes and the latest judge. One thread at a time.
+
+        The keys for the shapes of recent pods are computed here, on a copy, while calls go on with the old judge.
         """
         judge = self._state.outlook.judges.get(self._settings.node_policy)
         with self._lock:
             self._follow()
-            shapes, board = self._field.board.shapes[-_LATELY:], self._field.board.copy()
+            shapes, board = self._field.board.shapes[-_SHAPES_RENEWED:], self._field.board.copy()
         if judge is self._judge or judge is None:
             return
         for shape in shapes:
@@ -84,14 +94,14 @@ class Ranking:
             self._judge = judge
 
     def _follow(self) -> None:
-        # The state's lock is taken within this one, never this one within the state's.
+        # Lock order: the cache's lock is taken while this one is held, never the other way round.
         for name, view in self._state.take_moved():
             if view.node is None:
                 self._field.drop(name)
             else:
                 self._field.put(view.node, view.cards, view.room)
 
-    def _alone(
+    def _judge_alone(
         self,
         known: GpuPod,
         request: GpuRequest,
@@ -102,8 +112,10 @@ class Ranking:
         wide: Iterable[str],
         call: Call,
     ) -> None:
-        """Set the keys of the nodes that the board cannot judge: where this very pod, or one of its spread group, is,
-        and those with more cards than the board has columns.
+        """Set the keys of the nodes that the board cannot judge.
+
+        These are the nodes with this very pod or with pods of its groups, and those with more cards than the board has
+        columns.
         """
         uid, nodes = known.pod.uid, {*self._state.group_nodes(request), *wide}
         decision = self._state.reservation(uid)
