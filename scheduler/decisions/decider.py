@@ -1,4 +1,8 @@
-"""`decide(pod, node)`: the cards of a pod on a node, reserved before anybody is told, and what became of them."""
+"""Decides which cards a pod gets on a node, and reserves them before the decision is answered.
+
+The binding webhook, `bind` of the extender and the late binding call `Decider.decide`. The reservation holds the cards
+until the watch shows the pod on its node; `check_overdue` releases reservations whose write has failed.
+"""
 
 import logging
 import time
@@ -27,7 +31,7 @@ from scheduler.engine.node_assessment import Foresight, assess, record
 
 log = logging.getLogger(__name__)
 
-# Each try is lost to another decision on this node that succeeded; more than this many at once do not come.
+# A try fails only where another decision on this node has succeeded meanwhile, and there are not this many at once.
 _TRIES = 50
 
 
@@ -36,14 +40,14 @@ def pod_path(namespace: str, name: str) -> str:
 
 
 class Decider:
-    """Thread-safe. Idempotent per pod uid: the same node again gives the same cards, another one moves them."""
+    """Thread-safe. Idempotent per pod UID: the same node again gives the same cards, another node moves them there."""
 
     def __init__(self, state: ClusterCache, api: Api, settings: Settings, rations: Rations | None = None) -> None:
         self._state, self._api, self._settings = state, api, settings
         self._rations = rations or Rations()
 
     def find(self, namespace: str, name: str, uid: str = "", *, live: bool = False) -> tuple[str, GpuPod | None]:
-        """The uid of the pod of this name, and what it asks for (None: it is no GPU pod).
+        """Return the UID of the pod of this name, and the pod, or None where it requests no GPU.
 
         From the cache, where that knows the pod of this uid, else from the API: without one, who had the name before
         may still be cached. "" for the uid: there is no such pod. Raises RetryLater where the API does not answer.
@@ -57,7 +61,7 @@ class Decider:
         return found, self._read_pod(raw)
 
     def read(self, raw: Mapping[str, Any]) -> GpuPod | None:
-        """The pod, if it asks for GPU; of the same version as in the cache it is not read again.
+        """Return the pod if it requests GPUs. One of the same version as in the cache is not read again.
 
         Raises BadObject only where it is no pod at all.
         """
@@ -70,9 +74,9 @@ class Decider:
         return read_gpu_pod(raw, self._settings, self._state.records)
 
     def decide(self, known: GpuPod, node: str, *, reserve: bool = True, gone: Gone = never) -> Reservation | Rejection:
-        """The cards of a pod on a node, or why there are none.
+        """Return the reserved cards of a pod on a node, or why there are none.
 
-        reserve False (dry run): nothing is held for the pod. gone: whether the caller waits no more.
+        reserve False (dry run): nothing is held for the pod. gone: tells whether the caller has given up.
 
         Raises:
             Rationed: The search was ended for the sake of others; the pod may fit.
@@ -106,7 +110,7 @@ class Decider:
                     return Rejection(RejectionKind.BOUND_ALREADY, refusal, hopeless=True)
             if problem := self._state.remnant_problem(known.pod):
                 if known.pod.node:
-                    raise RetryLater(problem)  # it waits on its node; failing it would cost it its life
+                    raise RetryLater(problem)  # it waits on its node; a rejection would fail the pod
                 return Rejection(RejectionKind.OTHER, problem, hopeless=True)
             decision = self._choose(known, request, node, view, gone)
             if isinstance(decision, Rejection) or not reserve or self._reserve(decision, view):
@@ -116,7 +120,7 @@ class Decider:
     def _not_now(self, pod: Pod, *, reserve: bool) -> Rejection | None:
         """Return why nothing may be reserved for a pod that is not bound, whatever is free."""
         if pod.gated:
-            raw = self._read(pod.namespace, pod.name)  # the watch may not have told yet that the last gate is gone
+            raw = self._read(pod.namespace, pod.name)  # the watch may be behind the removal of the last gate
             if raw is None or raw["metadata"]["uid"] != pod.uid or read_pod(raw).gated:
                 return Rejection(RejectionKind.GATED, GATED, hopeless=True)
         pause = self._state.pause(pod.uid) if reserve else 0.0
