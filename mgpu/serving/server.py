@@ -6,12 +6,14 @@ gunicorn sends headers and body in two writes. With TCP_CORK they leave as one s
 wait between them, 40 ms if it delays its acknowledgement (docs/design/kubernetes.md, "kube-scheduler's extender").
 """
 
+import errno
 import gc
 import logging
 import resource
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 KEEPALIVE_SECONDS = 120
 _DRAIN_SECONDS = 20
 _END_SECONDS = 15
+_PORT_SECONDS = 5.0
+"""How long to wait for a port that another process holds."""
+_PORT_RETRY_SECONDS = 0.1
 _request = threading.local()
 
 
@@ -97,18 +102,31 @@ def serve(
 
 
 def _check(address: Listen) -> None:
-    """gunicorn would try for five seconds, and then say so in several lines."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    try:
-        with socket.create_server((address.host, address.port), family=family):
-            pass
-    except OSError as error:
-        raise BadObject([Problem(str(address), f"cannot be listened on: {error.strerror or error}")]) from error
+    """Raise BadObject if gunicorn could not listen on the address.
+
+    A process that was killed a moment ago may still hold the port: its workers serve until they notice that their
+    parent is gone. So a port in use is tried again for a while. gunicorn would try too, and then log several lines.
+    """
+    until = time.monotonic() + _PORT_SECONDS
+    while (error := _listen_error(address)) is not None:
+        if error.errno != errno.EADDRINUSE or time.monotonic() > until:
+            problem = Problem(str(address), f"cannot be listened on: {error.strerror or error}")
+            raise BadObject([problem]) from error
+        time.sleep(_PORT_RETRY_SECONDS)
     if address.client_ca:
         try:
             ssl.create_default_context(cafile=address.client_ca)
         except (OSError, ssl.SSLError) as error:
             raise BadObject([Problem(address.client_ca, f"is no file of certificates: {error}")]) from error
+
+
+def _listen_error(address: Listen) -> OSError | None:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        with socket.create_server((address.host, address.port), family=family):
+            return None
+    except OSError as error:
+        return error
 
 
 def _in_one_segment(app: "WSGIApplication") -> "WSGIApplication":

@@ -4,6 +4,7 @@
 """
 
 import logging
+import ssl
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -83,9 +84,13 @@ class LogServer:
                         return Response(str(error.args[0]), 400)
             return Response("not found", 404)
 
-        certificate = self_signed(folder)
-        self._server = make_server(HOST, 0, answer, threaded=True, request_handler=_Quiet, ssl_context=certificate)
+        self._server = make_server(HOST, 0, answer, threaded=True, request_handler=_Quiet)
         self.port = self._server.port
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*self_signed(folder))
+        # werkzeug's own TLS does the handshake in the thread that accepts, where a slow client would block all others.
+        # Without a handshake on connect, the first read does it, in the connection's own thread.
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
 
     def start(self) -> None:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), name="logs", daemon=True).start()

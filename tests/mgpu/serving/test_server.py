@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import ssl
 import time
 from collections.abc import Iterator
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from mgpu.model.errors import BadObject
 from mgpu.serving.certificates import CA, CHAIN, KEY, ensure, renewed
 from mgpu.serving.context import ReloadingContext
 from mgpu.serving.folder import Folder
 from mgpu.serving.head import HEAD_BYTES
+from mgpu.serving.server import Listen, serve
 from playground.processes import free_port
 from tests.mgpu.serving.process import DEADLINE, Client, Server, client_certificate
 from tests.mgpu.serving.reviews import review
@@ -73,6 +76,29 @@ def test_addresses_of_one_port_are_told_apart(folder: Folder) -> None:
             assert client.request(review({"a": 1}), "/review")[0] == 200
     finally:
         server.close()
+
+
+def test_server_started_right_after_one_was_killed_waits_for_its_port(folder: Folder) -> None:
+    """Only the parent is killed. Its workers hold the port until they notice."""
+    port = free_port()
+    killed = Server(*SAMPLE, str(folder.path), str(port), addresses=2)
+    killed.process.kill()
+    killed.close()
+    server = Server(*SAMPLE, str(folder.path), str(port), addresses=2)
+    try:
+        with Client(port) as client:
+            assert client.request(review({"a": 1}), "/review")[0] == 200
+    finally:
+        server.close()
+
+
+def test_port_of_another_process_is_an_error_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mgpu.serving.server._PORT_SECONDS", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        listen = Listen("127.0.0.1", port, lambda _, __: (), tls=False)
+        with pytest.raises(BadObject, match=f"127.0.0.1:{port}: cannot be listened on: Address already in use"):
+            serve([listen])
 
 
 @pytest.mark.parametrize("signed", ["by nobody", "by another CA"])

@@ -8,7 +8,7 @@ import pytest
 from mgpu.model import node_slices
 from mgpu.model.slice_names import Slice
 from tests.builders import node, pod, share
-from tests.playground.test_simulate import run, simulated
+from tests.playground.simulate.simulation import run, simulated
 
 A100 = {"model": "NVIDIA A100-SXM4-80GB", "memory": "80Gi"}
 GIB = 1 << 30

@@ -5,33 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mgpu.cli.main import main
-from tests.builders import GIB, container, mtgpupod, node, occupy_pod, owned, pod, share
+from tests.builders import GIB, container, mtgpupod, occupy_pod, owned, pod, share
+from tests.playground.simulate import simulation
+from tests.playground.simulate.simulation import run, simulated
 
 Raw = dict[str, Any]
 STOCK = {"mgpu.io/whole-cards": "nvidia"}
 
 
 def served(name: str = "n1", count: int = 2, labels: dict[str, str] | None = None) -> Raw:
-    raw = node(name, labels=labels)
-    listed = [{"model": "T4", "memory": "16Gi", "count": count}]
-    raw["metadata"]["annotations"]["mgpu.io/cards"] = json.dumps(listed)
-    return raw
-
-
-def run(*objects: Raw, options: tuple[str, ...] = ()) -> Result:
-    return CliRunner().invoke(main, ["simulate", "-", "-o", "json", *options], input=yaml.safe_dump_all(objects))
-
-
-def simulated(*objects: Raw, options: tuple[str, ...] = ()) -> Any:
-    result = run(*objects, options=options)
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+    return simulation.served(name, [{"model": "T4", "memory": "16Gi", "count": count}], labels)
 
 
 def cards(found: Any, node: str = "n1") -> list[tuple[str | None, float]]:
@@ -125,7 +111,9 @@ def test_occupy_pod_on_another_card_than_its_users_degrades_the_gpuid() -> None:
 def test_occupy_pod_gives_its_card_to_its_mtgpupod_and_is_left_out_without_one() -> None:
     found = simulated(served(), occupy_pod(card=1), mtgpupod("a"))
     assert cards(found) == [(None, 0), ("zxcvb", 20)]
-    result = run(served(), occupy_pod("gone", card=1), mtgpupod("a"), mtgpupod("b", "other"))
+    result = run(
+        "-", "-o", "json", objects=[served(), occupy_pod("gone", card=1), mtgpupod("a"), mtgpupod("b", "other")]
+    )
     assert cards(json.loads(result.stdout)) == [("zxcvb", 20), ("other", 20)]
     assert "mtgpupod-occupypod-n1-gone" in result.stderr
 
@@ -202,21 +190,19 @@ def test_mtgpupods_disabled_in_the_settings_wait(monkeypatch: pytest.MonkeyPatch
 
 
 def test_mtgpupods_exit_codes_follow_input_and_pending() -> None:
-    twice = run(served(), mtgpupod(), mtgpupod())
+    twice = run("-", objects=[served(), mtgpupod(), mtgpupod()])
     assert (twice.exit_code, twice.stderr.count("\n")) == (2, 1)
     assert "an MtgpuPod named default/m is there already" in twice.stderr
-    away = run(served(), mtgpupod(node="n9"))
+    away = run("-", objects=[served(), mtgpupod(node="n9")])
     assert (away.exit_code, "no node is named 'n9'" in away.stderr) == (2, True)
     waits = (served(count=1), mtgpupod("a"), mtgpupod("b", "other"))
-    assert run(*waits).exit_code == 0
-    assert run(*waits, options=("--fail-on-pending",)).exit_code == 1
+    assert run("-", objects=waits).exit_code == 0
+    assert run("-", "--fail-on-pending", objects=waits).exit_code == 1
     assert simulated(served(), mtgpupod(node=""))["pods"][0]["denied"][0]["field"] == "spec.nodeName"
 
 
 def test_table_shows_mtgpupods_with_kind_and_reason() -> None:
-    text = CliRunner().invoke(
-        main, ["simulate", "-"], input=yaml.safe_dump_all([served(count=1), mtgpupod("a"), mtgpupod("b", "other")])
-    )
+    text = run("-", objects=[served(count=1), mtgpupod("a"), mtgpupod("b", "other")])
     assert "MtgpuPod default/a   n1   c on card 0" in text.stdout
     assert "n1: ResourceExceeded: " in text.stdout
     assert "A default/a · MtgpuPod · 20% 1 GiB on 0" in text.stdout

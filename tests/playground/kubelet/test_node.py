@@ -1,5 +1,6 @@
 """The kubelet's node, plugins and PodResources, over the API and gRPC."""
 
+import socket
 from typing import Any
 
 import grpc
@@ -44,7 +45,9 @@ def test_logs_are_served_over_https_at_the_port_of_the_node(node: FakeCluster) -
     node.create("a")
     node.wait_running("a")
     port = node.api.get(NODE)["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"]
-    with urllib3.PoolManager(ca_certs=str(node.folder / "apiserver.crt")) as pool:
+    ca = str(node.folder / "apiserver.crt")
+    # A client that never begins its handshake does not block the others.
+    with socket.create_connection(("127.0.0.1", port)), urllib3.PoolManager(ca_certs=ca, timeout=20) as pool:
         logs = pool.request("GET", f"https://127.0.0.1:{port}/containerLogs/default/a/c")
         absent = pool.request("GET", f"https://127.0.0.1:{port}/containerLogs/default/b/c")
     assert (logs.status, logs.data) == (200, b"NVIDIA_VISIBLE_DEVICES=all\n")

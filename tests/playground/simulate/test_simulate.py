@@ -5,31 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from mgpu.cli.main import main
 from tests.builders import container, node, pod, share
+from tests.playground.simulate.simulation import run, served, simulated
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "simulate"
-CARDS = json.dumps([{"model": "A100", "memory": "80Gi", "count": 2}])
-
-
-def run(*arguments: str, objects: list[Any] | None = None, text: str | None = None) -> Result:
-    given = text if text is not None else yaml.safe_dump_all(objects or [])
-    return CliRunner().invoke(main, ["simulate", *arguments], input=given)
-
-
-def simulated(*objects: Any, options: tuple[str, ...] = ()) -> Any:
-    result = run("-", "-o", "json", *options, objects=list(objects))
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-def served(name: str = "n1", listed: str = CARDS) -> dict[str, Any]:
-    raw = node(name)
-    raw["metadata"]["annotations"]["mgpu.io/cards"] = listed
-    return raw
+EXAMPLES = Path(__file__).parents[3] / "examples" / "simulate"
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.json")), ids=lambda path: path.stem)
@@ -262,7 +244,7 @@ DEVICE = {"kind": "Device", "metadata": {"name": "n1"}, "spec": {"devices": []}}
         ),
         ([share("p", node="gone")], "<stdin>: document 1: spec.nodeName: no node is named 'gone'"),
         (
-            [served(listed="{")],
+            [served(cards="{")],
             "<stdin>: document 1: metadata.annotations[mgpu.io/cards]: is not JSON",
         ),
         ([node(), node()], "<stdin>: document 2: metadata.name: a node named n1 is there already"),

@@ -1,7 +1,7 @@
 """The scheduling loop against our API server, and with an extender over HTTP."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -10,7 +10,6 @@ import pytest
 
 from mgpu.kube import Api, ApiError
 from playground.scheduling import Extender
-from playground.scheduling.queue import Queue
 from tests.playground.fake_cluster import EVENTS, PODS, FakeCluster, Json
 from tests.waiting import until
 
@@ -207,59 +206,3 @@ def test_refused_binding_is_retried(cluster: FakeCluster) -> None:
     cluster.submit("p")
     assert cluster.wait_refused("p") == 'running Bind plugin "DefaultBinder": no card is left'
     assert cluster.wait_bound("p") == "n1"
-
-
-@pytest.fixture
-def queue() -> Queue:
-    return Queue(first=0.001, longest=0.001)
-
-
-def waiting(name: str, priority: int = 0) -> Json:
-    return {"metadata": {"name": name, "uid": name}, "spec": {"priority": priority}}
-
-
-def popped(queue: Queue) -> str:
-    pod = queue.pop()
-    return str(pod["metadata"]["name"]) if pod else ""
-
-
-def test_queue_orders_by_priority_then_arrival(queue: Queue) -> None:
-    for name, priority in (("a", 0), ("b", 0), ("high", 9)):
-        queue.put(waiting(name, priority))
-    assert [popped(queue) for _ in range(3)] == ["high", "a", "b"]
-
-
-def _move(queue: Queue) -> None:
-    queue.changed()
-
-
-def _update(queue: Queue) -> None:
-    queue.put(waiting("a", priority=1))
-
-
-@pytest.mark.parametrize("event", [_move, _update])
-def test_queue_refused_pod_waits_for_a_change(queue: Queue, event: Callable[[Queue], None]) -> None:
-    queue.put(waiting("a"))
-    popped(queue)
-    queue.refused("a")
-    queue.put(waiting("b"))
-    assert popped(queue) == "b"
-    event(queue)
-    assert popped(queue) == "a"
-
-
-def test_queue_change_during_an_attempt_is_not_missed(queue: Queue) -> None:
-    queue.put(waiting("a"))
-    popped(queue)
-    queue.changed()
-    queue.refused("a")
-    assert popped(queue) == "a"
-
-
-def test_queue_pod_being_bound_is_not_returned_again(queue: Queue) -> None:
-    queue.put(waiting("a"))
-    popped(queue)
-    queue.put(waiting("a", priority=1))
-    queue.changed()
-    queue.close()
-    assert queue.pop() is None
