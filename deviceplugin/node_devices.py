@@ -7,7 +7,7 @@ from mgpu.model.cards import Card
 
 
 class CardReader(Protocol):
-    """`deviceplugin.cards.card_watch.CardWatch`."""
+    """The part of `deviceplugin.cards.card_watch.CardWatch` that is used here."""
 
     @property
     def cards(self) -> tuple[Card, ...] | None: ...

@@ -71,7 +71,7 @@ class Answer:
 
 
 class Devices(Protocol):
-    """`deviceplugin.cards.node_devices.NodeDevices`."""
+    """`deviceplugin.node_devices.NodeDevices`."""
 
     def gpus(self) -> Sequence[Card]: ...
     def devices(self) -> Sequence[Card]: ...

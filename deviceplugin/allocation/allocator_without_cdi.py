@@ -1,8 +1,9 @@
 """Allocate and PreStartContainer where the operator says that the container runtime has no CDI.
 
-Nothing can correct an answer to Allocate then: the kubelet keeps it for the life of the container. So Allocate guesses
-the oldest pod that waits for this amount, may wait a little for its decision, and refuses if there is none. Before the
-start the allocation records of equal requests are exchanged, if the guess was wrong (`deviceplugin.delivery.exchange`).
+Nothing can correct an answer to Allocate then: the kubelet keeps it for the life of the container. So Allocate assumes
+that the call is for the oldest pod that waits for this amount and whose cards are decided. If there is none yet it
+waits briefly, and then refuses. If the assumption was wrong, the pods with equal requests exchange their allocation
+records before the container starts (`deviceplugin.delivery.exchange`).
 Slices, MPS and requests of different kinds on one node need CDI.
 """
 
@@ -47,9 +48,10 @@ class AllocatorWithoutCdi(Allocator):
         return self._context.delivery
 
     def resume(self) -> None:
-        """Let containers start, after the answers of earlier agents are settled: they stand in the checkpoint.
+        """Let containers start, after the allocation records agree with the answers of earlier agents.
 
-        Containers whose answer agrees with the record are settled first. Only the rest may exchange records.
+        Those answers are in the kubelet's checkpoint. All of them are read first, so that only containers whose answer
+        disagrees with their record exchange records.
         """
         super().resume()
         mismatched = []
@@ -67,7 +69,11 @@ class AllocatorWithoutCdi(Allocator):
                 try:
                     self._exchange.settle(Target(gpu_pod, entry.container), entry.env, self._served)
                 except Refused as error:
-                    log.warning("record not settled: %s", error, extra={"pod": entry.uid})
+                    log.warning(
+                        "the allocation record could not be changed to agree with the answer to Allocate: %s",
+                        error,
+                        extra={"pod": entry.uid},
+                    )
 
     async def allocate(self, ids: Sequence[str]) -> Answer:
         """Answer with the cards of the oldest candidate, and wait a little if there is none. Raises Refused."""
@@ -102,11 +108,11 @@ class AllocatorWithoutCdi(Allocator):
         return self._exposed(target, environment(target, self._context.devices.devices()))
 
     def _with_kept_cards(self, gpu_pod: GpuPod, entries: Sequence[PodDevicesEntry]) -> GpuPod:  # noqa: ARG002
-        """Return the pod as it is: without CDI files nothing trustworthy says what it had."""
+        """Return the pod unchanged: without CDI files there is no trustworthy source for the cards that it had."""
         return gpu_pod
 
     def _environment(self, target: Target, entry: PodDevicesEntry) -> Mapping[str, str]:
-        """Return the environment that the container was answered, after the records say the same. Raises Refused."""
+        """Make the records agree with the answer to Allocate; return the container's environment. Raises Refused."""
         self._exchange.settle(target, entry.env, self._served)
         now = self._context.pods.by_uid(target.known.pod.uid) or target.known
         target = Target(now, target.container)
@@ -120,6 +126,6 @@ class AllocatorWithoutCdi(Allocator):
         ready: Sequence[tuple[PodDevicesEntry, Edits]],  # noqa: ARG002
         refused: Sequence[tuple[PodDevicesEntry, Refused]],
     ) -> None:
-        """Refuse all if one is refused: nothing can keep back one of several containers with the same ids."""
+        """Refuse all containers if one is refused: containers that share ids can only be held back together."""
         for reason in pending(gpu_pod, refused):
             raise reason

@@ -1,4 +1,4 @@
-"""The owners of device ids: which containers hold the ids of a PreStartContainer call, for certain or not at all."""
+"""Finds the containers that hold the ids of a PreStartContainer call, or refuses if that is not certain."""
 
 import asyncio
 from collections import OrderedDict
@@ -15,13 +15,13 @@ from mgpu.model.pod_references import named_to
 
 _RETRY_SECONDS = 0.2
 _REMEMBERED_ANSWERS = 4096
-"""More than a node has ids, of which every set that is held has at least one."""
+"""More than the ids of a node. Each set of ids that is held has at least one, so every answer in use is remembered."""
 
 Ids = frozenset[str]
 
 
 class Owners(Protocol):
-    """`deviceplugin.kubelet.pod_resources.PodResources`."""
+    """The part of `deviceplugin.kubelet.pod_resources.PodResources` that is used here."""
 
     async def owners(self, resource: str) -> list[Owner]:
         """Return all containers that hold ids of the resource. Raises RetryLater."""
@@ -31,7 +31,7 @@ class IdOwners:
     """The owners of one resource's ids. Used on one event loop.
 
     The kubelet's checkpoint says who holds which ids, but it may be out of date: two writers in the kubelet can
-    overtake each other, so that the older state stands in the file until something is written again. An entry is
+    overtake each other, and the file then holds the older state until the kubelet writes it again. An entry is
     current if it has the name of the last answer for its ids; otherwise `resend` makes the kubelet write once more.
 
     Args:
@@ -58,7 +58,7 @@ class IdOwners:
     async def entries(self, ids: Ids, deadline: float) -> list[PodDevicesEntry]:
         """Return the entries of the containers that hold exactly these ids, all of one pod; at least one.
 
-        There are several where the kubelet gave an init container's ids to later containers of the pod again. Raises
+        There are several if the kubelet has reused an init container's ids for later containers of the pod. Raises
         Refused if the owner is not certain at the deadline (the loop's time).
         """
         loop = asyncio.get_running_loop()
@@ -84,9 +84,10 @@ class IdOwners:
         return None
 
     async def _doubt_of_earlier_answer(self, ids: Ids, uid: str) -> str | None:
-        """Return why the pod may not own ids for which an earlier agent answered: PodResources must not contradict.
+        """Return why it is uncertain that the pod owns ids for which an earlier agent answered, or None.
 
-        PodResources alone would not do: it leaves regular init containers out and does not tell UIDs.
+        The checkpoint counts unless PodResources contradicts it. PodResources alone is not enough: it leaves out
+        regular init containers, and it does not report the UIDs of pods.
         """
         gpu_pod = self._pods.by_uid(uid)
         if gpu_pod is None:

@@ -1,4 +1,4 @@
-"""How long the answers of an agent together may wait while the kubelet does nothing else."""
+"""Limits the total time for which an agent's answers to Allocate wait: the kubelet does nothing else meanwhile."""
 
 import time
 from collections.abc import Callable
@@ -9,14 +9,14 @@ _REFILL = 0.1
 
 
 class WaitBudget:
-    """Seconds that may be waited, regained over time.
+    """A budget of waiting time that refills over time.
 
-    The kubelet asks for one pod at a time, so each answer that waits holds up the whole node. Without a common budget a
-    user could stop it with pods that never get cards, created again as fast as a quota lets failed ones go.
+    The kubelet asks for one pod at a time, so each answer that waits holds up the whole node. Without a shared budget,
+    a user could block the node with pods that never get cards and are recreated as soon as the quota permits.
 
     Args:
-        limit: seconds that may be waited at once.
-        clock: seconds, never set back.
+        limit: the most seconds that the budget holds.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, limit: float = _LIMIT_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
@@ -26,12 +26,12 @@ class WaitBudget:
         self._updated = clock()
 
     def remaining(self) -> float:
-        """Return how many seconds may be waited now."""
+        """Return how many seconds of waiting are left."""
         now = self._clock()
         self._remaining = min(self._limit, self._remaining + _REFILL * (now - self._updated))
         self._updated = now
         return max(0.0, self._remaining)
 
     def spend(self, seconds: float) -> None:
-        """Count seconds that were waited."""
+        """Deduct this many seconds of waiting."""
         self._remaining = self.remaining() - seconds

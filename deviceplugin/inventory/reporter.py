@@ -1,4 +1,4 @@
-"""Reports the node to the API server: its Device object, and its resources that are amounts in node status.
+"""Reports the node to the API server: its Device object, and the resources that mgpu itself writes to node status.
 
 The kubelet sets extended resources to zero when it registers the node, and anybody may edit or delete a Device. Both
 are watched (`deviceplugin.inventory.node_objects`) and written again on every change, never by polling. The functions
@@ -68,11 +68,11 @@ def device_patch(seen: Mapping[str, Any], wanted: Mapping[str, Any], given: str 
 def capacity_patch(
     seen: Mapping[str, Any], cards: Sequence[Card], settings: Settings, held: Callable[[str], int]
 ) -> Raw | None:
-    """Return a merge patch of node status with the amounts that are no device ids; None if they are there already.
+    """Return a merge patch of node status for resources that have no device ids; None if it is up to date.
 
     Amounts are summed over healthy devices, but are never less than what pods hold: otherwise the kubelet would fail
-    running pods. What was published before and is not any more (its dialect was disabled, its last device went) is
-    removed once no pod holds it. What is served as ids now belongs to the kubelet from then on.
+    running pods. A resource that is no longer published (its dialect was disabled, or its last device was removed)
+    is removed once no pod holds it, unless it is now served as device ids: then it belongs to the kubelet.
 
     Args:
         cards: devices of all types.
@@ -125,7 +125,7 @@ def _label(text: str) -> str:
 
 
 def known_indexes(api: Api, node: str, seconds: float = 5.0) -> dict[str, int]:
-    """Return UUID → index as the node's Device says; nothing if it does not exist, or without an answer in time.
+    """Return UUID → index as in the node's Device; an empty mapping if it does not exist or cannot be read in time.
 
     NVML renumbers cards when one is removed. Records name indexes, so each card keeps the one that it had.
     """
@@ -210,7 +210,7 @@ class Reporter:
             self._thread.join(timeout=2)
 
     def update(self) -> None:
-        """Compare facts and objects soon. Thread-safe."""
+        """Make the thread compare the facts with the API objects soon. Thread-safe."""
         self._wake.set()
 
     def _run(self) -> None:
@@ -225,12 +225,12 @@ class Reporter:
             except (ApiError, Unreachable) as error:
                 problem = _explain(error)
             self._note(problem)
-            # Even if one change follows the other, an API server that fails is not asked without pause.
+            # After a failure the API server gets a pause even if the facts keep changing.
             self._stop.wait(_FIRST_PAUSE if problem else 0)
             pause = min(pause * 2, _LONGEST_PAUSE) if problem else _FIRST_PAUSE
 
     def _report(self) -> str | None:
-        """Make the API server say what is so; return what is still missing for that."""
+        """Bring the Node and the Device up to date. Return what prevents it, or None."""
         facts = self._facts()
         node = self._objects.node
         device = self._objects.device
@@ -252,7 +252,7 @@ class Reporter:
             agent_patch(node, about),
         )
         if patch:
-            # The labels are written through the status too: one write, and one right.
+            # The labels are written through the status subresource too: one request, and one RBAC permission.
             answer = self._api.patch(f"/api/v1/nodes/{self._objects.name}/status", patch)
             log.info("node updated", extra=patch)
             self._objects.wrote_node(node, answer)
@@ -299,5 +299,5 @@ def _merged(*patches: Raw | None) -> Raw:
 
 def _explain(error: ApiError | Unreachable) -> str:
     if isinstance(error, ApiError) and error.status == 404:
-        return f"{error} (removed meanwhile, or the CRD of {DEVICE_API} was)"
+        return f"{error} (the object, or the CRD of {DEVICE_API}, has been removed)"
     return str(error)

@@ -11,7 +11,7 @@ from mgpu.dialects.protocol import NodeResource
 from mgpu.model.cards import Card
 
 MAX_IDS = 4000
-"""Per node: each id is written into the status of the pod that holds it.
+"""The most ids of a node. The number is limited because each id is written into the status of the pod that holds it.
 
 Source: docs/design/kubernetes.md, "Device manager".
 """

@@ -34,7 +34,7 @@ class _Attempt:
 
 
 class ModeManager:
-    """Used by the partition worker's thread alone."""
+    """Keeps the cards in their desired MIG modes. Used by the partition worker's thread alone."""
 
     def __init__(self, driver: MigDriver, clock: Callable[[], float] = time.monotonic) -> None:
         self._driver = driver
@@ -80,7 +80,11 @@ class ModeManager:
         return reason
 
     def _attempt(self, card: MigCard, *, on: bool) -> str | None:
-        """Switch the mode. Instances keep a card in MIG mode; those that exist here are free, and are destroyed."""
+        """Switch the mode; return why that failed, or None.
+
+        A card with instances cannot leave MIG mode. The instances of a card that gets here are unused, so they are
+        destroyed.
+        """
         try:
             if card.current and not on:
                 for made in card.instances:

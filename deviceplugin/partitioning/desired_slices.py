@@ -1,8 +1,8 @@
 """The desired state of a node's cards: which slices the plan asks for, given what exists and what is in use. Pure.
 
-The partitioners call `planned_instances` (MIG) and `configured_slices` (MPS). What is in use is never given up: a plan
-without it is refused. Where a plan names counts and no places, what exists stays as far as it is part of the plan, so
-that no instance is destroyed and created again at the same place.
+The partitioners call `planned_instances` (MIG) and `configured_slices` (MPS). A slice in use is never removed: a plan
+that lacks it is refused. Where a plan gives counts but no placements, existing slices stay as far as the counts allow,
+so that no instance is destroyed only to be created again in the same place.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -36,13 +36,13 @@ def planned_instances(
     """Return the desired instances of every card that can be cut, as the plan says.
 
     Args:
-        found: what the Node says.
-        layouts: by index, the cards that can be cut.
-        made: what exists.
-        before: the last good state, or what the Node says.
-        in_use: what must stay.
+        found: the plan and the slices as the annotations of the Node describe them.
+        layouts: the layouts of the cards that can be partitioned, by card index.
+        made: the instances that exist.
+        before: the instances of the last plan that was applied, or those that the Node reports.
+        in_use: the instances that must stay because pods use them.
 
-    Raises Impossible where the plan would lose an instance in use, or does not fit.
+    Raises Impossible if the plan lacks an instance that is in use, or does not fit on the cards.
     """
     spec = {card: {name: n for name, n in names.items() if n} for card, names in found.partitioning.spec.items()}
     _check_spec(spec, layouts)
@@ -79,10 +79,11 @@ def _arranged(
     states: Sequence[frozenset[Instance]],
     path: str,
 ) -> frozenset[Instance]:
-    """Return places for so many instances of each profile.
+    """Return placements for the given number of instances of each profile.
 
-    A state that has exactly these counts is taken as it is. Otherwise what is in use stays, and of the last state what
-    fits beside it; the rest is arranged around both, or around what is in use alone where both leave no room.
+    A state that already has exactly these counts is returned unchanged. Otherwise the instances in use stay, together
+    with those of the last state that fit beside them, and the missing ones are arranged around both. If both leave no
+    room, the missing ones are arranged around the instances in use alone.
     """
     for state in states:
         if _counted(state) == names and kept <= state and not problem(layout, state):
@@ -91,7 +92,7 @@ def _arranged(
     for instance in kept:
         left[instance.profile] = left.get(instance.profile, 0) - 1
     if lost := sorted(name for name, n in left.items() if n < 0):
-        raise Impossible(f"{path}: fewer of {', '.join(lost)} than are in use")
+        raise Impossible(f"{path}: the plan has fewer of {', '.join(lost)} than are in use")
     rest = dict(left)
     for instance in sorted(states[-1] - kept):
         if rest.get(instance.profile, 0) > 0 and not problem(layout, {*stay, instance}):
@@ -137,12 +138,12 @@ def configured_slices(
     held: Collection[int],
     source: str,
 ) -> tuple[Slice, ...]:
-    """Return the slices of a configuration, with the plan's numbers where the plan is this very configuration.
+    """Return the slices of a configuration. They have the numbers of the plan if the plan has exactly the same counts.
 
     Args:
         before: the last slices. They keep their numbers, those in use first; new ones get the lowest free numbers.
-        used: places that pods have.
-        held: the indexes of cards that pods in other vocabularies have shares of.
+        used: the slices that pods hold.
+        held: the indexes of the cards of which pods of other dialects hold shares.
         source: the path of the configuration, for errors.
 
     Raises Impossible.

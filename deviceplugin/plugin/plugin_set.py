@@ -8,10 +8,10 @@ from deviceplugin.plugin.plugin_server import DeviceList, Plugin
 
 
 class PluginSet:
-    """Used on one event loop.
+    """The plugins of the agent and their allocators. Used on one event loop.
 
     Attributes:
-        plugins: by resource. A plugin is never removed: a kubelet that has met a resource keeps it for minutes.
+        plugins: by resource. A plugin is never removed: the kubelet keeps a registered resource for minutes.
     """
 
     def __init__(self, context: AllocationContext) -> None:

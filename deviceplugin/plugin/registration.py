@@ -2,9 +2,9 @@
 
 The kubelet removes every socket of its folder when it starts. When a device list (ListAndWatch) ends, it disconnects
 whichever plugin of that resource is registered at that time, even if the list was another plugin's
-(docs/design/kubernetes.md, "Device manager"). So nothing is repaired in place: whenever the kubelet's socket is a new
-one, the plugin's own socket is gone or a device list has ended, `Registration.run` ends the streams, starts a new
-server and registers it.
+(docs/design/kubernetes.md, "Device manager"). So whenever the kubelet's socket is a new one
+or the plugin's own socket is gone, `Registration.run` ends the streams, starts a new server and registers it. When only
+a device list has ended, it first tries once to register the same server again, which is faster.
 """
 
 import asyncio
@@ -167,7 +167,7 @@ class Registration:
         return stamp
 
     async def _another_kubelet(self, kubelet: FileStamp, seconds: float) -> bool:
-        """Wait; return at once, and True, if a new kubelet has made its socket.
+        """Wait up to `seconds`. Return True as soon as a new kubelet has made its socket, otherwise False.
 
         The socket's existence says nothing, since a kubelet that is killed leaves it behind.
         """

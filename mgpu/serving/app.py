@@ -22,11 +22,14 @@ _DISCARDED = 32 << 20
 _IN_FLIGHT = "mgpu-in-flight"
 
 Told = Callable[[str, Review, Reply | None, float], None]
-"""Called with (path, review, reply, seconds) after each review. reply: None if the API server has to call again."""
+"""Called with (path, review, reply, seconds) after each review. reply is None if the API server has to call again."""
 
 
 def new_app(limits: Limits = REVIEWS) -> Flask:
-    """Return an app without routes. Errors are `{"error": "…"}` with their status; an unexpected one is logged, 500."""
+    """Return an app without routes.
+
+    An error is answered with its status and `{"error": "…"}`. An unexpected error is logged and answered with 500.
+    """
     app = Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = limits.body
     app.extensions[_IN_FLIGHT] = InFlight(limits)
@@ -79,13 +82,13 @@ def body() -> Iterator[bytearray]:
 
 
 def probes(app: Flask, not_ready_reason: Callable[[], str | None] = lambda: None) -> None:
-    """GET `/healthz`, which always answers 200, and `/readyz`."""
+    """Serve GET `/healthz`, which always answers 200, and GET `/readyz`."""
     probe(app, "/healthz", lambda: None)
     probe(app, "/readyz", not_ready_reason)
 
 
 def probe(app: Flask, path: str, failure_reason: Callable[[], str | None]) -> None:
-    """GET `path`: 200 `ok`, or 503 with the reason why not."""
+    """Serve GET `path`: 200 with `ok`, or 503 with the reason for the failure."""
 
     def answer() -> Response:
         reason = failure_reason()

@@ -11,9 +11,9 @@ what that costs:
 - Long calls run one at a time, pause in between, and end when their caller is gone.
 
 Effort is counted in steps (`scheduler/engine/effort.py`) and not in seconds, so that the result of a search does not
-depend on the clock. Only the choice of the limits does. The filter, the decider and the preemption begin each call with
-`Rations.call`. The constants may be tuned; docs/attacks.md says what they keep out, and `python -m bench hostile`
-measures it.
+depend on the clock. Only the choice of the limits does. The filter, the decider, the preemption and the partition
+controller begin each call with `Rations.call`. The constants may be tuned; docs/attacks.md says what they keep out, and
+`python -m bench hostile` measures it.
 """
 
 import threading
@@ -34,7 +34,7 @@ SECOND = 1000 * STEPS_PER_MILLISECOND
 FULL_CALL = SECOND // 5
 """Steps of a call with full searches. The search that is under way when they are used up goes on to its own limit."""
 SHORT_CALL = SECOND // 10
-"""Steps of a call with short searches, after those."""
+"""Steps of a call with short searches, once the steps for full searches are used up."""
 FREE = SECOND // 100
 """Steps of each call that are not charged to its namespace."""
 FREE_IN_DEBT = SECOND // 1000
@@ -53,7 +53,7 @@ _WAITING = 8
 """Long calls that may wait for their turn; each occupies a thread of the server."""
 _GONE_CHECK_SECONDS = 0.02
 _RESTS = 0.5
-"""Pauses of a long call, as a part of the time that it works. They release the GIL to other requests."""
+"""How long a long call pauses, as a fraction of the time that it works. Pauses let other requests have the GIL."""
 
 Gone = Callable[[], bool]
 """Tells whether the caller has given up: its deadline has passed, or its connection is closed."""
@@ -73,8 +73,8 @@ class Call:
 
     Attributes:
         effort: what the call has used so far.
-        hard: a search of this call has ended without proof. It is likely to on other nodes too, so there a quick search
-            comes first, which at least tells whether the pod fits.
+        hard: a search of this call has ended without a proof. Searches on other nodes are likely to end so too, so
+            there a quick search comes first, which at least tells whether the pod fits.
     """
 
     def __init__(self, limits: Limits, full: int, short: int, effort: Effort) -> None:

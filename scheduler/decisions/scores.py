@@ -1,7 +1,7 @@
 """Scores of the learning node policies, which compare all nodes with one another.
 
 Such a policy learns from the pods that arrive (`scheduler/cluster/forecast.py`) and provides a judge, which gives each
-node a key for a pod of a certain shape (`scheduler/engine/fragmentation/`). `Ranking` keeps the keys of all nodes up to
+node a key for a pod of a certain shape (`scheduler/engine/learning/`). `Ranking` keeps the keys of all nodes up to
 date, so that a call costs what has changed since the last call for a pod of the same shape.
 """
 

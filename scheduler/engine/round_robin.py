@@ -8,9 +8,12 @@ T = TypeVar("T")
 
 
 def by_turns(items: Iterable[T], group: Callable[[T], str], rank: Callable[[str], Any]) -> Iterator[T]:
-    """Return the items, one of each group after the other, those of a group in their order.
+    """Yield the items, one from each group in turn; the items of a group keep their order.
 
-    What one group has a thousand times delays another group by one item. rank: the group of the lowest rank begins.
+    So a group with a thousand items delays each item of another group by one item only.
+
+    Args:
+        rank: returns the rank of a group; groups with a lower rank come first in each turn.
     """
     queues: dict[str, deque[T]] = {}
     for item in items:

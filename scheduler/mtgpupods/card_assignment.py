@@ -30,7 +30,7 @@ class CardAssignments:
         reservations: by uid, the holdings of MtgpuPods that have no BoundDeviceID yet.
         waiting: by uid, the condition Bound of MtgpuPods that get no card now.
         awaited_gpuids: GPUIDs whose occupy pod has been given a card that is not known yet.
-        limited_namespaces: namespaces with MtgpuPods that wait for the limit of GPUIDs.
+        limited_namespaces: namespaces with MtgpuPods that wait because of the limit on GPUIDs.
     """
 
     reservations: dict[str, Holding] = field(default_factory=dict)
@@ -53,7 +53,7 @@ def ledger_of(node: ObservedNode) -> Ledger:
 
 
 def foreign_holdings(node: ObservedNode, ledger: Ledger, gpuid: str, card: Card) -> tuple[Holding, ...]:
-    """Return the holdings on the card of a GPUID that must not be there.
+    """Return the holdings that must not be on this card, because it belongs to the GPUID.
 
     An MtgpuPod that cannot be read has no GPUID in its holding, and may well be one of this GPUID. A remnant of this
     GPUID is not foreign: otherwise one user of a GPUID could stop its users of other namespaces by deleting a Pod by
@@ -79,9 +79,9 @@ def assign_cards(node: ObservedNode, ledger: Ledger, degraded: Mapping[str, Cond
 def _in_order(node: ObservedNode) -> list[MtgpuPod]:
     """Return the MtgpuPods that need a card, in the order in which they are considered.
 
-    First those with a reservation. Of the others the namespaces take turns, beginning with those that have the fewest
-    MtgpuPods with a card of this node; within a namespace the oldest is first. So a namespace with many MtgpuPods does
-    not take all cards that become free.
+    Those with a reservation come first. For the others the namespaces take turns, beginning with those that have the
+    fewest MtgpuPods with a card of this node; within a namespace the oldest comes first. So a namespace with many
+    MtgpuPods does not take all cards that become free.
     """
     waiting = [pod for pod in sorted(node.pods, key=lambda pod: pod.turn) if _needs_card(node, pod)]
     served = Counter(pod.namespace for pod in node.pods if node.holds(pod) or pod.uid in node.reservations)
@@ -148,7 +148,7 @@ class _CardAssigner:
         if self._used.count(name) + limit.elsewhere.get(name, 0) < limit.most:
             return None
         self.result.limited_namespaces.add(name)
-        # Without the number in use: each change of it would be a write of the status of all that wait.
+        # The message omits the number in use: each change of it would cause a status write for every waiting MtgpuPod.
         rule = f"namespace {name} uses as many GPUIDs as it may (dialects.mtgpu.maxGPUIDsPerNamespace: {limit.most})"
         remedy = f"name a GPUID that it uses on node {pod.node}, or delete the MtgpuPods of another GPUID"
         return Condition(FALSE, "TooManyGPUIDs", f"{rule}; {remedy}")
@@ -163,7 +163,7 @@ class _CardAssigner:
         line = pod.gpuid, pod.namespace
         first = self._first_waiting.get(line)
         if first is not None and first.turn < pod.turn:
-            # Without the name of the first one: when that one goes, the status of all others would be written.
+            # The message omits the name of the first one: when that is deleted, all others would get a status write.
             return _exceeded(f"older MtgpuPods of its namespace wait for GPUID {pod.gpuid} too")
         states = self._ledger.cards(self._node.name)
         of_gpuid = [state for state in states if state.gpuid == pod.gpuid]
@@ -180,7 +180,8 @@ class _CardAssigner:
         """Find a share of the card that the GPUID has."""
         card = of_gpuid[0].card
         if len(of_gpuid) > 1 or foreign_holdings(self._node, self._ledger, pod.gpuid, card):
-            return Condition(FALSE, "Degraded", f"GPUID {pod.gpuid} has no card of its own: look at {card.uuid}")
+            message = f"GPUID {pod.gpuid} has several cards, or shares card {card.uuid} with other pods"
+            return Condition(FALSE, "Degraded", message)
         refused = _never_fits(pod, card)
         if refused is None:
             refused = refusal(replace(of_gpuid[0], gpuid=""), _share(pod), 0)
@@ -198,7 +199,7 @@ class _CardAssigner:
         return bool(users) and all(user.namespace != pod.namespace for user in users)
 
     def _start(self, pod: MtgpuPod, states: Sequence[CardState]) -> Holding | Condition:
-        """Find a card for a GPUID that has none as far as known."""
+        """Find a card for a GPUID that is not known to have one."""
         node = self._node
         occupy_pod = node.occupy_pods.get(pod.gpuid)
         reservation = node.reservations.get(pod.uid)
@@ -272,16 +273,16 @@ def _exceeded(message: str) -> Condition:
 
 
 def tainted(node: ObservedNode, pod: MtgpuPod) -> Condition:
-    text = f"node {node.name} has the taint {node.untolerated[pod.uid]}, which it does not tolerate"
+    text = f"node {node.name} has the taint {node.untolerated[pod.uid]}, which the MtgpuPod does not tolerate"
     return Condition(FALSE, "NodeTainted", text)
 
 
 def name_conflict(pod: MtgpuPod) -> Condition:
-    return Condition(FALSE, "NameConflict", f"Pod {pod.key} exists already and was not created for it")
+    return Condition(FALSE, "NameConflict", f"Pod {pod.key} exists already and was not created for this MtgpuPod")
 
 
 def deleted_pods_running() -> Condition:
-    # Without the names of the pods: each change of them would be a write of the status of all that wait.
+    # The message omits the names of the pods: each change would cause a status write for every waiting MtgpuPod.
     rule = "pods of its namespace were deleted by force and still run"
     remedy = "the MtgpuPods of the namespace get no cards and no Pods until these have ended"
     return Condition(FALSE, "DeletedPodsRunning", f"{rule}; {remedy}")

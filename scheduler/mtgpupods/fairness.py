@@ -1,4 +1,4 @@
-"""How the MtgpuPods of one tenant do not keep those of others waiting: bounded attempts, turns and pauses.
+"""Keeps the MtgpuPods of one tenant from delaying those of others: limits on attempts, turns and pauses.
 
 One thread writes for all nodes and namespaces, and a tenant chooses how many MtgpuPods there are, how large they are,
 and whether the API server accepts what is written for them. docs/attacks.md describes what happened without these
@@ -16,13 +16,13 @@ T = TypeVar("T")
 WRITES = 48
 """Writes of one attempt on a node. Each takes 5 to 10 ms, so other nodes and namespaces wait for half a second."""
 FINALIZER_WRITES = WRITES // 2
-"""Of these, how many may begin something new; the rest is for MtgpuPods that have their finalizer."""
+"""How many of these writes may add finalizers to new MtgpuPods; the rest is for those that have their finalizer."""
 WRITE_SECONDS = 1.0
 """Time for the writes of one attempt: if each takes long, fewer are made."""
 SLOW_SECONDS = 1.0
 """A write that takes this long is slow. A tenant can cause that by a large MtgpuPod."""
 _REST_FACTOR = 2
-"""After a slow write its namespace rests for its time multiplied by this, so slow writes take a third of all time."""
+"""After a slow write, its namespace rests this many times as long: slow writes take at most a third of the time."""
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
 _FEW = 100
@@ -33,7 +33,7 @@ class AttemptBudget:
     """The writes that one attempt on a node has made.
 
     Attributes:
-        seconds: that they took.
+        seconds: the time that they took.
         is_exceeded: whether something was left for the next attempt.
     """
 
@@ -42,7 +42,10 @@ class AttemptBudget:
     is_exceeded: bool = False
 
     def is_used_up(self, writes: int = WRITES) -> bool:
-        """Return whether so many writes, or their part of the time, are used up; then another attempt must follow."""
+        """Return whether this many writes, or their part of `WRITE_SECONDS`, are used up.
+
+        If so, it is recorded in `is_exceeded` that another attempt must follow.
+        """
         used_up = self.writes >= writes or self.seconds >= WRITE_SECONDS * writes / WRITES
         self.is_exceeded |= used_up
         return used_up
@@ -104,7 +107,7 @@ class WriteBackoffs:
         return max(0.0, rest, self._backoffs.remaining(node, uid))
 
     def failed(self, node: str, namespace: str, uid: str, seconds: float) -> None:
-        """Record a write that failed after so many seconds."""
+        """Record a write that failed after this many seconds."""
         self._backoffs.extend(node, uid)
         if seconds < SLOW_SECONDS:
             return
@@ -113,7 +116,7 @@ class WriteBackoffs:
         self._rests[namespace] = now + _REST_FACTOR * seconds
 
     def succeeded(self, node: str, namespace: str, uid: str, seconds: float) -> None:
-        """Record a write that was accepted after so many seconds."""
+        """Record a write that was accepted after this many seconds."""
         if seconds < SLOW_SECONDS:
             self._backoffs.reset(node, uid)
         else:

@@ -26,7 +26,9 @@ Key = tuple[str, str]
 
 
 class Mps:
-    """Used on one event loop, except for the methods that are called thread-safe.
+    """The containers of the node that are clients of MPS daemons.
+
+    Used on one event loop, except for the methods that are documented as thread-safe.
 
     A card has a daemon while it is cut into slices, and from the moment that a container is to start as its client
     until that container's pod has ended or is gone. A container stays a client when the settings change.
@@ -68,13 +70,13 @@ class Mps:
         self.recover()
 
     def recover(self) -> None:
-        """Take over the clients that another agent has made until now, by their CDI files."""
+        """Read from the CDI files which containers another agent has made clients."""
         named = {key: daemon_of(env, self._folder) for key, env in self._files.environments().items()}
         self._clients = {key: card for key, card in named.items() if card is not None}
         self._given = {*self._clients}
 
     def cut(self, cards: Collection[str]) -> None:
-        """Take over which cards, by UUID, are cut into slices. Thread-safe."""
+        """Set which cards, by UUID, are partitioned into slices. Thread-safe."""
         if self._cut != (cut := frozenset(cards)):
             self._cut = cut
             self._changed.wake()
@@ -84,7 +86,7 @@ class Mps:
         return self._daemons.well(card)
 
     def unbounded(self) -> bool:
-        """Return whether containers of this node may fill the node's own file system by MPS. Thread-safe."""
+        """Return whether containers can fill the node's own file system through the MPS folders. Thread-safe."""
         return self._daemons.unbounded()
 
     async def ready(self, targets: Sequence[Target], deadline: float) -> Mapping[Key, Edits]:
@@ -113,7 +115,10 @@ class Mps:
         self._clients = {key: card for key, card in self._clients.items() if key[0] in uids}
 
     async def run(self) -> None:
-        """Keep the daemons, from when all pods of the node are known until cancelled. Daemons that run go on then."""
+        """Start and restart the daemons that are needed, until cancelled. Daemons that run then keep running.
+
+        Call it when all pods of the node are known.
+        """
         async with asyncio.TaskGroup() as group:
             self._keep()
             group.create_task(self._daemons.run())

@@ -1,8 +1,8 @@
 """Starts, queries and ends the nvidia-cuda-mps-control daemon of one card.
 
-A daemon runs in a session of its own and outlives the agent, since the processes that compute on the card would end
-with it. Its pid and start time are in a file, by which the next agent finds it. Only
-`deviceplugin.isolation.mps.daemons` uses a `Control`.
+A daemon runs in a session of its own and outlives the agent: if a daemon ends, so do the processes that use its card.
+Its pid and start time are in a file, by which the next agent finds it. Only `deviceplugin.isolation.mps.daemons` uses a
+`Control`.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class Control:
         command: how the program is called.
         folder: the setting `mpsDir`.
         card: the card's UUID.
-        mounts: makes the folders that containers write mounts of their own; None: they may be plain folders.
+        mounts: mounts a tmpfs at each folder that containers can write to; None if these may be plain folders.
     """
 
     def __init__(self, command: Sequence[str], folder: Path, card: str, mounts: Mounts | None = None) -> None:
@@ -73,12 +73,12 @@ class Control:
         return pid if now == born else None
 
     def unbounded(self) -> bool:
-        """Return whether containers may write where files have no bound of their own."""
+        """Return whether containers can write to a folder whose size is not limited."""
         mounts, written = self._mounts, (self._pipe, shm_dir(self._folder))
         return mounts is not None and not all(map(mounts.is_own, written))
 
     def crowded(self) -> bool:
-        """Return whether more than half of the room of the pipe folder's own mount is taken. Raises OSError."""
+        """Return whether more than half of the blocks or inodes of the pipe folder's mount are used. Raises OSError."""
         if self._mounts is None or not self._mounts.is_own(self._pipe):
             return False
         room = os.statvfs(self._pipe)
@@ -88,9 +88,9 @@ class Control:
         """Make the daemon's folders, and remove what ended containers left there. Raises OSError and Unbounded.
 
         Args:
-            clients: whether containers that run were given this daemon. They see the pipe folder that was there when
+            clients: whether running containers are clients of this daemon. They see the pipe folder that existed when
                 they started and may need their files in it: nothing is mounted over it, and only links are removed.
-                Without a daemon they would have no limits, so it is also started where the folder has no bound.
+                Without a daemon they would have no limits, so it is started even if the folder's size is not limited.
             alone: whether no container of the node is a client, and no other daemon runs.
         """
         self._make_folders(clients=clients)
@@ -107,7 +107,7 @@ class Control:
             folders.empty(shm_dir(self._folder))
 
     def start(self) -> int:
-        """Return the pid of a new daemon; its folders have been prepared. Raises OSError."""
+        """Start a daemon and return its pid. Call `prepare` first. Raises OSError."""
         output = (os.POSIX_SPAWN_OPEN, 1, str(self._output), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
         self._child = pid = os.posix_spawnp(

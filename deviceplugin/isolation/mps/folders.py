@@ -1,9 +1,9 @@
-"""Bounds and empties the folders of MPS that containers can write.
+"""Limits the size of the MPS folders that containers can write to, and empties them.
 
-The pipe folder of a card and the node's shared memory are mounted read-write into containers. On the node's own /run,
-which is a tmpfs that the container runtime and the kubelet need too, one container could fill all of it, and the files
-would stay after the container's end. So each of these folders is a tmpfs with a size and a number of inodes: one for
-each card, so that a container disturbs only those that share its card.
+The pipe folder of a card and the node's shared memory are mounted read-write into containers. If they lay on
+the node's /run, a tmpfs that the container runtime and the kubelet use too, one container could fill it, and its files
+would remain after it has ended. So each of these folders is a tmpfs with a limited size and number of inodes. Each card
+has a pipe folder of its own, so a container that fills one disturbs only the containers that share its card.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ _MOUNTINFO = Path("/proc/self/mountinfo")
 
 
 class Unbounded(Exception):
-    """A folder that containers can write is not a mount of its own; the message names it and the remedy."""
+    """A folder that containers can write to is not a separate mount. The message names the folder and the remedy."""
 
 
 class Mounts(Protocol):
@@ -48,9 +48,9 @@ class KernelMounts:
         return os.path.ismount(folder)
 
     def make(self, folder: Path) -> None:
-        """Mount it so that the node sees it too, since the container runtime mounts from there."""
+        """Mount a tmpfs that is visible on the node too, since the container runtime mounts the folder from there."""
         if not reaches_node(_MOUNTINFO.read_text(), folder.resolve()):
-            raise Unbounded(_without_mount(folder, "a mount of the agent does not reach the node from there"))
+            raise Unbounded(_without_mount(folder, "a mount that the agent makes there does not propagate to the node"))
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", ctypes.c_ulong(_FLAGS), _BOUNDS):
             raise Unbounded(_without_mount(folder, f"mounting it failed: {os.strerror(ctypes.get_errno())}"))
@@ -87,11 +87,13 @@ def reaches_node(mountinfo: str, folder: Path) -> bool:
 
 
 def empty(folder: Path, most: int = MOST_ENTRIES) -> None:
-    """Remove everything in the folder without following links. Raises OSError, also after `most` entries.
+    """Remove everything in the folder without following links.
 
     Containers made the entries, and one may still run and race with the removal. So every name is resolved relative to
-    an open directory. Nested folders are moved up before they are removed: a chain of thousands needs neither stack nor
-    descriptors.
+    an open directory. Nested folders are moved up before they are removed, so that thousands of nested folders need
+    neither deep recursion nor thousands of file descriptors.
+
+    Raises OSError if an entry cannot be removed, or if there are more than `most` entries.
     """
     left, root = iter(range(most)), _opened(folder)
     try:
@@ -107,7 +109,7 @@ def empty(folder: Path, most: int = MOST_ENTRIES) -> None:
 
 
 def remove_links(folder: Path, most: int = MOST_ENTRIES) -> None:
-    """Remove the symbolic links directly in the folder. A daemon makes none, and would follow them. Raises OSError."""
+    """Remove the symbolic links directly in the folder: the daemon makes none, but follows them. Raises OSError."""
     root = _opened(folder)
     try:
         with os.scandir(root) as entries:

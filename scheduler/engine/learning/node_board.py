@@ -1,4 +1,4 @@
-"""What is free on every node, as columns, and what each node is worth to a pod: rated again only where it changed.
+"""What is free on every node, as columns, and the rating of every node for a pod. Only changed nodes are rated again.
 
 `Board` knows nodes by row number; `Field` knows them by name. `points` turns ratings into kube-scheduler's scores. The
 callers are `scheduler/decisions/scores.py` and the openb experiment.
@@ -21,32 +21,32 @@ UNFIT = -(2**62)
 
 _REMEMBERED = 256  # shapes; at 5,000 nodes 40 kB each
 _SPARE_KINDS = 64
-"""Classes without a node that are kept until they outnumber the rows, too: an agent can invent one per update."""
+"""How many classes are kept beyond two per row. Unused ones are then dropped: an agent can make up one per update."""
 _AT_ONCE = 512  # rows per call of a judge: its intermediate arrays stay in the processor's cache
 
 
 class Chooser(Protocol):
-    """Says on which node and cards a pod goes best."""
+    """Chooses the node and the cards for a pod."""
 
     def keys(self, rows: Rows, shape: Shape) -> Ints:
-        """[B]: higher is better, UNFIT where the pod does not fit."""
+        """Return a key for every row, [B]: higher is better, UNFIT where the pod does not fit."""
 
     def cards(self, rows: Rows, shape: Shape) -> tuple[int, ...]:
-        """The cards on the one node of `rows`, which can take the pod."""
+        """Return the cards for the pod on the only node of `rows`, which can take it."""
 
 
 class Judge(Chooser, Protocol):
-    """One that can also say what any change of a node is worth."""
+    """A chooser that can also rate any change of a node."""
 
     def worths(self, before: Rows, after: Rows) -> Ints:
-        """[B]: what it is worth that the one node of `before` becomes each of `after`; higher is better.
+        """Rate each change of the only node of `before` to a row of `after`, [B]; higher is better.
 
-        It is what `keys` looks for the highest of among the node's cards.
+        `keys` rates a node by the highest of these among the ways to place the pod on it.
         """
 
 
 class Board:
-    """Nodes by row number, as the caller gives them out. Not thread-safe."""
+    """Nodes by row number. The caller assigns the numbers. Not thread-safe."""
 
     def __init__(self) -> None:
         self._kinds: dict[NodeClass, int] = {}
@@ -58,7 +58,7 @@ class Board:
         self._known: OrderedDict[Shape, tuple[int, Ints]] = OrderedDict()
 
     def put(self, row: int, node: NodeClass, cpu: int, memory: int, free: Sequence[int]) -> None:
-        """The node in `row` is of this class and has this much free: cpu in milli, memory in bytes, cards in milli."""
+        """Set the class of the node in `row` and what it has free: cpu in milli, memory in bytes, cards in milli."""
         self._make_room(row + 1, len(free))
         self._kind[row] = self._kinds.setdefault(node, len(self._kinds))
         if len(self._kinds) > 2 * len(self._kind) + _SPARE_KINDS:
@@ -69,17 +69,17 @@ class Board:
         self._touch(row)
 
     def drop(self, row: int) -> None:
-        """There is no node in `row` any more."""
+        """Remove the node in `row`."""
         self._kind[row] = -1
         self._touch(row)
 
     def rows(self, which: Sequence[int] | Ints) -> Rows:
-        """A copy of these rows, all of which hold nodes."""
+        """Return a copy of these rows. Each of them must hold a node."""
         at = np.asarray(which, np.int64)
         return Rows(tuple(self._kinds), self._kind[at], self._cpu[at], self._memory[at], self._free[at])
 
     def keys(self, judge: Chooser, shape: Shape) -> Ints:
-        """The judge's key of every row, UNFIT where there is no node. The caller's to keep."""
+        """Return the judge's key of every row, UNFIT where there is no node. The caller may change the array."""
         if judge is not self._judge:
             self._judge = judge
             self._known.clear()
@@ -99,11 +99,11 @@ class Board:
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """Those that keys were asked for, the latest last."""
+        """The shapes for which `keys` was called, the latest last."""
         return tuple(self._known)
 
     def copy(self) -> "Board":
-        """The same nodes, and no keys yet."""
+        """Return a board with the same nodes, but without keys."""
         other = Board()
         other._kinds, other._changes = dict(self._kinds), self._changes
         other._kind, other._cpu, other._memory = self._kind.copy(), self._cpu.copy(), self._memory.copy()
@@ -141,16 +141,21 @@ class Board:
 
 
 _OTHERS = 4
-"""The most of any other node. Six points less are 300 with the weight of 5 that we recommend: more than fullness and
-balance of cpu and memory can make up for (100 each), less than what users state by affinity, taints and spreading."""
+"""The highest score of any node except the best one, which gets 10.
+
+With the recommended weight of 5, a difference of 6 points is 300 points in kube-scheduler. That is more than its scores
+for the fullness and the balance of cpu and memory can outweigh (100 each), but less than affinity, taints and topology
+spread constraints, which users state."""
 
 BEHIND = 2**61
-"""Taken off a key: behind all nodes that it is not taken off, but still better than not at all."""
+"""Subtracted from the key of a node that shall come after all others, but still before nodes that do not fit."""
 
 
 WIDTH = 16
-"""Cards of a node on the board at most. All rows of a board are equally wide, and what a node costs grows with the
-square of the width: one wide node would slow every pod's scoring."""
+"""The most cards that a node on the board may have.
+
+All rows of a board are equally wide, and the cost of rating a node grows with the square of the width: one wide node
+would slow down the scoring of every pod."""
 
 
 class Field:
@@ -166,7 +171,7 @@ class Field:
         self._unused: list[int] = []
 
     def put(self, node: Node, cards: Sequence[CardState], room: CpuMemory) -> None:
-        """Take in the node as it is now. room: what it has free of cpu and memory."""
+        """Add or update the node. room: its free cpu and memory."""
         if not 0 < len(cards) <= WIDTH:
             self.drop(node.name)
             if cards:
@@ -193,10 +198,10 @@ class Field:
 
 
 def points(names: Sequence[str], keys: Ints) -> list[int]:
-    """Scores as kube-scheduler wants them. It picks at random among the best, so exactly one node gets 10.
+    """Return scores for kube-scheduler. It chooses at random among the best nodes, so exactly one node gets 10.
 
-    That is the first by name of those with the highest key; the others get 0..4 in proportion to theirs. No points at
-    all where no node is known to fit.
+    That is the first by name of the nodes with the highest key. The others get 0 to 4 in proportion to their keys. If
+    no node is known to fit, all scores are 0.
     """
     fit = keys != UNFIT
     if not fit.any():

@@ -19,13 +19,22 @@ from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.pods import Node, Stage
 
 CARD = 1000
-"""What a card has: milli. Memory counts in the same milli, so that a card has one free amount, the scarcer one's."""
+"""The capacity of a card in thousandths ("milli").
+
+Memory is converted to the same unit, so that a card has a single free amount: that of the scarcer of core and memory.
+"""
 
 
 class Shape(NamedTuple):
-    """A pod. cpu: milli; memory: bytes of the node; core (milli) and card_memory (bytes) on each of `cards` cards.
+    """What a pod requests.
 
-    models: the card models that it may run on, sorted; none: any.
+    Attributes:
+        cpu: in milli.
+        memory: memory of the node, in bytes.
+        cards: the number of cards.
+        core: in milli of each card.
+        card_memory: in bytes of each card.
+        models: the card models that the pod may run on, sorted; empty if it may run on any.
     """
 
     cpu: int
@@ -37,7 +46,15 @@ class Shape(NamedTuple):
 
 
 class NodeClass(NamedTuple):
-    """An empty node. cpu: milli; memory, card_memory: bytes, the latter of each of its `cards` equal cards."""
+    """A class of equal nodes, each as it is when empty.
+
+    Attributes:
+        cpu: in milli.
+        memory: memory of the node, in bytes.
+        cards: the number of its cards, all of which are equal.
+        model: the model of the cards.
+        card_memory: memory of each card, in bytes.
+    """
 
     cpu: int
     memory: int
@@ -47,7 +64,10 @@ class NodeClass(NamedTuple):
 
 
 def milli_on(shape: Shape, node: NodeClass) -> int | None:
-    """What `shape` takes of each card on such a node, at least 1; 0: it wants no card; None: it never fits."""
+    """Return how many thousandths of each card `shape` takes on such a node; None if it never fits.
+
+    At least 1, or 0 if it requests no card.
+    """
     if not shape.cards:
         return 0
     if shape.card_memory > node.card_memory:
@@ -63,14 +83,19 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 NEVER = CARD + 1
-"""Milli that no card has."""
+"""More thousandths than any card has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """B nodes. kind: [B] position in `classes`; cpu (milli), memory (bytes): [B] free; free: [B, cards] milli.
+    """What is free on B nodes, as arrays with one row per node.
 
-    A card that is not there, or must not be used, has nothing free.
+    Attributes:
+        classes: the classes of the nodes.
+        kind: [B], the position of the node's class in `classes`.
+        cpu: [B], free, in milli.
+        memory: [B], free, in bytes.
+        free: [B, cards], free thousandths of each card; 0 for a card that does not exist or must not be used.
     """
 
     classes: tuple[NodeClass, ...]
@@ -90,7 +115,7 @@ def milli_or_never(shape: Shape, node: NodeClass) -> int:
 
 
 def needs(rows: Rows, shape: Shape) -> Ints:
-    """[B]: milli of each card that the pod takes there, NEVER where it can never run."""
+    """Return for every row, [B], how many thousandths of each card the pod takes; NEVER where it can never run."""
     return _needed(rows.classes, shape)[rows.kind]
 
 
@@ -106,7 +131,7 @@ def able(rows: Rows, shape: Shape, need: Ints) -> Ints:
 
 
 def fullest(free: Ints, fitting: Bools, cards: int) -> Bools:
-    """[B, cards of the node]: the `cards` fitting ones with the least free, at equality the first."""
+    """Choose the `cards` fullest fitting cards of each row, of equal ones the first: [B, cards of the node]."""
     order = np.argsort(np.where(fitting, free, NEVER), axis=1, kind="stable")
     chosen = np.zeros_like(fitting)
     np.put_along_axis(chosen, order[:, :cards], values=True, axis=1)
@@ -114,10 +139,11 @@ def fullest(free: Ints, fitting: Bools, cards: int) -> Bools:
 
 
 def ways(free: Ints, need: Ints, cards: int) -> tuple[Ints, Bools]:
-    """Ways to take a pod on some of a node's cards, [B, cards of the node], that can take it: (row, cards) of each.
+    """Return the ways to place a pod on rows that can take it: the row and the cards ([·, cards of the node]) of each.
 
-    By row, then in the order of the first card. A pod on one card may take any with enough; of cards with the same
-    amount free only the first is a way, since the others would score the same. More cards are the fullest ones.
+    The ways are sorted by row and then by card. A pod on one card may use each card that has enough left; of cards with
+    the same amount left only the first counts, since the others would score the same. A pod on several cards always
+    uses the fullest ones, so it has one way per row.
     """
     fitting = free >= need[:, None]
     if cards != 1:
@@ -132,10 +158,13 @@ _NO_MODEL = ("",)
 
 
 def shape_of(request: GpuRequest, needs: CpuMemory, models: Collection[str]) -> Shape:
-    """models: those of the cluster's cards, to which the pod's wishes are applied.
+    """Return the shape of a pod with this request.
 
-    A pod of several containers is taken as one that wants equal cards: as many as run at the same time, each with the
-    largest share that any container asks for. That is too much where containers go together on one card.
+    A pod of several containers counts as if it requested equal cards: as many as its containers use at the same time,
+    each with the largest share that any container requests. If containers share a card, that is more than they use.
+
+    Args:
+        models: the models of the cluster's cards, of which the pod's constraints select some.
     """
     if not request.containers:
         return Shape(needs.cpu, needs.memory)
@@ -147,7 +176,7 @@ def shape_of(request: GpuRequest, needs: CpuMemory, models: Collection[str]) -> 
 
 
 def _milli(ratio: int | None) -> int:
-    """Memory that is asked for in percent, in milli of a card; a card has as much of one as of the other."""
+    """Convert a memory request in percent of a card to thousandths of a card."""
     return (ratio or 0) * CARD // WHOLE_RATIO
 
 
@@ -161,9 +190,10 @@ def _allowed(request: GpuRequest, models: Collection[str]) -> tuple[str, ...]:
 
 
 def class_of(node: Node, cards: Sequence[CardState]) -> NodeClass:
-    """What the node is when it is empty; `cards` are not none. Of unequal cards the most frequent one, then the first.
+    """Return the class of a node with at least one card.
 
-    Its memory in whole GiB: what equal machines report differs by a few KiB.
+    If its cards differ, the most frequent kind counts, and of equally frequent kinds the first. The memory is rounded
+    down to whole GiB, since equal machines report amounts that differ by a few KiB.
     """
     kinds = Counter((state.card.model, state.card.memory) for state in cards)
     model, memory = max(kinds, key=lambda kind: kinds[kind])
@@ -171,18 +201,18 @@ def class_of(node: Node, cards: Sequence[CardState]) -> NodeClass:
 
 
 def rows_of(node: NodeClass, room: CpuMemory, free: Sequence[Sequence[int]]) -> Rows:
-    """One node several times, with `room` free and in each row another number of milli on its cards."""
+    """Return one node in several states: always with `room` free, and in each row with other amounts on its cards."""
     cpu, memory = (np.full(len(free), amount, np.int64) for amount in room)
     return Rows((node,), np.zeros(len(free), np.int64), cpu, memory, np.array(free, np.int64))
 
 
 def free_of(cards: Sequence[CardState]) -> list[int]:
-    """What each card has left, in milli of it: of core or of memory, whichever is less; nothing of unhealthy ones."""
+    """Return how many thousandths of each card are left, of core or memory, whichever is less; 0 if unhealthy."""
     return [milli_left(state) for state in cards]
 
 
 def milli_left(state: CardState, core: int = 0, memory: int = 0) -> int:
-    """The same of one card, once so much more is taken."""
+    """Return how many thousandths of one card are left (as `free_of`) after this much more core and memory is taken."""
     if not state.card.healthy:
         return 0
     return max(0, min(state.core_free - core, CARD * (state.memory_free - memory) // state.card.memory))

@@ -1,6 +1,7 @@
-"""Fragmentation gradient descent as published (USENIX ATC'23), for comparison: spec page fragmentation.md.
+"""Fragmentation gradient descent as published (USENIX ATC'23), for comparison with `fragmentation`.
 
-All sums are of integers below 2^53 in floats, so that they are exact: equal on every machine, in whatever order.
+Source: docs/design/fragmentation.md. All sums add integers below 2^53 that are stored as floats. So they are exact, and
+the same on every machine and in any order.
 """
 
 from collections.abc import Mapping
@@ -44,9 +45,10 @@ class TypicalPod:
 
 
 def typical_pods(counts: Mapping[Shape, int], percent: int = _PERCENT_OF_PODS) -> tuple[TypicalPod, ...]:
-    """The most popular shapes, until they are `percent` of all pods; of equally popular ones the larger first.
+    """Return the most frequent shapes that together make up `percent` of all pods.
 
-    The work for each pod and node grows with their number, which a tenant chooses.
+    Of equally frequent shapes the larger comes first. There are at most `_MOST_TYPES`: the work for each pod and node
+    grows with their number, and a tenant decides how many different shapes there are.
     """
     merged: dict[Shape, int] = {}
     for shape, number in counts.items():
@@ -64,9 +66,12 @@ def typical_pods(counts: Mapping[Shape, int], percent: int = _PERCENT_OF_PODS) -
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tables:
-    """For C node classes, T typical pods with cards, and their G sizes of a share.
+    """What T typical pods that request cards need on C classes of nodes. Their shares have G different sizes.
 
-    size: [C, G] milli; of: [T] position among the sizes; allowed: [C, T].
+    Attributes:
+        size: [C, G], thousandths of a card that a share of this size takes on the class.
+        of: [T], the position of the pod's share in `size`.
+        allowed: [C, T], whether the pod may run on the class.
     """
 
     size: Ints
@@ -75,7 +80,7 @@ class _Tables:
 
 
 class Fgd:
-    """A judge (board.Judge): the less of the idle milli becomes unusable for the typical pods, the better."""
+    """A judge (`node_board.Judge`): it prefers what makes the least free capacity unusable for the typical pods."""
 
     def __init__(self, typical: tuple[TypicalPod, ...]) -> None:
         with_cards = [pod for pod in typical if pod.shape.cards]
@@ -86,10 +91,10 @@ class Fgd:
         self.total = sum(pod.number for pod in typical)
 
     def fragments(self, rows: Rows) -> Floats:
-        """[B]: F_n of every node, in milli times `total`; whole numbers.
+        """Return F_n of every node, [B], in thousandths of a card multiplied by `total`. They are whole numbers.
 
-        F_n = Σ p_m · F_n(m); F_n(m) = all idle milli if m has no card or does not fit, else what idles on cards that
-        are too full for m.
+        F_n = Σ p_m · F_n(m). F_n(m) is all free capacity of the node if m requests no card or does not fit, otherwise
+        the free capacity of those cards that are too full for m.
         """
         tables = _tables(self._shapes, rows.classes)
         enough = rows.free[:, :, None] >= tables.size[rows.kind][:, None, :]
@@ -101,7 +106,11 @@ class Fgd:
         return idle - used
 
     def scores(self, before: Floats, after: Floats) -> Ints:
-        """0..99 for what `fragments` says before and after: the published integer buckets. They matter."""
+        """Return the score, 0 to 99, of a change from `before` to `after`, both as `fragments` returns them.
+
+        The published algorithm rounds to integers. That matters: with float scores its results are worse
+        (docs/design/fragmentation.md).
+        """
         return np.searchsorted(_STEPS * self.total, before - after, side="right").astype(np.int64)
 
     def worths(self, before: Rows, after: Rows) -> Ints:
@@ -123,7 +132,7 @@ class Fgd:
         return tuple(np.flatnonzero(chosen[np.argmax(scores)]).tolist())
 
     def _candidates(self, rows: Rows, shape: Shape, need: Ints) -> tuple[Ints, Bools, Ints]:
-        """Ways to take the pod: (row, cards [·, cards], score) of each."""
+        """Return the ways to place the pod: for each its row, its cards ([·, cards]) and its score."""
         row, chosen = ways(rows.free, need, shape.cards)
         free = rows.free[row] - chosen * need[row, None]
         after = Rows(rows.classes, rows.kind[row], rows.cpu[row] - shape.cpu, rows.memory[row], free)

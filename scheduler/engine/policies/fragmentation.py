@@ -2,8 +2,9 @@
 
 Pods that are hard to place count most. Source: docs/design/fragmentation.md.
 
-A node in any state has a worth, and a pod goes where it lowers that the least. Sums are of whole numbers below 2^53 in
-floats, so that they are exact: equal on every machine, in whatever order, for one node as for thousands.
+Every state of a node has a worth, and a pod is placed where it lowers the worth the least. Sums add whole numbers below
+2^53 that are stored as floats. So they are exact, and the same on every machine, in any order and for any number of
+nodes.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +20,9 @@ from scheduler.engine.learning.shapes import CARD, Bools, Ints, NodeClass, Rows,
 from scheduler.engine.policies.binpack import binpack, fullness
 
 _STEP = ONE // 100
-"""Worths this close are equal, and the node that has the least left is taken. 1/200 to 1/25 are alike on the traces."""
+"""Losses in the same step of this size count as equal, and the node with the least left is chosen.
+
+On the traces, 1/200 to 1/25 of `ONE` give similar results."""
 
 _LEFT = 1 << 20
 """More milli than a node has."""
@@ -27,9 +30,14 @@ _LEFT = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Classes:
-    """What the types are to C classes of nodes. base: [C] where the rows of their cards begin in `cards`.
+    """Tables of the expected types of pods for C classes of nodes.
 
-    weights: [C] which row of `fit` and `copy` holds.
+    Attributes:
+        cards: the tables of the cards.
+        base: [C], the first row of the class's cards in `cards`.
+        weights: [C], the row of `fit` and `copy` that applies to the class.
+        fit: the worth per thousandth of a card where a pod of the type fits.
+        copy: the worth per further pod of the type for which there is room.
     """
 
     cards: Cards
@@ -40,24 +48,24 @@ class _Classes:
 
 
 class Fragmentation:
-    """A judge (board.Judge). What depends on the classes of nodes it has not seen yet is worked out when it does."""
+    """A judge (`node_board.Judge`). The tables for a set of node classes are computed when the set is first seen."""
 
     def __init__(self, counts: Iterable[tuple[Shape, int]], classes: Mapping[NodeClass, int]) -> None:
-        """counts: as of `Learner.counts`; classes: how many nodes of each."""
+        """counts: as `Learner.counts` returns them. classes: the number of nodes of each class."""
         self._types = Types(weigh(counts, classes))
         self._cards = no_cards(self._types)
         self._classes: dict[tuple[NodeClass, ...], _Classes] = {}
         self._on(tuple(classes))
 
     def worth(self, rows: Rows) -> Ints:
-        """[B]: what the nodes are worth as they are. It never rises when something is taken from a node."""
+        """Return the worth of every row, [B]. Taking something from a node never raises its worth."""
         return self._worth(rows, self._hosted(rows.cpu, rows.memory))
 
     def worths(self, before: Rows, after: Rows) -> Ints:
         return self.worth(after) - self.worth(before)
 
     def keys(self, rows: Rows, shape: Shape) -> Ints:
-        """The best way's loss in steps; of equal losses the node with the fewest milli left is ahead."""
+        """Rate each node by the smallest loss of worth, in steps; of equal losses, the fullest node comes first."""
         keys = np.full(len(rows.kind), UNFIT, np.int64)
         at = able(rows, shape, needs(rows, shape))
         if len(at):
@@ -75,7 +83,7 @@ class Fragmentation:
         return tuple(np.flatnonzero(chosen[np.argmax(worths)]).tolist())
 
     def _ways(self, rows: Rows, shape: Shape) -> tuple[Ints, Bools, Ints]:
-        """Ways to take the pod: (row, cards [·, cards], what the node's worth changes by) of each."""
+        """Return the ways to place the pod: the row, the cards ([·, cards]) and the change of the worth of each."""
         need = needs(rows, shape)
         row, chosen = ways(rows.free, need, shape.cards)
         cpu, memory = rows.cpu - shape.cpu, rows.memory - shape.memory
@@ -83,12 +91,16 @@ class Fragmentation:
         return row, chosen, self._worth(after, self._hosted(cpu, memory)[row]) - self.worth(rows)[row]
 
     def _hosted(self, cpu: Ints, memory: Ints) -> Floats:
-        """[B, T]: for how many pods of each type there is cpu and memory."""
+        """Return how many pods of each type the cpu and memory of each row suffice for, [B, T]."""
         found: Floats = np.minimum(cpu[:, None] / self._types.cpu, memory[:, None] / self._types.memory)
         return np.floor(found, out=found)
 
     def _worth(self, rows: Rows, hosted: Floats) -> Ints:
-        """[B]: what cards have free where a type fits, the room for more of it, and what the cards are worth alone."""
+        """Return the worth of every row, [B].
+
+        It is the sum of what the cards are worth by themselves, of the free capacity that each type can use, and of the
+        number of further pods of each type that fit.
+        """
         types, on = self._types, self._on(rows.classes)
         at = on.base[rows.kind][:, None] + np.clip(rows.free, 0, CARD)
         value: Ints = on.cards.value[at].sum(1)
@@ -110,7 +122,7 @@ class Fragmentation:
 
 
 def _distinct(rows: Rows) -> tuple[Rows, Ints]:
-    """The rows without repetition, and which of them each row is. The order of a node's cards does not matter."""
+    """Return the distinct rows, and each row's position among them. The order of a node's cards does not matter."""
     if len(rows.kind) == 1:
         return rows, np.zeros(1, np.int64)
     columns = np.column_stack((rows.kind, rows.cpu, rows.memory, np.sort(rows.free, axis=1)))
