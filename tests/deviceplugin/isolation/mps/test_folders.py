@@ -249,7 +249,7 @@ os.system("mount --make-rprivate /")
 try:
     mounts.make(folder)
 except Unbounded as error:
-    assert "does not reach the node" in str(error)
+    assert "does not propagate to the node" in str(error)
 assert not mounts.is_own(folder)
 os.system("mount --make-shared /")
 mounts.make(folder)
