@@ -104,8 +104,8 @@ def serve(
 def _check(address: Listen) -> None:
     """Raise BadObject if gunicorn could not listen on the address.
 
-    A process that was killed a moment ago may still hold the port: its workers serve until they notice that their
-    parent is gone. So a port in use is tried again for a while. gunicorn would try too, and then log several lines.
+    A process that is just ending may still hold the port, so a port in use is tried again for a while. gunicorn would
+    try again too, but log several lines.
     """
     until = time.monotonic() + _PORT_SECONDS
     while (error := _listen_error(address)) is not None:

@@ -10,7 +10,9 @@ tests/mgpu/serving has a test for each property. The reasons to override instead
 CONTRIBUTING.md.
 """
 
+import ctypes
 import logging
+import os
 import selectors
 import signal
 import socket
@@ -55,6 +57,7 @@ _DISTRUST = frozenset(
     }
 )
 _DISTRUST_LOG_SECONDS = 60.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,6 +117,7 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
     """
 
     def init_process(self) -> None:
+        _end_with_parent(self.ppid)
         self._doors = {s.getsockname(): self._door(s.getsockname()) for s in self.sockets}
         self._ending = False
         self._distrust_told = -_DISTRUST_LOG_SECONDS
@@ -295,6 +299,20 @@ class Worker(gthread.ThreadWorker):  # type: ignore[misc]
         else:
             close(conn.sock)
             lane.open.discard(conn)
+
+
+def _end_with_parent(parent: int) -> None:
+    """Make the kernel kill this worker when its parent ends, for example by SIGKILL or for lack of memory.
+
+    gunicorn's worker notices that too, but then finishes its requests for up to 35 s. Meanwhile it would hold the port,
+    which the next process could not listen on, and make decisions that the next process does not know of. A parent that
+    is told to end waits for its workers. The kernel watches the thread that forked the worker; gunicorn forks from the
+    parent's main thread.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:  # the parent ended before the call
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _handshake(conn: Any) -> int | None:

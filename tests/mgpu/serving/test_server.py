@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import socket
 import ssl
@@ -78,18 +79,32 @@ def test_addresses_of_one_port_are_told_apart(folder: Folder) -> None:
         server.close()
 
 
-def test_server_started_right_after_one_was_killed_waits_for_its_port(folder: Folder) -> None:
-    """Only the parent is killed. Its workers hold the port until they notice."""
+def workers_of(server: Server) -> list[int]:
+    """The process ids of gunicorn's workers."""
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+    return [int(pid) for pid in children.read_text().split()]
+
+
+def test_workers_end_and_free_the_port_at_once_when_only_their_parent_is_killed(folder: Folder) -> None:
     port = free_port()
-    killed = Server(*SAMPLE, str(folder.path), str(port), addresses=2)
-    killed.process.kill()
-    killed.close()
     server = Server(*SAMPLE, str(folder.path), str(port), addresses=2)
-    try:
-        with Client(port) as client:
-            assert client.request(review({"a": 1}), "/review")[0] == 200
-    finally:
-        server.close()
+    with Client(port) as client, select.epoll() as ended:
+        assert client.request(review({"a": 1}), "/review")[0] == 200
+        (worker,) = workers_of(server)
+        ended.register(os.pidfd_open(worker), select.EPOLLIN)
+        client.wire.sendall(b"GET /readyz HTTP/1.1\r\n")  # gunicorn's worker would wait for the rest
+        server.process.kill()
+        assert ended.poll(1.0), "the worker goes on without its parent"
+        socket.create_server(("127.0.0.1", port)).close()
+    server.close()
+
+
+def test_port_that_another_process_gives_up_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        monkeypatch.setattr("mgpu.serving.server.time.sleep", lambda _: other.close())
+        listen = Listen("127.0.0.1", other.getsockname()[1], lambda _, __: (), client_ca="no file")
+        with pytest.raises(BadObject, match="no file: is no file of certificates"):  # which is checked after the port
+            serve([listen])
 
 
 def test_port_of_another_process_is_an_error_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,8 +232,8 @@ def test_until_its_end_is_done_the_server_serves_new_connections_too(folder: Fol
     try:
         server.terminate()
         server.wait_for(b"ends")
-        (worker,) = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-        os.kill(int(worker), signal.SIGTERM)  # those who tell a whole group tell it twice
+        (worker,) = workers_of(server)
+        os.kill(worker, signal.SIGTERM)  # those who tell a whole group tell it twice
         for _ in range(2):
             with connect(server, folder, tls=True) as client:
                 assert client.request(review({"a": 1}), "/review")[0] == 200
