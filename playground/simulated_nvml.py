@@ -19,7 +19,7 @@ from deviceplugin.cards.simulated_cards import SimulatedCards
 from deviceplugin.mig.mig_driver import MigCard, NvmlMig
 from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject, RetryLater
-from mgpu.model.mig import Instance, Layout, Profile, layout_of, problem
+from mgpu.model.mig import Instance, Layout, Profile, invalid_reason, layout_of
 from playground.nvml_state import (
     Compute,
     Gpu,
@@ -179,7 +179,7 @@ class SimulatedNvml:
             if place.start not in profile.starts or place.size != profile.size:
                 raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
             there = [Instance(gpu.start, gpu.profile) for gpu in mode.instances]
-            if problem(layout, [*there, Instance(place.start, profile.name)]):
+            if invalid_reason(layout, [*there, Instance(place.start, profile.name)]):
                 raise _fail(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
             used = {gpu.id for gpu in mode.instances}
             made = Gpu(

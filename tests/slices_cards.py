@@ -8,7 +8,7 @@ from typing import Literal
 from deviceplugin.mig.mig_driver import Made, MigCard, MigRefused
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
-from mgpu.model.mig import Instance, Layout, layout_of, problem
+from mgpu.model.mig import Instance, Layout, invalid_reason, layout_of
 from mgpu.model.slice_names import Slice
 
 Change = Callable[[], object]
@@ -65,7 +65,7 @@ class MigCards:
         made = self.made[uuid]
         if not made.get(instance):
             beside = [other for other in made if other != instance]
-            if not self.modes[uuid] or problem(self._layout(uuid), [*beside, instance]):
+            if not self.modes[uuid] or invalid_reason(self._layout(uuid), [*beside, instance]):
                 raise MigRefused(f"{instance} has no place on {uuid}")
             self._step(lambda: made.setdefault(instance, ""), lambda: made.update({instance: self._uuid()}))
         return Made(instance, made[instance], False)

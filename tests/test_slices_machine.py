@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from deviceplugin.mig.mig_driver import MigRefused
 from mgpu.model import node_slices
 from mgpu.model.errors import RetryLater
-from mgpu.model.mig import layout_of, problem
+from mgpu.model.mig import invalid_reason, layout_of
 from mgpu.model.mps_config import read_config
 from mgpu.model.node_slices import ANNOTATION, NodeSlices, read_partitioning, read_slices
 from mgpu.model.pods import read_node
@@ -274,7 +274,9 @@ class Machine(RuleBasedStateMachine):
             layout = layout_of(card.model, card.memory)
             assert layout
             if node.mode == MIG:
-                assert not problem(layout, [place.instance for place in sorted(held) if place.card == card.index])
+                assert not invalid_reason(
+                    layout, [place.instance for place in sorted(held) if place.card == card.index]
+                )
             else:
                 assert sum(gigabytes(place.name) for place in own) <= card.memory >> 30
 

@@ -77,7 +77,7 @@ def _mismatches(raw: Mapping[str, Any], pod: MtgpuPod) -> Iterator[Problem]:
     if pod.deleting:
         yield Problem(_OWNERS, f"names {KIND} {pod.key}, which is being deleted")
     path = f"spec.containers[*].env[{VISIBLE}]"
-    card = mtgpu.card_of(raw)
+    card = mtgpu.card_of(raw) or ""
     if not pod.bound:
         yield Problem(path, f"must be the card of {KIND} {pod.key}, which has no card (status.BoundDeviceID)")
     elif card != pod.bound or not _UUID.fullmatch(card):

@@ -70,7 +70,7 @@ def adopted(raw: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[Problem]
 
     Removing the owner is allowed: the garbage collector does so when an MtgpuPod is deleted with `--cascade=orphan`.
     """
-    if mtgpu.owner_of(raw) not in ("", mtgpu.owner_of(old)):
+    if mtgpu.owner_of(raw) not in (None, mtgpu.owner_of(old)):
         text = f"names an {mtgpu.KIND} as the controller of this Pod; mgpu sets it when it creates the Pod, and it"
         yield Problem(_OWNERS, f"{text} cannot be added or changed afterwards")
 

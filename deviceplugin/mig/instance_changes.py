@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from deviceplugin.mig.mig_driver import MigCard, MigDriver, MigRefused, complete, existing
 from mgpu.model.errors import RetryLater
-from mgpu.model.mig import Instance, Layout, problem
+from mgpu.model.mig import Instance, Layout, invalid_reason
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def _restore(driver: MigDriver, card: MigCard, in_use: frozenset[Instance]) -> N
     for instance in missing:
         stay, gone = _used(card, in_use), []
         for other in sorted(free):
-            if problem(_layout(card), {*stay, other}):
+            if invalid_reason(_layout(card), {*stay, other}):
                 gone.append(other)
             else:
                 stay.add(other)
@@ -128,7 +128,7 @@ def _layout(card: MigCard) -> Layout:
 
 
 def _check(card: MigCard, instances: Iterable[Instance]) -> None:
-    if why := problem(_layout(card), instances):
+    if why := invalid_reason(_layout(card), instances):
         raise MigRefused(f"{card.uuid}: {why}")
 
 

@@ -8,7 +8,7 @@ so that no instance is destroyed only to be created again in the same place.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mgpu.model.cards import Card
-from mgpu.model.mig import Instance, Layout, arrange, problem
+from mgpu.model.mig import Instance, Layout, arrange, invalid_reason
 from mgpu.model.node_slices import ANNOTATION, NodeSlices
 from mgpu.model.slice_names import MOST_CLIENTS, Counts, Slice, counts, gigabytes
 
@@ -55,7 +55,7 @@ def planned_instances(
         else:
             states = (before.get(card, frozenset()), made.get(card, frozenset()))
             wanted[card] = _arranged(layout, spec.get(card, {}), kept, states, path)
-        if why := problem(layout, wanted[card]):
+        if why := invalid_reason(layout, wanted[card]):
             raise Impossible(f"{path}: {why}")
         if lost := kept - wanted[card]:
             raise Impossible(f"{path}: {named(Slice(card, *i) for i in lost)} in use and not in the plan")
@@ -68,7 +68,8 @@ def _check_spec(spec: Counts, layouts: Mapping[int, Layout]) -> None:
         if names and card not in layouts:
             raise Impossible(f"{path}: the node has no card {card} that is in MIG mode and answers")
         for name in sorted(names):
-            if why := problem(layouts[card], [Instance(0, name)]) if layouts[card].profile(name) is None else "":
+            if layouts[card].profile(name) is None:
+                why = invalid_reason(layouts[card], [Instance(0, name)])
                 raise Impossible(f"metadata.annotations[{ANNOTATION}][spec-gpu-{card}-{name}]: {why}")
 
 
@@ -86,7 +87,7 @@ def _arranged(
     room, the missing ones are arranged around the instances in use alone.
     """
     for state in states:
-        if _counted(state) == names and kept <= state and not problem(layout, state):
+        if _counted(state) == names and kept <= state and not invalid_reason(layout, state):
             return state
     stay, left = set(kept), dict(names)
     for instance in kept:
@@ -95,7 +96,7 @@ def _arranged(
         raise Impossible(f"{path}: the plan has fewer of {', '.join(lost)} than are in use")
     rest = dict(left)
     for instance in sorted(states[-1] - kept):
-        if rest.get(instance.profile, 0) > 0 and not problem(layout, {*stay, instance}):
+        if rest.get(instance.profile, 0) > 0 and not invalid_reason(layout, {*stay, instance}):
             stay.add(instance)
             rest[instance.profile] -= 1
     beside_all, beside_kept = arrange(layout, stay, rest), arrange(layout, kept, left)
@@ -121,7 +122,7 @@ def placeable(layout: Layout, instances: Sequence[Instance]) -> frozenset[Instan
     """Return those of `instances` that can exist together; earlier ones take precedence."""
     found: set[Instance] = set()
     for instance in instances:
-        if not problem(layout, {*found, instance}):
+        if not invalid_reason(layout, {*found, instance}):
             found.add(instance)
     return frozenset(found)
 

@@ -17,7 +17,7 @@ from deviceplugin.partitioning.partitioner import ObservedPartitions
 from deviceplugin.pods.slice_usage import Users
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
-from mgpu.model.mig import Instance, problem
+from mgpu.model.mig import Instance, invalid_reason
 from mgpu.model.node_slices import NodeSlices
 from mgpu.model.slice_names import MPS, Slice, mode_of, read_name
 
@@ -270,6 +270,6 @@ def _in_use(found: NodeSlices, cards: Cards, users: Users) -> Instances:
         order = [*sorted(busy), *sorted((used & made) - busy)]
         layout = card.layout
         if layout is not None:
-            order += [i for i in sorted(used - made) if i in planned or not problem(layout, {*made, i})]
+            order += [i for i in sorted(used - made) if i in planned or not invalid_reason(layout, {*made, i})]
         kept[index] = placeable(layout, order) if layout else frozenset()
     return kept

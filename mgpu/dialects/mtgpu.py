@@ -230,33 +230,33 @@ def holding(pod: MtgpuPod, card: str | int | None, *, bound: bool = True) -> Hol
     return Holding(pod.uid, pod.namespace, pod.name, pod.node, NAME, (share,), bound=bound, gpuid=pod.gpuid)
 
 
-def owner_of(raw: Mapping[str, Any]) -> str:
-    """Return the uid of the MtgpuPod that a Pod names as its controller; "" for none."""
+def owner_of(raw: Mapping[str, Any]) -> str | None:
+    """Return the uid of the MtgpuPod that a Pod names as its controller, or None."""
     owners = table_at(raw, "metadata").get("ownerReferences")
     tables = (owner for owner in owners if isinstance(owner, dict)) if isinstance(owners, list) else ()
     named = (o for o in tables if o.get("controller") and (o.get("apiVersion"), o.get("kind")) == (API_VERSION, KIND))
-    return next((str(owner["uid"]) for owner in named if owner.get("uid")), "")
+    return next((str(owner["uid"]) for owner in named if owner.get("uid")), None)
 
 
-def mtgpupod_of(raw: Mapping[str, Any]) -> str:
-    """Return the uid of the MtgpuPod that a Pod names as its controller, else the one in its seal; "" for neither.
+def mtgpupod_of(raw: Mapping[str, Any]) -> str | None:
+    """Return the uid of the MtgpuPod that a Pod names as its controller, else the one in its seal, or None.
 
     Users who may change Pods may remove the owner of a Pod that keeps running on its card. They cannot remove the seal,
     so the card stays held. The caller verifies the seal (`RecordVerifier.finding_of_mtgpu`).
     """
     annotations = annotations_of(raw)
     seal = Seal.read(annotations[SEAL]) if {SEAL, GPUID} <= annotations.keys() else None
-    return owner_of(raw) or (seal.subject if seal is not None else "")
+    return owner_of(raw) or (seal.subject if seal is not None else None)
 
 
-def card_of(raw: Mapping[str, Any]) -> str:
-    """Return the UUID of the card that the Pod of an MtgpuPod sees; "" for none.
+def card_of(raw: Mapping[str, Any]) -> str | None:
+    """Return the UUID of the card that the Pod of an MtgpuPod sees, or None.
 
     The first container with the variable counts: other webhooks may have added containers without it.
     """
     containers = (raw.get("spec") or {}).get("containers") or ()
     rows = (row for container in containers for row in container.get("env") or ())
-    return next((str(row["value"]) for row in rows if row.get("name") == VISIBLE and row.get("value")), "")
+    return next((str(row["value"]) for row in rows if row.get("name") == VISIBLE and row.get("value")), None)
 
 
 def holding_of_pod(pod: Pod, raw: Mapping[str, Any]) -> Holding | None:
@@ -326,7 +326,7 @@ def created(raw: Mapping[str, Any]) -> str:
 def sealed_content(raw: Mapping[str, Any]) -> dict[str, str]:
     """Return what the seal of an MtgpuPod's Pod covers: its annotations of the vocabulary, and its card."""
     own = {key: text for key, text in annotations_of(raw).items() if key.startswith(MTGPU_PREFIX)}
-    return {**own, VISIBLE: card_of(raw)}
+    return {**own, VISIBLE: card_of(raw) or ""}
 
 
 def subject(raw: Mapping[str, Any], owner: str) -> Subject:

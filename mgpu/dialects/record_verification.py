@@ -133,7 +133,7 @@ class RecordVerifier:
         """
         if self.keys is None:
             return None
-        owner = mtgpu.mtgpupod_of(raw)
+        owner = mtgpu.mtgpupod_of(raw) or ""
         annotations = mtgpu.annotations_of(raw)
         if not (owner or mtgpu.GPUID in annotations):
             return None

@@ -132,8 +132,8 @@ def layout_of(model: str, memory: int) -> Layout | None:
     return next((layout for word, least, layout in _MODELS if word in words and memory >= least * _GIB), None)
 
 
-def geometry_problem(model: str, geometry: Mapping[str, int]) -> str:
-    """Return why no card of a model can be partitioned into a geometry; "" where one can, or the model is unknown.
+def invalid_geometry_reason(model: str, geometry: Mapping[str, int]) -> str | None:
+    """Return why no card of a model can be partitioned into a geometry; None if one can, or the model is unknown.
 
     The name may leave the memory open (`A100`), and write it in GB (`NVIDIA-A100-SXM4-80GB`).
     """
@@ -141,16 +141,16 @@ def geometry_problem(model: str, geometry: Mapping[str, int]) -> str:
     sizes = [int(word[:-2]) for word in words if re.fullmatch(r"\d{1,4}GB", word, re.ASCII)]
     known = [layout_of(model, size * _GIB) for size in sizes] or [lay for word, _, lay in _MODELS if word in words]
     problems = [_unplaceable(layout, geometry) for layout in known if layout]
-    return "" if not problems or "" in problems else problems[0]
+    return None if not problems or None in problems else problems[0]
 
 
-def _unplaceable(layout: Layout, geometry: Mapping[str, int]) -> str:
+def _unplaceable(layout: Layout, geometry: Mapping[str, int]) -> str | None:
     unknown = next((name for name in geometry if layout.profile(name) is None), None)
     if unknown is not None:
-        return problem(layout, (Instance(0, unknown),))
+        return invalid_reason(layout, (Instance(0, unknown),))
     if arrange(layout, (), geometry) is None:
-        return f"{layout.name} cannot be cut into {', '.join(f'{n} of {name}' for name, n in geometry.items())}"
-    return ""
+        return f"{layout.name} cannot be partitioned into {', '.join(f'{n} of {name}' for name, n in geometry.items())}"
+    return None
 
 
 def canonical(profile: str) -> str:
@@ -158,8 +158,8 @@ def canonical(profile: str) -> str:
     return _ALIASES.get(profile, profile)
 
 
-def problem(layout: Layout, instances: Iterable[Instance]) -> str:
-    """Return why a card cannot have these instances; "" where it can."""
+def invalid_reason(layout: Layout, instances: Iterable[Instance]) -> str | None:
+    """Return why a card cannot have these instances, or None if it can."""
     taken, counts = 0, dict.fromkeys((p.name for p in layout.profiles), 0)
     for start, name in sorted(instances):
         profile = layout.profile(name)
@@ -175,7 +175,7 @@ def problem(layout: Layout, instances: Iterable[Instance]) -> str:
             return f"a card has at most {profile.most} of {name}"
     if sum(counts[p.name] for p in layout.profiles if p.media) > 1:
         return "a card has at most one instance with media engines (+me)"
-    return ""
+    return None
 
 
 def openings(layout: Layout, instances: Iterable[Instance]) -> tuple[Instance, ...]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from mgpu.model.errors import BadObject, Problem
-from mgpu.model.mig import canonical, geometry_problem
+from mgpu.model.mig import canonical, invalid_geometry_reason
 from mgpu.model.slice_names import MIG, mode_of, read_name
 from mgpu.settings.fields import Block, Names, listed, lower
 
@@ -114,9 +114,9 @@ def impossible(settings: SlicesSettings, path: str) -> Iterator[Problem]:
     """Yield a problem for each geometry that no card of its models can have. path: of the block."""
     for i, entry in enumerate(settings.know_geometries):
         for j, geometry in enumerate(entry.allowed):
-            why = next(filter(None, (geometry_problem(model, geometry) for model in entry.models)), "")
-            if why:
-                yield Problem(f"{path}.KnowGeometries.{i}.allowedGeometries.{j}", why)
+            reason = next(filter(None, (invalid_geometry_reason(model, geometry) for model in entry.models)), None)
+            if reason is not None:
+                yield Problem(f"{path}.KnowGeometries.{i}.allowedGeometries.{j}", reason)
 
 
 def with_weights(block: Mapping[str, Any], path: str) -> dict[str, Any]:

@@ -283,7 +283,7 @@ def own_pod(pod: Pod, raw: Raw, records: RecordVerifier) -> tuple[OwnPod | None,
     The first is None for a Pod that does not say that it is one; the webhook denies such annotations to users. It may
     verify a seal, so the caller does not hold the cache's lock.
     """
-    owner = mtgpu.mtgpupod_of(raw)
+    owner = mtgpu.mtgpupod_of(raw) or ""
     if not owner and mtgpu.GPUID not in pod.annotations:
         return None, None
     own = OwnPod(pod.namespace, pod.name, pod.node, owner, pod.ended, mtgpu.holding_of_pod(pod, raw))

@@ -125,7 +125,7 @@ def is_owned(pod: Raw, uid: str, pod_uid: str) -> bool:
 def read_owned_pod(raw: Raw) -> OwnedPod:
     meta = raw["metadata"]
     phase = (raw.get("status") or {}).get("phase") or "Pending"
-    return OwnedPod(meta.get("uid") or "", phase, bool(meta.get("deletionTimestamp")), card_of(raw) or None)
+    return OwnedPod(meta.get("uid") or "", phase, bool(meta.get("deletionTimestamp")), card_of(raw))
 
 
 def is_interrupted(raw: Raw) -> bool:

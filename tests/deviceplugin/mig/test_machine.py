@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from deviceplugin.mig.instance_changes import apply
 from deviceplugin.mig.mig_driver import MigRefused
 from mgpu.model.errors import RetryLater
-from mgpu.model.mig import Instance, Layout, layout_of, openings, problem
+from mgpu.model.mig import Instance, Layout, invalid_reason, layout_of, openings
 from playground.nvml_state import deregister, reboot, register
 from tests.deviceplugin.mig.rig import A30, A100, CHANGES, GPU, Crash, Rig, gpu
 from tests.examples import examples
@@ -113,7 +113,7 @@ class Machine(RuleBasedStateMachine):
         """A free instance to a pod, whose process runs or not yet."""
         free = sorted(i for i, uuid in self.rig.made().items() if uuid and i not in self.given)
         instance = data.draw(st.sampled_from(free))
-        if problem(self.layout, {*self.given, instance}):
+        if invalid_reason(self.layout, {*self.given, instance}):
             return  # what is missing has the place
         self.given.add(instance)
         self.uuids[instance] = self.rig.made()[instance]
@@ -141,7 +141,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def what_is_made_is_possible(self) -> None:
         if hasattr(self, "rig"):
-            assert problem(self.layout, self.rig.made()) == ""
+            assert invalid_reason(self.layout, self.rig.made()) is None
 
 
 TestMachine = Machine.TestCase

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deviceplugin.partitioning.desired_slices import Impossible, configured_slices, planned_instances
-from mgpu.model.mig import Instance, Layout, arrange, layout_of, openings, problem
+from mgpu.model.mig import Instance, Layout, arrange, invalid_reason, layout_of, openings
 from mgpu.model.node_slices import NodeSlices, Partitioning
 from mgpu.model.slice_names import Slice, counts
 from tests.deviceplugin.mig.rig import A30, A100, GIB, gpu
@@ -48,7 +48,7 @@ def test_counts_are_arranged_wherever_they_fit_beside_slices_in_use(
         assert possible
         assert Counter(i.profile for i in result) == Counter(wanted)
         assert used <= result
-        assert problem(layout, result) == ""
+        assert invalid_reason(layout, result) is None
         assert planned_instances(found, {0: layout}, {0: result}, {}, {0: used})[0] == result
 
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 from itertools import combinations
 from typing import NamedTuple
 
-from mgpu.model.mig import Instance, Layout, openings, problem
+from mgpu.model.mig import Instance, Layout, invalid_reason, openings
 
 Instances = frozenset[Instance]
 
@@ -27,7 +27,10 @@ def all_cuts(layout: Layout) -> tuple[Instances, ...]:
     found, fresh = {frozenset[Instance]()}, {frozenset[Instance]()}
     while fresh:
         fresh = {
-            cut | {pair} for cut in fresh for pair in pairs if pair not in cut and not problem(layout, [*cut, pair])
+            cut | {pair}
+            for cut in fresh
+            for pair in pairs
+            if pair not in cut and not invalid_reason(layout, [*cut, pair])
         }
         found |= fresh
     return tuple(sorted(found, key=sorted))

@@ -246,7 +246,7 @@ class Cluster(RuleBasedStateMachine):
             if mode == MIG:
                 layout = mig.layout_of("A100-SXM4-80GB", 80 << 30)
                 assert layout
-                assert mig.problem(layout, [s.instance for s in places]) == ""
+                assert mig.invalid_reason(layout, [s.instance for s in places]) is None
             else:
                 assert sum(gigabytes(s.name) for s in places) <= 80
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bench.slices import ASKS, run
 from mgpu.model.cards import Card
 from mgpu.model.gpu_requests import Rejection, RejectionKind
-from mgpu.model.mig import layout_of, problem
+from mgpu.model.mig import invalid_reason, layout_of
 from mgpu.model.node_slices import NO_SLICES, NodeSlices
 from mgpu.model.slice_names import MIG, MPS, Slice
 from scheduler.engine.partitioning.partition_plan import can_offer, cards_of, plan
@@ -122,7 +122,7 @@ def test_a_pod_is_served_exactly_where_the_rules_allow_and_with_the_fewest_chang
     for card in cards:
         layout = layout_of(card.model, card.memory)
         assert layout
-        assert problem(layout, [s.instance for s in planned if s.card == card.index]) == ""
+        assert invalid_reason(layout, [s.instance for s in planned if s.card == card.index]) is None
     for listed in (cards, made, used):
         chance.shuffle(listed)  # type: ignore[attr-defined]
     assert plan(cards, mig(*made), used, [asked], {}) == planned
