@@ -48,8 +48,9 @@ def main() -> None:
         scoring, _ = _timed(partial(filter_.scores, pod, found.passed))
         text = ", ".join(f"{count} x {name}" for name, count in request.items())
         print(
-            f"  {text:34} filter {filtering:6.1f} ms ({len(found.passed)} fit, {len(found.recut)} could be cut)  "
-            f"prioritize {scoring:6.1f} ms  plan {_planned(state, pod, found.recut):6.1f} ms"
+            f"  {text:34} filter {filtering:6.1f} ms ({len(found.passed)} fit, "
+            f"{len(found.repartitionable)} could be cut)"
+            f"  prioritize {scoring:6.1f} ms  plan {_planned(state, pod, found.repartitionable):6.1f} ms"
         )
 
 

@@ -16,7 +16,7 @@ from scheduler.api.extender import Extender, make_app
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.decider import Decider
-from scheduler.decisions.effort_budget import Gone, Rations
+from scheduler.decisions.effort_budgets import CallerGone, EffortBudgets
 from scheduler.decisions.filter import Filter
 from scheduler.runtime import SWITCH_SECONDS
 
@@ -41,16 +41,16 @@ class _NoOp:
     def __init__(self, real: Extender) -> None:
         self._real, self._said = real, dict[str, Any]()
 
-    def filter(self, body: bytes, gone: Gone) -> Any:
+    def filter(self, body: bytes, gone: CallerGone) -> Any:
         return self._remembered("filter", self._real.filter(body, gone))
 
-    def prioritize(self, body: bytes, gone: Gone) -> Any:
+    def prioritize(self, body: bytes, gone: CallerGone) -> Any:
         return self._remembered("prioritize", self._real.prioritize(body, gone))
 
-    def preempt(self, body: bytes, gone: Gone) -> Any:
+    def preempt(self, body: bytes, gone: CallerGone) -> Any:
         return self._real.preempt(body, gone)
 
-    def bind(self, body: bytes, gone: Gone) -> Any:
+    def bind(self, body: bytes, gone: CallerGone) -> Any:
         return self._real.bind(body, gone)
 
     def _remembered(self, verb: str, answer: Any) -> Any:
@@ -118,8 +118,9 @@ def serve_cluster(nodes: int, spare: int) -> None:
         fill(state, nodes)
     nothing: Any = None
     api: Any = _Pods(state)
-    rations = Rations()
-    filter_, decider = Filter(state, settings, rations=rations), _Timed(state, api, settings, rations)
+    budgets = EffortBudgets()
+    filter_ = Filter(state, settings, budgets=budgets)
+    decider = _Timed(state, api, settings, budgets)
     noop: Any = _NoOp(Extender(filter_, decider, nothing, api, _Open()))
     app = make_app(noop)
     for rule, answer in (("noop/<verb>", noop.answer), ("changed", api.changed), ("took", decider.took)):

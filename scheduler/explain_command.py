@@ -201,7 +201,7 @@ def _node_json(row: NodeRow, cards: Sequence[CardRow]) -> dict[str, Any]:
         "name": row.name,
         "reason": row.reason or None,
         "hopeless": row.hopeless,
-        "recut": row.recut,
+        "recut": row.repartitionable,
         "points": row.points,
         "cards": [_card_json(card) for card in cards],
     }
@@ -286,7 +286,7 @@ def _answer_text(row: NodeRow) -> Text:
     if not row.reason:
         return Text(f"fits ({row.points} of 10 points)", style=_GOOD)
     hope = ""
-    if row.recut:
+    if row.repartitionable:
         hope = " (fits once its cards are cut anew)"
     elif row.hopeless:
         hope = " (evicting pods cannot help)"

@@ -33,10 +33,10 @@ from scheduler.cluster.events import (
     PartitionsChanged,
     PodUndecided,
 )
-from scheduler.decisions import disruption_budgets
 from scheduler.decisions.decider import Decider
-from scheduler.decisions.disruption_budgets import Budgets
-from scheduler.decisions.effort_budget import Rations
+from scheduler.decisions.disruption_budgets import PATH as BUDGETS_PATH
+from scheduler.decisions.disruption_budgets import DisruptionBudgets
+from scheduler.decisions.effort_budgets import EffortBudgets
 from scheduler.decisions.filter import Filter
 from scheduler.decisions.late_binding import LateDecisions
 from scheduler.decisions.preemption import Preemption
@@ -76,16 +76,28 @@ class Process:
         self.state = ClusterCache(settings, records=records)
         writes = FencedApi(api, self._may_write)
         writer = PlanWriter(writes, settings)
-        rations = Rations()
-        self.planning = PartitionController(self.state, writer, settings, self._warn, self.may_decide, rations=rations)
-        self.decider = Decider(self.state, api, settings, rations)
-        self.filter = Filter(
-            self.state, settings, self.planning.request_plan, nowhere=self.announcements.refused, rations=rations
+        effort_budgets = EffortBudgets()
+        self.planning = PartitionController(
+            self.state, writer, settings, self._warn, self.may_decide, budgets=effort_budgets
         )
-        budgets = Budgets()
-        self.preemption = Preemption(self.state, budgets, settings, rations)
+        self.decider = Decider(self.state, api, settings, effort_budgets)
+        self.filter = Filter(
+            self.state,
+            settings,
+            self.planning.request_plan,
+            nowhere=self.announcements.refused,
+            budgets=effort_budgets,
+        )
+        disruption_budgets = DisruptionBudgets()
+        self.preemption = Preemption(self.state, disruption_budgets, settings, effort_budgets)
         self.late = LateDecisions(
-            self.state, self.decider, writes, settings, self._warn, self.may_decide, recut=self.planning.can_serve
+            self.state,
+            self.decider,
+            writes,
+            settings,
+            self._warn,
+            self.may_decide,
+            can_repartition=self.planning.can_serve,
         )
         self.mtgpus = MtgpuPodController(self.state, writes, settings, self._tell, self._may_serve_mtgpupods)
         self._recorder: Recorder | None = None
@@ -113,7 +125,7 @@ class Process:
         # read again before it is written.
         configs = self.planning.configs
         self._beside = (
-            watch(api, disruption_budgets.PATH, budgets.changed, budgets.gone, optional=True),
+            watch(api, BUDGETS_PATH, disruption_budgets.changed, disruption_budgets.gone, optional=True),
             watch(api, writer.maps, configs.changed, configs.gone, writer.only_map, optional=True),
         )
         self._fresh_term = -1

@@ -18,7 +18,7 @@ from mgpu.model.gpu_requests import Rejection
 from mgpu.serving.review import BadRequest, Reply, Review, allow, deny, pointer
 from mgpu.settings import SchedulerSettings
 from scheduler.decisions.decider import Decider
-from scheduler.decisions.effort_budget import Gone, Rationed, never
+from scheduler.decisions.effort_budgets import CallerGone, EffortExceeded, never
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class BindingAdmission:
         decider: Decider,
         may_decide: Callable[[], None],
         users: Collection[str] = (),
-        caller: Callable[[], Gone] = lambda: never,
+        caller: Callable[[], CallerGone] = lambda: never,
     ) -> None:
         self._decider = decider
         self._may_decide = may_decide
@@ -77,7 +77,7 @@ class BindingAdmission:
             return deny(review, known.problems, _REFUSED)
         try:
             decision = self._decider.decide(known, node, reserve=not review.dry_run, gone=self._caller())
-        except Rationed as error:
+        except EffortExceeded as error:
             # A 503 would make client-go retry with this node; after a denial the scheduler chooses a node again.
             return deny(review, f"no cards for this pod on {node}: {error}", _REFUSED)
         if isinstance(decision, Rejection):

@@ -25,7 +25,7 @@ from scheduler import metrics
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.decider import Decider, pod_path
-from scheduler.decisions.effort_budget import Gone, Rationed, never
+from scheduler.decisions.effort_budgets import CallerGone, EffortExceeded, never
 from scheduler.decisions.filter import Filter, Filtered
 from scheduler.decisions.preemption import Preemption, Victims
 
@@ -71,7 +71,7 @@ class Extender:
         self._api = api
         self._gate = gate
 
-    def filter(self, body: Body, gone: Gone = never) -> dict[str, Any]:
+    def filter(self, body: Body, gone: CallerGone = never) -> dict[str, Any]:
         """Answer an ExtenderArgs with an ExtenderFilterResult."""
         known, raw, names, nodes = self._scheduling(body)
         found = self._filter.filter(known, names, gone) if known else self._filter.pass_on(read_pod(raw), names)
@@ -86,13 +86,13 @@ class Extender:
             return {"NodeNames": found.passed, **answer}
         return {"Nodes": {"items": [nodes[name] for name in found.passed]}, **answer}
 
-    def prioritize(self, body: Body, gone: Gone = never) -> list[dict[str, Any]]:
+    def prioritize(self, body: Body, gone: CallerGone = never) -> list[dict[str, Any]]:
         """Answer an ExtenderArgs with a HostPriorityList: 0 to 10 points for each node."""
         known, _, names, _ = self._scheduling(body)
         scores = self._filter.scores(known, names, gone) if known else [0] * len(names)
         return [{"Host": name, "Score": score} for name, score in zip(names, scores, strict=True)]
 
-    def preempt(self, body: Body, gone: Gone = never) -> dict[str, Any]:
+    def preempt(self, body: Body, gone: CallerGone = never) -> dict[str, Any]:
         """Answer an ExtenderPreemptionArgs: choose victims on the nodes where kube-scheduler has found some itself."""
         arguments = _arguments(body)
         proposed = _victims(arguments.get("nodenametometavictims"), arguments.get("nodenametovictims"))
@@ -104,7 +104,7 @@ class Extender:
         }
         return {"NodeNameToMetaVictims": rows}
 
-    def bind(self, body: Body, gone: Gone = never) -> dict[str, str]:
+    def bind(self, body: Body, gone: CallerGone = never) -> dict[str, str]:
         """Answer an ExtenderBindingArgs: decide the cards and post the Binding with the allocation record.
 
         A replica that does not decide posts the Binding without it. The admission of Bindings then decides, at the
@@ -121,14 +121,14 @@ class Extender:
             return {"Error": f"no cards for this pod on {node}: {decision}"}
         return {"Error": self._post(namespace, name, found, node, decision)}
 
-    def _decide(self, known: GpuPod, node: str, gone: Gone) -> Reservation | str | None:
+    def _decide(self, known: GpuPod, node: str, gone: CallerGone) -> Reservation | str | None:
         try:
             self._gate.may_decide()
         except RetryLater:
             return None
         try:
             found = self._decider.decide(known, node, gone=gone)
-        except Rationed as error:
+        except EffortExceeded as error:
             return str(error)
         try:
             # Checked again: the process may have been suspended meanwhile, and another replica may lead by now.

@@ -24,7 +24,7 @@ from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod, occupies, read_gpu_pod
 from scheduler.cluster.node_snapshots import NodeSnapshot
 from scheduler.cluster.reservations import Reservation
-from scheduler.decisions.effort_budget import Call, Gone, Rationed, Rations, never
+from scheduler.decisions.effort_budgets import Call, CallerGone, EffortBudgets, EffortExceeded, never
 from scheduler.engine import FULL, nvidia_plugin
 from scheduler.engine.card_constraints import same_card_group_rejection, still_fits
 from scheduler.engine.node_assessment import Foresight, assess, record
@@ -42,9 +42,9 @@ def pod_path(namespace: str, name: str) -> str:
 class Decider:
     """Thread-safe. Idempotent per pod UID: the same node again gives the same cards, another node moves them there."""
 
-    def __init__(self, state: ClusterCache, api: Api, settings: Settings, rations: Rations | None = None) -> None:
+    def __init__(self, state: ClusterCache, api: Api, settings: Settings, budgets: EffortBudgets | None = None) -> None:
         self._state, self._api, self._settings = state, api, settings
-        self._rations = rations or Rations()
+        self._budgets = budgets or EffortBudgets()
 
     def find(self, namespace: str, name: str, uid: str = "", *, live: bool = False) -> tuple[str, GpuPod | None]:
         """Return the UID of the pod of this name, and the pod, or None where it requests no GPU.
@@ -73,13 +73,15 @@ class Decider:
     def _read_pod(self, raw: Mapping[str, Any]) -> GpuPod | None:
         return read_gpu_pod(raw, self._settings, self._state.records)
 
-    def decide(self, known: GpuPod, node: str, *, reserve: bool = True, gone: Gone = never) -> Reservation | Rejection:
+    def decide(
+        self, known: GpuPod, node: str, *, reserve: bool = True, gone: CallerGone = never
+    ) -> Reservation | Rejection:
         """Return the reserved cards of a pod on a node, or why there are none.
 
         reserve False (dry run): nothing is held for the pod. gone: tells whether the caller has given up.
 
         Raises:
-            Rationed: The search was ended for the sake of others; the pod may fit.
+            EffortExceeded: The search was ended for the sake of others; the pod may fit.
             RetryLater: That, or the caller is gone, or the API does not answer.
         """
         found = self._decide(known, node, gone, reserve=reserve)
@@ -87,7 +89,7 @@ class Decider:
             metrics.REJECTIONS.labels("decision", found.kind).inc()
         return found
 
-    def _decide(self, known: GpuPod, node: str, gone: Gone, *, reserve: bool) -> Reservation | Rejection:
+    def _decide(self, known: GpuPod, node: str, gone: CallerGone, *, reserve: bool) -> Reservation | Rejection:
         uid = known.pod.uid
         for _ in range(_TRIES):
             known = self._state.gpu_pod(uid) or known
@@ -157,7 +159,7 @@ class Decider:
         return still_fits(held.request, shares_of(held.request, held.placement), (*view.cards, *view.others))
 
     def _choose(
-        self, known: GpuPod, request: GpuRequest, node: str, view: NodeSnapshot, gone: Gone
+        self, known: GpuPod, request: GpuRequest, node: str, view: NodeSnapshot, gone: CallerGone
     ) -> Reservation | Rejection:
         if view.node is None:
             return Rejection(RejectionKind.UNKNOWN_NODE, f"node {node} is not known to mgpu (yet)")
@@ -166,7 +168,7 @@ class Decider:
         if nvidia_plugin.chooses(view.node, request):
             refused = nvidia_plugin.refusal(request, view.node, view.cards, view.ours)
             return refused or Reservation(*who, request, Placement(()), {}, pod.needs, gpuid)
-        with self._rations.call(pod.namespace, request, gone) as call:
+        with self._budgets.call(pod.namespace, request, gone) as call:
             found = self._search(known, request, view.node, view, call)
         if isinstance(found, Rejection):
             return found
@@ -188,7 +190,7 @@ class Decider:
         ahead = [Foresight(judges, view.room, known.pod.needs)] if judges else []
         found: Placement | Rejection | None = None
         for there in (unkept, cards) if unkept != cards else (cards,):
-            limits = call.must_have_limits()
+            limits = call.require_limits()
             for foresight in (*ahead, None):
                 found = assess(
                     request, node, there, self._settings, foresight, seats=seats, limits=limits, effort=call.effort
@@ -197,7 +199,7 @@ class Decider:
                     return found
                 if not found.proven and limits is not FULL:
                     metrics.SEARCHES_ENDED.labels("rationed").inc()
-                    raise Rationed(str(found))
+                    raise EffortExceeded(str(found))
                 if found.proven:
                     break
         assert found is not None

@@ -1,7 +1,8 @@
-"""PodDisruptionBudgets of the cluster: which evictions would violate one, counted as kube-scheduler counts them.
+"""Counts which evictions would violate a PodDisruptionBudget, as kube-scheduler counts them.
 
-`Budgets` is fed by a watch (scheduler/runtime.py). The preemption asks it, so that it prefers victims whose eviction
-violates no budget, and reports the number of violations to kube-scheduler.
+`scheduler.runtime` creates `DisruptionBudgets` and feeds it from a watch; `scheduler.decisions.preemption` prefers
+victims whose eviction violates no budget, and reports the number of violations to kube-scheduler. The count must agree
+with kube-scheduler's, which compares it with its own. Malformed or very large budgets are ignored.
 """
 
 import logging
@@ -48,7 +49,7 @@ class _Budget:
         return pod.namespace == self.namespace and pod.name not in self.disrupted and selects(self.selector, pod.labels)
 
 
-class Budgets:
+class DisruptionBudgets:
     """All budgets that the watch has delivered. Thread-safe.
 
     There are none where this process may not read them.

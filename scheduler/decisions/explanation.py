@@ -20,7 +20,7 @@ from mgpu.presentation import request_text
 from mgpu.settings import Settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod, occupies, read_gpu_pod
-from scheduler.decisions.effort_budget import Rations
+from scheduler.decisions.effort_budgets import EffortBudgets
 from scheduler.decisions.filter import Filter, Filtered
 from scheduler.engine import nvidia_plugin
 from scheduler.engine.node_assessment import assess
@@ -54,7 +54,7 @@ class NodeRow:
     name: str
     reason: str = ""
     hopeless: bool = False
-    recut: bool = False
+    repartitionable: bool = False
     points: int = 0
 
 
@@ -92,7 +92,7 @@ class Explainer:
 
     def __init__(self, state: ClusterCache, settings: Settings) -> None:
         self._state, self._settings = state, settings
-        self._filter = Filter(state, settings, rations=Rations(sleep=lambda _: None))
+        self._filter = Filter(state, settings, budgets=EffortBudgets(sleep=lambda _: None))
         state.outlook.refresh()
         self._filter.refresh()
 
@@ -247,9 +247,12 @@ def _with(found: Explanation, **changes: Any) -> Explanation:
 
 def _rows_of(answer: Filtered, points: Mapping[str, int]) -> tuple[NodeRow, ...]:
     fits = sorted((NodeRow(name, points=points[name]) for name in answer.passed), key=lambda r: (-r.points, r.name))
-    recut = set(answer.recut)
-    others = [NodeRow(name, why, recut=name in recut) for name, why in answer.failed.items()]
-    others += [NodeRow(name, why, hopeless=True, recut=name in recut) for name, why in answer.hopeless.items()]
+    repartitionable = set(answer.repartitionable)
+    others = [NodeRow(name, why, repartitionable=name in repartitionable) for name, why in answer.failed.items()]
+    others += [
+        NodeRow(name, why, hopeless=True, repartitionable=name in repartitionable)
+        for name, why in answer.hopeless.items()
+    ]
     return (*fits, *sorted(others, key=lambda row: row.name))
 
 
@@ -266,9 +269,9 @@ def _verdict(found: Explanation, pod: Pod, raw: Raw, nodes: Sequence[NodeRow]) -
         verdict.append("There are no nodes.")
     elif not fits:
         verdict.append(f"Its cards fit on none of {len(nodes):,} node{'s' * (len(nodes) != 1)}.")
-        recut = [row.name for row in nodes if row.recut]
-        if recut:
-            verdict.append(f"They fit once the cards are cut anew, which could be on {', '.join(recut[:5])}.")
+        repartitionable = [row.name for row in nodes if row.repartitionable]
+        if repartitionable:
+            verdict.append(f"They fit once the cards are cut anew, which could be on {', '.join(repartitionable[:5])}.")
     else:
         of = f"{len(fits):,} of {len(nodes):,} node{'s' * (len(nodes) != 1)}"
         verdict.append(f"Its cards fit on {of}, so they are not what it waits for.")

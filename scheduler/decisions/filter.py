@@ -24,7 +24,7 @@ from scheduler.cluster.arrays import UNKNOWN
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.array_filter import Members, Remaining, filter_nodes, score_nodes
-from scheduler.decisions.effort_budget import NOT_EXAMINED, Call, Gone, Rations, never
+from scheduler.decisions.effort_budgets import NOT_EXAMINED, Call, CallerGone, EffortBudgets, never
 from scheduler.decisions.scores import Ranking
 from scheduler.decisions.slice_filter import Slices
 from scheduler.engine import FULL, LEAST, QUICK, Limits
@@ -54,7 +54,7 @@ class Filtered:
     passed: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     hopeless: dict[str, str] = field(default_factory=dict)
-    recut: list[str] = field(default_factory=list)
+    repartitionable: list[str] = field(default_factory=list)
     kinds: dict[str, RejectionKind] = field(default_factory=dict)
 
     def reject(self, names: Iterable[str], rejection: Rejection) -> None:
@@ -77,7 +77,7 @@ def _of_answers(names: Sequence[str], answers: Iterable[NodeFit]) -> Filtered:
         else:
             found.passed.append(name)
         if answer.fits_repartitioned:
-            found.recut.append(name)
+            found.repartitionable.append(name)
     return found
 
 
@@ -123,17 +123,17 @@ class Filter:
         self,
         state: ClusterCache,
         settings: Settings,
-        recut: Callable[[GpuPod, Sequence[str], Sequence[str]], None] = lambda *_: None,
+        repartitionable: Callable[[GpuPod, Sequence[str], Sequence[str]], None] = lambda *_: None,
         pace: Callable[[], object] = lambda: None,
         nowhere: Callable[[], None] = lambda: None,
-        rations: Rations | None = None,
+        budgets: EffortBudgets | None = None,
     ) -> None:
         self._cache = state
         self._settings = settings
-        self._report_recut = recut
+        self._report_recut = repartitionable
         self._report_nowhere = nowhere
         self._pace = pace
-        self._rations = rations or Rations()
+        self._budgets = budgets or EffortBudgets()
         self._memo = _Memo()
         self._ranking = Ranking(state, settings)
         self._slices = Slices(state, settings)
@@ -144,7 +144,7 @@ class Filter:
         self._cache.refresh_sites()
         self._ranking.refresh()
 
-    def filter(self, gpu_pod: GpuPod, names: Sequence[str], gone: Gone = never) -> Filtered:
+    def filter(self, gpu_pod: GpuPod, names: Sequence[str], gone: CallerGone = never) -> Filtered:
         """Tell on which of these nodes the pod fits.
 
         Args:
@@ -158,7 +158,7 @@ class Filter:
             return _all_rejected(names, rejection)
         request = gpu_pod.request
         assert request is not None, "malformed requests are rejected above"
-        with self._rations.call(gpu_pod.pod.namespace, request, gone) as call:
+        with self._budgets.call(gpu_pod.pod.namespace, request, gone) as call:
             found = self._filter(gpu_pod, request, names, call)
         if not found.passed:
             self._report_nowhere()
@@ -171,14 +171,14 @@ class Filter:
         refused = {name: why for name, node in zip(names, nodes, strict=False) if (why := refusal(resources, node))}
         return Filtered(passed=[name for name in names if name not in refused], hopeless=refused)
 
-    def scores(self, gpu_pod: GpuPod, names: Sequence[str], gone: Gone = never) -> list[int]:
+    def scores(self, gpu_pod: GpuPod, names: Sequence[str], gone: CallerGone = never) -> list[int]:
         """Return 0 to 10 for each node; 0 where the pod does not fit (any more) or the node was not examined.
 
         Args and errors are those of `filter`.
         """
         if gpu_pod.request is None or gpu_pod.pod.ended:
             return [0] * len(names)
-        with self._rations.call(gpu_pod.pod.namespace, gpu_pod.request, gone) as call:
+        with self._budgets.call(gpu_pod.pod.namespace, gpu_pod.request, gone) as call:
             ranked = self._ranking.points(gpu_pod, names, call)
             return self._scores(gpu_pod, gpu_pod.request, names, call) if ranked is None else ranked
 
@@ -218,7 +218,7 @@ class Filter:
     def _evaluate(self, gpu_pod: GpuPod, request: GpuRequest, names: Sequence[str], call: Call) -> Filtered:
         if wanted_by(request):
             found = _of_answers(names, self._paced(self._slices.answers(gpu_pod, request, names, call)))
-            self._report_recut(gpu_pod, found.recut, found.passed)
+            self._report_recut(gpu_pod, found.repartitionable, found.passed)
             return found
         if request.others:
             return _of_answers(names, self._paced(self._one_by_one(gpu_pod, request, names, call)))
@@ -317,14 +317,14 @@ class Filter:
         limits: Limits,
         call: Call,
     ) -> NodeFit:
-        """Ask the engine about one node. After a hard node a quick search comes first (`Call.hard`)."""
+        """Ask the engine about one node. After a hard node a quick search comes first (`Call.quick_first`)."""
         found = None
-        for some in (QUICK, limits) if call.hard and limits is not LEAST else (limits,):
+        for some in (QUICK, limits) if call.quick_first and limits is not LEAST else (limits,):
             found = assess(request, node, cards, self._settings, seats=seats, limits=some, effort=call.effort)
             if isinstance(found, Placement) or found.proven:
                 break
         assert found is not None
-        call.hard |= not found.proven
+        call.quick_first |= not found.proven
         if isinstance(found, Placement):
             return NodeFit(score=score(request, found, cards, self._settings))
         return NodeFit(found.summary())

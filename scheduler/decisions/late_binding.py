@@ -43,7 +43,7 @@ class LateDecisions:
         api: Writes only while this replica leads (`mgpu.kube.fence`).
         warn: Sends an Event.
         may_decide: Raises RetryLater while this replica must not decide.
-        recut: Plans a partitioning that gives the pod its slices, and tells whether there is one.
+        can_repartition: Plans a partitioning that gives the pod its slices, and tells whether there is one.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class LateDecisions:
         warn: Warn,
         may_decide: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
-        recut: Callable[[GpuPod], bool] = lambda _: False,
+        can_repartition: Callable[[GpuPod], bool] = lambda _: False,
     ) -> None:
         self._state = state
         self._decider = decider
@@ -64,7 +64,7 @@ class LateDecisions:
         self._warn = warn
         self._may_decide = may_decide
         self._clock = clock
-        self._recut = recut
+        self._can_repartition = can_repartition
         self._queue = Queue(clock)
         self._first_seen: dict[str, float] = {}
         self._failed: dict[str, str] = {}
@@ -145,12 +145,12 @@ class LateDecisions:
         view = self._state.view(pod.node, pod.uid)
         waited = self._clock() - self._first_seen.setdefault(pod.uid, self._clock())
         if view.node is None or (not (view.cards or view.others) and waited < _NO_CARDS_YET_SECONDS):
-            self._recut(known)
+            self._can_repartition(known)
             return 1.0  # the node may be starting; Kubernetes itself removes pods of nodes that do not exist
         decision = self._decider.decide(known, pod.node)
         if isinstance(decision, Reservation):
             return decision
-        return 1.0 if waited < _RECUT_SECONDS and self._recut(known) else str(decision)
+        return 1.0 if waited < _RECUT_SECONDS and self._can_repartition(known) else str(decision)
 
     def _write(self, known: GpuPod, wanted: Reservation | str) -> None:
         pod = known.pod

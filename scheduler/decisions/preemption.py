@@ -22,8 +22,8 @@ from mgpu.settings import Settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.node_snapshots import NodeSnapshot
-from scheduler.decisions.disruption_budgets import Budgets
-from scheduler.decisions.effort_budget import FREE, Gone, Rations, never
+from scheduler.decisions.disruption_budgets import DisruptionBudgets
+from scheduler.decisions.effort_budgets import FREE, CallerGone, EffortBudgets, never
 from scheduler.engine import BRIEF, Effort, nvidia_plugin
 from scheduler.engine.effort import Budget, Exhausted
 from scheduler.engine.evictions import LOWEST, Tenant, by_importance, freed, victims, without
@@ -51,15 +51,19 @@ class Preemption:
     """Chooses victims by the cards that they free. Thread-safe; it evicts nothing itself."""
 
     def __init__(
-        self, state: ClusterCache, budgets: Budgets, settings: Settings, rations: Rations | None = None
+        self,
+        state: ClusterCache,
+        disruption_budgets: DisruptionBudgets,
+        settings: Settings,
+        budgets: EffortBudgets | None = None,
     ) -> None:
         self._state = state
-        self._budgets = budgets
+        self._disruption_budgets = disruption_budgets
         self._settings = settings
-        self._rations = rations or Rations()
+        self._budgets = budgets or EffortBudgets()
 
     def choose(
-        self, known: GpuPod, raw: Mapping[str, Any], proposed: Mapping[str, Victims], gone: Gone = never
+        self, known: GpuPod, raw: Mapping[str, Any], proposed: Mapping[str, Victims], gone: CallerGone = never
     ) -> dict[str, Victims]:
         """Return the victims on each node, the most important first.
 
@@ -75,11 +79,11 @@ class Preemption:
         if known.request is None:
             return found
         only_cards = _only_cards_can_be_short(known.pod, raw)
-        with self._rations.call(known.pod.namespace, known.request, gone, single_too=True) as call:
+        with self._budgets.call(known.pod.namespace, known.request, gone, charge_single=True) as call:
             for name, theirs in proposed.items():
                 if call.next_limits() is None:
                     break
-                budget = Budget(call.effort, max(FREE, min(_NODE, call.left)))
+                budget = Budget(call.effort, max(FREE, min(_NODE, call.remaining)))
                 with suppress(Exhausted):
                     chosen = self._on(name, known, known.request, theirs, budget, only_cards=only_cards)
                     if chosen is not None:
@@ -145,7 +149,7 @@ class Preemption:
             uses = {card.index: used for card in cards if (used := holding.uses(card)).shares}
             if uses:
                 found.append(Tenant(pod.uid, pod.priority, uses, pod.start_time, leaving=pod.deleting))
-        violating = self._budgets.violated_by([pods[t.uid] for t in by_importance(found)])
+        violating = self._disruption_budgets.violated_by([pods[t.uid] for t in by_importance(found)])
         return [replace(t, violates=t.uid in violating) for t in found]
 
 

@@ -16,7 +16,7 @@ from scheduler.cluster.forecast import Outlook
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.node_snapshots import NodeSnapshot
 from scheduler.cluster.reservations import Reservation
-from scheduler.decisions.effort_budget import Call, unlimited
+from scheduler.decisions.effort_budgets import Call, unlimited
 from scheduler.engine.card_constraints import shares_card_with_group
 from scheduler.engine.learning.node_board import BEHIND, UNFIT, Field, Judge, points
 from scheduler.engine.learning.shapes import Ints, Shape, class_of, free_of, rows_of

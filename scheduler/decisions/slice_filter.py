@@ -13,7 +13,7 @@ from mgpu.settings import Settings
 from scheduler.cluster.arrays import UNKNOWN
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod
-from scheduler.decisions.effort_budget import Call
+from scheduler.decisions.effort_budgets import Call
 from scheduler.engine.effort import Budget
 from scheduler.engine.node_fit import NodeFit
 from scheduler.engine.partitioning.partitionable_node import Site, wanted_by

@@ -81,7 +81,7 @@ def assess(
     foresight: makes a difference to which cards, never to whether there are any.
     seats: where the pods of the ask's same-card group are, on whatever node, without the pod itself.
     limits: of the search on this node. effort: counts its steps, and may end it
-    (`scheduler/decisions/effort_budget.py`).
+    (`scheduler/decisions/effort_budgets.py`).
     """
     unmet = request.unmet(node)
     if unmet is not None:

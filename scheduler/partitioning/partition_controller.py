@@ -25,7 +25,7 @@ from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.events import Warn
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.slice_state import Plan
-from scheduler.decisions.effort_budget import Rationed, Rations
+from scheduler.decisions.effort_budgets import EffortBudgets, EffortExceeded
 from scheduler.engine.effort import Exhausted
 from scheduler.engine.partitioning.partitionable_node import Site, cut, keeping, offers, served, wanted_by
 from scheduler.engine.partitioning.slice_choice import best_first
@@ -74,7 +74,7 @@ class PartitionController:
         may_decide: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
-        rations: Rations | None = None,
+        budgets: EffortBudgets | None = None,
     ) -> None:
         self._cluster = cluster
         self._writer = writer
@@ -83,7 +83,7 @@ class PartitionController:
         self._may_decide = may_decide
         self._clock = clock
         self._now = now
-        self._rations = rations or Rations()
+        self._budgets = budgets or EffortBudgets()
         self.configs = SharingConfigs(self._configs_changed)
         self._waiting = WaitingPods(cluster, clock)
         self._order = PlanningOrder(clock)
@@ -122,7 +122,7 @@ class PartitionController:
             return False
         if site.found.placed and not site.found.waiting:
             # A namespace that has used up its effort gets the benefit of the doubt; so does a search without a proof.
-            with suppress(Rationed, Exhausted), self._rations.call(known.pod.namespace, request) as call:
+            with suppress(EffortExceeded, Exhausted), self._budgets.call(known.pod.namespace, request) as call:
                 if not offers(site, wanted, call.next_budget()):
                     return False
         self.request_plan(known, [known.pod.node])
@@ -347,7 +347,7 @@ class PartitionController:
         # After a while only promises count: other pods may pass a filter again and again and never be bound.
         waits = self._clock() < pod.blocked_since + READY_SECONDS
         claimants = all_pods if waits else [other for other in all_pods if other.promise]
-        with suppress(Rationed), self._rations.call(known.namespace, request, single_too=True) as call:
+        with suppress(EffortExceeded), self._budgets.call(known.namespace, request, charge_single=True) as call:
             for best in best_first(able, pod.wanted, known, self._settings, call.next_budget):
                 site = self._with_claims(best, claimants)
                 pods = [pod, *self._servable(others, site.node.name)][:_PODS_PER_PLAN]

@@ -23,7 +23,7 @@ from scheduler.api.binding_webhook import BindingAdmission
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.events import CardsFreed, ObjectWarning, PartitionsChanged, PodUndecided
 from scheduler.decisions.decider import Decider
-from scheduler.decisions.disruption_budgets import Budgets
+from scheduler.decisions.disruption_budgets import DisruptionBudgets
 from scheduler.decisions.filter import Filter
 from scheduler.decisions.late_binding import LateDecisions
 from scheduler.decisions.preemption import Preemption
@@ -196,8 +196,8 @@ class Replica:
         )
         self.decider = Decider(self.state, client, settings)
         self.filter = Filter(self.state, settings, self.planning.request_plan)
-        self.budgets = Budgets()
-        self.preemption = Preemption(self.state, self.budgets, settings)
+        self.disruption_budgets = DisruptionBudgets()
+        self.preemption = Preemption(self.state, self.disruption_budgets, settings)
         self.late = LateDecisions(
             self.state,
             self.decider,

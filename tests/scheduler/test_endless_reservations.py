@@ -50,7 +50,7 @@ def test_a_gated_pod_gets_no_decision_and_no_reservation(replica: Replica) -> No
 def test_a_gated_pod_passes_no_filter_and_plans_no_slices(replica: Replica) -> None:
     known = gated(replica, "p")
     found = replica.filter.filter(known, ["n1", "n2"])
-    assert (found.passed, found.hopeless, found.recut) == ([], dict.fromkeys(["n1", "n2"], GATED), [])
+    assert (found.passed, found.hopeless, found.repartitionable) == ([], dict.fromkeys(["n1", "n2"], GATED), [])
 
 
 def test_a_gated_pod_is_not_nominated() -> None:

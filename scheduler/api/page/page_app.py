@@ -22,7 +22,7 @@ from scheduler.api.page.feed import Board
 from scheduler.api.page.waiting_list import Waiting
 from scheduler.background import Pace
 from scheduler.cluster.cache import ClusterCache
-from scheduler.decisions.effort_budget import Rations
+from scheduler.decisions.effort_budgets import EffortBudgets
 from scheduler.decisions.filter import Filter
 
 _HEADERS = {
@@ -42,7 +42,7 @@ def make_board(
     """Build the page's feed. mtgpupods: returns all MtgpuPods that are known, as the API has them."""
     pace = Pace(rests=1)
     # A filter of its own: it makes no full searches, uses none of the namespaces' allowances, and plans nothing.
-    filter_ = Filter(state, settings, pace=pace, rations=Rations(allowance=0))
+    filter_ = Filter(state, settings, pace=pace, budgets=EffortBudgets(allowance=0))
     return Board(state, Waiting(state, filter_, mtgpupods, pace))
 
 

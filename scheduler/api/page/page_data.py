@@ -133,7 +133,7 @@ def why_json(found: Filtered, now: int) -> Json:
         text = f"{len(ordered) - _MOST_REASONS} other reasons"
         rows.append({"text": text, "nodes": more, "examples": []})
     fits, refused = len(found.passed), len(found.failed) + len(found.hopeless)
-    return {"fits": fits, "of": fits + refused, "recut": len(found.recut), "reasons": rows, "at": now}
+    return {"fits": fits, "of": fits + refused, "recut": len(found.repartitionable), "reasons": rows, "at": now}
 
 
 def reason_json(text: str) -> Json:

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from mgpu.model.pods import Pod
-from scheduler.decisions.disruption_budgets import BUDGETS, SELECTOR, Budgets, selects
+from scheduler.decisions.disruption_budgets import BUDGETS, SELECTOR, DisruptionBudgets, selects
 
 
 def budget(allowed: int, selector: dict[str, Any], name: str = "b", disrupted: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -22,7 +22,7 @@ WEB = {"matchLabels": {"app": "web"}}
 
 
 def test_all_but_the_first_so_many_violate() -> None:
-    budgets = Budgets()
+    budgets = DisruptionBudgets()
     assert not budgets.violated_by(web("a"))
     budgets.changed(budget(1, WEB))
     assert budgets.violated_by(web("a", "b", "c")) == {"b", "c"}
@@ -35,7 +35,7 @@ def test_all_but_the_first_so_many_violate() -> None:
 
 
 def test_a_budget_that_has_said_nothing_yet_allows_nothing() -> None:
-    budgets = Budgets()
+    budgets = DisruptionBudgets()
     budgets.changed({"metadata": {"namespace": "default", "name": "b"}, "spec": {"selector": WEB}})
     assert budgets.violated_by(web("a")) == {"a"}
 
@@ -50,7 +50,7 @@ def test_a_budget_that_has_said_nothing_yet_allows_nothing() -> None:
 )
 def test_a_budget_with_a_huge_selector_is_not_kept(selector: dict[str, Any]) -> None:
     """100 of 25,000 expressions each took 850 MiB of the scheduler's memory."""
-    budgets = Budgets()
+    budgets = DisruptionBudgets()
     budgets.changed(budget(0, WEB))
     budgets.changed(budget(0, selector))
     assert not budgets.violated_by(web("a"))
@@ -65,7 +65,7 @@ def test_many_budgets_of_one_namespace_cost_no_time_elsewhere(monkeypatch: pytes
         return False
 
     monkeypatch.setattr("scheduler.decisions.disruption_budgets.selects", matches_nothing)
-    budgets = Budgets()
+    budgets = DisruptionBudgets()
     for i in range(BUDGETS + 50):
         budgets.changed(budget(0, WEB, f"b{i:03}"))
     assert not budgets.violated_by(web("a", namespace="elsewhere"))
@@ -76,7 +76,7 @@ def test_many_budgets_of_one_namespace_cost_no_time_elsewhere(monkeypatch: pytes
 
 def test_budgets_of_more_workloads_than_are_compared_protect_each_its_own() -> None:
     """A namespace with 150 workloads had 50 of them unprotected."""
-    budgets = Budgets()
+    budgets = DisruptionBudgets()
     names = [f"w{i:03}" for i in range(BUDGETS + 50)]
     for name in names:
         budgets.changed(budget(0, {"matchLabels": {"app": name}}, name))

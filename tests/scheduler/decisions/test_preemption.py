@@ -197,7 +197,7 @@ def test_disruption_budgets(replica: Replica, client: Client) -> None:
     running(replica, "a", 100, 0, 1, labels={"app": "web"})
     running(replica, "b", 100, 1, 2)
     assert preempt(client, wanting(100), n1="a") == {"n1": ["a"]}
-    replica.budgets.changed(budget)
+    replica.disruption_budgets.changed(budget)
     assert preempt(client, wanting(100), n1="a") == {"n1": ["b"]}
     asked = {"n1": {"Pods": [{"UID": "web"}, {"UID": "a"}], "NumPDBViolations": 2}}
     for core, violations in ((100, 1), (200, 2)):

@@ -9,7 +9,7 @@ from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import Rejection
 from mgpu.model.slice_names import Slice
 from scheduler.cluster.gpu_pods import GpuPod
-from scheduler.decisions.effort_budget import ALLOWANCE, DEBT, FULL_CALL, SHORT_CALL, Rations
+from scheduler.decisions.effort_budgets import ALLOWANCE, DEBT, FULL_CALL, SHORT_CALL, EffortBudgets
 from scheduler.decisions.preemption import Victims
 from scheduler.engine import FULL, LEAST, Effort
 from scheduler.engine.effort import Budget, Exhausted
@@ -62,11 +62,11 @@ def hard() -> tuple[Replica, GpuPod]:
     return replica, known
 
 
-def rationed(replica: Replica) -> Rations:
-    rations = Rations(Clock(), lambda _: None)
+def rationed(replica: Replica) -> EffortBudgets:
+    budgets = EffortBudgets(Clock(), lambda _: None)
     for part in (replica.filter, replica.preemption, replica.planning):
-        part._rations = rations
-    return rations
+        part._budgets = budgets
+    return budgets
 
 
 def test_a_search_for_slices_of_many_sizes_takes_at_most_its_budget() -> None:
@@ -105,21 +105,21 @@ def test_an_ask_for_one_size_is_answered_without_any_steps() -> None:
 
 def test_filter_of_slices_of_many_sizes_takes_at_most_the_steps_of_one_call(hard: tuple[Replica, GpuPod]) -> None:
     replica, known = hard
-    rations = rationed(replica)
+    budgets = rationed(replica)
     found = replica.filter.filter(known, NODES)
     assert not found.passed
     assert any("not proven" in reason for reason in found.failed.values())
-    assert 0 < ALLOWANCE - rations.left("default") <= FULL_CALL + SHORT_CALL + FULL.search
+    assert 0 < ALLOWANCE - budgets.remaining("default") <= FULL_CALL + SHORT_CALL + FULL.search
 
 
 def test_filter_of_slices_of_a_namespace_in_debt_takes_hardly_any_steps(hard: tuple[Replica, GpuPod]) -> None:
     replica, known = hard
-    rations = rationed(replica)
-    rations._charge("default", ALLOWANCE + DEBT + 1)
-    before = rations.left("default")
+    budgets = rationed(replica)
+    budgets._charge("default", ALLOWANCE + DEBT + 1)
+    before = budgets.remaining("default")
     found = replica.filter.filter(known, NODES)
     assert set(found.failed) == set(NODES)
-    assert before - rations.left("default") <= LEAST.search
+    assert before - budgets.remaining("default") <= LEAST.search
 
 
 def test_filter_of_slices_whose_caller_has_gone_ends(hard: tuple[Replica, GpuPod]) -> None:
@@ -137,16 +137,16 @@ def test_preemption_for_slices_whose_caller_has_gone_ends(hard: tuple[Replica, G
 
 def test_a_plan_for_slices_is_charged_to_the_namespace_of_its_pod(hard: tuple[Replica, GpuPod]) -> None:
     replica, known = hard
-    rations = rationed(replica)
+    budgets = rationed(replica)
     replica.planning.request_plan(known, NODES)
     replica.planning.work()
-    assert 0 < ALLOWANCE - rations.left("default") <= FULL_CALL + SHORT_CALL + FULL.search
+    assert 0 < ALLOWANCE - budgets.remaining("default") <= FULL_CALL + SHORT_CALL + FULL.search
 
 
 def test_a_pod_of_one_slice_gets_its_plan_although_its_namespace_is_in_debt() -> None:
     replica, agents = cluster(("n1", MPS, 2))
     rationed(replica)._charge("default", 10 * (ALLOWANCE + DEBT))
     (known,) = submit(replica, pod("p", {"9gb": 1}))
-    assert replica.filter.filter(known, ["n1"]).recut == ["n1"]
+    assert replica.filter.filter(known, ["n1"]).repartitionable == ["n1"]
     replica.planning.work()
     assert agents["n1"].found.waiting

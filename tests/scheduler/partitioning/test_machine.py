@@ -304,7 +304,7 @@ class Cluster(RuleBasedStateMachine):
             if known and not known.pod.node:
                 found = self.leader.filter.filter(known, sorted(MODES))
                 assert not found.passed
-                assert not found.recut, found.failed
+                assert not found.repartitionable, found.failed
 
 
 TestCluster = Cluster.TestCase

@@ -260,7 +260,7 @@ def test_a_slice_that_is_kept_for_a_nominated_pod_is_in_the_plan_for_another() -
     submit(replica, wants("member", {"mig-1g.10gb": 1}))
     replica.api.edit_pod("member", lambda raw: raw["status"].update(nominatedNodeName="n1"))
     (pod,) = submit(replica, wants("p", {"mig-7g.80gb": 1}))
-    assert replica.filter.filter(pod, ["n1"]).recut == []
+    assert replica.filter.filter(pod, ["n1"]).repartitionable == []
     replica.planning.request_plan(pod, ["n1"])
     replica.planning.work()
     assert agents["n1"].found.partitioning.plan is None
@@ -315,7 +315,7 @@ def test_what_a_refused_plan_withholds_is_planned_as_it_is() -> None:
     replica.api.annotate("n1", **{ANNOTATION: by_hand})
     agents["n1"].refuse("in use")
     (pod,) = submit(replica, wants("p", {"mig-1g.10gb": 1}))
-    assert replica.filter.filter(pod, ["n1"]).recut == ["n1"]
+    assert replica.filter.filter(pod, ["n1"]).repartitionable == ["n1"]
     turn(replica)
     turn(replica, agents.values())
     assert agents["n1"].found.partitioning.applied == 1000

@@ -15,7 +15,7 @@ from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.decider import Decider
-from scheduler.decisions.effort_budget import (
+from scheduler.decisions.effort_budgets import (
     ALLOWANCE,
     DEBT,
     FREE,
@@ -25,8 +25,8 @@ from scheduler.decisions.effort_budget import (
     SECOND,
     SHORT_CALL,
     Call,
-    Rationed,
-    Rations,
+    EffortBudgets,
+    EffortExceeded,
 )
 from scheduler.decisions.filter import Filter
 from scheduler.engine import FULL, LEAST, SHORT
@@ -47,87 +47,89 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def rations(clock: Clock) -> Rations:
-    return Rations(clock, lambda _: None)
+def budgets(clock: Clock) -> EffortBudgets:
+    return EffortBudgets(clock, lambda _: None)
 
 
-def spend(rations: Rations, namespace: str, steps: int) -> None:
-    with rations.call(namespace, SEVERAL) as call:
+def spend(budgets: EffortBudgets, namespace: str, steps: int) -> None:
+    with budgets.call(namespace, SEVERAL) as call:
         call.effort.spend(steps)
 
 
 @contextmanager
-def asked(rations: Rations, namespace: str = "x", request: GpuRequest = SEVERAL) -> Iterator[Call]:
-    with rations.call(namespace, request) as call:
+def asked(budgets: EffortBudgets, namespace: str = "x", request: GpuRequest = SEVERAL) -> Iterator[Call]:
+    with budgets.call(namespace, request) as call:
         yield call
 
 
-def test_a_call_searches_in_full_first_then_shortly_and_then_not_at_all(rations: Rations) -> None:
-    with asked(rations) as call:
+def test_a_call_searches_in_full_first_then_shortly_and_then_not_at_all(budgets: EffortBudgets) -> None:
+    with asked(budgets) as call:
         assert call.next_limits() is FULL
         call.effort.spend(FULL_CALL)
         assert call.next_limits() is SHORT
         call.effort.spend(SHORT_CALL)
         assert call.next_limits() is None
-        with pytest.raises(Rationed):
-            call.must_have_limits()
+        with pytest.raises(EffortExceeded):
+            call.require_limits()
 
 
-def test_a_namespace_that_took_its_allowance_gets_short_searches_and_then_hardly_any(rations: Rations) -> None:
-    spend(rations, "x", ALLOWANCE + FREE)
-    with asked(rations) as call:
+def test_a_namespace_that_took_its_allowance_gets_short_searches_and_then_hardly_any(
+    budgets: EffortBudgets,
+) -> None:
+    spend(budgets, "x", ALLOWANCE + FREE)
+    with asked(budgets) as call:
         assert call.next_limits() is SHORT
-    spend(rations, "x", DEBT + FREE)
-    with asked(rations) as call:
+    spend(budgets, "x", DEBT + FREE)
+    with asked(budgets) as call:
         assert call.next_limits() is LEAST
         call.effort.spend(SECOND // 1000)
         assert call.next_limits() is None
 
 
-def test_what_a_namespace_took_does_not_touch_another(rations: Rations) -> None:
-    spend(rations, "x", 10 * SECOND)
-    with asked(rations, "y") as call:
+def test_what_a_namespace_took_does_not_touch_another(budgets: EffortBudgets) -> None:
+    spend(budgets, "x", 10 * SECOND)
+    with asked(budgets, "y") as call:
         assert call.next_limits() is FULL
 
 
-def test_a_namespace_gets_its_allowance_back_with_time(rations: Rations, clock: Clock) -> None:
-    spend(rations, "x", ALLOWANCE + FREE)
+def test_a_namespace_gets_its_allowance_back_with_time(budgets: EffortBudgets, clock: Clock) -> None:
+    spend(budgets, "x", ALLOWANCE + FREE)
     clock.now += 1
-    assert rations.left("x") == pytest.approx(REFILL * SECOND)
+    assert budgets.remaining("x") == pytest.approx(REFILL * SECOND)
     clock.now += 1 / REFILL
-    assert rations.left("x") == ALLOWANCE
+    assert budgets.remaining("x") == ALLOWANCE
 
 
-def test_all_namespaces_together_get_back_a_part_of_the_time(rations: Rations, clock: Clock) -> None:
+def test_all_namespaces_together_get_back_a_part_of_the_time(budgets: EffortBudgets, clock: Clock) -> None:
     for i in range(50):
-        spend(rations, f"n{i}", ALLOWANCE + FREE)
+        spend(budgets, f"n{i}", ALLOWANCE + FREE)
     clock.now += 1
-    assert sum(rations.left(f"n{i}") for i in range(50)) == pytest.approx(REFILL_OF_ALL * SECOND)
+    assert sum(budgets.remaining(f"n{i}") for i in range(50)) == pytest.approx(REFILL_OF_ALL * SECOND)
 
 
-def test_calls_that_take_little_and_pods_of_one_container_are_not_counted(rations: Rations) -> None:
+def test_calls_that_take_little_and_pods_of_one_container_are_not_counted(budgets: EffortBudgets) -> None:
     for _ in range(10):
-        spend(rations, "x", FREE)
-    with asked(rations, request=SINGLE) as call:
+        spend(budgets, "x", FREE)
+    with asked(budgets, request=SINGLE) as call:
         call.effort.spend(10 * SECOND)
         assert call.next_limits() is FULL
-    assert rations.left("x") == ALLOWANCE
+    assert budgets.remaining("x") == ALLOWANCE
 
 
-def test_work_of_a_caller_that_is_gone_ends(rations: Rations) -> None:
-    with pytest.raises(RetryLater, match="waits no longer"), rations.call("x", SEVERAL, lambda: True) as call:
+def test_work_of_a_caller_that_is_gone_ends(budgets: EffortBudgets) -> None:
+    with pytest.raises(RetryLater, match="waits no longer"), budgets.call("x", SEVERAL, lambda: True) as call:
         call.effort.spend(FREE)
-    with asked(rations, "y") as call:  # and others have their turn
+    with asked(budgets, "y") as call:  # and others have their turn
         call.effort.spend(2 * FREE)
 
 
-def test_long_calls_go_one_at_a_time_and_short_ones_do_not_wait_for_them(rations: Rations) -> None:
+def test_long_calls_go_one_at_a_time_and_short_ones_do_not_wait_for_them(budgets: EffortBudgets) -> None:
     running, most, done = 0, 0, []
     lock = threading.Lock()
 
     def work(steps: int) -> None:
         nonlocal running, most
-        with rations.call("x", SEVERAL) as call:
+        with budgets.call("x", SEVERAL) as call:
             call.effort.spend(steps)
             if steps > FREE:
                 with lock:
@@ -138,7 +140,7 @@ def test_long_calls_go_one_at_a_time_and_short_ones_do_not_wait_for_them(rations
                     running -= 1
             done.append(steps)
 
-    with asked(rations, "y") as call:
+    with asked(budgets, "y") as call:
         call.effort.spend(2 * FREE)  # has the turn
         long = [threading.Thread(target=work, args=(2 * FREE,)) for _ in range(4)]
         for thread in long:
@@ -150,20 +152,20 @@ def test_long_calls_go_one_at_a_time_and_short_ones_do_not_wait_for_them(rations
     assert (most, len(done)) == (1, 5)
 
 
-def test_more_long_calls_than_may_wait_are_told_to_come_again(rations: Rations) -> None:
+def test_more_long_calls_than_may_wait_are_told_to_come_again(budgets: EffortBudgets) -> None:
     ended: list[str] = []
     gone = threading.Event()
 
     def work() -> None:
         try:
-            with rations.call("x", SEVERAL, gone.is_set) as call:
+            with budgets.call("x", SEVERAL, gone.is_set) as call:
                 call.effort.spend(2 * FREE)
-        except Rationed:
+        except EffortExceeded:
             ended.append("busy")
         except RetryLater:
             ended.append("gone")
 
-    with asked(rations, "y") as call:
+    with asked(budgets, "y") as call:
         call.effort.spend(2 * FREE)
         threads = [threading.Thread(target=work) for _ in range(12)]
         for thread in threads:
@@ -208,19 +210,19 @@ def packed(nodes: int, cards: int = 8) -> ClusterCache:
 
 
 def test_filter_of_a_hard_pod_takes_a_bounded_effort_however_many_nodes_there_are(clock: Clock) -> None:
-    state, rations = packed(40), Rations(clock, lambda _: None)
-    filter_ = Filter(state, SETTINGS, rations=rations)
+    state, budgets = packed(40), EffortBudgets(clock, lambda _: None)
+    filter_ = Filter(state, SETTINGS, budgets=budgets)
     found = filter_.filter(pod("hard", unsolvable()), [f"n{i}" for i in range(40)])
     assert not found.passed
     assert not found.hopeless
     assert sum("not examined" in why for why in found.failed.values()) > 20
     assert all("not proven" in why for why in found.failed.values())
-    assert ALLOWANCE - rations.left("default") < FULL_CALL + SHORT_CALL + MOST_NODE
+    assert ALLOWANCE - budgets.remaining("default") < FULL_CALL + SHORT_CALL + MOST_NODE
 
 
 def test_filter_of_the_same_hard_pod_again_goes_on_with_other_nodes_and_takes_none_again(clock: Clock) -> None:
-    rations = Rations(clock, lambda _: None)
-    filter_, names = Filter(packed(12), SETTINGS, rations=rations), [f"n{i}" for i in range(12)]
+    budgets = EffortBudgets(clock, lambda _: None)
+    filter_, names = Filter(packed(12), SETTINGS, budgets=budgets), [f"n{i}" for i in range(12)]
     unseen = []
     for _ in range(6):
         found = filter_.filter(pod("hard", unsolvable()), names)
@@ -229,13 +231,13 @@ def test_filter_of_the_same_hard_pod_again_goes_on_with_other_nodes_and_takes_no
     assert unseen == sorted(unseen, reverse=True)
     assert unseen[-1] == 0
     filter_.filter(pod("hard", unsolvable()), names)
-    assert rations.left("default") == ALLOWANCE
+    assert budgets.remaining("default") == ALLOWANCE
 
 
 def test_hard_pods_of_one_namespace_leave_the_decisions_about_others_as_they_are(clock: Clock) -> None:
     """16 pods that each took minutes: in all they take what one namespace may take, and then next to nothing."""
-    state, rations = packed(8), Rations(clock, lambda _: None)
-    filter_, names = Filter(state, SETTINGS, rations=rations), [f"n{i}" for i in range(8)]
+    state, budgets = packed(8), EffortBudgets(clock, lambda _: None)
+    filter_, names = Filter(state, SETTINGS, budgets=budgets), [f"n{i}" for i in range(8)]
     ordinary = pod(
         "ordinary",
         GpuRequest("mgpu", (ContainerRequest("a", 1, 100, 900), ContainerRequest("b", 2, 100, 700))),
@@ -244,24 +246,24 @@ def test_hard_pods_of_one_namespace_leave_the_decisions_about_others_as_they_are
     alone = Filter(state, SETTINGS).filter(ordinary, names)
     for i in range(16):
         filter_.filter(pod(f"hard-{i}", unsolvable(seed=i)), names)
-    assert -2 * DEBT - MOST_NODE < rations.left("default") < 0
+    assert -2 * DEBT - MOST_NODE < budgets.remaining("default") < 0
     assert filter_.filter(ordinary, names) == alone
     assert alone.passed == names
-    assert rations.left("other") == ALLOWANCE
+    assert budgets.remaining("other") == ALLOWANCE
 
 
 def test_a_decision_that_is_ended_for_others_is_no_refusal(clock: Clock) -> None:
-    state, rations = packed(1), Rations(clock, lambda _: None)
-    decider = Decider(state, FakeApi(), SETTINGS, rations)  # type: ignore[arg-type]
-    spend(rations, "default", ALLOWANCE + FREE)
-    with pytest.raises(Rationed, match="not proven"):
+    state, budgets = packed(1), EffortBudgets(clock, lambda _: None)
+    decider = Decider(state, FakeApi(), SETTINGS, budgets)  # type: ignore[arg-type]
+    spend(budgets, "default", ALLOWANCE + FREE)
+    with pytest.raises(EffortExceeded, match="not proven"):
         decider.decide(pod("hard", unsolvable()), "n0")
     assert state.reservation("uid-hard") is None
 
 
 def test_a_decision_whose_caller_is_gone_reserves_nothing(clock: Clock) -> None:
-    state, rations = packed(1), Rations(clock, lambda _: None)
-    decider = Decider(state, FakeApi(), SETTINGS, rations)  # type: ignore[arg-type]
+    state, budgets = packed(1), EffortBudgets(clock, lambda _: None)
+    decider = Decider(state, FakeApi(), SETTINGS, budgets)  # type: ignore[arg-type]
     with pytest.raises(RetryLater, match="waits no longer"):
         decider.decide(pod("hard", unsolvable()), "n0", gone=lambda: True)
     assert state.reservation("uid-hard") is None
@@ -273,10 +275,10 @@ def test_what_the_filter_passes_with_little_effort_is_decided_with_as_much_or_mo
     request = GpuRequest(
         "mgpu", tuple(ContainerRequest(f"c{i}", 1, 10 + i, (900 + 37 * i) * MIB) for i in range(30)), 16
     )
-    state, rations = packed(3), Rations(clock, lambda _: None)
-    spend(rations, "default", spent)
-    found = Filter(state, SETTINGS, rations=rations).filter(pod("hard", request), ["n0", "n1", "n2"])
+    state, budgets = packed(3), EffortBudgets(clock, lambda _: None)
+    spend(budgets, "default", spent)
+    found = Filter(state, SETTINGS, budgets=budgets).filter(pod("hard", request), ["n0", "n1", "n2"])
     assert found.passed == ["n0", "n1", "n2"]
-    decision = Decider(state, FakeApi(), SETTINGS, rations).decide(pod("hard", request), "n1")  # type: ignore[arg-type]
+    decision = Decider(state, FakeApi(), SETTINGS, budgets).decide(pod("hard", request), "n1")  # type: ignore[arg-type]
     assert isinstance(decision, Reservation)
     assert not decision.placement.proven
