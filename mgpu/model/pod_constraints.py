@@ -1,7 +1,7 @@
 """Constraints: what a pod of any vocabulary may demand of its cards beside its request, as annotations `mgpu.io/…`.
 
 Admission checks them (`constraint_problems` of `mgpu.dialects`), the placement engine applies them. They count until
-the pod's cards are decided. Annotations, their syntax and the matching of models are API (docs/wishes.md).
+the pod's cards are decided. Annotations, their syntax and the matching of models are API (docs/constraints.md).
 """
 
 import re

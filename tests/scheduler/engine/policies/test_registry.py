@@ -35,6 +35,6 @@ def test_node_scoring_is_between_0_and_10(name: str) -> None:
 @pytest.mark.parametrize("name", SELECTABLE)
 def test_documents_name_the_policy(name: str) -> None:
     assert re.search(rf"^\| `{name}` \|", (DOCS / "policies.md").read_text(), re.MULTILINE)
-    row = re.search(r"^\| `mgpu.io/card-policy` \|.*", (DOCS / "wishes.md").read_text(), re.MULTILINE)
+    row = re.search(r"^\| `mgpu.io/card-policy` \|.*", (DOCS / "constraints.md").read_text(), re.MULTILINE)
     assert row is not None
     assert f"`{name}`" in row[0]
