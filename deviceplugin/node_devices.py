@@ -20,9 +20,10 @@ class NodeDevices:
         self._cards = cards
         self._partitions = partitions
 
-    def known_gpus(self) -> tuple[Card, ...] | None:
-        """Return all GPUs of the node, partitioned ones included; None if they have not been read yet."""
-        return self._cards.cards
+    @property
+    def are_read(self) -> bool:
+        """Whether the GPUs of the node have been read."""
+        return self._cards.cards is not None
 
     def gpus(self) -> tuple[Card, ...]:
         """Return all GPUs of the node, partitioned ones included; none if they have not been read yet."""

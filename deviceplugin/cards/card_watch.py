@@ -34,7 +34,7 @@ class CardWatch:
     def __init__(
         self,
         source: CardSource,
-        changed: Callable[[tuple[Card, ...]], None],
+        changed: Callable[[], None],
         failed: Callable[[str], None],
         first_pause: float = _FIRST_PAUSE,
     ) -> None:
@@ -90,7 +90,7 @@ class CardWatch:
         if cards != self.cards:
             self.cards = cards
             log.info("cards changed", extra={"cards": len(cards), "healthy": sum(card.healthy for card in cards)})
-            self._on_change(cards)
+            self._on_change()
         return True
 
 

@@ -16,9 +16,9 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
+from deviceplugin.advertised_resources import AdvertisedResources
 from deviceplugin.event_loop import Wakeup
 from deviceplugin.handover.takeover import OtherAgents, Predecessor, Successor, listening, request, stand_by
-from deviceplugin.served_resources import ServedResources
 from mgpu.model.errors import BadObject, Problem
 
 log = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ class NodeOwnership:
 
     async def serve(
         self,
-        resources: ServedResources,
+        resources: AdvertisedResources,
         serving: Iterable[Work],
         works: Iterable[Work],
         stop_writers: Callable[[], None],
@@ -239,7 +239,7 @@ class NodeOwnership:
     def _has_agent_standing_by(self) -> bool:
         return self._other_agents is not None and self._other_agents.standing_by() is not None
 
-    async def _take_over(self, predecessor: Predecessor, resources: ServedResources) -> None:
+    async def _take_over(self, predecessor: Predecessor, resources: AdvertisedResources) -> None:
         """Carry out steps 4 to 6 of the takeover, once all resources are registered."""
         deadline = asyncio.get_running_loop().time() + _REGISTERED_SECONDS
         await _until(lambda: all(r.registered for r in resources.required()), deadline)
@@ -257,7 +257,7 @@ class NodeOwnership:
     async def _hand_over(
         self,
         successor: Successor,
-        resources: ServedResources,
+        resources: AdvertisedResources,
         works: Sequence[asyncio.Task[None]],
         stop_writers: Callable[[], None],
     ) -> None:

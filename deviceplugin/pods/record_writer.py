@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from deviceplugin.pods.gpu_pod import GpuPod
+from mgpu import dialects
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.pods import Pod
 
@@ -44,11 +45,14 @@ class _Record:
         return _Record(self.pod, {**self.annotations, **annotations}, self.due, self.pause)
 
 
-class ActivePods(Protocol):
+class Pods(Protocol):
     """What is needed of `NodePods`."""
 
     def is_active(self, uid: str) -> bool:
         """Return whether the pod is on the node and has not ended."""
+
+    def amend(self, known: GpuPod, annotations: Mapping[str, str]) -> None:
+        """Let the pod's record say this before the API server says so."""
 
 
 class RecordWriter:
@@ -57,7 +61,7 @@ class RecordWriter:
     What is not written when it stops is derived and written again by the next agent.
     """
 
-    def __init__(self, api: Api, pods: ActivePods) -> None:
+    def __init__(self, api: Api, pods: Pods) -> None:
         self._api = api
         self._pods = pods
         self._changed = threading.Condition()
@@ -88,6 +92,12 @@ class RecordWriter:
             lane = self._failed if pod.uid in self._failed else self._fresh
             lane[pod.uid] = lane.get(pod.uid, _Record(pod, {})).followed_by(annotations)
             self._changed.notify_all()
+
+    def acknowledge(self, gpu_pod: GpuPod) -> None:
+        """Write the acknowledgement that the pod's dialect has for an allocation record, if it has one."""
+        if gpu_pod.request and (annotations := dialects.acknowledgement(gpu_pod.pod, gpu_pod.request)):
+            self._pods.amend(gpu_pod, annotations)
+            self.write(gpu_pod, annotations)
 
     def _run(self, lane: dict[str, _Record]) -> None:
         while (record := self._next(lane)) is not None:

@@ -1,4 +1,4 @@
-"""The thread that keeps cards current."""
+"""The thread that follows the cards of a node."""
 
 import queue
 import threading
@@ -10,51 +10,51 @@ from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject, Problem, RetryLater
 from tests.builders import card, cards
 
-Step = tuple[Card, ...] | Exception
+Reading = tuple[Card, ...] | Exception
+ONE_UNHEALTHY = (card(0), card(1, healthy=False))
 
 
-class Script:
-    """A source that tells what the test puts in, one step for each read, and hangs between."""
+class FakeSource:
+    """A source that returns or raises one reading after the other, and hangs when there is none."""
 
     driver = ""
 
-    def __init__(self, *steps: Step) -> None:
-        self.steps: queue.Queue[Step | None] = queue.Queue()
+    def __init__(self, *readings: Reading) -> None:
+        self.readings: queue.Queue[Reading] = queue.Queue()
         self.closed = threading.Event()
-        for step in steps:
-            self.steps.put(step)
+        for reading in readings:
+            self.readings.put(reading)
 
     def read(self) -> tuple[Card, ...]:
-        step = self.steps.get()
-        if isinstance(step, Exception):
-            raise step
-        return step or ()
+        reading = self.readings.get()
+        if isinstance(reading, Exception):
+            raise reading
+        return reading
 
-    def wait(self, stop: threading.Event) -> None:
-        pass
+    def wait(self, stop: threading.Event) -> None: ...
 
     def close(self) -> None:
         self.closed.set()
 
 
 @contextmanager
-def watching(script: Script) -> Iterator[tuple[CardWatch, "queue.Queue[tuple[Card, ...]]", "queue.Queue[str]"]]:
-    changes: queue.Queue[tuple[Card, ...]] = queue.Queue()
+def watching(source: FakeSource) -> Iterator[tuple[CardWatch, queue.Queue[Reading], queue.Queue[str]]]:
+    changes: queue.Queue[Reading] = queue.Queue()
     problems: queue.Queue[str] = queue.Queue()
-    watch = CardWatch(script, changes.put, problems.put, first_pause=0.001)
+    watch = CardWatch(source, lambda: changes.put(watch.gpus), problems.put, first_pause=0.001)
     watch.start()
     yield watch, changes, problems
-    script.steps.put(None)
+    source.readings.put(())
     watch.stop()
-    assert script.closed.wait(60)
+    assert source.closed.wait(60)
 
 
 def test_watch_retries_and_keeps_the_last_good_cards() -> None:
-    script = Script(RetryLater("no driver"), RetryLater("no driver"), cards(2))
-    with watching(script) as (watch, changes, problems):
+    source = FakeSource(RetryLater("no driver"), RetryLater("no driver"), cards(2))
+    with watching(source) as (watch, changes, problems):
         assert changes.get(timeout=60) == cards(2)
         assert problems.get(timeout=60) == "no driver"
-        script.steps.put(BadObject([Problem("f", "bad")]))
+        source.readings.put(BadObject([Problem("f", "bad")]))
         assert problems.get(timeout=60) == "f: bad"
         assert watch.cards == cards(2)
         assert watch.problem == "f: bad"
@@ -62,16 +62,15 @@ def test_watch_retries_and_keeps_the_last_good_cards() -> None:
 
 
 def test_only_changes_are_reported() -> None:
-    script = Script(cards(2), cards(2), (card(0), card(1, healthy=False)))
-    with watching(script) as (watch, changes, _):
+    with watching(FakeSource(cards(2), cards(2), ONE_UNHEALTHY)) as (watch, changes, _):
         assert changes.get(timeout=60) == cards(2)
-        assert changes.get(timeout=60) == (card(0), card(1, healthy=False))
-        assert watch.problem == ""
+        assert changes.get(timeout=60) == ONE_UNHEALTHY
+        assert not watch.problem
         assert not watch.stalled
 
 
-def test_vanished_card_stays_as_unhealthy_unless_its_index_is_taken() -> None:
-    assert keep_vanished(cards(2), (card(0),)) == (card(0), card(1, healthy=False))
+def test_missing_card_stays_unhealthy_unless_another_has_its_index() -> None:
+    assert keep_vanished(cards(2), (card(0),)) == ONE_UNHEALTHY
     other = Card(1, "GPU-other", "", 1)
     assert keep_vanished(cards(2), (card(0), other)) == (card(0), other)
     assert keep_vanished((), ()) == ()

@@ -60,9 +60,9 @@ def ids(node: Node, resource: str) -> int:
 
 def test_plan_becomes_a_slice_with_a_container_and_ends_with_it(node: Node) -> None:
     with node.agent() as agent:
-        assert agent._objects.partition_mode() == ""
+        assert agent._state.objects.partition_mode() == ""
         label(node, "mig")
-        until(agent._objects.partition_mode)
+        until(agent._state.objects.partition_mode)
         cut(node, 5, *FULL)
         assert shown(node) == dict.fromkeys(FULL, "")
         assert not agent.unhealthy_reason()

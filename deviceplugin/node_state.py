@@ -1,0 +1,102 @@
+"""What the agent knows about its node: the parts that follow the cards, the pods, the kubelet and the API server.
+
+`deviceplugin.agent` creates one `NodeState` and passes it to `Reconciler` and `AdvertisedResources`. The order of
+construction follows the dependencies, so no part refers to one that is created later. A part publishes its changes
+through `changes`; `Agent` subscribes their readers.
+"""
+
+from functools import partial
+from pathlib import Path
+
+from deviceplugin.allocation.whole_cards import WholeCards
+from deviceplugin.cards import CardSource
+from deviceplugin.cards.card_watch import CardWatch
+from deviceplugin.changes import Change, Changes
+from deviceplugin.delivery.cdi import CdiFiles
+from deviceplugin.event_loop import Wakeup
+from deviceplugin.inventory.node_objects import NodeObjects
+from deviceplugin.inventory.offers import WHOLE_CARDS
+from deviceplugin.kubelet.checkpoint import FILE
+from deviceplugin.kubelet.pod_resources import PodResources, pod_resources_socket
+from deviceplugin.metrics import CardHoldings
+from deviceplugin.node_devices import NodeDevices
+from deviceplugin.node_events import NodeEvents
+from deviceplugin.partitioning.node_partitions import NodePartitions
+from deviceplugin.pods.capacity_check import Grants, handed, holding
+from deviceplugin.pods.container_runtime import ContainerRuntime
+from deviceplugin.pods.node_pods import NodePods
+from deviceplugin.pods.receipts import Receipts
+from deviceplugin.pods.remnants import Remnants
+from deviceplugin.pods.unrecorded_pods import UnrecordedPods
+from mgpu.dialects.record_verification import RecordVerifier
+from mgpu.kube import Api
+from mgpu.kube.events import Recorder
+from mgpu.kube.reflector import Reflector
+from mgpu.settings import Settings
+
+
+class NodeState:
+    """The parts of one agent that follow its node. Each of them says from which threads it may be used.
+
+    Attributes:
+        plugin_folder: the kubelet's device-plugins folder.
+        checkpoint: the file of the kubelet's device manager.
+        pod_watch: the watch of the node's pods; it feeds `pods`.
+        cards_changed: wakes when cards or partitions change.
+        pods_changed: wakes when pods, cards or partitions change.
+    """
+
+    def __init__(
+        self, settings: Settings, objects: NodeObjects, source: CardSource, api: Api, records: RecordVerifier
+    ) -> None:
+        own = settings.deviceplugin
+        self.settings = settings
+        self.objects = objects
+        self.plugin_folder = Path(own.kubelet_dir) / "device-plugins"
+        self.checkpoint = self.plugin_folder / FILE
+        self.cdi_files = CdiFiles(Path(own.cdi_dir))
+        self.changes = Changes()
+        self.cards_changed = Wakeup()
+        self.pods_changed = Wakeup()
+        self.events = NodeEvents(Recorder(api, "mgpu-deviceplugin", own.node), own.node)
+        self.cards = CardWatch(source, partial(self.changes.publish, Change.CARDS), self.events.warn_node)
+        self.partitions = NodePartitions(enabled=settings.dialects.slices.enabled)
+        self.devices = NodeDevices(self.cards, self.partitions)
+        self.pods = NodePods(settings, partial(self.changes.publish, Change.PODS), records)
+        query = {"fieldSelector": f"spec.nodeName={own.node}"}
+        self.pod_watch = Reflector(api, "/api/v1/pods", self.pods.take, self.pods.drop, query)
+        self.pod_resources = PodResources(pod_resources_socket(own))
+        self.runtime = ContainerRuntime(Path(own.cri_socket) if own.cri_socket else None)
+        self.remnants = Remnants(Receipts(Path(own.cdi_dir)), self.pods, self.runtime, self.pods_changed)
+        self.grants = Grants({})
+        self.whole_cards = WholeCards(
+            own.whole_cards,
+            self.plugin_folder,
+            self.pods,
+            self.pod_resources,
+            UnrecordedPods(self.runtime, self.pods, self.cards, self.grants, self.partitions),
+            partial(objects.capacity, WHOLE_CARDS),
+        )
+
+    @property
+    def node(self) -> str:
+        """The node's name."""
+        return self.settings.deviceplugin.node
+
+    def recover_grants(self) -> None:
+        """Read from the CDI files which cards this agent and earlier ones have delivered to containers."""
+        if self.settings.deviceplugin.cdi:
+            self.grants.recover(handed(self.cdi_files.environments()))
+
+    def card_holdings(self) -> CardHoldings:
+        """Return the cards and what pods hold of them. Thread-safe."""
+        devices = self.devices.devices()
+        # From another plugin, or by pods that were deleted and still run.
+        unrecorded = (*self.whole_cards.holdings(), *self.remnants.holdings())
+        unrecorded_uids = {held.uid for held in unrecorded}
+        recorded = [
+            holding(gpu_pod, devices)
+            for gpu_pod in self.pods.all()
+            if gpu_pod.shares is not None and not gpu_pod.pod.ended and gpu_pod.pod.uid not in unrecorded_uids
+        ]
+        return CardHoldings(self.devices.gpus(), devices, (*recorded, *unrecorded))
